@@ -1,0 +1,57 @@
+# Every target makes its own .venv and installs what it needs; the only assumptions are Python 3.11+, a C compiler and make.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+# One torch thread a test worker: two workers on two cores, and sums in the same order everywhere.
+TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 NUMBA_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
+
+.PHONY: help quickstart test test-slow lint bench docs clean
+help:
+	@echo "make quickstart   raw files -> evaluated model -> runs/quickstart/report.html"
+	@echo "make test         all tests but the slow ones; make test-slow runs those"
+	@echo "make lint         ruff and mypy"
+	@echo "make bench NAME=x run benchmarks/x.py with its peers; the last line is JSON"
+	@echo "make docs         write docs/reference and build the site into site/"
+
+# Torch first and pinned: a looser request could replace the build that this machine offers.
+$(VENV)/.train: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(0 if (3, 11) <= sys.version_info < (3, 14) else "ropewalk needs Python 3.11 to 3.13; name one with: make PYTHON=python3.12")'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "installing into $(VENV) (torch first; a minute or two)"
+	@$(PIP) "$$(grep '^torch==' constraints.txt)"
+	@$(PIP) -e '.[train]'
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.train
+	@$(PIP) -e '.[train,dev]'
+	@touch $@
+
+$(VENV)/.docs: $(VENV)/.train
+	@$(PIP) -e '.[train,docs]'
+	@touch $@
+
+quickstart: $(VENV)/.train
+	@$(BIN)/ropewalk quickstart
+
+test: $(VENV)/.dev
+	@$(TEST_ENV) $(BIN)/python -m pytest -n 2 -m "not slow"
+
+test-slow: $(VENV)/.dev
+	@$(TEST_ENV) $(BIN)/python -m pytest -n 2 -m slow
+
+lint: $(VENV)/.dev
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy ropewalk
+
+bench: $(VENV)/.train
+	@test -n "$(NAME)" || { echo "name one: make bench NAME=step (see benchmarks/)"; exit 2; }
+	@$(BIN)/python benchmarks/$(NAME).py $(ARGS)
+
+docs: $(VENV)/.docs
+	@$(BIN)/python -m ropewalk.flow.reference docs/reference
+	@$(BIN)/mkdocs build --quiet --strict
+
+clean:
+	rm -rf $(VENV) site build

@@ -1,0 +1,86 @@
+"""What can go wrong, as one tree.
+
+    RopewalkError            everything we raise on purpose; the command line prints it without a traceback
+    ├── UserError            the request cannot be met as asked: exit 2
+    │   ├── ConfigError      a recipe or an override is wrong; carries every problem found
+    │   ├── DataError        an input, shard or checkpoint is missing, damaged or of another version
+    │   ├── RunConflict      the run directory belongs to another recipe or another process
+    │   └── MissingPackage   an optional dependency is needed; says what to install
+    └── StorageError         the disk is full, read-only or failing: exit 2; what was committed before is intact
+
+Any other exception is a bug and keeps its traceback.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+class RopewalkError(Exception):
+    """The root of the tree above."""
+
+    exit_code = 2
+
+
+class UserError(RopewalkError):
+    """The request cannot be met as asked; the message says what to change."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing wrong in a recipe: where it stands, what it is, what to do."""
+
+    where: str
+    what: str
+    remedy: str = ""
+
+    def __str__(self) -> str:
+        text = f"{self.where}: {self.what}" if self.where else self.what
+        return f"{text}; {self.remedy}" if self.remedy else text
+
+
+class ConfigError(UserError):
+    """A recipe is wrong in one or more places; `problems` holds them all."""
+
+    def __init__(self, problems: Iterable[Problem]) -> None:
+        self.problems = list(problems)
+        super().__init__("\n".join(map(str, self.problems)))
+
+
+class DataError(UserError):
+    """An input, shard, manifest or checkpoint is missing, damaged or of another version."""
+
+
+class RunConflict(UserError):
+    """The run directory belongs to another recipe, or another process is writing it."""
+
+
+class MissingPackage(UserError):
+    """An optional dependency is needed for what was asked."""
+
+    def __init__(self, package: str, purpose: str, extra: str) -> None:
+        super().__init__(f"{purpose} needs the package `{package}`; install it with: pip install 'ropewalk[{extra}]'")
+
+
+class StorageError(RopewalkError):
+    """Storage refused a write or a read; what was committed before is intact."""
+
+
+_STORAGE_REMEDIES = {
+    errno.ENOSPC: "the disk is full; free some space and run the same command again, it continues where it stopped",
+    errno.EDQUOT: "the disk quota is used up; free some space and run the same command again",
+    errno.EROFS: "the file system is read-only; choose another folder with `--runs` or `prepare.folder`",
+    errno.EACCES: "permission denied; choose another folder or change its permissions",
+    errno.EPERM: "permission denied; choose another folder or change its permissions",
+    errno.EIO: "the device reported an input/output error; check the disk, then run the same command again",
+}
+
+
+def storage_error(error: OSError, *, doing: str) -> StorageError | None:
+    """`error` in the user's words when storage is at fault, else None (the caller re-raises)."""
+    remedy = _STORAGE_REMEDIES.get(error.errno or 0)
+    if remedy is None:
+        return None
+    return StorageError(f"{doing}: {error.strerror}: {remedy}")

@@ -1,0 +1,75 @@
+"""How long work takes, told to whoever listens.
+
+Library code reports to a `Progress`; the command line passes one that draws on stderr, a library user passes their own
+or nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Protocol
+
+
+class Progress(Protocol):
+    """Receives what a stage has done. Calls are cheap; the receiver decides how often to draw."""
+
+    def begin(self, task: str, total: float | None, unit: str) -> None:
+        """`task` starts; `total` units are expected, None when unknown."""
+
+    def advance(self, done: float, note: str = "") -> None:
+        """`done` units of the current task are complete (absolute, not a difference)."""
+
+    def end(self, note: str = "") -> None:
+        """The current task is complete; `note` sums it up."""
+
+    def say(self, text: str) -> None:
+        """A line for the reader, apart from any task."""
+
+
+class Silent:
+    """A `Progress` that hears everything and says nothing."""
+
+    def begin(self, task: str, total: float | None, unit: str) -> None: ...
+    def advance(self, done: float, note: str = "") -> None: ...
+    def end(self, note: str = "") -> None: ...
+    def say(self, text: str) -> None: ...
+
+
+class Eta:
+    """Seconds left, from the pace since the start of this process (work done before it does not count)."""
+
+    def __init__(self, total: float | None) -> None:
+        self._total = total
+        self._start = time.monotonic()
+        self._first: float | None = None
+
+    def seconds(self, done: float) -> float | None:
+        """None until there is a pace to extrapolate."""
+        elapsed = time.monotonic() - self._start
+        if self._first is None:
+            self._first = done
+        gained = done - self._first
+        if self._total is None or gained <= 0 or elapsed < 0.5:
+            return None
+        return max(0.0, (self._total - done) * elapsed / gained)
+
+
+def duration(seconds: float) -> str:
+    """`seconds` for people: 0.4 s, 12 s, 3 min 05 s, 2 h 10 min."""
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
+def amount(value: float, unit: str = "") -> str:
+    """`value` with a decimal prefix: 950, 12.3 k, 4.56 M."""
+    for factor, prefix in ((1e12, " T"), (1e9, " G"), (1e6, " M"), (1e3, " k")):
+        if abs(value) >= factor:
+            return f"{value / factor:.3g}{prefix}{unit}"
+    text = f"{value:.0f}" if float(value).is_integer() else f"{value:.3g}"
+    return f"{text} {unit}".rstrip()

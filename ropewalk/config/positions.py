@@ -1,0 +1,88 @@
+"""The line on which each key of a TOML text stands.
+
+`tomllib` gives values without positions. Every TOML statement (`key = value`, `[table]`, `[[array of tables]]`) is itself
+a valid TOML text, so the text is cut into statements by adding lines until `tomllib` accepts them: no second parser that
+could disagree with the first.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator
+from typing import Any
+
+Path = tuple[str | int, ...]
+
+
+def key_lines(text: str) -> dict[Path, int]:
+    """Line numbers (from 1) by key path, tables included; list items of `[[x]]` are numbered: ("x", 0, "key").
+
+    `text` must be valid TOML. Keys inside one multi-line value carry the line where the value starts.
+    """
+    lines: dict[Path, int] = {}
+    table: Path = ()
+    counts: dict[Path, int] = {}
+    for number, statement, value in _statements(text):
+        if statement.startswith("["):
+            path = _only_path(value)
+            table = _resolve(path, counts)
+            if statement.startswith("[["):
+                counts[table] = counts.get(table, -1) + 1
+                table = (*table, counts[table])
+            for depth in range(1, len(table) + 1):
+                lines.setdefault(table[:depth], number)
+        else:
+            for path in _paths(value):
+                lines.setdefault((*table, *path), number)
+    return lines
+
+
+def _statements(text: str) -> Iterator[tuple[int, str, dict[str, Any]]]:
+    pending: list[str] = []
+    start = 0
+    for number, line in enumerate(text.splitlines(), 1):
+        if not pending and (not line.strip() or line.lstrip().startswith("#")):
+            continue
+        start = start or number
+        pending.append(line)
+        try:
+            value = tomllib.loads("\n".join(pending))
+        except tomllib.TOMLDecodeError:
+            continue
+        yield start, pending[0].lstrip(), value
+        pending, start = [], 0
+
+
+def _only_path(value: Any) -> Path:
+    """The path spelled by a table header: its parse is a chain of single keys."""
+    path: Path = ()
+    while isinstance(value, (dict, list)) and value:
+        if isinstance(value, list):
+            value = value[0]
+            continue
+        key, value = next(iter(value.items()))
+        path = (*path, key)
+    return path
+
+
+def _resolve(path: Path, counts: dict[Path, int]) -> Path:
+    """`path` with the index of the newest item after every array of tables but the last key."""
+    resolved: Path = ()
+    for depth, key in enumerate(path):
+        resolved = (*resolved, key)
+        if depth < len(path) - 1 and resolved in counts:
+            resolved = (*resolved, counts[resolved])
+    return resolved
+
+
+def _paths(value: Any, path: Path = ()) -> Iterator[Path]:
+    if path:
+        yield path
+    items: Any = ()
+    if isinstance(value, dict):
+        items = value.items()
+    elif isinstance(value, list):
+        items = enumerate(value)
+    for key, child in items:
+        if isinstance(value, dict) or isinstance(child, dict):
+            yield from _paths(child, (*path, key))

@@ -1,0 +1,281 @@
+"""TOML text and `section.key=value` overrides -> a checked dataclass that remembers where each value came from.
+
+All problems are found before any is reported: syntax, unknown keys, types, ranges, missing keys, and whatever the
+dataclasses' own `check` methods say about relations between settings.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, Literal, Protocol, TypeVar, get_args, get_origin, runtime_checkable
+
+from ropewalk.base.errors import ConfigError, Problem
+
+from .positions import Path as KeyPath
+from .positions import key_lines
+from .schema import Field, describe, fields_of, item_of, options_of, section_of
+
+T = TypeVar("T")
+
+DEFAULT = "default"
+COMMAND_LINE = "command line"
+
+
+@runtime_checkable
+class Checked(Protocol):
+    """A config dataclass that knows relations between its own settings."""
+
+    def check(self) -> Iterable[tuple[str, str]]:
+        """Yields (key below this table, what is wrong and what to do) for every contradiction."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved(Generic[T]):
+    """A config and the origin of each value that is not a default, by dotted key: "tiny.toml:14", "command line"."""
+
+    value: T
+    origins: Mapping[str, str]
+
+    def origin(self, key: str) -> str:
+        """Where the value of the dotted `key` came from."""
+        return self.origins.get(key, DEFAULT)
+
+
+def read(cls: type[T], path: Path | None = None, overrides: Sequence[str] = ()) -> Resolved[T]:
+    """The config in the file `path` (or the defaults) changed by `overrides`; raises ConfigError with every problem."""
+    if path is None:
+        return parse(cls, "", "", overrides)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        near = difflib.get_close_matches(path.name, [p.name for p in path.parent.glob("*.toml")], n=1)
+        remedy = f"did you mean `{path.with_name(near[0])}`?" if near else "`ropewalk new` writes one"
+        raise ConfigError([Problem(str(path), "no such recipe", remedy)]) from None
+    except UnicodeDecodeError as error:
+        raise ConfigError([Problem(str(path), f"not UTF-8 text: {error}", "save it as UTF-8")]) from None
+    except OSError as error:
+        raise ConfigError([Problem(str(path), f"cannot be read: {error.strerror}", "name a .toml file")]) from None
+    return parse(cls, text, str(path), overrides)
+
+
+def parse(cls: type[T], text: str, name: str, overrides: Sequence[str] = ()) -> Resolved[T]:
+    """As `read`, from a text; `name` stands for the file in messages and origins."""
+    try:
+        tree = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        line = _error_line(error, text)
+        reason = str(error).split(" (at ")[0]
+        shown = text.splitlines()[line - 1].strip() if text else ""
+        raise ConfigError([Problem(f"{name}:{line}", f"not valid TOML: {reason}", f"the line reads `{shown}`")]) from None
+    lines = key_lines(text)
+    origins = {path: f"{name}:{line}" for path, line in lines.items()}
+    problems: list[Problem] = []
+    for override in overrides:
+        _override(cls, tree, override, origins, problems)
+    reader = _Reader(name, origins, problems)
+    value = reader.section(cls, tree, ())
+    if problems:
+        raise ConfigError(problems)
+    assert value is not None
+    flat = {".".join(map(str, path)): where for path, where in reader.used.items()}
+    return Resolved(value, flat)
+
+
+def parse_tree(cls: type[T], tree: Mapping[str, Any], name: str) -> T:
+    """A config from plain values, as `tomllib` gives them; `name` stands for the place in messages."""
+    problems: list[Problem] = []
+    value = _Reader(name, {}, problems).section(cls, dict(tree), ())
+    if problems or value is None:
+        raise ConfigError(problems)
+    return value
+
+
+class _Reader:
+    """Walks dataclass and tree together, collecting problems and the origins of the leaves it used."""
+
+    def __init__(self, name: str, origins: Mapping[KeyPath, str], problems: list[Problem]) -> None:
+        self._name = name
+        self._origins = origins
+        self._problems = problems
+        self._broken = 0
+        self.used: dict[KeyPath, str] = {}
+
+    def section(self, cls: type[T], tree: Any, path: KeyPath) -> T | None:
+        if not isinstance(tree, dict):
+            self._break(path, f"`{_dotted(path)}` must be a table, not {_show(tree)}", f"write [{_dotted(path)}]")
+            return None
+        fields = {field.name: field for field in fields_of(cls)}
+        for key in tree:
+            if key not in fields:
+                self._report((*path, key), f"unknown key `{_dotted((*path, key))}`", _suggest(key, fields))
+        # From here on a problem means a value is lacking; an unknown key alone does not hide the contradictions.
+        before = self._broken
+        values = {}
+        for name, field in fields.items():
+            if name in tree:
+                values[name] = self._value(field, field.kind, tree[name], (*path, name))
+            elif field.required:
+                what = f"`{_dotted((*path, name))}` is missing"
+                self._break(path, what, f"add `{name} = ...` ({describe(field.kind)}): {field.doc}")
+            else:
+                section = section_of(field.kind)
+                if section and field.default is not None:
+                    values[name] = self.section(section, {}, (*path, name))
+        if self._broken > before:
+            return None
+        value = cls(**values)
+        if isinstance(value, Checked):
+            for key, what in value.check():
+                full = (*path, *(int(part) if part.isdigit() else part for part in key.split(".")))
+                self._problems.append(Problem(self._where(full), f"`{_dotted(full)}`: {what}"))
+        return value
+
+    def _value(self, field: Field, kind: Any, value: Any, path: KeyPath) -> Any:
+        section = section_of(kind)
+        if section:
+            return self.section(section, value, path)
+        item = item_of(kind)
+        if item is not None:
+            if not isinstance(value, list):
+                self._break(path, f"`{_dotted(path)}` must be a list, not {_show(value)}", f"write [{_show(value)}]")
+                return None
+            if section_of(item) is None:
+                self._note(path)
+            return tuple(self._value(field, item, child, (*path, i)) for i, child in enumerate(value))
+        self._note(path)
+        for choice in options_of(kind):
+            accepted, result = _accept(choice, value)
+            if accepted:
+                if field.range and isinstance(result, (int, float)) and not field.range.admits(result):
+                    self._break(path, f"`{_dotted(path)}` is {_show(value)}", f"it must be {field.range}")
+                return result
+        self._break(path, f"`{_dotted(path)}` is {_show(value)}", _expected(kind, value))
+        return None
+
+    def _note(self, path: KeyPath) -> None:
+        where = self._origins.get(path)
+        if where:
+            self.used[path] = where
+
+    def _break(self, path: KeyPath, what: str, remedy: str) -> None:
+        self._broken += 1
+        self._report(path, what, remedy)
+
+    def _report(self, path: KeyPath, what: str, remedy: str) -> None:
+        self._problems.append(Problem(self._where(path), what, remedy))
+
+    def _where(self, path: KeyPath) -> str:
+        for depth in range(len(path), 0, -1):
+            if path[:depth] in self._origins:
+                return self._origins[path[:depth]]
+        return self._name
+
+
+def _accept(kind: Any, value: Any) -> tuple[bool, Any]:
+    """Whether a TOML value is a `kind`, and the value to store. Integers serve as numbers, nothing else converts."""
+    if get_origin(kind) is Literal:
+        return value in get_args(kind) and type(value) in {type(arg) for arg in get_args(kind)}, value
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        return True, float(value)
+    return type(value) is kind, value
+
+
+def _expected(kind: Any, value: Any) -> str:
+    if isinstance(value, str):
+        choices = [arg for option in options_of(kind) if get_origin(option) is Literal for arg in get_args(option)]
+        near = difflib.get_close_matches(value, [c for c in choices if isinstance(c, str)], n=1)
+        if near:
+            return f'did you mean "{near[0]}"?'
+    return f"expected {describe(kind)}"
+
+
+def _suggest(key: str, fields: Mapping[str, Field]) -> str:
+    near = difflib.get_close_matches(key, fields, n=1, cutoff=0.5)
+    return f"did you mean `{near[0]}`?" if near else f"known here: {', '.join(fields)}"
+
+
+def _override(
+    cls: type, tree: dict[str, Any], text: str, origins: dict[KeyPath, str], problems: list[Problem]
+) -> None:
+    """Puts one `a.b=c` into `tree`. A bare word is text where the field is text, otherwise TOML decides."""
+    key, equals, raw = text.partition("=")
+    path: KeyPath = tuple(int(part) if part.isdigit() else part for part in key.strip().split("."))
+    if not equals or not all(part != "" for part in path):
+        problems.append(Problem(COMMAND_LINE, f"`{text}` is not an override", "write section.key=value"))
+        return
+    node: Any = tree
+    for part, following in zip(path, path[1:], strict=False):
+        if isinstance(node, dict) and isinstance(part, str):
+            node = node.setdefault(part, [] if isinstance(following, int) else {})
+        elif isinstance(node, list) and isinstance(part, int) and part < len(node):
+            node = node[part]
+        else:
+            problems.append(Problem(COMMAND_LINE, f"`{key}` leads nowhere", f"`{part}` is not in the recipe"))
+            return
+    value = _override_value(cls, path, raw.strip())
+    if isinstance(node, dict) and isinstance(path[-1], str):
+        node[path[-1]] = value
+        origins[path] = f"{COMMAND_LINE}: {text}"
+    else:
+        problems.append(Problem(COMMAND_LINE, f"`{key}` cannot be set", "override a key of a table"))
+
+
+def _override_value(cls: type, path: KeyPath, raw: str) -> Any:
+    kind = _kind_at(cls, path)
+    if kind is str and not raw.startswith(('"', "'")):
+        return raw
+    try:
+        return tomllib.loads(f"value = {raw}")["value"]
+    except tomllib.TOMLDecodeError:
+        return raw
+
+
+def _kind_at(cls: Any, path: KeyPath) -> Any:
+    kind: Any = cls
+    for part in path:
+        if isinstance(part, int):
+            kind = item_of(kind)
+            continue
+        section = section_of(kind)
+        field = next((f for f in fields_of(section) if f.name == part), None) if section else None
+        if field is None:
+            return None
+        kind = field.kind
+    options = options_of(kind)
+    return options[0] if len(options) == 1 else kind
+
+
+def flatten(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Every leaf of a config by dotted key; the items of a list of tables are numbered."""
+    for field in dataclasses.fields(value):
+        child = getattr(value, field.name)
+        key = f"{prefix}{field.name}"
+        if dataclasses.is_dataclass(child):
+            yield from flatten(child, f"{key}.")
+        elif isinstance(child, tuple) and child and dataclasses.is_dataclass(child[0]):
+            for index, item in enumerate(child):
+                yield from flatten(item, f"{key}.{index}.")
+        else:
+            yield key, child
+
+
+def _error_line(error: tomllib.TOMLDecodeError, text: str) -> int:
+    words = str(error)
+    if "(at line " in words:
+        return int(words.split("(at line ")[1].split(",")[0])
+    return max(1, len(text.splitlines()))
+
+
+def _dotted(path: KeyPath) -> str:
+    return ".".join(map(str, path))
+
+
+def _show(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f'"{value}"' if isinstance(value, str) else str(value)

@@ -1,0 +1,154 @@
+"""What a frozen dataclass says about itself: types, ranges, defaults, documentation, and what may change in a run.
+
+    @dataclass(frozen=True, kw_only=True, slots=True)
+    class Schedule:
+        peak_lr: Annotated[float, Range(above=0), CONTINUES] = 3e-4
+        \"""Learning rate after warm-up.\"""
+
+The string under a field is its only documentation; `--help`, the reference and the report print it.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import functools
+import inspect
+import types
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """The values a number may take; for a list, each of its items."""
+
+    least: float | None = None
+    above: float | None = None
+    most: float | None = None
+    below: float | None = None
+
+    def admits(self, value: float) -> bool:
+        """Whether `value` lies inside."""
+        return (
+            (self.least is None or value >= self.least)
+            and (self.above is None or value > self.above)
+            and (self.most is None or value <= self.most)
+            and (self.below is None or value < self.below)
+        )
+
+    def __str__(self) -> str:
+        words = {"at least": self.least, "above": self.above, "at most": self.most, "below": self.below}
+        return " and ".join(f"{word} {value:g}" for word, value in words.items() if value is not None)
+
+
+class Continues:
+    """Marks a field that may change when a run continues (recorded as an event); any other change is a new run."""
+
+
+CONTINUES = Continues()
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One field of a config dataclass."""
+
+    name: str
+    kind: Any
+    """The type without `Annotated`."""
+    default: Any
+    """`dataclasses.MISSING` when the field is required."""
+    doc: str
+    range: Range | None
+    continues: bool
+
+    @property
+    def required(self) -> bool:
+        return self.default is dataclasses.MISSING
+
+
+@functools.cache
+def fields_of(cls: type) -> tuple[Field, ...]:
+    """The fields of `cls` in order."""
+    hints = get_type_hints(cls, include_extras=True)
+    docs = _attribute_docs(cls)
+    found = []
+    for field in dataclasses.fields(cls):
+        kind, marks = _unwrap(hints[field.name])
+        default = field.default
+        if field.default_factory is not dataclasses.MISSING:
+            default = field.default_factory()
+        found.append(
+            Field(
+                name=field.name,
+                kind=kind,
+                default=default,
+                doc=docs.get(field.name, ""),
+                range=next((mark for mark in marks if isinstance(mark, Range)), None),
+                continues=any(isinstance(mark, Continues) for mark in marks),
+            )
+        )
+    return tuple(found)
+
+
+def section_of(kind: Any) -> type | None:
+    """The dataclass behind `kind` when it is one or an optional one."""
+    for choice in options_of(kind):
+        if isinstance(choice, type) and dataclasses.is_dataclass(choice):
+            return choice
+    return None
+
+
+def item_of(kind: Any) -> Any:
+    """The item type of `tuple[X, ...]`, None for anything else."""
+    if get_origin(kind) is tuple:
+        return _unwrap(get_args(kind)[0])[0]
+    return None
+
+
+def options_of(kind: Any) -> tuple[Any, ...]:
+    """The members of a union without None; a single type is a union of one."""
+    if get_origin(kind) in (Union, types.UnionType):
+        return tuple(_unwrap(arg)[0] for arg in get_args(kind) if arg is not type(None))
+    return (kind,)
+
+
+def describe(kind: Any) -> str:
+    """The type in the words of a recipe's author."""
+    names = {int: "integer", float: "number", str: "text", bool: "true or false"}
+    words = []
+    for choice in options_of(kind):
+        if get_origin(choice) is Literal:
+            words.append(" | ".join(f'"{arg}"' if isinstance(arg, str) else str(arg) for arg in get_args(choice)))
+        elif item_of(choice) is not None:
+            words.append(f"list of {describe(item_of(choice))}")
+        elif section_of(choice):
+            words.append("table")
+        else:
+            words.append(names.get(choice, getattr(choice, "__name__", str(choice))))
+    return " | ".join(words)
+
+
+def _unwrap(hint: Any) -> tuple[Any, tuple[Any, ...]]:
+    if get_origin(hint) is Annotated:
+        kind, *marks = get_args(hint)
+        return kind, tuple(marks)
+    return hint, ()
+
+
+def _attribute_docs(cls: type) -> dict[str, str]:
+    """The string literal under each annotated attribute, read from the source."""
+    tree = ast.parse(inspect.cleandoc("\n" + inspect.getsource(cls)))
+    body = tree.body[0]
+    assert isinstance(body, ast.ClassDef)
+    docs = {}
+    for statement, follower in zip(body.body, body.body[1:], strict=False):
+        if (
+            isinstance(statement, ast.AnnAssign)
+            and isinstance(statement.target, ast.Name)
+            and isinstance(follower, ast.Expr)
+            and isinstance(follower.value, ast.Constant)
+            and isinstance(follower.value.value, str)
+        ):
+            docs[statement.target.id] = " ".join(follower.value.value.split())
+    return docs

@@ -6,7 +6,7 @@
     │   ├── DataError        an input, shard or checkpoint is missing, damaged or of another version
     │   ├── RunConflict      the run directory belongs to another recipe or another process
     │   └── MissingPackage   an optional dependency is needed; says what to install
-    └── StorageError         the disk is full, read-only or failing: exit 2; what was committed before is intact
+    └── StorageError         the disk is full, read-only or failing: exit 2; what was committed is intact
 
 Any other exception is a bug and keeps its traceback.
 """
@@ -61,7 +61,8 @@ class MissingPackage(UserError):
     """An optional dependency is needed for what was asked."""
 
     def __init__(self, package: str, purpose: str, extra: str) -> None:
-        super().__init__(f"{purpose} needs the package `{package}`; install it with: pip install 'ropewalk[{extra}]'")
+        install = f"pip install 'ropewalk[{extra}]'"
+        super().__init__(f"{purpose} needs the package `{package}`; install it with: {install}")
 
 
 class StorageError(RopewalkError):
@@ -69,11 +70,14 @@ class StorageError(RopewalkError):
 
 
 _STORAGE_REMEDIES = {
-    errno.ENOSPC: "the disk is full; free some space and run the same command again, it continues where it stopped",
+    errno.ENOSPC: "the disk is full; free some space and run the same command again, it continues",
     errno.EDQUOT: "the disk quota is used up; free some space and run the same command again",
+    errno.EFBIG: "the file is larger than this account may write; raise `ulimit -f` and run it again",
     errno.EROFS: "the file system is read-only; choose another folder with `--runs` or `prepare.folder`",
     errno.EACCES: "permission denied; choose another folder or change its permissions",
     errno.EPERM: "permission denied; choose another folder or change its permissions",
+    errno.EEXIST: "a file stands where a folder is needed; remove it or choose another folder",
+    errno.ENOTDIR: "a file stands where a folder is needed; remove it or choose another folder",
     errno.EIO: "the device reported an input/output error; check the disk, then run the same command again",
 }
 
@@ -83,4 +87,6 @@ def storage_error(error: OSError, *, doing: str) -> StorageError | None:
     remedy = _STORAGE_REMEDIES.get(error.errno or 0)
     if remedy is None:
         return None
-    return StorageError(f"{doing}: {error.strerror}: {remedy}")
+    # A block that writes one file may fail on another, such as the input it reads: name the one at fault.
+    culprit = f"{error.filename}: " if error.filename and str(error.filename) not in doing else ""
+    return StorageError(f"{doing}: {culprit}{error.strerror}: {remedy}")

@@ -1,8 +1,8 @@
 """Files that exist whole or not at all.
 
-Everything ropewalk keeps is written beside its final name, fsynced, renamed, and the folder fsynced. Each commit passes
-four labelled points, announced with `sys.audit("ropewalk.point", label)`: a test installs an audit hook and kills the
-process at any of them. Without a hook an announcement costs about 50 ns.
+Everything ropewalk keeps is written beside its final name, fsynced, renamed, and the folder fsynced. Each
+commit passes labelled points, announced with `sys.audit("ropewalk.point", label)`: a test installs an audit
+hook and kills the process at any of them. Without a hook an announcement costs about 50 ns.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ def point(label: str) -> None:
 
 @contextlib.contextmanager
 def committed_file(path: Path, mode: str = "wb") -> Iterator[IO[Any]]:
-    """An open file that replaces `path` when the block ends without an exception, durable and in one instant."""
+    """An open file that replaces `path` when the block ends without an exception, durable, in one instant."""
     partial = path.with_name(path.name + PARTIAL)
-    with _storage(f"writing {path}"):
-        path.parent.mkdir(parents=True, exist_ok=True)
+    with storage(f"writing {path}"):
+        _make_folder(path.parent)
         point(f"file.begin:{path.name}")
         try:
             with open(partial, mode, encoding=None if "b" in mode else "utf-8") as file:
@@ -52,15 +52,17 @@ def committed_file(path: Path, mode: str = "wb") -> Iterator[IO[Any]]:
 
 @contextlib.contextmanager
 def committed_folder(path: Path) -> Iterator[Path]:
-    """A fresh folder to fill, which becomes `path` when the block ends; files inside must be synced by their writers.
+    """A fresh folder to fill, which becomes `path` when the block ends; whoever writes its files syncs them.
 
-    An existing `path` is replaced. The instant between the two renames leaves no `path`, only `path.partial`; use names
-    that are never reused (a step, a hash) where that matters.
+    An existing `path` is replaced by two renames: never half of it is seen, but in the instant between them
+    there is no `path`. Use names that are never reused (a step, a hash) where that matters.
     """
     partial = path.with_name(path.name + PARTIAL)
-    with _storage(f"writing {path}"):
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
+    replaced = path.with_name(path.name + ".old" + PARTIAL)
+    with storage(f"writing {path}"):
+        _remove(partial)
+        _remove(replaced)
+        _make_folder(partial)
         point(f"folder.begin:{path.name}")
         try:
             yield partial
@@ -70,9 +72,10 @@ def committed_folder(path: Path) -> Iterator[Path]:
         sync_folder(partial)
         point(f"folder.synced:{path.name}")
         if path.exists():
-            shutil.rmtree(path)
+            os.replace(path, replaced)
         os.replace(partial, path)
         sync_folder(path.parent)
+        _remove(replaced)
         point(f"folder.committed:{path.name}")
 
 
@@ -86,7 +89,8 @@ def write_json(path: Path, value: Any) -> None:
 def read_json(path: Path, *, what: str) -> Any:
     """The JSON in `path`; `what` names the file in the error when it is missing or damaged."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        with storage(f"reading {path}"):
+            return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise DataError(f"{path}: no such {what}") from None
     except ValueError as error:
@@ -101,9 +105,9 @@ def upgraded(
     current: int,
     upgrades: dict[int, Callable[[dict[str, Any]], dict[str, Any]]],
 ) -> dict[str, Any]:
-    """`value` brought to format `current` by one function per version; refuses what a newer ropewalk wrote."""
-    version = value.get("format")
-    if not isinstance(version, int) or version < 1:
+    """`value` brought to format `current`, one function a version; refuses what a newer ropewalk wrote."""
+    version = value.get("format") if isinstance(value, dict) else None
+    if type(version) is not int or version < 1:
         raise DataError(f"{path}: not a ropewalk {what}: `format` is {version!r}")
     if version > current:
         raise DataError(
@@ -117,7 +121,7 @@ def upgraded(
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Holds `folder` for this process; a second process gets RunConflict. The kernel frees it if we die."""
-    with _storage(f"creating {folder}"):
+    with storage(f"creating {folder}"):
         folder.mkdir(parents=True, exist_ok=True)
         file = open(folder / ".lock", "a+")  # noqa: SIM115 - held for the whole block, closed below
     try:
@@ -125,13 +129,14 @@ def locked(folder: Path) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             file.seek(0)
+            owner = file.read().strip() or "?"
             raise RunConflict(
-                f"{folder}: process {file.read().strip() or '?'} is writing here; wait for it or stop it first"
+                f"{folder}: process {owner} is writing here; wait for it or stop it first"
             ) from None
-        file.seek(0)
-        file.truncate()
-        file.write(str(os.getpid()))
-        file.flush()
+        with storage(f"writing {folder / '.lock'}"):
+            file.truncate(0)
+            file.write(str(os.getpid()))
+            file.flush()
         yield
     finally:
         file.close()
@@ -147,7 +152,8 @@ def sync_folder(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def _storage(doing: str) -> Iterator[None]:
+def storage(doing: str) -> Iterator[None]:
+    """Errors of the disk raised in the block become StorageError; `doing` says what was tried and where."""
     try:
         yield
     except OSError as error:
@@ -155,3 +161,18 @@ def _storage(doing: str) -> Iterator[None]:
         if translated is None:
             raise
         raise translated from error
+
+
+def _make_folder(folder: Path) -> None:
+    """Makes `folder` and its parents, each name durable: a synced file in a lost folder is a lost file."""
+    if not folder.is_dir():
+        _make_folder(folder.parent)
+        folder.mkdir(exist_ok=True)
+        sync_folder(folder.parent)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)

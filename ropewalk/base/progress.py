@@ -1,13 +1,15 @@
 """How long work takes, told to whoever listens.
 
-Library code reports to a `Progress`; the command line passes one that draws on stderr, a library user passes their own
-or nothing.
+Library code reports to a `Progress`; the command line passes one that draws on stderr, a library user passes
+their own or nothing.
 """
 
 from __future__ import annotations
 
 import time
 from typing import Protocol
+
+_PREFIXES = ((1e21, "Z"), (1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
 class Progress(Protocol):
@@ -56,7 +58,7 @@ class Eta:
 
 def duration(seconds: float) -> str:
     """`seconds` for people: 0.4 s, 12 s, 3 min 05 s, 2 h 10 min."""
-    if seconds < 10:
+    if round(seconds, 1) < 10:
         return f"{seconds:.1f} s"
     whole = round(seconds)
     if whole < 60:
@@ -67,9 +69,10 @@ def duration(seconds: float) -> str:
 
 
 def amount(value: float, unit: str = "") -> str:
-    """`value` with a decimal prefix: 950, 12.3 k, 4.56 M."""
-    for factor, prefix in ((1e12, " T"), (1e9, " G"), (1e6, " M"), (1e3, " k")):
-        if abs(value) >= factor:
-            return f"{value / factor:.3g}{prefix}{unit}"
+    """`value` with a decimal prefix, three digits: 950, 12.3 k, 4.56 M."""
+    rounded = float(f"{value:.3g}")  # before the prefix is chosen: 999 999 is 1 M, not 1e+03 k
+    for factor, prefix in _PREFIXES:
+        if abs(rounded) >= factor:
+            return f"{rounded / factor:.3g} {prefix}{unit}"
     text = f"{value:.0f}" if float(value).is_integer() else f"{value:.3g}"
     return f"{text} {unit}".rstrip()

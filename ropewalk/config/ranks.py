@@ -1,4 +1,4 @@
-"""Which process of how many this is, from the environment that torchrun, Slurm or Open MPI sets."""
+"""Which process of how many this is, from the environment that torchrun, Open MPI or Slurm sets."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from ropewalk.base.errors import ConfigError, Problem
+
+# The innermost launcher first: torchrun and mpirun started inside a Slurm job inherit Slurm's variables.
 _NAMES = (
     ("RANK", "WORLD_SIZE", "LOCAL_RANK"),
-    ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"),
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
+    ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"),
 )
 
 
@@ -23,8 +26,15 @@ class Ranks:
 
 
 def ranks(environment: Mapping[str, str] = os.environ) -> Ranks:
-    """The first of torchrun, Slurm and Open MPI whose variables are all set; else one process."""
+    """The first of torchrun, Open MPI and Slurm whose variables are all set; else one process."""
     for names in _NAMES:
         if all(name in environment for name in names):
-            return Ranks(*(int(environment[name]) for name in names))
+            return Ranks(*(_number(name, environment[name]) for name in names))
     return Ranks()
+
+
+def _number(name: str, text: str) -> int:
+    if not text.isdecimal():
+        problem = Problem("environment", f'{name} is "{text}"', "launchers set it to a number; unset it")
+        raise ConfigError([problem])
+    return int(text)

@@ -1,6 +1,6 @@
-"""TOML text and `section.key=value` overrides -> a checked dataclass that remembers where each value came from.
+"""TOML text and `section.key=value` overrides -> a checked dataclass that remembers where values came from.
 
-All problems are found before any is reported: syntax, unknown keys, types, ranges, missing keys, and whatever the
+All problems are found before any is reported: unknown keys, types, ranges, missing keys, and whatever the
 dataclasses' own `check` methods say about relations between settings.
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import json
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from typing import Any, Generic, Literal, Protocol, TypeVar, get_args, get_origi
 from ropewalk.base.errors import ConfigError, Problem
 
 from .positions import Path as KeyPath
-from .positions import key_lines
+from .positions import key_lines, lines_of, paths_in
 from .schema import Field, describe, fields_of, item_of, options_of, section_of
 
 T = TypeVar("T")
@@ -36,7 +37,7 @@ class Checked(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Resolved(Generic[T]):
-    """A config and the origin of each value that is not a default, by dotted key: "tiny.toml:14", "command line"."""
+    """A config and the origin of each value that is not a default, by dotted key: "tiny.toml:14"."""
 
     value: T
     origins: Mapping[str, str]
@@ -47,11 +48,11 @@ class Resolved(Generic[T]):
 
 
 def read(cls: type[T], path: Path | None = None, overrides: Sequence[str] = ()) -> Resolved[T]:
-    """The config in the file `path` (or the defaults) changed by `overrides`; raises ConfigError with every problem."""
+    """The config in `path` (or the defaults) changed by `overrides`; ConfigError carries every problem."""
     if path is None:
         return parse(cls, "", "", overrides)
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")  # editors on Windows put a mark before the first line
     except FileNotFoundError:
         near = difflib.get_close_matches(path.name, [p.name for p in path.parent.glob("*.toml")], n=1)
         remedy = f"did you mean `{path.with_name(near[0])}`?" if near else "`ropewalk new` writes one"
@@ -59,7 +60,8 @@ def read(cls: type[T], path: Path | None = None, overrides: Sequence[str] = ()) 
     except UnicodeDecodeError as error:
         raise ConfigError([Problem(str(path), f"not UTF-8 text: {error}", "save it as UTF-8")]) from None
     except OSError as error:
-        raise ConfigError([Problem(str(path), f"cannot be read: {error.strerror}", "name a .toml file")]) from None
+        what = f"cannot be read: {error.strerror}"
+        raise ConfigError([Problem(str(path), what, "name a .toml file")]) from None
     return parse(cls, text, str(path), overrides)
 
 
@@ -67,11 +69,12 @@ def parse(cls: type[T], text: str, name: str, overrides: Sequence[str] = ()) -> 
     """As `read`, from a text; `name` stands for the file in messages and origins."""
     try:
         tree = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:  # a number of 5,000 digits is no TOMLDecodeError
         line = _error_line(error, text)
         reason = str(error).split(" (at ")[0]
-        shown = text.splitlines()[line - 1].strip() if text else ""
-        raise ConfigError([Problem(f"{name}:{line}", f"not valid TOML: {reason}", f"the line reads `{shown}`")]) from None
+        shown = lines_of(text)[line - 1].strip()
+        problem = Problem(f"{name}:{line}", f"not valid TOML: {reason}", f"the line reads `{shown}`")
+        raise ConfigError([problem]) from None
     lines = key_lines(text)
     origins = {path: f"{name}:{line}" for path, line in lines.items()}
     problems: list[Problem] = []
@@ -105,33 +108,37 @@ class _Reader:
         self._broken = 0
         self.used: dict[KeyPath, str] = {}
 
-    def section(self, cls: type[T], tree: Any, path: KeyPath) -> T | None:
+    def section(self, cls: type[T], tree: Any, path: KeyPath, base: T | None = None) -> T | None:
+        """The table `tree` as a `cls`; keys that are not written come from `base`, else from `cls`."""
         if not isinstance(tree, dict):
-            self._break(path, f"`{_dotted(path)}` must be a table, not {_show(tree)}", f"write [{_dotted(path)}]")
+            what = f"`{_dotted(path)}` must be a table, not {_show(tree)}"
+            self._break(path, what, f"write {_header(path)}")
             return None
         fields = {field.name: field for field in fields_of(cls)}
         for key in tree:
             if key not in fields:
                 self._report((*path, key), f"unknown key `{_dotted((*path, key))}`", _suggest(key, fields))
-        # From here on a problem means a value is lacking; an unknown key alone does not hide the contradictions.
+        # From here on a problem means a lacking value; an unknown key alone does not hide contradictions.
         before = self._broken
         values = {}
         for name, field in fields.items():
-            if name in tree:
+            default = field.default if base is None else getattr(base, name)
+            section = section_of(field.kind)
+            if section and (name in tree or dataclasses.is_dataclass(default)):
+                under = default if dataclasses.is_dataclass(default) else None
+                values[name] = self.section(section, tree.get(name, {}), (*path, name), under)
+            elif name in tree:
                 values[name] = self._value(field, field.kind, tree[name], (*path, name))
-            elif field.required:
-                what = f"`{_dotted((*path, name))}` is missing"
-                self._break(path, what, f"add `{name} = ...` ({describe(field.kind)}): {field.doc}")
+            elif default is dataclasses.MISSING:
+                self._break(path, f"`{_dotted((*path, name))}` is missing", _addition(field, path))
             else:
-                section = section_of(field.kind)
-                if section and field.default is not None:
-                    values[name] = self.section(section, {}, (*path, name))
+                values[name] = default
         if self._broken > before:
             return None
         value = cls(**values)
         if isinstance(value, Checked):
             for key, what in value.check():
-                full = (*path, *(int(part) if part.isdigit() else part for part in key.split(".")))
+                full = (*path, *_parts(key))
                 self._problems.append(Problem(self._where(full), f"`{_dotted(full)}`: {what}"))
         return value
 
@@ -142,7 +149,8 @@ class _Reader:
         item = item_of(kind)
         if item is not None:
             if not isinstance(value, list):
-                self._break(path, f"`{_dotted(path)}` must be a list, not {_show(value)}", f"write [{_show(value)}]")
+                remedy = f"write {_header((*path, 0))}" if section_of(item) else f"write [{_show(value)}]"
+                self._break(path, f"`{_dotted(path)}` must be a list, not {_show(value)}", remedy)
                 return None
             if section_of(item) is None:
                 self._note(path)
@@ -177,7 +185,9 @@ class _Reader:
 
 
 def _accept(kind: Any, value: Any) -> tuple[bool, Any]:
-    """Whether a TOML value is a `kind`, and the value to store. Integers serve as numbers, nothing else converts."""
+    """Whether a TOML value is a `kind`, and what to store. Integers serve as numbers, all else is strict."""
+    if isinstance(value, int) and value.bit_length() > 63:
+        return False, value
     if get_origin(kind) is Literal:
         return value in get_args(kind) and type(value) in {type(arg) for arg in get_args(kind)}, value
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
@@ -187,11 +197,22 @@ def _accept(kind: Any, value: Any) -> tuple[bool, Any]:
 
 def _expected(kind: Any, value: Any) -> str:
     if isinstance(value, str):
-        choices = [arg for option in options_of(kind) if get_origin(option) is Literal for arg in get_args(option)]
+        literals = [option for option in options_of(kind) if get_origin(option) is Literal]
+        choices = [arg for option in literals for arg in get_args(option)]
         near = difflib.get_close_matches(value, [c for c in choices if isinstance(c, str)], n=1)
         if near:
             return f'did you mean "{near[0]}"?'
+    if isinstance(value, int) and value.bit_length() > 63:
+        return "an integer has at most 64 bits"
     return f"expected {describe(kind)}"
+
+
+def _addition(field: Field, path: KeyPath) -> str:
+    item = item_of(field.kind)
+    if section_of(field.kind) or section_of(item):
+        end: KeyPath = (field.name, 0) if item else (field.name,)
+        return f"add {_header((*path, *end))}: {field.doc}"
+    return f"add `{field.name} = ...` ({describe(field.kind)}): {field.doc}"
 
 
 def _suggest(key: str, fields: Mapping[str, Field]) -> str:
@@ -204,14 +225,21 @@ def _override(
 ) -> None:
     """Puts one `a.b=c` into `tree`. A bare word is text where the field is text, otherwise TOML decides."""
     key, equals, raw = text.partition("=")
-    path: KeyPath = tuple(int(part) if part.isdigit() else part for part in key.strip().split("."))
-    if not equals or not all(part != "" for part in path):
+    path = _parts(key.strip())
+    if not equals or "" in path:
         problems.append(Problem(COMMAND_LINE, f"`{text}` is not an override", "write section.key=value"))
         return
+    if _is_not_utf8(text):
+        problems.append(Problem(COMMAND_LINE, f"{text!a} is not UTF-8 text", "write it as UTF-8"))
+        return
+    where = f"{COMMAND_LINE}: {text}"
     node: Any = tree
-    for part, following in zip(path, path[1:], strict=False):
+    for depth, part in enumerate(path[:-1], 1):
         if isinstance(node, dict) and isinstance(part, str):
-            node = node.setdefault(part, [] if isinstance(following, int) else {})
+            if part not in node and isinstance(path[depth], str):
+                node[part] = {}
+                origins[path[:depth]] = where
+            node = node.get(part)
         elif isinstance(node, list) and isinstance(part, int) and part < len(node):
             node = node[part]
         else:
@@ -220,7 +248,9 @@ def _override(
     value = _override_value(cls, path, raw.strip())
     if isinstance(node, dict) and isinstance(path[-1], str):
         node[path[-1]] = value
-        origins[path] = f"{COMMAND_LINE}: {text}"
+        for old in [old for old in origins if old[: len(path)] == path]:
+            del origins[old]
+        origins.update({(*path, *inner): where for inner in ((), *paths_in(value))})
     else:
         problems.append(Problem(COMMAND_LINE, f"`{key}` cannot be set", "override a key of a table"))
 
@@ -230,9 +260,10 @@ def _override_value(cls: type, path: KeyPath, raw: str) -> Any:
     if kind is str and not raw.startswith(('"', "'")):
         return raw
     try:
-        return tomllib.loads(f"value = {raw}")["value"]
-    except tomllib.TOMLDecodeError:
+        tree = tomllib.loads(f"value = {raw}")
+    except ValueError:
         return raw
+    return tree["value"] if len(tree) == 1 else raw  # more keys: the text goes on after a line's end
 
 
 def _kind_at(cls: Any, path: KeyPath) -> Any:
@@ -264,11 +295,26 @@ def flatten(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield key, child
 
 
-def _error_line(error: tomllib.TOMLDecodeError, text: str) -> int:
+def _error_line(error: ValueError, text: str) -> int:
     words = str(error)
     if "(at line " in words:
         return int(words.split("(at line ")[1].split(",")[0])
-    return max(1, len(text.splitlines()))
+    return len(lines_of(text.rstrip()))
+
+
+def _parts(key: str) -> KeyPath:
+    return tuple(int(part) if part.isdecimal() else part for part in key.split("."))
+
+
+def _header(path: KeyPath) -> str:
+    """How a table at `path` begins in TOML; an index at the end means one of a list."""
+    names = ".".join(part for part in path if isinstance(part, str))
+    return f"[[{names}]]" if isinstance(path[-1], int) else f"[{names}]"
+
+
+def _is_not_utf8(text: str) -> bool:
+    """Whether a command line held bytes that are not UTF-8; Python hands them over as lone surrogates."""
+    return any("\ud800" <= letter <= "\udfff" for letter in text)
 
 
 def _dotted(path: KeyPath) -> str:
@@ -278,4 +324,6 @@ def _dotted(path: KeyPath) -> str:
 def _show(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
-    return f'"{value}"' if isinstance(value, str) else str(value)
+    if isinstance(value, dict):
+        return "a table"
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else str(value)

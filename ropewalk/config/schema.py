@@ -1,4 +1,4 @@
-"""What a frozen dataclass says about itself: types, ranges, defaults, documentation, and what may change in a run.
+"""What a frozen dataclass says of itself: types, ranges, defaults, documentation, what may change in a run.
 
     @dataclass(frozen=True, kw_only=True, slots=True)
     class Schedule:
@@ -39,11 +39,11 @@ class Range:
 
     def __str__(self) -> str:
         words = {"at least": self.least, "above": self.above, "at most": self.most, "below": self.below}
-        return " and ".join(f"{word} {value:g}" for word, value in words.items() if value is not None)
+        return " and ".join(f"{word} {value}" for word, value in words.items() if value is not None)
 
 
 class Continues:
-    """Marks a field that may change when a run continues (recorded as an event); any other change is a new run."""
+    """Marks a field that may change when a run continues (as an event); any other change is a new run."""
 
 
 CONTINUES = Continues()
@@ -58,37 +58,26 @@ class Field:
     """The type without `Annotated`."""
     default: Any
     """`dataclasses.MISSING` when the field is required."""
-    doc: str
     range: Range | None
     continues: bool
+    owner: type
+    """The dataclass that declares the field."""
+
+    @property
+    def doc(self) -> str:
+        """The string under the field, on one line. The first call for a class reads its source."""
+        owner: Any = self.owner
+        return _attribute_docs(owner).get(self.name, "")
 
     @property
     def required(self) -> bool:
         return self.default is dataclasses.MISSING
 
 
-@functools.cache
 def fields_of(cls: type) -> tuple[Field, ...]:
     """The fields of `cls` in order."""
-    hints = get_type_hints(cls, include_extras=True)
-    docs = _attribute_docs(cls)
-    found = []
-    for field in dataclasses.fields(cls):
-        kind, marks = _unwrap(hints[field.name])
-        default = field.default
-        if field.default_factory is not dataclasses.MISSING:
-            default = field.default_factory()
-        found.append(
-            Field(
-                name=field.name,
-                kind=kind,
-                default=default,
-                doc=docs.get(field.name, ""),
-                range=next((mark for mark in marks if isinstance(mark, Range)), None),
-                continues=any(isinstance(mark, Continues) for mark in marks),
-            )
-        )
-    return tuple(found)
+    key: Any = cls  # mypy does not see that classes can be hashed
+    return _fields_of(key)
 
 
 def section_of(kind: Any) -> type | None:
@@ -100,9 +89,10 @@ def section_of(kind: Any) -> type | None:
 
 
 def item_of(kind: Any) -> Any:
-    """The item type of `tuple[X, ...]`, None for anything else."""
-    if get_origin(kind) is tuple:
-        return _unwrap(get_args(kind)[0])[0]
+    """The item type of `tuple[X, ...]` or an optional one, None for anything else."""
+    for choice in options_of(kind):
+        if get_origin(choice) is tuple:
+            return _unwrap(get_args(choice)[0])[0]
     return None
 
 
@@ -119,7 +109,7 @@ def describe(kind: Any) -> str:
     words = []
     for choice in options_of(kind):
         if get_origin(choice) is Literal:
-            words.append(" | ".join(f'"{arg}"' if isinstance(arg, str) else str(arg) for arg in get_args(choice)))
+            words += [f'"{arg}"' if isinstance(arg, str) else str(arg) for arg in get_args(choice)]
         elif item_of(choice) is not None:
             words.append(f"list of {describe(item_of(choice))}")
         elif section_of(choice):
@@ -129,6 +119,29 @@ def describe(kind: Any) -> str:
     return " | ".join(words)
 
 
+@functools.cache
+def _fields_of(cls: Any) -> tuple[Field, ...]:
+    hints = get_type_hints(cls, include_extras=True)
+    found = []
+    for field in dataclasses.fields(cls):
+        kind, _ = _unwrap(hints[field.name])
+        marks = _marks(hints[field.name])
+        default = field.default
+        if field.default_factory is not dataclasses.MISSING:
+            default = field.default_factory()
+        found.append(
+            Field(
+                name=field.name,
+                kind=kind,
+                default=default,
+                range=next((mark for mark in marks if isinstance(mark, Range)), None),
+                continues=any(isinstance(mark, Continues) for mark in marks),
+                owner=cls,
+            )
+        )
+    return tuple(found)
+
+
 def _unwrap(hint: Any) -> tuple[Any, tuple[Any, ...]]:
     if get_origin(hint) is Annotated:
         kind, *marks = get_args(hint)
@@ -136,7 +149,18 @@ def _unwrap(hint: Any) -> tuple[Any, tuple[Any, ...]]:
     return hint, ()
 
 
-def _attribute_docs(cls: type) -> dict[str, str]:
+def _marks(hint: Any) -> tuple[Any, ...]:
+    """Everything that `Annotated` says about a field, also inside `X | None` and `tuple[X, ...]`."""
+    if get_origin(hint) is Annotated:
+        kind, *marks = get_args(hint)
+        return (*marks, *_marks(kind))
+    if get_origin(hint) in (Union, types.UnionType, tuple):
+        return tuple(mark for arg in get_args(hint) for mark in _marks(arg))
+    return ()
+
+
+@functools.cache
+def _attribute_docs(cls: Any) -> dict[str, str]:
     """The string literal under each annotated attribute, read from the source."""
     tree = ast.parse(inspect.cleandoc("\n" + inspect.getsource(cls)))
     body = tree.body[0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -20,7 +21,7 @@ def dump(resolved: Resolved[Any]) -> str:
     """
     lines = list(_table(resolved.value, "", lambda key, _: resolved.origin(key)))
     lines += ["", "[origins]", "# Where each value that is not a default came from."]
-    lines += [f"{json.dumps(key)} = {json.dumps(where)}" for key, where in sorted(resolved.origins.items())]
+    lines += [f"{literal(key)} = {literal(where)}" for key, where in sorted(resolved.origins.items())]
     return "\n".join(lines).strip() + "\n"
 
 
@@ -46,17 +47,17 @@ def _table(
         child = getattr(value, field.name)
         key = f"{prefix}{field.name}"
         item = item_of(field.kind)
-        if section_of(field.kind) or (item is not None and section_of(item)):
+        if child not in (None, ()) and (section_of(field.kind) or (item is not None and section_of(item))):
             tables.append((key, child))
+        elif not wanted(key, child):
+            continue
         elif child is None:
             rows.append((f"# {field.name} = not set ({describe(field.kind)})", remark(key, field)))
-        elif wanted(key, child):
+        else:
             rows.append((f"{field.name} = {literal(child)}", remark(key, field)))
     width = min(40, max((len(text) for text, _ in rows), default=0))
-    yield from (f"{text:<{width}}  # {note}" if note else text for text, note in rows)
+    yield from (f"{text:<{width}}  # {_one_line(note)}" if note else text for text, note in rows)
     for key, child in tables:
-        if child is None:
-            continue
         items = child if isinstance(child, tuple) else (child,)
         for index, part in enumerate(items):
             inner = f"{key}.{index}." if isinstance(child, tuple) else f"{key}."
@@ -74,7 +75,8 @@ def literal(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
-        return json.dumps(value, ensure_ascii=False)
+        # JSON's escapes are TOML's, but for the delete character, which JSON leaves as it is.
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     if isinstance(value, tuple):
         return "[" + ", ".join(map(literal, value)) + "]"
     if isinstance(value, float):
@@ -90,6 +92,11 @@ def plain(value: Any) -> Any:
     if isinstance(value, tuple):
         return [plain(item) for item in value]
     return value
+
+
+def _one_line(note: str) -> str:
+    """A comment ends at the line's end and holds no control characters."""
+    return re.sub(r"[\x00-\x1f\x7f]", " ", note)
 
 
 def _header(key: str) -> str:

@@ -16,13 +16,16 @@ class Source:
     name: str
     """Short name, used in reports and document ids."""
     paths: tuple[str, ...]
-    """Files, folders or globs, relative to the working folder. `python:stdlib` is the source code and `python:prose` the documentation topics and docstrings of the running Python."""
+    """Files, folders or globs, relative to the working folder. `python:stdlib` is the source code and
+    `python:prose` the documentation topics and docstrings of the running Python."""
     format: Literal["auto", "text", "jsonl"] = "auto"
-    """`text`: one document a file. `jsonl`: one JSON object a line (also .jsonl.gz). `auto` decides by the file's ending."""
+    """`text`: one document a file. `jsonl`: one JSON object a line (also .jsonl.gz).
+    `auto` decides by the file's ending."""
     text_key: str = "text"
     """Key of the text in a JSON line."""
     domain: str = ""
-    """Kind of text (code, prose, ...); the source's name when empty. Python completions are checked in domain `code`."""
+    """Kind of text (code, prose, ...); the source's name when empty. Python completions are checked
+    in domain `code`."""
     weight: Annotated[float, Range(above=0)] | None = None
     """Share of the training mixture; when no source has one, sources are mixed by their number of tokens."""
 
@@ -40,7 +43,7 @@ class Filter:
     min_letter_share: Annotated[float, Range(least=0, most=1)] = 0.25
     """Lowest share of letters among the characters that are not white space: tables of numbers fall below."""
     max_duplicate_line_share: Annotated[float, Range(least=0, most=1)] = 0.6
-    """Highest share of non-empty lines that repeat an earlier line of the document; 1 switches the rule off."""
+    """Highest share of non-empty lines that repeat an earlier one of the document; 1 switches it off."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,7 +73,7 @@ class Prepare:
     validation_share: Annotated[float, Range(above=0, below=1)] = 0.02
     """Share of documents held out, drawn by the hash of their text; never trained on."""
     shard_tokens: Annotated[int, Range(least=1000)] = 16_000_000
-    """Most tokens in one shard."""
+    """Most tokens in one shard; a longer document has a shard to itself."""
     workers: Annotated[int, Range(least=0), CONTINUES] = 0
     """Worker processes; 0 takes one a core. The output does not depend on it."""
     folder: Annotated[str, CONTINUES] = "prepared"
@@ -82,7 +85,10 @@ class Prepare:
         names = [source.name for source in self.sources]
         for index, source in enumerate(self.sources):
             if source.name in names[:index]:
-                yield f"sources.{index}.name", f'two sources are named "{source.name}"; give each its own name'
+                yield (
+                    f"sources.{index}.name",
+                    f'two sources are named "{source.name}"; give each its own name',
+                )
             if not source.name.replace("-", "").replace("_", "").isalnum():
                 yield f"sources.{index}.name", f'"{source.name}" names files; use letters, digits, - and _'
             if not source.paths:
@@ -93,5 +99,6 @@ class Prepare:
         if self.filter.max_bytes and self.filter.min_bytes > self.filter.max_bytes:
             yield (
                 "filter.min_bytes",
-                f"{self.filter.min_bytes} is above `max_bytes` ({self.filter.max_bytes}); every document would go",
+                f"{self.filter.min_bytes} is above `max_bytes` ({self.filter.max_bytes}); "
+                "every document would go",
             )

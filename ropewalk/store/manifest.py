@@ -1,4 +1,4 @@
-"""The manifest: what prepare hands to load. One JSON file beside the shards; docs/formats.md describes each field."""
+"""The manifest: what prepare hands to load. One JSON file beside the shards, described in docs/formats.md."""
 
 from __future__ import annotations
 
@@ -100,9 +100,7 @@ def write_manifest(folder: Path, manifest: Manifest) -> Path:
 def read_manifest(folder: Path) -> Manifest:
     """The manifest in `folder`, of this or any older format."""
     path = folder / FILE
-    tree = upgraded(
-        read_json(path, what="manifest"), path=path, what="manifest", current=FORMAT, upgrades={}
-    )
+    tree = upgraded(read_json(path, what="manifest"), path=path, what="manifest", current=FORMAT, upgrades={})
     try:
         return _manifest(tree)
     except (KeyError, TypeError) as error:
@@ -110,7 +108,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def check_counts(source: SourceEntry) -> None:
-    """Raises DataError unless every step's documents in equal those out plus those removed, and steps join up."""
+    """Raises DataError unless a step's documents in are those out plus those removed, and steps join up."""
     previous: StepCount | None = None
     for step in source.steps:
         removed = sum(step.removed.values())

@@ -6,7 +6,7 @@
     footer        JSON: format, dtype, sections, xxh3-64 of every 1 MiB before the footer
     last 24 bytes footer length, xxh3-64 of the footer, magic
 
-The footer's hash covers the chunk hashes, which cover everything else: it is the shard's checksum in the manifest.
+The footer's hash covers the chunk hashes, which cover everything else: it is the shard's checksum.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def token_type(vocabulary: int) -> TokenType:
 
 def document_key(document_id: str) -> int:
     """The 64-bit key under which shards know a document."""
-    return xxhash.xxh3_64_intdigest(document_id)
+    return xxhash.xxh3_64_intdigest(document_id.encode())
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,13 +56,19 @@ class Written:
 
 
 def write_shard(path: Path, documents: Iterator[tuple[int, Tokens]], *, dtype: TokenType) -> Written:
-    """Commits a shard of `(document_key, tokens)` pairs in order. Memory use is one document plus the index."""
+    """Commits a shard of `(document_key, tokens)` pairs in order. Memory: one document and the index."""
+    little = np.dtype(dtype).newbyteorder("<")
+    largest = np.iinfo(dtype).max
     keys: list[int] = []
     offsets = [0]
     with committed_file(path) as file:
         hashed = _HashedFile(file)
         for key, tokens in documents:
-            hashed.write(np.ascontiguousarray(tokens, dtype=np.dtype(dtype).newbyteorder("<")).tobytes())
+            if len(tokens) and int(tokens.max()) > largest:
+                raise DataError(
+                    f"{path}: token {tokens.max()} does not fit in {dtype}; its vocabulary is wrong"
+                )
+            hashed.write(np.ascontiguousarray(tokens, dtype=little).tobytes())
             keys.append(key)
             offsets.append(offsets[-1] + len(tokens))
         sections = {"tokens": [0, hashed.position]}
@@ -98,7 +104,8 @@ class Shard:
             raise _damaged(path, f"its checksum is {self.checksum}, the manifest says {checksum}")
         self._map = np.memmap(path, dtype=np.uint8, mode="r")
         sections = self._footer["sections"]
-        self.tokens: Tokens = self._map[slice(*sections["tokens"])].view(self._footer["dtype"])
+        little = np.dtype(self._footer["dtype"]).newbyteorder("<")
+        self.tokens: Tokens = self._map[slice(*sections["tokens"])].view(little)
         self.offsets: npt.NDArray[np.int64] = self._map[slice(*sections["offsets"])].view("<i8")
         self.ids: npt.NDArray[np.uint64] = self._map[slice(*sections["ids"])].view("<u8")
 
@@ -106,16 +113,19 @@ class Shard:
         return int(self._footer["documents"])
 
     def document(self, index: int) -> Tokens:
-        """The tokens of document `index`."""
+        """The tokens of document `index`, counted from 0."""
+        if not 0 <= index < len(self):
+            raise IndexError(f"{self.path} holds {len(self)} documents; there is no number {index}")
         return self.tokens[self.offsets[index] : self.offsets[index + 1]]
 
     def verify(self) -> None:
-        """Reads the whole shard (about 5 GB/s from memory) and raises DataError naming the first damaged range."""
+        """Reads the whole shard (about 5 GB/s from memory); DataError names the first damaged range."""
         size = self._footer["chunk_bytes"]
         for index, expected in enumerate(self._footer["chunks"]):
             chunk = self._map[index * size : min((index + 1) * size, self._end)]
-            if xxhash.xxh3_64_intdigest(memoryview(chunk)) != expected:
-                raise _damaged(self.path, f"bytes {index * size} to {index * size + len(chunk)} are not what was written")
+            if xxhash.xxh3_64_intdigest(chunk.data) != expected:
+                last = index * size + len(chunk)
+                raise _damaged(self.path, f"bytes {index * size} to {last} are not what was written")
 
 
 class _HashedFile:
@@ -168,6 +178,10 @@ def _read_footer(path: Path) -> tuple[dict[str, Any], int, str]:
     if xxhash.xxh3_64_intdigest(body) != checksum:
         raise _damaged(path, "its footer is not what was written")
     footer = upgraded(json.loads(body), path=path, what="shard", current=FORMAT, upgrades={})
+    if footer["kind"] != "tokens":
+        raise DataError(f"{path}: this shard holds {footer['kind']}, not tokens")
+    if footer["sections"]["ids"][1] != start:
+        raise _damaged(path, f"{start} bytes precede its footer, {footer['sections']['ids'][1]} were written")
     return footer, start, f"{checksum:016x}"
 
 

@@ -1,0 +1,93 @@
+"""The command line: finds the verb, runs it, turns errors into words.
+
+A verb's file is imported only when that verb is used, so that `--help` answers at once.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+from ropewalk import __version__
+from ropewalk.base.errors import RopewalkError, storage_error
+
+VERBS = {
+    "quickstart": "The whole path on the Python of this machine, in minutes.",
+    "new": "Write a commented recipe for your own files.",
+    "recipe": "Check, show or compare recipes.",
+    "run": "Raw files to report: prepare, plan, train, evaluate.",
+    "prepare": "Raw files to token shards; explain what became of a document.",
+    "plan": "What a recipe will need, before anything is spent.",
+    "model": "Describe a recipe's model: shapes, parameters, FLOPs.",
+    "train": "As far as the trained model.",
+    "evaluate": "As far as the measured model.",
+    "generate": "Continue a text with a trained model.",
+    "checkpoint": "List, show or verify checkpoints.",
+    "monitor": "Where a run stands.",
+    "report": "Draw a run's report anew.",
+}
+"""Every verb and its line in `ropewalk --help`; the verb lives in `ropewalk/cli/VERB.py` as `app`."""
+
+
+class _Verbs(TyperGroup):
+    """A group whose commands are imported when they are asked for."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(VERBS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name not in VERBS:
+            return None
+        module = importlib.import_module(f"ropewalk.cli.{cmd_name}")
+        command = typer.main.get_command(module.app)
+        command.name = cmd_name
+        return command
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        with formatter.section("Verbs"):
+            formatter.write_dl(list(VERBS.items()))
+
+
+app = typer.Typer(cls=_Verbs, rich_markup_mode=None, pretty_exceptions_enable=False)
+
+
+@app.callback(invoke_without_command=True)
+def _root(ctx: typer.Context, version: bool = typer.Option(False, "--version", help="Print the version.")) -> None:
+    """Example: ropewalk quickstart
+
+    ropewalk trains large models from end to end: raw corpus in, evaluated model out, with one recipe. The same command
+    continues whatever was interrupted. `ropewalk VERB --help` explains a verb.
+    """
+    if version:
+        typer.echo(__version__)
+    elif ctx.invoked_subcommand is None:
+        typer.echo(ctx.get_help())
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Runs the command line and exits: 0 done, 2 the request cannot be met, 130 interrupted."""
+    given = sys.argv[1:] if arguments is None else arguments
+    try:
+        app(args=given)
+    except RopewalkError as error:
+        _fail(error, given)
+    except OSError as error:
+        translated = storage_error(error, doing=str(error.filename or "storage"))
+        if translated is None:
+            raise
+        _fail(translated, given)
+    except KeyboardInterrupt:
+        typer.echo("\ninterrupted; the same command continues", err=True)
+        raise SystemExit(130) from None
+
+
+def _fail(error: RopewalkError, arguments: list[str]) -> None:
+    if "--json" in arguments:
+        typer.echo(json.dumps({"error": type(error).__name__, "message": str(error)}))
+    typer.echo(str(error), err=True)
+    raise SystemExit(error.exit_code)

@@ -1,0 +1,20 @@
+"""`ropewalk monitor`"""
+
+from __future__ import annotations
+
+from ropewalk import flow
+
+from .console import emit
+from .options import Json, RunFolder, verb
+
+app = verb()
+
+
+@app.command()
+def monitor(run: RunFolder, json: Json = False) -> None:
+    """Example: ropewalk monitor runs/quickstart
+
+    Tells where a run stands: its stages, last step, loss, speed and time left. Only reads; the run does not notice.
+    """
+    lines = flow.monitor(run)
+    emit({"run": str(run), "lines": lines}, as_json=json, text="\n".join(lines))

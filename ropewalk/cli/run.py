@@ -1,0 +1,26 @@
+"""`ropewalk run`"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ropewalk import flow
+
+from .console import Console, emit
+from .options import Json, New, Overrides, RecipeFile, Runs, verb
+from .results import run_text
+
+app = verb()
+
+
+@app.command()
+def run(
+    recipe: RecipeFile, overrides: Overrides = None, runs: Runs = Path("runs"), new: New = False, json: Json = False
+) -> None:
+    """Example: ropewalk run recipes/books.toml train.steps=200
+
+    Takes a recipe from raw files to a report. Stages whose inputs have not changed are skipped; killed at any instant, the
+    same command continues.
+    """
+    result = flow.run(recipe, overrides or (), runs=runs, new=new, progress=Console())
+    emit(result, as_json=json, text=run_text(result))

@@ -1,0 +1,43 @@
+"""`ropewalk train`"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ropewalk import flow
+
+from .console import Console, emit, table
+from .options import Json, New, Overrides, RecipeFile, Runs, verb
+from .plan import plan_text
+
+app = verb()
+
+
+@app.command()
+def train(
+    recipe: RecipeFile,
+    overrides: Overrides = None,
+    runs: Runs = Path("runs"),
+    new: New = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Resolve, check, print the plan and stop.")] = False,
+    detach: Annotated[bool, typer.Option("--detach", help="Train in a process of its own that outlives this one.")] = False,
+    json: Json = False,
+) -> None:
+    """Example: ropewalk train recipes/books.toml
+
+    Prepares what is not yet prepared and trains to the last step, from the newest checkpoint. There is no resume: the same
+    command continues.
+    """
+    settings = overrides or ()
+    if dry_run:
+        planned = flow.plan(recipe, settings)
+        emit(planned, as_json=json, text=plan_text(planned))
+    elif detach:
+        started = flow.detach(recipe, settings, runs=runs, new=new, progress=Console())
+        emit(started, as_json=json, text=table([(key, str(value)) for key, value in started.items()]))
+    else:
+        result = flow.train(recipe, settings, runs=runs, new=new, progress=Console())
+        emit(result, as_json=json, text=table([(key, f"{value:g}") for key, value in result.items()]))

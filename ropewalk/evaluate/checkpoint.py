@@ -1,0 +1,77 @@
+"""A checkpoint on disk -> a measured model, or a text continued."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer
+
+from ropewalk.base.files import read_json
+from ropewalk.base.progress import Progress
+from ropewalk.checkpoint.tensors import load
+from ropewalk.config.ranks import ranks
+from ropewalk.model.decoder import Decoder
+from ropewalk.parallel.apply import apply
+from ropewalk.parallel.mesh import pick_device
+from ropewalk.plan.plan import load_plan
+
+from .config import Evaluate
+from .generate import stream
+from .run import RESULTS, evaluate, write_evaluation
+
+END_OF_TEXT = "<|endoftext|>"
+
+
+def evaluate_checkpoint(
+    path: Path, *, run: Path, data: Path, settings: Evaluate, seed: int, progress: Progress
+) -> dict[str, Any]:
+    """Measures the checkpoint on the held-out text in `data`, writes the results into `run` and returns them."""
+    plan = load_plan(run).plan
+    model, step, _ = load_model(path, device=pick_device(plan, ranks()))
+    executor = apply(plan, model, None)
+    measured = evaluate(
+        executor,
+        model,
+        folder=data,
+        settings=settings,
+        sequence_length=model.spec.sequence_length,
+        rows=plan.microbatch_rows,
+        seed=seed,
+        progress=progress,
+    )
+    write_evaluation(run, measured, step=step)
+    results: dict[str, Any] = read_json(run / RESULTS, what="evaluation")
+    return results
+
+
+def continue_text(
+    path: Path, *, prompt: str, tokens: int, temperature: float, top_k: int, seed: int
+) -> Iterator[str]:
+    """Pieces of text that follow `prompt`, as the model draws them."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    model, _, tokenizer = load_model(path, device=device)
+    end = tokenizer.token_to_id(END_OF_TEXT)
+    prompt_ids = tokenizer.encode(prompt).ids or [end]
+    drawn: list[int] = []
+    shown = ""
+    for token in stream(
+        model, prompt_ids, new_tokens=tokens, temperature=temperature, top_k=top_k, seed=seed, end=end
+    ):
+        drawn.append(token)
+        text = tokenizer.decode(drawn)
+        # A character may take several tokens; hold the replacement mark back until it is whole.
+        if not text.endswith("\ufffd"):
+            yield text[len(shown) :]
+            shown = text
+
+
+def load_model(path: Path, *, device: torch.device) -> tuple[Decoder, int, Tokenizer]:
+    """(the model of the checkpoint on `device`, its step, its tokenizer)."""
+    state = load(path, optimizer=False)
+    with torch.device("meta"):
+        model = Decoder(state.spec)
+    model.load_state_dict(dict(state.model), assign=True)
+    return model.to(device), state.step, Tokenizer.from_buffer(state.tokenizer)

@@ -1,0 +1,174 @@
+"""Held-out text -> what the model is worth: loss, bits per byte beside zlib and xz, accuracy, samples."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from ropewalk.base.errors import UserError
+from ropewalk.base.files import committed_file, write_json
+from ropewalk.base.progress import Progress, Silent
+from ropewalk.model.decoder import Decoder
+from ropewalk.parallel.executor import Executor
+from ropewalk.store.manifest import read_manifest
+
+from .compression import Compressed, compress
+from .config import Evaluate
+from .held_out import Document, held_out_documents
+from .samples import Sample, draw_samples, rate
+from .score import DocumentScores, score_documents
+from .text import Detokenizer
+
+FORMAT = 1
+RESULTS = "evaluation/results.json"
+SAMPLES = "samples.jsonl"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DomainResult:
+    """What was measured on the documents of one domain."""
+
+    bits_per_byte: float
+    accuracy: float
+    bytes: int
+    zlib_bits_per_byte: float
+    xz_bits_per_byte: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Evaluation:
+    """What was measured on held-out text."""
+
+    tokens: int
+    """Tokens predicted, end-of-text tokens included."""
+    bytes: int
+    """UTF-8 bytes of the text."""
+    documents: int
+    loss: float
+    """Nats a token."""
+    bits_per_byte: float
+    """All nats, those of the end-of-text tokens too, as bits, over the bytes of the text."""
+    zlib_bits_per_byte: float
+    """The same bytes under zlib, the documents of each domain joined."""
+    xz_bits_per_byte: float
+    accuracy: float
+    """Share of tokens that were the model's first choice."""
+    perplexity: float
+    """e to the loss."""
+    parse_rate: float | None
+    """Share of completions in domain `code` accepted as Python (evaluate/samples.py says how); None without any."""
+    parse_rate_reference: float | None
+    """The same of the true continuations: what a perfect model reaches."""
+    domains: dict[str, DomainResult]
+    samples: list[Sample]
+
+
+def evaluate(
+    executor: Executor,
+    model: Decoder,
+    *,
+    folder: Path,
+    settings: Evaluate,
+    sequence_length: int,
+    rows: int,
+    seed: int,
+    progress: Progress | None = None,
+) -> Evaluation:
+    """Measures the model on held-out documents of the prepared corpus in `folder`. All ranks must call."""
+    progress = progress or Silent()
+    manifest = read_manifest(folder)
+    end_of_text = manifest.tokenizer.end_of_text
+    detokenizer = Detokenizer(folder, manifest.tokenizer)
+    documents = held_out_documents(folder, manifest, detokenizer, max_bytes=settings.max_bytes, seed=seed)
+    scores = score_documents(
+        executor,
+        [document.tokens for document in documents],
+        sequence_length=sequence_length,
+        rows=rows,
+        end_of_text=end_of_text,
+        progress=progress,
+    )
+    progress.begin("sample", None, "completions")
+    samples = draw_samples(
+        model, documents, detokenizer, settings=settings, end_of_text=end_of_text, seed=seed
+    )
+    progress.end()
+    return _evaluation(documents, scores, samples)
+
+
+def write_evaluation(run: Path, evaluation: Evaluation, *, step: int) -> None:
+    """Commits `evaluation/results.json` and `samples.jsonl` in the run directory."""
+    results = dataclasses.asdict(evaluation)
+    samples = results.pop("samples")
+    with committed_file(run / SAMPLES, "w") as file:
+        file.writelines(json.dumps(sample, ensure_ascii=False) + "\n" for sample in samples)
+    write_json(run / RESULTS, {"format": FORMAT, "step": step, **results})
+
+
+@dataclass(frozen=True, slots=True)
+class _Sums:
+    """What is added up over documents, and over domains."""
+
+    log_probability: float
+    tokens: int
+    correct: int
+    bytes: int
+    compressed: Compressed
+
+    def domain_result(self) -> DomainResult:
+        return DomainResult(
+            bits_per_byte=-self.log_probability / math.log(2) / self.bytes,
+            accuracy=self.correct / self.tokens,
+            bytes=self.bytes,
+            zlib_bits_per_byte=self.compressed.zlib / self.bytes,
+            xz_bits_per_byte=self.compressed.xz / self.bytes,
+        )
+
+
+def _evaluation(documents: list[Document], scores: DocumentScores, samples: list[Sample]) -> Evaluation:
+    names = np.array([document.domain for document in documents])
+    parts = {str(name): _domain_sums(documents, scores, names == name) for name in np.unique(names)}
+    whole = _total(list(parts.values()))
+    loss = -whole.log_probability / whole.tokens
+    perplexity = float(np.exp(loss))
+    if not math.isfinite(perplexity):
+        raise UserError(f"the model gives held-out text a loss of {loss}: it has diverged; evaluate an earlier checkpoint")
+    return Evaluation(
+        **dataclasses.asdict(whole.domain_result()),
+        tokens=whole.tokens,
+        documents=len(documents),
+        loss=loss,
+        perplexity=perplexity,
+        parse_rate=rate([sample.parses for sample in samples]),
+        parse_rate_reference=rate([sample.parses_reference for sample in samples]),
+        domains={name: part.domain_result() for name, part in parts.items()},
+        samples=samples,
+    )
+
+
+def _domain_sums(documents: list[Document], scores: DocumentScores, here: np.ndarray) -> _Sums:
+    texts = [documents[index].data for index in np.flatnonzero(here)]
+    return _Sums(
+        log_probability=float(scores.log_probabilities[here].sum()),
+        tokens=int(scores.tokens[here].sum()),
+        correct=int(scores.correct[here].sum()),
+        bytes=sum(map(len, texts)),
+        compressed=compress(texts),
+    )
+
+
+def _total(parts: list[_Sums]) -> _Sums:
+    return _Sums(
+        log_probability=math.fsum(part.log_probability for part in parts),
+        tokens=sum(part.tokens for part in parts),
+        correct=sum(part.correct for part in parts),
+        bytes=sum(part.bytes for part in parts),
+        compressed=Compressed(
+            zlib=sum(part.compressed.zlib for part in parts), xz=sum(part.compressed.xz for part in parts)
+        ),
+    )

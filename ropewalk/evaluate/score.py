@@ -1,0 +1,117 @@
+"""How likely the model finds whole documents.
+
+Every token of a document is predicted exactly once, the closing end-of-text token too, from its own document alone: the
+text before the first token is one end-of-text token. A document longer than a row is read in windows that overlap by
+half, so that a token has at least half a row of context before it (as much as there is, near the beginning). The price
+is that long documents are read twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from ropewalk.base.progress import Progress, Silent
+from ropewalk.load.batch import Batch
+from ropewalk.parallel.executor import Executor
+
+
+@dataclass(frozen=True, slots=True)
+class DocumentScores:
+    """One number a document in each array."""
+
+    log_probabilities: npt.NDArray[np.float64]
+    """Natural logarithm of the probability of the whole document."""
+    tokens: npt.NDArray[np.int64]
+    """Tokens scored."""
+    correct: npt.NDArray[np.int64]
+    """Tokens that were the model's first choice."""
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Targets `start` to `stop` of one document in one row; those before `fresh` were scored by the window before."""
+
+    document: int
+    start: int
+    fresh: int
+    stop: int
+
+
+def score_documents(
+    executor: Executor,
+    documents: Sequence[np.ndarray],
+    *,
+    sequence_length: int,
+    rows: int,
+    end_of_text: int,
+    progress: Progress | None = None,
+) -> DocumentScores:
+    """Scores of documents given as tokens that end with `end_of_text`, `rows` rows at a time. All ranks must call."""
+    progress = progress or Silent()
+    everything = [w for index, tokens in enumerate(documents) for w in windows(index, len(tokens), sequence_length)]
+    scores = DocumentScores(
+        log_probabilities=np.zeros(len(documents)),
+        tokens=np.zeros(len(documents), np.int64),
+        correct=np.zeros(len(documents), np.int64),
+    )
+    progress.begin("score", len(everything), "rows")
+    for first in range(0, len(everything), rows):
+        here = everything[first : first + rows]
+        batch = _batch(documents, here, length=sequence_length, rows=rows, end_of_text=end_of_text)
+        _add(scores, executor, batch, here)
+        progress.advance(first + len(here))
+    progress.end()
+    return scores
+
+
+def windows(document: int, tokens: int, length: int) -> Iterator[Window]:
+    """The windows of one document: starts half a row apart, the last one moved back to end with the document."""
+    fresh = start = 0
+    while True:
+        start = max(0, min(start, tokens - length))
+        stop = min(start + length, tokens)
+        yield Window(document, start, fresh, stop)
+        if stop == tokens:
+            return
+        fresh, start = stop, start + max(1, length // 2)
+
+
+def _batch(
+    documents: Sequence[np.ndarray], here: list[Window], *, length: int, rows: int, end_of_text: int
+) -> Batch:
+    """Always `rows` rows of `length`, so that every batch has one shape; what is padded has weight 0."""
+    tokens = np.full((rows, length), end_of_text, np.int64)
+    targets = np.full((rows, length), end_of_text, np.int64)
+    weight = np.zeros((rows, length), np.float32)
+    for row, window in enumerate(here):
+        text = documents[window.document]
+        size = window.stop - window.start
+        targets[row, :size] = text[window.start : window.stop]
+        tokens[row, 1:size] = targets[row, : size - 1]
+        if window.start:
+            tokens[row, 0] = text[window.start - 1]
+        weight[row, window.fresh - window.start : size] = 1
+    return Batch(
+        tokens=torch.from_numpy(tokens),
+        targets=torch.from_numpy(targets),
+        weight=torch.from_numpy(weight),
+        positions=torch.arange(length).expand(rows, -1),
+        documents=torch.zeros(rows, length, dtype=torch.int32),
+    )
+
+
+def _add(scores: DocumentScores, executor: Executor, batch: Batch, here: list[Window]) -> None:
+    result = executor.score(batch)
+    counts = batch.weight > 0
+    # `where` and not a product: a padded place may be anything, and 0 x -inf is not 0.
+    log_probabilities = torch.where(counts, result.log_probabilities.cpu().double(), 0.0).sum(1).numpy()
+    correct = (result.first_choice.cpu() & counts).sum(1).numpy()
+    of = [window.document for window in here]
+    np.add.at(scores.log_probabilities, of, log_probabilities[: len(here)])
+    np.add.at(scores.correct, of, correct[: len(here)])
+    np.add.at(scores.tokens, of, counts.sum(1).numpy()[: len(here)])

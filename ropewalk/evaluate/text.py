@@ -1,0 +1,98 @@
+"""Tokens -> bytes, exactly.
+
+`Tokenizer.decode` gives text: bytes that are not UTF-8 become replacement characters, which is right for reading and
+wrong for counting. For byte-level tokenizers the bytes of each token are read from its name instead; others are decoded
+as they can, and `check` compares with the number of bytes that prepare encoded.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from ropewalk.base.errors import DataError
+from ropewalk.store.manifest import ShardEntry, TokenizerEntry
+from ropewalk.store.shards import Shard
+
+
+class Detokenizer:
+    """The bytes behind the tokens of one prepared corpus."""
+
+    def __init__(self, folder: Path, entry: TokenizerEntry) -> None:
+        self._tokenizer = _read_tokenizer(folder / entry.file, entry.checksum)
+        self._end = entry.end_of_text
+        self._table = _byte_table(self._tokenizer)
+        self._sizes = np.array([len(data) for data in self._table or ()], np.int64)
+
+    def data(self, tokens: Sequence[int] | np.ndarray) -> bytes:
+        """The bytes of `tokens`; a token that stands for no text (a hole in the vocabulary) has none."""
+        ids = np.asarray(tokens).tolist()
+        if self._table is None:
+            return self._tokenizer.decode(ids, skip_special_tokens=False).encode()
+        return b"".join([self._table[token] for token in ids])
+
+    def text(self, tokens: Sequence[int] | np.ndarray) -> str:
+        """The same for reading: bytes that are not UTF-8 are shown as U+FFFD."""
+        return self.data(tokens).decode(errors="replace")
+
+    def document_bytes(self, shard: Shard, entry: ShardEntry) -> npt.NDArray[np.int64]:
+        """Text bytes of every document of a shard, without the closing end-of-text token.
+
+        Raises DataError unless they add up to what prepare encoded: a tokenizer that adds or loses bytes would make
+        every number of bits per byte wrong.
+        """
+        ends = shard.offsets[1:] - 1
+        if (shard.tokens[ends] != self._end).any():
+            raise DataError(f"{shard.path}: a document does not end with token {self._end}, the end of text")
+        if self._table is None:
+            sizes = np.array([len(self.data(shard.document(i)[:-1])) for i in range(len(shard))], np.int64)
+        else:
+            before = np.concatenate(([0], np.cumsum(self._sizes[shard.tokens])))
+            sizes = before[ends] - before[shard.offsets[:-1]]
+        if sizes.sum() != entry.text_bytes:
+            raise DataError(
+                f"{shard.path}: its tokens decode to {sizes.sum()} bytes, but {entry.text_bytes} were encoded: the "
+                "tokenizer does not give text back exactly, so bits per byte cannot be measured; use a byte-level "
+                "tokenizer without normaliser and without prefix space"
+            )
+        return sizes
+
+
+def _read_tokenizer(path: Path, checksum: str) -> Any:
+    from tokenizers import Tokenizer
+
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        raise DataError(f"{path}: no such tokenizer; run `ropewalk prepare` again") from None
+    found = xxhash.xxh3_64_hexdigest(content)
+    if found != checksum:
+        raise DataError(f"{path}: damaged tokenizer: its checksum is {found}, the manifest says {checksum}")
+    return Tokenizer.from_str(content.decode())
+
+
+def _byte_table(tokenizer: Any) -> list[bytes] | None:
+    """The bytes of each token id of a byte-level tokenizer, None for other kinds."""
+    if (json.loads(tokenizer.to_str())["decoder"] or {}).get("type") != "ByteLevel":
+        return None
+    names: dict[str, int] = tokenizer.get_vocab(with_added_tokens=True)
+    added: dict[int, Any] = tokenizer.get_added_tokens_decoder()
+    alphabet = _byte_alphabet()
+    table = [b""] * (max(names.values()) + 1)
+    for name, token in names.items():
+        table[token] = name.encode() if token in added else bytes(alphabet[letter] for letter in name)
+    return table
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """The letter by which byte-level tokenizers name each byte (GPT-2, `bytes_to_unicode`): visible Latin-1 characters
+    stand for themselves, the other bytes in turn for U+0100, U+0101, ..."""
+    visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = sorted(set(range(256)) - set(visible))
+    return {chr(byte): byte for byte in visible} | {chr(0x100 + i): byte for i, byte in enumerate(others)}

@@ -1,0 +1,106 @@
+"""Opening a run directory: new, continued, or in conflict with what was begun there."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ropewalk import __version__
+from ropewalk.base.errors import ConfigError, Problem, RunConflict
+from ropewalk.base.events import EventLog
+from ropewalk.checkpoint.format import list_checkpoints
+from ropewalk.config.read import Resolved, flatten
+from ropewalk.config.resolved import FILE, load_resolved, save_resolved
+from ropewalk.config.schema import fields_of, item_of, section_of
+from ropewalk.config.write import literal
+from ropewalk.prepare.sources import missing_paths
+
+from .recipe import Recipe
+
+
+def check_inputs(resolved: Resolved[Recipe]) -> None:
+    """Raises ConfigError naming, with their lines, all files of the recipe that are not there."""
+    problems = []
+    settings = resolved.value.prepare
+    for index, path in missing_paths(settings):
+        where = resolved.origin(f"prepare.sources.{index}.paths")
+        remedy = f"paths are relative to the working folder, {Path.cwd()}"
+        problems.append(Problem(where, f'`prepare.sources.{index}.paths`: nothing matches "{path}"', remedy))
+    file = settings.tokenizer.file
+    if file and not Path(file).is_file():
+        where = resolved.origin("prepare.tokenizer.file")
+        problems.append(
+            Problem(where, f'`prepare.tokenizer.file`: no file "{file}"', "leave it out to train a tokenizer")
+        )
+    if problems:
+        raise ConfigError(problems)
+
+
+def set_aside(run: Path) -> Path | None:
+    """Moves an existing run out of the way; returns where it is now."""
+    if not run.exists():
+        return None
+    number = next(n for n in range(1, 1_000_000) if not run.with_name(f"{run.name}.{n}").exists())
+    moved = run.with_name(f"{run.name}.{number}")
+    os.replace(run, moved)
+    return moved
+
+
+def open_run(run: Path, resolved: Resolved[Recipe], events: EventLog) -> None:
+    """Makes `run` ready for `resolved`, saving the config; the caller holds its lock.
+
+    A setting that may change is changed and recorded. Any other change of what the model is trained on or how raises
+    RunConflict once there is a checkpoint to lose.
+    """
+    changed = list(_changes(run, resolved)) if (run / FILE).exists() else []
+    fatal = [change for change in changed if not change[3]]
+    if fatal and list_checkpoints(run / "checkpoints"):
+        listed = "\n".join(f"  {key}: {_show(before)} -> {_show(after)}" for key, before, after, _ in fatal)
+        raise RunConflict(
+            f"{run}: this run was begun with other settings:\n{listed}\n"
+            "put them back, give the recipe another `name`, or start anew with --new (the old run is kept beside it)"
+        )
+    events.write(
+        "run_started",
+        version=__version__,
+        python=platform.python_version(),
+        platform=platform.platform(),
+        command=" ".join(sys.argv[1:]),
+    )
+    for key, before, after, _ in changed:
+        events.write("config_changed", key=key, before=before, after=after)
+    save_resolved(run, resolved)
+
+
+def _changes(run: Path, resolved: Resolved[Recipe]) -> Iterator[tuple[str, Any, Any, bool]]:
+    """(key, value before, value now, whether it may change) for every setting that differs from the saved config."""
+    try:
+        before = dict(flatten(load_resolved(run, Recipe).value))
+    except ConfigError:
+        # Written by a version with other settings: nothing comparable, treat every key as it is now.
+        return
+    now = dict(flatten(resolved.value))
+    free = set(free_keys(Recipe))
+    for key in sorted(before.keys() | now.keys()):
+        if before.get(key) != now.get(key):
+            name = ".".join(part for part in key.split(".") if not part.isdigit())
+            yield key, before.get(key), now.get(key), name in free
+
+
+def free_keys(cls: type, prefix: str = "") -> Iterator[str]:
+    """Dotted keys that may change when a run continues; evaluation is measured anew, so all of its keys may."""
+    for field in fields_of(cls):
+        key = f"{prefix}{field.name}"
+        section = section_of(field.kind) or section_of(item_of(field.kind))
+        if section:
+            yield from free_keys(section, f"{key}.")
+        elif field.continues or key.startswith("evaluate."):
+            yield key
+
+
+def _show(value: Any) -> str:
+    return "not set" if value is None else literal(value)

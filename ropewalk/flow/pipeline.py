@@ -1,0 +1,250 @@
+"""From raw files to a report: the stages of a run in order."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import time
+from pathlib import Path
+from typing import Any, Literal
+
+from ropewalk import __version__
+from ropewalk.base.errors import MissingPackage, RunConflict
+from ropewalk.base.events import EventLog, events_path, read_events, steps
+from ropewalk.base.files import locked, read_json, write_json
+from ropewalk.base.progress import Progress, Silent
+from ropewalk.checkpoint.format import list_checkpoints, read_checkpoint_manifest, sealed
+from ropewalk.config.read import Resolved
+from ropewalk.config.write import plain
+from ropewalk.model.spec import resolve
+from ropewalk.monitor.report import write_report
+from ropewalk.plan.machine import this_machine
+from ropewalk.plan.plan import Planned, choose, save_plan
+from ropewalk.prepare.pipeline import plan_inputs, prepare
+from ropewalk.store.manifest import FILE as MANIFEST
+from ropewalk.store.manifest import read_manifest
+
+from .opening import check_inputs, open_run, set_aside
+from .recipe import Recipe
+from .stages import Result, Stages, read_record
+
+Stage = Literal["prepare", "plan", "train", "evaluate", "report"]
+STAGES: tuple[Stage, ...] = ("prepare", "plan", "train", "evaluate", "report")
+
+
+def advance(
+    resolved: Resolved[Recipe],
+    *,
+    runs: Path,
+    until: Stage = "report",
+    new: bool = False,
+    progress: Progress | None = None,
+) -> Result:
+    """Takes the recipe's run as far as stage `until`, from wherever it stands; the result of that stage.
+
+    Killed at any instant, the same call continues. `new` sets an existing run aside first.
+    """
+    check_inputs(resolved)
+    folder = runs / resolved.value.name
+    if new:
+        _refuse_if_running(folder)
+        set_aside(folder)
+    with locked(folder), EventLog(folder) as events:
+        open_run(folder, resolved, events)
+        return Flow(folder, resolved.value, events, progress or Silent()).run(until)
+
+
+class Flow:
+    """One pass over the stages of a run whose directory is open and locked."""
+
+    def __init__(self, folder: Path, recipe: Recipe, events: EventLog, progress: Progress) -> None:
+        self._folder, self._recipe, self._progress = folder, recipe, progress
+        self._events = events
+        self._stages = Stages(folder, events)
+
+    def run(self, until: Stage) -> Result:
+        start = time.perf_counter()
+        work = {
+            "prepare": self._prepare,
+            "plan": self._plan,
+            "train": self._train,
+            "evaluate": self._evaluate,
+            "report": self._report,
+        }
+        result: Result = {}
+        for stage in STAGES[: STAGES.index(until) + 1]:
+            result = work[stage]()
+        self._events.write("run_finished", seconds=time.perf_counter() - start)
+        return result
+
+    def _prepare(self) -> Result:
+        recipe = self._recipe
+        inputs = plan_inputs(recipe.prepare, seed=recipe.seed)
+
+        def work() -> Result:
+            made = prepare(recipe.prepare, seed=recipe.seed, progress=self._progress)
+            return {
+                "folder": str(made.folder),
+                "hash": made.manifest.recipe_hash,
+                "train_tokens": made.manifest.tokens("train"),
+                "validation_tokens": made.manifest.tokens("validation"),
+                "vocabulary": made.manifest.tokenizer.vocabulary,
+            }
+
+        return self._stages.do(
+            "prepare",
+            {"hash": inputs.hash, "folder": recipe.prepare.folder},
+            work,
+            whole=lambda result: (Path(result["folder"]) / MANIFEST).exists(),
+        )
+
+    def _plan(self) -> Result:
+        planned = plan_recipe(self._recipe, vocabulary=self._prepared("vocabulary"))
+        inputs = {"planned": dataclasses.asdict(planned)}
+
+        def work() -> Result:
+            save_plan(self._folder, planned)
+            return {"parameters": planned.spec.parameters(), "memory_bytes": planned.memory.total, "flops": planned.flops}
+
+        return self._stages.do("plan", inputs, work, whole=lambda _: (self._folder / "plan.json").exists())
+
+    def _train(self) -> Result:
+        recipe = self._recipe
+        inputs = {
+            "data": self._prepared("hash"),
+            "seed": recipe.seed,
+            "sequence_length": recipe.load.sequence_length,
+            "model": plain(recipe.model),
+            "train": _trained(recipe),
+        }
+
+        def work() -> Result:
+            loop = needs_torch("ropewalk.train.loop", "training")
+            return dict(loop.train(self._folder, progress=self._progress))
+
+        checkpoints = self._folder / "checkpoints"
+        return self._stages.do(
+            "train",
+            inputs,
+            work,
+            whole=lambda result: self._is_trained(result["step"]),
+            precious=bool(list_checkpoints(checkpoints)),
+        )
+
+    def _evaluate(self) -> Result:
+        path = list_checkpoints(self._folder / "checkpoints")[-1]
+        manifest = sealed(read_checkpoint_manifest(path))["checksum"]
+        inputs = {"checkpoint": manifest, "settings": plain(self._recipe.evaluate), "seed": self._recipe.seed}
+
+        def work() -> Result:
+            module = needs_torch("ropewalk.evaluate.checkpoint", "evaluation")
+            return dict(
+                module.evaluate_checkpoint(
+                    path,
+                    run=self._folder,
+                    data=Path(self._prepared("folder")),
+                    settings=self._recipe.evaluate,
+                    seed=self._recipe.seed,
+                    progress=self._progress,
+                )
+            )
+
+        files = (self._folder / "evaluation" / "results.json", self._folder / "samples.jsonl")
+        return self._stages.do("evaluate", inputs, work, whole=lambda _: all(file.exists() for file in files))
+
+    def _report(self) -> Result:
+        """Not a skipped stage: it is cheap, and shows the run as it is now."""
+        summary = summarize(self._folder, self._recipe)
+        write_json(self._folder / "summary.json", summary)
+        path = write_report(self._folder)
+        return {**summary, "report": str(path)}
+
+    def _prepared(self, key: str) -> Any:
+        record = read_record(self._folder, "prepare")
+        assert record is not None and record.result is not None, "prepare comes first"
+        return record.result[key]
+
+    def _is_trained(self, step: int) -> bool:
+        found = list_checkpoints(self._folder / "checkpoints")
+        return bool(found) and read_checkpoint_manifest(found[-1]).step == step
+
+
+def plan_recipe(recipe: Recipe, *, vocabulary: int) -> Planned:
+    """The plan of a recipe on this machine for a tokenizer of `vocabulary` tokens."""
+    spec = resolve(recipe.model, vocabulary=vocabulary, sequence_length=recipe.load.sequence_length)
+    return choose(
+        spec,
+        recipe.plan,
+        this_machine(),
+        batch_rows=recipe.train.batch_rows,
+        steps=recipe.train.steps,
+        precision=recipe.train.precision,
+    )
+
+
+def expected_vocabulary(recipe: Recipe) -> int:
+    """The tokenizer's size before anything is prepared: the file's, or what is asked for."""
+    if not recipe.prepare.tokenizer.file:
+        return recipe.prepare.tokenizer.vocabulary
+    from tokenizers import Tokenizer
+
+    return int(Tokenizer.from_file(recipe.prepare.tokenizer.file).get_vocab_size())
+
+
+def summarize(folder: Path, recipe: Recipe) -> Result:
+    """`summary.json`: the run in one object (docs/formats.md)."""
+    records = {stage: read_record(folder, stage) for stage in STAGES[:-1]}
+    seconds = {stage: record.seconds for stage, record in records.items() if record}
+    trained = (records["train"] and records["train"].result) or {}
+    planned = (records["plan"] and records["plan"].result) or {}
+    results = read_json(folder / "evaluation" / "results.json", what="evaluation")
+    events = list(read_events(events_path(folder)))
+    paces = sorted(event["tokens_per_s"] for event in steps(events))
+    started = [event for event in events if event["kind"] == "train_started"]
+    return {
+        "format": 1,
+        "name": recipe.name,
+        "version": __version__,
+        "seed": recipe.seed,
+        "device": started[-1]["device"] if started else None,
+        "machine": str(this_machine()),
+        "parameters": planned.get("parameters"),
+        "steps": trained.get("step"),
+        "tokens": trained.get("tokens"),
+        "train_tokens_prepared": read_manifest(Path(_result(records["prepare"])["folder"])).tokens("train"),
+        "seconds": {**seconds, "total": round(sum(seconds.values()), 3)},
+        "train_loss": trained.get("train_loss"),
+        "validation_loss": trained.get("validation_loss"),
+        "tokens_per_s": paces[len(paces) // 2] if paces else None,
+        **{key: value for key, value in results.items() if key not in ("format", "step", "tokens")},
+        "evaluated_tokens": results["tokens"],
+    }
+
+
+def _result(record: Any) -> Result:
+    return dict(record.result) if record and record.result else {}
+
+
+def _trained(recipe: Recipe) -> dict[str, Any]:
+    """The settings of training that decide the weights."""
+    cosmetic = {"log_every_steps", "validate_every_steps", "validate_rows"}
+    return {key: value for key, value in plain(recipe.train).items() if key not in cosmetic}
+
+
+def needs_torch(module: str, purpose: str) -> Any:
+    """A module that needs torch, imported when it is needed."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise MissingPackage("torch", purpose, "train") from None
+
+
+def _refuse_if_running(folder: Path) -> None:
+    if folder.exists():
+        try:
+            with locked(folder):
+                pass
+        except RunConflict as error:
+            raise RunConflict(f"{error}; --new would move a running run") from None

@@ -1,0 +1,159 @@
+"""One function per verb. A recipe is a path to a TOML file, or a `Resolved[Recipe]` made in Python."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from ropewalk.base.progress import Progress
+from ropewalk.checkpoint.format import resolve_checkpoint
+from ropewalk.config.read import Resolved, parse, read
+from ropewalk.launch.local import start_detached
+from ropewalk.monitor.console import status_lines
+from ropewalk.monitor.report import write_report
+from ropewalk.monitor.run import read_run
+from ropewalk.plan.machine import this_machine
+from ropewalk.prepare.ledger import explain as explain_document
+
+from .opening import check_inputs
+from .pipeline import Stage, advance, expected_vocabulary, needs_torch, plan_recipe
+from .recipe import Recipe
+from .stages import Result
+
+RecipeLike = Path | str | Resolved[Recipe]
+RUNS = Path("runs")
+QUICKSTART = "quickstart.toml"
+
+
+def run(
+    recipe: RecipeLike,
+    overrides: Sequence[str] = (),
+    *,
+    runs: Path = RUNS,
+    new: bool = False,
+    progress: Progress | None = None,
+    until: Stage = "report",
+) -> Result:
+    """Raw files to report, or as far as stage `until`; the result of the last stage. The same call continues a run."""
+    return advance(resolve_recipe(recipe, overrides), runs=runs, until=until, new=new, progress=progress)
+
+
+def quickstart(
+    overrides: Sequence[str] = (), *, runs: Path = RUNS, new: bool = False, progress: Progress | None = None
+) -> Result:
+    """`run` on the built-in recipe, whose corpus is the Python of this machine; the run's summary."""
+    return run(quickstart_recipe(overrides), runs=runs, new=new, progress=progress)
+
+
+def quickstart_recipe(overrides: Sequence[str] = ()) -> Resolved[Recipe]:
+    """The built-in recipe, changed by `overrides`."""
+    text = resources.files(__package__).joinpath(QUICKSTART).read_text(encoding="utf-8")
+    return parse(Recipe, text, QUICKSTART, overrides)
+
+
+def prepare(
+    recipe: RecipeLike,
+    overrides: Sequence[str] = (),
+    *,
+    runs: Path = RUNS,
+    new: bool = False,
+    progress: Progress | None = None,
+) -> Result:
+    """Raw files to token shards; where they are and how many tokens they hold."""
+    return run(recipe, overrides, runs=runs, new=new, progress=progress, until="prepare")
+
+
+def explain(
+    recipe: RecipeLike,
+    document: str,
+    overrides: Sequence[str] = (),
+    *,
+    runs: Path = RUNS,
+    progress: Progress | None = None,
+) -> Any:
+    """What became of one document of the recipe's corpus."""
+    prepared = prepare(recipe, overrides, runs=runs, progress=progress)
+    return explain_document(Path(prepared["folder"]), document)
+
+
+def plan(recipe: RecipeLike, overrides: Sequence[str] = ()) -> dict[str, Any]:
+    """What the recipe's run will need on this machine; also checks that its input files exist."""
+    resolved = resolve_recipe(recipe, overrides)
+    check_inputs(resolved)
+    planned = plan_recipe(resolved.value, vocabulary=expected_vocabulary(resolved.value))
+    return {**planned.tree(), "machine": str(this_machine())}
+
+
+def train(
+    recipe: RecipeLike,
+    overrides: Sequence[str] = (),
+    *,
+    runs: Path = RUNS,
+    new: bool = False,
+    progress: Progress | None = None,
+) -> Result:
+    """As far as the trained model; steps, tokens and last losses."""
+    return run(recipe, overrides, runs=runs, new=new, progress=progress, until="train")
+
+
+def detach(
+    recipe: RecipeLike,
+    overrides: Sequence[str] = (),
+    *,
+    runs: Path = RUNS,
+    new: bool = False,
+    progress: Progress | None = None,
+) -> Result:
+    """As far as the plan here, then training in a process of its own: its number, its log and how to watch it."""
+    resolved = resolve_recipe(recipe, overrides)
+    run(resolved, runs=runs, new=new, progress=progress, until="plan")
+    folder = runs / resolved.value.name
+    started = start_detached(folder)
+    return {"pid": started.pid, "log": str(started.log), "watch": f"ropewalk monitor {folder}"}
+
+
+def evaluate(
+    recipe: RecipeLike, overrides: Sequence[str] = (), *, runs: Path = RUNS, progress: Progress | None = None
+) -> Result:
+    """As far as the measured model; what was measured."""
+    return run(recipe, overrides, runs=runs, progress=progress, until="evaluate")
+
+
+def generate(
+    checkpoint: Path, *, prompt: str, tokens: int = 120, temperature: float = 0.7, top_k: int = 50, seed: int = 0
+) -> Iterator[str]:
+    """Pieces of text as they are drawn; `checkpoint` is a checkpoint or a run directory."""
+    path = resolve_checkpoint(checkpoint)
+    module = needs_torch("ropewalk.evaluate.checkpoint", "generation")
+    pieces: Iterator[str] = module.continue_text(
+        path, prompt=prompt, tokens=tokens, temperature=temperature, top_k=top_k, seed=seed
+    )
+    return pieces
+
+
+def monitor(folder: Path) -> list[str]:
+    """Where the run in `folder` stands, in lines."""
+    return status_lines(read_run(folder))
+
+
+def report(folder: Path) -> Path:
+    """Draws `report.html` of the run in `folder` from its files."""
+    return write_report(folder)
+
+
+def resolve_recipe(recipe: RecipeLike, overrides: Sequence[str] = ()) -> Resolved[Recipe]:
+    """The checked recipe with its origins."""
+    if isinstance(recipe, Resolved):
+        if overrides:
+            raise ValueError("overrides belong to a recipe file; change the dataclass instead")
+        return recipe
+    return read(Recipe, Path(recipe), overrides)
+
+
+def recipe_from(value: Recipe) -> Resolved[Recipe]:
+    """A recipe built in Python, as the verbs take it."""
+    assert dataclasses.is_dataclass(value)
+    return Resolved(value, {})

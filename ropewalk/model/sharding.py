@@ -1,0 +1,53 @@
+"""How each parameter may be split over devices: declarations only. `plan` chooses among them, `parallel` applies."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from .spec import Spec
+
+Role = Literal["column", "row", "vocabulary", "replicate"]
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """One parameter's tensor split.
+
+    `column` splits the outputs (dimension 0), `row` the inputs (dimension 1, partial sums are added), `vocabulary` the
+    rows of the embedding or head, `replicate` not at all. Any cut of the dimension into equal parts of whole units is valid.
+    """
+
+    role: Role
+    units: int = 1
+    """Indivisible pieces along the split dimension; a tensor degree must divide it."""
+    parts: tuple[tuple[str, int], ...] = ()
+    """What one unit of a fused matrix holds, in order: (name, rows)."""
+
+    @property
+    def dimension(self) -> int | None:
+        return {"column": 0, "vocabulary": 0, "row": 1, "replicate": None}[self.role]
+
+
+def splits(spec: Spec) -> dict[str, Split]:
+    """The split of every parameter in `spec.shapes()`."""
+    return {name: _split(name, spec) for name in spec.shapes()}
+
+
+def _split(name: str, spec: Spec) -> Split:
+    size = spec.head_size
+    if name.endswith("attention.qkv.weight"):
+        queries = spec.heads // spec.kv_heads * size
+        return Split("column", spec.kv_heads, (("query", queries), ("key", size), ("value", size)))
+    if name.endswith("attention.out.weight"):
+        return Split("row", spec.kv_heads)
+    if name.endswith("mlp.up.weight"):
+        if spec.mlp == "swiglu":
+            chunk = spec.mlp_chunk
+            return Split("column", spec.hidden // chunk, (("gate", chunk), ("up", chunk)))
+        return Split("column", spec.hidden)
+    if name.endswith("mlp.down.weight"):
+        return Split("row", spec.hidden // spec.mlp_chunk if spec.mlp == "swiglu" else spec.hidden)
+    if name in ("embedding.weight", "head.weight"):
+        return Split("vocabulary", spec.vocabulary)
+    return Split("replicate")

@@ -1,0 +1,61 @@
+"""A run in a few aligned lines, for a terminal."""
+
+from __future__ import annotations
+
+import math
+
+from ropewalk.base.progress import amount, duration
+
+from .headline import median_pace, progress, seconds_left, verdict
+from .report import FILE
+from .run import RunView, Stage
+
+
+def status_lines(view: RunView) -> list[str]:
+    """Stages with their time, the last step, what is left, and where the report is."""
+    rows = [("stage " + stage.name, _stage(stage)) for stage in view.stages]
+    rows += _training(view)
+    rows += [
+        ("warning", str(event.get("message", ""))) for event in view.notable if event["kind"] == "warning"
+    ][-3:]
+    report = view.folder / FILE
+    rows.append(("report", str(report) if report.exists() else f"{report} (not written yet)"))
+    width = max(len(name) for name, _ in rows)
+    return [f"{view.name}: {_state(view)}", *(f"  {name:<{width}}  {value}" for name, value in rows)]
+
+
+def _state(view: RunView) -> str:
+    if view.finished:
+        return f"finished; {verdict(view)}"
+    age = view.read_at - view.last_time
+    seen = f", last event {duration(max(0.0, age))} ago" if math.isfinite(age) else ""
+    return f"not finished, {progress(view)}{seen}"
+
+
+def _stage(stage: Stage) -> str:
+    if stage.seconds is None:
+        return "not finished"
+    return duration(stage.seconds) + (" (kept from before)" if stage.state == "skipped" else "")
+
+
+def _training(view: RunView) -> list[tuple[str, str]]:
+    rows = []
+    if view.steps:
+        last = view.steps[-1]
+        pace = median_pace(view)
+        parts = [f"loss {last.loss:.4f}", f"{amount(pace)} tokens/s" if pace is not None else ""]
+        parts.append(f"{100 * last.wait_share:.1f} % data wait" if math.isfinite(last.wait_share) else "")
+        rows.append((f"step {last.step}", ", ".join(filter(None, parts))))
+    if view.validations:
+        point = view.validations[-1]
+        rows.append(
+            (
+                "validation",
+                f"loss {point.loss:.4f}, {point.bits_per_byte:.3f} bits per byte, step {point.step}",
+            )
+        )
+    if view.saved_step is not None:
+        rows.append(("checkpoint", f"step {view.saved_step}"))
+    if (left := seconds_left(view)) is not None:
+        rows.append(("left", f"about {duration(left)} of training at this pace"))
+    return rows

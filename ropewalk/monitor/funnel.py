@@ -1,0 +1,175 @@
+"""The manifest's counts as a flow: documents of each source, through the steps, to a split or to removal.
+
+Counts are conserved: at every node between the ends, as many documents leave as arrive. A manifest whose
+counts do not add up gives an error instead of a picture.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from ropewalk.base.errors import DataError
+
+from .values import mapping, text, whole
+
+KEPT = "kept"
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A place documents pass or end; `bytes` is None where the manifest does not say."""
+
+    key: str
+    label: str
+    kind: Literal["source", "step", "removed", "kept"]
+    column: int
+    """Sources stand in column 0, step i in column i + 1; what a step removed shares its column."""
+    documents: int
+    bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """Documents of one source on their way from a node to another."""
+
+    start: str
+    end: str
+    source: str
+    documents: int
+
+
+@dataclass(frozen=True, slots=True)
+class Flow:
+    """The whole way of the corpus."""
+
+    sources: tuple[str, ...]
+    steps: tuple[str, ...]
+    nodes: tuple[Node, ...]
+    links: tuple[Link, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """What one step did to one source; the part of the manifest that is drawn."""
+
+    source: str
+    step: str
+    documents_in: int
+    documents_out: int
+    bytes_in: int
+    bytes_out: int
+    removed: tuple[tuple[str, int], ...]
+    edited: tuple[tuple[str, int], ...]
+
+
+def read_counts(manifest: Any) -> list[Count]:
+    """The counts of every source and step, in the manifest's order; raises DataError when one is missing."""
+    sources = mapping(manifest).get("sources")
+    if not isinstance(sources, list) or not sources:
+        raise DataError("the manifest names no sources")
+    return [_count(text(mapping(source).get("name")), step) for source in sources for step in _steps(source)]
+
+
+def read_flow(manifest: Any) -> Flow:
+    """The flow of the manifest; raises DataError when its counts are missing or do not add up."""
+    counts = read_counts(manifest)
+    sources = tuple(dict.fromkeys(count.source for count in counts))
+    steps = tuple(dict.fromkeys(count.step for count in counts))
+    links: list[Link] = []
+    for source in sources:
+        path = [count for count in counts if count.source == source]
+        _check(path)
+        links += _source_links(path, _splits(manifest, source, path[-1].documents_out))
+    links = [link for link in links if link.documents]
+    return Flow(sources, steps, tuple(_nodes(counts, links, sources, steps)), tuple(links))
+
+
+def _steps(source: Any) -> list[Any]:
+    steps = mapping(source).get("steps")
+    if not isinstance(steps, list) or not steps:
+        raise DataError(f"source {text(mapping(source).get('name'))} has no steps")
+    return steps
+
+
+def _count(source: str, step: Any) -> Count:
+    row = mapping(step)
+    names = ("documents_in", "documents_out", "bytes_in", "bytes_out")
+    numbers = [whole(row.get(name)) for name in names]
+    wrong = [name for name, value in zip(names, numbers, strict=True) if value is None or value < 0]
+    if wrong:
+        raise DataError(f"source {source}, step {text(row.get('step'))}: no {', '.join(wrong)}")
+    documents_in, documents_out, bytes_in, bytes_out = (value or 0 for value in numbers)
+    return Count(
+        source=source,
+        step=text(row.get("step")),
+        documents_in=documents_in,
+        documents_out=documents_out,
+        bytes_in=bytes_in,
+        bytes_out=bytes_out,
+        removed=tuple((rule, whole(n) or 0) for rule, n in mapping(row.get("removed")).items()),
+        edited=tuple((rule, whole(n) or 0) for rule, n in mapping(row.get("edited")).items()),
+    )
+
+
+def _check(path: list[Count]) -> None:
+    arriving = path[0].documents_in
+    for count in path:
+        removed = sum(documents for _, documents in count.removed)
+        if count.documents_in != arriving or count.documents_in != count.documents_out + removed:
+            raise DataError(
+                f"source {count.source}, step {count.step}: {arriving} documents arrive, "
+                f"{count.documents_in} are counted in, {count.documents_out} out and {removed} removed"
+            )
+        arriving = count.documents_out
+
+
+def _splits(manifest: Any, source: str, documents: int) -> dict[str, int]:
+    """Where the kept documents of a source lie: by split when the shards account for all of them."""
+    totals: dict[str, int] = {}
+    shards = mapping(manifest).get("shards")
+    for shard in shards if isinstance(shards, list) else []:
+        row = mapping(shard)
+        if row.get("source") == source:
+            split = text(row.get("split"))
+            totals[split] = totals.get(split, 0) + (whole(row.get("documents")) or 0)
+    return totals if sum(totals.values()) == documents else {KEPT: documents}
+
+
+def _source_links(path: list[Count], splits: dict[str, int]) -> Iterator[Link]:
+    source = path[0].source
+    yield Link(f"source:{source}", f"step:{path[0].step}", source, path[0].documents_in)
+    for count, following in zip(path, [*path[1:], None], strict=True):
+        here = f"step:{count.step}"
+        for rule, documents in count.removed:
+            yield Link(here, f"removed:{count.step}:{rule}", source, documents)
+        if following is not None:
+            yield Link(here, f"step:{following.step}", source, count.documents_out)
+        else:
+            for split, documents in splits.items():
+                yield Link(here, f"kept:{split}", source, documents)
+
+
+def _nodes(
+    counts: list[Count], links: list[Link], sources: tuple[str, ...], steps: tuple[str, ...]
+) -> Iterator[Node]:
+    for source in sources:
+        first = next(count for count in counts if count.source == source)
+        yield Node(f"source:{source}", source, "source", 0, first.documents_in, first.bytes_in)
+    for index, step in enumerate(steps):
+        rows = [count for count in counts if count.step == step]
+        documents = sum(count.documents_in for count in rows)
+        yield Node(f"step:{step}", step, "step", index + 1, documents, sum(count.bytes_in for count in rows))
+        yield from _ends(links, f"removed:{step}:", "removed", index + 1)
+    yield from _ends(links, "kept:", "kept", len(steps) + 1)
+
+
+def _ends(links: list[Link], prefix: str, kind: Literal["removed", "kept"], column: int) -> Iterator[Node]:
+    """The nodes at which links end, the largest first."""
+    totals: dict[str, int] = {}
+    for link in links:
+        if link.end.startswith(prefix):
+            totals[link.end] = totals.get(link.end, 0) + link.documents
+    for key, documents in sorted(totals.items(), key=lambda item: (-item[1], item[0])):
+        yield Node(key, key.removeprefix(prefix), kind, column, documents, None)

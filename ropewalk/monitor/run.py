@@ -1,0 +1,326 @@
+"""A run directory as one value: everything a screen or a page shows, read from files and from nothing else.
+
+A run may be unfinished, killed in the middle of a line, or missing whole files. Whatever can be read is read;
+what cannot is listed in `RunView.missing`, in words for the reader. Only a folder that does not exist is an
+error.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from ropewalk.base.errors import DataError
+from ropewalk.base.events import Event, events_path, read_events, steps
+from ropewalk.config.read import DEFAULT
+
+from .values import finite, mapping, number, text, whole
+
+Json = Mapping[str, Any]
+
+STAGES = ("prepare", "plan", "train", "evaluate", "report")
+"""The order in which stages run; others follow in the order of their names."""
+NOTABLE = ("restored", "config_changed", "warning")
+"""Kinds of events that a reader should see one by one."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Setting:
+    """One value of the resolved config."""
+
+    key: str
+    value: Any
+    origin: str
+
+    @property
+    def is_default(self) -> bool:
+        return self.origin == DEFAULT
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stage:
+    """One stage of the run; `seconds` is None until it has finished once."""
+
+    name: str
+    state: Literal["finished", "skipped", "unfinished"]
+    seconds: float | None
+    result: Json
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepRecord:
+    """One metric line of training; what the line does not hold is nan."""
+
+    step: int
+    tokens: float
+    loss: float
+    lr: float
+    grad_norm: float
+    step_s: float
+    data_wait_s: float
+    tokens_per_s: float
+    flops_per_s: float
+    mfu: float
+    memory_bytes: float
+
+    @property
+    def wait_share(self) -> float:
+        """Share of the step spent waiting for data."""
+        return self.data_wait_s / self.step_s if self.step_s > 0 else float("nan")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Validation:
+    """One measurement of the held-out loss during training."""
+
+    step: int
+    loss: float
+    bits_per_byte: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sample:
+    """One completion; `parses` is None where the question makes no sense."""
+
+    prompt: str
+    completion: str
+    domain: str
+    source: str
+    parses: bool | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunView:
+    """All that the files of a run say. Objects whose file is absent or unreadable are empty."""
+
+    folder: Path
+    read_at: float
+    """When the files were read, in seconds since 1970."""
+    name: str
+    settings: tuple[Setting, ...]
+    stages: tuple[Stage, ...]
+    steps: tuple[StepRecord, ...]
+    """The steps that count, without those undone by a restore."""
+    validations: tuple[Validation, ...]
+    notable: tuple[Event, ...]
+    """Events of the kinds in `NOTABLE`, of every rank, by time."""
+    starts: int
+    """How often the run was started."""
+    first_time: float
+    last_time: float
+    """Time of the first and the last event of rank 0; nan without events."""
+    finished: bool
+    saved_step: int | None
+    """Step of the newest checkpoint that counts."""
+    launch: Json
+    """The last `run_started` event."""
+    training: Json
+    """The last `train_started` event."""
+    plan: Json
+    manifest: Json
+    manifest_folder: str
+    evaluation: Json
+    summary: Json
+    samples: tuple[Sample, ...]
+    missing: tuple[str, ...]
+
+    def setting(self, key: str) -> Any:
+        """The value of the dotted `key` in the resolved config, None when it is not there."""
+        return next((setting.value for setting in self.settings if setting.key == key), None)
+
+    def measured(self, key: str) -> float | None:
+        """A number of the final evaluation: from its own file, else from the summary."""
+        value = number(self.evaluation.get(key))
+        return number(self.summary.get(key)) if value is None else value
+
+
+def read_run(run: Path) -> RunView:
+    """The run in `run` as far as it has come; raises DataError only when there is no such folder."""
+    if not run.is_dir():
+        raise DataError(f"{run}: no such run directory")
+    missing: list[str] = []
+    events = [event for event in read_events(events_path(run)) if _sound(event)]
+    if not events:
+        missing.append("events.jsonl: no events yet")
+    settings = tuple(_settings(run / "config.toml", missing))
+    stages = tuple(_stages(run / "stages", events))
+    summary = _object(run / "summary.json", missing)
+    folder, manifest = _manifest(run, stages, missing)
+    started = [event for event in events if event["kind"] == "run_started"]
+    saved = steps(events, "saved")
+    times = [event["time"] for event in events]
+    return RunView(
+        folder=run,
+        read_at=time.time(),
+        name=text(summary.get("name")) or _value(settings, "name") or run.resolve().name,
+        settings=settings,
+        stages=stages,
+        steps=tuple(_step(event) for event in steps(events)),
+        validations=tuple(_validation(event) for event in steps(events, "validation")),
+        notable=tuple(_notable(run, events)),
+        starts=len(started),
+        first_time=times[0] if times else float("nan"),
+        last_time=times[-1] if times else float("nan"),
+        finished=_finished(events, summary),
+        saved_step=saved[-1]["step"] if saved else None,
+        launch=started[-1] if started else {},
+        training=next((event for event in reversed(events) if event["kind"] == "train_started"), {}),
+        plan=_object(run / "plan.json", missing),
+        manifest=manifest,
+        manifest_folder=folder,
+        evaluation=_object(run / "evaluation" / "results.json", missing),
+        summary=summary,
+        samples=tuple(_samples(run / "samples.jsonl", missing)),
+        missing=tuple(missing),
+    )
+
+
+def _sound(event: Event) -> bool:
+    """Whether an event has a time, and a step where its kind needs one: `base.events.steps` relies on it."""
+    if finite(event.get("time")) is None or not isinstance(event["kind"], str):
+        return False
+    return (
+        event["kind"] not in ("step", "validation", "restored", "saved")
+        or whole(event.get("step")) is not None
+    )
+
+
+def _object(path: Path, missing: list[str]) -> Json:
+    """The JSON object in `path`, or an empty one and a line in `missing`."""
+    name = f"{path.parent.name}/{path.name}" if path.parent.name == "evaluation" else path.name
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        missing.append(f"{name}: not written yet")
+        return {}
+    except (OSError, ValueError) as error:
+        missing.append(f"{name}: cannot be read: {error}")
+        return {}
+    if not isinstance(value, dict):
+        missing.append(f"{name}: not a JSON object")
+    return mapping(value)
+
+
+def _settings(path: Path, missing: list[str]) -> Iterator[Setting]:
+    try:
+        tree = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        missing.append(f"{path.name}: not written yet")
+        return
+    except (OSError, ValueError) as error:
+        missing.append(f"{path.name}: cannot be read: {error}")
+        return
+    origins = mapping(tree.pop("origins", {}))
+    tree.pop("format", None)
+    for key, value in _leaves(tree):
+        yield Setting(key=key, value=value, origin=text(origins.get(key)) or DEFAULT)
+
+
+def _leaves(tree: Json, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Every value by dotted key; the items of a list of tables are numbered."""
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            yield from _leaves(value, f"{prefix}{key}.")
+        elif isinstance(value, list) and value and all(isinstance(item, dict) for item in value):
+            for index, item in enumerate(value):
+                yield from _leaves(item, f"{prefix}{key}.{index}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _value(settings: tuple[Setting, ...], key: str) -> str:
+    return next((text(setting.value) for setting in settings if setting.key == key), "")
+
+
+def _stages(folder: Path, events: list[Event]) -> Iterator[Stage]:
+    """The stages with files or events. A file says that a stage is complete; events, what happened last."""
+    files = {path.stem: _object(path, []) for path in sorted(folder.glob("*.json"))}
+    last = {
+        text(event.get("stage")): event
+        for event in events
+        if event["kind"].startswith("stage_") and event.get("stage")
+    }
+    names = sorted(
+        {*files, *last} - {""}, key=lambda name: (STAGES.index(name) if name in STAGES else 99, name)
+    )
+    for name in names:
+        event = last.get(name, {})
+        record = files.get(name) or event
+        state: Literal["finished", "skipped", "unfinished"] = "finished"
+        if event.get("kind") == "stage_started":
+            state = "unfinished"
+        elif event.get("kind") == "stage_skipped":
+            state = "skipped"
+        seconds = None if state == "unfinished" else number(record.get("seconds"))
+        yield Stage(name=name, state=state, seconds=seconds, result=mapping(record.get("result")))
+
+
+def _manifest(run: Path, stages: tuple[Stage, ...], missing: list[str]) -> tuple[str, Json]:
+    """The prepared folder and its manifest. A relative folder is tried from here, then beside `runs/`."""
+    prepared = next((text(stage.result.get("folder")) for stage in stages if stage.name == "prepare"), "")
+    if not prepared:
+        missing.append("manifest.json: the prepare stage has not finished")
+        return "", {}
+    places = (Path(prepared), run.resolve().parent.parent / prepared)
+    folder = next((place for place in places if (place / "manifest.json").is_file()), None)
+    if folder is None:
+        missing.append(f"manifest.json: not in {prepared}")
+        return prepared, {}
+    return prepared, _object(folder / "manifest.json", missing)
+
+
+def _step(event: Event) -> StepRecord:
+    names = [name for name in StepRecord.__slots__ if name != "step"]
+    nan = float("nan")
+    values = {name: nan if (value := number(event.get(name))) is None else value for name in names}
+    return StepRecord(step=event["step"], **values)
+
+
+def _validation(event: Event) -> Validation:
+    loss, bits = number(event.get("loss")), number(event.get("bits_per_byte"))
+    nan = float("nan")
+    return Validation(
+        step=event["step"], loss=nan if loss is None else loss, bits_per_byte=nan if bits is None else bits
+    )
+
+
+def _notable(run: Path, events: list[Event]) -> list[Event]:
+    """Rank 0's notable events and the warnings of the others, who repeat everything else."""
+    found = [event for event in events if event["kind"] in NOTABLE]
+    for path in sorted(run.glob("events-*.jsonl")):
+        found += [event for event in read_events(path) if event["kind"] == "warning" and _sound(event)]
+    return sorted(found, key=lambda event: float(event["time"]))
+
+
+def _finished(events: list[Event], summary: Json) -> bool:
+    """Whether the last start reached its end; a summary without any events counts as an end."""
+    for event in reversed(events):
+        if event["kind"] in ("run_started", "run_finished"):
+            return bool(event["kind"] == "run_finished")
+    return bool(summary)
+
+
+def _samples(path: Path, missing: list[str]) -> Iterator[Sample]:
+    try:
+        lines = path.read_bytes().splitlines()
+    except OSError:
+        missing.append(f"{path.name}: not written yet")
+        return
+    for line in lines:
+        try:
+            row = mapping(json.loads(line))
+        except ValueError:
+            continue
+        if row:
+            yield Sample(
+                prompt=text(row.get("prompt")),
+                completion=text(row.get("completion")),
+                domain=text(row.get("domain")),
+                source=text(row.get("source")),
+                parses=row["parses"] if isinstance(row.get("parses"), bool) else None,
+            )

@@ -1,0 +1,107 @@
+"""From values to pixels, and which values deserve a tick.
+
+Ticks are 1, 2 or 5 times a power of ten, inside the range, and never more than asked for.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+Kind = Literal["linear", "log"]
+
+_NEAR = 1e-9
+"""Ranges narrower than this share of their ends are one value as far as a chart is concerned."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """Maps `low`..`high` onto the pixels `start`..`end`; a `log` scale needs `low > 0`."""
+
+    low: float
+    high: float
+    start: float
+    end: float
+    kind: Kind = "linear"
+
+    def __call__(self, value: float) -> float:
+        """The pixel of `value`; the middle when the range is a single value."""
+        low, high, at = (
+            (self.low, self.high, value)
+            if self.kind == "linear"
+            else (math.log(self.low), math.log(self.high), math.log(max(value, self.low)))
+        )
+        share = (at - low) / (high - low) if high > low else 0.5
+        return self.start + share * (self.end - self.start)
+
+    def ticks(self, most: int) -> list[float]:
+        """At most `most` nice values inside the range, in increasing order."""
+        find = log_ticks if self.kind == "log" else linear_ticks
+        return find(self.low, self.high, most)
+
+
+def linear_ticks(low: float, high: float, most: int) -> list[float]:
+    """The multiples of the smallest nice step that are at most `most`; `[low]` for a range of one value."""
+    span = high - low
+    if span <= _NEAR * max(abs(low), abs(high)) or span / most < 1e-300:
+        return [low]
+    exponent = math.floor(math.log10(span / most))
+    for power in (exponent, exponent + 1):
+        for factor in (1, 2, 5):
+            ticks = _multiples(low, high, factor, power)
+            if len(ticks) <= most:
+                return ticks
+    return [low]
+
+
+def log_ticks(low: float, high: float, most: int) -> list[float]:
+    """Powers of ten, with twos and fives where there is room; linear ticks within less than a decade."""
+    first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
+    for factors in ((1, 2, 5), (1, 3), (1,)):
+        ticks = [_scaled(f, e) for e in range(first, last + 1) for f in factors]
+        inside = [tick for tick in ticks if low <= tick <= high]
+        if 2 <= len(inside) <= most:
+            return inside
+    decades = [_scaled(1, e) for e in range(first, last + 1)]
+    inside = [tick for tick in decades if low <= tick <= high]
+    if len(inside) > most:
+        return inside[:: math.ceil(len(inside) / most)]
+    return linear_ticks(low, high, most)
+
+
+def tick_labels(ticks: list[float]) -> list[str]:
+    """The ticks as text, as short as they are exact, with one prefix for all of them."""
+    largest = max((abs(tick) for tick in ticks), default=0.0)
+    if largest and largest < 1e-3:
+        return ["0" if tick == 0 else f"{tick:.0e}".replace("e-0", "e-") for tick in ticks]
+    for factor, suffix in ((1e9, " G"), (1e6, " M"), (1e4, " k"), (0.0, "")):
+        if largest >= factor:
+            unit = {" G": 1e9, " M": 1e6, " k": 1e3}.get(suffix, 1.0)
+            return [_shortest(tick / unit, suffix) for tick in _aligned(ticks, unit)]
+    raise AssertionError("the last factor is zero")
+
+
+def padded(low: float, high: float, share: float = 0.05) -> tuple[float, float]:
+    """The range with a margin of `share` on both sides; a single value gets a range around it."""
+    margin = (high - low) * share or abs(high) * 0.1 or 1.0
+    return low - margin, high + margin
+
+
+def _multiples(low: float, high: float, factor: int, power: int) -> list[float]:
+    step = _scaled(factor, power)
+    numbers = range(math.ceil(low / step) - 1, math.floor(high / step) + 2)
+    return [tick for n in numbers if low <= (tick := _scaled(n * factor, power)) <= high]
+
+
+def _scaled(whole: int, power: int) -> float:
+    """`whole * 10**power`, correctly rounded: 0.3 and not 0.30000000000000004."""
+    return float(whole * 10**power) if power >= 0 else whole / 10**-power
+
+
+def _aligned(ticks: list[float], unit: float) -> list[float]:
+    return [0.0 if abs(tick) < 1e-12 * unit else tick for tick in ticks]
+
+
+def _shortest(value: float, suffix: str) -> str:
+    return f"{value:.6g}{suffix if value else ''}"

@@ -1,0 +1,94 @@
+"""Sections about training: the loss, and what the optimizer and the machine did at each step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from ropewalk.base.progress import amount
+
+from .chart import HALF, Chart, Point, Series, better_x, figure
+from .markup import Markup, element
+from .page import empty, section
+from .run import RunView, StepRecord
+from .values import finite, whole
+
+
+def loss_section(view: RunView) -> Markup:
+    """Training and validation loss over steps, with the places where the run was restored."""
+    if not view.steps:
+        return section("Loss", empty("Training has not logged a step yet."))
+    train = _points(view, lambda step: step.loss)
+    held_out = [(float(point.step), point.loss) for point in view.validations]
+    chart = Chart(
+        title="Cross-entropy",
+        unit="nats per token",
+        series=[
+            Series(name="training", points=train, tone="tone-0"),
+            Series(name="validation", points=held_out, tone="tone-2", marks="dots"),
+        ],
+        x_kind=better_x(train),
+        show=lambda value: f"{value:.4f}",
+        moments=[(float(step), "restored") for step in _restored(view)],
+        note=_loss_note(view),
+    )
+    return section("Loss", figure(chart))
+
+
+def pace_section(view: RunView) -> Markup:
+    """Four small charts on one axis of steps: throughput, waiting, learning rate, gradient norm."""
+    if not view.steps:
+        return section("Steps", empty("Training has not logged a step yet."))
+    clip = finite(view.setting("train.clip_norm"))
+    charts = [
+        Chart(
+            title="Throughput",
+            unit="tokens per second",
+            series=[Series(name="", points=_points(view, lambda step: step.tokens_per_s))],
+            from_zero=True,
+            show=amount,
+        ),
+        Chart(
+            title="Waiting for data",
+            unit="% of step time",
+            series=[Series(name="", points=_points(view, lambda step: 100 * step.wait_share), tone="tone-1")],
+            from_zero=True,
+            show=lambda value: f"{value:.2f} %",
+        ),
+        Chart(
+            title="Learning rate",
+            unit="by the schedule",
+            series=[Series(name="", points=_points(view, lambda step: step.lr), tone="tone-3")],
+            from_zero=True,
+            show=lambda value: f"{value:.3g}",
+        ),
+        Chart(
+            title="Gradient norm",
+            unit="before clipping",
+            series=[Series(name="", points=_points(view, lambda step: step.grad_norm), tone="tone-4")],
+            from_zero=True,
+            show=lambda value: f"{value:.3g}",
+            levels=[(clip, f"clipped above {clip:g}")] if clip else [],
+        ),
+    ]
+    return section("Steps", element("div", [figure(chart, HALF) for chart in charts], class_="pair"))
+
+
+def _points(view: RunView, value: Callable[[StepRecord], float]) -> list[Point]:
+    return [(float(step.step), value(step)) for step in view.steps]
+
+
+def _restored(view: RunView) -> list[int]:
+    found = [whole(event.get("step")) for event in view.notable if event["kind"] == "restored"]
+    return sorted({step for step in found if step is not None})
+
+
+def _loss_note(view: RunView) -> str:
+    every = whole(view.setting("train.log_every_steps"))
+    notes = [f"Each training point is the mean over {every} steps."] if every and every > 1 else []
+    lost = [step.step for step in view.steps if not math.isfinite(step.loss)]
+    if lost:
+        notes.append(
+            f"The loss was not finite at {len(lost)} points, first at step {lost[0]}; they are not drawn."
+        )
+    return " ".join(notes)

@@ -1,0 +1,183 @@
+"""One step of training, whatever the devices: the interface that the loop is written on, and its form for one device.
+
+`step` and `score` are called by all ranks. Nothing in them waits for the device: results are tensors on it, read by the
+loop only when it logs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from ropewalk.load.batch import Batch
+from ropewalk.model.decoder import Decoder
+from ropewalk.model.loss import token_losses, token_scores
+from ropewalk.plan.plan import Plan
+
+from .comm import sum_over_ranks
+
+Named = Mapping[str, Tensor]
+MakeOptimizer = Callable[[dict[str, torch.nn.Parameter]], torch.optim.Optimizer]
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What a step did; device tensors of one number each."""
+
+    loss: Tensor
+    """Weighted mean over the global batch, before the update."""
+    grad_norm: Tensor
+    """Length of the whole gradient before clipping."""
+    skipped: Tensor
+    """1 when the gradient was not finite and the weights were left alone, else 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """How the model does on a batch, B T each."""
+
+    log_probabilities: Tensor
+    first_choice: Tensor
+
+
+@dataclass(slots=True)
+class Points:
+    """Named moments of a step at which others may look or act; each callback receives the gradients by name."""
+
+    on_gradients: list[Callable[[Named], None]] = field(default_factory=list)
+    """All gradients of the global batch are there, not yet clipped."""
+    before_update: list[Callable[[Named], None]] = field(default_factory=list)
+    """Gradients are clipped; the update follows."""
+
+
+class Executor(Protocol):
+    """A model and its optimizer under a plan."""
+
+    points: Points
+
+    def step(self, batch: Batch, *, lr: float) -> StepResult:
+        """All microbatches, reduction, guard, clipping and update with learning rate `lr`. All ranks must call."""
+
+    def score(self, batch: Batch) -> Scores:
+        """Log-probabilities of the targets. All ranks must call."""
+
+    def model_state(self) -> dict[str, Tensor]:
+        """The parameters by name."""
+
+    def optimizer_state(self) -> dict[str, Tensor]:
+        """The optimizer's tensors as `moment/parameter`."""
+
+    def load_state(self, model: Named, optimizer: Named) -> None:
+        """Takes over what the two functions above gave."""
+
+
+class OneDevice:
+    """The executor of a plan with one process; without `make_optimizer` it can only score."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        model: Decoder,
+        make_optimizer: MakeOptimizer | None,
+        *,
+        clip_norm: float = 0.0,
+        points: Points | None = None,
+    ) -> None:
+        self.model = model
+        self.points = points or Points()
+        self._plan = plan
+        self._clip_norm = clip_norm
+        self._device = model.head_weight.device
+        self._parameters = dict(model.named_parameters())
+        self._optimizer = make_optimizer(self._parameters) if make_optimizer else None
+
+    def step(self, batch: Batch, *, lr: float) -> StepResult:
+        total = sum_over_ranks(batch.weight.sum().to(self._device), self._plan.world)
+        loss = torch.zeros((), device=self._device)
+        for microbatch in batch.split(self._plan.microbatch_rows):
+            part = self._weighted_loss(microbatch.to(self._device)) / total
+            part.backward()
+            loss += part.detach()
+        loss = sum_over_ranks(loss, self._plan.world)
+        gradients = {name: p.grad for name, p in self._parameters.items() if p.grad is not None}
+        _announce(self.points.on_gradients, gradients)
+        norm = torch.nn.utils.get_total_norm(list(gradients.values()))
+        self._clip(gradients.values(), norm)
+        _announce(self.points.before_update, gradients)
+        skipped = self._update(norm, lr=lr)
+        return StepResult(loss, norm, skipped)
+
+    @torch.no_grad()
+    def score(self, batch: Batch) -> Scores:
+        log_probabilities, first = [], []
+        for microbatch in batch.split(self._plan.microbatch_rows):
+            there = microbatch.to(self._device)
+            with self._autocast():
+                hidden = self.model(there.tokens, positions_BT=there.positions)
+                score, choice = token_scores(hidden.flatten(0, 1), self.model.head_weight, there.targets.flatten())
+            log_probabilities.append(score.view(there.targets.shape))
+            first.append(choice.view(there.targets.shape))
+        return Scores(torch.cat(log_probabilities), torch.cat(first))
+
+    def model_state(self) -> dict[str, Tensor]:
+        return {name: parameter.detach() for name, parameter in self._parameters.items()}
+
+    def optimizer_state(self) -> dict[str, Tensor]:
+        return {
+            f"{moment}/{name}": tensor
+            for name, parameter in self._parameters.items()
+            for moment, tensor in self._need_optimizer().state[parameter].items()
+        }
+
+    @torch.no_grad()
+    def load_state(self, model: Named, optimizer: Named) -> None:
+        for name, parameter in self._parameters.items():
+            parameter.copy_(model[name])
+        for key, tensor in optimizer.items():
+            moment, name = key.split("/", 1)
+            # `step` counts live where the optimizer keeps them; moments live with their parameter.
+            device = self._device if tensor.dim() or self._device.type == "cuda" else torch.device("cpu")
+            self._need_optimizer().state[self._parameters[name]][moment] = tensor.to(device, copy=True)
+
+    def _weighted_loss(self, batch: Batch) -> Tensor:
+        with self._autocast():
+            hidden = self.model(batch.tokens, positions_BT=batch.positions)
+            losses = token_losses(hidden.flatten(0, 1), self.model.head_weight, batch.targets.flatten())
+        return (losses * batch.weight.flatten().to(losses.dtype)).sum()
+
+    def _clip(self, gradients: Iterable[Tensor], norm: Tensor) -> None:
+        if self._clip_norm:
+            scale = (self._clip_norm / (norm + 1e-6)).clamp(max=1.0)
+            torch._foreach_mul_(list(gradients), scale)
+
+    def _update(self, norm: Tensor, *, lr: float) -> Tensor:
+        """The guarded update: a gradient that is not finite changes nothing, decided on the device."""
+        optimizer = self._need_optimizer()
+        for group in optimizer.param_groups:
+            group["lr"] = lr
+        skipped = (~torch.isfinite(norm)).float()
+        # The contract between GradScaler and torch's fused optimizers: they return unchanged when `found_inf` is 1.
+        optimizer.found_inf = skipped
+        optimizer.grad_scale = None
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return skipped
+
+    def _need_optimizer(self) -> torch.optim.Optimizer:
+        assert self._optimizer is not None, "an executor made without an optimizer only scores"
+        return self._optimizer
+
+    def _autocast(self) -> contextlib.AbstractContextManager:
+        if self._plan.precision == "bf16":
+            return torch.autocast(self._device.type, torch.bfloat16)
+        return contextlib.nullcontext()
+
+
+def _announce(callbacks: list[Callable[[Named], None]], gradients: Named) -> None:
+    for callback in callbacks:
+        callback(gradients)

@@ -1,0 +1,72 @@
+"""What this machine offers, found without torch."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Gpu:
+    """One GPU as its driver describes it."""
+
+    name: str
+    memory_bytes: int
+    capability: float
+    """CUDA compute capability; bfloat16 is in hardware from 8.0 on."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Machine:
+    """Cores, memory and GPUs."""
+
+    processor: str
+    cores: int
+    memory_bytes: int
+    bf16: bool
+    """Whether the CPU multiplies bfloat16 in hardware; without, float32 is faster."""
+    gpus: tuple[Gpu, ...]
+
+    def __str__(self) -> str:
+        gpus = f", {len(self.gpus)} x {self.gpus[0].name}" if self.gpus else ""
+        return f"{self.processor}, {self.cores} cores, {self.memory_bytes / 2**30:.0f} GiB{gpus}"
+
+
+def this_machine() -> Machine:
+    """The machine we run on."""
+    details = _cpuinfo()
+    flags = details.get("flags", details.get("Features", "")).split()
+    return Machine(
+        processor=details.get("model name", platform.processor() or platform.machine()),
+        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        bf16=any(flag in flags for flag in ("avx512_bf16", "amx_bf16", "bf16")),
+        gpus=_gpus(),
+    )
+
+
+def _cpuinfo() -> dict[str, str]:
+    """Keys of the first processor; empty where there is no /proc."""
+    path = Path("/proc/cpuinfo")
+    if not path.exists():
+        return {}
+    first = path.read_text().split("\n\n")[0]
+    pairs = (line.partition(":") for line in first.splitlines())
+    return {key.strip(): value.strip() for key, _, value in pairs}
+
+
+def _gpus() -> tuple[Gpu, ...]:
+    """What `nvidia-smi` lists; none without it or when it fails."""
+    if shutil.which("nvidia-smi") is None:
+        return ()
+    query = ["nvidia-smi", "--query-gpu=name,memory.total,compute_cap", "--format=csv,noheader,nounits"]
+    try:
+        answer = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True).stdout
+    except (subprocess.SubprocessError, OSError):
+        return ()
+    rows = (line.split(", ") for line in answer.strip().splitlines())
+    return tuple(Gpu(name=n, memory_bytes=int(m) << 20, capability=float(c)) for n, m, c in rows)

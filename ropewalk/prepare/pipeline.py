@@ -1,0 +1,129 @@
+"""prepare: raw files -> filtered, deduplicated, tokenized shards and a manifest, in a folder named by a hash.
+
+`build` makes the folder; here is what decides its name, and whether it is there already.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from ropewalk.base.errors import ConfigError, DataError, Problem
+from ropewalk.base.files import locked
+from ropewalk.base.progress import Progress, Silent
+from ropewalk.config.schema import fields_of
+from ropewalk.store.manifest import FILE as MANIFEST
+from ropewalk.store.manifest import Manifest, read_manifest
+
+from . import ledger, pack, tokenizer
+from .build import WORK, Job, build
+from .config import Prepare
+from .sources import InputFile, collect_files
+
+VERSION = "prepare-1"
+"""Part of the hash: raise it when the same inputs and settings give other bytes."""
+
+_SILENT = Silent()
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """What prepare will read, and the hash that names its output."""
+
+    files: tuple[InputFile, ...]
+    hash: str
+    passed_over: tuple[str, ...]
+    """A sentence for every folder in which files were not taken."""
+
+    @property
+    def bytes(self) -> int:
+        """Size of all files."""
+        return sum(file.bytes for file in self.files)
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """Prepared data that is whole."""
+
+    folder: Path
+    manifest: Manifest
+    reused: bool
+    """Whether it was there already."""
+
+
+def plan_inputs(settings: Prepare, *, seed: int) -> Inputs:
+    """The input files and the hash of all that the output depends on; reads every file once.
+
+    Raises ConfigError for settings that contradict each other and DataError for paths that give no file.
+    """
+    problems = [Problem(f"prepare.{where}", what) for where, what in settings.check()]
+    if problems:
+        raise ConfigError(problems)
+    found = collect_files(settings)
+    given = settings.tokenizer.file
+    parts = {
+        "version": VERSION,
+        "seed": seed,
+        "settings": _what_matters(settings),
+        "tokenizer": xxhash.xxh3_128_hexdigest(tokenizer.read(Path(given))) if given else "",
+        "files": [(file.source, file.name, file.reader, file.checksum) for file in found.files],
+    }
+    digest = xxhash.xxh3_128_hexdigest(json.dumps(parts, sort_keys=True).encode())
+    return Inputs(found.files, digest[:16], found.passed_over)
+
+
+def prepare(settings: Prepare, *, seed: int, progress: Progress = _SILENT) -> Prepared:
+    """The prepared data of these settings, made or found whole; a killed prepare continues where it was."""
+    inputs = plan_inputs(settings, seed=seed)
+    for line in inputs.passed_over:
+        progress.say(line)
+    folder = Path(settings.folder) / inputs.hash
+    manifest = _finished(folder)
+    if manifest is not None and not (folder / WORK).exists():
+        return Prepared(folder, manifest, reused=True)
+    with locked(folder):
+        manifest = _finished(folder)
+        reused = manifest is not None
+        if manifest is None:
+            if (folder / MANIFEST).exists():
+                progress.say(f"{folder}: a file is missing or damaged; preparing this data again")
+                (folder / MANIFEST).unlink()
+            manifest = build(Job(settings, seed, inputs.files, inputs.hash, folder, progress))
+        shutil.rmtree(folder / WORK, ignore_errors=True)
+    return Prepared(folder, manifest, reused=reused)
+
+
+def _what_matters(settings: Prepare) -> dict[str, Any]:
+    """The settings that the output depends on. Paths do not matter, the files they give do."""
+    tree = dataclasses.asdict(settings)
+    for field in fields_of(Prepare):
+        if field.continues:
+            del tree[field.name]
+    for source in tree["sources"]:
+        del source["paths"]
+    del tree["tokenizer"]["file"]
+    return tree
+
+
+def _finished(folder: Path) -> Manifest | None:
+    """The manifest when all that it names is there, with the sizes and checksums it names."""
+    if not (folder / MANIFEST).exists():
+        return None
+    try:
+        manifest = read_manifest(folder)
+        content = tokenizer.read(folder / manifest.tokenizer.file)
+    except DataError:
+        return None
+    documents = sum(source.steps[0].documents_in for source in manifest.sources)
+    whole = (
+        xxhash.xxh3_64_hexdigest(content) == manifest.tokenizer.checksum
+        and all(pack.is_intact(entry, folder) for entry in manifest.shards)
+        and ledger.is_intact(folder, documents=documents)
+    )
+    return manifest if whole else None

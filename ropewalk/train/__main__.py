@@ -1,0 +1,46 @@
+"""The worker: `python -m ropewalk.train RUN`. Takes one argument, the run directory."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from ropewalk.base.errors import RopewalkError
+from ropewalk.base.files import locked
+
+from .loop import train
+
+
+class _Lines:
+    """A `Progress` of plain lines, for a log file."""
+
+    def begin(self, task: str, total: float | None, unit: str) -> None:
+        self.say(f"{task}: {total:.0f} {unit}" if total else task)
+
+    def advance(self, done: float, note: str = "") -> None:
+        if note:
+            self.say(note)
+
+    def end(self, note: str = "") -> None:
+        self.say(note)
+
+    def say(self, text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+
+
+def main(arguments: list[str]) -> int:
+    """Trains the run named by the only argument; the exit status."""
+    if len(arguments) != 1:
+        print("usage: python -m ropewalk.train RUN_DIRECTORY", file=sys.stderr)
+        return 2
+    try:
+        with locked(Path(arguments[0])):
+            train(Path(arguments[0]), progress=_Lines())
+    except RopewalkError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,196 @@
+"""Training, as the story of one step."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+
+from ropewalk.base.errors import UserError
+from ropewalk.base.events import EventLog
+from ropewalk.base.files import point
+from ropewalk.base.progress import Progress, Silent, duration
+from ropewalk.checkpoint.tensors import State, load_newest, retain, save
+from ropewalk.config.ranks import ranks
+from ropewalk.load.loader import Loader, bytes_per_token, held_out_rows
+from ropewalk.model.decoder import build
+from ropewalk.parallel.apply import apply
+from ropewalk.parallel.compat import version_warning
+from ropewalk.parallel.mesh import pick_device
+from ropewalk.store.manifest import read_manifest
+
+from .hooks import Hook
+from .metrics import Meter, line
+from .optimizer import make_optimizer
+from .peak import peak_flops
+from .schedule import learning_rate
+from .settings import Settings, read_settings
+
+
+def train(run: Path, *, progress: Progress | None = None, hooks: Iterable[Hook] = ()) -> dict[str, float]:
+    """Trains the run in directory `run` to its last step, from its newest whole checkpoint; returns the last figures."""
+    return Trainer(run, read_settings(run), progress or Silent(), list(hooks)).train()
+
+
+class Trainer:
+    """One process's part in a training run."""
+
+    def __init__(self, run: Path, settings: Settings, progress: Progress, hooks: list[Hook]) -> None:
+        self._run, self._settings, self._progress, self._hooks = run, settings, progress, hooks
+        self._checkpoints = run / "checkpoints"
+        self._plan, self._spec = settings.planned.plan, settings.planned.spec
+        place = ranks()
+        self._device = pick_device(self._plan, place)
+        if settings.train.threads:
+            torch.set_num_threads(settings.train.threads)
+        self._events = EventLog(run, rank=place.rank)
+        self._loader = Loader(
+            settings.data,
+            sequence_length=settings.load.sequence_length,
+            batch_rows=settings.train.batch_rows,
+            seed=settings.seed,
+            verify=settings.load.verify == "open",
+        )
+        model = build(self._spec, seed=settings.seed, device=self._device)
+        self._executor = apply(
+            self._plan,
+            model,
+            lambda parameters: make_optimizer(parameters, settings.train.optimizer),
+            clip_norm=settings.train.clip_norm,
+        )
+        peak = peak_flops(self._device, self._plan.precision)
+        self._meter = Meter(
+            self._device,
+            tokens_per_step=self._tokens(1),
+            flops_per_token=self._spec.flops_per_token(),
+            peak_flops=peak,
+        )
+        manifest = read_manifest(settings.data)
+        self._tokenizer = (settings.data / manifest.tokenizer.file).read_bytes()
+        self._bytes_per_token = bytes_per_token(manifest, "validation")
+        self._held_out = held_out_rows(
+            settings.data, sequence_length=settings.load.sequence_length, rows=settings.train.validate_rows
+        )
+        self._last: dict[str, float] = {}
+        self._started = {"peak_flops": peak, "parameters": self._spec.parameters()}
+
+    def train(self) -> dict[str, float]:
+        settings, steps = self._settings.train, self._settings.train.steps
+        first = self._restore()
+        self._begin(first)
+        for step in range(first, steps):
+            with self._meter.watch("data"):
+                batch = self._loader.next()
+            lr = learning_rate(step, steps=steps, schedule=settings.schedule)
+            self._meter.add(self._executor.step(batch, lr=lr))
+            done = step + 1
+            point(f"train.step:{done}")
+            for hook in self._hooks:
+                hook.after_step(done)
+            if done % settings.log_every_steps == 0 or done == steps:
+                self._log(done, lr)
+            paused = self._meter.pause()
+            if done == steps or (settings.validate_every_steps and done % settings.validate_every_steps == 0):
+                self._validate(done)
+            if done == steps or done % self._settings.checkpoint.save_every_steps == 0:
+                self._save(done)
+            self._meter.resume(paused)
+        return self._end(steps)
+
+    def _restore(self) -> int:
+        """Takes over the newest whole checkpoint; returns the first step to run."""
+        start = time.perf_counter()
+        path, state, wrong = load_newest(self._checkpoints)
+        for message in wrong:
+            self._warn(f"{message} (continuing from an older one)")
+        if path is None or state is None:
+            return 0
+        self._executor.load_state(state.model, state.optimizer)
+        self._loader.seek(state.data)
+        self._events.write("restored", step=state.step, path=str(path), seconds=time.perf_counter() - start)
+        self._progress.say(f"continuing from {path}")
+        return state.step
+
+    def _begin(self, step: int) -> None:
+        self._events.write(
+            "train_started",
+            step=step,
+            device=str(self._device),
+            world=self._plan.world,
+            torch=torch.__version__,
+            flops_per_token=self._spec.flops_per_token(),
+            **self._started,
+        )
+        warning = version_warning()
+        if warning:
+            self._warn(warning)
+        self._progress.begin("train", self._settings.train.steps, "steps")
+        self._progress.advance(step)
+        for hook in self._hooks:
+            hook.before_training(step)
+        self._start = time.perf_counter()
+
+    def _log(self, step: int, lr: float) -> None:
+        record = self._meter.read(step, lr=lr)
+        self._events.write("step", **record)
+        self._last["train_loss"] = record["loss"]
+        self._progress.advance(step, line(record, steps=self._settings.train.steps))
+        if record["skipped"]:
+            self._warn(f"step {step}: {record['skipped']} updates skipped since the last line: gradient not finite")
+        if not math.isfinite(record["loss"]):
+            raise UserError(
+                f"the training loss became {record['loss']} before step {step}; nothing was saved after it. Lower "
+                "`train.schedule.peak_lr`, lengthen `train.schedule.warmup_steps` or use `train.precision=fp32`"
+            )
+        for hook in self._hooks:
+            hook.on_metrics(step, record)
+
+    def _validate(self, step: int) -> None:
+        start = time.perf_counter()
+        loss = -self._executor.score(self._held_out).log_probabilities.double().mean().item()
+        bits_per_byte = loss / math.log(2) / self._bytes_per_token
+        seconds = time.perf_counter() - start
+        self._events.write("validation", step=step, loss=loss, bits_per_byte=bits_per_byte, seconds=seconds)
+        self._progress.say(f"step {step}: validation loss {loss:.4f}, {bits_per_byte:.3f} bits per byte")
+        self._last["validation_loss"] = loss
+        for hook in self._hooks:
+            hook.on_validation(step, loss)
+
+    def _save(self, step: int) -> None:
+        start = time.perf_counter()
+        state = State(
+            step=step,
+            tokens=self._tokens(step),
+            seed=self._settings.seed,
+            spec=self._spec,
+            data=self._loader.state(),
+            model=self._executor.model_state(),
+            optimizer=self._executor.optimizer_state(),
+            tokenizer=self._tokenizer,
+        )
+        path = save(self._checkpoints, state)
+        size = sum(file.stat().st_size for file in path.iterdir())
+        self._events.write("saved", step=step, path=str(path), seconds=time.perf_counter() - start, bytes=size)
+        retain(self._checkpoints, keep_last=self._settings.checkpoint.keep_last)
+        for hook in self._hooks:
+            hook.after_save(step, str(path))
+
+    def _end(self, step: int) -> dict[str, float]:
+        seconds = time.perf_counter() - self._start
+        self._events.write("train_finished", step=step, seconds=seconds)
+        self._events.close()
+        self._loader.close()
+        self._progress.end(f"{step} steps in {duration(seconds)}")
+        for hook in self._hooks:
+            hook.after_training(step)
+        return {"step": step, "tokens": self._tokens(step), **self._last}
+
+    def _warn(self, message: str) -> None:
+        self._events.write("warning", message=message)
+        self._progress.say(f"warning: {message}")
+
+    def _tokens(self, steps: int) -> int:
+        return steps * self._settings.train.batch_rows * self._settings.load.sequence_length

@@ -1,0 +1,115 @@
+"""Numbers for people, seeds for machines, problems in words."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ropewalk.base.clock import Stopwatch
+from ropewalk.base.errors import ConfigError, MissingPackage, Problem, RopewalkError, storage_error
+from ropewalk.base.progress import Eta, Silent, amount, duration
+from ropewalk.base.seeds import seed_for
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0, "0.0 s"),
+        (0.44, "0.4 s"),
+        (9.94, "9.9 s"),
+        (9.96, "10 s"),
+        (59.4, "59 s"),
+        (59.6, "1 min 00 s"),
+        (185, "3 min 05 s"),
+        (3599.7, "1 h 00 min"),
+        (7800, "2 h 10 min"),
+    ],
+)
+def test_durations_read_naturally_also_at_the_edges(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0, "0 B"),
+        (950, "950 B"),
+        (0.25, "0.25 B"),
+        (999.9, "1 kB"),
+        (12_345, "12.3 kB"),
+        (999_499, "999 kB"),
+        (999_999, "1 MB"),
+        (-4.56e6, "-4.56 MB"),
+        (1.5e15, "1.5 PB"),
+        (3.2e20, "320 EB"),
+    ],
+)
+def test_amounts_have_three_digits_and_a_prefix(value: float, text: str) -> None:
+    assert amount(value, "B") == text
+
+
+def test_an_amount_without_unit_ends_at_its_prefix() -> None:
+    assert [amount(950), amount(12_300), amount(4.56e6)] == ["950", "12.3 k", "4.56 M"]
+
+
+@given(st.floats(1, 1e23))
+def test_no_amount_is_written_with_an_exponent(value: float) -> None:
+    number, *prefix = amount(value).split()
+    assert "e" not in number
+    factor = 1000 ** " kMGTPEZ".index(prefix[0]) if prefix else 1
+    assert float(number) * factor == pytest.approx(value, rel=0.006)
+
+
+def test_the_time_left_follows_the_pace_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    eta = Eta(total=200)
+    assert eta.seconds(100) is None
+    now[0] += 10
+    assert eta.seconds(150) == 10
+    assert eta.seconds(250) == 0
+    assert Eta(None).seconds(3) is None
+
+
+def test_a_stopwatch_adds_up_by_name_and_forgets_what_was_taken() -> None:
+    watch = Stopwatch()
+    for name in ("data", "step", "data"):
+        with watch(name):
+            pass
+    taken = watch.take()
+    assert set(taken) == {"data", "step"}
+    assert all(seconds >= 0 for seconds in taken.values())
+    assert watch.take() == {}
+
+
+def test_silence_hears_everything() -> None:
+    progress = Silent()
+    progress.begin("task", 3, "rows")
+    progress.advance(1)
+    progress.end()
+    progress.say("word")
+
+
+def test_seeds_never_change_between_versions_and_machines() -> None:
+    assert seed_for(0) == 4246866556266386882
+    assert seed_for(7, "order", 3) == 8324420176566547342
+    assert seed_for(2**63, "wörter") == 8754358754391405515
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.text("ab", max_size=2), st.integers(0, 9)), unique=True))
+def test_different_names_give_different_seeds_of_63_bits(names: list[tuple[int, str, int]]) -> None:
+    seeds = [seed_for(seed, *rest) for seed, *rest in names]
+    assert len(set(seeds)) == len(names)
+    assert all(0 <= seed < 2**63 for seed in seeds)
+
+
+def test_every_error_is_of_one_tree_and_says_what_to_do() -> None:
+    error = ConfigError([Problem("a.toml:3", "bad", "fix it"), Problem("", "worse")])
+    assert str(error) == "a.toml:3: bad; fix it\nworse"
+    assert isinstance(error, RopewalkError)
+    assert error.exit_code == 2
+    assert "pip install 'ropewalk[ray]'" in str(MissingPackage("ray", "the cluster engine", "ray"))
+    assert storage_error(FileNotFoundError(2, "No such file"), doing="reading x") is None

@@ -1,0 +1,91 @@
+"""The funnel: no document appears or disappears between the manifest and the drawing."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ropewalk.base.errors import DataError
+from ropewalk.monitor.funnel import Flow, read_flow
+from ropewalk.monitor.run import read_run
+from ropewalk.monitor.sankey import draw_flow
+
+RULES = st.dictionaries(st.sampled_from(["short", "long", "symbols", "repeats"]), st.integers(0, 50))
+
+
+@st.composite
+def manifests(draw: st.DrawFn) -> dict[str, Any]:
+    """Manifests whose counts add up: one to four sources through the same one to four steps."""
+    steps = [f"step {i}" for i in range(draw(st.integers(1, 4)))]
+    sources, shards = [], []
+    for name in [f"source {i}" for i in range(draw(st.integers(1, 4)))]:
+        removed = [draw(RULES) for _ in steps]
+        kept = draw(st.integers(0, 1000))
+        left = kept + sum(sum(rules.values()) for rules in removed)
+        rows = []
+        for step, rules in zip(steps, removed, strict=True):
+            out = left - sum(rules.values())
+            rows.append(
+                {"step": step, "documents_in": left, "documents_out": out, "bytes_in": left, "bytes_out": out}
+                | {"removed": rules, "edited": {}}
+            )
+            left = out
+        sources.append({"name": name, "domain": "x", "weight": 1.0, "steps": rows})
+        held = draw(st.integers(0, kept))
+        shards += [{"source": name, "split": "train", "documents": kept - held}]
+        shards += [{"source": name, "split": "validation", "documents": held}]
+    return {"sources": sources, "shards": shards}
+
+
+def assert_conserved(flow: Flow) -> None:
+    for node in flow.nodes:
+        arriving = sum(link.documents for link in flow.links if link.end == node.key)
+        leaving = sum(link.documents for link in flow.links if link.start == node.key)
+        assert node.documents == (leaving if node.kind == "source" else arriving)
+        assert node.documents == (arriving if node.kind in ("kept", "removed") else leaving)
+
+
+@given(manifests())
+def test_as_many_documents_leave_each_node_as_arrive(manifest: dict[str, Any]) -> None:
+    flow = read_flow(manifest)
+    assert_conserved(flow)
+    total = sum(node.documents for node in flow.nodes if node.kind == "source")
+    assert total == sum(node.documents for node in flow.nodes if node.kind in ("kept", "removed"))
+    assert draw_flow(flow).startswith("<svg")
+
+
+def test_the_flow_of_a_run_is_conserved_and_ends_in_its_splits(run: Path) -> None:
+    flow = read_flow(read_run(run).manifest)
+    assert_conserved(flow)
+    ends = {node.label: node.documents for node in flow.nodes if node.kind == "kept"}
+    assert ends == {"train": 2190, "validation": 47}
+
+
+def test_shards_that_do_not_account_for_all_documents_end_in_one_node(run: Path) -> None:
+    manifest = {**read_run(run).manifest, "shards": []}
+    flow = read_flow(manifest)
+    assert_conserved(flow)
+    assert [node.label for node in flow.nodes if node.kind == "kept"] == ["kept"]
+
+
+def test_counts_that_do_not_add_up_are_refused_by_name(run: Path) -> None:
+    manifest: Any = read_run(run).manifest
+    manifest["sources"][0]["steps"][1]["removed"]["min_bytes"] += 1
+    with pytest.raises(DataError, match="source stdlib, step filter"):
+        read_flow(manifest)
+
+
+def test_labels_of_removed_documents_do_not_overlap(run: Path) -> None:
+    flow = read_flow(read_run(run).manifest)
+    drawing = draw_flow(flow)
+    places = [part.split(">")[0] for part in drawing.split("<text ")[1:]]
+    at = [tuple(part.split('"')[i] for i in (1, 3)) for part in places]
+    assert len(at) == len(set(at))
+    for x in {x for x, _ in at}:
+        heights = sorted(float(y) for other, y in at if other == x)
+        assert all(b - a >= 14 for a, b in itertools.pairwise(heights))

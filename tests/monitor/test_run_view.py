@@ -1,0 +1,108 @@
+"""Reading a run: the account that counts, whatever the state of its files."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from ropewalk.base.errors import DataError
+from ropewalk.monitor.console import status_lines
+from ropewalk.monitor.headline import seconds_left, verdict
+from ropewalk.monitor.report import write_report
+from ropewalk.monitor.run import read_run
+
+
+def test_steps_undone_by_a_restore_do_not_count(run: Path) -> None:
+    view = read_run(run)
+    assert [step.step for step in view.steps] == list(range(3, 301, 3))
+    assert view.saved_step == 300
+    assert view.starts == 2
+    assert view.finished
+
+
+def test_a_restore_without_new_steps_goes_back_to_the_checkpoint(half_run: Path) -> None:
+    with open(half_run / "events.jsonl", "a") as file:
+        file.write('\n{"format": 1, "time": 1760000300, "rank": 0, "kind": "restored", "step": 150}\n')
+    view = read_run(half_run)
+    assert view.steps[-1].step == 150
+    assert view.validations[-1].step == 150
+
+
+def test_a_torn_last_line_is_skipped(half_run: Path) -> None:
+    view = read_run(half_run)
+    assert view.steps[-1].step == 183
+    assert not view.finished
+
+
+def test_stages_stand_in_the_order_they_run(run: Path) -> None:
+    assert [stage.name for stage in read_run(run).stages] == ["prepare", "plan", "train", "evaluate"]
+
+
+def test_a_stage_that_was_started_and_not_finished_has_no_seconds(half_run: Path) -> None:
+    states = {stage.name: (stage.state, stage.seconds) for stage in read_run(half_run).stages}
+    assert states == {"prepare": ("finished", 21.4), "plan": ("finished", 0.2), "train": ("unfinished", None)}
+
+
+def test_settings_remember_where_they_came_from(run: Path) -> None:
+    origins = {setting.key: setting.origin for setting in read_run(run).settings}
+    assert origins["train.steps"] == "command line: train.steps=300"
+    assert origins["prepare.sources.1.name"] == "recipes/tiny.toml:9"
+    assert origins["model.layers"] == "default"
+
+
+def test_numbers_that_are_not_finite_are_read_and_left_out_of_the_curve(half_run: Path) -> None:
+    with open(half_run / "events.jsonl", "a") as file:
+        event = {"format": 1, "time": 1760000301, "rank": 0, "kind": "step", "step": 186, "loss": "nan"}
+        file.write("\n" + json.dumps(event) + "\n")
+    page = write_report(half_run).read_text()
+    assert "not finite at 1 points, first at step 186" in page
+
+
+def test_warnings_of_other_ranks_are_heard(run: Path) -> None:
+    event = {"format": 1, "time": 1760000001, "rank": 3, "kind": "warning", "message": "slow disk"}
+    (run / "events-3.jsonl").write_text(json.dumps(event) + "\n")
+    assert "rank 3: slow disk" in write_report(run).read_text()
+
+
+def test_a_relative_prepared_folder_is_found_from_anywhere(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage = json.loads((run / "stages/prepare.json").read_text())
+    stage["result"]["folder"] = os.path.relpath(stage["result"]["folder"], tmp_path)
+    (run / "stages/prepare.json").write_text(json.dumps(stage))
+    monkeypatch.chdir("/")
+    assert read_run(run).manifest["recipe_hash"] == "5f0c9a41d27be083"
+
+
+def test_a_folder_that_does_not_exist_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no such run directory"):
+        read_run(tmp_path / "absent")
+
+
+def test_the_time_left_follows_from_the_pace_of_the_last_steps(half_run: Path) -> None:
+    view = read_run(half_run)
+    left = seconds_left(view)
+    assert left is not None
+    assert left == pytest.approx((300 - 183) * 8192 / 14_100, rel=0.05)
+
+
+def test_the_console_tells_how_far_an_unfinished_run_has_come(half_run: Path) -> None:
+    text = "\n".join(status_lines(read_run(half_run)))
+    last = read_run(half_run).steps[-1]
+    for part in ("step 183 of 300", f"loss {last.loss:.4f}", "tokens/s", "about 1 min", "not written yet"):
+        assert part in text
+
+
+def test_the_console_gives_the_verdict_of_a_finished_run_and_its_report(run: Path) -> None:
+    path = write_report(run)
+    lines = status_lines(read_run(run))
+    assert lines[0] == f"stdlib-tiny: finished; {verdict(read_run(run))}"
+    assert lines[-1].endswith(str(path))
+    assert not any("left" in line.split()[:1] for line in lines)
+
+
+def test_the_console_speaks_of_an_empty_folder_too(tmp_path: Path) -> None:
+    assert "training has not begun" in status_lines(read_run(tmp_path))[0]

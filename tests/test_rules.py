@@ -1,0 +1,223 @@
+"""What STYLE asks of every file, read from the sources: direction, torch-free folders, sizes, and who may do what."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "ropewalk"
+ORDER = (
+    "base config store prepare load model plan parallel checkpoint evaluate train privacy launch monitor flow cli"
+).split()
+MODULES = sorted(PACKAGE.rglob("*.py"))
+TORCH_FREE_FOLDERS = "base config store prepare plan launch monitor flow cli".split()
+TORCH_FREE_FILES = ("model/spec.py", "load/order.py")
+
+
+@functools.cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"), str(path))
+
+
+def within(path: Path) -> str:
+    """The file as people name it: `train/loop.py`."""
+    return path.relative_to(PACKAGE).as_posix()
+
+
+def folder_of(path: Path) -> str:
+    return within(path).split("/")[0]
+
+
+def module_of(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+def imports_of(path: Path) -> Iterator[tuple[str, int]]:
+    """Every name that a file imports, anywhere in it, as `module.name`, with its line; lazy targets too."""
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, node.lineno) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                package = path.relative_to(ROOT).parent.parts
+                kept = package[: len(package) - node.level + 1]
+                base = ".".join([*kept, *filter(None, [node.module])])
+            yield from ((f"{base}.{alias.name}", node.lineno) for alias in node.names)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            if re.fullmatch(r"ropewalk(\.\w+)+(:\w+)?", node.value):
+                yield node.value.replace(":", "."), node.lineno
+
+
+def edges() -> Iterator[tuple[str, str, str]]:
+    """(folder, folder it imports, `file:line imports name`) for every import between two folders."""
+    for path in MODULES:
+        for name, line in imports_of(path):
+            parts = name.split(".")
+            if parts[0] == "ropewalk" and len(parts) > 1 and parts[1] in ORDER and folder_of(path) in ORDER:
+                if parts[1] != folder_of(path):
+                    yield folder_of(path), parts[1], f"{within(path)}:{line} imports {name}"
+
+
+def calls_of(path: Path) -> Iterator[tuple[str, int]]:
+    """The dotted name of everything that a file calls."""
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, ast.Call):
+            yield ast.unparse(node.func), node.lineno
+
+
+def names_of(path: Path) -> Iterator[tuple[str, int]]:
+    """Every name and attribute that a file's code mentions."""
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, (ast.Name, ast.Attribute)):
+            yield ast.unparse(node), node.lineno
+        elif isinstance(node, ast.alias):
+            yield node.name, node.lineno
+
+
+def test_a_folder_imports_only_folders_above_it() -> None:
+    assert [text for here, there, text in edges() if ORDER.index(there) > ORDER.index(here)] == []
+
+
+def test_launch_and_monitor_stand_apart() -> None:
+    apart = ("launch", "monitor")
+    reach_out = [text for here, there, text in edges() if here in apart and there not in ("base", "config")]
+    reach_in = [text for here, there, text in edges() if there in apart and here not in ("flow", "cli")]
+    assert reach_out + reach_in == []
+
+
+def test_private_names_stay_in_their_folder() -> None:
+    assert [text for _, _, text in edges() if re.search(r"\._(?!_)", text)] == []
+
+
+def test_folders_form_no_cycle() -> None:
+    below = {(here, there) for here, there, _ in edges()}
+    reached = set(below)
+    for middle in ORDER:
+        reached |= {(a, d) for a, b in reached if b == middle for c, d in reached if c == middle}
+    assert [folder for folder in ORDER if (folder, folder) in reached] == []
+
+
+def test_every_folder_is_in_the_list_and_every_init_is_small() -> None:
+    folders = {path.name for path in PACKAGE.iterdir() if path.is_dir() and path.name != "__pycache__"}
+    assert folders - set(ORDER) == set()
+    assert [
+        within(path) for path in PACKAGE.glob("*/__init__.py") if len(path.read_text().splitlines()) > 80
+    ] == []
+
+
+IMPORT_ALL_WITHOUT_TORCH = """
+import importlib, sys
+
+class NoTorch:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] == "torch":
+            raise ImportError("torch is imported")
+
+sys.meta_path.insert(0, NoTorch())
+failed = []
+for name in sys.argv[1:]:
+    try:
+        importlib.import_module(name)
+    except ImportError as error:
+        failed.append(f"{name}: {error}")
+print("\\n".join(failed))
+"""
+
+
+def test_the_torch_free_part_imports_without_torch() -> None:
+    free = [
+        path
+        for path in MODULES
+        if folder_of(path) in TORCH_FREE_FOLDERS
+        or path.name == "config.py"
+        or within(path) in TORCH_FREE_FILES
+    ]
+    names = [module_of(path) for path in free if path.name != "__main__.py"]
+    command = [sys.executable, "-c", IMPORT_ALL_WITHOUT_TORCH, *names]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split("\n")[:-1] == [""]
+
+
+@pytest.mark.parametrize("folder", ["ropewalk", "tests"])
+def test_no_file_has_more_than_600_lines(folder: str) -> None:
+    sizes = {path: len(path.read_text("utf-8").splitlines()) for path in (ROOT / folder).rglob("*.py")}
+    assert {str(path.relative_to(ROOT)): size for path, size in sizes.items() if size > 600} == {}
+
+
+def found(pattern: str, *, outside: tuple[str, ...], inside: str = "", calls: bool = False) -> list[str]:
+    """Where a name that matches is used in `inside`, except in the files and folders of `outside`."""
+    return [
+        f"{within(path)}:{line} {name}"
+        for path in MODULES
+        if within(path).startswith(inside) and not within(path).startswith(outside)
+        for name, line in (calls_of(path) if calls else names_of(path))
+        if re.fullmatch(pattern, name)
+    ]
+
+
+def test_only_config_and_launch_read_the_environment() -> None:
+    assert found(r"(os\.)?(environb?|getenvb?)", outside=("config/", "launch/")) == []
+
+
+def test_only_the_command_line_prints() -> None:
+    allowed = ("cli/", "train/__main__.py", "flow/reference.py")
+    assert found("print", outside=allowed, calls=True) == []
+
+
+def test_nothing_is_pickled() -> None:
+    assert found(r"pickle(\..*)?|torch\.(load|save)|np\.load|numpy\.load", outside=("nowhere",)) == []
+
+
+def test_process_groups_are_made_in_one_file_and_used_in_another() -> None:
+    groups = r"(.*\.)?(new_group|new_subgroups|init_device_mesh|init_process_group)"
+    collectives = r"(dist|distributed|torch\.distributed)\.((all_|reduce|broadcast|gather|scatter|barrier|batch_isend)\w*|i?send|i?recv)"
+    assert found(groups, outside=("parallel/mesh.py",)) == []
+    assert found(collectives, outside=("parallel/comm.py",), calls=True) == []
+
+
+def test_models_know_nothing_of_distribution() -> None:
+    imported = [
+        (within(path), name) for path in MODULES if folder_of(path) == "model" for name, _ in imports_of(path)
+    ]
+    assert [(file, name) for file, name in imported if name.startswith("torch.distributed")] == []
+    assert found(r"torch\.distributed(\..*)?", inside="model/", outside=("nowhere",)) == []
+
+
+# Spelled in pieces: this file is read as well.
+MACHINE_PATHS = re.compile(
+    "|".join(rf"(?<![\w.]){re.escape('/' + name)}/" for name in ("work", "tmp", "home", "root"))
+)
+
+
+def test_no_page_or_source_names_a_path_of_one_machine() -> None:
+    files = [
+        *PACKAGE.rglob("*.*"),
+        *(
+            path
+            for folder in ("docs", "recipes", "examples", "benchmarks", "tests")
+            for path in (ROOT / folder).rglob("*.*")
+        ),
+        *(path for path in ROOT.iterdir() if path.is_file()),
+    ]
+    texts = [
+        path
+        for path in files
+        if path.suffix in (".py", ".md", ".toml", ".js", ".css", ".txt") or path.name == "Makefile"
+    ]
+    hits = [
+        f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
+        for path in texts
+        for number, line in enumerate(path.read_text("utf-8").splitlines(), 1)
+        if MACHINE_PATHS.search(line)
+    ]
+    assert hits == []

@@ -1,0 +1,203 @@
+"""The pages that lead from the survey to the code say what is true, in both languages."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
+
+import pytest
+
+from ropewalk.config.schema import fields_of, item_of, options_of, section_of
+from ropewalk.flow.recipe import Recipe
+from ropewalk.model.config import Model
+from ropewalk.model.spec import resolve
+
+ROOT = Path(__file__).parents[1]
+
+
+@dataclass(frozen=True)
+class Language:
+    """What differs between the two pages."""
+
+    file: str
+    count: str
+    """The line that counts: techniques, then techniques in place."""
+    absent: str
+    """The second column of a technique that does not exist yet; the group is its future folder."""
+
+
+ENGLISH = Language(
+    "survey.md", r"^\*\*(\d+) techniques, (\d+) in place\*\*$", r"not yet \(`(ropewalk/[a-z]+/)`\)"
+)
+CHINESE = Language(
+    "survey.zh-CN.md", r"^\*\*(\d+) 项技术，(\d+) 项已实现\*\*$", r"尚未实现（`(ropewalk/[a-z]+/)`）"
+)
+both = pytest.mark.parametrize("language", [ENGLISH, CHINESE], ids=["English", "Chinese"])
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of a table, with the number of its section."""
+
+    line: int
+    section: str
+    technique: str
+    place: str
+    use: str
+    evidence: str
+    in_place: bool
+
+    def tokens(self) -> list[list[str]]:
+        """What stands in backticks in each column after the first, sorted: word order differs."""
+        return [sorted(re.findall(r"`([^`]+)`", cell)) for cell in (self.place, self.use, self.evidence)]
+
+
+def text_of(language: Language) -> str:
+    return (ROOT / "docs" / language.file).read_text(encoding="utf-8")
+
+
+def sections_of(language: Language) -> list[str]:
+    return re.findall(r"^(#+ \d+(?:\.\d+)?(?: \(\d+\))?) \S", text_of(language), flags=re.MULTILINE)
+
+
+def rows_of(language: Language) -> list[Row]:
+    rows: list[Row] = []
+    section = ""
+    for number, line in enumerate(text_of(language).splitlines(), start=1):
+        if heading := re.match(r"##+ (\d+(?:\.\d+)?(?: \(\d+\))?) ", line):
+            section = heading[1]
+        elif re.match(r"\|[ :-]*-[ |:-]*$", line):
+            rows.pop()  # what stands above the rule is the table's head
+        elif line.startswith("|"):
+            cells = [cell.strip() for cell in line.strip("|").split("|")]
+            assert len(cells) == 4, f"{language.file}:{number}: {len(cells)} columns instead of 4"
+            technique, place, use, evidence = cells
+            in_place = re.fullmatch(language.absent, place) is None
+            rows.append(Row(number, section, technique, place, use, evidence, in_place))
+    return rows
+
+
+def is_path(token: str) -> bool:
+    return (ROOT / token.split("/")[0]).is_dir() or token.endswith((".py", ".md"))
+
+
+def kind_of(key: str) -> Any:
+    """The type of a recipe key such as `train.schedule.peak_lr`, or None; follows lists into their items."""
+    kind: Any = Recipe
+    for name in key.split("."):
+        section = section_of(kind) or section_of(item_of(kind))
+        fields = {field.name: field.kind for field in fields_of(section)} if section else {}
+        if name not in fields:
+            return None
+        kind = fields[name]
+    return kind
+
+
+def may_be(kind: Any, value: object) -> bool:
+    """Whether a choice between names has this one; anything else is checked when a recipe is read."""
+    named = [set(get_args(choice)) for choice in options_of(kind) if get_origin(choice) is Literal]
+    return not named or any(value in names for names in named)
+
+
+def test_both_pages_have_the_same_sections() -> None:
+    assert sections_of(ENGLISH) == sections_of(CHINESE)
+    assert len(set(sections_of(ENGLISH))) == len(sections_of(ENGLISH))
+
+
+def test_both_pages_have_the_same_rows_in_the_same_order() -> None:
+    english, chinese = rows_of(ENGLISH), rows_of(CHINESE)
+    assert len(english) == len(chinese)
+    assert [(row.section, row.tokens()) for row in english] == [
+        (row.section, row.tokens()) for row in chinese
+    ]
+
+
+def test_both_pages_agree_on_what_is_not_yet_there() -> None:
+    different = [
+        f"{ENGLISH.file}:{english.line} and {CHINESE.file}:{chinese.line}"
+        for english, chinese in zip(rows_of(ENGLISH), rows_of(CHINESE), strict=True)
+        if english.in_place != chinese.in_place
+    ]
+    assert different == []
+
+
+@both
+def test_the_count_line_counts_the_rows(language: Language) -> None:
+    counts = re.findall(language.count, text_of(language), flags=re.MULTILINE)
+    rows = rows_of(language)
+    assert counts == [(str(len(rows)), str(sum(row.in_place for row in rows)))]
+
+
+@both
+def test_every_technique_is_named_once_in_its_section(language: Language) -> None:
+    names = [(row.section, row.technique) for row in rows_of(language)]
+    assert all(technique for _, technique in names)
+    assert len(set(names)) == len(names)
+
+
+@both
+def test_every_technique_in_place_names_its_file_its_use_and_its_test(language: Language) -> None:
+    incomplete = []
+    for row in (row for row in rows_of(language) if row.in_place):
+        place, use, evidence = row.tokens()
+        files = place and all(token.startswith("ropewalk/") for token in place)
+        tests = evidence and all(token.startswith(("tests/", "benchmarks/")) for token in evidence)
+        if not (files and use and tests):
+            incomplete.append(f"{language.file}:{row.line}: {row.technique}")
+    assert incomplete == []
+
+
+@both
+def test_a_technique_that_is_not_yet_there_claims_no_use_and_no_evidence(language: Language) -> None:
+    absent = [row for row in rows_of(language) if not row.in_place]
+    assert [row.technique for row in absent if (row.use, row.evidence) != ("–", "–")] == []
+
+
+def test_every_file_and_folder_of_a_technique_in_place_exists() -> None:
+    missing = [
+        f"{ENGLISH.file}:{row.line}: {token}"
+        for row in rows_of(ENGLISH)
+        if row.in_place
+        for token in chain(*row.tokens())
+        if is_path(token) and not (ROOT / token).exists()
+    ]
+    assert missing == []
+
+
+def test_every_recipe_key_exists_and_every_other_name_is_in_the_formats_page() -> None:
+    documented = set(re.findall(r"`([^`]+)`", (ROOT / "docs" / "formats.md").read_text(encoding="utf-8")))
+    unknown = []
+    for row in rows_of(ENGLISH):
+        for token in chain(*row.tokens()):
+            if is_path(token) or token.startswith("ropewalk ") or token in documented:
+                continue
+            key, _, value = token.partition(" = ")
+            kind = kind_of(key)
+            if kind is None or (value and not may_be(kind, json.loads(value))):
+                unknown.append(f"{ENGLISH.file}:{row.line}: {token}")
+    assert unknown == []
+
+
+def test_every_command_names_a_verb_of_the_command_line() -> None:
+    from ropewalk.cli.main import VERBS
+
+    commands = [
+        (row.line, token)
+        for row in rows_of(ENGLISH)
+        for token in chain(*row.tokens())
+        if token.startswith("ropewalk ")
+    ]
+    assert commands
+    assert [(line, command) for line, command in commands if command.split()[1] not in VERBS] == []
+
+
+def test_the_shape_of_gpt3_counts_to_175_billion_parameters() -> None:
+    # Section 7.5, with GPT-3's vocabulary and row length. Its biases, which this decoder does not have, are
+    # less than 0.01 % of the total; "175 billion" is itself rounded from 174.6.
+    gpt3 = Model(layers=96, heads=96, width=12_288, norm="layer", mlp="gelu", position="learned")
+    spec = resolve(gpt3, vocabulary=50_257, sequence_length=2048)
+    assert spec.parameters() == pytest.approx(175e9, rel=0.005)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ropewalk import __version__
 from ropewalk.base.errors import DataError
-from ropewalk.base.files import committed_folder, point, write_json
+from ropewalk.base.files import PARTIAL, committed_folder, point, write_json
 from ropewalk.model.spec import Spec
 
 from .format import (
@@ -102,17 +102,20 @@ def load_newest(folder: Path) -> tuple[Path | None, State | None, list[str]]:
         except DataError as error:
             wrong.append(str(error))
     if wrong:
-        raise DataError("\n".join([*wrong, f"{folder}: no checkpoint is whole; delete this folder to start from scratch"]))
+        raise DataError(
+            "\n".join([*wrong, f"{folder}: no checkpoint is whole; delete this folder to start from scratch"])
+        )
     return None, None, []
 
 
 def retain(folder: Path, *, keep_last: int) -> list[Path]:
-    """Deletes all but the newest `keep_last` checkpoints; returns what went."""
+    """Deletes all but the newest `keep_last` checkpoints, and what a crash left half written; returns what went."""
+    for leftover in folder.glob(f"*{PARTIAL}"):
+        shutil.rmtree(leftover)
     doomed = list_checkpoints(folder)[:-keep_last]
     for path in doomed:
         # Renamed first: a crash in the middle of deleting leaves garbage, not half a checkpoint.
-        trash = path.with_name(path.name + ".partial")
-        shutil.rmtree(trash, ignore_errors=True)
+        trash = path.with_name(path.name + PARTIAL)
         os.replace(path, trash)
         point(f"checkpoint.retired:{path.name}")
         shutil.rmtree(trash)
@@ -125,7 +128,10 @@ def _write(path: Path, data: bytes, tensors: Mapping[str, Tensor]) -> FileEntry:
         file.flush()
         os.fsync(file.fileno())
     point(f"checkpoint.payload:{path.name}")
-    described = {name: {"dtype": str(t.dtype).removeprefix("torch."), "shape": list(t.shape)} for name, t in tensors.items()}
+    described = {
+        name: {"dtype": str(t.dtype).removeprefix("torch."), "shape": list(t.shape)}
+        for name, t in sorted(tensors.items())
+    }
     return FileEntry(bytes=len(data), checksum=checksum(data), tensors=described)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -36,13 +36,22 @@ def list_command(run: RunFolder, json: Json = False) -> None:
     Lists the checkpoints of a run, oldest first.
     """
     found = list_checkpoints(run / "checkpoints") or [resolve_checkpoint(run)]
-    rows = [
-        {"path": str(path), "step": manifest.step, "tokens": manifest.tokens, "bytes": size}
-        for path in found
-        for manifest in (read_checkpoint_manifest(path),)
-        for size in (sum(entry.bytes for entry in manifest.files.values()),)
+    manifests = [(path, read_checkpoint_manifest(path)) for path in found]
+    rows: list[dict[str, Any]] = [
+        {
+            "path": str(path),
+            "step": manifest.step,
+            "tokens": manifest.tokens,
+            "bytes": sum(entry.bytes for entry in manifest.files.values()),
+        }
+        for path, manifest in manifests
     ]
-    text = table([(row["path"], f"step {row['step']}, {amount(row['tokens'], 'tokens')}, {amount(row['bytes'], 'B')}") for row in rows])
+    text = table(
+        [
+            (str(path), f"step {manifest.step}, {amount(manifest.tokens, 'tokens')}, {amount(row['bytes'], 'B')}")
+            for (path, manifest), row in zip(manifests, rows, strict=True)
+        ]
+    )
     emit(rows, as_json=json, text=text)
 
 
@@ -67,8 +76,8 @@ def show(checkpoint: Place, json: Json = False) -> None:
 def verify(checkpoint: Place, json: Json = False) -> None:
     """Example: ropewalk checkpoint verify runs/quickstart
 
-    Reads every byte of a checkpoint (of all checkpoints, for a run directory) and says what is damaged. Exit status 2 when
-    something is.
+    Reads every byte of a checkpoint (of all checkpoints, for a run directory) and says what is damaged. Exit status
+    2 when something is.
     """
     paths = list_checkpoints(checkpoint / "checkpoints") or [resolve_checkpoint(checkpoint)]
     wrong = {str(path): verify_checkpoint(path) for path in paths}

@@ -18,7 +18,9 @@ app = verb()
 
 @app.command()
 def generate(
-    checkpoint: Annotated[Path, typer.Argument(help="A checkpoint, or a run directory for its newest.", show_default=False)],
+    checkpoint: Annotated[
+        Path, typer.Argument(help="A checkpoint, or a run directory for its newest.", show_default=False)
+    ],
     prompt: Annotated[str, typer.Option("--prompt", help="Text to continue; `-` reads standard input.")] = "",
     tokens: Annotated[int, typer.Option("--tokens", min=1, help="Most tokens to add.")] = 120,
     temperature: Annotated[float, typer.Option("--temperature", min=0.0, help="0 takes the likeliest token.")] = 0.7,
@@ -31,9 +33,7 @@ def generate(
     Continues a text with a trained model, word by word, with a key-value cache.
     """
     text = sys.stdin.read() if prompt == "-" else prompt
-    pieces = flow.generate(
-        checkpoint, prompt=text, tokens=tokens, temperature=temperature, top_k=top_k, seed=seed
-    )
+    pieces = flow.generate(checkpoint, prompt=text, tokens=tokens, temperature=temperature, top_k=top_k, seed=seed)
     if json:
         emit({"prompt": text, "completion": "".join(pieces)}, as_json=True, text="")
         return

@@ -34,5 +34,8 @@ def describe(recipe: RecipeFile, overrides: Overrides = None, json: Json = False
         for name, shape in model["shapes"].items()
     ]
     full, causal = amount(model["flops_per_token"]), amount(model["flops_per_token_causal"])
-    rows += [("parameters", f"{model['parameters']:,}"), ("FLOPs a token", f"{full} full attention, {causal} causal")]
+    rows += [
+        ("parameters", f"{model['parameters']:,}"),
+        ("FLOPs a token", f"{full} full attention, {causal} causal"),
+    ]
     emit(model, as_json=json, text=table(rows))

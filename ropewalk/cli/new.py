@@ -25,8 +25,8 @@ def new(
 ) -> None:
     """Example: ropewalk new books.toml my-books/
 
-    Writes a recipe for your own files: text, Markdown, source code, JSON lines. Every setting is in it as a comment, with
-    its meaning and default.
+    Writes a recipe for your own files: text, Markdown, source code, JSON lines. Every setting is in it as a comment,
+    with its meaning and default.
     """
     path = flow.new_recipe(recipe, data=data, name=name, force=force)
     emit({"recipe": str(path)}, as_json=json, text=f"wrote {path}; next: ropewalk recipe check {path}")

@@ -21,5 +21,9 @@ Json = Annotated[bool, typer.Option("--json", help="Print the result as one JSON
 def verb(*, help: str = "") -> typer.Typer:
     """A Typer for one verb file, plain text help and our own errors."""
     return typer.Typer(
-        rich_markup_mode=None, pretty_exceptions_enable=False, no_args_is_help=False, add_completion=False, help=help or None
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+        no_args_is_help=False,
+        add_completion=False,
+        help=help or None,
     )

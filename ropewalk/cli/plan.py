@@ -33,6 +33,9 @@ def plan_text(planned: dict[str, Any]) -> str:
         ("step", f"{layout['batch_rows']} rows in microbatches of {layout['microbatch_rows']}"),
         ("memory", " + ".join(f"{name} {amount(value, 'B')}" for name, value in memory.items())),
         ("tokens", f"{amount(derived['tokens'])} in {planned['steps']} steps"),
-        ("FLOPs", f"{amount(derived['flops'])} ({amount(derived['flops_per_token'])} a token, full attention)"),
+        (
+            "FLOPs",
+            f"{amount(derived['flops'])} ({amount(derived['flops_per_token'])} a token, full attention)",
+        ),
     ]
     return table(rows)

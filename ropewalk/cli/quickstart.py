@@ -17,9 +17,9 @@ app = verb()
 def quickstart(overrides: Overrides = None, runs: Runs = Path("runs"), new: New = False, json: Json = False) -> None:
     """Example: ropewalk quickstart
 
-    Trains a small model of Python on the sources and documentation of the Python on this machine, evaluates it and writes
-    runs/quickstart/report.html. It is `ropewalk run` on a built-in recipe: a few minutes on two CPU cores, nothing is
-    downloaded.
+    Trains a small model of Python on the sources and documentation of the Python on this machine, evaluates it and
+    writes runs/quickstart/report.html. It is `ropewalk run` on a built-in recipe: a few minutes on two CPU cores,
+    nothing is downloaded.
     """
     result = flow.quickstart(overrides or (), runs=runs, new=new, progress=Console())
     emit(result, as_json=json, text=run_text(result))

@@ -24,8 +24,8 @@ app = verb(
 def check(recipe: RecipeFile, overrides: Overrides = None, json: Json = False) -> None:
     """Example: ropewalk recipe check recipes/books.toml
 
-    Finds everything wrong with a recipe at once: unknown keys, types, ranges, contradictions, missing files. Exit status 2
-    when there is something.
+    Finds everything wrong with a recipe at once: unknown keys, types, ranges, contradictions, missing files. Exit
+    status 2 when there is something.
     """
     flow.check(recipe, overrides or ())
     emit({"recipe": str(recipe), "problems": []}, as_json=json, text=f"{recipe}: no problems")

@@ -15,7 +15,10 @@ def run_text(summary: dict[str, Any]) -> str:
         ("parameters", amount(summary["parameters"])),
         ("trained on", f"{amount(summary['tokens'], 'tokens')} in {summary['steps']} steps"),
         ("held out", evaluation_line(summary)),
-        ("for scale", f"zlib {summary['zlib_bits_per_byte']:.3f}, xz {summary['xz_bits_per_byte']:.3f} bits per byte"),
+        (
+            "for scale",
+            f"zlib {summary['zlib_bits_per_byte']:.3f}, xz {summary['xz_bits_per_byte']:.3f} bits per byte",
+        ),
     ]
     if summary.get("parse_rate") is not None:
         rows.append(("Python", f"{summary['parse_rate']:.0%} of sampled completions parse"))

@@ -15,12 +15,16 @@ app = verb()
 
 @app.command()
 def run(
-    recipe: RecipeFile, overrides: Overrides = None, runs: Runs = Path("runs"), new: New = False, json: Json = False
+    recipe: RecipeFile,
+    overrides: Overrides = None,
+    runs: Runs = Path("runs"),
+    new: New = False,
+    json: Json = False,
 ) -> None:
     """Example: ropewalk run recipes/books.toml train.steps=200
 
-    Takes a recipe from raw files to a report. Stages whose inputs have not changed are skipped; killed at any instant, the
-    same command continues.
+    Takes a recipe from raw files to a report. Stages whose inputs have not changed are skipped; killed at any
+    instant, the same command continues.
     """
     result = flow.run(recipe, overrides or (), runs=runs, new=new, progress=Console())
     emit(result, as_json=json, text=run_text(result))

@@ -23,13 +23,15 @@ def train(
     runs: Runs = Path("runs"),
     new: New = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Resolve, check, print the plan and stop.")] = False,
-    detach: Annotated[bool, typer.Option("--detach", help="Train in a process of its own that outlives this one.")] = False,
+    detach: Annotated[
+        bool, typer.Option("--detach", help="Train in a process of its own that outlives this one.")
+    ] = False,
     json: Json = False,
 ) -> None:
     """Example: ropewalk train recipes/books.toml
 
-    Prepares what is not yet prepared and trains to the last step, from the newest checkpoint. There is no resume: the same
-    command continues.
+    Prepares what is not yet prepared and trains to the last step, from the newest checkpoint. There is no resume:
+    the same command continues.
     """
     settings = overrides or ()
     if dry_run:

@@ -11,18 +11,17 @@ from tokenizers import Tokenizer
 
 from ropewalk.base.files import read_json
 from ropewalk.base.progress import Progress
-from ropewalk.checkpoint.tensors import load
+from ropewalk.checkpoint.tensors import TOKENIZER, load
 from ropewalk.config.ranks import ranks
 from ropewalk.model.decoder import Decoder
 from ropewalk.parallel.apply import apply
 from ropewalk.parallel.mesh import pick_device
 from ropewalk.plan.plan import load_plan
+from ropewalk.prepare.tokenizer import end_of_text
 
 from .config import Evaluate
 from .generate import stream
 from .run import RESULTS, evaluate, write_evaluation
-
-END_OF_TEXT = "<|endoftext|>"
 
 
 def evaluate_checkpoint(
@@ -47,19 +46,16 @@ def evaluate_checkpoint(
     return results
 
 
-def continue_text(
-    path: Path, *, prompt: str, tokens: int, temperature: float, top_k: int, seed: int
-) -> Iterator[str]:
+def continue_text(path: Path, *, prompt: str, tokens: int, temperature: float, top_k: int, seed: int) -> Iterator[str]:
     """Pieces of text that follow `prompt`, as the model draws them."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model, _, tokenizer = load_model(path, device=device)
-    end = tokenizer.token_to_id(END_OF_TEXT)
-    prompt_ids = tokenizer.encode(prompt).ids or [end]
+    end = end_of_text(tokenizer, path=path / TOKENIZER)
+    # Every document of the training text follows an end of text: so does a prompt.
+    prompt_ids = [end, *tokenizer.encode(prompt, add_special_tokens=False).ids]
     drawn: list[int] = []
     shown = ""
-    for token in stream(
-        model, prompt_ids, new_tokens=tokens, temperature=temperature, top_k=top_k, seed=seed, end=end
-    ):
+    for token in stream(model, prompt_ids, new_tokens=tokens, temperature=temperature, top_k=top_k, seed=seed, end=end):
         drawn.append(token)
         text = tokenizer.decode(drawn)
         # A character may take several tokens; hold the replacement mark back until it is whole.
@@ -74,4 +70,7 @@ def load_model(path: Path, *, device: torch.device) -> tuple[Decoder, int, Token
     with torch.device("meta"):
         model = Decoder(state.spec)
     model.load_state_dict(dict(state.model), assign=True)
-    return model.to(device), state.step, Tokenizer.from_buffer(state.tokenizer)
+    tokenizer = Tokenizer.from_buffer(state.tokenizer)
+    # As in `prepare`: a special token spelled out in a text is text.
+    tokenizer.encode_special_tokens = True
+    return model.to(device), state.step, tokenizer

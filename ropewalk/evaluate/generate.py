@@ -1,9 +1,9 @@
 """Prompts -> completions, with a cache of keys and values.
 
-The model never sees more than `spec.sequence_length` tokens. When a text outgrows that, its older part is dropped and the
-newer half is read again from position 0 (`context_start`), so that generation goes on without end at the price of one
-more pass over half a row every half row. What is dropped depends on the length of the text alone, not on where the prompt
-ended.
+The model never sees more than `spec.sequence_length` tokens. When a text outgrows that, its older part is dropped and
+the newer half is read again from position 0 (`context_start`), so that generation goes on without end at the price of
+one more pass over half a row every half row. What is dropped depends on the length of the text alone, not on where the
+prompt ended.
 
 Shapes: B rows, T tokens, V vocabulary, K candidates.
 """
@@ -36,8 +36,8 @@ def generate(
 ) -> list[list[int]]:
     """The completion of each prompt: at most `new_tokens` tokens, without the prompt and without the closing `end`.
 
-    Temperature 0 takes the likeliest token; `top_k` 0 draws from all. Prompt i draws from a random stream of its own, so
-    its completion does not depend on its company (up to the rounding of differently sized matrix products).
+    Temperature 0 takes the likeliest token; `top_k` 0 draws from all. Prompt i draws from a random stream of its own,
+    so its completion does not depend on its company (up to the rounding of differently sized matrix products).
     """
     completions: list[list[int]] = [[] for _ in prompts]
     for indices in _batches(prompts):
@@ -80,7 +80,8 @@ def context_start(length: int, limit: int) -> int:
 
 
 def choose(logits_BV: Tensor, chances_B: Tensor, *, temperature: float, top_k: int) -> Tensor:
-    """One token a row: the likeliest at temperature 0, else the one at quantile `chances_B` of the sharpened distribution."""
+    """One token a row: the likeliest at temperature 0, else the one at quantile `chances_B` of the sharpened
+    distribution."""
     if temperature == 0:
         return logits_BV.argmax(-1)
     candidates_BK = None
@@ -120,11 +121,12 @@ def _continue(
         raise UserError("an empty prompt cannot be completed; begin it with the end-of-text token")
     device, limit = model.head_weight.device, model.spec.sequence_length
     text_BT = torch.tensor(prompts, device=device)
-    start, cache = -1, CachedAttend(limit)
+    room = min(limit, text_BT.shape[1] + chances_BT.shape[1])
+    start, cache = 0, CachedAttend(room)
     for chances_B in chances_BT.to(device).unbind(1):
         length = text_BT.shape[1]
         if start != context_start(length, limit):
-            start, cache = context_start(length, limit), CachedAttend(limit)
+            start, cache = context_start(length, limit), CachedAttend(room)
         hidden_BTC = _forward(model, text_BT[:, start + cache.seen :], cache)
         logits_BV = model.logits(hidden_BTC[:, -1:]).squeeze(1)
         token_B = choose(logits_BV, chances_B, temperature=temperature, top_k=top_k)

@@ -40,8 +40,8 @@ def held_out_documents(
 ) -> list[Document]:
     """Whole validation documents of at most `max_bytes` bytes together, each source with its share of the bytes.
 
-    Documents are taken in an order drawn from (seed, document id), which does not depend on how shards are cut; one that
-    no longer fits into its source's share is passed over, so very long documents are rarer here than in the split.
+    Documents are taken in an order drawn from (seed, document id), which does not depend on how shards are cut; one
+    that no longer fits into its source's share is passed over, so very long documents are rarer here than in the split.
     """
     candidates = {source.name: _candidates(folder, manifest, source, detokenizer) for source in manifest.sources}
     sizes = {name: sum(c.size for c in found) for name, found in candidates.items()}
@@ -61,9 +61,7 @@ def held_out_documents(
     return chosen
 
 
-def _candidates(
-    folder: Path, manifest: Manifest, source: SourceEntry, detokenizer: Detokenizer
-) -> list[_Candidate]:
+def _candidates(folder: Path, manifest: Manifest, source: SourceEntry, detokenizer: Detokenizer) -> list[_Candidate]:
     found = []
     for entry in manifest.shards_of("validation", source.name):
         shard = Shard(folder / entry.file, checksum=entry.checksum)

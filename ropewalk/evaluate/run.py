@@ -15,7 +15,7 @@ from ropewalk.base.files import committed_file, write_json
 from ropewalk.base.progress import Progress, Silent
 from ropewalk.model.decoder import Decoder
 from ropewalk.parallel.executor import Executor
-from ropewalk.store.manifest import read_manifest
+from ropewalk.store.manifest import Manifest, read_manifest
 
 from .compression import Compressed, compress
 from .config import Evaluate
@@ -85,6 +85,7 @@ def evaluate(
     end_of_text = manifest.tokenizer.end_of_text
     detokenizer = Detokenizer(folder, manifest.tokenizer)
     documents = held_out_documents(folder, manifest, detokenizer, max_bytes=settings.max_bytes, seed=seed)
+    _name_absent(manifest, documents, settings.max_bytes, progress)
     scores = score_documents(
         executor,
         [document.tokens for document in documents],
@@ -94,9 +95,7 @@ def evaluate(
         progress=progress,
     )
     progress.begin("sample", None, "completions")
-    samples = draw_samples(
-        model, documents, detokenizer, settings=settings, end_of_text=end_of_text, seed=seed
-    )
+    samples = draw_samples(model, documents, detokenizer, settings=settings, end_of_text=end_of_text, seed=seed)
     progress.end()
     return _evaluation(documents, scores, samples)
 
@@ -108,6 +107,16 @@ def write_evaluation(run: Path, evaluation: Evaluation, *, step: int) -> None:
     with committed_file(run / SAMPLES, "w") as file:
         file.writelines(json.dumps(sample, ensure_ascii=False) + "\n" for sample in samples)
     write_json(run / RESULTS, {"format": FORMAT, "step": step, **results})
+
+
+def _name_absent(manifest: Manifest, documents: list[Document], max_bytes: int, progress: Progress) -> None:
+    measured = {document.source for document in documents}
+    absent = [source.name for source in manifest.sources if source.name not in measured]
+    if absent:
+        progress.say(
+            f"not measured: {', '.join(absent)} (no held-out document, or none that fits into its share of {max_bytes} "
+            "bytes; see `evaluate.max_bytes` and `prepare.validation_share`)"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +146,9 @@ def _evaluation(documents: list[Document], scores: DocumentScores, samples: list
     loss = -whole.log_probability / whole.tokens
     perplexity = float(np.exp(loss))
     if not math.isfinite(perplexity):
-        raise UserError(f"the model gives held-out text a loss of {loss}: it has diverged; evaluate an earlier checkpoint")
+        raise UserError(
+            f"the model gives held-out text a loss of {loss}: it has diverged; evaluate an earlier checkpoint"
+        )
     return Evaluation(
         **dataclasses.asdict(whole.domain_result()),
         tokens=whole.tokens,

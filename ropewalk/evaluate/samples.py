@@ -2,10 +2,10 @@
 
 A completion is cut after a fixed number of tokens, in the middle of a line, a bracket or a block, where hardly any text
 parses. So a completion is accepted when `ast.parse` takes the prompt and the completion together, cut after one of the
-completion's lines, and at least half of the completion's non-blank lines (and at least one) stand before the cut. A last
-line without a line end counts only if the end of text closed it. The true continuation of the same document, of as many
-tokens, is judged by the same rule: the share of those that pass is what a perfect model can reach. It is below 1, for
-example where the prompt ends inside a long docstring.
+completion's lines, and at least half of the completion's non-blank lines (and at least one) stand before the cut. A
+last line without a line end counts only if the end of text closed it. The true continuation of the same document, of as
+many tokens, is judged by the same rule: the share of those that pass is what a perfect model can reach. It is below 1,
+for example where the prompt ends inside a long docstring.
 """
 
 from __future__ import annotations
@@ -103,9 +103,7 @@ def _begin(document: Document, prompt_tokens: int) -> int:
     return min(prompt_tokens, (len(document.tokens) - 1) // 2)
 
 
-def _sample(
-    document: Document, begin: int, completion: list[int], detokenizer: Detokenizer, new_tokens: int
-) -> Sample:
+def _sample(document: Document, begin: int, completion: list[int], detokenizer: Detokenizer, new_tokens: int) -> Sample:
     prompt, truth = document.tokens[:begin].tolist(), document.tokens[begin:-1].tolist()
     code = document.domain == CODE
     return Sample(

@@ -81,9 +81,7 @@ def windows(document: int, tokens: int, length: int) -> Iterator[Window]:
         fresh, start = stop, start + max(1, length // 2)
 
 
-def _batch(
-    documents: Sequence[np.ndarray], here: list[Window], *, length: int, rows: int, end_of_text: int
-) -> Batch:
+def _batch(documents: Sequence[np.ndarray], here: list[Window], *, length: int, rows: int, end_of_text: int) -> Batch:
     """Always `rows` rows of `length`, so that every batch has one shape; what is padded has weight 0."""
     tokens = np.full((rows, length), end_of_text, np.int64)
     targets = np.full((rows, length), end_of_text, np.int64)

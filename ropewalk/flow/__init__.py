@@ -7,7 +7,19 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .authoring import check, describe, diff, new_recipe, show
-    from .verbs import detach, evaluate, explain, generate, monitor, plan, prepare, quickstart, report, run, train
+    from .verbs import (
+        detach,
+        evaluate,
+        explain,
+        generate,
+        monitor,
+        plan,
+        prepare,
+        quickstart,
+        report,
+        run,
+        train,
+    )
 
 __all__ = [
     "check",

@@ -104,7 +104,11 @@ class Flow:
 
         def work() -> Result:
             save_plan(self._folder, planned)
-            return {"parameters": planned.spec.parameters(), "memory_bytes": planned.memory.total, "flops": planned.flops}
+            return {
+                "parameters": planned.spec.parameters(),
+                "memory_bytes": planned.memory.total,
+                "flops": planned.flops,
+            }
 
         return self._stages.do("plan", inputs, work, whole=lambda _: (self._folder / "plan.json").exists())
 
@@ -161,7 +165,8 @@ class Flow:
 
     def _prepared(self, key: str) -> Any:
         record = read_record(self._folder, "prepare")
-        assert record is not None and record.result is not None, "prepare comes first"
+        assert record is not None, "prepare comes first"
+        assert record.result is not None, "prepare comes first"
         return record.result[key]
 
     def _is_trained(self, step: int) -> bool:

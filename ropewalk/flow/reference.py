@@ -6,7 +6,7 @@ import dataclasses
 import inspect
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,9 @@ def recipe_page() -> str:
     head = [
         "# Recipe reference",
         "",
-        "Every setting of a recipe, generated from the dataclasses by `make docs`. Write a setting in the recipe's TOML file or",
-        "as `section.key=value` on the command line. *May change* says whether a run that has begun accepts another value.",
+        "Every setting of a recipe, generated from the dataclasses by `make docs`. Write a setting in the recipe's TOML",
+        "file or as `section.key=value` on the command line. *May change* says whether a run that has begun accepts",
+        "another value.",
     ]
     return "\n".join([*head, *_tables(Recipe, "")]) + "\n"
 
@@ -54,7 +55,7 @@ def _commented_section(section: type, key: str) -> Iterator[str]:
             yield from _commented_section(inner, f"{key}.{field.name}")
 
 
-def _commented(cls: type, skip: set[str] = frozenset()) -> Iterator[str]:  # type: ignore[assignment]
+def _commented(cls: type, skip: Collection[str] = ()) -> Iterator[str]:
     for field in fields_of(cls):
         if field.name in skip or section_of(field.kind) or _is_table_list(field):
             continue
@@ -82,7 +83,9 @@ def _row(field: Field) -> str:
     kind = describe(field.kind).replace("|", "\\|")
     limits = f", {field.range}" if field.range else ""
     change = "yes" if field.continues else ""
-    return f"| `{field.name}` | {kind}{limits} | {_default(field)} | {change} | {field.doc.replace('|', chr(92) + '|')} |"
+    return (
+        f"| `{field.name}` | {kind}{limits} | {_default(field)} | {change} | {field.doc.replace('|', chr(92) + '|')} |"
+    )
 
 
 def _default(field: Field) -> str:

@@ -46,9 +46,11 @@ class Stages:
         whole: Callable[[Result], bool] = lambda result: True,
         precious: bool = False,
     ) -> Result:
-        """The result of `stage`: read back when `inputs` are those of the last time and its files are `whole`, else made.
+        """The result of `stage`: read back when `inputs` are those of the last time and its files are `whole`, else
+        made.
 
-        The unfinished or finished output of a `precious` stage is not thrown away for new inputs: that is a RunConflict.
+        The unfinished or finished output of a `precious` stage is not thrown away for new inputs: that is a
+        RunConflict.
         """
         key = fingerprint(inputs)
         record = read_record(self._run, stage)
@@ -57,8 +59,8 @@ class Stages:
             return record.result
         if precious and record and record.input != key:
             raise RunConflict(
-                f"{self._run}: the inputs of `{stage}` are not those this run began with (settings or input files changed); "
-                "give the recipe another `name`, or start anew with --new (the old run is kept beside it)"
+                f"{self._run}: the inputs of `{stage}` are not those this run began with (settings or input files "
+                "changed); give the recipe another `name`, or start anew with --new (the old run is kept beside it)"
             )
         earlier = _interrupted_seconds(self._run, stage) if record and record.input == key else 0.0
         self._write(Record(stage=stage, input=key, seconds=earlier, result=None))
@@ -71,7 +73,12 @@ class Stages:
         return result
 
     def _write(self, record: Record) -> None:
-        value = {"stage": record.stage, "input": record.input, "seconds": record.seconds, "result": record.result}
+        value = {
+            "stage": record.stage,
+            "input": record.input,
+            "seconds": record.seconds,
+            "result": record.result,
+        }
         write_json(self._run / "stages" / f"{record.stage}.json", {"format": FORMAT, **value})
 
 
@@ -80,9 +87,7 @@ def read_record(run: Path, stage: str) -> Record | None:
     path = run / "stages" / f"{stage}.json"
     if not path.exists():
         return None
-    tree = upgraded(
-        read_json(path, what="stage record"), path=path, what="stage record", current=FORMAT, upgrades={}
-    )
+    tree = upgraded(read_json(path, what="stage record"), path=path, what="stage record", current=FORMAT, upgrades={})
     tree.pop("format")
     return Record(**tree)
 

@@ -123,7 +123,13 @@ def evaluate(
 
 
 def generate(
-    checkpoint: Path, *, prompt: str, tokens: int = 120, temperature: float = 0.7, top_k: int = 50, seed: int = 0
+    checkpoint: Path,
+    *,
+    prompt: str,
+    tokens: int = 120,
+    temperature: float = 0.7,
+    top_k: int = 50,
+    seed: int = 0,
 ) -> Iterator[str]:
     """Pieces of text as they are drawn; `checkpoint` is a checkpoint or a run directory."""
     path = resolve_checkpoint(checkpoint)

@@ -24,7 +24,9 @@ def command(run: Path) -> list[str]:
 
 
 def start_detached(run: Path) -> Started:
-    """Starts the worker in a session of its own, so that it outlives this process and its terminal; output goes to a log."""
+    """Starts the worker in a session of its own, so that it outlives this process and its terminal; output goes to a
+    log.
+    """
     with open(run / LOG, "ab") as log:
         process = subprocess.Popen(
             command(run), stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True

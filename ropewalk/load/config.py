@@ -15,4 +15,5 @@ class Load:
     sequence_length: Annotated[int, Range(least=8)] = 256
     """Tokens a row."""
     verify: Annotated[Literal["open", "off"], CONTINUES] = "open"
-    """`open` checks every byte of the shards once when training starts (about 5 GB/s); `off` checks their footers only."""
+    """`open` checks every byte of the shards once when training starts (about 5 GB/s); `off` checks their footers
+    only."""

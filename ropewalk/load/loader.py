@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -36,15 +35,18 @@ class Stream:
 
     def read(self, start: int, count: int) -> tuple[np.ndarray, np.ndarray]:
         """`count` tokens from `start` on as int64, and the number of each one's document counted from the first."""
-        parts = []
+        tokens = np.empty(count, np.int64)
         shard = int(np.searchsorted(self._starts, start, side="right")) - 1
-        while count_left := count - sum(map(len, parts)):
-            offset = start + count - count_left - int(self._starts[shard])
-            parts.append(self._shards[shard].tokens[offset : offset + count_left])
+        filled = 0
+        while filled < count:
+            offset = start + filled - int(self._starts[shard])
+            part = self._shards[shard].tokens[offset : offset + count - filled]
+            tokens[filled : filled + len(part)] = part
+            filled += len(part)
             shard += 1
-        first = np.searchsorted(self._ends, start, side="right")
-        documents = np.searchsorted(self._ends, np.arange(start, start + count), side="right") - first
-        return np.concatenate(parts).astype(np.int64), documents.astype(np.int32)
+        first, last = np.searchsorted(self._ends, (start, start + count - 1), side="right")
+        ends_here = np.bincount(self._ends[first:last] - start, minlength=count)
+        return tokens, np.cumsum(ends_here, dtype=np.int32)
 
 
 class Loader:
@@ -65,16 +67,17 @@ class Loader:
         rank: int = 0,
         world: int = 1,
     ) -> None:
+        assert batch_rows % world == 0, f"{world} readers do not share {batch_rows} rows evenly"
         manifest = read_manifest(folder)
         sources = [source for source in manifest.sources if manifest.shards_of("train", source.name)]
         self._streams = [Stream(folder, manifest.shards_of("train", s.name), verify=verify) for s in sources]
-        self._names = [source.name for source in sources]
         self._length = sequence_length
         self._rows = batch_rows
         self._rank, self._world = rank, world
         # A window needs one token more than a row: the target of its last input.
         windows = [(len(stream) - 1) // sequence_length for stream in self._streams]
-        _check_windows(windows, self._names, self._streams, sequence_length)
+        sizes = {source.name: len(stream) for source, stream in zip(sources, self._streams, strict=True)}
+        _check_sizes(folder, sizes, sequence_length)
         self.order = Order(windows, [source.weight for source in sources], seed=seed)
         self._step = 0
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="load")
@@ -101,8 +104,8 @@ class Loader:
 
     def batch(self, step: int) -> Batch:
         """The batch of any step, a pure function."""
-        first = step * self._rows
-        rows = [self.order.row(index) for index in range(first + self._rank, first + self._rows, self._world)]
+        first = step * self._rows + self._rank
+        rows = self.order.rows(first, self._rows // self._world, stride=self._world)
         read = [self._streams[r.source].read(r.window * self._length, self._length + 1) for r in rows]
         return _collate(read)
 
@@ -150,12 +153,13 @@ def _collate(rows: list[tuple[np.ndarray, np.ndarray]]) -> Batch:
     )
 
 
-def _check_windows(windows: list[int], names: list[str], streams: list[Stream], length: int) -> None:
-    short = [name for name, count in zip(names, windows, strict=True) if count < 1]
-    if short or not names:
-        sizes: Callable[[str], str] = lambda name: f"{name} ({len(streams[names.index(name)])} tokens)"  # noqa: E731
-        which = ", ".join(map(sizes, short)) or "no source"
+def _check_sizes(folder: Path, tokens: dict[str, int], length: int) -> None:
+    """Raises DataError unless every source fills a row; `tokens` by source."""
+    if not tokens:
+        raise DataError(f"{folder}: no source has training tokens; add documents and run `ropewalk prepare` again")
+    short = [f"{name} ({count} tokens)" for name, count in tokens.items() if count <= length]
+    if short:
         raise DataError(
-            f"too few training tokens for one row of {length}: {which}; shorten `load.sequence_length`, add documents "
-            "or drop the source"
+            f"{folder}: too few training tokens for one row of {length}: {', '.join(short)}; shorten "
+            "`load.sequence_length`, add documents or drop the source"
         )

@@ -7,6 +7,7 @@ remembering one integer, and any number of ranks can read any part of the same o
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -20,6 +21,13 @@ PERIOD = 1024
 """Rows after which the mixture repeats: weights are met to 1/1024, each source with at least one row a period."""
 
 Indices = npt.NDArray[np.uint64]
+
+GOLDEN = 0x9E3779B97F4A7C15
+"""2**64 / golden ratio, the increment of splitmix64: tells the rounds of one key apart."""
+
+ROUNDS = 8
+"""Rounds of the Feistel network. Four leave a bias on sizes below a dozen, where half the bits are one or two; the
+chi-square test of positions sees it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,15 +43,10 @@ class Order:
     """The global sequence of rows for `windows[s]` windows and mixture weight `weights[s]` of each source s."""
 
     def __init__(self, windows: Sequence[int], weights: Sequence[float], *, seed: int) -> None:
-        for source, count in enumerate(windows):
-            if count < 1:
-                raise DataError(
-                    f"source {source} has not one row of training tokens; shorten `load.sequence_length`, "
-                    "add documents or drop the source"
-                )
-        self._windows = list(windows)
+        _check(windows, weights)
+        self._windows = np.array(windows, np.int64)
+        self._shares = np.array(_shares(weights), np.int64)
         self._seed = seed
-        self._shares = _shares(weights)
         mixed = np.repeat(np.arange(len(windows)), self._shares)
         slots = permuted(np.arange(PERIOD, dtype=np.uint64), PERIOD, seed_for(seed, "mixture"))
         self._source_of = mixed[slots.astype(np.int64)]
@@ -52,54 +55,79 @@ class Order:
         for source in range(len(windows)):
             here = np.flatnonzero(self._source_of == source)
             self._rank_of[here] = np.arange(len(here))
+        # Rows are computed a period at a time, vectorised: 4 us a row, where one at a time they take 100 us.
+        self._period = functools.lru_cache(maxsize=4)(self._compute_period)
 
     def row(self, index: int) -> Row:
         """Row `index` of the run, counted from 0 over all steps and ranks."""
         period, slot = divmod(index, PERIOD)
-        source = int(self._source_of[slot])
-        turn = period * self._shares[source] + int(self._rank_of[slot])
-        epoch, place = divmod(turn, self._windows[source])
-        key = seed_for(self._seed, "order", source, epoch)
-        window = permuted(np.array([place], np.uint64), self._windows[source], key)[0]
-        return Row(source, int(window), epoch)
+        return self._period(period)[slot]
 
-    def rows(self, start: int, count: int) -> list[Row]:
-        """`count` rows from row `start` on."""
-        return [self.row(index) for index in range(start, start + count)]
+    def rows(self, start: int, count: int, *, stride: int = 1) -> list[Row]:
+        """`count` rows: `start`, `start + stride`, ..."""
+        return [self.row(start + stride * number) for number in range(count)]
 
     def epochs(self, rows: int) -> list[float]:
         """How often each source has been read after `rows` rows."""
-        return [rows / PERIOD * share / count for share, count in zip(self._shares, self._windows, strict=True)]
+        return [float(value) for value in rows / PERIOD * self._shares / self._windows]
+
+    def _compute_period(self, period: int) -> list[Row]:
+        source = self._source_of
+        epoch, place = np.divmod(period * self._shares[source] + self._rank_of, self._windows[source])
+        pairs = list(zip(source.tolist(), epoch.tolist(), strict=True))
+        seeds = {pair: seed_for(self._seed, "order", *pair) for pair in set(pairs)}
+        keys = np.array([seeds[pair] for pair in pairs], np.uint64)
+        window = _permute(place.astype(np.uint64), self._windows[source].astype(np.uint64), keys)
+        return [Row(s, w, e) for (s, e), w in zip(pairs, window.tolist(), strict=True)]
 
 
-def permuted(indices: Indices, size: int, key: int, *, rounds: int = 4) -> Indices:
-    """Where a keyed permutation of 0..size-1 sends each index: a Feistel network with cycle walking.
+def permuted(indices: Indices, size: int, key: int) -> Indices:
+    """Where the permutation `key` of 0..size-1 sends each index: a Feistel network with cycle walking."""
+    sizes, keys = (np.full(indices.shape, value, np.uint64) for value in (size, key))
+    return _permute(indices.astype(np.uint64), sizes, keys)
+
+
+def _permute(values: Indices, sizes: Indices, keys: Indices) -> Indices:
+    """Value i through permutation keys[i] of 0..sizes[i]-1.
 
     The network permutes the next even power of two; results outside are sent on until they fall inside, which takes
-    fewer than four rounds on average. Four rounds of a multiply-xorshift mix pass the tests of uniformity we ask for.
+    fewer than four passes on average.
     """
-    bits = max(2, (size - 1).bit_length())
-    half = np.uint64((bits + 1) // 2)
-    mask = np.uint64((1 << int(half)) - 1)
-    keys = np.random.default_rng(key).integers(1, 2**63, rounds, dtype=np.uint64) | np.uint64(1)
-    result = _feistel(indices.astype(np.uint64), half, mask, keys)
-    outside = result >= size
-    while outside.any():
-        result[outside] = _feistel(result[outside], half, mask, keys)
-        outside = result >= size
+    # Half of each network's bits. frexp gives the bit length, exact below 2**53.
+    half = np.maximum(1, (np.frexp((sizes - np.uint64(1)).astype(np.float64))[1] + 1) // 2).astype(np.uint64)
+    result = _feistel(values, half, keys)
+    while (outside := result >= sizes).any():
+        result[outside] = _feistel(result[outside], half[outside], keys[outside])
     return result
 
 
-def _feistel(values: Indices, half: np.uint64, mask: np.uint64, keys: Indices) -> Indices:
+def _feistel(values: Indices, half: Indices, keys: Indices) -> Indices:
+    mask = (np.uint64(1) << half) - np.uint64(1)
     left, right = values >> half, values & mask
-    with np.errstate(over="ignore"):
-        for key in keys:
-            mixed = right * key
-            mixed ^= mixed >> np.uint64(29)
-            mixed *= np.uint64(0xBF58476D1CE4E5B9)
-            mixed ^= mixed >> np.uint64(32)
-            left, right = right, left ^ (mixed & mask)
+    for number in range(1, ROUNDS + 1):
+        # The key is added before mixing: a round that only multiplied would send zero to zero under every key.
+        left, right = right, left ^ (_mix(_mix(keys + np.uint64(number * GOLDEN % 2**64)) + right) & mask)
     return (left << half) | right
+
+
+def _mix(values: Indices) -> Indices:
+    """The finaliser of splitmix64 (Steele, Lea and Flood 2014)."""
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return values ^ (values >> np.uint64(31))
+
+
+def _check(windows: Sequence[int], weights: Sequence[float]) -> None:
+    for source, count in enumerate(windows):
+        if count < 1:
+            raise DataError(
+                f"source {source} has not one row of training tokens; shorten `load.sequence_length`, "
+                "add documents or drop the source"
+            )
+    if not 1 <= len(windows) <= PERIOD:
+        raise DataError(f"{len(windows)} sources cannot be mixed; give 1 to {PERIOD}, joining small ones")
+    if not all(0 < weight < float("inf") for weight in weights):
+        raise DataError(f"the weights of the sources are {list(weights)}; each must be above 0 and finite")
 
 
 def _shares(weights: Sequence[float]) -> list[int]:

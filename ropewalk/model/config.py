@@ -22,7 +22,8 @@ class Model:
     kv_heads: Annotated[int, Range(least=1)] | None = None
     """Key and value heads (grouped-query attention); as many as `heads` when not set."""
     hidden: Annotated[int, Range(least=8)] | None = None
-    """Features inside the feed-forward part. Not set: 4 x width for `gelu`; 8/3 x width, rounded up to a multiple of 64, for `swiglu`."""
+    """Features inside the feed-forward part. Not set: 4 x width for `gelu`; 8/3 x width, rounded up to a multiple
+    of 64, for `swiglu`."""
     norm: Literal["rms", "layer"] = "rms"
     """Normalisation before attention, before feed-forward and before the head."""
     mlp: Literal["swiglu", "gelu"] = "swiglu"

@@ -1,4 +1,4 @@
-"""The decoder: embedding, blocks, final norm, head. Any of them may be absent, so that a pipeline stage is the same class."""
+"""The decoder: embedding, blocks, final norm, head. Any of them may be absent: a pipeline stage is the same class."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ class Decoder(nn.Module):
     vocabulary; `logits` is for generation.
     """
 
-    def __init__(self, spec: Spec, *, layers: Iterable[int] | None = None, first: bool = True, last: bool = True) -> None:
+    def __init__(
+        self, spec: Spec, *, layers: Iterable[int] | None = None, first: bool = True, last: bool = True
+    ) -> None:
         super().__init__()
         self.spec = spec
         self.embedding = nn.Embedding(spec.vocabulary, spec.width) if first else None
@@ -34,7 +36,10 @@ class Decoder(nn.Module):
         self.head = nn.Linear(spec.width, spec.vocabulary, bias=False) if own_head else None
 
     def forward(self, x: Tensor, *, positions_BT: Tensor | None = None, attend: Attend = causal) -> Tensor:
-        """Hidden states B T C of tokens B T (or of hidden states, without an embedding). Positions count from 0 unless given."""
+        """Hidden states B T C of tokens B T (or of hidden states, without an embedding).
+
+        Positions count from 0 unless given.
+        """
         if positions_BT is None:
             positions_BT = torch.arange(x.shape[1], device=x.device).expand(x.shape[0], -1)
         if self.embedding is not None:

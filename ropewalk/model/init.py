@@ -37,6 +37,6 @@ def initial_value(name: str, shape: tuple[int, ...], spec: Spec, *, seed: int) -
 
 
 def deviation(name: str, spec: Spec) -> float:
-    """Depth-scaled Gaussian of GPT-2: the two matrices that write to the residual stream are smaller by sqrt(2 layers)."""
+    """Depth-scaled Gaussian of GPT-2: the matrices that write to the residual stream are smaller by sqrt(2 layers)."""
     writes_residual = name.endswith(("attention.out.weight", "mlp.down.weight"))
     return STD / (2 * spec.layers) ** 0.5 if writes_residual else STD

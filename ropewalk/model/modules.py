@@ -40,8 +40,8 @@ def rotate(x_BHTD: Tensor, by: Rotation) -> Tensor:
 class Attention(nn.Module):
     """Self-attention with one fused projection.
 
-    Its rows are grouped by key-value head (queries, key, value of group 0, then group 1, ...), so that a cut of dimension
-    0 between groups is a valid tensor split.
+    Its rows are grouped by key-value head (queries, key, value of group 0, then group 1, ...), so that a cut of
+    dimension 0 between groups is a valid tensor split.
     """
 
     def __init__(self, spec: Spec, layer: int) -> None:
@@ -67,7 +67,7 @@ class Attention(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """SwiGLU (Shazeer 2020) or GeLU. SwiGLU's gate and up rows alternate in chunks: dimension 0 splits between chunks."""
+    """SwiGLU (Shazeer 2020) or GeLU. SwiGLU's gate and up rows alternate in chunks: dimension 0 splits between them."""
 
     def __init__(self, spec: Spec) -> None:
         super().__init__()

@@ -15,7 +15,8 @@ class Split:
     """One parameter's tensor split.
 
     `column` splits the outputs (dimension 0), `row` the inputs (dimension 1, partial sums are added), `vocabulary` the
-    rows of the embedding or head, `replicate` not at all. Any cut of the dimension into equal parts of whole units is valid.
+    rows of the embedding or head, `replicate` not at all. Any cut of the dimension into equal parts of whole units is
+    valid.
     """
 
     role: Role

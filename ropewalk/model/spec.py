@@ -1,7 +1,7 @@
 """What a model is before it exists: shapes, parameters, FLOPs. No torch.
 
-`Spec` is the resolved form of the settings: nothing left to derive. The shapes here are the ones the modules build; a test
-compares them name by name.
+`Spec` is the resolved form of the settings: nothing left to derive. The shapes here are the ones the modules build; a
+test compares them name by name.
 """
 
 from __future__ import annotations

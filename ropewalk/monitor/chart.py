@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from .markup import Markup, element, joined, number
@@ -67,27 +67,31 @@ HALF = (Size(524, 210), Size(358, 190))
 
 def figure(chart: Chart, sizes: tuple[Size, Size] = FULL) -> Markup:
     """The chart with title and legend, wide and narrow."""
-    series = [thinned(one) for one in chart.series]
+    whole = [_finite(one) for one in chart.series]
+    series = [thinned(one) for one in whole]
     wide, narrow = (_drawing(chart, series, size) for size in sizes)
     caption = element(
         "figcaption",
         element("strong", chart.title),
         element("span", chart.unit, class_="unit"),
-        element("span", [_legend(one, chart.show) for one in series], class_="legend"),
+        element(
+            "span", [_legend(one, full, chart.show) for one, full in zip(series, whole, strict=True)], class_="legend"
+        ),
     )
     drawings = [element("div", wide, class_="wide"), element("div", narrow, class_="narrow")]
-    note = element("p", chart.note, class_="note") if chart.note else None
+    notes = [chart.note, *(_thinning(one, full) for one, full in zip(series, whole, strict=True))]
+    note = element("p", " ".join(filter(None, notes)), class_="note") if any(notes) else None
     return element("figure", caption, drawings, note, class_="chart", data_hover=True)
 
 
 def thinned(series: Series) -> Series:
-    """The series with at most `MOST_POINTS` points, each a mean of neighbours; what is not finite goes."""
-    points = [point for point in series.points if math.isfinite(point[1])]
+    """The series with at most `MOST_POINTS` points, each the mean of neighbours."""
+    points = list(series.points)
     share = math.ceil(len(points) / MOST_POINTS)
     if share > 1:
         groups = [points[i : i + share] for i in range(0, len(points), share)]
         points = [(group[-1][0], math.fsum(y for _, y in group) / len(group)) for group in groups]
-    return Series(name=series.name, points=points, tone=series.tone, marks=series.marks)
+    return replace(series, points=points)
 
 
 def better_x(points: Sequence[Point]) -> Kind:
@@ -101,6 +105,17 @@ def better_x(points: Sequence[Point]) -> Kind:
     total = abs(points[-1][1] - points[0][1])
     early = [y for x, y in points if x <= points[0][0] + 0.1 * (points[-1][0] - points[0][0])]
     return "log" if total and abs(early[-1] - points[0][1]) > 0.5 * total else "linear"
+
+
+def _finite(series: Series) -> Series:
+    return replace(series, points=[point for point in series.points if math.isfinite(point[1])])
+
+
+def _thinning(drawn: Series, full: Series) -> str:
+    """Says so when points stand for several."""
+    if len(drawn.points) == len(full.points):
+        return ""
+    return f"{len(full.points):,} values are drawn as {len(drawn.points):,} means of neighbours."
 
 
 def _drawing(chart: Chart, series: list[Series], size: Size) -> Markup:
@@ -211,8 +226,8 @@ def _moment(step: float, label: str, x: Scale, y: Scale) -> Markup:
     )
 
 
-def _legend(series: Series, show: Callable[[float], str]) -> Markup:
-    """The name with its colour and its last value; carries all values for the hover script."""
+def _legend(series: Series, full: Series, show: Callable[[float], str]) -> Markup:
+    """The name with its colour and its last value; carries the drawn values for the hover script."""
     if not series.points:
         return element("span", series.name, " no values", class_="muted")
     # A value is one word for the script: its thousands and units are joined by a space that does not break.
@@ -221,7 +236,7 @@ def _legend(series: Series, show: Callable[[float], str]) -> Markup:
         "span",
         element("i", class_=f"key {series.tone}"),
         f"{series.name or 'last'} ",
-        element("b", shown[-1]),
+        element("b", show(full.points[-1][1])),
         data_name=series.name,
         data_xs=" ".join(number(step) for step, _ in series.points),
         data_ys=" ".join(shown),

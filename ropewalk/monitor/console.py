@@ -15,9 +15,7 @@ def status_lines(view: RunView) -> list[str]:
     """Stages with their time, the last step, what is left, and where the report is."""
     rows = [("stage " + stage.name, _stage(stage)) for stage in view.stages]
     rows += _training(view)
-    rows += [
-        ("warning", str(event.get("message", ""))) for event in view.notable if event["kind"] == "warning"
-    ][-3:]
+    rows += [("warning", str(event.get("message", ""))) for event in view.notable if event["kind"] == "warning"][-3:]
     report = view.folder / FILE
     rows.append(("report", str(report) if report.exists() else f"{report} (not written yet)"))
     width = max(len(name) for name, _ in rows)

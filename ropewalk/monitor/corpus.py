@@ -25,9 +25,7 @@ def corpus_section(view: RunView) -> Markup:
         flow, counts = read_flow(view.manifest), read_counts(view.manifest)
     except DataError as error:
         return section(TITLE, empty(f"The manifest cannot be drawn: {error}."))
-    legend = [
-        element("span", element("i", class_=f"key {source_tone(flow, name)}"), name) for name in flow.sources
-    ]
+    legend = [element("span", element("i", class_=f"key {source_tone(flow, name)}"), name) for name in flow.sources]
     caption = element(
         "figcaption",
         element("strong", "What became of each document"),

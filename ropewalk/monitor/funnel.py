@@ -151,9 +151,7 @@ def _source_links(path: list[Count], splits: dict[str, int]) -> Iterator[Link]:
                 yield Link(here, f"kept:{split}", source, documents)
 
 
-def _nodes(
-    counts: list[Count], links: list[Link], sources: tuple[str, ...], steps: tuple[str, ...]
-) -> Iterator[Node]:
+def _nodes(counts: list[Count], links: list[Link], sources: tuple[str, ...], steps: tuple[str, ...]) -> Iterator[Node]:
     for source in sources:
         first = next(count for count in counts if count.source == source)
         yield Node(f"source:{source}", source, "source", 0, first.documents_in, first.bytes_in)

@@ -63,9 +63,7 @@ def key_figures(view: RunView) -> list[Figure]:
 
 def parameters(view: RunView) -> float | None:
     """Parameters of the model, from the first file that knows."""
-    return _first(
-        view.summary.get("parameters"), view.training.get("parameters"), view.plan.get("parameters")
-    )
+    return _first(view.summary.get("parameters"), view.training.get("parameters"), view.plan.get("parameters"))
 
 
 def tokens(view: RunView) -> float | None:
@@ -124,9 +122,7 @@ def _against(view: RunView, name: str) -> Figure:
     if bits is None or not other:
         return Figure(f"Beside {name}", "–", "not evaluated yet")
     change = 100 * (bits / other - 1)
-    return Figure(
-        f"Beside {name}", f"{change:+.1f} %".replace("-", "−"), f"{name} needs {other:.3f} bits per byte"
-    )
+    return Figure(f"Beside {name}", f"{change:+.1f} %".replace("-", "−"), f"{name} needs {other:.3f} bits per byte")
 
 
 def _accuracy(view: RunView) -> Figure:

@@ -25,23 +25,18 @@ def quality_section(view: RunView) -> Markup:
     if view.measured("bits_per_byte") is None:
         return section("Evaluation", empty("The run has not been evaluated yet."))
     overall = {
-        key: view.measured(key)
-        for key in ("bits_per_byte", "zlib_bits_per_byte", "xz_bits_per_byte", "accuracy")
+        key: view.measured(key) for key in ("bits_per_byte", "zlib_bits_per_byte", "xz_bits_per_byte", "accuracy")
     }
     overall["bytes"] = finite(view.evaluation.get("bytes"))
     parts: dict[str, Mapping[str, Any]] = {"all held-out text": overall}
     domains = mapping(view.evaluation.get("domains")) or mapping(view.summary.get("domains"))
     parts.update((name, mapping(values)) for name, values in domains.items())
-    bars = bar_figure(
-        "Bits per byte", "shorter is better", [_group(title, values) for title, values in parts.items()]
-    )
+    bars = bar_figure("Bits per byte", "shorter is better", [_group(title, values) for title, values in parts.items()])
     rows = [(name, *_row(values)) for name, values in parts.items()]
     heads = ("domain", "bits per byte", "accuracy", "held out")
     numbers = element(
         "figure",
-        element(
-            "figcaption", element("strong", "By domain"), element("span", _step_note(view), class_="unit")
-        ),
+        element("figcaption", element("strong", "By domain"), element("span", _step_note(view), class_="unit")),
         table(heads, rows, numeric=(1, 2, 3)),
     )
     return section("Evaluation", element("div", bars, numbers, class_="pair"))
@@ -77,9 +72,7 @@ def _group(title: str, values: Mapping[str, Any]) -> Group:
         ("zlib", "zlib_bits_per_byte", "plain"),
     )
     found = [(label, finite(values.get(key)), tone) for label, key, tone in rows]
-    return Group(
-        title, [Bar(label, value, f"{value:.3f}", tone) for label, value, tone in found if value is not None]
-    )
+    return Group(title, [Bar(label, value, f"{value:.3f}", tone) for label, value, tone in found if value is not None])
 
 
 def _row(values: Mapping[str, Any]) -> tuple[str, str, str]:

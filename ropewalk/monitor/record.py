@@ -32,17 +32,13 @@ def time_section(view: RunView) -> Markup:
 def events_section(view: RunView) -> Markup:
     """Restores, changes of settings and warnings, by time since the start."""
     if not view.notable:
-        return section(
-            "Events", empty("Nothing out of the ordinary: no restore, no changed setting, no warning.")
-        )
+        return section("Events", empty("Nothing out of the ordinary: no restore, no changed setting, no warning."))
     rows = [
         (duration(max(0.0, event["time"] - view.first_time)), _kind(event), _story(event))
         for event in view.notable[:MOST_EVENTS]
     ]
     left_out = len(view.notable) - len(rows)
-    note = (
-        element("p", f"{left_out} further events are in events.jsonl.", class_="note") if left_out else None
-    )
+    note = element("p", f"{left_out} further events are in events.jsonl.", class_="note") if left_out else None
     return section("Events", table(("after", "event", ""), rows, class_="facts"), note)
 
 
@@ -54,9 +50,7 @@ def config_section(view: RunView) -> Markup:
     defaults = [setting for setting in view.settings if setting.is_default]
     folded: Child = None
     if defaults:
-        folded = element(
-            "details", element("summary", f"{len(defaults)} defaults"), scrolling(_settings(defaults))
-        )
+        folded = element("details", element("summary", f"{len(defaults)} defaults"), scrolling(_settings(defaults)))
     shown = scrolling(_settings(chosen, marked=True)) if chosen else empty("Every setting is a default.")
     return section("Settings", shown, folded)
 

@@ -72,6 +72,4 @@ def _missing(view: RunView) -> Child:
 
 def _footer(view: RunView) -> Markup:
     stamp = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(view.read_at))
-    return element(
-        "footer", f"Read from the files of the run on {stamp}. This page is one file and needs no network."
-    )
+    return element("footer", f"Read from the files of the run on {stamp}. This page is one file and needs no network.")

@@ -184,10 +184,7 @@ def _sound(event: Event) -> bool:
     """Whether an event has a time, and a step where its kind needs one: `base.events.steps` relies on it."""
     if finite(event.get("time")) is None or not isinstance(event["kind"], str):
         return False
-    return (
-        event["kind"] not in ("step", "validation", "restored", "saved")
-        or whole(event.get("step")) is not None
-    )
+    return event["kind"] not in ("step", "validation", "restored", "saved") or whole(event.get("step")) is not None
 
 
 def _object(path: Path, missing: list[str]) -> Json:
@@ -241,13 +238,9 @@ def _stages(folder: Path, events: list[Event]) -> Iterator[Stage]:
     """The stages with files or events. A file says that a stage is complete; events, what happened last."""
     files = {path.stem: _object(path, []) for path in sorted(folder.glob("*.json"))}
     last = {
-        text(event.get("stage")): event
-        for event in events
-        if event["kind"].startswith("stage_") and event.get("stage")
+        text(event.get("stage")): event for event in events if event["kind"].startswith("stage_") and event.get("stage")
     }
-    names = sorted(
-        {*files, *last} - {""}, key=lambda name: (STAGES.index(name) if name in STAGES else 99, name)
-    )
+    names = sorted({*files, *last} - {""}, key=lambda name: (STAGES.index(name) if name in STAGES else 99, name))
     for name in names:
         event = last.get(name, {})
         record = files.get(name) or event

@@ -21,13 +21,28 @@ STREAM = 190
 """Pixels of all documents together."""
 NODE = 9
 TOP = 62
-LEFT = 124
 RIGHT = 124
+GAP = 140
+"""Least pixels from column to column; many steps make the drawing wider, and the page scales it down."""
 BRANCH = 44
 """Pixels from a step to the nodes of what it removed."""
 LINE = 15
 CHARACTER = 6.4
 """Pixels of an average character of a label."""
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """The columns: where the first stands, how far apart they are, and how wide the whole becomes."""
+
+    left: float
+    gap: float
+    width: float
+
+    @property
+    def letters(self) -> int:
+        """Characters of a label that fit between a removed node and the next column."""
+        return int((self.gap - 2 * NODE - BRANCH - 18) / CHARACTER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,18 +55,17 @@ class Box:
 
 
 def draw_flow(flow: Flow) -> Markup:
-    """The flow as one SVG of fixed width; a phone scrolls it sideways."""
+    """The flow as one SVG; a phone scrolls it sideways."""
     total = sum(node.documents for node in flow.nodes if node.kind == "source")
     scale = STREAM / total if total else 0.0
-    gap = (WIDTH - LEFT - RIGHT - NODE) / (len(flow.steps) + 1)
-    boxes = _boxes(flow, scale, gap)
-    letters = max(8, int((gap - NODE - BRANCH - NODE - 18) / CHARACTER))
-    height = max(_bottom(node, boxes[node.key], letters) for node in flow.nodes) + 6
+    frame = _frame(flow)
+    boxes = _boxes(flow, scale, frame)
+    height = max(_bottom(node, boxes[node.key], frame) for node in flow.nodes) + 6
     return element(
         "svg",
         _ribbons(flow, boxes, scale),
-        [_node(node, boxes[node.key], letters) for node in flow.nodes],
-        viewBox=f"0 0 {WIDTH} {number(height)}",
+        [_node(node, boxes[node.key], frame) for node in flow.nodes],
+        viewBox=f"0 0 {number(frame.width)} {number(height)}",
         role="img",
         aria_label="documents of each source through the steps of prepare",
         class_="sankey",
@@ -63,37 +77,45 @@ def source_tone(flow: Flow, source: str) -> str:
     return f"tone-{flow.sources.index(source) % 6}"
 
 
-def _boxes(flow: Flow, scale: float, gap: float) -> dict[str, Box]:
+def _frame(flow: Flow) -> Frame:
+    names = max(len(source) for source in flow.sources)
+    left = max(124.0, 1.4 * CHARACTER * names + 16)
+    columns = len(flow.steps) + 1
+    width = max(WIDTH, left + RIGHT + NODE + GAP * columns)
+    return Frame(left, (width - left - RIGHT - NODE) / columns, width)
+
+
+def _boxes(flow: Flow, scale: float, frame: Frame) -> dict[str, Box]:
     boxes: dict[str, Box] = {}
-    letters = max(8, int((gap - NODE - BRANCH - NODE - 18) / CHARACTER))
     for column in range(len(flow.steps) + 2):
         below: float = TOP
-        x = LEFT + column * gap
+        x = frame.left + column * frame.gap
         for node in (node for node in flow.nodes if node.column == column):
             height = max(1.5, node.documents * scale)
             box = Box(x + (NODE + BRANCH if node.kind == "removed" else 0), below, height)
             boxes[node.key] = box
-            below = max(below + height + 16, _bottom(node, box, letters) + 8)
+            below = max(below + height + 16, _bottom(node, box, frame) + 8)
     return boxes
 
 
-def _bottom(node: Node, box: Box, letters: int) -> float:
+def _bottom(node: Node, box: Box, frame: Frame) -> float:
     """The lowest pixel of the node or of its label, where that stands beside it."""
-    lines = 0 if node.kind == "step" else len(_label(node, letters))
+    lines = 0 if node.kind == "step" else len(_label(node, frame))
     return max(box.y + box.height, box.y + lines * LINE)
 
 
-def _label(node: Node, letters: int) -> list[str]:
+def _label(node: Node, frame: Frame) -> list[str]:
     """The lines beside or above a node: its name, documents and bytes."""
     if node.kind == "removed":
-        return [*textwrap.wrap(node.label.replace("_", " "), letters), f"{node.documents:,}"]
+        rule = textwrap.wrap(node.label.replace("_", " "), frame.letters, break_long_words=False)
+        return [*rule, f"{node.documents:,}"]
     size = [amount(node.bytes, "B")] if node.bytes is not None else []
     unit = "document" if node.documents == 1 else "documents"
     return [node.label, f"{node.documents:,} {unit}", *size]
 
 
-def _node(node: Node, box: Box, letters: int) -> Markup:
-    lines = _label(node, letters)
+def _node(node: Node, box: Box, frame: Frame) -> Markup:
+    lines = _label(node, frame)
     if node.kind == "source":
         x, y, anchor = box.x - 8, box.y + 11, "end"
     elif node.kind == "step":
@@ -101,9 +123,7 @@ def _node(node: Node, box: Box, letters: int) -> Markup:
     else:
         x, y, anchor = box.x + NODE + 7, box.y + 11, "start"
     texts = [
-        element(
-            "text", line, x=x, y=y + i * LINE, text_anchor=anchor, class_=_line_class(node, i, len(lines))
-        )
+        element("text", line, x=x, y=y + i * LINE, text_anchor=anchor, class_=_line_class(node, i, len(lines)))
         for i, line in enumerate(lines)
     ]
     width = NODE if node.kind != "removed" else 5

@@ -71,15 +71,17 @@ def log_ticks(low: float, high: float, most: int) -> list[float]:
 
 
 def tick_labels(ticks: list[float]) -> list[str]:
-    """The ticks as text, as short as they are exact, with one prefix for all of them."""
-    largest = max((abs(tick) for tick in ticks), default=0.0)
-    if largest and largest < 1e-3:
-        return ["0" if tick == 0 else f"{tick:.0e}".replace("e-0", "e-") for tick in ticks]
-    for factor, suffix in ((1e9, " G"), (1e6, " M"), (1e4, " k"), (0.0, "")):
-        if largest >= factor:
-            unit = {" G": 1e9, " M": 1e6, " k": 1e3}.get(suffix, 1.0)
-            return [_shortest(tick / unit, suffix) for tick in _aligned(ticks, unit)]
-    raise AssertionError("the last factor is zero")
+    """The ticks as text, as short as they are exact; one prefix for all unless they span decades.
+
+    Below 10 000 a shared step of thousands is written out: 1000, 1500, 2000.
+    """
+    sizes = [abs(tick) for tick in ticks if tick]
+    largest = max(sizes, default=0.0)
+    if largest < 1e-3:
+        return [_power(tick) for tick in ticks]
+    if len(sizes) == len(ticks) and largest > 50 * min(sizes):
+        return [_prefixed(tick, abs(tick)) for tick in ticks]
+    return [_prefixed(tick, largest if largest >= 1e4 else 1.0) for tick in ticks]
 
 
 def padded(low: float, high: float, share: float = 0.05) -> tuple[float, float]:
@@ -99,9 +101,14 @@ def _scaled(whole: int, power: int) -> float:
     return float(whole * 10**power) if power >= 0 else whole / 10**-power
 
 
-def _aligned(ticks: list[float], unit: float) -> list[float]:
-    return [0.0 if abs(tick) < 1e-12 * unit else tick for tick in ticks]
+def _prefixed(value: float, size: float) -> str:
+    """`value` with the prefix that suits a number of `size`."""
+    for factor, prefix in ((1e9, " G"), (1e6, " M"), (1e3, " k")):
+        if size >= factor:
+            return f"{value / factor:.6g}{prefix if value else ''}"
+    return f"{value:.6g}"
 
 
-def _shortest(value: float, suffix: str) -> str:
-    return f"{value:.6g}{suffix if value else ''}"
+def _power(value: float) -> str:
+    mantissa, exponent = f"{value:.3e}".split("e")
+    return f"{float(mantissa):g}e{int(exponent)}" if value else "0"

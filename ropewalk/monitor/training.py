@@ -88,7 +88,5 @@ def _loss_note(view: RunView) -> str:
     notes = [f"Each training point is the mean over {every} steps."] if every and every > 1 else []
     lost = [step.step for step in view.steps if not math.isfinite(step.loss)]
     if lost:
-        notes.append(
-            f"The loss was not finite at {len(lost)} points, first at step {lost[0]}; they are not drawn."
-        )
+        notes.append(f"The loss was not finite at {len(lost)} points, first at step {lost[0]}; they are not drawn.")
     return " ".join(notes)

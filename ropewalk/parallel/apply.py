@@ -10,7 +10,12 @@ from .executor import Executor, MakeOptimizer, OneDevice, Points
 
 
 def apply(
-    plan: Plan, model: Decoder, make_optimizer: MakeOptimizer | None, *, clip_norm: float = 0.0, points: Points | None = None
+    plan: Plan,
+    model: Decoder,
+    make_optimizer: MakeOptimizer | None,
+    *,
+    clip_norm: float = 0.0,
+    points: Points | None = None,
 ) -> Executor:
     """The executor of `plan`. `model` lies on its device; `make_optimizer` gets the parameters as they end up sharded;
     without it the executor only scores."""

@@ -98,12 +98,12 @@ class OneDevice:
 
     def step(self, batch: Batch, *, lr: float) -> StepResult:
         total = sum_over_ranks(batch.weight.sum().to(self._device), self._plan.world)
-        loss = torch.zeros((), device=self._device)
+        parts = []
         for microbatch in batch.split(self._plan.microbatch_rows):
             part = self._weighted_loss(microbatch.to(self._device)) / total
             part.backward()
-            loss += part.detach()
-        loss = sum_over_ranks(loss, self._plan.world)
+            parts.append(part.detach())
+        loss = sum_over_ranks(torch.stack(parts).sum(), self._plan.world)
         gradients = {name: p.grad for name, p in self._parameters.items() if p.grad is not None}
         _announce(self.points.on_gradients, gradients)
         norm = torch.nn.utils.get_total_norm(list(gradients.values()))
@@ -162,8 +162,7 @@ class OneDevice:
             group["lr"] = lr
         skipped = (~torch.isfinite(norm)).float()
         # The contract between GradScaler and torch's fused optimizers: they return unchanged when `found_inf` is 1.
-        optimizer.found_inf = skipped
-        optimizer.grad_scale = None
+        vars(optimizer).update(found_inf=skipped, grad_scale=None)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         return skipped

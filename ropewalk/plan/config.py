@@ -13,7 +13,8 @@ class Layout:
     """What the plan may decide, and what is decided for it."""
 
     microbatch_rows: Annotated[int, Range(least=1), CONTINUES] | None = None
-    """Rows in one forward and backward; must divide `train.batch_rows`. Not set: as many as the memory forecast allows."""
+    """Rows in one forward and backward; must divide `train.batch_rows`. Not set: as many as the memory forecast
+    allows."""
     device: Annotated[Literal["auto", "cpu", "cuda"], CONTINUES] = "auto"
     """Where the model runs; `auto` takes a GPU when there is one."""
     memory_bytes: Annotated[int, Range(least=1), CONTINUES] | None = None

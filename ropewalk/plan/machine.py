@@ -43,10 +43,17 @@ def this_machine() -> Machine:
     return Machine(
         processor=details.get("model name", platform.processor() or platform.machine()),
         cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
-        memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        memory_bytes=min([os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), *memory_limits()]),
         bf16=any(flag in flags for flag in ("avx512_bf16", "amx_bf16", "bf16")),
         gpus=_gpus(),
     )
+
+
+def memory_limits(root: Path = Path("/sys/fs/cgroup")) -> list[int]:
+    """What a container allows us, in cgroup version 2 or 1; empty when there is no limit."""
+    files = (root / "memory.max", root / "memory" / "memory.limit_in_bytes")
+    texts = (file.read_text().strip() for file in files if file.exists())
+    return [int(text) for text in texts if text.isdigit()]
 
 
 def _cpuinfo() -> dict[str, str]:
@@ -60,13 +67,13 @@ def _cpuinfo() -> dict[str, str]:
 
 
 def _gpus() -> tuple[Gpu, ...]:
-    """What `nvidia-smi` lists; none without it or when it fails."""
+    """What `nvidia-smi` lists; none without it or when it fails or answers `N/A`."""
     if shutil.which("nvidia-smi") is None:
         return ()
     query = ["nvidia-smi", "--query-gpu=name,memory.total,compute_cap", "--format=csv,noheader,nounits"]
     try:
         answer = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True).stdout
-    except (subprocess.SubprocessError, OSError):
+        rows = (line.split(", ") for line in answer.strip().splitlines())
+        return tuple(Gpu(name=n, memory_bytes=int(m) << 20, capability=float(c)) for n, m, c in rows)
+    except (subprocess.SubprocessError, OSError, ValueError):
         return ()
-    rows = (line.split(", ") for line in answer.strip().splitlines())
-    return tuple(Gpu(name=n, memory_bytes=int(m) << 20, capability=float(c)) for n, m, c in rows)

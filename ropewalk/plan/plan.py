@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from ropewalk.base.errors import DataError, UserError
 from ropewalk.base.files import read_json, upgraded, write_json
+from ropewalk.base.progress import amount
 from ropewalk.model.spec import Spec
 
 from .config import Layout
@@ -90,11 +91,17 @@ def choose(
         device = "cuda" if machine.gpus else "cpu"
     if device == "cuda" and not machine.gpus:
         raise UserError("`plan.device` is cuda, but this machine shows no GPU; set `plan.device=cpu`")
-    budget = layout.memory_bytes or round(0.8 * (machine.gpus[0].memory_bytes if device == "cuda" else machine.memory_bytes))
+    budget = layout.memory_bytes or round(
+        0.8 * (machine.gpus[0].memory_bytes if device == "cuda" else machine.memory_bytes)
+    )
     if precision == "auto":
         hardware = machine.gpus[0].capability >= 8.0 if device == "cuda" else machine.bf16
         precision = "bf16" if hardware else "fp32"
     rows = layout.microbatch_rows or _largest_fitting(spec, batch_rows, precision, budget, device)
+    if batch_rows % rows:
+        raise UserError(
+            f"`plan.microbatch_rows` ({rows}) does not divide `train.batch_rows` ({batch_rows}); choose a divisor"
+        )
     plan = Plan(device=device, precision=precision, batch_rows=batch_rows, microbatch_rows=rows)
     needed = memory(spec, rows=rows, precision=precision)
     if needed.total > budget:
@@ -113,7 +120,10 @@ def load_plan(run: Path) -> Planned:
     tree: dict[str, Any] = upgraded(read_json(path, what="plan"), path=path, what="plan", current=FORMAT, upgrades={})
     try:
         return Planned(
-            plan=Plan(**tree["plan"]), spec=Spec(**tree["spec"]), memory=Memory(**tree["memory"]), steps=tree["steps"]
+            plan=Plan(**tree["plan"]),
+            spec=Spec(**tree["spec"]),
+            memory=Memory(**tree["memory"]),
+            steps=tree["steps"],
         )
     except (KeyError, TypeError) as error:
         raise DataError(f"{path}: this plan is damaged: {error}; delete it and run the same command again") from None
@@ -128,16 +138,16 @@ def _largest_fitting(spec: Spec, batch_rows: int, precision: Literal["fp32", "bf
     if device == "cpu":
         small = [rows for rows in divisors if rows * spec.sequence_length <= CPU_MICROBATCH_TOKENS]
         divisors = small or divisors[-1:]
-    return next((rows for rows in divisors if memory(spec, rows=rows, precision=precision).total <= budget), divisors[-1])
+    return next(
+        (rows for rows in divisors if memory(spec, rows=rows, precision=precision).total <= budget),
+        divisors[-1],
+    )
 
 
 def _does_not_fit(needed: Memory, budget: int, rows: int) -> str:
-    def gigabytes(value: int) -> str:
-        return f"{value / 1e9:.1f}"
-
-    parts = ", ".join(f"{name} {gigabytes(value)}" for name, value in dataclasses.asdict(needed).items())
+    parts = ", ".join(f"{name} {amount(value, 'B')}" for name, value in dataclasses.asdict(needed).items())
     remedy = "set a smaller `plan.microbatch_rows`" if rows > 1 else "choose a smaller model or a shorter row"
     return (
-        f"plan: {gigabytes(needed.total)} GB needed with {rows} rows a microbatch, {gigabytes(budget)} GB allowed "
-        f"({parts}); {remedy}, or raise `plan.memory_bytes`"
+        f"plan: {amount(needed.total, 'B')} needed with {rows} {'rows' if rows > 1 else 'row'} a microbatch, "
+        f"{amount(budget, 'B')} allowed ({parts}); {remedy}, or raise `plan.memory_bytes`"
     )

@@ -99,6 +99,5 @@ class Prepare:
         if self.filter.max_bytes and self.filter.min_bytes > self.filter.max_bytes:
             yield (
                 "filter.min_bytes",
-                f"{self.filter.min_bytes} is above `max_bytes` ({self.filter.max_bytes}); "
-                "every document would go",
+                f"{self.filter.min_bytes} is above `max_bytes` ({self.filter.max_bytes}); every document would go",
             )

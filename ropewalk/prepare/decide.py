@@ -75,15 +75,11 @@ def _marked(rows: pa.Table, duplicates: npt.NDArray[np.int64]) -> pa.Table:
 def _nothing_left(screened: pa.Table) -> DataError:
     if not len(screened):
         return DataError("the sources hold no document at all; check `prepare.sources`")
-    counts = sorted(
-        screened["rule"].value_counts().to_pylist(), key=lambda row: (-row["counts"], row["values"])
-    )
+    counts = sorted(screened["rule"].value_counts().to_pylist(), key=lambda row: (-row["counts"], row["values"]))
     listing = ", ".join(f"`{row['values']}` {row['counts']}" for row in counts)
     worst = counts[0]["values"]
     step = screened["step"].to_pylist()[screened["rule"].to_pylist().index(worst)]
     remedy = (
-        f"relax `prepare.filter.{worst}`"
-        if step == "filter"
-        else "check that the sources hold text in their `format`"
+        f"relax `prepare.filter.{worst}`" if step == "filter" else "check that the sources hold text in their `format`"
     )
     return DataError(f"no document is left of {len(screened)}: removed by rule: {listing}; {remedy}")

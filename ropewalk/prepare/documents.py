@@ -15,7 +15,8 @@ import pyarrow as pa
 Batch: TypeAlias = pa.RecordBatch
 
 BATCH_BYTES = 1 << 20
-"""Text in one batch. Encoding needs about 100 bytes a token: a batch stays below 50 MB in every worker."""
+"""Text in one batch. While it is encoded, `tokenizers` 0.23 holds 84 bytes a token (measured on Python source, 3.2
+bytes of text a token): 27 MB a batch in every worker, 88 MB if every byte were a token."""
 
 RAW_SCHEMA = pa.schema(
     [("id", pa.string()), ("source", pa.string()), ("domain", pa.string()), ("text", pa.large_binary())]

@@ -39,13 +39,9 @@ def rules(settings: Filter) -> tuple[Rule, ...]:
     every = (
         Rule("min_bytes", "bytes", operator.lt, settings.min_bytes),
         Rule("max_bytes", "bytes", operator.gt, settings.max_bytes or np.inf),
-        Rule(
-            "max_mean_line_length", "mean_line_length", operator.gt, settings.max_mean_line_length or np.inf
-        ),
+        Rule("max_mean_line_length", "mean_line_length", operator.gt, settings.max_mean_line_length or np.inf),
         Rule("min_letter_share", "letter_share", operator.lt, settings.min_letter_share),
-        Rule(
-            "max_duplicate_line_share", "duplicate_line_share", operator.gt, settings.max_duplicate_line_share
-        ),
+        Rule("max_duplicate_line_share", "duplicate_line_share", operator.gt, settings.max_duplicate_line_share),
     )
     return tuple(rule for rule in every if np.isfinite(rule.threshold))
 
@@ -63,9 +59,7 @@ def filter_block(settings: Filter) -> Block:
             column = measured[rule.column]
             broken = undecided & rule.breaks(column, rule.threshold)
             for row in np.flatnonzero(broken).tolist():
-                removed[row] = Removal(
-                    names[row].as_py(), STEP, rule.name, float(column[row]), float(rule.threshold)
-                )
+                removed[row] = Removal(names[row].as_py(), STEP, rule.name, float(column[row]), float(rule.threshold))
             undecided &= ~broken
         return Passed(batch.filter(pa.array(undecided)), [removed[row] for row in sorted(removed)])
 
@@ -74,10 +68,7 @@ def filter_block(settings: Filter) -> Block:
 
 def measure(texts: Sequence[str]) -> dict[str, Column]:
     """What the rules compare, one column a measure and one row a text."""
-    rows = [
-        (_bytes(text), _mean_line_length(text), _letter_share(text), _duplicate_line_share(text))
-        for text in texts
-    ]
+    rows = [(_bytes(text), _mean_line_length(text), _letter_share(text), _duplicate_line_share(text)) for text in texts]
     table = np.array(rows, np.float64).reshape(len(rows), 4)
     names = ("bytes", "mean_line_length", "letter_share", "duplicate_line_share")
     return {name: table[:, index] for index, name in enumerate(names)}

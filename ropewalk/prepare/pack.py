@@ -115,14 +115,10 @@ def _places(chunks: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
 
 
 def _lengths(chunks: npt.NDArray[np.int64], work: Path) -> npt.NDArray[np.int64]:
-    return np.concatenate(
-        [np.diff(Shard(tokens_path(work, chunk)).offsets) for chunk in np.unique(chunks).tolist()]
-    )
+    return np.concatenate([np.diff(Shard(tokens_path(work, chunk)).offsets) for chunk in np.unique(chunks).tolist()])
 
 
-def _cut(
-    members: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64], limit: int
-) -> Iterator[npt.NDArray[np.int64]]:
+def _cut(members: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64], limit: int) -> Iterator[npt.NDArray[np.int64]]:
     """`members` in runs of at most `limit` tokens."""
     start, total = 0, 0
     for place, length in enumerate(lengths[members].tolist()):

@@ -75,9 +75,7 @@ def _docstrings(file: InputFile) -> Iterator[Record]:
     except (SyntaxError, ValueError, RecursionError):
         yield _record(file, "", data, "not_python")
         return
-    module = (
-        file.name.removeprefix("docstrings/").removesuffix(".py").removesuffix("/__init__").replace("/", ".")
-    )
+    module = file.name.removeprefix("docstrings/").removesuffix(".py").removesuffix("/__init__").replace("/", ".")
     parts = [f"{name}\n\n{text}\n" for name, text in _documented(tree, module)]
     yield _record(file, "", "\n".join(parts).encode("utf-8", "surrogatepass"))
 

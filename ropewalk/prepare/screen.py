@@ -105,13 +105,8 @@ def screen_records(records: Sequence[Record], blocks: Sequence[Block]) -> tuple[
         passed = block(passed.batch)
         removals.update((removal.id, removal) for removal in passed.removed)
         edits.update(passed.edited)
-    rows = [
-        _row(record, removals.get(record.id), edits.get(record.id), texts.get(record.id))
-        for record in records
-    ]
-    columns = [
-        pa.array(column, kind) for column, kind in zip(zip(*rows, strict=True), SCREENED.types, strict=True)
-    ]
+    rows = [_row(record, removals.get(record.id), edits.get(record.id), texts.get(record.id)) for record in records]
+    columns = [pa.array(column, kind) for column, kind in zip(zip(*rows, strict=True), SCREENED.types, strict=True)]
     return passed.batch, pa.table(columns, schema=SCREENED)
 
 
@@ -124,9 +119,7 @@ def read_screened(work: Path, chunks: int) -> pa.Table:
     return pa.concat_tables(tables).combine_chunks()
 
 
-def read_documents(
-    work: Path, index: int, wanted: npt.NDArray[np.bool_]
-) -> Iterator[tuple[list[str], list[str]]]:
+def read_documents(work: Path, index: int, wanted: npt.NDArray[np.bool_]) -> Iterator[tuple[list[str], list[str]]]:
     """(ids, texts) of the wanted documents of chunk `index`, batch by batch."""
     position = 0
     with pq.ParquetFile(documents_path(work, index)) as file:

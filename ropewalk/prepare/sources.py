@@ -61,10 +61,7 @@ def collect_files(settings: Prepare) -> Collection:
     """
     missing = missing_paths(settings)
     if missing:
-        lines = [
-            f'source {settings.sources[index].name}: "{path}": {_why_missing(path)}'
-            for index, path in missing
-        ]
+        lines = [f'source {settings.sources[index].name}: "{path}": {_why_missing(path)}' for index, path in missing]
         raise DataError("\n".join(lines))
     files: list[InputFile] = []
     passed_over: list[str] = []
@@ -237,9 +234,7 @@ def _why_missing(path: str) -> str:
         return f"there is no such built-in corpus; there are `{PYTHON_SOURCES}` and `{PYTHON_PROSE}`"
     place = Path(os.path.expanduser(path))
     if place.is_dir():
-        return (
-            "this folder holds no file that this source can read; name its files with a glob or set `format`"
-        )
+        return "this folder holds no file that this source can read; name its files with a glob or set `format`"
     if glob.has_magic(path):
         return f"no file in {Path.cwd()} matches; check the pattern (`**` crosses folders)"
     return f"no such file or folder in {Path.cwd()}; check the spelling and the working folder"

@@ -41,9 +41,7 @@ def read(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except FileNotFoundError:
-        raise DataError(
-            f"{path}: no such tokenizer; check `prepare.tokenizer.file`, or leave it empty"
-        ) from None
+        raise DataError(f"{path}: no such tokenizer; check `prepare.tokenizer.file`, or leave it empty") from None
     except OSError as error:
         raise DataError(f"{path}: this tokenizer cannot be read: {error.strerror}") from None
 
@@ -69,9 +67,7 @@ def end_of_text(tokenizer: Tokenizer, *, path: Path) -> int:
         number = tokenizer.token_to_id(name)
         if number is not None:
             return int(number)
-    raise DataError(
-        f"{path}: none of the tokens {', '.join(_ENDS)} is in this tokenizer; add one of them to it"
-    )
+    raise DataError(f"{path}: none of the tokens {', '.join(_ENDS)} is in this tokenizer; add one of them to it")
 
 
 def vocabulary_size(tokenizer: Tokenizer) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures as futures
 import multiprocessing
 import os
+import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing import connection
@@ -35,8 +36,9 @@ class Workers:
                 yield future.result()
         except futures.process.BrokenProcessPool:
             raise UserError(
-                "a worker process of prepare was killed, most likely for want of memory; "
-                "what is done is kept: run the same command again with fewer `prepare.workers`"
+                "a worker process of prepare ended before its task, most likely for want of memory; what is done "
+                "is kept: run the same command again with fewer `prepare.workers`. (A script that calls prepare "
+                'must do so under `if __name__ == "__main__":`, because workers import it.)'
             ) from None
         finally:
             for future in pending:
@@ -67,6 +69,8 @@ def cores() -> int:
 def _begin() -> None:
     # Parallelism is over chunks: without this every worker would start one thread a core.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    # Ctrl-C reaches every process of the terminal: the parent decides, a worker commits its chunk.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 

@@ -50,7 +50,8 @@ class Train:
     clip_norm: Annotated[float, Range(least=0)] = 1.0
     """Largest gradient norm; longer gradients are scaled down to it. 0 switches clipping off."""
     precision: Literal["auto", "fp32", "bf16"] = "auto"
-    """`bf16`: matrix products in bfloat16, weights, sums and optimizer in float32. `fp32`: everything in float32. `auto`: bf16 where the device has it in hardware."""
+    """`bf16`: matrix products in bfloat16, weights, sums and optimizer in float32. `fp32`: everything in float32.
+    `auto`: bf16 where the device has it in hardware."""
     log_every_steps: Annotated[int, Range(least=1), CONTINUES] = 10
     """Steps between metric lines."""
     validate_every_steps: Annotated[int, Range(least=0), CONTINUES] = 100

@@ -10,7 +10,8 @@ from pathlib import Path
 import torch
 
 from ropewalk.base.errors import UserError
-from ropewalk.base.events import EventLog
+from ropewalk.base.events import EventLog, read_events
+from ropewalk.base.events import steps as steps_of
 from ropewalk.base.files import point
 from ropewalk.base.progress import Progress, Silent, duration
 from ropewalk.checkpoint.tensors import State, load_newest, retain, save
@@ -74,12 +75,12 @@ class Trainer:
         self._held_out = held_out_rows(
             settings.data, sequence_length=settings.load.sequence_length, rows=settings.train.validate_rows
         )
-        self._last: dict[str, float] = {}
         self._started = {"peak_flops": peak, "parameters": self._spec.parameters()}
 
     def train(self) -> dict[str, float]:
         settings, steps = self._settings.train, self._settings.train.steps
         first = self._restore()
+        self._retain()
         self._begin(first)
         for step in range(first, steps):
             with self._meter.watch("data"):
@@ -136,7 +137,6 @@ class Trainer:
     def _log(self, step: int, lr: float) -> None:
         record = self._meter.read(step, lr=lr)
         self._events.write("step", **record)
-        self._last["train_loss"] = record["loss"]
         self._progress.advance(step, line(record, steps=self._settings.train.steps))
         if record["skipped"]:
             self._warn(f"step {step}: {record['skipped']} updates skipped since the last line: gradient not finite")
@@ -155,7 +155,6 @@ class Trainer:
         seconds = time.perf_counter() - start
         self._events.write("validation", step=step, loss=loss, bits_per_byte=bits_per_byte, seconds=seconds)
         self._progress.say(f"step {step}: validation loss {loss:.4f}, {bits_per_byte:.3f} bits per byte")
-        self._last["validation_loss"] = loss
         for hook in self._hooks:
             hook.on_validation(step, loss)
 
@@ -174,7 +173,7 @@ class Trainer:
         path = save(self._checkpoints, state)
         size = sum(file.stat().st_size for file in path.iterdir())
         self._events.write("saved", step=step, path=str(path), seconds=time.perf_counter() - start, bytes=size)
-        retain(self._checkpoints, keep_last=self._settings.checkpoint.keep_last)
+        self._retain()
         for hook in self._hooks:
             hook.after_save(step, str(path))
 
@@ -186,7 +185,17 @@ class Trainer:
         self._progress.end(f"{step} steps in {duration(seconds)}")
         for hook in self._hooks:
             hook.after_training(step)
-        return {"step": step, "tokens": self._tokens(step), **self._last}
+        return {"step": step, "tokens": self._tokens(step), **self._losses()}
+
+    def _retain(self) -> None:
+        """Also at the start: a kill between a save and its retention leaves one checkpoint too many."""
+        retain(self._checkpoints, keep_last=self._settings.checkpoint.keep_last)
+
+    def _losses(self) -> dict[str, float]:
+        """The last training and validation loss, from the diary: this process may have found nothing left to do."""
+        events = list(read_events(self._events.path))
+        found = {"train_loss": steps_of(events), "validation_loss": steps_of(events, "validation")}
+        return {name: records[-1]["loss"] for name, records in found.items() if records}
 
     def _warn(self, message: str) -> None:
         self._events.write("warning", message=message)

@@ -15,7 +15,10 @@ def make_optimizer(parameters: dict[str, nn.Parameter], settings: AdamW) -> torc
     """
     decayed = [p for name, p in parameters.items() if decays(name, p)]
     kept = [p for name, p in parameters.items() if not decays(name, p)]
-    groups = [{"params": decayed, "weight_decay": settings.weight_decay}, {"params": kept, "weight_decay": 0.0}]
+    groups = [
+        {"params": decayed, "weight_decay": settings.weight_decay},
+        {"params": kept, "weight_decay": 0.0},
+    ]
     return torch.optim.AdamW(
         [group for group in groups if group["params"]],
         lr=0.0,

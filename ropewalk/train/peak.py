@@ -7,7 +7,15 @@ from typing import Literal
 
 import torch
 
-DENSE_BF16 = {"H200": 989e12, "H100": 989e12, "H800": 989e12, "A100": 312e12, "A800": 312e12, "L40S": 362e12, "4090": 165e12}
+DENSE_BF16 = {
+    "H200": 989e12,
+    "H100": 989e12,
+    "H800": 989e12,
+    "A100": 312e12,
+    "A800": 312e12,
+    "L40S": 362e12,
+    "4090": 165e12,
+}
 """Dense bfloat16 FLOP/s by a part of the GPU's name, from the makers' data sheets."""
 
 

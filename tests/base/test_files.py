@@ -124,9 +124,8 @@ def test_a_folder_is_never_seen_half_removed(tmp_path: Path, monkeypatch: pytest
 def test_a_failing_block_leaves_nothing_behind(tmp_path: Path) -> None:
     with pytest.raises(ValueError), committed_file(tmp_path / "file"):
         raise ValueError
-    with pytest.raises(ValueError), committed_folder(tmp_path / "folder") as folder:
-        (folder / "a").write_text("a")
-        raise ValueError
+    with pytest.raises(UnicodeEncodeError):
+        write_folder(tmp_path / "folder", "\ud800")
     with pytest.raises(ValueError):
         write_json(tmp_path / "json", {"not": float("nan")})
     assert list(tmp_path.iterdir()) == []
@@ -195,25 +194,20 @@ def test_a_forbidden_folder_is_a_storage_error(tmp_path: Path) -> None:
 
 def test_a_file_where_a_folder_is_needed_is_a_storage_error(tmp_path: Path) -> None:
     (tmp_path / "runs").write_text("")
-    for act in (
-        lambda path: write_json(path, 1),
-        lambda path: write_folder(path, ""),
-        lambda path: locked(path),
-    ):
+    for write in (write_file, write_folder, lambda path, _: locked(path).__enter__()):
         with pytest.raises(StorageError, match="a file stands where a folder is needed"):
-            with act(tmp_path / "runs" / "a") or pytest.fail("nothing was refused"):
-                pass
+            write(tmp_path / "runs" / "a", "new")
 
 
 def test_an_input_that_cannot_be_read_inside_a_block_is_named(tmp_path: Path) -> None:
-    with pytest.raises(StorageError, match=r"writing .*shard: input\.txt: Permission denied"):
-        with committed_file(tmp_path / "shard"):
-            raise PermissionError(errno.EACCES, "Permission denied", "input.txt")
+    fault = r"writing .*shard: input\.txt: Permission denied"
+    with pytest.raises(StorageError, match=fault), committed_file(tmp_path / "shard"):
+        raise PermissionError(errno.EACCES, "Permission denied", "input.txt")
 
 
 def test_other_errors_pass_unchanged(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError), committed_file(tmp_path / "thing"):
-        open(tmp_path / "missing")
+        (tmp_path / "missing").read_bytes()
 
 
 def test_json_is_read_back_and_damage_is_named(tmp_path: Path) -> None:

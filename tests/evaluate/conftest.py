@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny import CODE, PROSE, train_tokenizer, write_corpus
+
+from .tiny import CODE, PROSE, train_tokenizer, write_corpus
 
 
 @pytest.fixture(autouse=True)

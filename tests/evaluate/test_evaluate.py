@@ -8,7 +8,6 @@ import zlib
 
 import pytest
 import torch
-from tiny import CODE, PROSE, one_device, small
 
 from ropewalk.base.errors import UserError
 from ropewalk.evaluate.config import Evaluate
@@ -16,14 +15,14 @@ from ropewalk.evaluate.run import evaluate, write_evaluation
 from ropewalk.model.decoder import build
 from ropewalk.store.manifest import read_manifest
 
+from .tiny import CODE, PROSE, one_device, small
+
 SETTINGS = Evaluate(max_bytes=10**6, samples=4, prompt_tokens=6, new_tokens=8)
 TEXT_BYTES = sum(len(text.encode()) for text in CODE + PROSE)
 
 
 def measured(corpus, model):
-    return evaluate(
-        one_device(model), model, folder=corpus, settings=SETTINGS, sequence_length=16, rows=4, seed=0
-    )
+    return evaluate(one_device(model), model, folder=corpus, settings=SETTINGS, sequence_length=16, rows=4, seed=0)
 
 
 @pytest.fixture

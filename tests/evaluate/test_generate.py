@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tiny import small, vivid
 
 from ropewalk.base.errors import UserError
 from ropewalk.base.seeds import seed_for
 from ropewalk.evaluate.generate import choose, context_start, generate, stream
 from ropewalk.model.decoder import Decoder
+
+from .tiny import small, vivid
 
 PROMPTS = [[5, 9, 2], [7, 7, 1], [3], [8, 1, 4, 4, 60], [2] * 15]
 

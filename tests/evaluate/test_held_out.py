@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from tiny import CODE, PROSE
 
 from ropewalk.base.errors import DataError
 from ropewalk.evaluate.held_out import held_out_documents
 from ropewalk.evaluate.text import Detokenizer
 from ropewalk.store.manifest import read_manifest
+
+from .tiny import CODE, PROSE
 
 
 def chosen(corpus, *, max_bytes: int, seed: int = 0):
@@ -34,9 +35,7 @@ def test_the_budget_is_shared_by_bytes(corpus):
 
 
 def test_the_choice_is_a_function_of_the_seed(corpus):
-    first, again, other = (
-        [d.data for d in chosen(corpus, max_bytes=2000, seed=seed)] for seed in (1, 1, 2)
-    )
+    first, again, other = ([d.data for d in chosen(corpus, max_bytes=2000, seed=seed)] for seed in (1, 1, 2))
     assert first == again
     assert first != other
 

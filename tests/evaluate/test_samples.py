@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import pytest
-from tiny import small, vivid
 
 from ropewalk.evaluate.config import Evaluate
 from ropewalk.evaluate.held_out import held_out_documents
 from ropewalk.evaluate.samples import accepts, draw_samples, rate
 from ropewalk.evaluate.text import Detokenizer
 from ropewalk.store.manifest import read_manifest
+
+from .tiny import small, vivid
 
 ACCEPTED = {
     "a whole statement": ("x = ", "1\n"),

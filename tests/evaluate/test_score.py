@@ -7,9 +7,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny import one_device, small, vivid
 
 from ropewalk.evaluate.score import score_documents, windows
+
+from .tiny import one_device, small, vivid
 
 END = 0
 

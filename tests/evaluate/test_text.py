@@ -5,13 +5,14 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny import CODE, END, PROSE, train_tokenizer, write_corpus
 from tokenizers import Tokenizer, normalizers
 
 from ropewalk.base.errors import DataError
 from ropewalk.evaluate.held_out import held_out_documents
 from ropewalk.evaluate.text import Detokenizer
 from ropewalk.store.manifest import read_manifest
+
+from .tiny import CODE, END, PROSE, train_tokenizer, write_corpus
 
 
 @pytest.fixture(scope="module")

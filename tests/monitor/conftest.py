@@ -112,13 +112,9 @@ class Diary:
             self.write("step", **self._step(step))
             if step % 30 == 0:
                 loss = _loss(step) + 0.12
-                self.write(
-                    "validation", step=step, loss=loss, bits_per_byte=loss / math.log(2) / 3.1, seconds=0.8
-                )
+                self.write("validation", step=step, loss=loss, bits_per_byte=loss / math.log(2) / 3.1, seconds=0.8)
             if step % 150 == 0:
-                self.write(
-                    "saved", step=step, path=f"checkpoints/step-{step:08d}", seconds=0.2, bytes=25_600_000
-                )
+                self.write("saved", step=step, path=f"checkpoints/step-{step:08d}", seconds=0.2, bytes=25_600_000)
 
     def _step(self, step: int) -> dict[str, Any]:
         draw = self._noise.gauss
@@ -265,11 +261,7 @@ SUMMARY = {
     "train_loss": 2.66,
     "validation_loss": 2.7731,
     "tokens_per_s": 14_087.0,
-    **{
-        key: value
-        for key, value in RESULTS.items()
-        if key not in ("format", "step", "tokens", "bytes", "loss")
-    },
+    **{key: value for key, value in RESULTS.items() if key not in ("format", "step", "tokens", "bytes", "loss")},
 }
 HOSTILE = "</pre><script>alert('x')</script><img src=x onerror=alert(1)> & \ud800 \x00"
 SAMPLES = [

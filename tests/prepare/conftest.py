@@ -12,7 +12,7 @@ import pytest
 
 from ropewalk.prepare.config import Filter, Prepare, Source, Tokenizer
 
-WORDS = "rope hemp fibre strand walk hall comb spin lay twist tar coil length yarn hook sledge top ünïcode 绳索".split()
+WORDS = ["rope", "hemp", "fibre", "strand", "walk", "hall", "comb", "spin", "lay", "tar", "ünïcode", "绳索"]
 
 
 def prose(seed: int, words: int = 60) -> str:

@@ -53,7 +53,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 def main(corpus: str) -> None:
     os.chdir(corpus)
     os.fsync = lambda _: None
-    build.CHUNK_BYTES = 6000
+    build.CHUNK_BYTES = 9000
     settings = Prepare(
         sources=(Source(name="texts", paths=("texts",)),),
         filter=Filter(min_bytes=100),

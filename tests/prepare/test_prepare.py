@@ -28,7 +28,7 @@ def raw_documents(settings: Prepare) -> dict[str, bytes | None]:
         found[f"texts:{path}"] = Path(path).read_bytes()
     for name, path, key, lines in (
         ("lines", "lines.jsonl", "text", Path("lines.jsonl").read_bytes().split(b"\n")),
-        ("packed", "lines.jsonl.gz", "body", gzip.open("lines.jsonl.gz").read().split(b"\n")),
+        ("packed", "lines.jsonl.gz", "body", gzip.decompress(Path("lines.jsonl.gz").read_bytes()).split(b"\n")),
     ):
         for number, line in enumerate(lines, 1):
             if line.strip():
@@ -112,8 +112,7 @@ def test_the_ledger_has_one_row_a_document_and_agrees_with_the_manifest(settings
     assert [row["id"] for row in rows] == list(raw_documents(settings))
     by_split = collections.Counter(row["split"] for row in rows if row["outcome"] != "removed")
     assert by_split == {
-        split: sum(shard.documents for shard in result.manifest.shards_of(split))
-        for split in ("train", "validation")
+        split: sum(shard.documents for shard in result.manifest.shards_of(split)) for split in ("train", "validation")
     }
 
 
@@ -219,3 +218,17 @@ def test_settings_that_contradict_each_other_are_refused(settings: Prepare) -> N
 def test_prepare_does_not_import_torch() -> None:
     code = "import sys, ropewalk.prepare.pipeline; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_what_is_committed_is_not_done_again(settings: Prepare, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(build.ledger, "write_ledger", fail)
+        with pytest.raises(KeyboardInterrupt):
+            prepare(settings, seed=1)
+    for name in ("screen", "_trained", "encode_chunk"):
+        monkeypatch.setattr(build, name, fail)
+    monkeypatch.setattr("ropewalk.prepare.pack.write_shard", fail)
+    assert not prepare(settings, seed=1).reused

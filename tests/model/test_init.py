@@ -1,0 +1,56 @@
+"""First values: their spread, and that they depend on (seed, name) alone."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from ropewalk.model.decoder import build
+from ropewalk.model.init import STD, initial_value
+
+from .specs import small
+
+LARGE = small(layers=3, width=128, heads=8, hidden=256, vocabulary=600, position="learned", norm="layer", tied=False)
+
+
+def test_spread_by_kind():
+    for name, value in build(LARGE, seed=0).named_parameters():
+        if name.endswith("norm.weight"):
+            assert (value == 1).all()
+        elif name.endswith(".bias"):
+            assert (value == 0).all()
+        else:
+            writes_residual = name.endswith(("attention.out.weight", "mlp.down.weight"))
+            expected = STD / math.sqrt(6) if writes_residual else STD
+            count = value.numel()
+            # Five standard errors of a Gaussian's mean and deviation.
+            assert abs(value.mean()) < 5 * expected / math.sqrt(count)
+            assert abs(value.std() / expected - 1) < 5 / math.sqrt(2 * count)
+
+
+def test_values_do_not_depend_on_order_or_company():
+    model = build(LARGE, seed=4)
+    for name, value in reversed(list(model.named_parameters())):
+        torch.manual_seed(hash(name) % 1000)
+        assert torch.equal(initial_value(name, tuple(value.shape), LARGE, seed=4), value)
+
+
+def test_streams_differ_by_name_and_seed():
+    shape = (64, 64)
+    drawn = [
+        initial_value(f"blocks.{layer}.mlp.up.weight", shape, LARGE, seed=seed).flatten()
+        for layer in (0, 1)
+        for seed in (0, 1)
+    ]
+    correlations = torch.corrcoef(torch.stack(drawn)) - torch.eye(4)
+    # Five standard errors of a correlation over 4096 pairs.
+    assert correlations.abs().max() < 5 / 64
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_other_types_hold_the_same_values(dtype):
+    plain = dict(build(LARGE, seed=2).named_parameters())
+    for name, value in build(LARGE, seed=2, dtype=dtype).named_parameters():
+        assert torch.equal(value, plain[name].to(dtype))

@@ -1,0 +1,97 @@
+"""Parts of a model make the whole: tensor splits as declared, pipeline stages as built."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from hypothesis import given, settings
+
+from ropewalk.model.attend import causal
+from ropewalk.model.decoder import Decoder, build
+from ropewalk.model.init import initialize
+from ropewalk.model.modules import Block, rotation
+from ropewalk.model.sharding import splits
+
+from .specs import small, specs
+
+
+@settings(max_examples=60, deadline=None)
+@given(spec=specs())
+def test_every_parameter_has_a_split_that_fits_it(spec):
+    declared = splits(spec)
+    assert set(declared) == set(spec.shapes())
+    for name, shape in spec.shapes().items():
+        split = declared[name]
+        if split.dimension is not None:
+            assert shape[split.dimension] % split.units == 0
+        if split.parts:
+            assert shape[0] == split.units * sum(rows for _, rows in split.parts)
+
+
+@pytest.mark.parametrize("hidden", [704, 5632, 11008, 14336, 40, 1000])
+@pytest.mark.parametrize("mlp", ["swiglu", "gelu"])
+def test_usual_tensor_degrees_divide_the_feed_forward_units(hidden, mlp):
+    spec = small(hidden=hidden, mlp=mlp)
+    for name in ("blocks.0.mlp.up.weight", "blocks.0.mlp.down.weight"):
+        assert splits(spec)[name].units % 8 == 0
+
+
+@pytest.mark.parametrize("degree", [2, 4])
+@pytest.mark.parametrize("mlp", ["swiglu", "gelu"])
+@pytest.mark.parametrize("position", ["rope", "learned"])
+def test_row_parallel_outputs_of_a_split_block_add_up(degree, mlp, position):
+    spec = small(heads=8, kv_heads=4, mlp=mlp, position=position, hidden=96)
+    block = build(spec, seed=1, dtype=torch.float64).blocks["1"]
+    parts = [tensor_part(block, spec, rank, degree) for rank in range(degree)]
+    x_BTC = torch.randn(2, 7, spec.width, dtype=torch.float64)
+    places_BT = torch.arange(7).expand(2, -1)
+    turn = rotation(places_BT, head_size=spec.head_size, base=spec.rope_base, dtype=torch.float64)
+    turn = turn if position == "rope" else None
+    with torch.no_grad():
+        middle_BTC = x_BTC + sum(p.attention(p.attention_norm(x_BTC), turn=turn, attend=causal) for p in parts)
+        summed_BTC = middle_BTC + sum(p.mlp(p.mlp_norm(middle_BTC)) for p in parts)
+        whole_BTC = block(x_BTC, turn=turn, attend=causal)
+    torch.testing.assert_close(summed_BTC, whole_BTC, atol=1e-13, rtol=1e-12)
+
+
+def tensor_part(block: Block, spec, rank: int, degree: int) -> Block:
+    """What tensor rank `rank` of `degree` holds: of each parameter an equal run of whole units."""
+    part = copy.deepcopy(block)
+    for name, parameter in part.named_parameters():
+        split = splits(spec)[f"blocks.1.{name}"]
+        if split.dimension is not None:
+            assert split.units % degree == 0
+            parameter.data = parameter.data.chunk(degree, dim=split.dimension)[rank].clone()
+    return part
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("position", ["rope", "learned"])
+def test_two_pipeline_stages_equal_the_whole(tied, position):
+    spec = small(layers=4, tied=tied, position=position, norm="layer")
+    whole = build(spec, seed=3, dtype=torch.float64)
+    first = Decoder(spec, layers=[0, 1], last=False).double()
+    second = Decoder(spec, layers=[2, 3], first=False).double()
+    for stage in (first, second):
+        initialize(stage, spec, seed=3)
+    tokens_BT = torch.randint(spec.vocabulary, (2, 9))
+    with torch.no_grad():
+        staged = second.logits(second(first(tokens_BT)))
+        assert torch.equal(staged, whole.logits(whole(tokens_BT)))
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_stages_start_with_the_values_of_the_whole(tied):
+    spec = small(layers=4, tied=tied, position="learned")
+    whole = dict(build(spec, seed=3).named_parameters())
+    stages = [Decoder(spec, layers=[0], last=False), Decoder(spec, layers=[1, 2, 3], first=False)]
+    seen = set()
+    for stage in stages:
+        initialize(stage, spec, seed=3)
+        for name, parameter in stage.named_parameters():
+            source = "embedding.weight" if tied and name == "head.weight" else name
+            assert torch.equal(parameter, whole[source])
+            seen.add(source)
+    assert seen == set(whole)

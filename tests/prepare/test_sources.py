@@ -1,0 +1,91 @@
+"""Which files a recipe means, and what is said about those it cannot mean."""
+
+from __future__ import annotations
+
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+from ropewalk.base.errors import DataError
+from ropewalk.prepare.config import Prepare, Source
+from ropewalk.prepare.read import read_records
+from ropewalk.prepare.sources import collect_files, missing_paths
+
+
+def one(*paths: str, **options: str) -> Prepare:
+    return Prepare(sources=(Source(name="s", paths=paths, **options),))
+
+
+def names(settings: Prepare) -> list[str]:
+    return [file.name for file in collect_files(settings).files]
+
+
+@pytest.fixture(autouse=True)
+def working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("b/2.md", "b/1.txt", "b/.hidden.md", "b/.git/x.md", "b/x.bin", "b/lines.jsonl", "a.TXT"):
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        Path(name).write_text("{}")
+
+
+def test_folders_globs_and_files_give_each_file_once_in_order_of_name() -> None:
+    assert names(one("b/*.md", "b", "a.TXT", "./b/1.txt")) == ["a.TXT", "b/1.txt", "b/2.md", "b/lines.jsonl"]
+
+
+def test_files_passed_over_in_a_folder_are_reported() -> None:
+    (said,) = collect_files(one("b")).passed_over
+    assert "1 files in b" in said
+    assert ".bin 1" in said
+
+
+def test_the_format_decides_what_is_taken_and_how_it_is_read() -> None:
+    assert {file.name: file.reader for file in collect_files(one("b")).files}["b/lines.jsonl"] == "jsonl"
+    assert names(one("b", format="jsonl")) == ["b/lines.jsonl"]
+    assert "b/x.bin" in names(one("b", format="text"))
+    assert {file.reader for file in collect_files(one("b", format="text")).files} == {"text"}
+
+
+def test_every_path_without_a_file_is_found_and_named_with_a_remedy() -> None:
+    Path("void").mkdir()
+    settings = Prepare(
+        sources=(
+            Source(name="one", paths=("b", "nowhere.txt")),
+            Source(name="two", paths=("*.none", "void", "python:libs")),
+        )
+    )
+    assert missing_paths(settings) == [(0, "nowhere.txt"), (1, "*.none"), (1, "void"), (1, "python:libs")]
+    with pytest.raises(DataError) as caught:
+        collect_files(settings)
+    first, second, third, fourth = str(caught.value).splitlines()
+    assert 'source one: "nowhere.txt": no such file' in first
+    assert "check the pattern" in second
+    assert "holds no file" in third
+    assert "`python:stdlib`" in fourth
+
+
+def test_an_unreadable_file_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("builtins.open", refuse)
+    with pytest.raises(DataError, match=r"source s: a.TXT cannot be read: Permission denied; repair"):
+        collect_files(one("a.TXT"))
+
+
+def test_the_standard_library_is_sources_without_installed_packages() -> None:
+    found = names(one("python:stdlib"))
+    assert {"stdlib/ast.py", "stdlib/asyncio/base_events.py"} <= set(found)
+    assert not any("site-packages" in name for name in found)
+    assert all((Path(sysconfig.get_path("stdlib")) / name.removeprefix("stdlib/")).exists() for name in found)
+
+
+def test_python_prose_is_one_document_a_topic_and_one_a_module() -> None:
+    files = {file.name: file for file in collect_files(one("python:prose")).files}
+    (module,) = read_records(files["docstrings/textwrap.py"])
+    text = module.data.decode()
+    assert text.startswith("textwrap\n\nText wrapping and filling.")
+    assert "\ntextwrap.TextWrapper.fill\n\nfill(text : string) -> string" in text
+    topics = {record.id: record.data.decode() for record in read_records(files["topics"])}
+    assert '"assert" statement' in topics["s:topics/assert"]
+    assert not any("/test/" in name for name in files)

@@ -19,9 +19,9 @@ REDRAW_EVERY_S = 0.2
 class Console:
     """A `Progress` for people."""
 
-    def __init__(self, stream: TextIO = sys.stderr) -> None:
-        self._stream = stream
-        self._live = stream.isatty()
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self._stream = stream or sys.stderr
+        self._live = self._stream.isatty()
         self._task, self._unit = "", ""
         self._total: float | None = None
         self._eta = Eta(None)

@@ -136,7 +136,9 @@ class OneDevice:
 
     @torch.no_grad()
     def load_state(self, model: Named, optimizer: Named) -> None:
+        assert model.keys() == self._parameters.keys(), "the state is of another model"
         for name, parameter in self._parameters.items():
+            assert parameter.shape == model[name].shape, name
             parameter.copy_(model[name])
         for key, tensor in optimizer.items():
             moment, name = key.split("/", 1)
@@ -159,6 +161,7 @@ class OneDevice:
         """The guarded update: a gradient that is not finite changes nothing, decided on the device."""
         optimizer = self._need_optimizer()
         for group in optimizer.param_groups:
+            assert group.get("fused"), "only fused optimizers know `found_inf`"
             group["lr"] = lr
         skipped = (~torch.isfinite(norm)).float()
         # The contract between GradScaler and torch's fused optimizers: they return unchanged when `found_inf` is 1.

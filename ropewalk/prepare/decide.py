@@ -13,7 +13,7 @@ from ropewalk.base.errors import DataError
 
 from . import deduplicate
 from .config import Prepare
-from .draw import Mask, held_out
+from .draw import Mask, held_out, kin
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +51,9 @@ def decide(screened: pa.Table, settings: Prepare, *, seed: int) -> Decided:
     if settings.deduplicate == "exact":
         first = deduplicate.first_equals(hashes)
         duplicate = first != np.arange(len(first))
-        ids = screened["id"].take(pa.array(stays[first[duplicate]])).to_pylist()
-        partner[stays[duplicate]] = ids
-    validation = held_out(hashes, share=settings.validation_share, seed=seed)
+        partner[stays[duplicate]] = screened["id"].take(pa.array(stays[first[duplicate]])).to_pylist()
+    ids = screened["id"].combine_chunks().take(pa.array(stays))
+    validation = held_out(kin(ids, hashes), share=settings.validation_share, seed=seed)
     split = np.full(len(screened), None, object)
     split[stays] = np.where(validation, "validation", "train")
     split[stays[duplicate]] = None

@@ -10,6 +10,8 @@ import xxhash
 from ropewalk.base.errors import DataError
 from ropewalk.base.seeds import seed_for
 
+from .sources import DOCSTRINGS, STDLIB
+
 Mask = npt.NDArray[np.bool_]
 
 
@@ -18,6 +20,20 @@ def draws(hashes: pa.Array, *, seed: int, purpose: str) -> npt.NDArray[np.uint64
     key = seed_for(seed, "prepare", purpose)
     numbers = (xxhash.xxh3_64_intdigest(digest, key) for digest in hashes.to_pylist())
     return np.fromiter(numbers, np.uint64, len(hashes))
+
+
+def kin(ids: pa.Array, hashes: pa.Array) -> pa.Array:
+    """What decides the split of each document: its text's hash, or its module's name for what comes from one module.
+
+    The docstrings of a module are a part of its source; were they split apart, held-out text would be trained on.
+    """
+    keys = hashes.to_pylist()
+    for index, name in enumerate(ids.to_pylist()):
+        _, _, place = name.partition(":")
+        for folder in (f"{STDLIB}/", f"{DOCSTRINGS}/"):
+            if place.startswith(folder):
+                keys[index] = xxhash.xxh3_128_digest("module:" + place.removeprefix(folder))
+    return pa.array(keys, hashes.type)
 
 
 def held_out(hashes: pa.Array, *, share: float, seed: int) -> Mask:

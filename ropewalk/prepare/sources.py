@@ -25,6 +25,8 @@ from .config import Prepare, Source
 
 Reader = Literal["text", "jsonl", "docstrings", "topics"]
 
+STDLIB, DOCSTRINGS = "stdlib", "docstrings"
+"""Folders in the names of what comes from the Python of this machine."""
 PYTHON_SOURCES = "python:stdlib"
 PYTHON_PROSE = "python:prose"
 
@@ -101,7 +103,8 @@ class _Match:
 
 def _expand(path: str, source: Source) -> _Match:
     if path == PYTHON_SOURCES:
-        return _Match(tuple(_Found(f"stdlib/{name}", place, "text") for name, place in _python_files()))
+        files = [(name, place) for name, place in _python_files() if name != _TOPICS]
+        return _Match(tuple(_Found(f"{STDLIB}/{name}", place, "text") for name, place in files))
     if path == PYTHON_PROSE:
         return _Match(tuple(_python_prose()))
     files: list[_Found] = []
@@ -174,16 +177,18 @@ def _python_files() -> tuple[tuple[str, Path], ...]:
 
 
 _NOT_STANDARD = frozenset({"site-packages", "dist-packages", "__pycache__"})
+_TOPICS = "pydoc_data/topics.py"
+"""The documentation topics as one dictionary: prose, not code; counted once."""
 _TESTS = frozenset({"test", "tests", "idle_test"})
 
 
 def _python_prose() -> Iterator[_Found]:
     """Docstrings of every module but the tests, whose docstrings say little, and the topics of `help()`."""
     for name, place in _python_files():
-        if name == "pydoc_data/topics.py":
+        if name == _TOPICS:
             yield _Found("topics", place, "topics")
         elif _TESTS.isdisjoint(name.split("/")):
-            yield _Found(f"docstrings/{name}", place, "docstrings")
+            yield _Found(f"{DOCSTRINGS}/{name}", place, "docstrings")
 
 
 def _add(found: dict[str, _Found], item: _Found, *, source: Source) -> None:

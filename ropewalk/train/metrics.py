@@ -5,7 +5,9 @@ Reading a tensor waits for the device; between two readings nothing does.
 
 from __future__ import annotations
 
+import contextlib
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -58,13 +60,13 @@ class Meter:
         self._clear()
         return record
 
-    def pause(self) -> float:
-        """A moment to hand back to `resume`: time between the two does not count as training."""
-        return time.perf_counter()
-
-    def resume(self, paused: float) -> None:
-        """Ends the pause that began at `paused`."""
-        self._start += time.perf_counter() - paused
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Time in the block does not count as training. Waits for the device first: its queued steps do count."""
+        self._loss.item()
+        begin = time.perf_counter()
+        yield
+        self._start += time.perf_counter() - begin
 
     def _clear(self) -> None:
         self._loss = torch.zeros((), device=self._device)

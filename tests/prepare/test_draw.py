@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ropewalk.base.errors import DataError
 from ropewalk.prepare.deduplicate import first_equals
-from ropewalk.prepare.draw import held_out, sample
+from ropewalk.prepare.draw import held_out, kin, sample
 
 TEXTS = st.lists(st.text(alphabet="abc", max_size=3), min_size=1, max_size=40)
 
@@ -63,3 +63,17 @@ def test_the_sample_stays_within_its_bytes_but_is_never_empty(sizes, limit) -> N
     assert chosen.sum() == 1 or lengths[chosen].sum() <= limit
     assert chosen.any()
     assert chosen.all() or lengths.sum() > limit
+
+
+def test_a_module_and_its_docstrings_fall_on_the_same_side() -> None:
+    names = [f"m{number}.py" for number in range(200)]
+    ids = pa.array([f"code:stdlib/{name}" for name in names] + [f"prose:docstrings/{name}" for name in names])
+    texts = hashes([f"text {number}" for number in range(400)])
+    mask = held_out(kin(ids, texts), share=0.3, seed=0)
+    assert (mask[:200] == mask[200:]).all()
+    assert 0 < mask.sum() < 400
+
+
+def test_other_documents_are_drawn_by_their_text() -> None:
+    texts = hashes(["one", "two"])
+    assert kin(pa.array(["a:x.txt", "a:y.txt"]), texts).equals(texts)

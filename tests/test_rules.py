@@ -112,9 +112,7 @@ def test_folders_form_no_cycle() -> None:
 def test_every_folder_is_in_the_list_and_every_init_is_small() -> None:
     folders = {path.name for path in PACKAGE.iterdir() if path.is_dir() and path.name != "__pycache__"}
     assert folders - set(ORDER) == set()
-    assert [
-        within(path) for path in PACKAGE.glob("*/__init__.py") if len(path.read_text().splitlines()) > 80
-    ] == []
+    assert [within(path) for path in PACKAGE.glob("*/__init__.py") if len(path.read_text().splitlines()) > 80] == []
 
 
 IMPORT_ALL_WITHOUT_TORCH = """
@@ -140,9 +138,7 @@ def test_the_torch_free_part_imports_without_torch() -> None:
     free = [
         path
         for path in MODULES
-        if folder_of(path) in TORCH_FREE_FOLDERS
-        or path.name == "config.py"
-        or within(path) in TORCH_FREE_FILES
+        if folder_of(path) in TORCH_FREE_FOLDERS or path.name == "config.py" or within(path) in TORCH_FREE_FILES
     ]
     names = [module_of(path) for path in free if path.name != "__main__.py"]
     command = [sys.executable, "-c", IMPORT_ALL_WITHOUT_TORCH, *names]
@@ -190,9 +186,7 @@ def test_process_groups_are_made_in_one_file_and_used_in_another() -> None:
 
 
 def test_models_know_nothing_of_distribution() -> None:
-    imported = [
-        (within(path), name) for path in MODULES if folder_of(path) == "model" for name, _ in imports_of(path)
-    ]
+    imported = [(within(path), name) for path in MODULES if folder_of(path) == "model" for name, _ in imports_of(path)]
     assert [(file, name) for file, name in imported if name.startswith("torch.distributed")] == []
     assert found(r"torch\.distributed(\..*)?", inside="model/", outside=("nowhere",)) == []
 

@@ -30,12 +30,8 @@ class Language:
     """The second column of a technique that does not exist yet; the group is its future folder."""
 
 
-ENGLISH = Language(
-    "survey.md", r"^\*\*(\d+) techniques, (\d+) in place\*\*$", r"not yet \(`(ropewalk/[a-z]+/)`\)"
-)
-CHINESE = Language(
-    "survey.zh-CN.md", r"^\*\*(\d+) 项技术，(\d+) 项已实现\*\*$", r"尚未实现（`(ropewalk/[a-z]+/)`）"
-)
+ENGLISH = Language("survey.md", r"^\*\*(\d+) techniques, (\d+) in place\*\*$", r"not yet \(`(ropewalk/[a-z]+/)`\)")
+CHINESE = Language("survey.zh-CN.md", r"^\*\*(\d+) 项技术，(\d+) 项已实现\*\*$", r"尚未实现（`(ropewalk/[a-z]+/)`）")
 both = pytest.mark.parametrize("language", [ENGLISH, CHINESE], ids=["English", "Chinese"])
 
 
@@ -111,9 +107,7 @@ def test_both_pages_have_the_same_sections() -> None:
 def test_both_pages_have_the_same_rows_in_the_same_order() -> None:
     english, chinese = rows_of(ENGLISH), rows_of(CHINESE)
     assert len(english) == len(chinese)
-    assert [(row.section, row.tokens()) for row in english] == [
-        (row.section, row.tokens()) for row in chinese
-    ]
+    assert [(row.section, row.tokens()) for row in english] == [(row.section, row.tokens()) for row in chinese]
 
 
 def test_both_pages_agree_on_what_is_not_yet_there() -> None:
@@ -186,10 +180,7 @@ def test_every_command_names_a_verb_of_the_command_line() -> None:
     from ropewalk.cli.main import VERBS
 
     commands = [
-        (row.line, token)
-        for row in rows_of(ENGLISH)
-        for token in chain(*row.tokens())
-        if token.startswith("ropewalk ")
+        (row.line, token) for row in rows_of(ENGLISH) for token in chain(*row.tokens()) if token.startswith("ropewalk ")
     ]
     assert commands
     assert [(line, command) for line, command in commands if command.split()[1] not in VERBS] == []

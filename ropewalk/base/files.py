@@ -130,9 +130,7 @@ def locked(folder: Path) -> Iterator[None]:
         except BlockingIOError:
             file.seek(0)
             owner = file.read().strip() or "?"
-            raise RunConflict(
-                f"{folder}: process {owner} is writing here; wait for it or stop it first"
-            ) from None
+            raise RunConflict(f"{folder}: process {owner} is writing here; wait for it or stop it first") from None
         with storage(f"writing {folder / '.lock'}"):
             file.truncate(0)
             file.write(str(os.getpid()))

@@ -69,10 +69,11 @@ def duration(seconds: float) -> str:
 
 
 def amount(value: float, unit: str = "") -> str:
-    """`value` with a decimal prefix, three digits: 950, 12.3 k, 4.56 M."""
+    """`value` with a decimal prefix, three digits: 950, 12.3 k, 4.56 MB, 4.56 M tokens."""
     rounded = float(f"{value:.3g}")  # before the prefix is chosen: 999 999 is 1 M, not 1e+03 k
     for factor, prefix in _PREFIXES:
         if abs(rounded) >= factor:
-            return f"{rounded / factor:.3g} {prefix}{unit}"
+            # A symbol joins the prefix, a word stands apart.
+            return f"{rounded / factor:.3g} {prefix}{unit if len(unit) <= 2 else f' {unit}'}"
     text = f"{value:.0f}" if float(value).is_integer() else f"{value:.3g}"
     return f"{text} {unit}".rstrip()

@@ -15,7 +15,7 @@ from typing import Any
 import xxhash
 
 from ropewalk.base.errors import DataError
-from ropewalk.base.files import read_json, upgraded
+from ropewalk.base.files import read_json, storage, upgraded
 
 FORMAT = 1
 FILE = "manifest.json"
@@ -61,7 +61,7 @@ def list_checkpoints(folder: Path) -> list[Path]:
 
 def resolve_checkpoint(path: Path) -> Path:
     """The checkpoint meant by `path`: itself, or the newest of a run or of a `checkpoints` folder."""
-    if (path / FILE).exists() and path.name.startswith(_PREFIX):
+    if (path / FILE).exists() and path.resolve().name.startswith(_PREFIX):
         return path
     for folder in (path, path / "checkpoints"):
         found = list_checkpoints(folder)
@@ -106,7 +106,8 @@ def verify_checkpoint(path: Path) -> list[str]:
 def read_verified(path: Path, entry: FileEntry) -> bytes:
     """The bytes of one file, checked against its manifest entry."""
     try:
-        data = path.read_bytes()
+        with storage(f"reading {path}"):
+            data = path.read_bytes()
     except FileNotFoundError:
         raise DataError(f"{path}: damaged checkpoint: this file is missing; use an older checkpoint") from None
     if len(data) != entry.bytes:

@@ -91,8 +91,8 @@ def load(path: Path, *, optimizer: bool = True) -> State:
 def load_newest(folder: Path) -> tuple[Path | None, State | None, list[str]]:
     """The newest checkpoint below `folder` whose every byte is right, and what was wrong with newer ones.
 
-    (None, None, []) when there is none yet. When there are some and none is whole, raises DataError: starting from scratch
-    would silently throw away a run.
+    (None, None, []) when there is none yet. When there are some and none is whole, raises DataError: starting from
+    scratch would silently throw away a run.
     """
     wrong: list[str] = []
     candidates = list_checkpoints(folder)
@@ -106,6 +106,14 @@ def load_newest(folder: Path) -> tuple[Path | None, State | None, list[str]]:
             "\n".join([*wrong, f"{folder}: no checkpoint is whole; delete this folder to start from scratch"])
         )
     return None, None, []
+
+
+def set_aside(path: Path) -> Path:
+    """Renames a damaged checkpoint to `step-00000100.damaged`: it no longer counts among those to keep."""
+    aside = path.with_name(path.name + ".damaged")
+    shutil.rmtree(aside, ignore_errors=True)
+    os.replace(path, aside)
+    return aside
 
 
 def retain(folder: Path, *, keep_last: int) -> list[Path]:

@@ -5,6 +5,7 @@ A verb's file is imported only when that verb is used, so that `--help` answers 
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import json
 import sys
@@ -14,7 +15,7 @@ import typer
 from typer.core import TyperGroup
 
 from ropewalk import __version__
-from ropewalk.base.errors import RopewalkError, storage_error
+from ropewalk.base.errors import RopewalkError, UserError, storage_error
 
 VERBS = {
     "quickstart": "The whole path on the Python of this machine, in minutes.",
@@ -42,7 +43,9 @@ class _Verbs(TyperGroup):
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name not in VERBS:
-            return None
+            near = difflib.get_close_matches(cmd_name, VERBS, n=1)
+            hint = f"did you mean `{near[0]}`?" if near else f"there are: {', '.join(VERBS)}"
+            raise UserError(f"no verb `{cmd_name}`; {hint}")
         module = importlib.import_module(f"ropewalk.cli.{cmd_name}")
         command = typer.main.get_command(module.app)
         command.name = cmd_name

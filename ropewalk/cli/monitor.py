@@ -16,5 +16,5 @@ def monitor(run: RunFolder, json: Json = False) -> None:
 
     Tells where a run stands: its stages, last step, loss, speed and time left. Only reads; the run does not notice.
     """
-    lines = flow.monitor(run)
-    emit({"run": str(run), "lines": lines}, as_json=json, text="\n".join(lines))
+    value, lines = flow.monitor(run)
+    emit(value, as_json=json, text="\n".join(lines))

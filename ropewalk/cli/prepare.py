@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -37,7 +38,7 @@ def prepare(
     settings = overrides or ()
     if explain is not None:
         story = flow.explain(recipe, explain, settings, runs=runs, progress=Console())
-        emit(story.tree(), as_json=json, text=str(story))
+        emit(dataclasses.asdict(story), as_json=json, text=str(story))
         return
     result = flow.prepare(recipe, settings, runs=runs, new=new, progress=Console())
     emit(result, as_json=json, text=_text(result))

@@ -220,9 +220,7 @@ def _suggest(key: str, fields: Mapping[str, Field]) -> str:
     return f"did you mean `{near[0]}`?" if near else f"known here: {', '.join(fields)}"
 
 
-def _override(
-    cls: type, tree: dict[str, Any], text: str, origins: dict[KeyPath, str], problems: list[Problem]
-) -> None:
+def _override(cls: type, tree: dict[str, Any], text: str, origins: dict[KeyPath, str], problems: list[Problem]) -> None:
     """Puts one `a.b=c` into `tree`. A bare word is text where the field is text, otherwise TOML decides."""
     key, equals, raw = text.partition("=")
     path = _parts(key.strip())

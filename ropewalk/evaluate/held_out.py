@@ -42,6 +42,7 @@ def held_out_documents(
 
     Documents are taken in an order drawn from (seed, document id), which does not depend on how shards are cut; one
     that no longer fits into its source's share is passed over, so very long documents are rarer here than in the split.
+    Where none fits, the shortest is taken.
     """
     candidates = {source.name: _candidates(folder, manifest, source, detokenizer) for source in manifest.sources}
     sizes = {name: sum(c.size for c in found) for name, found in candidates.items()}
@@ -52,13 +53,8 @@ def held_out_documents(
         for source in manifest.sources
         for candidate in _fitting(_shuffled(candidates[source.name], seed), int(sizes[source.name] * share))
     ]
-    if not chosen:
-        count = sum(map(len, candidates.values()))
-        raise DataError(
-            f"{folder}: none of the {count} validation documents ({total} bytes) fits into its source's share of "
-            f"{max_bytes} bytes; raise `evaluate.max_bytes` or `prepare.validation_share`"
-        )
-    return chosen
+    # A corpus of few long documents: the shortest one is over the limit, and better than none after hours of training.
+    return chosen or [_shortest(folder, manifest, candidates, detokenizer)]
 
 
 def _candidates(folder: Path, manifest: Manifest, source: SourceEntry, detokenizer: Detokenizer) -> list[_Candidate]:
@@ -80,6 +76,16 @@ def _fitting(candidates: Iterable[_Candidate], budget: int) -> Iterator[_Candida
         if candidate.size <= budget:
             budget -= candidate.size
             yield candidate
+
+
+def _shortest(
+    folder: Path, manifest: Manifest, candidates: dict[str, list[_Candidate]], detokenizer: Detokenizer
+) -> Document:
+    found = [(c.size, source.name, c, source) for source in manifest.sources for c in candidates[source.name]]
+    if not found:
+        raise DataError(f"{folder}: there is no validation document; raise `prepare.validation_share`")
+    _, _, candidate, source = min(found, key=lambda item: item[:2])
+    return _document(source, candidate, detokenizer)
 
 
 def _document(source: SourceEntry, candidate: _Candidate, detokenizer: Detokenizer) -> Document:

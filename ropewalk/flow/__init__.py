@@ -6,45 +6,41 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .authoring import check, describe, diff, new_recipe, show
-    from .verbs import (
-        detach,
-        evaluate,
-        explain,
-        generate,
-        monitor,
-        plan,
-        prepare,
-        quickstart,
-        report,
-        run,
-        train,
-    )
+    from .authoring import check as check
+    from .authoring import describe as describe
+    from .authoring import diff as diff
+    from .authoring import new_recipe as new_recipe
+    from .authoring import show as show
+    from .recipe import Recipe as Recipe
+    from .verbs import detach as detach
+    from .verbs import evaluate as evaluate
+    from .verbs import explain as explain
+    from .verbs import generate as generate
+    from .verbs import monitor as monitor
+    from .verbs import plan as plan
+    from .verbs import prepare as prepare
+    from .verbs import quickstart as quickstart
+    from .verbs import recipe_from as recipe_from
+    from .verbs import report as report
+    from .verbs import run as run
+    from .verbs import train as train
 
-__all__ = [
-    "check",
-    "describe",
-    "detach",
-    "diff",
-    "evaluate",
-    "explain",
-    "generate",
-    "monitor",
-    "new_recipe",
-    "plan",
-    "prepare",
-    "quickstart",
-    "report",
-    "run",
-    "show",
-    "train",
-]
-
-_AUTHORING = {"check", "describe", "diff", "new_recipe", "show"}
+_HOMES = {
+    "authoring": ("check", "describe", "diff", "new_recipe", "show"),
+    "recipe": ("Recipe",),
+    "verbs": (
+        *("detach", "evaluate", "explain", "generate", "monitor", "plan", "prepare"),
+        *("quickstart", "recipe_from", "report", "run", "train"),
+    ),
+}
+_MODULES = {name: module for module, names in _HOMES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
-    if name not in __all__:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = "authoring" if name in _AUTHORING else "verbs"
-    return getattr(importlib.import_module(f"{__name__}.{module}"), name)
+    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(_MODULES)

@@ -14,7 +14,7 @@ from ropewalk.config.read import Resolved, flatten, read
 from ropewalk.model.sharding import splits
 from ropewalk.model.spec import resolve
 
-from .opening import check_inputs
+from .opening import check_inputs, read_recipe
 from .pipeline import expected_vocabulary
 from .recipe import Recipe
 from .reference import commented_recipe
@@ -43,7 +43,7 @@ def new_recipe(path: Path, *, data: list[str], name: str | None = None, force: b
 
 def check(recipe: Path, overrides: Sequence[str] = ()) -> Resolved[Recipe]:
     """The recipe, when nothing is wrong with it; raises ConfigError with everything that is."""
-    resolved = read(Recipe, recipe, overrides)
+    resolved = read_recipe(recipe, overrides)
     check_inputs(resolved)
     return resolved
 

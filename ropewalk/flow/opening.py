@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import platform
 import sys
-from collections.abc import Iterator
+import tomllib
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,31 +14,52 @@ from ropewalk import __version__
 from ropewalk.base.errors import ConfigError, Problem, RunConflict
 from ropewalk.base.events import EventLog
 from ropewalk.checkpoint.format import list_checkpoints
-from ropewalk.config.read import Resolved, flatten
+from ropewalk.config.positions import key_lines
+from ropewalk.config.read import Resolved, flatten, parse_tree, read
 from ropewalk.config.resolved import FILE, load_resolved, save_resolved
 from ropewalk.config.schema import fields_of, item_of, section_of
 from ropewalk.config.write import literal
+from ropewalk.prepare.config import Prepare
 from ropewalk.prepare.sources import missing_paths
 
 from .recipe import Recipe
 
 
+def read_recipe(path: Path, overrides: Sequence[str] = ()) -> Resolved[Recipe]:
+    """The recipe in `path`; a ConfigError names its missing files too, where `[prepare]` can be read by itself."""
+    try:
+        return read(Recipe, path, overrides)
+    except ConfigError as error:
+        raise ConfigError([*error.problems, *_missing_in_broken(path)]) from None
+
+
 def check_inputs(resolved: Resolved[Recipe]) -> None:
     """Raises ConfigError naming, with their lines, all files of the recipe that are not there."""
-    problems = []
-    settings = resolved.value.prepare
-    for index, path in missing_paths(settings):
-        where = resolved.origin(f"prepare.sources.{index}.paths")
-        remedy = f"paths are relative to the working folder, {Path.cwd()}"
-        problems.append(Problem(where, f'`prepare.sources.{index}.paths`: nothing matches "{path}"', remedy))
-    file = settings.tokenizer.file
-    if file and not Path(file).is_file():
-        where = resolved.origin("prepare.tokenizer.file")
-        problems.append(
-            Problem(where, f'`prepare.tokenizer.file`: no file "{file}"', "leave it out to train a tokenizer")
-        )
+    problems = list(_missing_files(resolved.value.prepare, resolved.origin))
     if problems:
         raise ConfigError(problems)
+
+
+def _missing_in_broken(path: Path) -> list[Problem]:
+    """The missing files of a recipe that has other problems; none when its `[prepare]` is one of them."""
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+        settings = parse_tree(Prepare, tomllib.loads(text)["prepare"], str(path))
+    except (OSError, ValueError, LookupError, ConfigError):
+        return []
+    lines = {".".join(map(str, key)): line for key, line in key_lines(text).items()}
+    return list(_missing_files(settings, lambda key: f"{path}:{lines[key]}"))
+
+
+def _missing_files(settings: Prepare, origin: Callable[[str], str]) -> Iterator[Problem]:
+    for index, path in missing_paths(settings):
+        key = f"prepare.sources.{index}.paths"
+        remedy = f"paths are relative to the working folder, {Path.cwd()}"
+        yield Problem(origin(key), f'`{key}`: nothing matches "{path}"', remedy)
+    file = settings.tokenizer.file
+    if file and not Path(file).is_file():
+        key = "prepare.tokenizer.file"
+        yield Problem(origin(key), f'`{key}`: no file "{file}"', "leave it out to train a tokenizer")
 
 
 def set_aside(run: Path) -> Path | None:

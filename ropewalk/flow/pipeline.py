@@ -39,10 +39,12 @@ def advance(
     until: Stage = "report",
     new: bool = False,
     progress: Progress | None = None,
+    begin_training: bool = False,
 ) -> Result:
     """Takes the recipe's run as far as stage `until`, from wherever it stands; the result of that stage.
 
-    Killed at any instant, the same call continues. `new` sets an existing run aside first.
+    Killed at any instant, the same call continues. `new` sets an existing run aside first; `begin_training` leaves
+    the run as a worker started by hand expects it.
     """
     check_inputs(resolved)
     folder = runs / resolved.value.name
@@ -51,7 +53,11 @@ def advance(
         set_aside(folder)
     with locked(folder), EventLog(folder) as events:
         open_run(folder, resolved, events)
-        return Flow(folder, resolved.value, events, progress or Silent()).run(until)
+        flow = Flow(folder, resolved.value, events, progress or Silent())
+        result = flow.run(until)
+        if begin_training:
+            flow.begin_training()
+        return result
 
 
 class Flow:
@@ -73,9 +79,14 @@ class Flow:
         }
         result: Result = {}
         for stage in STAGES[: STAGES.index(until) + 1]:
+            if stage == "report":
+                self._events.write("run_finished", seconds=time.perf_counter() - start)
             result = work[stage]()
-        self._events.write("run_finished", seconds=time.perf_counter() - start)
         return result
+
+    def begin_training(self) -> None:
+        """Notes that training has begun, for a worker that will do it elsewhere."""
+        self._stages.begin("train", self._training_inputs())
 
     def _prepare(self) -> Result:
         recipe = self._recipe
@@ -112,16 +123,19 @@ class Flow:
 
         return self._stages.do("plan", inputs, work, whole=lambda _: (self._folder / "plan.json").exists())
 
-    def _train(self) -> Result:
+    def _training_inputs(self) -> dict[str, Any]:
+        """All that decides the weights."""
         recipe = self._recipe
-        inputs = {
+        cosmetic = {"log_every_steps", "validate_every_steps", "validate_rows"}
+        return {
             "data": self._prepared("hash"),
             "seed": recipe.seed,
             "sequence_length": recipe.load.sequence_length,
             "model": plain(recipe.model),
-            "train": _trained(recipe),
+            "train": {key: value for key, value in plain(recipe.train).items() if key not in cosmetic},
         }
 
+    def _train(self) -> Result:
         def work() -> Result:
             loop = needs_torch("ropewalk.train.loop", "training")
             return dict(loop.train(self._folder, progress=self._progress))
@@ -129,7 +143,7 @@ class Flow:
         checkpoints = self._folder / "checkpoints"
         return self._stages.do(
             "train",
-            inputs,
+            self._training_inputs(),
             work,
             whole=lambda result: self._is_trained(result["step"]),
             precious=bool(list_checkpoints(checkpoints)),
@@ -228,12 +242,6 @@ def summarize(folder: Path, recipe: Recipe) -> Result:
 
 def _result(record: Any) -> Result:
     return dict(record.result) if record and record.result else {}
-
-
-def _trained(recipe: Recipe) -> dict[str, Any]:
-    """The settings of training that decide the weights."""
-    cosmetic = {"log_every_steps", "validate_every_steps", "validate_rows"}
-    return {key: value for key, value in plain(recipe.train).items() if key not in cosmetic}
 
 
 def needs_torch(module: str, purpose: str) -> Any:

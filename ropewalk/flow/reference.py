@@ -21,9 +21,9 @@ def recipe_page() -> str:
     head = [
         "# Recipe reference",
         "",
-        "Every setting of a recipe, generated from the dataclasses by `make docs`. Write a setting in the recipe's TOML",
-        "file or as `section.key=value` on the command line. *May change* says whether a run that has begun accepts",
-        "another value.",
+        "Every setting of a recipe, generated from the dataclasses by `make docs`. Write a setting in the recipe's",
+        "TOML file or as `section.key=value` on the command line. *May change* says whether a run that has begun",
+        "accepts another value.",
     ]
     return "\n".join([*head, *_tables(Recipe, "")]) + "\n"
 

@@ -63,14 +63,18 @@ class Stages:
                 "changed); give the recipe another `name`, or start anew with --new (the old run is kept beside it)"
             )
         earlier = _interrupted_seconds(self._run, stage) if record and record.input == key else 0.0
-        self._write(Record(stage=stage, input=key, seconds=earlier, result=None))
-        self._events.write("stage_started", stage=stage)
+        self.begin(stage, inputs, seconds=earlier)
         start = time.perf_counter()
         result = work()
         seconds = round(earlier + time.perf_counter() - start, 3)
         self._write(Record(stage=stage, input=key, seconds=seconds, result=result))
         self._events.write("stage_finished", stage=stage, seconds=seconds, result=result)
         return result
+
+    def begin(self, stage: str, inputs: Any, *, seconds: float = 0.0) -> None:
+        """Notes that `stage` has begun with `inputs`, after `seconds` of earlier attempts."""
+        self._write(Record(stage=stage, input=fingerprint(inputs), seconds=seconds, result=None))
+        self._events.write("stage_started", stage=stage)
 
     def _write(self, record: Record) -> None:
         value = {

@@ -10,7 +10,8 @@ from typing import Any
 
 from ropewalk.base.progress import Progress
 from ropewalk.checkpoint.format import resolve_checkpoint
-from ropewalk.config.read import Resolved, parse, read
+from ropewalk.config.read import Resolved, parse, parse_tree
+from ropewalk.config.write import plain
 from ropewalk.launch.local import start_detached
 from ropewalk.monitor.console import status_lines
 from ropewalk.monitor.report import write_report
@@ -18,7 +19,7 @@ from ropewalk.monitor.run import read_run
 from ropewalk.plan.machine import this_machine
 from ropewalk.prepare.ledger import explain as explain_document
 
-from .opening import check_inputs
+from .opening import check_inputs, read_recipe
 from .pipeline import Stage, advance, expected_vocabulary, needs_torch, plan_recipe
 from .recipe import Recipe
 from .stages import Result
@@ -109,7 +110,7 @@ def detach(
 ) -> Result:
     """As far as the plan here, then training in a process of its own: its number, its log and how to watch it."""
     resolved = resolve_recipe(recipe, overrides)
-    run(resolved, runs=runs, new=new, progress=progress, until="plan")
+    advance(resolved, runs=runs, until="plan", new=new, progress=progress, begin_training=True)
     folder = runs / resolved.value.name
     started = start_detached(folder)
     return {"pid": started.pid, "log": str(started.log), "watch": f"ropewalk monitor {folder}"}
@@ -140,9 +141,20 @@ def generate(
     return pieces
 
 
-def monitor(folder: Path) -> list[str]:
-    """Where the run in `folder` stands, in lines."""
-    return status_lines(read_run(folder))
+def monitor(folder: Path) -> tuple[dict[str, Any], list[str]]:
+    """Where the run in `folder` stands: as values and as lines."""
+    view = read_run(folder)
+    last = view.steps[-1] if view.steps else None
+    value = {
+        "run": str(folder),
+        "name": view.name,
+        "finished": view.finished,
+        "stages": {stage.name: {"state": stage.state, "seconds": stage.seconds} for stage in view.stages},
+        "step": dataclasses.asdict(last) if last else None,
+        "saved_step": view.saved_step,
+        "missing": list(view.missing),
+    }
+    return value, status_lines(view)
 
 
 def report(folder: Path) -> Path:
@@ -156,10 +168,16 @@ def resolve_recipe(recipe: RecipeLike, overrides: Sequence[str] = ()) -> Resolve
         if overrides:
             raise ValueError("overrides belong to a recipe file; change the dataclass instead")
         return recipe
-    return read(Recipe, Path(recipe), overrides)
+    return read_recipe(Path(recipe), overrides)
 
 
 def recipe_from(value: Recipe) -> Resolved[Recipe]:
-    """A recipe built in Python, as the verbs take it."""
-    assert dataclasses.is_dataclass(value)
-    return Resolved(value, {})
+    """A recipe built in Python, checked as one from a file would be."""
+    return Resolved(parse_tree(Recipe, _given(plain(value)), "recipe"), {})
+
+
+def _given(tree: Any) -> Any:
+    """Plain values without those that are not set."""
+    if isinstance(tree, dict):
+        return {key: _given(value) for key, value in tree.items() if value is not None}
+    return [_given(item) for item in tree] if isinstance(tree, list) else tree

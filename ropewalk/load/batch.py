@@ -30,6 +30,10 @@ class Batch:
         """A copy on `device`; asynchronous from pinned memory."""
         return Batch(*(tensor.to(device, non_blocking=True) for tensor in self._tensors()))
 
+    def pinned(self) -> Batch:
+        """A copy in page-locked memory, from which a GPU copies while the host goes on."""
+        return Batch(*(tensor.contiguous().pin_memory() for tensor in self._tensors()))
+
     def split(self, rows: int) -> list[Batch]:
         """Microbatches of `rows` rows."""
         pieces = zip(*(tensor.split(rows) for tensor in self._tensors()), strict=True)

@@ -52,8 +52,8 @@ class Stream:
 class Loader:
     """The batches of a run from any step on; the next one is read by a thread while the step computes.
 
-    `rank` of `world` readers gets its own rows of every global batch: rows r, r + world, ... so that the global batch is
-    the same for any `world` that divides it.
+    `rank` of `world` readers gets its own rows of every global batch: rows r, r + world, ... so that the global batch
+    is the same for any `world` that divides it. `pin` puts batches into page-locked memory, for a GPU.
     """
 
     def __init__(
@@ -66,6 +66,7 @@ class Loader:
         verify: bool = True,
         rank: int = 0,
         world: int = 1,
+        pin: bool = False,
     ) -> None:
         assert batch_rows % world == 0, f"{world} readers do not share {batch_rows} rows evenly"
         manifest = read_manifest(folder)
@@ -73,7 +74,7 @@ class Loader:
         self._streams = [Stream(folder, manifest.shards_of("train", s.name), verify=verify) for s in sources]
         self._length = sequence_length
         self._rows = batch_rows
-        self._rank, self._world = rank, world
+        self._rank, self._world, self._pin = rank, world, pin
         # A window needs one token more than a row: the target of its last input.
         windows = [(len(stream) - 1) // sequence_length for stream in self._streams]
         sizes = {source.name: len(stream) for source, stream in zip(sources, self._streams, strict=True)}
@@ -107,7 +108,8 @@ class Loader:
         first = step * self._rows + self._rank
         rows = self.order.rows(first, self._rows // self._world, stride=self._world)
         read = [self._streams[r.source].read(r.window * self._length, self._length + 1) for r in rows]
-        return _collate(read)
+        batch = _collate(read)
+        return batch.pinned() if self._pin else batch
 
     def close(self) -> None:
         """Stops the reading thread."""

@@ -1,8 +1,8 @@
 """The order of the data as a function: row i of the run is computed from (seed, sources, i), never stored. No torch.
 
 Each source's token stream is cut into windows of one row. An epoch reads every window once, in the order of a keyed
-permutation (a Feistel network, O(1) an index, no memory). Sources are mixed in periods of fixed composition. So resuming is
-remembering one integer, and any number of ranks can read any part of the same order.
+permutation (a Feistel network, O(1) an index, no memory). Sources are mixed in periods of fixed composition. So
+resuming is remembering one integer, and any number of ranks can read any part of the same order.
 """
 
 from __future__ import annotations

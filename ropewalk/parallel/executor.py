@@ -97,10 +97,12 @@ class OneDevice:
         self._optimizer = make_optimizer(self._parameters) if make_optimizer else None
 
     def step(self, batch: Batch, *, lr: float) -> StepResult:
-        total = sum_over_ranks(batch.weight.sum().to(self._device), self._plan.world)
+        # Copied before anything is computed from it: a number made on the host would have to be waited for.
+        batch = batch.to(self._device)
+        total = sum_over_ranks(batch.weight.sum(), self._plan.world)
         parts = []
         for microbatch in batch.split(self._plan.microbatch_rows):
-            part = self._weighted_loss(microbatch.to(self._device)) / total
+            part = self._weighted_loss(microbatch) / total
             part.backward()
             parts.append(part.detach())
         loss = sum_over_ranks(torch.stack(parts).sum(), self._plan.world)

@@ -13,7 +13,8 @@ def pick_device(plan: Plan, ranks: Ranks) -> torch.device:
     """The device of this process under `plan`; refuses a world that the plan was not made for."""
     if ranks.world != plan.world:
         raise UserError(
-            f"{ranks.world} processes were started, but the plan is for {plan.world}; start the worker without a launcher"
+            f"{ranks.world} processes were started, but the plan is for {plan.world}; start the worker without a "
+            "launcher"
         )
     if plan.device == "cuda":
         if not torch.cuda.is_available():

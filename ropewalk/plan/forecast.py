@@ -62,12 +62,13 @@ def _saved_bytes_per_token(spec: Spec, precision: Precision) -> int:
     queries, keys = spec.heads * spec.head_size, spec.kv_heads * spec.head_size
     # Tokens, targets and positions in int64, weight and document in 4 bytes each.
     batch = 3 * 8 + 2 * 4
-    # Input from the residual stream, statistics, and the output that feeds a product. The unfused RMSNorm of the CPU also
-    # keeps the normalised input, before its scale.
+    # Input from the residual stream, statistics, and the output that feeds a product. The unfused RMSNorm of the CPU
+    # also keeps the normalised input, before its scale.
     norm = 4 * width + 8 + narrow * width + (4 * width if spec.norm == "rms" else 0)
     # The fused projection stays whole because the values are a view of it. Then the result, a logarithm a head, and one
-    # reordering: of the result when queries were rotated (heads first), of the queries when not (tokens first).
-    attention = (queries + 2 * keys) * narrow + 2 * queries * narrow + 4 * spec.heads
+    # reordering: of the result when queries were rotated (heads first); when not, of queries that stand in groups.
+    reordered = spec.position == "rope" or 1 < spec.kv_heads < spec.heads
+    attention = (queries + 2 * keys) * narrow + (2 if reordered else 1) * queries * narrow + 4 * spec.heads
     tables = 0
     if spec.position == "rope":
         attention += (queries + keys) * narrow

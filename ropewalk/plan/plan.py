@@ -130,7 +130,7 @@ def load_plan(run: Path) -> Planned:
 
 
 CPU_MICROBATCH_TOKENS = 4096
-"""On a CPU a larger microbatch gains nothing (the matrices are big enough) and loses cache: measured flat above this."""
+"""On a CPU a larger microbatch gains nothing (the matrices are big enough) and loses cache: flat above this."""
 
 
 def _largest_fitting(spec: Spec, batch_rows: int, precision: Literal["fp32", "bf16"], budget: int, device: str) -> int:

@@ -32,7 +32,7 @@ def kin(ids: pa.Array, hashes: pa.Array) -> pa.Array:
         _, _, place = name.partition(":")
         for folder in (f"{STDLIB}/", f"{DOCSTRINGS}/"):
             if place.startswith(folder):
-                keys[index] = xxhash.xxh3_128_digest("module:" + place.removeprefix(folder))
+                keys[index] = xxhash.xxh3_128_digest(f"module:{place.removeprefix(folder)}".encode())
     return pa.array(keys, hashes.type)
 
 

@@ -103,8 +103,8 @@ class _Match:
 
 def _expand(path: str, source: Source) -> _Match:
     if path == PYTHON_SOURCES:
-        files = [(name, place) for name, place in _python_files() if name != _TOPICS]
-        return _Match(tuple(_Found(f"{STDLIB}/{name}", place, "text") for name, place in files))
+        code = [(name, place) for name, place in _python_files() if name != _TOPICS]
+        return _Match(tuple(_Found(f"{STDLIB}/{name}", place, "text") for name, place in code))
     if path == PYTHON_PROSE:
         return _Match(tuple(_python_prose()))
     files: list[_Found] = []

@@ -65,9 +65,7 @@ def write_shard(path: Path, documents: Iterator[tuple[int, Tokens]], *, dtype: T
         hashed = _HashedFile(file)
         for key, tokens in documents:
             if len(tokens) and int(tokens.max()) > largest:
-                raise DataError(
-                    f"{path}: token {tokens.max()} does not fit in {dtype}; its vocabulary is wrong"
-                )
+                raise DataError(f"{path}: token {tokens.max()} does not fit in {dtype}; its vocabulary is wrong")
             hashed.write(np.ascontiguousarray(tokens, dtype=little).tobytes())
             keys.append(key)
             offsets.append(offsets[-1] + len(tokens))

@@ -9,6 +9,7 @@ from ropewalk.base.errors import RopewalkError
 from ropewalk.base.files import locked
 
 from .loop import train
+from .settings import read_settings
 
 
 class _Lines:
@@ -33,9 +34,11 @@ def main(arguments: list[str]) -> int:
     if len(arguments) != 1:
         print("usage: python -m ropewalk.train RUN_DIRECTORY", file=sys.stderr)
         return 2
+    run = Path(arguments[0])
     try:
-        with locked(Path(arguments[0])):
-            train(Path(arguments[0]), progress=_Lines())
+        read_settings(run)  # before the lock, which would make a folder of any name
+        with locked(run):
+            train(run, progress=_Lines())
     except RopewalkError as error:
         print(error, file=sys.stderr)
         return error.exit_code

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Iterable
@@ -9,22 +10,23 @@ from pathlib import Path
 
 import torch
 
-from ropewalk.base.errors import UserError
+from ropewalk.base.errors import DataError, RunConflict, UserError
 from ropewalk.base.events import EventLog, read_events
 from ropewalk.base.events import steps as steps_of
 from ropewalk.base.files import point
 from ropewalk.base.progress import Progress, Silent, duration
-from ropewalk.checkpoint.tensors import State, load_newest, retain, save
+from ropewalk.checkpoint.format import checksum, list_checkpoints
+from ropewalk.checkpoint.tensors import State, load_newest, retain, save, set_aside
 from ropewalk.config.ranks import ranks
 from ropewalk.load.loader import Loader, bytes_per_token, held_out_rows
 from ropewalk.model.decoder import build
 from ropewalk.parallel.apply import apply
 from ropewalk.parallel.compat import version_warning
 from ropewalk.parallel.mesh import pick_device
-from ropewalk.store.manifest import read_manifest
+from ropewalk.store.manifest import TokenizerEntry, read_manifest
 
 from .hooks import Hook
-from .metrics import Meter, line
+from .metrics import Meter, all_finite, line
 from .optimizer import make_optimizer
 from .peak import peak_flops
 from .schedule import learning_rate
@@ -32,8 +34,10 @@ from .settings import Settings, read_settings
 
 
 def train(run: Path, *, progress: Progress | None = None, hooks: Iterable[Hook] = ()) -> dict[str, float]:
-    """Trains the run in directory `run` to its last step, from its newest whole checkpoint; returns the last figures."""
-    return Trainer(run, read_settings(run), progress or Silent(), list(hooks)).train()
+    """Trains the run in directory `run` to its last step, from its newest whole checkpoint; the last figures."""
+    trainer = Trainer(run, read_settings(run), progress or Silent(), list(hooks))
+    with contextlib.closing(trainer):
+        return trainer.train()
 
 
 class Trainer:
@@ -54,6 +58,7 @@ class Trainer:
             batch_rows=settings.train.batch_rows,
             seed=settings.seed,
             verify=settings.load.verify == "open",
+            pin=self._device.type == "cuda",
         )
         model = build(self._spec, seed=settings.seed, device=self._device)
         self._executor = apply(
@@ -70,10 +75,13 @@ class Trainer:
             peak_flops=peak,
         )
         manifest = read_manifest(settings.data)
-        self._tokenizer = (settings.data / manifest.tokenizer.file).read_bytes()
+        self._tokenizer = _read_tokenizer(settings.data, manifest.tokenizer)
         self._bytes_per_token = bytes_per_token(manifest, "validation")
         self._held_out = held_out_rows(
-            settings.data, sequence_length=settings.load.sequence_length, rows=settings.train.validate_rows
+            settings.data,
+            sequence_length=settings.load.sequence_length,
+            rows=settings.train.validate_rows,
+            verify=settings.load.verify == "open",
         )
         self._started = {"peak_flops": peak, "parameters": self._spec.parameters()}
 
@@ -91,15 +99,20 @@ class Trainer:
             point(f"train.step:{done}")
             for hook in self._hooks:
                 hook.after_step(done)
-            if done % settings.log_every_steps == 0 or done == steps:
+            if done == steps or _is_due(done, settings.log_every_steps):
                 self._log(done, lr)
-            paused = self._meter.pause()
-            if done == steps or (settings.validate_every_steps and done % settings.validate_every_steps == 0):
-                self._validate(done)
-            if done == steps or done % self._settings.checkpoint.save_every_steps == 0:
-                self._save(done)
-            self._meter.resume(paused)
+            if done == steps or _is_due(done, settings.validate_every_steps):
+                with self._meter.paused():
+                    self._validate(done)
+            if done == steps or _is_due(done, self._settings.checkpoint.save_every_steps):
+                with self._meter.paused():
+                    self._save(done)
         return self._end(steps)
+
+    def close(self) -> None:
+        """Stops the reading thread and closes the diary."""
+        self._loader.close()
+        self._events.close()
 
     def _restore(self) -> int:
         """Takes over the newest whole checkpoint; returns the first step to run."""
@@ -109,6 +122,12 @@ class Trainer:
             self._warn(f"{message} (continuing from an older one)")
         if path is None or state is None:
             return 0
+        if state.spec != self._spec or state.seed != self._settings.seed:
+            raise RunConflict(f"{path}: this checkpoint is of another model or seed than the run; start a new run")
+        # Newer ones are damaged; left in place, retention would keep them and delete this one.
+        found = list_checkpoints(self._checkpoints)
+        for newer in found[found.index(path) + 1 :]:
+            set_aside(newer)
         self._executor.load_state(state.model, state.optimizer)
         self._loader.seek(state.data)
         self._events.write("restored", step=state.step, path=str(path), seconds=time.perf_counter() - start)
@@ -133,6 +152,7 @@ class Trainer:
         for hook in self._hooks:
             hook.before_training(step)
         self._start = time.perf_counter()
+        self._meter.restart()
 
     def _log(self, step: int, lr: float) -> None:
         record = self._meter.read(step, lr=lr)
@@ -141,10 +161,7 @@ class Trainer:
         if record["skipped"]:
             self._warn(f"step {step}: {record['skipped']} updates skipped since the last line: gradient not finite")
         if not math.isfinite(record["loss"]):
-            raise UserError(
-                f"the training loss became {record['loss']} before step {step}; nothing was saved after it. Lower "
-                "`train.schedule.peak_lr`, lengthen `train.schedule.warmup_steps` or use `train.precision=fp32`"
-            )
+            raise UserError(_diverged(f"the training loss became {record['loss']}", step))
         for hook in self._hooks:
             hook.on_metrics(step, record)
 
@@ -160,6 +177,9 @@ class Trainer:
 
     def _save(self, step: int) -> None:
         start = time.perf_counter()
+        # Saved, such weights would push the last good ones out of retention.
+        if not all_finite(self._executor.model_state().values()):
+            raise UserError(_diverged("the weights are no longer finite", step))
         state = State(
             step=step,
             tokens=self._tokens(step),
@@ -180,8 +200,6 @@ class Trainer:
     def _end(self, step: int) -> dict[str, float]:
         seconds = time.perf_counter() - self._start
         self._events.write("train_finished", step=step, seconds=seconds)
-        self._events.close()
-        self._loader.close()
         self._progress.end(f"{step} steps in {duration(seconds)}")
         for hook in self._hooks:
             hook.after_training(step)
@@ -203,3 +221,26 @@ class Trainer:
 
     def _tokens(self, steps: int) -> int:
         return steps * self._settings.train.batch_rows * self._settings.load.sequence_length
+
+
+def _is_due(done: int, every: int) -> bool:
+    """Whether something that happens every `every` steps (0: never) happens after step `done`."""
+    return every > 0 and done % every == 0
+
+
+def _diverged(what: str, step: int) -> str:
+    return (
+        f"{what} by step {step}; no checkpoint holds broken weights, the same command continues from the last one. "
+        "Lower `train.schedule.peak_lr`, lengthen `train.schedule.warmup_steps` or use `train.precision=fp32`"
+    )
+
+
+def _read_tokenizer(folder: Path, entry: TokenizerEntry) -> bytes:
+    path = folder / entry.file
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        raise DataError(f"{path}: the tokenizer is missing; delete {folder} and run the same command again") from None
+    if checksum(data) != entry.checksum:
+        raise DataError(f"{path}: not the tokenizer of these shards; delete {folder} and run the same command again")
+    return data

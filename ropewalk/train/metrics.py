@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -60,6 +60,10 @@ class Meter:
         self._clear()
         return record
 
+    def restart(self) -> None:
+        """The interval begins now: what was spent on opening and restoring does not count."""
+        self._clear()
+
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
         """Time in the block does not count as training. Waits for the device first: its queued steps do count."""
@@ -76,11 +80,17 @@ class Meter:
         self._start = time.perf_counter()
 
 
+def all_finite(tensors: Iterable[torch.Tensor]) -> bool:
+    """Whether no number is infinite or nan; waits for the device once."""
+    return bool(torch.stack([torch.isfinite(tensor).all() for tensor in tensors]).all())
+
+
 def line(record: dict[str, Any], *, steps: int) -> str:
     """One aligned line for people."""
     mfu = f"  mfu {record['mfu']:4.0%}" if record["mfu"] else ""
     wait = record["data_wait_s"] / record["step_s"]
     return (
-        f"step {record['step']:>{len(str(steps))}}/{steps}  loss {record['loss']:.4f}  grad {record['grad_norm']:5.2f}  "
-        f"lr {record['lr']:.2e}  {record['tokens_per_s']:>8,.0f} tok/s{mfu}  data wait {wait:.1%}"
+        f"step {record['step']:>{len(str(steps))}}/{steps}  loss {record['loss']:.4f}  "
+        f"grad {record['grad_norm']:5.2f}  lr {record['lr']:.2e}  "
+        f"{record['tokens_per_s']:>8,.0f} tok/s{mfu}  data wait {wait:.1%}"
     )

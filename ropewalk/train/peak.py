@@ -8,7 +8,10 @@ from typing import Literal
 import torch
 
 DENSE_BF16 = {
+    "H200 NVL": 835e12,
     "H200": 989e12,
+    "H100 PCIe": 756e12,
+    "H100 NVL": 835e12,
     "H100": 989e12,
     "H800": 989e12,
     "A100": 312e12,
@@ -16,7 +19,7 @@ DENSE_BF16 = {
     "L40S": 362e12,
     "4090": 165e12,
 }
-"""Dense bfloat16 FLOP/s by a part of the GPU's name, from the makers' data sheets."""
+"""Dense bfloat16 FLOP/s by a part of the GPU's name (the first that fits), from the makers' data sheets."""
 
 
 def peak_flops(device: torch.device, precision: Literal["fp32", "bf16"]) -> float | None:

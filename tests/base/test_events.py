@@ -57,9 +57,7 @@ def test_a_line_torn_at_any_byte_costs_only_itself(tmp_path: Path) -> None:
         assert kinds(log.path) == ["whole", "next"]
 
 
-@pytest.mark.parametrize(
-    "tail", [b"\0" * 50, b"[1, 2]\n", b"3\n", b'{"kind": "x"}\n', b"\xff\xfe\n", b"\n\n"]
-)
+@pytest.mark.parametrize("tail", [b"\0" * 50, b"[1, 2]\n", b"3\n", b'{"kind": "x"}\n', b"\xff\xfe\n", b"\n\n"])
 def test_foreign_lines_are_skipped(tmp_path: Path, tail: bytes) -> None:
     with EventLog(tmp_path) as log:
         log.write("a")

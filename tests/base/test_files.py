@@ -255,9 +255,7 @@ def test_old_formats_are_upgraded_one_version_at_a_time() -> None:
         assert result == {"format": 3, "two": True, "three": True}
 
 
-@pytest.mark.parametrize(
-    "value", [{}, {"format": 0}, {"format": "1"}, {"format": True}, {"format": None}, [], 3]
-)
+@pytest.mark.parametrize("value", [{}, {"format": 0}, {"format": "1"}, {"format": True}, {"format": None}, [], 3])
 def test_what_carries_no_format_is_refused(value: dict[str, object]) -> None:
     with pytest.raises(DataError, match="x: not a ropewalk plan"):
         upgraded(value, path=Path("x"), what="plan", current=1, upgrades={})

@@ -54,10 +54,9 @@ def trained_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_tiny(folder)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        try:
+        with pytest.raises(SystemExit) as stop:
             main(["run", "tiny.toml", "--json"])
-        except SystemExit as stop:
-            assert not stop.code
+    assert not stop.value.code
     return folder
 
 

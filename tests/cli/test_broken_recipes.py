@@ -45,7 +45,7 @@ def refused(ended: Ended, *fragments: str) -> None:
         ("warmup_steps = 2", "warmup_steps = 9", ["9 steps of warm-up are more than the 6 steps"]),
         ("microbatch_rows = 2", "microbatch_rows = 3", ["3 does not divide `train.batch_rows` (4)"]),
         ('paths = ["corpus/*.txt"]', 'paths = ["corpse/*.txt"]', ['nothing matches "corpse/*.txt"', "working folder"]),
-        ('name = "notes"', 'name = "code"', ['two sources are named "code"']),
+        ('name = "notes"', 'name =  "code"', ['two sources are named "code"']),
         ("vocabulary = 300", 'file = "no.json"', ['no file "no.json"', "train a tokenizer"]),
         ("[load]", "[load", ["not valid TOML", "[load"]),
     ],
@@ -109,9 +109,7 @@ def test_a_full_disk_keeps_what_was_saved_and_the_same_command_continues(
     assert call("run", "tiny.toml").status == 0
 
 
-def test_a_read_only_folder_is_told_with_another_way(
-    tiny: Path, call: Call, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_read_only_folder_is_told_with_another_way(tiny: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     def read_only(self: Path, *_: object, **__: object) -> None:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(self))
 
@@ -137,7 +135,9 @@ def test_new_input_files_do_not_overwrite_a_trained_model(trained: Path, call: C
 def test_new_sets_the_old_run_aside(trained: Path, call: Call) -> None:
     before = weights(trained)
     assert call("run", "tiny.toml", "model.layers=1", "--new").status == 0
-    assert {key.replace("/tiny.1/", "/tiny/"): value for key, value in weights(trained).items() if "tiny.1" in key} == before
+    assert {
+        key.replace("/tiny.1/", "/tiny/"): value for key, value in weights(trained).items() if "tiny.1" in key
+    } == before
 
 
 def test_a_run_in_use_is_left_alone(trained: Path, call: Call) -> None:
@@ -174,7 +174,7 @@ def test_a_corpus_too_small_for_a_row_says_so(tiny: Path, call: Call) -> None:
 
 
 def test_a_model_too_large_for_the_memory_is_told_before_training(tiny: Path, call: Call) -> None:
-    refused(call("plan", "tiny.toml", "plan.memory_bytes=1000000", "model.width=256"), "GB needed", "optimizer")
+    refused(call("plan", "tiny.toml", "plan.memory_bytes=1000000", "model.width=256"), "MB needed", "optimizer")
 
 
 def test_errors_are_json_too(tiny: Path, call: Call) -> None:

@@ -36,9 +36,7 @@ def keys_in(tree: Any) -> list[tuple[str | int, ...]]:
         pairs = list(tree.items())
     else:
         pairs = [(index, item) for index, item in enumerate(tree) if isinstance(item, dict)]
-    deeper = [
-        (key, *path) for key, child in pairs if isinstance(child, (dict, list)) for path in keys_in(child)
-    ]
+    deeper = [(key, *path) for key, child in pairs if isinstance(child, (dict, list)) for path in keys_in(child)]
     return [(key,) for key, _ in pairs] + deeper
 
 

@@ -115,9 +115,7 @@ colour = "red"
         ('"a.b" = 1\nreadi = 1\nready = true', "w.toml: `shares`: ready without shares"),
     ],
 )
-def test_each_problem_says_where_what_and_what_to_do(
-    text: str, problem: str, problems_of: ProblemsOf
-) -> None:
+def test_each_problem_says_where_what_and_what_to_do(text: str, problem: str, problems_of: ProblemsOf) -> None:
     assert problem in problems_of(lambda: whole(text))
 
 
@@ -154,9 +152,7 @@ def test_missing_keys_are_explained_with_type_and_documentation(problems_of: Pro
     assert first.startswith("r.toml: `name` is missing; add `name = ...` (text): Name of the run")
     assert second.startswith("r.toml: `prepare` is missing; add [prepare]: Raw files")
     (third,) = problems_of(lambda: parse(Recipe, "name = 'x'\n[prepare]\nworkers = 1", "r.toml"))
-    assert third.startswith(
-        "r.toml:2: `prepare.sources` is missing; add [[prepare.sources]]: Where documents"
-    )
+    assert third.startswith("r.toml:2: `prepare.sources` is missing; add [[prepare.sources]]: Where documents")
 
 
 def test_the_recipes_own_contradictions_are_found(smallest: str, problems_of: ProblemsOf) -> None:

@@ -79,13 +79,7 @@ def test_parse_print_parse_is_identity(unchecked: None, recipe: Recipe, origins:
     assert parse(Recipe, show(resolved), "shown").value == recipe
 
 
-@given(
-    NAMES
-    | st.floats(allow_nan=False)
-    | st.booleans()
-    | st.integers(-(2**63), 2**63)
-    | st.lists(NAMES).map(tuple)
-)
+@given(NAMES | st.floats(allow_nan=False) | st.booleans() | st.integers(-(2**63), 2**63) | st.lists(NAMES).map(tuple))
 def test_a_literal_is_read_back_as_the_same_value_and_type(value: Any) -> None:
     back = tomllib.loads(f"value = {literal(value)}")["value"]
     assert back == (list(value) if isinstance(value, tuple) else value)
@@ -93,9 +87,7 @@ def test_a_literal_is_read_back_as_the_same_value_and_type(value: Any) -> None:
 
 
 def test_a_resolved_config_is_saved_and_loaded_with_its_origins(tmp_path: Path, smallest: str) -> None:
-    resolved = parse(
-        Recipe, smallest, "\U0001f9f5\x7f.toml", ["train.steps=77", "prepare.folder=a\nb\t\U0001f600"]
-    )
+    resolved = parse(Recipe, smallest, "\U0001f9f5\x7f.toml", ["train.steps=77", "prepare.folder=a\nb\t\U0001f600"])
     save_resolved(tmp_path / "run", resolved)
     assert load_resolved(tmp_path / "run", Recipe) == resolved
     assert load_section(tmp_path / "run", "load", Load) == resolved.value.load

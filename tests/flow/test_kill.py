@@ -1,4 +1,4 @@
-"""Killed at any moment, the same command continues, and the result is bit for bit that of a run that was never killed."""
+"""Killed at any moment, the same command continues; the result is bit for bit that of a run never killed."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ prompt_tokens = 8
 new_tokens = 8
 """
 
-WORDS = "rope walk strand yarn hemp twist lay comb spin tar hall knot fibre cable hawser".split()
+WORDS = ("rope", "walk", "strand", "yarn", "hemp", "twist", "lay", "comb", "spin", "tar", "hall", "knot", "cable")
 
 
 def write_tiny(folder: Path) -> Path:

@@ -54,9 +54,7 @@ MANIFEST = Manifest(
     recipe_hash="abc",
     dtype="uint16",
     tokenizer=TokenizerEntry(file="tokenizer.json", checksum="12", vocabulary=300, end_of_text=0),
-    sources=(
-        source(step("read", 9, 9), step("filter", 9, 6, min_bytes=2, max_bytes=1), step("split", 6, 6)),
-    ),
+    sources=(source(step("read", 9, 9), step("filter", 9, 6, min_bytes=2, max_bytes=1), step("split", 6, 6)),),
     shards=(shard("train", "a", 5), shard("train", "b", 7), shard("validation", "a", 3)),
 )
 
@@ -116,9 +114,7 @@ def test_a_damaged_manifest_is_named(tmp_path: Path, key: str, value: object) ->
 @pytest.mark.parametrize("text", ["", "[]", "null", '"x"', "{"])
 def test_what_is_no_manifest_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "manifest.json").write_text(text)
-    with pytest.raises(
-        DataError, match=r"manifest\.json: (not a ropewalk manifest|this manifest is damaged)"
-    ):
+    with pytest.raises(DataError, match=r"manifest\.json: (not a ropewalk manifest|this manifest is damaged)"):
         read_manifest(tmp_path)
     with pytest.raises(DataError, match="no such manifest"):
         read_manifest(tmp_path / "nowhere")

@@ -75,9 +75,7 @@ def test_the_last_byte_before_the_footer_is_covered(
         Shard(tmp_path / "a").verify()
 
 
-def test_every_flipped_bit_is_found_and_the_file_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_flipped_bit_is_found_and_the_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shards, "CHUNK_BYTES", 128)
     path = tmp_path / "small.tokens"
     write(path, 3, 0, 40)
@@ -117,9 +115,7 @@ def test_a_shard_with_a_piece_lost_or_put_in_is_refused_at_opening(
         Shard(path)
 
 
-@pytest.mark.parametrize(
-    "content", [b"", b"text", b"x" * 1000, b"\0" * 16 + b"ROPEWALK", b"\xff" * 16 + b"ROPEWALK"]
-)
+@pytest.mark.parametrize("content", [b"", b"text", b"x" * 1000, b"\0" * 16 + b"ROPEWALK", b"\xff" * 16 + b"ROPEWALK"])
 def test_a_foreign_file_is_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "foreign").write_bytes(content)
     with pytest.raises(DataError, match="foreign: damaged shard"):
@@ -131,9 +127,7 @@ def with_footer(path: Path, **changes: Any) -> None:
     data = path.read_bytes()
     length = int.from_bytes(data[-24:-16], "little")
     body = json.dumps(json.loads(data[-24 - length : -24]) | changes).encode()
-    trailer = (
-        len(body).to_bytes(8, "little") + xxhash.xxh3_64_intdigest(body).to_bytes(8, "little") + b"ROPEWALK"
-    )
+    trailer = len(body).to_bytes(8, "little") + xxhash.xxh3_64_intdigest(body).to_bytes(8, "little") + b"ROPEWALK"
     path.write_bytes(data[: -24 - length] + body + trailer)
 
 
@@ -154,9 +148,7 @@ def test_a_missing_or_exchanged_shard_is_named(tmp_path: Path) -> None:
         Shard(tmp_path / "a")
     one, two = write(tmp_path / "a", 3), write(tmp_path / "b", 4)
     Shard(tmp_path / "a", checksum=one.checksum)
-    with pytest.raises(
-        DataError, match=f"a: damaged shard: its checksum is {one.checksum}, the manifest says"
-    ):
+    with pytest.raises(DataError, match=f"a: damaged shard: its checksum is {one.checksum}, the manifest says"):
         Shard(tmp_path / "a", checksum=two.checksum)
 
 

@@ -1,0 +1,180 @@
+"""Batches: the same for any world size and any interruption, and the tokens that were written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ropewalk.base.errors import DataError
+from ropewalk.load.batch import Batch
+from ropewalk.load.loader import Loader, held_out_rows
+from tests.tiny import write_corpus, write_prepared
+
+LENGTH = 8
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_corpus(tmp_path_factory.mktemp("data") / "prepared")
+
+
+@pytest.fixture(scope="module")
+def numbered(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[list[int]]]:
+    """One source whose token i is i, in documents of 1 to 20 tokens over four shards; with the documents."""
+    draw = np.random.default_rng(0)
+    cuts = np.cumsum(draw.integers(1, 21, 60))
+    documents = [list(range(start, end)) for start, end in zip([0, *cuts], cuts, strict=False)]
+    shards = [documents[:15], documents[15:16], documents[16:40], documents[40:]]
+    folder = write_prepared(tmp_path_factory.mktemp("numbered"), {"a": shards}, {})
+    return folder, documents
+
+
+def loader(folder: Path, **changes: int) -> Loader:
+    arguments = {"sequence_length": LENGTH, "batch_rows": 8, "seed": 4, **changes}
+    return Loader(folder, **arguments)  # type: ignore[arg-type]
+
+
+def same(left: Batch, right: Batch) -> bool:
+    names = ("tokens", "targets", "weight", "positions", "documents")
+    return all(torch.equal(getattr(left, name), getattr(right, name)) for name in names)
+
+
+@pytest.mark.parametrize("world", [1, 2, 4, 8])
+def test_the_global_batch_is_the_same_for_any_world_size(corpus: Path, world: int) -> None:
+    whole = loader(corpus).batch(5).tokens
+    parts = [loader(corpus, rank=rank, world=world).batch(5).tokens for rank in range(world)]
+    assert torch.equal(torch.stack(parts, dim=1).flatten(0, 1), whole)
+
+
+@settings(max_examples=25, deadline=None)
+@given(stop=st.integers(0, 40), ahead=st.integers(0, 5))
+def test_resume_at_any_step_yields_the_same_batches(corpus: Path, stop: int, ahead: int) -> None:
+    straight, first, second = loader(corpus), loader(corpus), loader(corpus)
+    for _ in range(stop % 7):
+        first.next()
+    first.seek({"step": stop})
+    second.seek(first.state())
+    for step in range(stop, stop + ahead + 1):
+        assert same(second.next(), straight.batch(step))
+    assert second.state() == {"step": stop + ahead + 1}
+    for each in (straight, first, second):
+        each.close()
+
+
+def test_rows_are_windows_of_the_stream_and_targets_come_one_later(numbered: tuple[Path, list[list[int]]]) -> None:
+    folder, documents = numbered
+    batches = [loader(folder).batch(step) for step in range(20)]
+    tokens = torch.cat([batch.tokens for batch in batches])
+    assert (tokens[:, 0] % LENGTH == 0).all()
+    assert torch.equal(tokens, tokens[:, :1] + torch.arange(LENGTH))
+    assert all(torch.equal(batch.targets, batch.tokens + 1) for batch in batches)
+    # 160 rows are more than an epoch: every window of the stream is among them, those over shard boundaries too.
+    windows = (sum(map(len, documents)) - 1) // LENGTH
+    assert set(tokens[:, 0].tolist()) == {LENGTH * window for window in range(windows)}
+
+
+def test_documents_are_numbered_from_the_first_of_each_row(numbered: tuple[Path, list[list[int]]]) -> None:
+    folder, documents = numbered
+    owner = {token: number for number, document in enumerate(documents) for token in document}
+    for step in range(10):
+        batch = loader(folder).batch(step)
+        for tokens, numbers in zip(batch.tokens.tolist(), batch.documents.tolist(), strict=True):
+            assert numbers == [owner[token] - owner[tokens[0]] for token in tokens]
+
+
+def test_positions_count_from_zero_and_every_target_weighs_one(corpus: Path) -> None:
+    batch = loader(corpus).batch(0)
+    assert torch.equal(batch.positions, torch.arange(LENGTH).repeat(8, 1))
+    assert torch.equal(batch.weight, torch.ones(8, LENGTH))
+    assert (batch.tokens.dtype, batch.documents.dtype, len(batch)) == (torch.int64, torch.int32, 8)
+
+
+def test_an_error_of_the_reading_thread_reaches_the_caller(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reader = loader(corpus)
+    read = Loader.batch
+
+    def failing(self: Loader, step: int) -> Batch:
+        if step == 2:
+            raise OSError("the disk went away")
+        return read(self, step)
+
+    monkeypatch.setattr(Loader, "batch", failing)
+    reader.next()
+    reader.next()
+    with pytest.raises(OSError, match="the disk went away"):
+        reader.next()
+    assert reader.state() == {"step": 2}
+    reader.close()
+
+
+def flip(path: Path, offset: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[offset] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize(("offset", "words"), [(3, "are not what was written"), (-30, "its footer")])
+def test_a_corrupt_shard_is_named_at_open(tmp_path: Path, offset: int, words: str) -> None:
+    folder = write_corpus(tmp_path / "prepared")
+    flip(folder / "notes-train-00001.tokens", offset)
+    with pytest.raises(DataError, match=rf"notes-train-00001\.tokens.*{words}"):
+        loader(folder)
+
+
+def test_a_shard_of_another_corpus_is_named_by_its_checksum(tmp_path: Path) -> None:
+    folder, other = write_corpus(tmp_path / "one"), write_corpus(tmp_path / "two", seed=1)
+    (folder / "code-train-00000.tokens").write_bytes((other / "code-train-00000.tokens").read_bytes())
+    with pytest.raises(DataError, match=r"code-train-00000\.tokens.*the manifest says"):
+        loader(folder, verify=False)
+
+
+def test_a_missing_shard_is_named(tmp_path: Path) -> None:
+    folder = write_corpus(tmp_path / "prepared")
+    (folder / "notes-train-00002.tokens").unlink()
+    with pytest.raises(DataError, match=r"notes-train-00002\.tokens: this shard is missing"):
+        loader(folder)
+
+
+def test_a_source_too_short_for_a_row_is_named_with_its_size(tmp_path: Path) -> None:
+    folder = write_prepared(tmp_path, {"long": [[range(50)]], "short": [[range(5), range(3)]]}, {})
+    with pytest.raises(DataError, match=r"one row of 8: short \(8 tokens\); shorten `load.sequence_length`"):
+        loader(folder)
+    assert loader(folder, sequence_length=7, batch_rows=1).batch(0).tokens.shape == (1, 7)
+
+
+def test_a_corpus_without_training_tokens_says_so(tmp_path: Path) -> None:
+    folder = write_prepared(tmp_path, {}, {"a": [[range(50)]]})
+    with pytest.raises(DataError, match="no source has training tokens"):
+        loader(folder)
+
+
+def test_held_out_rows_are_the_same_every_time_and_from_every_source(corpus: Path) -> None:
+    first, second = (held_out_rows(corpus, sequence_length=LENGTH, rows=6) for _ in range(2))
+    everything = held_out_rows(corpus, sequence_length=LENGTH, rows=10_000)
+    assert same(first, second)
+    assert len(first) == 6
+    assert {tuple(row) for row in first.tokens.tolist()} <= {tuple(row) for row in everything.tokens.tolist()}
+
+
+def test_held_out_rows_are_taken_evenly_over_the_sources(tmp_path: Path) -> None:
+    folder = write_prepared(tmp_path, {}, {"low": [[range(81)]], "high": [[range(1000, 1081)]]})
+    rows = held_out_rows(folder, sequence_length=LENGTH, rows=4).tokens[:, 0]
+    assert sorted((rows >= 1000).tolist()) == [False, False, True, True]
+
+
+def test_too_little_held_out_text_says_what_to_change(tmp_path: Path) -> None:
+    folder = write_prepared(tmp_path, {"a": [[range(50)]]}, {"a": [[range(8)]]})
+    with pytest.raises(DataError, match=r"8 validation tokens do not fill one row of 8; raise `prepare"):
+        held_out_rows(folder, sequence_length=LENGTH, rows=4)
+
+
+def test_microbatches_are_the_rows_in_order(corpus: Path) -> None:
+    batch = loader(corpus).batch(0)
+    pieces = batch.split(3)
+    assert [len(piece) for piece in pieces] == [3, 3, 2]
+    assert torch.equal(torch.cat([piece.targets for piece in pieces]), batch.targets)

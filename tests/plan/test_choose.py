@@ -1,0 +1,124 @@
+"""Which device, precision and microbatch a machine gets, and what is said when nothing fits."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ropewalk.base.errors import DataError, UserError
+from ropewalk.plan.config import Layout
+from ropewalk.plan.forecast import memory
+from ropewalk.plan.machine import Gpu, Machine, memory_limits
+from ropewalk.plan.plan import Planned, choose, load_plan, save_plan
+from tests.tiny import small_spec
+
+GIB = 1 << 30
+
+
+def machine(*, gpu: float | None = None, bf16: bool = False, memory_bytes: int = 8 * GIB) -> Machine:
+    gpus = () if gpu is None else (Gpu(name="test GPU", memory_bytes=80 * GIB, capability=gpu),)
+    return Machine(processor="test", cores=2, memory_bytes=memory_bytes, bf16=bf16, gpus=gpus)
+
+
+def plan(here: Machine, layout: Layout | None = None, *, rows: int = 16, precision: str = "auto") -> Planned:
+    spec = small_spec(sequence_length=128)
+    return choose(spec, layout or Layout(), here, batch_rows=rows, steps=10, precision=precision)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("here", "device", "precision"),
+    [
+        (machine(), "cpu", "fp32"),
+        (machine(bf16=True), "cpu", "bf16"),
+        (machine(gpu=9.0), "cuda", "bf16"),
+        (machine(gpu=8.0), "cuda", "bf16"),
+        (machine(gpu=7.5, bf16=True), "cuda", "fp32"),
+    ],
+)
+def test_device_and_precision_follow_the_hardware(here: Machine, device: str, precision: str) -> None:
+    chosen = plan(here).plan
+    assert (chosen.device, chosen.precision, chosen.world) == (device, precision, 1)
+
+
+def test_what_the_user_sets_is_not_overruled() -> None:
+    chosen = plan(machine(gpu=9.0, bf16=True), Layout(device="cpu", microbatch_rows=2), precision="fp32").plan
+    assert (chosen.device, chosen.precision, chosen.microbatch_rows, chosen.microbatches) == ("cpu", "fp32", 2, 8)
+
+
+def test_a_gpu_that_is_not_there_is_refused() -> None:
+    with pytest.raises(UserError, match=r"shows no GPU; set `plan\.device=cpu`"):
+        plan(machine(), Layout(device="cuda"))
+
+
+@settings(max_examples=100, deadline=None)
+@given(rows=st.integers(1, 96), budget=st.integers(2_000_000, 100_000_000))
+def test_the_microbatch_divides_the_batch_and_is_the_largest_that_fits(rows: int, budget: int) -> None:
+    spec = small_spec(sequence_length=128)
+    fitting = [
+        r for r in range(1, rows + 1) if rows % r == 0 and memory(spec, rows=r, precision="bf16").total <= budget
+    ]
+    chosen = plan(machine(gpu=9.0), Layout(memory_bytes=budget), rows=rows)
+    assert chosen.plan.microbatch_rows == max(fitting)
+    assert chosen.plan.microbatches * chosen.plan.microbatch_rows == rows
+    assert chosen.memory.total <= budget
+
+
+def test_a_microbatch_that_does_not_divide_is_refused() -> None:
+    with pytest.raises(UserError, match=r"\(3\) does not divide `train.batch_rows` \(16\)"):
+        plan(machine(), Layout(microbatch_rows=3))
+
+
+@pytest.mark.parametrize(
+    ("rows", "remedy"), [(16, "set a smaller `plan.microbatch_rows`"), (None, "choose a smaller model")]
+)
+def test_a_run_that_does_not_fit_says_how_much_is_missing_and_what_helps(rows: int | None, remedy: str) -> None:
+    with pytest.raises(UserError) as caught:
+        plan(machine(), Layout(microbatch_rows=rows, memory_bytes=100_000))
+    message = str(caught.value)
+    needed = memory(small_spec(sequence_length=128), rows=rows or 1, precision="fp32")
+    assert f"{needed.total / 1e6:.3g} MB needed" in message or f"{needed.total / 1e3:.3g} kB needed" in message
+    assert "100 kB allowed" in message
+    assert all(word in message for word in ("weights", "gradients", "optimizer", "activations", "workspace", remedy))
+
+
+def test_a_plan_survives_its_file(tmp_path: Path) -> None:
+    planned = plan(machine(bf16=True))
+    save_plan(tmp_path, planned)
+    assert load_plan(tmp_path) == planned
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [({"format": 2}, "has format 2, this ropewalk reads up to 1"), ({"plan": {}}, "this plan is damaged")],
+)
+def test_a_newer_or_damaged_plan_is_refused(tmp_path: Path, change: dict[str, object], words: str) -> None:
+    save_plan(tmp_path, plan(machine()))
+    path = tmp_path / "plan.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(DataError, match=words):
+        load_plan(tmp_path)
+
+
+def test_tokens_and_flops_follow_from_steps_and_rows() -> None:
+    planned = plan(machine())
+    assert planned.tokens == 10 * 16 * 128
+    assert planned.flops == planned.tokens * planned.spec.flops_per_token("causal")
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "limits"),
+    [
+        ("memory.max", "1073741824\n", [GIB]),
+        ("memory.max", "max\n", []),
+        ("memory/memory.limit_in_bytes", "536870912\n", [GIB // 2]),
+    ],
+)
+def test_a_containers_memory_limit_counts(tmp_path: Path, file: str, text: str, limits: list[int]) -> None:
+    path = tmp_path / file
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(text)
+    assert memory_limits(tmp_path) == limits

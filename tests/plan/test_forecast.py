@@ -1,0 +1,135 @@
+"""Forecast memory bounds measured memory, and not by much."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import pytest
+import torch
+from torch import Tensor
+
+from ropewalk.load.batch import Batch
+from ropewalk.model import loss as loss_module
+from ropewalk.model.decoder import build
+from ropewalk.model.loss import token_losses
+from ropewalk.model.spec import Spec
+from ropewalk.parallel.executor import OneDevice
+from ropewalk.plan import forecast
+from ropewalk.plan.forecast import memory
+from ropewalk.plan.plan import Plan
+from ropewalk.train.config import AdamW
+from ropewalk.train.optimizer import make_optimizer
+from tests.tiny import random_batch, small_spec
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "default": {"vocabulary": 100, "sequence_length": 64},
+    "large vocabulary": {"vocabulary": 2000, "sequence_length": 64},
+    "one key head": {"kv_heads": 1, "vocabulary": 300, "sequence_length": 32},
+    "GPT-2": {"norm": "layer", "mlp": "gelu", "position": "learned", "vocabulary": 200, "sequence_length": 64},
+    "GPT-2 with grouped heads": {"norm": "layer", "mlp": "gelu", "position": "learned", "kv_heads": 2},
+    "untied": {"tied": False, "norm": "layer", "vocabulary": 500},
+    "deep, few tokens": {"layers": 5, "vocabulary": 1000, "sequence_length": 8},
+}
+Precision = Literal["fp32", "bf16"]
+
+
+def spec_of(name: str) -> Spec:
+    return small_spec(**{"width": 64, "hidden": 192, **SHAPES[name]})
+
+
+def saved_bytes(spec: Spec, batch: Batch, precision: Precision, device: str = "cpu") -> int:
+    """Bytes of all storages that autograd keeps for the backward of the loss, those of the weights left out."""
+    model = build(spec, seed=0, device=device)
+    known = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    kept: dict[int, torch.UntypedStorage] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in known:
+            kept[storage.data_ptr()] = storage
+        return tensor
+
+    autocast = torch.autocast(device, torch.bfloat16, enabled=precision == "bf16")
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor), autocast:
+        hidden = model(batch.tokens, positions_BT=batch.positions)
+        token_losses(hidden.flatten(0, 1), model.head_weight, batch.targets.flatten())
+    return sum(storage.nbytes() for storage in kept.values())
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("rows", [1, 4])
+@pytest.mark.parametrize("name", SHAPES)
+def test_forecast_activations_bound_what_autograd_keeps_within_5_percent(
+    name: str, rows: int, precision: Precision
+) -> None:
+    spec = spec_of(name)
+    measured = saved_bytes(spec, random_batch(spec, rows=rows), precision)
+    # 5 %: the forecast counts the whole batch, of which autograd keeps the tokens and targets.
+    assert measured <= memory(spec, rows=rows, precision=precision).activations <= 1.05 * measured
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("name", SHAPES)
+def test_forecast_bounds_the_peak_of_a_step_within_a_half(name: str, precision: Precision) -> None:
+    spec, rows = spec_of(name), 4
+    plan = Plan(device="cpu", precision=precision, batch_rows=2 * rows, microbatch_rows=rows)
+    executor = OneDevice(plan, build(spec, seed=0), lambda p: make_optimizer(p, AdamW()), clip_norm=1.0)
+    batch = random_batch(spec, rows=2 * rows)
+    executor.step(batch, lr=1e-3)
+    with torch.profiler.profile(profile_memory=True) as profile:
+        executor.step(batch, lr=1e-3)
+    peak = present = 0
+    changes = [e for e in profile.profiler.kineto_results.events() if e.name() == "[memory]"]  # type: ignore[union-attr]
+    for event in sorted(changes, key=lambda event: event.start_ns()):
+        present += event.nbytes()
+        peak = max(peak, present)
+    needed = memory(spec, rows=rows, precision=precision)
+    # Weights and moments stand before the step. Gradients of a block overlap less than the forecast assumes.
+    forecast_bytes = needed.gradients + needed.activations + needed.workspace
+    assert peak <= forecast_bytes <= 1.5 * peak
+
+
+def test_many_logits_are_counted_by_the_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = small_spec(vocabulary=5000, sequence_length=64)
+    whole = memory(spec, rows=4, precision="fp32")
+    monkeypatch.setattr(forecast, "LOGIT_BYTES", 64 * 5000 * 4)
+    chunked = memory(spec, rows=4, precision="fp32")
+    assert whole.activations - chunked.activations == 3 * 64 * 5000 * 4
+    assert chunked.workspace < whole.workspace
+
+
+def test_the_chunk_is_the_one_of_the_loss() -> None:
+    assert forecast.LOGIT_BYTES == loss_module.LOGIT_BYTES
+
+
+def test_weights_gradients_and_moments_are_counted_exactly() -> None:
+    spec = small_spec()
+    model = build(spec, seed=0)
+    optimizer = make_optimizer(dict(model.named_parameters()), AdamW())
+    token_losses(model(torch.zeros(1, 4, dtype=torch.long)).flatten(0, 1), model.head_weight, torch.zeros(4).long())
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    moments = [t for state in optimizer.state.values() for t in state.values() if t.dim()]
+    needed = memory(spec, rows=1, precision="fp32")
+    weights = sum(parameter.nbytes for parameter in model.parameters())
+    assert (needed.weights, needed.gradients, needed.optimizer) == (weights, weights, sum(t.nbytes for t in moments))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("shape", [{}, {"norm": "layer", "mlp": "gelu", "position": "learned"}, {"kv_heads": 2}])
+def test_forecast_bounds_the_peak_on_a_gpu(shape: dict[str, Any], precision: Precision) -> None:
+    settings = {"layers": 6, "width": 512, "heads": 8, "hidden": 1536, "vocabulary": 8192, "sequence_length": 512}
+    spec, rows = small_spec(**{**settings, **shape}), 8
+    torch.cuda.empty_cache()
+    plan = Plan(device="cuda", precision=precision, batch_rows=2 * rows, microbatch_rows=rows)
+    executor = OneDevice(plan, build(spec, seed=0, device="cuda"), lambda p: make_optimizer(p, AdamW()), clip_norm=1.0)
+    torch.cuda.reset_peak_memory_stats()
+    for _ in range(2):
+        executor.step(random_batch(spec, rows=2 * rows), lr=1e-3)
+    peak = torch.cuda.max_memory_allocated()
+    # 64 MiB: the workspaces of cuBLAS, which are the device's and do not grow with the model.
+    assert peak <= memory(spec, rows=rows, precision=precision).total + (64 << 20)
+    assert memory(spec, rows=rows, precision=precision).total <= 1.6 * peak

@@ -88,20 +88,25 @@ def _logits_alive(spec: Spec, tokens: int) -> int:
 def _loss_workspace(spec: Spec, tokens: int, precision: Precision) -> int:
     """The loss's backward: gradients by log-softmax and by logits in float32; or the latter and the head's gradient."""
     logits, head = _logits_alive(spec, tokens), spec.vocabulary * spec.width
+    # With chunks, the head's gradient of those before stands beside.
+    others = 4 * head if logits < tokens * spec.vocabulary else 0
     if precision == "bf16":
-        return max(8 * logits, 2 * logits + 6 * head)
-    return max(8 * logits, 4 * logits + 4 * head)
+        return others + max(8 * logits, 2 * logits + 6 * head)
+    return others + max(8 * logits, 4 * logits + 4 * head)
 
 
 def _block_workspace(spec: Spec, tokens: int, precision: Precision) -> int:
     """The last block's backward, feed-forward part: gradients by its inner features and by its largest matrix.
 
-    swiglu: by the product, silu(gate), gate, up, and the fused pair (two); gelu: by output and input.
+    swiglu: by the product, silu(gate), gate, up, and the fused pair (two); gelu: by output and input. A tied head's
+    gradient waits for the embedding's all the while, but the logits that were saved are gone.
     """
     narrow = 2 if precision == "bf16" else 4
     inner, columns = (6, 2) if spec.mlp == "swiglu" else (2, 1)
     features = inner * spec.hidden * narrow + 2 * 4 * spec.width
-    return tokens * features + (2 + 4) * columns * spec.hidden * spec.width
+    waiting = 4 * spec.vocabulary * spec.width if spec.tied else 0
+    freed = 4 * _logits_alive(spec, tokens)
+    return tokens * features + (2 + 4) * columns * spec.hidden * spec.width + waiting - freed
 
 
 def _embedding_workspace(spec: Spec) -> int:

@@ -203,20 +203,6 @@ def test_a_step_never_waits_for_the_device(precision: str) -> None:
     ours.score(random_batch(SPEC, rows=ROWS))
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_a_step_on_a_gpu_never_waits_for_it(precision: str) -> None:
-    plan = Plan(device="cuda", precision=precision, batch_rows=ROWS, microbatch_rows=4)  # type: ignore[arg-type]
-    ours = OneDevice(plan, build(SPEC, seed=0, device="cuda"), lambda p: make_optimizer(p, DECAY), clip_norm=1.0)
-    ours.step(random_batch(SPEC, rows=ROWS), lr=1e-2)
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        ours.step(random_batch(SPEC, rows=ROWS), lr=1e-2)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-
-
 def test_state_taken_over_is_the_same_state_and_goes_on_the_same() -> None:
     first, second = executor(dtype=torch.float32), executor(dtype=torch.float32, seed=1)
     for number in range(3):

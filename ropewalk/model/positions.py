@@ -1,0 +1,57 @@
+"""How a model knows where its tokens stand: rotation, sinusoids, slopes. Functions of positions, no parameters.
+
+Shapes: B rows, T tokens, C width, H heads, D head size.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .spec import Spec
+
+Rotation = tuple[Tensor, Tensor]
+
+
+def rotation(positions_BT: Tensor, spec: Spec, *, dtype: torch.dtype = torch.float32) -> Rotation:
+    """Cosines and sines of RoPE (Su et al. 2021) for each position, B 1 T D/2; angles are float64, results `dtype`.
+
+    Pair i of D/2 turns by position x base^(-2i/D). Scaling by a factor s: `linear` takes position / s (Chen et al. 2023,
+    equation 4); `ntk` takes base x s^(D/(D-2)) (Peng et al. 2023, section 3.1), so that pair 0 is unchanged and the
+    last pair turns s times slower.
+    """
+    size, base, positions = spec.head_size, spec.rope_base, positions_BT.to(torch.float64)
+    if spec.rope_scaling == "linear":
+        positions = positions / spec.rope_factor
+    elif spec.rope_scaling == "ntk":
+        base *= spec.rope_factor ** (size / (size - 2))
+    even = torch.arange(0, size, 2, device=positions_BT.device, dtype=torch.float64)
+    angles = (positions.unsqueeze(-1) * base ** (-even / size)).unsqueeze(1)
+    return angles.cos().to(dtype), angles.sin().to(dtype)
+
+
+def rotate(x_BHTD: Tensor, by: Rotation) -> Tensor:
+    """Turns feature pairs (i, i + D/2) by their angles."""
+    cos, sin = by[0].to(x_BHTD.dtype), by[1].to(x_BHTD.dtype)
+    first, second = x_BHTD.chunk(2, dim=-1)
+    return torch.cat((first * cos - second * sin, first * sin + second * cos), dim=-1)
+
+
+def sinusoids(positions_BT: Tensor, *, width: int, dtype: torch.dtype) -> Tensor:
+    """The vectors B T C of Vaswani et al. 2017, section 3.5: sines at even features, cosines at odd ones."""
+    feature_C = torch.arange(width, device=positions_BT.device)
+    frequencies_C = 10_000.0 ** (-(feature_C // 2 * 2).to(torch.float64) / width)
+    angles_BTC = positions_BT.to(torch.float64).unsqueeze(-1) * frequencies_C
+    return torch.where(feature_C % 2 == 0, angles_BTC.sin(), angles_BTC.cos()).to(dtype)
+
+
+def alibi_slopes(heads: int) -> list[float]:
+    """How much each head dislikes distance (Press et al. 2022, section 3, and their code for other head counts).
+
+    For n = 2^k heads: 2^(-8/n), 2^(-16/n), ... Otherwise those of the largest such n below, then every second one of
+    those for 2n heads.
+    """
+    power = 1 << (heads.bit_length() - 1)
+    slopes = [2 ** (-8 * (head + 1) / power) for head in range(power)]
+    between = [2 ** (-4 * (head + 1) / power) for head in range(0, 2 * power, 2)]
+    return slopes + between[: heads - power]

@@ -35,6 +35,10 @@ VERBS = {
 """Every verb and its line in `ropewalk --help`; the verb lives in `ropewalk/cli/VERB.py` as `app`."""
 
 
+INTERRUPTED = 130
+"""Exit status after Ctrl-C: 128 plus the signal's number."""
+
+
 class _Verbs(TyperGroup):
     """A group whose commands are imported when they are asked for."""
 
@@ -84,9 +88,10 @@ def main(arguments: list[str] | None = None) -> None:
         if translated is None:
             raise
         _fail(translated, given)
-    except KeyboardInterrupt:
-        typer.echo("\ninterrupted; the same command continues", err=True)
-        raise SystemExit(130) from None
+    except SystemExit as stop:
+        if stop.code == INTERRUPTED:
+            typer.echo("\ninterrupted; the same command continues", err=True)
+        raise
 
 
 def _fail(error: RopewalkError, arguments: list[str]) -> None:

@@ -122,11 +122,11 @@ def _continue(
     device, limit = model.head_weight.device, model.spec.sequence_length
     text_BT = torch.tensor(prompts, device=device)
     room = min(limit, text_BT.shape[1] + chances_BT.shape[1])
-    start, cache = 0, CachedAttend(room)
+    start, cache = 0, CachedAttend(model.spec, room)
     for chances_B in chances_BT.to(device).unbind(1):
         length = text_BT.shape[1]
         if start != context_start(length, limit):
-            start, cache = context_start(length, limit), CachedAttend(room)
+            start, cache = context_start(length, limit), CachedAttend(model.spec, room)
         hidden_BTC = _forward(model, text_BT[:, start + cache.seen :], cache)
         logits_BV = model.logits(hidden_BTC[:, -1:]).squeeze(1)
         token_B = choose(logits_BV, chances_B, temperature=temperature, top_k=top_k)

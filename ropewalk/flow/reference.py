@@ -31,7 +31,7 @@ def recipe_page() -> str:
 def commented_recipe(name: str, sources: str) -> str:
     """A recipe with the given `[[prepare.sources]]` tables and every other setting as a comment with its default."""
     lines = [
-        "# A ropewalk recipe. Every setting is here with its default; uncomment what you change.",
+        "# A ropewalk recipe. Every setting is here with its default; remove the # before what you change.",
         "# Check it: ropewalk recipe check FILE      Run it: ropewalk run FILE",
         "",
         f"name = {literal(name)}",
@@ -61,7 +61,7 @@ def _commented(cls: type, skip: Collection[str] = ()) -> Iterator[str]:
             continue
         yield from (f"# {line}" for line in textwrap.wrap(field.doc, 110))
         value = "..." if field.default is None else literal(field.default)
-        yield f"# {field.name} = {value}"
+        yield f"#{field.name} = {value}"
 
 
 def _tables(cls: type, prefix: str) -> Iterator[str]:

@@ -8,6 +8,14 @@ from typing import Annotated, Literal
 
 from ropewalk.config.schema import Range
 
+Norm = Literal["rms", "layer", "none"]
+NormPlace = Literal["pre", "post", "both"]
+Mlp = Literal["swiglu", "geglu", "gelu", "gelu-tanh", "relu2"]
+Position = Literal["rope", "learned", "sinusoidal", "alibi", "none"]
+RopeScaling = Literal["none", "linear", "ntk"]
+Documents = Literal["ignore", "separate"]
+Init = Literal["gaussian", "depth-scaled", "lipschitz", "ds-init", "t-fixup", "zero-projection"]
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Model:
@@ -22,16 +30,43 @@ class Model:
     kv_heads: Annotated[int, Range(least=1)] | None = None
     """Key and value heads (grouped-query attention); as many as `heads` when not set."""
     hidden: Annotated[int, Range(least=8)] | None = None
-    """Features inside the feed-forward part. Not set: 4 x width for `gelu`; 8/3 x width, rounded up to a multiple
-    of 64, for `swiglu`."""
-    norm: Literal["rms", "layer"] = "rms"
-    """Normalisation before attention, before feed-forward and before the head."""
-    mlp: Literal["swiglu", "gelu"] = "swiglu"
-    """Feed-forward part."""
-    position: Literal["rope", "learned"] = "rope"
-    """How attention knows positions: rotation of queries and keys, or a learned vector added to the embedding."""
+    """Features inside the feed-forward part. Not set: 8/3 x width, rounded up to a multiple of 64, for the gated kinds
+    (`swiglu`, `geglu`); 4 x width for the others."""
+    bias: bool = False
+    """Whether the linear layers of the blocks add a bias, as those of GPT-2."""
+    norm: Norm = "rms"
+    """Normalisation: root mean square (Zhang and Sennrich 2019), mean and variance (Ba et al. 2016), or none; a deep
+    model without any needs `init = "t-fixup"`."""
+    norm_place: NormPlace = "pre"
+    """Where a block normalises. `pre`: x + f(norm(x)), and once more before the head. `post`: norm(x + f(x)), as in
+    Vaswani et al. 2017; deep models then need `init = "lipschitz"` or `"ds-init"`. `both`: x + norm(f(norm(x)))."""
+    qk_norm: bool = False
+    """Whether each head's queries and keys are brought to root mean square 1, times a learned scale, before they are
+    rotated: bounds the attention scores (Henry et al. 2020; Dehghani et al. 2023)."""
+    mlp: Mlp = "swiglu"
+    """Feed-forward part: gated by SiLU or GeLU (Shazeer 2020), GeLU, its tanh form (GPT-2), or the square of ReLU
+    (So et al. 2021)."""
+    position: Position = "rope"
+    """How attention knows positions: rotation of queries and keys, a vector added to the embedding (learned, or the
+    sinusoids of Vaswani et al. 2017 with the embedding times sqrt(width)), a penalty proportional to the distance
+    (ALiBi, Press et al. 2022), or not at all."""
     rope_base: Annotated[float, Range(above=1)] = 10_000.0
     """Base of the rotation frequencies."""
+    rope_scaling: RopeScaling = "none"
+    """How rotation reaches `rope_factor` times beyond the trained length. `linear` divides positions by the factor
+    (Chen et al. 2023); `ntk` multiplies the base by factor^(D / (D - 2)), D the head size: the slowest pair turns
+    `factor` times slower, the fastest as before (Peng et al. 2023, section 3.1)."""
+    rope_factor: Annotated[float, Range(least=1)] = 1.0
+    """By how much `rope_scaling` stretches; 1 changes nothing."""
+    window: Annotated[int, Range(least=1)] | None = None
+    """Latest tokens that a token attends to, itself included; all before it when not set."""
+    documents: Documents = "ignore"
+    """Whether a token attends to earlier documents of its row, or to its own alone (`separate`)."""
+    dropout: Annotated[float, Range(least=0, below=1)] = 0.0
+    """Chance that a feature is dropped in training: after the embedding, after attention, after feed-forward. Masks
+    are a function of seed, step and place, the same under any layout of devices."""
+    init: Init = "depth-scaled"
+    """First values of the weights, by name of the rule; model/laws.py has each with its paper."""
     tied: bool = True
     """Whether the head shares the embedding's weights."""
 
@@ -40,5 +75,9 @@ class Model:
             yield "heads", f"{self.heads} heads do not divide the width {self.width}; choose a divisor"
         elif self.position == "rope" and (self.width // self.heads) % 2:
             yield "heads", f"rope needs an even head size, width / heads is {self.width // self.heads}"
+        elif self.rope_scaling == "ntk" and self.width == 2 * self.heads:
+            yield "rope_scaling", "ntk needs a head size above 2; choose fewer heads or linear scaling"
+        if self.rope_factor != 1 and (self.position != "rope" or self.rope_scaling == "none"):
+            yield "rope_factor", 'has no effect without `position = "rope"` and a `rope_scaling`; leave it at 1'
         if self.kv_heads and self.heads % self.kv_heads:
             yield "kv_heads", f"{self.kv_heads} does not divide the {self.heads} query heads; choose a divisor"

@@ -7,9 +7,11 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
-from .attend import Attend, causal
+from .attend import Attend, attend_for
+from .dropout import Dropout
 from .init import initialize
-from .modules import Block, make_norm, rotation
+from .modules import Block, make_norm
+from .positions import rotation, sinusoids
 from .spec import Spec
 
 
@@ -30,29 +32,48 @@ class Decoder(nn.Module):
         self.positions = nn.Embedding(spec.sequence_length, spec.width) if learned else None
         owned = range(spec.layers) if layers is None else layers
         self.blocks = nn.ModuleDict({str(layer): Block(spec, layer) for layer in owned})
-        self.norm = make_norm(spec) if last else None
+        self.norm = make_norm(spec) if last and spec.norm_place != "post" else None
         # A last stage of its own keeps a copy of the tied weight; `parallel` adds up the two gradients.
         own_head = last and not (spec.tied and first)
         self.head = nn.Linear(spec.width, spec.vocabulary, bias=False) if own_head else None
 
-    def forward(self, x: Tensor, *, positions_BT: Tensor | None = None, attend: Attend = causal) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        *,
+        positions_BT: Tensor | None = None,
+        attend: Attend | None = None,
+        dropout: Dropout | None = None,
+    ) -> Tensor:
         """Hidden states B T C of tokens B T (or of hidden states, without an embedding).
 
-        Positions count from 0 unless given.
+        Positions count from 0 unless given; `attend` is the spec's own over whole rows of one document unless given;
+        nothing is dropped unless `dropout` is given.
         """
         if positions_BT is None:
             positions_BT = torch.arange(x.shape[1], device=x.device).expand(x.shape[0], -1)
+        attend = attend or attend_for(self.spec)
         if self.embedding is not None:
-            x = self.embedding(x)
-        if self.positions is not None:
-            x = x + self.positions(positions_BT)
+            x = self._embed(x, positions_BT)
+            x = x if dropout is None else dropout(x, layer=0, site="embedding")
         turn = None
         if self.spec.position == "rope":
             wide = torch.promote_types(x.dtype, torch.float32)
-            turn = rotation(positions_BT, head_size=self.spec.head_size, base=self.spec.rope_base, dtype=wide)
+            turn = rotation(positions_BT, self.spec, dtype=wide)
         for block in self.blocks.values():
-            x = block(x, turn=turn, attend=attend)
+            x = block(x, turn=turn, attend=attend, dropout=dropout)
         return x if self.norm is None else self.norm(x)
+
+    def _embed(self, tokens_BT: Tensor, positions_BT: Tensor) -> Tensor:
+        assert self.embedding is not None
+        x_BTC = self.embedding(tokens_BT)
+        if self.positions is not None:
+            return x_BTC + self.positions(positions_BT)
+        if self.spec.position == "sinusoidal":
+            # Vaswani et al. 2017, section 3.4: without the factor the sinusoids would drown the embedding.
+            waves_BTC = sinusoids(positions_BT, width=self.spec.width, dtype=x_BTC.dtype)
+            return x_BTC * self.spec.width**0.5 + waves_BTC
+        return x_BTC
 
     @property
     def head_weight(self) -> Tensor:

@@ -1,20 +1,21 @@
 """First values of the parameters, each from a random stream of its own name.
 
 The stream depends on (seed, name) alone: a parameter starts with the same numbers whatever device it lies on, whatever
-else the process owns, and in whatever order modules are made.
+else the process owns, and in whatever order modules are made. Their spread is the law's (model/laws.py).
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ropewalk.base.seeds import seed_for
 
+from .laws import LAWS, Matrix
+from .sharding import split_of
 from .spec import Spec
-
-STD = 0.02
-"""Standard deviation of GPT-2 (Radford et al. 2019)."""
 
 
 def initialize(model: nn.Module, spec: Spec, *, seed: int) -> None:
@@ -33,10 +34,29 @@ def initial_value(name: str, shape: tuple[int, ...], spec: Spec, *, seed: int) -
     # A tied head that a pipeline stage holds by itself starts as the embedding does.
     source = "embedding.weight" if name == "head.weight" and spec.tied else name
     generator = torch.Generator().manual_seed(seed_for(seed, "init", source))
-    return torch.empty(shape).normal_(0.0, deviation(name, spec), generator=generator)
+    laws = [(rows, LAWS[spec.init](matrix, spec)) for rows, matrix in matrices(source, shape, spec)]
+    (kind,) = {law.kind for _, law in laws}
+    if kind == "normal":
+        drawn = torch.empty(shape).normal_(generator=generator)
+        scales = [law.std for _, law in laws]
+    else:
+        drawn = torch.empty(shape).uniform_(-1, 1, generator=generator)
+        scales = [law.bound for _, law in laws]
+    of_unit = torch.tensor(scales).repeat_interleave(torch.tensor([rows for rows, _ in laws]))
+    return drawn * of_unit.repeat(shape[0] // len(of_unit)).unsqueeze(1)
 
 
-def deviation(name: str, spec: Spec) -> float:
-    """Depth-scaled Gaussian of GPT-2: the matrices that write to the residual stream are smaller by sqrt(2 layers)."""
-    writes_residual = name.endswith(("attention.out.weight", "mlp.down.weight"))
-    return STD / (2 * spec.layers) ** 0.5 if writes_residual else STD
+def matrices(name: str, shape: tuple[int, ...], spec: Spec) -> list[tuple[int, Matrix]]:
+    """What one unit of a parameter is made of, in order: (rows, the unfused matrix that they belong to)."""
+    layer = int(name.split(".")[1]) if name.startswith("blocks.") else 0
+    split = split_of(name, spec)
+    if split.parts:
+        sized = [(part, rows, rows * split.units) for part, rows in split.parts]
+    else:
+        part = name.split(".")[-2]
+        sized = [(part, shape[0], shape[0])]
+    found: list[tuple[int, Matrix]] = []
+    for part, rows, outputs in sized:
+        named: Any = part
+        found.append((rows, Matrix(part=named, layer=layer, inputs=shape[1], outputs=outputs)))
+    return found

@@ -1,40 +1,29 @@
-"""The parts of a block: norms, positions, attention, feed-forward. Plain PyTorch, one device, no distribution.
+"""The parts of a block: norms, attention, feed-forward. Plain PyTorch, one device, no distribution.
 
 Shapes: B rows, T tokens, C width, H query heads, G key and value heads, D head size, F hidden features.
 """
 
 from __future__ import annotations
 
-import torch
+from collections.abc import Callable
+
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .attend import Attend
+from .config import Mlp
+from .dropout import Dropout
+from .positions import Rotation, rotate
 from .spec import Spec
-
-Rotation = tuple[Tensor, Tensor]
 
 
 def make_norm(spec: Spec) -> nn.Module:
     """The spec's normalisation over the width."""
+    if spec.norm == "none":
+        return nn.Identity()
     if spec.norm == "rms":
         return nn.RMSNorm(spec.width, eps=1e-6)
     return nn.LayerNorm(spec.width, eps=1e-5)
-
-
-def rotation(positions_BT: Tensor, *, head_size: int, base: float, dtype: torch.dtype = torch.float32) -> Rotation:
-    """Cosines and sines of RoPE (Su et al. 2021) for each position, B 1 T D/2; angles are float64, results `dtype`."""
-    half = torch.arange(0, head_size, 2, device=positions_BT.device, dtype=torch.float64)
-    frequencies = base ** (-half / head_size)
-    angles = (positions_BT.to(torch.float64).unsqueeze(-1) * frequencies).unsqueeze(1)
-    return angles.cos().to(dtype), angles.sin().to(dtype)
-
-
-def rotate(x_BHTD: Tensor, by: Rotation) -> Tensor:
-    """Turns feature pairs (i, i + D/2) by their angles."""
-    cos, sin = by[0].to(x_BHTD.dtype), by[1].to(x_BHTD.dtype)
-    first, second = x_BHTD.chunk(2, dim=-1)
-    return torch.cat((first * cos - second * sin, first * sin + second * cos), dim=-1)
 
 
 class Attention(nn.Module):
@@ -49,8 +38,10 @@ class Attention(nn.Module):
         self.layer = layer
         self.head_size = spec.head_size
         self.group_heads = spec.group_heads
-        self.qkv = nn.Linear(spec.width, spec.kv_heads * spec.group_heads * spec.head_size, bias=False)
-        self.out = nn.Linear(spec.heads * spec.head_size, spec.width, bias=False)
+        self.qkv = nn.Linear(spec.width, spec.kv_heads * spec.group_heads * spec.head_size, bias=spec.bias)
+        self.query_norm = nn.RMSNorm(spec.head_size, eps=1e-6) if spec.qk_norm else None
+        self.key_norm = nn.RMSNorm(spec.head_size, eps=1e-6) if spec.qk_norm else None
+        self.out = nn.Linear(spec.heads * spec.head_size, spec.width, bias=spec.bias)
 
     def forward(self, x_BTC: Tensor, *, turn: Rotation | None, attend: Attend) -> Tensor:
         batch, tokens, _ = x_BTC.shape
@@ -60,40 +51,86 @@ class Attention(nn.Module):
         q_BHTD = queries.flatten(2, 3).transpose(1, 2)
         k_BGTD = keys.squeeze(3).transpose(1, 2)
         v_BGTD = values.squeeze(3).transpose(1, 2)
+        if self.query_norm is not None and self.key_norm is not None:
+            # Under autocast the norm's float32 weights would widen what attention reads.
+            q_BHTD, k_BGTD = self.query_norm(q_BHTD).to(v_BGTD.dtype), self.key_norm(k_BGTD).to(v_BGTD.dtype)
         if turn is not None:
             q_BHTD, k_BGTD = rotate(q_BHTD, turn), rotate(k_BGTD, turn)
         attended_BHTD = attend(self.layer, q_BHTD, k_BGTD, v_BGTD)
         return self.out(attended_BHTD.transpose(1, 2).flatten(2))
 
 
+def _relu2(x: Tensor) -> Tensor:
+    return F.relu(x).square()
+
+
+def _gelu_tanh(x: Tensor) -> Tensor:
+    return F.gelu(x, approximate="tanh")
+
+
+ACTIVATIONS: dict[Mlp, Callable[[Tensor], Tensor]] = {
+    "swiglu": F.silu,
+    "geglu": F.gelu,
+    "gelu": F.gelu,
+    "gelu-tanh": _gelu_tanh,
+    "relu2": _relu2,
+}
+
+
 class FeedForward(nn.Module):
-    """SwiGLU (Shazeer 2020) or GeLU. SwiGLU's gate and up rows alternate in chunks: dimension 0 splits between them."""
+    """down(f(up(x))), or gated: down(f(gate(x)) x up(x)).
+
+    The rows of gate and up alternate in chunks of one fused matrix: dimension 0 splits between them.
+    """
 
     def __init__(self, spec: Spec) -> None:
         super().__init__()
-        self.gated = spec.mlp == "swiglu"
+        self.activation = ACTIVATIONS[spec.mlp]
+        self.gated = spec.gated
         self.chunk = spec.mlp_chunk
-        self.up = nn.Linear(spec.width, spec.hidden * (2 if self.gated else 1), bias=False)
-        self.down = nn.Linear(spec.hidden, spec.width, bias=False)
+        self.up = nn.Linear(spec.width, spec.hidden * (2 if spec.gated else 1), bias=spec.bias)
+        self.down = nn.Linear(spec.hidden, spec.width, bias=spec.bias)
 
     def forward(self, x_BTC: Tensor) -> Tensor:
         inner = self.up(x_BTC)
         if not self.gated:
-            return self.down(F.gelu(inner))
+            return self.down(self.activation(inner))
         gate, up = inner.unflatten(-1, (-1, 2, self.chunk)).unbind(-2)
-        return self.down((F.silu(gate) * up).flatten(-2))
+        return self.down((self.activation(gate) * up).flatten(-2))
 
 
 class Block(nn.Module):
-    """Pre-norm residual block: x + attention(norm(x)), then x + feed-forward(norm(x))."""
+    """Two residual branches, attention and feed-forward; where they are normalised is the spec's `norm_place`."""
 
     def __init__(self, spec: Spec, layer: int) -> None:
         super().__init__()
+        self.layer = layer
+        self.norm_last = spec.norm_place == "post"
+        both = spec.norm_place == "both"
         self.attention_norm = make_norm(spec)
         self.attention = Attention(spec, layer)
+        self.attention_post_norm = make_norm(spec) if both else nn.Identity()
         self.mlp_norm = make_norm(spec)
         self.mlp = FeedForward(spec)
+        self.mlp_post_norm = make_norm(spec) if both else nn.Identity()
 
-    def forward(self, x_BTC: Tensor, *, turn: Rotation | None, attend: Attend) -> Tensor:
-        x_BTC = x_BTC + self.attention(self.attention_norm(x_BTC), turn=turn, attend=attend)
-        return x_BTC + self.mlp(self.mlp_norm(x_BTC))
+    def forward(
+        self, x_BTC: Tensor, *, turn: Rotation | None, attend: Attend, dropout: Dropout | None = None
+    ) -> Tensor:
+        def attention(x_BTC: Tensor) -> Tensor:
+            y_BTC = self.attention(x_BTC, turn=turn, attend=attend)
+            return y_BTC if dropout is None else dropout(y_BTC, layer=self.layer, site="attention")
+
+        def feed_forward(x_BTC: Tensor) -> Tensor:
+            y_BTC = self.mlp(x_BTC)
+            return y_BTC if dropout is None else dropout(y_BTC, layer=self.layer, site="mlp")
+
+        x_BTC = self._add(x_BTC, attention, self.attention_norm, self.attention_post_norm)
+        return self._add(x_BTC, feed_forward, self.mlp_norm, self.mlp_post_norm)
+
+    def _add(
+        self, x_BTC: Tensor, branch: Callable[[Tensor], Tensor], norm: nn.Module, post_norm: nn.Module
+    ) -> Tensor:
+        if self.norm_last:
+            return norm(x_BTC + branch(x_BTC))
+        return x_BTC + post_norm(branch(norm(x_BTC)))

@@ -16,7 +16,7 @@ class Split:
 
     `column` splits the outputs (dimension 0), `row` the inputs (dimension 1, partial sums are added), `vocabulary` the
     rows of the embedding or head, `replicate` not at all. Any cut of the dimension into equal parts of whole units is
-    valid.
+    valid. The bias after a `row` matrix is replicated and joins after the partial sums.
     """
 
     role: Role
@@ -24,6 +24,8 @@ class Split:
     """Indivisible pieces along the split dimension; a tensor degree must divide it."""
     parts: tuple[tuple[str, int], ...] = ()
     """What one unit of a fused matrix holds, in order: (name, rows)."""
+    partial_gradient: bool = False
+    """Whether a replicated parameter meets only this rank's heads, so that its gradients add up over ranks."""
 
     @property
     def dimension(self) -> int | None:
@@ -32,23 +34,26 @@ class Split:
 
 def splits(spec: Spec) -> dict[str, Split]:
     """The split of every parameter in `spec.shapes()`."""
-    return {name: _split(name, spec) for name in spec.shapes()}
+    return {name: split_of(name, spec) for name in spec.shapes()}
 
 
-def _split(name: str, spec: Spec) -> Split:
+def split_of(name: str, spec: Spec) -> Split:
+    """The split of one parameter."""
     size = spec.head_size
-    if name.endswith("attention.qkv.weight"):
+    if name.endswith(("attention.qkv.weight", "attention.qkv.bias")):
         queries = spec.heads // spec.kv_heads * size
         return Split("column", spec.kv_heads, (("query", queries), ("key", size), ("value", size)))
     if name.endswith("attention.out.weight"):
         return Split("row", spec.kv_heads)
-    if name.endswith("mlp.up.weight"):
-        if spec.mlp == "swiglu":
+    if name.endswith(("query_norm.weight", "key_norm.weight")):
+        return Split("replicate", partial_gradient=True)
+    if name.endswith(("mlp.up.weight", "mlp.up.bias")):
+        if spec.gated:
             chunk = spec.mlp_chunk
             return Split("column", spec.hidden // chunk, (("gate", chunk), ("up", chunk)))
         return Split("column", spec.hidden)
     if name.endswith("mlp.down.weight"):
-        return Split("row", spec.hidden // spec.mlp_chunk if spec.mlp == "swiglu" else spec.hidden)
+        return Split("row", spec.hidden // spec.mlp_chunk if spec.gated else spec.hidden)
     if name in ("embedding.weight", "head.weight"):
         return Split("vocabulary", spec.vocabulary)
     return Split("replicate")

@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from math import prod
 from typing import Literal
 
-from .config import Model
+from .config import Documents, Init, Mlp, Model, Norm, NormPlace, Position, RopeScaling
+
+Optimizer = Literal["adamw", "lamb", "adafactor", "muon"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,11 +28,26 @@ class Spec:
     kv_heads: int
     head_size: int
     hidden: int
-    norm: Literal["rms", "layer"]
-    mlp: Literal["swiglu", "gelu"]
-    position: Literal["rope", "learned"]
+    norm: Norm
+    mlp: Mlp
+    position: Position
     rope_base: float
     tied: bool
+    # Below: what came later, with the value that older checkpoints and plans mean by leaving it out.
+    bias: bool = False
+    norm_place: NormPlace = "pre"
+    qk_norm: bool = False
+    rope_scaling: RopeScaling = "none"
+    rope_factor: float = 1.0
+    window: int | None = None
+    documents: Documents = "ignore"
+    dropout: float = 0.0
+    init: Init = "depth-scaled"
+
+    @property
+    def gated(self) -> bool:
+        """Whether the feed-forward part multiplies two projections."""
+        return self.mlp in ("swiglu", "geglu")
 
     @property
     def group_heads(self) -> int:
@@ -39,7 +56,7 @@ class Spec:
 
     @property
     def mlp_chunk(self) -> int:
-        """Rows of gate, then as many rows of up, alternate in the fused projection of `swiglu`.
+        """Rows of gate, then as many rows of up, alternate in the fused projection of a gated part.
 
         Chunks are as long as leaves a number of them that 8 divides, so that tensor degrees 2, 4 and 8 are
         possible wherever 8 divides `hidden`.
@@ -49,21 +66,26 @@ class Spec:
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """The shape of every parameter by name, in the order of the forward pass."""
         width = self.width
-        norm: dict[str, tuple[int, ...]] = {"weight": (width,)}
-        if self.norm == "layer":
-            norm["bias"] = (width,)
+        vectors = {"rms": ("weight",), "layer": ("weight", "bias"), "none": ()}[self.norm]
+        norm: dict[str, tuple[int, ...]] = {vector: (width,) for vector in vectors}
+        block: dict[str, tuple[int, ...]] = {}
+        block |= _inside("attention_norm", norm)
+        block |= self._linear("attention.qkv", self.kv_heads * self.group_heads * self.head_size, width)
+        if self.qk_norm:
+            block |= {f"attention.{part}_norm.weight": (self.head_size,) for part in ("query", "key")}
+        block |= self._linear("attention.out", width, self.heads * self.head_size)
+        block |= _inside("attention_post_norm", norm) if self.norm_place == "both" else {}
+        block |= _inside("mlp_norm", norm)
+        block |= self._linear("mlp.up", self.hidden * (2 if self.gated else 1), width)
+        block |= self._linear("mlp.down", width, self.hidden)
+        block |= _inside("mlp_post_norm", norm) if self.norm_place == "both" else {}
         shapes: dict[str, tuple[int, ...]] = {"embedding.weight": (self.vocabulary, width)}
         if self.position == "learned":
             shapes["positions.weight"] = (self.sequence_length, width)
         for layer in range(self.layers):
-            block = f"blocks.{layer}"
-            shapes |= {f"{block}.attention_norm.{name}": shape for name, shape in norm.items()}
-            shapes[f"{block}.attention.qkv.weight"] = (self.kv_heads * self.group_heads * self.head_size, width)
-            shapes[f"{block}.attention.out.weight"] = (width, self.heads * self.head_size)
-            shapes |= {f"{block}.mlp_norm.{name}": shape for name, shape in norm.items()}
-            shapes[f"{block}.mlp.up.weight"] = (self.hidden * (2 if self.mlp == "swiglu" else 1), width)
-            shapes[f"{block}.mlp.down.weight"] = (width, self.hidden)
-        shapes |= {f"norm.{name}": shape for name, shape in norm.items()}
+            shapes |= _inside(f"blocks.{layer}", block)
+        # `post` ends each block with a norm: the last of them is the final one.
+        shapes |= _inside("norm", norm) if self.norm_place != "post" else {}
         if not self.tied:
             shapes["head.weight"] = (self.vocabulary, width)
         return shapes
@@ -79,22 +101,63 @@ class Spec:
         )
         return blocks + self.vocabulary * self.width
 
+    def attended_pairs(self) -> int:
+        """Pairs of a query and a key that it sees, in a full row of one document."""
+        length, window = self.sequence_length, min(self.window or self.sequence_length, self.sequence_length)
+        return window * (window + 1) // 2 + (length - window) * window
+
     def flops_per_token(self, attention: Literal["full", "causal"] = "full") -> int:
         """Forward and backward FLOPs for a token of a full row, recomputation not counted.
 
-        `full` is the convention of PaLM (Chowdhery et al. 2022, appendix B): 6 N + 12 L H D T. `causal` counts only the
-        pairs that are attended: the mean query sees (T + 1) / 2 keys.
+        `full` is the convention of PaLM (Chowdhery et al. 2022, appendix B): 6 N + 12 L H D T, where a window takes the
+        place of a longer T. `causal` counts only the pairs that are attended: without a window the mean query sees
+        (T + 1) / 2 keys.
         """
-        keys = self.sequence_length if attention == "full" else (self.sequence_length + 1) / 2
+        length = self.sequence_length
+        keys = min(self.window or length, length) if attention == "full" else self.attended_pairs() / length
         scores = 12 * self.layers * self.heads * self.head_size * keys
         return round(6 * self.matmul_parameters() + scores)
+
+    def weight_bytes(self, number_bytes: int = 4) -> int:
+        """Bytes of the weights at `number_bytes` a number."""
+        return number_bytes * self.parameters()
+
+    def gradient_bytes(self, number_bytes: int = 4) -> int:
+        """Bytes of the gradients of all weights."""
+        return number_bytes * self.parameters()
+
+    def optimizer_bytes(self, optimizer: Optimizer = "adamw") -> int:
+        """Bytes of the optimizer's float32 moments; its step counters (a few bytes a parameter tensor) left out.
+
+        AdamW and LAMB keep two numbers a weight. Adafactor (Shazeer and Stern 2018) keeps the row and column sums of a
+        matrix, one number a weight for the rest. Muon keeps one number for each weight of the blocks' matrices and
+        leaves the rest to AdamW.
+        """
+        total = 0
+        for name, shape in self.shapes().items():
+            if optimizer == "adafactor":
+                total += sum(shape)
+            elif optimizer == "muon" and len(shape) == 2 and name.startswith("blocks."):
+                total += prod(shape)
+            else:
+                total += 2 * prod(shape)
+        return 4 * total
+
+    def _linear(self, name: str, outputs: int, inputs: int) -> dict[str, tuple[int, ...]]:
+        bias: dict[str, tuple[int, ...]] = {f"{name}.bias": (outputs,)} if self.bias else {}
+        return {f"{name}.weight": (outputs, inputs), **bias}
+
+
+def _inside(name: str, shapes: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+    return {f"{name}.{inner}": shape for inner, shape in shapes.items()}
 
 
 def resolve(model: Model, *, vocabulary: int, sequence_length: int) -> Spec:
     """The spec of `model` for a tokenizer and a row length."""
     hidden = model.hidden
     if hidden is None:
-        hidden = 4 * model.width if model.mlp == "gelu" else -(-8 * model.width // 3 // 64) * 64
+        gated = model.mlp in ("swiglu", "geglu")
+        hidden = -(-8 * model.width // 3 // 64) * 64 if gated else 4 * model.width
     return Spec(
         vocabulary=vocabulary,
         sequence_length=sequence_length,
@@ -109,4 +172,13 @@ def resolve(model: Model, *, vocabulary: int, sequence_length: int) -> Spec:
         position=model.position,
         rope_base=model.rope_base,
         tied=model.tied,
+        bias=model.bias,
+        norm_place=model.norm_place,
+        qk_norm=model.qk_norm,
+        rope_scaling=model.rope_scaling,
+        rope_factor=model.rope_factor,
+        window=model.window,
+        documents=model.documents,
+        dropout=model.dropout,
+        init=model.init,
     )

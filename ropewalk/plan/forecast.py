@@ -76,7 +76,7 @@ def _saved_bytes_per_token(spec: Spec, precision: Precision) -> int:
         tables = 4 * spec.head_size
         attention += 2 * narrow * spec.head_size if precision == "bf16" else 0
     # swiglu keeps gate, up, silu(gate) and the product; gelu its input and output.
-    feedforward = (4 if spec.mlp == "swiglu" else 2) * hidden * narrow
+    feedforward = (4 if spec.gated else 2) * hidden * narrow
     return batch + tables + spec.layers * (2 * norm + attention + feedforward) + norm
 
 
@@ -102,7 +102,7 @@ def _block_workspace(spec: Spec, tokens: int, precision: Precision) -> int:
     gradient waits for the embedding's all the while, but the logits that were saved are gone.
     """
     narrow = 2 if precision == "bf16" else 4
-    inner, columns = (6, 2) if spec.mlp == "swiglu" else (2, 1)
+    inner, columns = (6, 2) if spec.gated else (2, 1)
     features = inner * spec.hidden * narrow + 2 * 4 * spec.width
     waiting = 4 * spec.vocabulary * spec.width if spec.tied else 0
     freed = 4 * _logits_alive(spec, tokens)

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from ropewalk.model.decoder import build
-from ropewalk.model.init import STD, initial_value
+from ropewalk.model.init import initial_value
+from ropewalk.model.laws import STD
 
 from .specs import small
 

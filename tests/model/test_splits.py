@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from ropewalk.model.attend import causal
 from ropewalk.model.decoder import Decoder, build
 from ropewalk.model.init import initialize
-from ropewalk.model.modules import Block, rotation
+from ropewalk.model.modules import Block
+from ropewalk.model.positions import rotation
 from ropewalk.model.sharding import splits
 
 from .specs import small, specs
@@ -47,7 +48,7 @@ def test_row_parallel_outputs_of_a_split_block_add_up(degree, mlp, position):
     parts = [tensor_part(block, spec, rank, degree) for rank in range(degree)]
     x_BTC = torch.randn(2, 7, spec.width, dtype=torch.float64)
     places_BT = torch.arange(7).expand(2, -1)
-    turn = rotation(places_BT, head_size=spec.head_size, base=spec.rope_base, dtype=torch.float64)
+    turn = rotation(places_BT, spec, dtype=torch.float64)
     turn = turn if position == "rope" else None
     with torch.no_grad():
         middle_BTC = x_BTC + sum(p.attention(p.attention_norm(x_BTC), turn=turn, attend=causal) for p in parts)

@@ -1,0 +1,85 @@
+"""Dropout without a generator: whether a feature is kept is a function of where it stands.
+
+The mask is hashed from (seed, step, layer, site, row of the global batch, place in the row, feature). So it is the same
+under any microbatch, any split over devices, and again when a pass is recomputed; nothing needs to be saved but the
+seed and the step. Price: about 20 passes of integer arithmetic over each masked tensor in eager mode; one when compiled.
+
+Shapes: B rows, T tokens, C width.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from ropewalk.base.seeds import seed_for
+
+Site = Literal["embedding", "attention", "mlp"]
+
+
+@dataclass(frozen=True, slots=True)
+class Dropout:
+    """The masks of one forward pass."""
+
+    rate: float
+    """Chance to be dropped; what is kept is divided by 1 - rate."""
+    key: Tensor
+    """One int64 number, made from seed and step by `dropout_key`."""
+    rows_B: Tensor
+    """int64, each row's number in the global batch of the step."""
+    first_place: int = 0
+    """Where in the row the tokens at hand begin."""
+
+    def __call__(self, x_BTC: Tensor, *, layer: int, site: Site) -> Tensor:
+        kept_BTC = self.kept(x_BTC.shape[1], x_BTC.shape[2], layer=layer, site=site)
+        return x_BTC.masked_fill(~kept_BTC, 0.0) * (1 / (1 - self.rate))
+
+    def kept(self, tokens: int, features: int, *, layer: int, site: Site) -> Tensor:
+        """Which features stay, B T C."""
+        device = self.key.device
+        place_T = torch.arange(self.first_place, self.first_place + tokens, device=device)
+        token_BT = _mix64(self.key + seed_for(0, "dropout", layer, site))
+        token_BT = _mix64(token_BT + self.rows_B.unsqueeze(1))
+        token_BT = _mix64(token_BT + place_T)
+        # 64 bits for each token, but 32 for each feature: half the memory traffic where the numbers are many.
+        low_BT1, high_BT1 = (half.to(torch.int32).unsqueeze(2) for half in (_low(token_BT), _low(token_BT >> 32)))
+        bits_BTC = _mix32(low_BT1 + torch.arange(features, device=device, dtype=torch.int32))
+        bits_BTC = _mix32(bits_BTC.add_(high_BT1))
+        return (bits_BTC & 0x7FFFFFFF) >= round(self.rate * 2**31)
+
+
+def dropout_key(seed: int, step: Tensor) -> Tensor:
+    """The key of a step: `step` is a number on the device, so that nothing waits for it."""
+    return _mix64(step.to(torch.int64) + seed_for(seed, "dropout"))
+
+
+def _mix64(x: Tensor) -> Tensor:
+    """The finalizer of SplitMix64 (Steele, Lea and Flood 2014), in wrapping int64; shifts made logical by a mask."""
+    x = (x ^ ((x >> 30) & 0x3FFFFFFFF)) * _signed(0xBF58476D1CE4E5B9, 64)
+    x = (x ^ ((x >> 27) & 0x1FFFFFFFFF)) * _signed(0x94D049BB133111EB, 64)
+    return x ^ ((x >> 31) & 0x1FFFFFFFF)
+
+
+def _mix32(x: Tensor) -> Tensor:
+    """Two rounds of multiply and xor-shift, in wrapping int32 and in place.
+
+    Shifts and factors are those that Wellons found least biased («Prospecting for Hash Functions», 2018: lowbias32).
+    """
+    x ^= (x >> 16) & 0xFFFF
+    x *= _signed(0x7FEB352D, 32)
+    x ^= (x >> 15) & 0x1FFFF
+    x *= _signed(0x846CA68B, 32)
+    x ^= (x >> 16) & 0xFFFF
+    return x
+
+
+def _low(x: Tensor) -> Tensor:
+    """The lower 32 bits as a signed number that fits int32."""
+    return ((x & 0xFFFFFFFF) ^ 0x80000000) - 0x80000000
+
+
+def _signed(value: int, bits: int) -> int:
+    return value - (1 << bits) if value >> (bits - 1) else value

@@ -1,0 +1,131 @@
+"""The laws by which weights start: one function per paper in `LAWS`, from a matrix to a distribution. No torch.
+
+Biases start at 0 and norms at 1 under every law; a law speaks of matrices. A fused matrix is asked about part by part
+(query, key, value; gate, up), because papers speak of those.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import sqrt
+from typing import Literal
+
+from .config import Init
+from .spec import Spec
+
+Part = Literal["embedding", "positions", "head", "query", "key", "value", "out", "gate", "up", "down"]
+
+STD = 0.02
+"""Standard deviation of GPT-2 (Radford et al. 2019)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """One unfused matrix: what it does, where, and its size."""
+
+    part: Part
+    layer: int
+    """From 0; also 0 for those outside blocks."""
+    inputs: int
+    outputs: int
+
+    @property
+    def writes_residual(self) -> bool:
+        return self.part in ("out", "down")
+
+    @property
+    def in_block(self) -> bool:
+        return self.part not in ("embedding", "positions", "head")
+
+    @property
+    def glorot_std(self) -> float:
+        """Glorot and Bengio 2010, equation 12: variance 2 / (inputs + outputs)."""
+        return sqrt(2 / (self.inputs + self.outputs))
+
+
+@dataclass(frozen=True, slots=True)
+class Distribution:
+    """Independent numbers of mean 0."""
+
+    kind: Literal["normal", "uniform"]
+    std: float
+
+    @property
+    def bound(self) -> float:
+        """The largest absolute value of the uniform kind."""
+        return self.std * sqrt(3)
+
+
+Law = Callable[[Matrix, Spec], Distribution]
+
+
+def gaussian(matrix: Matrix, spec: Spec) -> Distribution:
+    """The same deviation everywhere."""
+    return Distribution("normal", STD)
+
+
+def depth_scaled(matrix: Matrix, spec: Spec) -> Distribution:
+    """GPT-2: matrices that write to the residual stream are smaller by the root of their number, 2 x layers."""
+    return Distribution("normal", STD / sqrt(2 * spec.layers) if matrix.writes_residual else STD)
+
+
+def lipschitz(matrix: Matrix, spec: Spec) -> Distribution:
+    """LRI (Xu et al. 2019, arXiv 1911.03179, section 4.2), for `post`.
+
+    A norm after x + f(x) shrinks the residual stream by the deviation of that sum; the paper keeps it by starting f as
+    a Lipschitz function with constant at most 1. Linear maps are uniform in +-sqrt(1 / inputs): each of their outputs
+    then is exactly 1-Lipschitz, as a row has length at most 1. Embeddings are uniform in +-sqrt(2 / (C + V)).
+    """
+    if matrix.in_block:
+        return Distribution("uniform", sqrt(1 / matrix.inputs) / sqrt(3))
+    rows = spec.sequence_length if matrix.part == "positions" else spec.vocabulary
+    return Distribution("uniform", sqrt(2 / (spec.width + rows)) / sqrt(3))
+
+
+DS_ALPHA = 1.0
+"""The factor of DS-Init; Zhang et al. use 1."""
+
+
+def ds_init(matrix: Matrix, spec: Spec) -> Distribution:
+    """DS-Init (Zhang, Titov and Sennrich 2019, arXiv 1908.11365, equation 6), for `post`.
+
+    Matrices of layer l (from 1) are uniform in +-alpha sqrt(6 / (inputs + outputs)) / sqrt(l): less variance on top,
+    where residual branches otherwise outweigh the stream. The paper leaves embeddings to the base model: 0.02 here.
+    """
+    if not matrix.in_block:
+        return Distribution("uniform", STD)
+    return Distribution("uniform", DS_ALPHA * matrix.glorot_std / sqrt(matrix.layer + 1))
+
+
+def t_fixup(matrix: Matrix, spec: Spec) -> Distribution:
+    """T-Fixup (Huang et al. 2020), for `norm = "none"` and no warm-up; its form for a decoder alone.
+
+    Start with Glorot matrices and embeddings of deviation width^(-1/2), then multiply values, outputs, feed-forward
+    matrices and embeddings by s. The paper bounds the first update of the output by a sum over branches w v x: each
+    adds |v|^2 |x|^2 + |w|^2 |x|^2 + |v|^2 |w|^2, which is 3 s^4 when all three are s. Its decoder has 3 branches a
+    layer: 9 N s^4 = 1, hence its (9N)^(-1/4). Its encoder has 2, and inputs already scaled by (9N)^(-1/4):
+    2 (2 s^2 / (3 sqrt(N)) + s^4) N = 1, hence its 0.67 N^(-1/4). A decoder without cross-attention has 2 branches, all
+    at s: 6 N s^4 = 1, so s = (6N)^(-1/4). A gated feed-forward part is one more factor of at most s: the bound holds.
+    """
+    scale = (6 * spec.layers) ** -0.25
+    if matrix.part in ("embedding", "positions"):
+        return Distribution("normal", scale * spec.width**-0.5)
+    scaled = matrix.part in ("value", "out", "gate", "up", "down")
+    return Distribution("uniform", matrix.glorot_std * (scale if scaled else 1.0))
+
+
+def zero_projection(matrix: Matrix, spec: Spec) -> Distribution:
+    """Matrices that write to the residual stream start at 0: every block starts as the identity (as the last layer of
+    a branch in Fixup, Zhang, Dauphin and Ma 2019)."""
+    return Distribution("normal", 0.0 if matrix.writes_residual else STD)
+
+
+LAWS: dict[Init, Law] = {
+    "gaussian": gaussian,
+    "depth-scaled": depth_scaled,
+    "lipschitz": lipschitz,
+    "ds-init": ds_init,
+    "t-fixup": t_fixup,
+    "zero-projection": zero_projection,
+}

@@ -1,0 +1,148 @@
+"""Each verb on a finished run: what it prints, for people and for programs."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ropewalk import flow
+from ropewalk.cli.main import VERBS
+from ropewalk.flow import verbs
+
+from .conftest import Call
+
+RUN = "runs/tiny"
+
+
+def values(call: Call, *arguments: str) -> dict:
+    ended = call(*arguments, "--json")
+    assert ended.status == 0, ended.err
+    return json.loads(ended.out)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["run", "tiny.toml"],
+        ["prepare", "tiny.toml"],
+        ["prepare", "tiny.toml", "--explain", "code:corpus/3.py"],
+        ["plan", "tiny.toml"],
+        ["model", "describe", "tiny.toml"],
+        ["train", "tiny.toml"],
+        ["train", "tiny.toml", "--dry-run"],
+        ["evaluate", "tiny.toml"],
+        ["generate", RUN, "--prompt", "def rope", "--tokens", "5"],
+        ["checkpoint", "list", RUN],
+        ["checkpoint", "show", RUN],
+        ["checkpoint", "verify", RUN],
+        ["monitor", RUN],
+        ["report", RUN],
+        ["recipe", "check", "tiny.toml"],
+        ["recipe", "show", "tiny.toml"],
+        ["recipe", "diff", "tiny.toml", "tiny.toml"],
+        ["new", "other.toml", "corpus"],
+    ],
+    ids=lambda arguments: " ".join(arguments[:2]),
+)
+def test_every_verb_prints_text_and_json(arguments: list[str], trained: Path, call: Call) -> None:
+    assert call(*arguments).out.strip()
+    if arguments[0] == "new":
+        arguments = [*arguments, "--force"]
+    json.loads(call(*arguments, "--json").out)
+
+
+def test_the_cases_above_cover_every_verb_but_the_long_one() -> None:
+    marks = test_every_verb_prints_text_and_json.pytestmark[0].args[1]
+    assert {arguments[0] for arguments in marks} == set(VERBS) - {"quickstart"}
+
+
+def test_results_go_to_stdout_and_progress_to_stderr(tiny: Path, call: Call) -> None:
+    ended = call("run", "tiny.toml", "--json")
+    assert json.loads(ended.out)["name"] == "tiny"
+    assert "train" in ended.err
+
+
+def test_a_run_ends_with_everything_that_is_promised(trained: Path) -> None:
+    summary = json.loads((trained / RUN / "summary.json").read_text())
+    wanted = "parameters tokens seconds bits_per_byte zlib_bits_per_byte xz_bits_per_byte accuracy parse_rate"
+    assert all(summary[key] is not None for key in wanted.split())
+    assert set(summary["seconds"]) == {"prepare", "plan", "train", "evaluate", "total"}
+    assert summary["tokens"] == 6 * 4 * 32
+    assert "This run is not finished" not in (trained / RUN / "report.html").read_text()
+
+
+def test_the_same_seed_gives_the_same_text(trained: Path, call: Call) -> None:
+    one, two, other = (
+        values(call, "generate", RUN, "--prompt", "rope", "--seed", seed)["completion"] for seed in ("1", "1", "2")
+    )
+    assert one == two
+    assert one != other
+
+
+def test_a_document_is_explained_by_its_id_and_a_wrong_id_gets_a_suggestion(trained: Path, call: Call) -> None:
+    story = values(call, "prepare", "tiny.toml", "--explain", "code:corpus/3.py")
+    assert story["outcome"] == "kept"
+    wrong = call("prepare", "tiny.toml", "--explain", "code:corpus/3.pyy")
+    assert wrong.status == 2
+    assert "code:corpus/3.py" in wrong.err
+
+
+def test_a_setting_that_may_change_is_recorded(trained: Path, call: Call) -> None:
+    assert call("run", "tiny.toml", "train.log_every_steps=1").status == 0
+    events = [json.loads(line) for line in (trained / RUN / "events.jsonl").read_text().splitlines()]
+    changed = [event for event in events if event["kind"] == "config_changed"]
+    assert [(e["key"], e["before"], e["after"]) for e in changed] == [("train.log_every_steps", 2, 1)]
+
+
+def test_new_evaluation_settings_measure_anew_without_training(trained: Path, call: Call) -> None:
+    before = (trained / RUN / "stages/train.json").read_bytes()
+    result = values(call, "evaluate", "tiny.toml", "evaluate.max_bytes=1500")
+    assert result["bytes"] <= 1500
+    assert (trained / RUN / "stages/train.json").read_bytes() == before
+
+
+def test_a_new_recipe_is_valid_and_holds_every_setting(tiny: Path, call: Call) -> None:
+    assert call("new", "mine.toml", "corpus", "--name", "mine").status == 0
+    assert call("recipe", "check", "mine.toml").status == 0
+    text = (tiny / "mine.toml").read_text()
+    assert "#peak_lr = 0.003" in text
+    assert call("new", "mine.toml", "corpus").status == 2
+    settings = [line[1:] if line.startswith("#") and line[1] != " " else line for line in text.split("\n")]
+    given = [line for line in settings if not line.endswith("= ...")]
+    (tiny / "all.toml").write_text("\n".join(given))
+    assert values(call, "recipe", "diff", "mine.toml", "all.toml") == {}
+
+
+def test_an_unknown_verb_gets_a_suggestion(call: Call) -> None:
+    ended = call("quikstart")
+    assert ended.status == 2
+    assert "did you mean `quickstart`?" in ended.err
+
+
+def test_an_interrupt_ends_with_130_and_says_how_to_continue(
+    tiny: Path, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(verbs, "advance", interrupted)
+    ended = call("run", "tiny.toml")
+    assert ended.status == 130
+    assert "the same command continues" in ended.err
+
+
+def test_the_shell_completes_verbs() -> None:
+    words = {"_ROPEWALK_COMPLETE": "complete_bash", "COMP_WORDS": "ropewalk qui", "COMP_CWORD": "1"}
+    command = [sys.executable, "-c", "import sys; sys.argv[0] = 'ropewalk'; from ropewalk.cli.main import main; main()"]
+    done = subprocess.run(command, env={**os.environ, **words}, capture_output=True, text=True)
+    assert done.stdout.split() == ["quickstart"]
+
+
+def test_a_recipe_built_in_python_runs_and_is_checked(tiny: Path) -> None:
+    recipe = verbs.resolve_recipe("tiny.toml").value
+    assert flow.prepare(flow.recipe_from(recipe))["train_tokens"] > 0

@@ -125,6 +125,6 @@ def additive_mask(
     penalty = torch.zeros((), dtype=dtype, device=key_S.device)
     if spec.position == "alibi":
         # Press et al. 2022, equation in section 3: the score loses slope x distance.
-        slopes_H = torch.tensor(alibi_slopes(spec.heads)[heads.start : heads.stop], device=key_S.device, dtype=torch.float64)
+        slopes_H = alibi_slopes(spec.heads, device=key_S.device)[heads.start : heads.stop]
         penalty = (slopes_H.view(-1, 1, 1) * -distance_TS).to(dtype)
     return torch.where(seen, penalty, float("-inf"))

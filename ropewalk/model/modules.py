@@ -125,12 +125,13 @@ class Block(nn.Module):
             y_BTC = self.mlp(x_BTC)
             return y_BTC if dropout is None else dropout(y_BTC, layer=self.layer, site="mlp")
 
-        x_BTC = self._add(x_BTC, attention, self.attention_norm, self.attention_post_norm)
-        return self._add(x_BTC, feed_forward, self.mlp_norm, self.mlp_post_norm)
+        x_BTC = self.residual(x_BTC, attention, self.attention_norm, self.attention_post_norm)
+        return self.residual(x_BTC, feed_forward, self.mlp_norm, self.mlp_post_norm)
 
-    def _add(
+    def residual(
         self, x_BTC: Tensor, branch: Callable[[Tensor], Tensor], norm: nn.Module, post_norm: nn.Module
     ) -> Tensor:
+        """The stream after `branch` has written to it."""
         if self.norm_last:
             return norm(x_BTC + branch(x_BTC))
         return x_BTC + post_norm(branch(norm(x_BTC)))

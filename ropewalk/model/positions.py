@@ -45,13 +45,12 @@ def sinusoids(positions_BT: Tensor, *, width: int, dtype: torch.dtype) -> Tensor
     return torch.where(feature_C % 2 == 0, angles_BTC.sin(), angles_BTC.cos()).to(dtype)
 
 
-def alibi_slopes(heads: int) -> list[float]:
-    """How much each head dislikes distance (Press et al. 2022, section 3, and their code for other head counts).
+def alibi_slopes(heads: int, *, device: torch.device | str = "cpu") -> Tensor:
+    """How much each head dislikes distance, H in float64 (Press et al. 2022, section 3; their code for other counts).
 
     For n = 2^k heads: 2^(-8/n), 2^(-16/n), ... Otherwise those of the largest such n below, then every second one of
-    those for 2n heads.
+    those for 2n heads. Computed on the device, so that nothing waits for a copy.
     """
     power = 1 << (heads.bit_length() - 1)
-    slopes = [2 ** (-8 * (head + 1) / power) for head in range(power)]
-    between = [2 ** (-4 * (head + 1) / power) for head in range(0, 2 * power, 2)]
-    return slopes + between[: heads - power]
+    head_H = torch.arange(heads, device=device, dtype=torch.float64)
+    return torch.exp2(-torch.where(head_H < power, 8 * (head_H + 1), 4 * (2 * (head_H - power) + 1)) / power)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
 import torch
 
 OLDEST, NEWEST = (2, 11), (2, 13)
@@ -19,6 +23,28 @@ def version_warning() -> str | None:
     if OLDEST <= torch_version() <= NEWEST:
         return None
     return f"torch {torch.__version__} is not tested; ropewalk is tested with torch 2.11 to 2.13"
+
+
+@contextlib.contextmanager
+def deterministic(device: torch.device) -> Iterator[None]:
+    """Inside the block the same step gives the same bits. A CPU does so by itself; a GPU's attention does not.
+
+    Costs 7 % of a bf16 step and 2 % of an fp32 step (12 layers of width 768, rows of 1024, H200, torch 2.11).
+    `warn_only` would not do: attention then stays as it is.
+    """
+    if device.type != "cuda":
+        yield
+        return
+    settings: Any = torch.utils.deterministic
+    before = torch.are_deterministic_algorithms_enabled(), settings.fill_uninitialized_memory
+    torch.use_deterministic_algorithms(True)
+    # Meant to expose reads of memory that nobody wrote; it would write every new tensor once more.
+    settings.fill_uninitialized_memory = False
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0])
+        settings.fill_uninitialized_memory = before[1]
 
 
 def peak_memory_bytes(device: torch.device) -> int:

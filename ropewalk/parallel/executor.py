@@ -15,7 +15,9 @@ import torch
 from torch import Tensor
 
 from ropewalk.load.batch import Batch
+from ropewalk.model.attend import attend_for
 from ropewalk.model.decoder import Decoder
+from ropewalk.model.dropout import Dropout, dropout_key
 from ropewalk.model.loss import token_losses, token_scores
 from ropewalk.plan.plan import Plan
 
@@ -87,8 +89,10 @@ class OneDevice:
         *,
         clip_norm: float = 0.0,
         points: Points | None = None,
+        seed: int = 0,
     ) -> None:
         self.model = model
+        self._seed = seed
         self.points = points or Points()
         self._plan = plan
         self._clip_norm = clip_norm
@@ -101,8 +105,9 @@ class OneDevice:
         batch = batch.to(self._device)
         total = sum_over_ranks(batch.weight.sum(), self._plan.world)
         parts = []
-        for microbatch in batch.split(self._plan.microbatch_rows):
-            part = self._weighted_loss(microbatch) / total
+        rows = torch.arange(len(batch), device=self._device).split(self._plan.microbatch_rows)
+        for microbatch, rows_B in zip(batch.split(self._plan.microbatch_rows), rows, strict=True):
+            part = self._weighted_loss(microbatch, dropout=self._dropout(rows_B)) / total
             part.backward()
             parts.append(part.detach())
         loss = sum_over_ranks(torch.stack(parts).sum(), self._plan.world)
@@ -120,7 +125,7 @@ class OneDevice:
         for microbatch in batch.split(self._plan.microbatch_rows):
             there = microbatch.to(self._device)
             with self._autocast():
-                hidden = self.model(there.tokens, positions_BT=there.positions)
+                hidden = self._hidden(there)
                 score, choice = token_scores(hidden.flatten(0, 1), self.model.head_weight, there.targets.flatten())
             log_probabilities.append(score.view(there.targets.shape))
             first.append(choice.view(there.targets.shape))
@@ -148,11 +153,25 @@ class OneDevice:
             device = self._device if tensor.dim() or self._device.type == "cuda" else torch.device("cpu")
             self._need_optimizer().state[self._parameters[name]][moment] = tensor.to(device, copy=True)
 
-    def _weighted_loss(self, batch: Batch) -> Tensor:
+    def _weighted_loss(self, batch: Batch, *, dropout: Dropout | None) -> Tensor:
         with self._autocast():
-            hidden = self.model(batch.tokens, positions_BT=batch.positions)
+            hidden = self._hidden(batch, dropout=dropout)
             losses = token_losses(hidden.flatten(0, 1), self.model.head_weight, batch.targets.flatten())
         return (losses * batch.weight.flatten().to(losses.dtype)).sum()
+
+    def _hidden(self, batch: Batch, *, dropout: Dropout | None = None) -> Tensor:
+        attend = attend_for(self.model.spec, documents_BT=batch.documents)
+        return self.model(batch.tokens, positions_BT=batch.positions, attend=attend, dropout=dropout)
+
+    def _dropout(self, rows_B: Tensor) -> Dropout | None:
+        """The masks of these rows of the step at hand. The step is the optimizer's own count of updates, which every
+        checkpoint holds already: masks go on after a kill, and are drawn again after a skipped update."""
+        rate = self.model.spec.dropout
+        if not rate:
+            return None
+        counts = (state["step"] for state in self._need_optimizer().state.values())
+        step = torch.as_tensor(next(counts, 0), device=self._device)
+        return Dropout(rate, dropout_key(self._seed, step), rows_B)
 
     def _clip(self, gradients: Iterable[Tensor], norm: Tensor) -> None:
         if self._clip_norm:

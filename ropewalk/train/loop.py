@@ -21,7 +21,7 @@ from ropewalk.config.ranks import ranks
 from ropewalk.load.loader import Loader, bytes_per_token, held_out_rows
 from ropewalk.model.decoder import build
 from ropewalk.parallel.apply import apply
-from ropewalk.parallel.compat import version_warning
+from ropewalk.parallel.compat import deterministic, version_warning
 from ropewalk.parallel.mesh import pick_device
 from ropewalk.store.manifest import TokenizerEntry, read_manifest
 
@@ -94,7 +94,8 @@ class Trainer:
             with self._meter.watch("data"):
                 batch = self._loader.next()
             lr = learning_rate(step, steps=steps, schedule=settings.schedule)
-            self._meter.add(self._executor.step(batch, lr=lr))
+            with deterministic(self._device):
+                self._meter.add(self._executor.step(batch, lr=lr))
             done = step + 1
             point(f"train.step:{done}")
             for hook in self._hooks:

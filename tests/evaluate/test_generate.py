@@ -45,6 +45,25 @@ def test_cached_generation_equals_recomputation(position, kv_heads, temperature,
     assert len({token for completion in completions for token in completion}) > 5
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"position": "alibi"},
+        {"position": "alibi", "heads": 6, "width": 48, "kv_heads": 3, "window": 4},
+        {"position": "sinusoidal", "bias": True, "norm": "layer", "norm_place": "post"},
+        {"position": "none", "norm_place": "both"},
+        {"window": 5, "qk_norm": True, "rope_scaling": "linear", "rope_factor": 2.0},
+        {"window": 1, "mlp": "relu2", "norm": "none", "rope_scaling": "ntk", "rope_factor": 4.0},
+    ],
+)
+def test_cached_generation_equals_recomputation_under_every_option(changes):
+    model = vivid(small(**changes))
+    options = {"new_tokens": 20, "temperature": 1.0, "top_k": 0}
+    completions = generate(model, PROMPTS, **options, seed=11, end=None)
+    for index, prompt in enumerate(PROMPTS):
+        assert completions[index] == recomputed(model, prompt, index=index, **options)
+
+
 def test_a_completion_does_not_depend_on_the_other_prompts():
     model = vivid(small())
     options = {"new_tokens": 9, "temperature": 1.0, "top_k": 0, "seed": 3, "end": None}

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
+import torch
 from hypothesis import strategies as st
 
-from ropewalk.model.config import Model
+from ropewalk.model.config import Documents, Init, Mlp, Model, Norm, NormPlace, Position, RopeScaling
+from ropewalk.model.decoder import Decoder, build
 from ropewalk.model.spec import Spec, resolve
 
 
@@ -13,17 +17,29 @@ def specs(draw: st.DrawFn) -> Spec:
     """Any small spec."""
     heads = draw(st.sampled_from([1, 2, 3, 4, 6, 8]))
     size = 2 * draw(st.integers(1, 5))
+    position = draw(st.sampled_from(get_args(Position)))
+    scaling = draw(st.sampled_from(get_args(RopeScaling))) if position == "rope" else "none"
     settings = Model(
         layers=draw(st.integers(1, 4)),
         width=max(heads * size, 8 * heads),
         heads=heads,
         kv_heads=draw(st.sampled_from([None, *(n for n in range(1, heads + 1) if heads % n == 0)])),
         hidden=draw(st.none() | st.integers(8, 300)),
-        norm=draw(st.sampled_from(["rms", "layer"])),
-        mlp=draw(st.sampled_from(["swiglu", "gelu"])),
-        position=draw(st.sampled_from(["rope", "learned"])),
+        bias=draw(st.booleans()),
+        norm=draw(st.sampled_from(get_args(Norm))),
+        norm_place=draw(st.sampled_from(get_args(NormPlace))),
+        qk_norm=draw(st.booleans()),
+        mlp=draw(st.sampled_from(get_args(Mlp))),
+        position=position,
+        rope_scaling=scaling,
+        rope_factor=1.0 if scaling == "none" else draw(st.floats(1, 8)),
+        window=draw(st.none() | st.integers(1, 70)),
+        documents=draw(st.sampled_from(get_args(Documents))),
+        dropout=draw(st.sampled_from([0.0, 0.1])),
+        init=draw(st.sampled_from(get_args(Init))),
         tied=draw(st.booleans()),
     )
+    assert not list(settings.check())
     return resolve(settings, vocabulary=draw(st.integers(2, 500)), sequence_length=draw(st.integers(1, 64)))
 
 
@@ -31,3 +47,19 @@ def small(*, vocabulary: int = 37, sequence_length: int = 10, **changes: object)
     """A spec of two small layers, as changed."""
     settings = {"layers": 2, "width": 32, "heads": 4, "kv_heads": 2, "hidden": 48, **changes}
     return resolve(Model(**settings), vocabulary=vocabulary, sequence_length=sequence_length)
+
+
+def loud(spec: Spec, *, seed: int) -> Decoder:
+    """A float64 model with weights large enough, and vectors uneven enough, that no term is lost.
+
+    Without norms nothing holds numbers down, and gated or squared parts raise them to higher powers at each layer:
+    weights are then smaller.
+    """
+    model = build(spec, seed=seed, dtype=torch.float64)
+    generator = torch.Generator().manual_seed(seed)
+    matrix = 0.05 if spec.norm == "none" else 0.2
+    with torch.no_grad():
+        for parameter in model.parameters():
+            noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+            parameter.copy_(matrix * noise if parameter.dim() == 2 else parameter + 0.1 * noise)
+    return model

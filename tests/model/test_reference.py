@@ -10,27 +10,33 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from ropewalk.model.attend import attend_for, causal
 from ropewalk.model.decoder import build
+from ropewalk.model.positions import alibi_slopes, rotation
 from ropewalk.model.sharding import splits
 from ropewalk.model.spec import Spec
 
-from .specs import small, specs
+from .specs import loud, small, specs
 
 Weights = dict[str, Tensor]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(spec=specs(), seed=st.integers(0, 99))
 def test_logits_equal_the_reference(spec, seed):
     model = loud(spec, seed=seed)
     tokens_T = random_tokens(spec, min(spec.sequence_length, 7), seed=seed)
+    documents_T = (random_tokens(spec, len(tokens_T), seed=seed + 1) % 3 == 0).int().cumsum(0)
+    attend = attend_for(spec, documents_BT=documents_T.unsqueeze(0))
     with torch.no_grad():
-        logits_TV = model.logits(model(tokens_T.unsqueeze(0)))[0]
-        expected_TV = reference_logits(spec, dict(model.named_parameters()), tokens_T)
-    torch.testing.assert_close(logits_TV, expected_TV, atol=1e-12, rtol=1e-12)
+        logits_TV = model.logits(model(tokens_T.unsqueeze(0), attend=attend))[0]
+        expected_TV = reference_logits(spec, dict(model.named_parameters()), tokens_T, documents_T.tolist())
+    # Relative to the largest: without norms, logits of very different sizes share one sum.
+    largest = max(1.0, expected_TV.abs().max().item())
+    torch.testing.assert_close(logits_TV / largest, expected_TV / largest, atol=1e-12, rtol=1e-12)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(spec=specs(), data=st.data())
 def test_a_token_changes_nothing_before_it(spec, data):
     model = loud(spec, seed=0)
@@ -57,8 +63,54 @@ def test_rotation_sees_only_distances(shift):
     assert (here - stretched).abs().max() > 1e-3
 
 
-def test_half_precision_weights_keep_their_type():
-    model = build(small(), seed=0, dtype=torch.bfloat16)
+def test_a_window_and_a_document_hide_what_lies_outside():
+    spec = small(window=3, documents="separate", layers=1)
+    model = loud(spec, seed=0)
+    tokens_BT = random_tokens(spec, 1, 10)
+    documents_BT = torch.tensor([[0, 0, 0, 0, 0, 1, 1, 1, 1, 1]])
+    reached = torch.zeros(10, 10, dtype=torch.bool)
+    for place in range(10):
+        other_BT = tokens_BT.clone()
+        other_BT[:, place] = (other_BT[:, place] + 1) % spec.vocabulary
+        with torch.no_grad():
+            here, there = (model(t, attend=attend_for(spec, documents_BT=documents_BT)) for t in (tokens_BT, other_BT))
+        reached[:, place] = (here != there).any(-1)[0]
+    wanted = [[0 <= t - s < 3 and (t < 5) == (s < 5) for s in range(10)] for t in range(10)]
+    assert reached.tolist() == wanted
+
+
+def test_nothing_special_takes_the_fast_path():
+    assert attend_for(small(), documents_BT=torch.zeros(1, 10)) is causal
+    assert attend_for(small(documents="separate")) is causal
+    assert attend_for(small(position="none")) is causal
+    for changes in ({"window": 3}, {"position": "alibi"}):
+        assert attend_for(small(**changes)) is not causal
+
+
+def test_ntk_keeps_the_fastest_pair_and_slows_the_slowest_by_the_factor():
+    turns = {}
+    for scaling in ("none", "ntk"):
+        spec = small(rope_scaling=scaling, rope_factor=4.0 if scaling == "ntk" else 1.0)
+        cos, sin = rotation(torch.ones(1, 1), spec, dtype=torch.float64)
+        turns[scaling] = torch.atan2(sin, cos).flatten()
+    torch.testing.assert_close(turns["ntk"][0], turns["none"][0], atol=1e-12, rtol=1e-12)
+    torch.testing.assert_close(turns["ntk"][-1], turns["none"][-1] / 4, atol=1e-12, rtol=1e-12)
+
+
+def test_slopes_are_those_of_the_paper():
+    # Press et al. 2022, section 3: 1/2 to 1/256 for 8 heads; 16 heads halve the steps; 12 take 8 and every second of 16.
+    eight = [2.0**-n for n in range(1, 9)]
+    assert alibi_slopes(8).tolist() == eight
+    assert alibi_slopes(16).tolist() == pytest.approx([2 ** (-n / 2) for n in range(1, 17)])
+    assert alibi_slopes(12).tolist() == pytest.approx([*eight, *(2 ** (-n / 2) for n in (1, 3, 5, 7))])
+    assert [len(alibi_slopes(heads)) for heads in range(1, 30)] == list(range(1, 30))
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"position": "alibi", "window": 3}, {"position": "sinusoidal"}, {"qk_norm": True, "bias": True}]
+)
+def test_half_precision_weights_keep_their_type(changes):
+    model = build(small(**changes), seed=0, dtype=torch.bfloat16)
     assert model(torch.zeros(1, 4, dtype=torch.long)).dtype == torch.bfloat16
 
 
@@ -66,22 +118,13 @@ def random_tokens(spec: Spec, *shape: int, seed: int = 0) -> Tensor:
     return torch.randint(spec.vocabulary, shape, generator=torch.Generator().manual_seed(seed))
 
 
-def loud(spec: Spec, *, seed: int):
-    """A float64 model with weights large enough, and norms uneven enough, that no term is lost."""
-    model = build(spec, seed=seed, dtype=torch.float64)
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.mul_(10 if parameter.dim() == 2 else 1)
-            parameter.add_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64), alpha=0.1)
-    return model
-
-
-def reference_logits(spec: Spec, weights: Weights, tokens_T: Tensor) -> Tensor:
+def reference_logits(spec: Spec, weights: Weights, tokens_T: Tensor, documents: list[int]) -> Tensor:
     """Logits T V of one row."""
     x_TC = weights["embedding.weight"][tokens_T]
     if spec.position == "learned":
         x_TC = x_TC + weights["positions.weight"][: len(tokens_T)]
+    if spec.position == "sinusoidal":
+        x_TC = x_TC * math.sqrt(spec.width) + waves(spec, len(tokens_T))
     for layer in range(spec.layers):
         block = {
             name.removeprefix(f"blocks.{layer}."): weight
@@ -89,27 +132,53 @@ def reference_logits(spec: Spec, weights: Weights, tokens_T: Tensor) -> Tensor:
             if name.startswith(f"blocks.{layer}.")
         }
         parts = unfused(spec, block, f"blocks.{layer}.")
-        x_TC = x_TC + attention(spec, block, parts, norm(spec, block, "attention_norm", x_TC))
-        x_TC = x_TC + feed_forward(spec, block, parts, norm(spec, block, "mlp_norm", x_TC))
+        for branch, compute in (("attention", attention), ("mlp", feed_forward)):
+            before_TC = x_TC if spec.norm_place == "post" else norm(spec, block, f"{branch}_norm", x_TC)
+            added_TC = compute(spec, block, parts, before_TC, documents)
+            if spec.norm_place == "both":
+                added_TC = norm(spec, block, f"{branch}_post_norm", added_TC)
+            x_TC = x_TC + added_TC
+            if spec.norm_place == "post":
+                x_TC = norm(spec, block, f"{branch}_norm", x_TC)
     head_VC = weights["embedding.weight" if spec.tied else "head.weight"]
-    return norm(spec, weights, "norm", x_TC) @ head_VC.T
+    if spec.norm_place != "post":
+        x_TC = norm(spec, weights, "norm", x_TC)
+    return x_TC @ head_VC.T
+
+
+def waves(spec: Spec, tokens: int) -> Tensor:
+    """Sinusoids of Vaswani et al., one number at a time."""
+
+    def wave(position: int, feature: int) -> float:
+        angle = position / 10_000 ** (2 * (feature // 2) / spec.width)
+        return math.cos(angle) if feature % 2 else math.sin(angle)
+
+    rows = [[wave(position, feature) for feature in range(spec.width)] for position in range(tokens)]
+    return torch.tensor(rows, dtype=torch.float64)
 
 
 def unfused(spec: Spec, block: Weights, prefix: str) -> Weights:
-    """The matrices that the fused ones are made of, taken apart as the declared splits say."""
+    """The matrices and biases that the fused ones are made of, taken apart as the declared splits say."""
     taken: dict[str, list[Tensor]] = {}
-    for name in ("attention.qkv.weight", "mlp.up.weight"):
-        split = splits(spec)[prefix + name]
-        row = 0
-        for _ in range(split.units if split.parts else 0):
-            for part, rows in split.parts:
-                taken.setdefault(f"{name}:{part}", []).append(block[name][row : row + rows])
-                row += rows
-        assert not split.parts or row == len(block[name])
+    for name in block:
+        if name.startswith(("attention.qkv.", "mlp.up.")):
+            split = splits(spec)[prefix + name]
+            row = 0
+            for _ in range(split.units if split.parts else 0):
+                for part, rows in split.parts:
+                    taken.setdefault(f"{part}.{name.split('.')[-1]}", []).append(block[name][row : row + rows])
+                    row += rows
+            assert not split.parts or row == len(block[name])
     return {name: torch.cat(pieces) for name, pieces in taken.items()}
 
 
+def linear(weights: Weights, name: str, x_TC: Tensor) -> Tensor:
+    return x_TC @ weights[f"{name}.weight"].T + weights.get(f"{name}.bias", 0.0)
+
+
 def norm(spec: Spec, weights: Weights, name: str, x_TC: Tensor) -> Tensor:
+    if spec.norm == "none":
+        return x_TC
     rows = []
     for x_C in x_TC:
         if spec.norm == "rms":
@@ -122,22 +191,42 @@ def norm(spec: Spec, weights: Weights, name: str, x_TC: Tensor) -> Tensor:
     return torch.stack(rows) * weights[f"{name}.weight"] + bias
 
 
-def attention(spec: Spec, block: Weights, parts: Weights, x_TC: Tensor) -> Tensor:
+def attention(spec: Spec, block: Weights, parts: Weights, x_TC: Tensor, documents: list[int]) -> Tensor:
     size = spec.head_size
-    q_TC, k_TC, v_TC = (x_TC @ parts[f"attention.qkv.weight:{name}"].T for name in ("query", "key", "value"))
+    q_TC, k_TC, v_TC = (linear(parts, name, x_TC) for name in ("query", "key", "value"))
     heads = []
     for head in range(spec.heads):
         group = head * spec.kv_heads // spec.heads
         q_TD = q_TC[:, head * size : (head + 1) * size]
         k_TD, v_TD = (x[:, group * size : (group + 1) * size] for x in (k_TC, v_TC))
+        if spec.qk_norm:
+            q_TD = unit_mean_square(q_TD) * block["attention.query_norm.weight"]
+            k_TD = unit_mean_square(k_TD) * block["attention.key_norm.weight"]
         if spec.position == "rope":
             q_TD, k_TD = turned(spec, q_TD), turned(spec, k_TD)
-        heads.append(torch.stack([attend_one(q_TD[t], k_TD[: t + 1], v_TD[: t + 1]) for t in range(len(x_TC))]))
-    return torch.cat(heads, dim=1) @ block["attention.out.weight"].T
+        slope = reference_slope(head, spec.heads) if spec.position == "alibi" else 0.0
+        rows = []
+        for t in range(len(x_TC)):
+            first = 0 if spec.window is None else max(0, t + 1 - spec.window)
+            seen = [s for s in range(first, t + 1) if spec.documents == "ignore" or documents[s] == documents[t]]
+            penalty_S = torch.tensor([-slope * (t - s) for s in seen], dtype=torch.float64)
+            rows.append(attend_one(q_TD[t], k_TD[seen], v_TD[seen], penalty_S))
+        heads.append(torch.stack(rows))
+    return linear(block, "attention.out", torch.cat(heads, dim=1))
 
 
-def attend_one(q_D: Tensor, k_SD: Tensor, v_SD: Tensor) -> Tensor:
-    scores_S = k_SD @ q_D / math.sqrt(len(q_D))
+def unit_mean_square(x_TD: Tensor) -> Tensor:
+    return torch.stack([x_D / math.sqrt(sum(v * v for v in x_D.tolist()) / len(x_D) + 1e-6) for x_D in x_TD])
+
+
+def reference_slope(head: int, heads: int) -> float:
+    """ALiBi: 8 octaves shared by the heads; beyond a power of two, the odd steps of half the size."""
+    power = 2 ** int(math.log2(heads))
+    return 2.0 ** -(8 / power * (head + 1)) if head < power else 2.0 ** -(4 / power * (2 * (head - power) + 1))
+
+
+def attend_one(q_D: Tensor, k_SD: Tensor, v_SD: Tensor, penalty_S: Tensor) -> Tensor:
+    scores_S = k_SD @ q_D / math.sqrt(len(q_D)) + penalty_S
     weights_S = (scores_S - scores_S.max()).exp()
     return (weights_S / weights_S.sum()) @ v_SD
 
@@ -145,20 +234,41 @@ def attend_one(q_D: Tensor, k_SD: Tensor, v_SD: Tensor) -> Tensor:
 def turned(spec: Spec, x_TD: Tensor) -> Tensor:
     """RoPE as multiplication of complex numbers (feature i, feature i + D/2) by e^(i position frequency)."""
     half = spec.head_size // 2
+    stretch = spec.rope_factor if spec.rope_scaling == "linear" else 1.0
+    base = spec.rope_base
+    if spec.rope_scaling == "ntk":
+        base *= spec.rope_factor ** (spec.head_size / (spec.head_size - 2))
     rows = []
     for position, x_D in enumerate(x_TD.tolist()):
         pairs = [complex(x_D[i], x_D[i + half]) for i in range(half)]
-        angles = [position * spec.rope_base ** (-2 * i / spec.head_size) for i in range(half)]
+        angles = [position / stretch * base ** (-2 * i / spec.head_size) for i in range(half)]
         moved = [z * complex(math.cos(a), math.sin(a)) for z, a in zip(pairs, angles, strict=True)]
         rows.append([z.real for z in moved] + [z.imag for z in moved])
     return torch.tensor(rows, dtype=torch.float64)
 
 
-def feed_forward(spec: Spec, block: Weights, parts: Weights, x_TC: Tensor) -> Tensor:
-    if spec.mlp == "swiglu":
-        gate_TF, up_TF = (x_TC @ parts[f"mlp.up.weight:{name}"].T for name in ("gate", "up"))
-        inner_TF = gate_TF / (1 + (-gate_TF).exp()) * up_TF
-    else:
-        raw_TF = x_TC @ block["mlp.up.weight"].T
-        inner_TF = raw_TF * (1 + torch.erf(raw_TF / math.sqrt(2))) / 2
-    return inner_TF @ block["mlp.down.weight"].T
+def feed_forward(spec: Spec, block: Weights, parts: Weights, x_TC: Tensor, documents: list[int]) -> Tensor:
+    raw_TF = linear(parts, "gate", x_TC) if "gate.weight" in parts else linear(block, "mlp.up", x_TC)
+    inner_TF = ACTIVATIONS[spec.mlp](raw_TF)
+    if "gate.weight" in parts:
+        inner_TF = inner_TF * linear(parts, "up", x_TC)
+    return linear(block, "mlp.down", inner_TF)
+
+
+def silu(x: Tensor) -> Tensor:
+    return x / (1 + (-x).exp())
+
+
+def gelu(x: Tensor) -> Tensor:
+    return x * (1 + torch.erf(x / math.sqrt(2))) / 2
+
+
+def gelu_tanh(x: Tensor) -> Tensor:
+    return x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))) / 2
+
+
+def relu2(x: Tensor) -> Tensor:
+    return torch.where(x > 0, x * x, 0.0)
+
+
+ACTIVATIONS = {"swiglu": silu, "geglu": gelu, "gelu": gelu, "gelu-tanh": gelu_tanh, "relu2": relu2}

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import copy
+from typing import get_args
 
 import pytest
 import torch
 from hypothesis import given, settings
 
-from ropewalk.model.attend import causal
+from ropewalk.model.attend import attend_for
+from ropewalk.model.config import Mlp, NormPlace, Position
 from ropewalk.model.decoder import Decoder, build
 from ropewalk.model.init import initialize
 from ropewalk.model.modules import Block
 from ropewalk.model.positions import rotation
 from ropewalk.model.sharding import splits
 
-from .specs import small, specs
+from .specs import loud, small, specs
 
 
 @settings(max_examples=60, deadline=None)
@@ -32,7 +34,7 @@ def test_every_parameter_has_a_split_that_fits_it(spec):
 
 
 @pytest.mark.parametrize("hidden", [704, 5632, 11008, 14336, 40, 1000])
-@pytest.mark.parametrize("mlp", ["swiglu", "gelu"])
+@pytest.mark.parametrize("mlp", get_args(Mlp))
 def test_usual_tensor_degrees_divide_the_feed_forward_units(hidden, mlp):
     spec = small(hidden=hidden, mlp=mlp)
     for name in ("blocks.0.mlp.up.weight", "blocks.0.mlp.down.weight"):
@@ -40,21 +42,34 @@ def test_usual_tensor_degrees_divide_the_feed_forward_units(hidden, mlp):
 
 
 @pytest.mark.parametrize("degree", [2, 4])
-@pytest.mark.parametrize("mlp", ["swiglu", "gelu"])
-@pytest.mark.parametrize("position", ["rope", "learned"])
-def test_row_parallel_outputs_of_a_split_block_add_up(degree, mlp, position):
-    spec = small(heads=8, kv_heads=4, mlp=mlp, position=position, hidden=96)
-    block = build(spec, seed=1, dtype=torch.float64).blocks["1"]
+@pytest.mark.parametrize("mlp", get_args(Mlp))
+@pytest.mark.parametrize("place", get_args(NormPlace))
+@pytest.mark.parametrize("changes", [{}, {"position": "alibi", "window": 4}, {"qk_norm": True, "bias": True}])
+def test_row_parallel_outputs_of_a_split_block_add_up(degree, mlp, place, changes):
+    spec = small(heads=8, kv_heads=4, mlp=mlp, norm_place=place, hidden=96, **changes)
+    block = loud(spec, seed=1).blocks["1"]
     parts = [tensor_part(block, spec, rank, degree) for rank in range(degree)]
     x_BTC = torch.randn(2, 7, spec.width, dtype=torch.float64)
-    places_BT = torch.arange(7).expand(2, -1)
-    turn = rotation(places_BT, spec, dtype=torch.float64)
-    turn = turn if position == "rope" else None
-    with torch.no_grad():
-        middle_BTC = x_BTC + sum(p.attention(p.attention_norm(x_BTC), turn=turn, attend=causal) for p in parts)
-        summed_BTC = middle_BTC + sum(p.mlp(p.mlp_norm(middle_BTC)) for p in parts)
-        whole_BTC = block(x_BTC, turn=turn, attend=causal)
-    torch.testing.assert_close(summed_BTC, whole_BTC, atol=1e-13, rtol=1e-12)
+    turn = None
+    if spec.position == "rope":
+        turn = rotation(torch.arange(7).expand(2, -1), spec, dtype=torch.float64)
+
+    def attention(x_BTC):
+        attends = [attend_for(spec, first_head=rank * 8 // degree) for rank in range(degree)]
+        return sum(p.attention(x_BTC, turn=turn, attend=a) for p, a in zip(parts, attends, strict=True))
+
+    def feed_forward(x_BTC):
+        return sum(part.mlp(x_BTC) for part in parts)
+
+    middle_BTC = block.residual(x_BTC, attention, block.attention_norm, block.attention_post_norm)
+    summed_BTC = block.residual(middle_BTC, feed_forward, block.mlp_norm, block.mlp_post_norm)
+    whole_BTC = block(x_BTC, turn=turn, attend=attend_for(spec))
+    torch.testing.assert_close(summed_BTC, whole_BTC, atol=1e-12, rtol=1e-12)
+    if spec.qk_norm:
+        (whole,) = torch.autograd.grad(whole_BTC.square().sum(), [block.attention.query_norm.weight])
+        partial = torch.autograd.grad(summed_BTC.square().sum(), [p.attention.query_norm.weight for p in parts])
+        assert splits(spec)["blocks.1.attention.query_norm.weight"].partial_gradient
+        torch.testing.assert_close(sum(partial), whole, atol=1e-10, rtol=1e-10)
 
 
 def tensor_part(block: Block, spec, rank: int, degree: int) -> Block:
@@ -65,13 +80,17 @@ def tensor_part(block: Block, spec, rank: int, degree: int) -> Block:
         if split.dimension is not None:
             assert split.units % degree == 0
             parameter.data = parameter.data.chunk(degree, dim=split.dimension)[rank].clone()
+        elif rank and name.endswith(("out.bias", "down.bias")):
+            # It joins once, after the partial sums.
+            parameter.data.zero_()
     return part
 
 
 @pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize("position", ["rope", "learned"])
-def test_two_pipeline_stages_equal_the_whole(tied, position):
-    spec = small(layers=4, tied=tied, position=position, norm="layer")
+@pytest.mark.parametrize("position", get_args(Position))
+@pytest.mark.parametrize("place", get_args(NormPlace))
+def test_two_pipeline_stages_equal_the_whole(tied, position, place):
+    spec = small(layers=4, tied=tied, position=position, norm="layer", norm_place=place, window=5)
     whole = build(spec, seed=3, dtype=torch.float64)
     first = Decoder(spec, layers=[0, 1], last=False).double()
     second = Decoder(spec, layers=[2, 3], first=False).double()

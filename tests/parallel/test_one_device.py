@@ -14,6 +14,7 @@ from ropewalk.config.ranks import Ranks
 from ropewalk.load.batch import Batch
 from ropewalk.model.decoder import Decoder, build
 from ropewalk.parallel.apply import apply
+from ropewalk.parallel.compat import deterministic
 from ropewalk.parallel.executor import OneDevice, Points
 from ropewalk.parallel.mesh import pick_device
 from ropewalk.plan.plan import Plan
@@ -216,6 +217,43 @@ def test_state_taken_over_is_the_same_state_and_goes_on_the_same() -> None:
     assert identical(first.optimizer_state(), second.optimizer_state())
 
 
+DROPPING = small_spec(dropout=0.3, documents="separate", position="alibi")
+
+
+def dropping(*, microbatch: int, seed: int = 5) -> OneDevice:
+    plan = Plan(device="cpu", precision="fp32", batch_rows=ROWS, microbatch_rows=microbatch)
+    model = build(DROPPING, seed=0, dtype=torch.float64)
+    return OneDevice(plan, model, lambda parameters: make_optimizer(parameters, DECAY), seed=seed)
+
+
+def packed_batch(number: int) -> Batch:
+    """Rows of two documents each."""
+    batch = random_batch(DROPPING, rows=ROWS, seed=number)
+    return dataclasses.replace(batch, documents=(batch.positions > 5).int())
+
+
+def test_dropout_and_documents_are_the_same_under_any_microbatch_and_after_a_restart() -> None:
+    whole, parts, other = dropping(microbatch=ROWS), dropping(microbatch=2), dropping(microbatch=2, seed=6)
+    for number in range(3):
+        losses = [each.step(packed_batch(number), lr=1e-2).loss.item() for each in (whole, parts, other)]
+        assert losses[0] == pytest.approx(losses[1], abs=1e-12)
+        assert losses[0] != pytest.approx(losses[2], abs=1e-6)
+    assert largest_difference(whole.model_state(), parts.model_state()) < 1e-12
+    again = dropping(microbatch=2)
+    again.load_state(copy_of(parts.model_state()), copy_of(parts.optimizer_state()))
+    for each in (parts, again):
+        each.step(packed_batch(9), lr=1e-2)
+    assert identical(parts.model_state(), again.model_state())
+
+
+def test_separate_documents_score_as_if_alone() -> None:
+    ours, batch = dropping(microbatch=4), packed_batch(0)
+    together = ours.score(batch).log_probabilities[:, 6:]
+    pieces = [getattr(batch, field.name)[:, 6:] for field in dataclasses.fields(Batch)]
+    # ALiBi knows distances alone: the second document need not be moved to the front.
+    torch.testing.assert_close(together, ours.score(Batch(*pieces)).log_probabilities, atol=1e-12, rtol=1e-12)
+
+
 def test_state_of_another_model_is_refused() -> None:
     state = build(small_spec(layers=3), seed=0).state_dict()
     with pytest.raises(AssertionError, match="another model"):
@@ -249,3 +287,27 @@ def test_more_than_one_process_is_refused() -> None:
         apply(plan, build(SPEC, seed=0), None)
     with pytest.raises(UserError, match="4 processes were started, but the plan is for 2"):
         pick_device(plan, Ranks(rank=0, world=4, local_rank=0))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_the_same_steps_on_a_gpu_give_the_same_bits(precision: str) -> None:
+    spec = small_spec(width=256, heads=4, vocabulary=4096, sequence_length=512)
+    plan = Plan(device="cuda", precision=precision, batch_rows=ROWS, microbatch_rows=4)  # type: ignore[arg-type]
+    ends = []
+    for _ in range(2):
+        ours = OneDevice(plan, build(spec, seed=0, device="cuda"), lambda p: make_optimizer(p, DECAY), clip_norm=1.0)
+        for number in range(5):
+            with deterministic(torch.device("cuda")):
+                ours.step(random_batch(spec, rows=ROWS, seed=number), lr=1e-3)
+        ends.append(copy_of(ours.model_state()))
+    assert identical(*ends)
+
+
+def test_determinism_is_asked_for_on_a_gpu_only_and_given_back() -> None:
+    with deterministic(torch.device("cpu")):
+        assert not torch.are_deterministic_algorithms_enabled()
+    with deterministic(torch.device("cuda")):
+        assert torch.are_deterministic_algorithms_enabled()
+    assert not torch.are_deterministic_algorithms_enabled()

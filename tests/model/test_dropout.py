@@ -1,0 +1,93 @@
+"""Dropout: a fair coin for every feature, the same wherever and however often it is thrown."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from ropewalk.model.decoder import build
+from ropewalk.model.dropout import Dropout, dropout_key
+
+from .specs import small
+
+ROWS, TOKENS, FEATURES = 16, 64, 128
+
+
+def masks(*, rate: float = 0.1, seed: int = 0, step: int = 0, rows: Tensor | None = None, first: int = 0) -> Dropout:
+    rows_B = torch.arange(ROWS) if rows is None else rows
+    return Dropout(rate, dropout_key(seed, torch.tensor(step)), rows_B, first)
+
+
+@pytest.mark.parametrize("rate", [0.01, 0.1, 0.5, 0.9])
+def test_each_feature_is_dropped_at_the_rate(rate):
+    kept = masks(rate=rate).kept(TOKENS, FEATURES, layer=1, site="mlp").double()
+    for dims in ((0, 1, 2), (0, 1), (0, 2), (1, 2)):
+        counted = ROWS * TOKENS * FEATURES / kept.mean(dims).numel()
+        # Six standard errors of a coin, over at most 128 means: odds of about 1 in a million.
+        assert (kept.mean(dims) - (1 - rate)).abs().max() < 6 * math.sqrt(rate * (1 - rate) / counted)
+
+
+def test_every_coordinate_makes_independent_masks():
+    """Masks that differ in one coordinate of the key agree as often as independent coins."""
+    base = {"layer": 1, "site": "mlp"}
+    half = masks(rate=0.5)
+    one = half.kept(TOKENS, FEATURES, **base)
+    others = [
+        half.kept(TOKENS, FEATURES, layer=2, site="mlp"),
+        half.kept(TOKENS, FEATURES, layer=1, site="attention"),
+        masks(rate=0.5, step=1).kept(TOKENS, FEATURES, **base),
+        masks(rate=0.5, seed=1).kept(TOKENS, FEATURES, **base),
+        masks(rate=0.5, rows=torch.arange(ROWS) + ROWS).kept(TOKENS, FEATURES, **base),
+        *(one.roll(1, dim) for dim in range(3)),
+        *(one.roll(7, dim) for dim in range(3)),
+    ]
+    for left, right in itertools.combinations([one, *others], 2):
+        agree = (left == right).double().mean().item()
+        assert abs(agree - 0.5) < 6 * 0.5 / math.sqrt(one.numel())
+
+
+def test_masks_do_not_depend_on_the_company():
+    whole = masks().kept(TOKENS, FEATURES, layer=3, site="attention")
+    order = torch.randperm(ROWS)
+    assert torch.equal(masks(rows=order).kept(TOKENS, FEATURES, layer=3, site="attention"), whole[order])
+    later = masks(first=20).kept(TOKENS - 20, FEATURES, layer=3, site="attention")
+    assert torch.equal(later, whole[:, 20:])
+    fewer = masks().kept(TOKENS, 5, layer=3, site="attention")
+    assert torch.equal(fewer, whole[..., :5])
+
+
+def test_the_mean_is_kept_and_gradients_follow_the_mask():
+    x = torch.ones(ROWS, TOKENS, FEATURES, dtype=torch.float64, requires_grad=True)
+    y = masks(rate=0.25)(x, layer=0, site="embedding")
+    kept = masks(rate=0.25).kept(TOKENS, FEATURES, layer=0, site="embedding")
+    torch.testing.assert_close(y, kept.double() / 0.75, atol=1e-15, rtol=1e-15)
+    (gradient,) = torch.autograd.grad(y.sum(), x)
+    assert torch.equal(gradient, y.detach())
+
+
+def test_a_model_drops_at_every_site_and_only_when_asked():
+    spec = small(dropout=0.5)
+    model = build(spec, seed=0, dtype=torch.float64)
+    tokens = torch.randint(spec.vocabulary, (4, 10))
+    sites = []
+
+    class Noted(Dropout):
+        def __call__(self, x_BTC, *, layer, site):
+            sites.append((layer, site))
+            return super().__call__(x_BTC, layer=layer, site=site)
+
+    with torch.no_grad():
+        plain = model(tokens)
+        assert torch.equal(plain, model(tokens))
+        whole = model(tokens, dropout=Noted(0.5, dropout_key(0, torch.tensor(3)), torch.arange(4)))
+        assert not torch.equal(plain, whole)
+        parts = [
+            model(tokens[rows], dropout=Dropout(0.5, dropout_key(0, torch.tensor(3)), rows))
+            for rows in torch.arange(4).split(3)
+        ]
+    assert sites == [(0, "embedding"), *((layer, site) for layer in (0, 1) for site in ("attention", "mlp"))]
+    torch.testing.assert_close(torch.cat(parts), whole, atol=1e-13, rtol=1e-12)

@@ -46,14 +46,14 @@ def ours(case: str) -> Callable[[], float]:
     from ropewalk.model.spec import resolve
     from ropewalk.parallel.apply import apply
     from ropewalk.plan.plan import Plan
-    from ropewalk.train.config import AdamW
+    from ropewalk.train.config import Optimizer
     from ropewalk.train.optimizer import make_optimizer
 
     layers, width, heads, hidden, rows, length = CASES[case]
     settings = Model(layers=layers, width=width, heads=heads, hidden=hidden)
     model = build(resolve(settings, vocabulary=VOCABULARY, sequence_length=length), seed=0)
     plan = Plan(device="cpu", precision="bf16", batch_rows=rows, microbatch_rows=rows)
-    executor = apply(plan, model, lambda parameters: make_optimizer(parameters, AdamW()), clip_norm=1.0)
+    executor = apply(plan, model, lambda parameters: make_optimizer(parameters, Optimizer()), clip_norm=1.0)
     data = tokens(case)
     batch = Batch(
         tokens=data[:, :-1],

@@ -98,7 +98,7 @@ class Workshop:
         """What the Python blocks of a page have defined."""
 
     def furnish(self) -> None:
-        """Small corpora from Python's own documentation and sources, recipes, and a finished quickstart."""
+        """Small corpora from Python's own documentation and sources, recipes, a finished quickstart and its export."""
         for place in ("my-texts", "my-books", "data"):
             for name in [name for name in sorted(topics) if 300 < len(topics[name]) < 6000]:
                 self._write(f"{place}/{name}.txt", topics[name])
@@ -114,6 +114,7 @@ class Workshop:
             self._write(f"recipes/{name}.toml", source)
         self.command("ropewalk quickstart")
         self.command("ropewalk prepare recipes/books.toml")
+        self.command("ropewalk model export runs/quickstart my-llama")
 
     def run(self, block: Block) -> str:
         """Does what one block asks for; its output."""

@@ -31,7 +31,7 @@ from ropewalk.plan.plan import choose, save_plan
 from ropewalk.prepare.config import Prepare, Source
 from ropewalk.store.manifest import Manifest, ShardEntry, SourceEntry, Split, TokenizerEntry, write_manifest
 from ropewalk.store.shards import document_key, write_shard
-from ropewalk.train.config import AdamW, Schedule, Train
+from ropewalk.train.config import Optimizer, Schedule, Train
 
 END = "<|endoftext|>"
 WORDS = [
@@ -131,7 +131,7 @@ def make_run(folder: Path, **overrides: Any) -> Path:
             train=Train(
                 steps=8,
                 batch_rows=4,
-                optimizer=AdamW(),
+                optimizer=Optimizer(),
                 schedule=Schedule(peak_lr=1e-2, warmup_steps=2),
                 precision="fp32",
                 log_every_steps=2,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +46,8 @@ class CheckpointManifest:
     """The loader's state."""
     files: dict[str, FileEntry]
     version: str
+    schedule: dict[str, Any] = field(default_factory=dict)
+    """What an adaptive learning rate remembers; empty for others."""
 
 
 def step_path(folder: Path, step: int) -> Path:

@@ -6,7 +6,7 @@ import dataclasses
 import os
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +46,8 @@ class State:
     optimizer: Mapping[str, Tensor]
     tokenizer: bytes
     """The tokenizer's file: a checkpoint generates text without anything beside it."""
+    schedule: dict[str, Any] = field(default_factory=dict)
+    """What an adaptive learning rate remembers; empty for others."""
 
 
 def save(folder: Path, state: State) -> Path:
@@ -66,6 +68,7 @@ def save(folder: Path, state: State) -> Path:
             data=state.data,
             files=files,
             version=__version__,
+            schedule=state.schedule,
         )
         write_json(partial / FILE, sealed(manifest))
     return path
@@ -85,6 +88,7 @@ def load(path: Path, *, optimizer: bool = True) -> State:
         model=safetensors.torch.load(data[MODEL]),
         optimizer=safetensors.torch.load(data[OPTIMIZER]) if optimizer else {},
         tokenizer=data[TOKENIZER],
+        schedule=manifest.schedule,
     )
 
 

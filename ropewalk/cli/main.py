@@ -24,7 +24,7 @@ VERBS = {
     "run": "Raw files to report: prepare, plan, train, evaluate.",
     "prepare": "Raw files to token shards; explain what became of a document.",
     "plan": "What a recipe will need, before anything is spent.",
-    "model": "Describe a recipe's model: shapes, parameters, FLOPs.",
+    "model": "Describe a recipe's model; export, import or grow a trained one.",
     "train": "As far as the trained model.",
     "evaluate": "As far as the measured model.",
     "generate": "Continue a text with a trained model.",

@@ -1,8 +1,12 @@
-"""`ropewalk model describe`"""
+"""`ropewalk model describe | export | import | grow`"""
 
 from __future__ import annotations
 
 from math import prod
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
 
 from ropewalk import flow
 from ropewalk.base.progress import amount
@@ -13,13 +17,13 @@ from .options import Json, Overrides, RecipeFile, verb
 app = verb(
     help="""Example: ropewalk model describe recipes/books.toml
 
-    Looks at a recipe's model without building it."""
+    Looks at a recipe's model without building it; takes models to Hugging Face's layouts and back; grows them."""
 )
 
-
-@app.callback()
-def _group() -> None:
-    """Keeps `describe` a word of its own."""
+Checkpoint = Annotated[
+    Path, typer.Argument(help="A checkpoint, or a run directory for its newest.", show_default=False)
+]
+Target = Annotated[Path, typer.Argument(help="Folder for the new checkpoint; must not exist.", show_default=False)]
 
 
 @app.command()
@@ -39,3 +43,74 @@ def describe(recipe: RecipeFile, overrides: Overrides = None, json: Json = False
         ("FLOPs a token", f"{full} full attention, {causal} causal"),
     ]
     emit(model, as_json=json, text=table(rows))
+
+
+@app.command()
+def export(
+    checkpoint: Checkpoint,
+    folder: Annotated[Path, typer.Argument(help="Directory to write; must not exist.", show_default=False)],
+    layout: Annotated[
+        Literal["auto", "llama", "gpt2"], typer.Option("--layout", help="`auto` takes the one that fits.")
+    ] = "auto",
+    json: Json = False,
+) -> None:
+    """Example: ropewalk model export runs/quickstart quickstart-hf
+
+    Writes a checkpoint as a Hugging Face directory: config, safetensors, tokenizer. The same weights give the same
+    logits there.
+    """
+    made = flow.export_model(checkpoint, folder, layout=layout)
+    text = f"{made['folder']}: {amount(made['parameters'])} parameters of step {made['step']}, {made['layout']} layout"
+    emit(made, as_json=json, text=text)
+
+
+@app.command(name="import")
+def import_command(
+    folder: Annotated[Path, typer.Argument(help="A local Hugging Face directory.", show_default=False)],
+    checkpoints: Target,
+    dtype: Annotated[
+        Literal["keep", "float32"], typer.Option("--dtype", help="`float32` widens half-precision weights.")
+    ] = "keep",
+    json: Json = False,
+) -> None:
+    """Example: ropewalk model import my-llama imported
+
+    Writes the Llama or GPT-2 model of a local Hugging Face directory as a checkpoint, which `ropewalk generate`
+    reads. Nothing is fetched.
+    """
+    made = flow.import_model(folder, checkpoints, dtype=dtype)
+    what = f"{amount(made['parameters'])} parameters, {made['dtype']}, {made['layout']} layout"
+    emit(made, as_json=json, text=f"{made['checkpoint']}: {what}, end of text {made['end_of_text']}")
+
+
+@app.command()
+def grow(
+    checkpoint: Checkpoint,
+    checkpoints: Target,
+    sizes: Annotated[
+        list[str], typer.Argument(help="Larger sizes, as model.layers=8: layers, width, heads, kv_heads, hidden.")
+    ],
+    new_blocks: Annotated[
+        Literal["identity", "stack"],
+        typer.Option("--new-blocks", help="New blocks add nothing yet, or are plain copies (Gong et al. 2019)."),
+    ] = "identity",
+    noise: Annotated[
+        float, typer.Option("--noise", min=0.0, help="Added to copied weights, as a share of their size: parts copies.")
+    ] = 0.0,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the noise.")] = 0,
+    json: Json = False,
+) -> None:
+    """Example: ropewalk model grow runs/quickstart grown model.layers=8
+
+    Starts a larger model from a smaller trained one: more blocks, more features (Net2Net), a wider feed-forward part.
+    Says whether the larger model computes what the smaller one did.
+    """
+    made = flow.grow_model(checkpoint, checkpoints, sizes, new_blocks=new_blocks, noise=noise, seed=seed)
+    grown = [(name, f"{before} -> {after}") for name, (before, after) in made["sizes"].items() if before != after]
+    rows = [
+        ("checkpoint", made["checkpoint"]),
+        ("parameters", f"{amount(made['parameters_before'])} -> {amount(made['parameters'])}"),
+        *grown,
+        ("function", "preserved: the same logits as before" if made["preserving"] else "changed: train it further"),
+    ]
+    emit(made, as_json=json, text=table(rows))

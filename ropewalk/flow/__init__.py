@@ -11,6 +11,9 @@ if TYPE_CHECKING:
     from .authoring import diff as diff
     from .authoring import new_recipe as new_recipe
     from .authoring import show as show
+    from .models import export_model as export_model
+    from .models import grow_model as grow_model
+    from .models import import_model as import_model
     from .recipe import Recipe as Recipe
     from .verbs import detach as detach
     from .verbs import evaluate as evaluate
@@ -27,6 +30,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "authoring": ("check", "describe", "diff", "new_recipe", "show"),
+    "models": ("export_model", "grow_model", "import_model"),
     "recipe": ("Recipe",),
     "verbs": (
         *("detach", "evaluate", "explain", "generate", "monitor", "plan", "prepare"),

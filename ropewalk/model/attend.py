@@ -37,8 +37,7 @@ def attend_for(spec: Spec, *, documents_BT: Tensor | None = None, first_head: in
 
 def causal(layer: int, q_BHTD: Tensor, k_BGTD: Tensor, v_BGTD: Tensor) -> Tensor:
     """Each token sees itself and what came before it in its row."""
-    grouped = q_BHTD.shape[1] != k_BGTD.shape[1]
-    return F.scaled_dot_product_attention(q_BHTD, k_BGTD, v_BGTD, is_causal=True, enable_gqa=grouped)
+    return _attend(q_BHTD, k_BGTD, v_BGTD, mask=None)
 
 
 class MaskedAttend:
@@ -65,8 +64,7 @@ class MaskedAttend:
                 dtype=q_BHTD.dtype,
                 documents_BT=self._documents_BT,
             )
-        grouped = q_BHTD.shape[1] != k_BGTD.shape[1]
-        return F.scaled_dot_product_attention(q_BHTD, k_BGTD, v_BGTD, attn_mask=self._mask, enable_gqa=grouped)
+        return _attend(q_BHTD, k_BGTD, v_BGTD, mask=self._mask)
 
 
 class CachedAttend:
@@ -91,11 +89,14 @@ class CachedAttend:
         end = self.seen + tokens
         keys_BGSD[:, :, self.seen : end] = k_BGTD
         values_BGSD[:, :, self.seen : end] = v_BGTD
-        # `is_causal` aligns the first query with the first key, so a continuation needs its own mask.
-        key_S = torch.arange(end, device=q_BHTD.device)
-        mask = additive_mask(
-            self._spec, key_S[self.seen :], key_S, heads=range(q_BHTD.shape[1]), dtype=q_BHTD.dtype, documents_BT=None
-        )
+        # `is_causal` aligns the first query with the first key, so a continuation needs its own mask; the last token
+        # alone sees everything, if nothing special is asked.
+        mask = None
+        if tokens > 1 or attend_for(self._spec) is not causal:
+            key_S, heads = torch.arange(end, device=q_BHTD.device), range(q_BHTD.shape[1])
+            mask = additive_mask(
+                self._spec, key_S[self.seen :], key_S, heads=heads, dtype=q_BHTD.dtype, documents_BT=None
+            )
         return F.scaled_dot_product_attention(
             q_BHTD,
             keys_BGSD[:, :, :end],
@@ -109,10 +110,25 @@ class CachedAttend:
         self.seen += tokens
 
 
+def _attend(q_BHTD: Tensor, k_BGTD: Tensor, v_BGTD: Tensor, *, mask: Tensor | None) -> Tensor:
+    """Attention under `mask`, or causal without one."""
+    heads, groups = q_BHTD.shape[1], k_BGTD.shape[1]
+    if heads != groups and q_BHTD.is_cuda and (mask is not None or q_BHTD.dtype == torch.float32):
+        # The GPU kernels that take a mask or float32 know no groups, and torch would fall back to T x T matrices: 1.6
+        # times the memory of all that a model of width 768 keeps at T = 1024 (H200, torch 2.11).
+        k_BGTD, v_BGTD = (x.repeat_interleave(heads // groups, dim=1) for x in (k_BGTD, v_BGTD))
+    grouped = heads != k_BGTD.shape[1]
+    return F.scaled_dot_product_attention(
+        q_BHTD, k_BGTD, v_BGTD, attn_mask=mask, is_causal=mask is None, enable_gqa=grouped
+    )
+
+
 def additive_mask(
     spec: Spec, query_T: Tensor, key_S: Tensor, *, heads: range, dtype: torch.dtype, documents_BT: Tensor | None
 ) -> Tensor:
-    """What is added to the scores of queries and keys at these places of a row, (B) x (H) x T x S: -inf where unseen.
+    """What is added to the scores of queries and keys at these places of a row: -inf where unseen.
+
+    T x S, or with ALiBi or documents (1 or B) x (1 or H) x T x S: three dimensions would take torch's slow path.
 
     Numbers rather than booleans: torch would turn booleans into numbers again in every layer and keep each copy.
     """
@@ -126,5 +142,5 @@ def additive_mask(
     if spec.position == "alibi":
         # Press et al. 2022, equation in section 3: the score loses slope x distance.
         slopes_H = alibi_slopes(spec.heads, device=key_S.device)[heads.start : heads.stop]
-        penalty = (slopes_H.view(-1, 1, 1) * -distance_TS).to(dtype)
+        penalty = (slopes_H.view(1, -1, 1, 1) * -distance_TS).to(dtype)
     return torch.where(seen, penalty, float("-inf"))

@@ -2,7 +2,7 @@
 
 The mask is hashed from (seed, step, layer, site, row of the global batch, place in the row, feature). So it is the same
 under any microbatch, any split over devices, and again when a pass is recomputed; nothing needs to be saved but the
-seed and the step. Price: about 20 passes of integer arithmetic over each masked tensor in eager mode; one when compiled.
+seed and the step. Price: about 20 passes of integer arithmetic over each masked tensor in eager mode.
 
 Shapes: B rows, T tokens, C width.
 """

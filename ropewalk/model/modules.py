@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -26,6 +27,19 @@ def make_norm(spec: Spec) -> nn.Module:
     return nn.LayerNorm(spec.width, eps=1e-5)
 
 
+class HeadNorm(nn.Module):
+    """Root mean square 1 over each head's features, times a scale that all heads share."""
+
+    def __init__(self, spec: Spec) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(spec.head_size))
+
+    def forward(self, x_BHTD: Tensor) -> Tensor:
+        # Attention wants queries and keys in the type of the values; a float32 scale would widen them under autocast.
+        scale = self.weight.to(x_BHTD.dtype)
+        return F.rms_norm(x_BHTD, scale.shape, scale, 1e-6).to(x_BHTD.dtype)
+
+
 class Attention(nn.Module):
     """Self-attention with one fused projection.
 
@@ -39,8 +53,8 @@ class Attention(nn.Module):
         self.head_size = spec.head_size
         self.group_heads = spec.group_heads
         self.qkv = nn.Linear(spec.width, spec.kv_heads * spec.group_heads * spec.head_size, bias=spec.bias)
-        self.query_norm = nn.RMSNorm(spec.head_size, eps=1e-6) if spec.qk_norm else None
-        self.key_norm = nn.RMSNorm(spec.head_size, eps=1e-6) if spec.qk_norm else None
+        self.query_norm = HeadNorm(spec) if spec.qk_norm else None
+        self.key_norm = HeadNorm(spec) if spec.qk_norm else None
         self.out = nn.Linear(spec.heads * spec.head_size, spec.width, bias=spec.bias)
 
     def forward(self, x_BTC: Tensor, *, turn: Rotation | None, attend: Attend) -> Tensor:
@@ -52,8 +66,7 @@ class Attention(nn.Module):
         k_BGTD = keys.squeeze(3).transpose(1, 2)
         v_BGTD = values.squeeze(3).transpose(1, 2)
         if self.query_norm is not None and self.key_norm is not None:
-            # Under autocast the norm's float32 weights would widen what attention reads.
-            q_BHTD, k_BGTD = self.query_norm(q_BHTD).to(v_BGTD.dtype), self.key_norm(k_BGTD).to(v_BGTD.dtype)
+            q_BHTD, k_BGTD = self.query_norm(q_BHTD), self.key_norm(k_BGTD)
         if turn is not None:
             q_BHTD, k_BGTD = rotate(q_BHTD, turn), rotate(k_BGTD, turn)
         attended_BHTD = attend(self.layer, q_BHTD, k_BGTD, v_BGTD)
@@ -61,7 +74,9 @@ class Attention(nn.Module):
 
 
 def _relu2(x: Tensor) -> Tensor:
-    return F.relu(x).square()
+    positive = F.relu(x)
+    # A product, because autocast would widen a power to float32.
+    return positive * positive
 
 
 def _gelu_tanh(x: Tensor) -> Tensor:
@@ -109,10 +124,10 @@ class Block(nn.Module):
         both = spec.norm_place == "both"
         self.attention_norm = make_norm(spec)
         self.attention = Attention(spec, layer)
-        self.attention_post_norm = make_norm(spec) if both else nn.Identity()
+        self.attention_post_norm = make_norm(spec) if both else None
         self.mlp_norm = make_norm(spec)
         self.mlp = FeedForward(spec)
-        self.mlp_post_norm = make_norm(spec) if both else nn.Identity()
+        self.mlp_post_norm = make_norm(spec) if both else None
 
     def forward(
         self, x_BTC: Tensor, *, turn: Rotation | None, attend: Attend, dropout: Dropout | None = None
@@ -129,9 +144,11 @@ class Block(nn.Module):
         return self.residual(x_BTC, feed_forward, self.mlp_norm, self.mlp_post_norm)
 
     def residual(
-        self, x_BTC: Tensor, branch: Callable[[Tensor], Tensor], norm: nn.Module, post_norm: nn.Module
+        self, x_BTC: Tensor, branch: Callable[[Tensor], Tensor], norm: nn.Module, post_norm: nn.Module | None
     ) -> Tensor:
         """The stream after `branch` has written to it."""
         if self.norm_last:
             return norm(x_BTC + branch(x_BTC))
-        return x_BTC + post_norm(branch(norm(x_BTC)))
+        y_BTC = branch(norm(x_BTC))
+        # Under autocast a branch ends in half precision; it is normalised in that of the stream.
+        return x_BTC + (y_BTC if post_norm is None else post_norm(y_BTC.to(x_BTC.dtype)))

@@ -6,7 +6,6 @@ loop only when it logs.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -22,6 +21,7 @@ from ropewalk.model.loss import token_losses, token_scores
 from ropewalk.plan.plan import Plan
 
 from .comm import sum_over_ranks
+from .precision import LossScale, Masters, autocast
 
 Named = Mapping[str, Tensor]
 MakeOptimizer = Callable[[dict[str, torch.nn.Parameter]], torch.optim.Optimizer]
@@ -37,6 +37,8 @@ class StepResult:
     """Length of the whole gradient before clipping."""
     skipped: Tensor
     """1 when the gradient was not finite and the weights were left alone, else 0."""
+    loss_scale: Tensor | None = None
+    """What the loss was multiplied by for the backward pass; only in fp16."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +71,10 @@ class Executor(Protocol):
         """Log-probabilities of the targets. All ranks must call."""
 
     def model_state(self) -> dict[str, Tensor]:
-        """The parameters by name."""
+        """The parameters by name, as the optimizer sees them: float32 in every precision."""
 
     def optimizer_state(self) -> dict[str, Tensor]:
-        """The optimizer's tensors as `moment/parameter`."""
+        """The optimizer's tensors as `moment/parameter`; in fp16 also `loss_scale/...`."""
 
     def load_state(self, model: Named, optimizer: Named) -> None:
         """Takes over what the two functions above gave."""
@@ -97,8 +99,12 @@ class OneDevice:
         self._plan = plan
         self._clip_norm = clip_norm
         self._device = model.head_weight.device
-        self._parameters = dict(model.named_parameters())
+        # Without an optimizer the weights stay as they are: scores of a checkpoint are those of what it holds.
+        self._masters = Masters(model) if make_optimizer and plan.precision == "bf16-pure" else None
+        self._loss_scale = LossScale(self._device) if plan.precision == "fp16" else None
+        self._parameters = self._masters.parameters if self._masters else dict(model.named_parameters())
         self._optimizer = make_optimizer(self._parameters) if make_optimizer else None
+        assert self._optimizer is None or guards(self._optimizer), "this optimizer would follow a broken gradient"
 
     def step(self, batch: Batch, *, lr: float) -> StepResult:
         # Copied before anything is computed from it: a number made on the host would have to be waited for.
@@ -108,23 +114,26 @@ class OneDevice:
         rows = torch.arange(len(batch), device=self._device).split(self._plan.microbatch_rows)
         for microbatch, rows_B in zip(batch.split(self._plan.microbatch_rows), rows, strict=True):
             part = self._weighted_loss(microbatch, dropout=self._dropout(rows_B)) / total
-            part.backward()
+            (part * self._loss_scale.value if self._loss_scale else part).backward()
             parts.append(part.detach())
         loss = sum_over_ranks(torch.stack(parts).sum(), self._plan.world)
         gradients = {name: p.grad for name, p in self._parameters.items() if p.grad is not None}
+        if self._loss_scale:
+            self._loss_scale.divide(list(gradients.values()))
         _announce(self.points.on_gradients, gradients)
         norm = torch.nn.utils.get_total_norm(list(gradients.values()))
         self._clip(gradients.values(), norm)
         _announce(self.points.before_update, gradients)
+        scale = self._loss_scale.value if self._loss_scale else None
         skipped = self._update(norm, lr=lr)
-        return StepResult(loss, norm, skipped)
+        return StepResult(loss, norm, skipped, scale)
 
     @torch.no_grad()
     def score(self, batch: Batch) -> Scores:
         log_probabilities, first = [], []
         for microbatch in batch.split(self._plan.microbatch_rows):
             there = microbatch.to(self._device)
-            with self._autocast():
+            with autocast(self._plan.precision, self._device):
                 hidden = self._hidden(there)
                 score, choice = token_scores(hidden.flatten(0, 1), self.model.head_weight, there.targets.flatten())
             log_probabilities.append(score.view(there.targets.shape))
@@ -135,11 +144,13 @@ class OneDevice:
         return {name: parameter.detach() for name, parameter in self._parameters.items()}
 
     def optimizer_state(self) -> dict[str, Tensor]:
-        return {
+        moments = {
             f"{moment}/{name}": tensor
             for name, parameter in self._parameters.items()
             for moment, tensor in self._need_optimizer().state[parameter].items()
         }
+        scale = self._loss_scale.state if self._loss_scale else {}
+        return {**moments, **{f"loss_scale/{name}": tensor for name, tensor in scale.items()}}
 
     @torch.no_grad()
     def load_state(self, model: Named, optimizer: Named) -> None:
@@ -149,12 +160,18 @@ class OneDevice:
             parameter.copy_(model[name])
         for key, tensor in optimizer.items():
             moment, name = key.split("/", 1)
+            if moment == "loss_scale":
+                assert self._loss_scale, "the state is of another precision"
+                self._loss_scale.state[name] = tensor.to(self._device, copy=True)
+                continue
             # `step` counts live where the optimizer keeps them; moments live with their parameter.
             device = self._device if tensor.dim() or self._device.type == "cuda" else torch.device("cpu")
             self._need_optimizer().state[self._parameters[name]][moment] = tensor.to(device, copy=True)
+        if self._masters:
+            self._masters.publish()
 
     def _weighted_loss(self, batch: Batch, *, dropout: Dropout | None) -> Tensor:
-        with self._autocast():
+        with autocast(self._plan.precision, self._device):
             hidden = self._hidden(batch, dropout=dropout)
             losses = token_losses(hidden.flatten(0, 1), self.model.head_weight, batch.targets.flatten())
         return (losses * batch.weight.flatten().to(losses.dtype)).sum()
@@ -182,23 +199,26 @@ class OneDevice:
         """The guarded update: a gradient that is not finite changes nothing, decided on the device."""
         optimizer = self._need_optimizer()
         for group in optimizer.param_groups:
-            assert group.get("fused"), "only fused optimizers know `found_inf`"
-            group["lr"] = lr
+            group["lr"] = lr * group.get("lr_ratio", 1.0)
         skipped = (~torch.isfinite(norm)).float()
-        # The contract between GradScaler and torch's fused optimizers: they return unchanged when `found_inf` is 1.
         vars(optimizer).update(found_inf=skipped, grad_scale=None)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
+        if self._masters:
+            self._masters.publish()
+        if self._loss_scale:
+            self._loss_scale.update(skipped)
         return skipped
 
     def _need_optimizer(self) -> torch.optim.Optimizer:
         assert self._optimizer is not None, "an executor made without an optimizer only scores"
         return self._optimizer
 
-    def _autocast(self) -> contextlib.AbstractContextManager:
-        if self._plan.precision == "bf16":
-            return torch.autocast(self._device.type, torch.bfloat16)
-        return contextlib.nullcontext()
+
+def guards(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether `optimizer` leaves weights, moments and counters as they are when its `found_inf` is 1, decided on the
+    device: the contract between torch's GradScaler and its fused optimizers, which ours declare too."""
+    return getattr(optimizer, "_step_supports_amp_scaling", False)
 
 
 def _announce(callbacks: list[Callable[[Named], None]], gradients: Named) -> None:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 from typing import Literal
 
-from ropewalk.model.spec import Spec
+from ropewalk.model.activations import Precision as Products
+from ropewalk.model.activations import saved_bytes
+from ropewalk.model.spec import Optimizer, Spec
 
-Precision = Literal["fp32", "bf16"]
+Precision = Literal["fp32", "bf16", "bf16-pure", "fp16"]
+"""The settings of `train.precision` without `auto`."""
 
 LOGIT_BYTES = 1 << 28
 """As in model/loss.py (which needs torch): logits above this are chunked."""
@@ -30,54 +34,32 @@ class Memory:
         return self.weights + self.gradients + self.optimizer + self.activations + self.workspace
 
 
-def memory(spec: Spec, *, rows: int, precision: Precision) -> Memory:
-    """The forecast for AdamW with float32 weights, gradients and moments, and `rows` rows a microbatch."""
-    parameters = spec.parameters()
+def memory(spec: Spec, *, rows: int, precision: Precision, optimizer: Optimizer = "adamw") -> Memory:
+    """The forecast for `rows` rows a microbatch, with gradients and moments in float32.
+
+    Exact for weights, gradients and moments. For `bf16-pure` activations are those of `bf16`: an upper bound, because
+    the stream between blocks is half as wide there.
+    """
     tokens = rows * spec.sequence_length
-    # Under autocast each matrix is also held once in bfloat16 while the graph lives.
-    casts = 2 * spec.matmul_parameters() if precision == "bf16" else 0
-    saved = tokens * _saved_bytes_per_token(spec, precision) + 4 * _logits_alive(spec, tokens) + casts
+    narrow: Products = "fp32" if precision == "fp32" else "bf16"
+    # What autograd keeps (model/activations.py), and the rest of the batch: weight, document, position.
+    saved = saved_bytes(spec, rows=rows, precision=narrow) + tokens * (4 + 4 + 8) + 4 * _logits_alive(spec, tokens)
+    pure = precision == "bf16-pure"
+    if pure:
+        saved -= 2 * spec.matmul_parameters()  # the weights are narrow already, autocast copies none
     return Memory(
-        weights=4 * parameters,
-        gradients=4 * parameters,
-        optimizer=8 * parameters,
+        weights=spec.weight_bytes() + (spec.weight_bytes(2) if pure else 0),
+        gradients=spec.gradient_bytes(),
+        optimizer=spec.optimizer_bytes(optimizer),
         activations=saved,
         workspace=max(
-            _loss_workspace(spec, tokens, precision),
-            _block_workspace(spec, tokens, precision),
-            # What was saved is gone when the embedding's turn comes.
+            _loss_workspace(spec, tokens, narrow),
+            _block_workspace(spec, tokens, narrow),
+            # What was saved is gone when the embedding's turn comes, and at the update.
             _embedding_workspace(spec) - saved,
+            _update_workspace(spec, optimizer) - saved,
         ),
     )
-
-
-def _saved_bytes_per_token(spec: Spec, precision: Precision) -> int:
-    """What autograd keeps for a token, all but the logits: each tensor that some operation needs in its backward.
-
-    `narrow` is the size of a number that feeds or leaves a matrix product; the residual stream has float32. A test
-    compares with the storages that autograd really keeps.
-    """
-    narrow = 2 if precision == "bf16" else 4
-    width, hidden = spec.width, spec.hidden
-    queries, keys = spec.heads * spec.head_size, spec.kv_heads * spec.head_size
-    # Tokens, targets and positions in int64, weight and document in 4 bytes each.
-    batch = 3 * 8 + 2 * 4
-    # Input from the residual stream, statistics, and the output that feeds a product. The unfused RMSNorm of the CPU
-    # also keeps the normalised input, before its scale.
-    norm = 4 * width + 8 + narrow * width + (4 * width if spec.norm == "rms" else 0)
-    # The fused projection stays whole because the values are a view of it. Then the result, a logarithm a head, and one
-    # reordering: of the result when queries were rotated (heads first); when not, of queries that stand in groups.
-    reordered = spec.position == "rope" or 1 < spec.kv_heads < spec.heads
-    attention = (queries + 2 * keys) * narrow + (2 if reordered else 1) * queries * narrow + 4 * spec.heads
-    tables = 0
-    if spec.position == "rope":
-        attention += (queries + keys) * narrow
-        # Cosines and sines, head_size numbers together: float32 once; in bf16 a copy for queries and one for keys.
-        tables = 4 * spec.head_size
-        attention += 2 * narrow * spec.head_size if precision == "bf16" else 0
-    # swiglu keeps gate, up, silu(gate) and the product; gelu its input and output.
-    feedforward = (4 if spec.gated else 2) * hidden * narrow
-    return batch + tables + spec.layers * (2 * norm + attention + feedforward) + norm
 
 
 def _logits_alive(spec: Spec, tokens: int) -> int:
@@ -85,7 +67,7 @@ def _logits_alive(spec: Spec, tokens: int) -> int:
     return min(tokens * spec.vocabulary, LOGIT_BYTES // 4)
 
 
-def _loss_workspace(spec: Spec, tokens: int, precision: Precision) -> int:
+def _loss_workspace(spec: Spec, tokens: int, precision: Products) -> int:
     """The loss's backward: gradients by log-softmax and by logits in float32; or the latter and the head's gradient."""
     logits, head = _logits_alive(spec, tokens), spec.vocabulary * spec.width
     # With chunks, the head's gradient of those before stands beside.
@@ -95,10 +77,10 @@ def _loss_workspace(spec: Spec, tokens: int, precision: Precision) -> int:
     return others + max(8 * logits, 4 * logits + 4 * head)
 
 
-def _block_workspace(spec: Spec, tokens: int, precision: Precision) -> int:
+def _block_workspace(spec: Spec, tokens: int, precision: Products) -> int:
     """The last block's backward, feed-forward part: gradients by its inner features and by its largest matrix.
 
-    swiglu: by the product, silu(gate), gate, up, and the fused pair (two); gelu: by output and input. A tied head's
+    Gated: by the product, f(gate), gate, up, and the fused pair (two); else: by output and input. A tied head's
     gradient waits for the embedding's all the while, but the logits that were saved are gone.
     """
     narrow = 2 if precision == "bf16" else 4
@@ -112,3 +94,9 @@ def _block_workspace(spec: Spec, tokens: int, precision: Precision) -> int:
 def _embedding_workspace(spec: Spec) -> int:
     """The embedding's dense gradient; when tied, also the head's and their sum."""
     return (12 if spec.tied else 4) * spec.vocabulary * spec.width
+
+
+def _update_workspace(spec: Spec, optimizer: Optimizer) -> int:
+    """Our own rules (train/optimizers) hold up to seven copies of the largest parameter; the fused AdamW none."""
+    largest = max(prod(shape) for shape in spec.shapes().values())
+    return 0 if optimizer == "adamw" else 7 * 4 * largest

@@ -10,10 +10,10 @@ from typing import Any, Literal
 from ropewalk.base.errors import DataError, UserError
 from ropewalk.base.files import read_json, upgraded, write_json
 from ropewalk.base.progress import amount
-from ropewalk.model.spec import Spec
+from ropewalk.model.spec import Optimizer, Spec
 
 from .config import Layout
-from .forecast import Memory, memory
+from .forecast import Memory, Precision, memory
 from .machine import Machine
 
 FORMAT = 1
@@ -25,7 +25,7 @@ class Plan:
     """One layout. The degrees multiply to the number of processes; with one process all are 1."""
 
     device: Literal["cpu", "cuda"]
-    precision: Literal["fp32", "bf16"]
+    precision: Precision
     batch_rows: int
     microbatch_rows: int
     pipeline: int = 1
@@ -83,7 +83,8 @@ def choose(
     *,
     batch_rows: int,
     steps: int,
-    precision: Literal["auto", "fp32", "bf16"],
+    precision: Precision | Literal["auto"],
+    optimizer: Optimizer = "adamw",
 ) -> Planned:
     """The plan for one process: the device, and the largest microbatch whose forecast fits its memory."""
     device = layout.device
@@ -97,13 +98,19 @@ def choose(
     if precision == "auto":
         hardware = machine.gpus[0].capability >= 8.0 if device == "cuda" else machine.bf16
         precision = "bf16" if hardware else "fp32"
-    rows = layout.microbatch_rows or _largest_fitting(spec, batch_rows, precision, budget, device)
+
+    def needed_with(rows: int) -> Memory:
+        return memory(spec, rows=rows, precision=precision, optimizer=optimizer)
+
+    divisors = _candidates(spec, batch_rows, device)
+    fitting = (rows for rows in divisors if needed_with(rows).total <= budget)
+    rows = layout.microbatch_rows or next(fitting, divisors[-1])
     if batch_rows % rows:
         raise UserError(
             f"`plan.microbatch_rows` ({rows}) does not divide `train.batch_rows` ({batch_rows}); choose a divisor"
         )
     plan = Plan(device=device, precision=precision, batch_rows=batch_rows, microbatch_rows=rows)
-    needed = memory(spec, rows=rows, precision=precision)
+    needed = needed_with(rows)
     if needed.total > budget:
         raise UserError(_does_not_fit(needed, budget, rows))
     return Planned(plan=plan, spec=spec, memory=needed, steps=steps)
@@ -133,15 +140,13 @@ CPU_MICROBATCH_TOKENS = 4096
 """On a CPU a larger microbatch gains nothing (the matrices are big enough) and loses cache: flat above this."""
 
 
-def _largest_fitting(spec: Spec, batch_rows: int, precision: Literal["fp32", "bf16"], budget: int, device: str) -> int:
+def _candidates(spec: Spec, batch_rows: int, device: str) -> list[int]:
+    """Rows of a microbatch worth trying, largest first."""
     divisors = [rows for rows in range(batch_rows, 0, -1) if batch_rows % rows == 0]
     if device == "cpu":
         small = [rows for rows in divisors if rows * spec.sequence_length <= CPU_MICROBATCH_TOKENS]
-        divisors = small or divisors[-1:]
-    return next(
-        (rows for rows in divisors if memory(spec, rows=rows, precision=precision).total <= budget),
-        divisors[-1],
-    )
+        return small or divisors[-1:]
+    return divisors
 
 
 def _does_not_fit(needed: Memory, budget: int, rows: int) -> str:

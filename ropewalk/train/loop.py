@@ -10,26 +10,26 @@ from pathlib import Path
 
 import torch
 
-from ropewalk.base.errors import DataError, RunConflict, UserError
+from ropewalk.base.errors import RunConflict, UserError
 from ropewalk.base.events import EventLog, read_events
 from ropewalk.base.events import steps as steps_of
 from ropewalk.base.files import point
 from ropewalk.base.progress import Progress, Silent, duration
-from ropewalk.checkpoint.format import checksum, list_checkpoints
+from ropewalk.checkpoint.format import list_checkpoints
 from ropewalk.checkpoint.tensors import State, load_newest, retain, save, set_aside
 from ropewalk.config.ranks import ranks
-from ropewalk.load.loader import Loader, bytes_per_token, held_out_rows
 from ropewalk.model.decoder import build
 from ropewalk.parallel.apply import apply
 from ropewalk.parallel.compat import deterministic, version_warning
 from ropewalk.parallel.mesh import pick_device
-from ropewalk.store.manifest import TokenizerEntry, read_manifest
 
+from .adaptive import Plateau
+from .data import open_data
 from .hooks import Hook
 from .metrics import Meter, all_finite, line
 from .optimizer import make_optimizer
 from .peak import peak_flops
-from .schedule import learning_rate
+from .schedule import Run, learning_rate
 from .settings import Settings, read_settings
 
 
@@ -52,19 +52,13 @@ class Trainer:
         if settings.train.threads:
             torch.set_num_threads(settings.train.threads)
         self._events = EventLog(run, rank=place.rank)
-        self._loader = Loader(
-            settings.data,
-            sequence_length=settings.load.sequence_length,
-            batch_rows=settings.train.batch_rows,
-            seed=settings.seed,
-            verify=settings.load.verify == "open",
-            pin=self._device.type == "cuda",
-        )
+        self._data = open_data(settings, pin=self._device.type == "cuda")
         model = build(self._spec, seed=settings.seed, device=self._device)
         self._executor = apply(
             self._plan,
             model,
-            lambda parameters: make_optimizer(parameters, settings.train.optimizer),
+            lambda parameters: make_optimizer(parameters, settings.train.optimizer, spec=self._spec),
+            seed=settings.seed,
             clip_norm=settings.train.clip_norm,
         )
         peak = peak_flops(self._device, self._plan.precision)
@@ -74,15 +68,10 @@ class Trainer:
             flops_per_token=self._spec.flops_per_token(),
             peak_flops=peak,
         )
-        manifest = read_manifest(settings.data)
-        self._tokenizer = _read_tokenizer(settings.data, manifest.tokenizer)
-        self._bytes_per_token = bytes_per_token(manifest, "validation")
-        self._held_out = held_out_rows(
-            settings.data,
-            sequence_length=settings.load.sequence_length,
-            rows=settings.train.validate_rows,
-            verify=settings.load.verify == "open",
+        self._length = Run(
+            steps=settings.train.steps, tokens_per_step=self._tokens(1), tokens_per_epoch=self._data.tokens
         )
+        self._plateau = Plateau(settings.train.schedule)
         self._started = {"peak_flops": peak, "parameters": self._spec.parameters()}
 
     def train(self) -> dict[str, float]:
@@ -92,8 +81,8 @@ class Trainer:
         self._begin(first)
         for step in range(first, steps):
             with self._meter.watch("data"):
-                batch = self._loader.next()
-            lr = learning_rate(step, steps=steps, schedule=settings.schedule)
+                batch = self._data.loader.next()
+            lr = self._plateau.share * learning_rate(step, run=self._length, schedule=settings.schedule)
             with deterministic(self._device):
                 self._meter.add(self._executor.step(batch, lr=lr))
             done = step + 1
@@ -112,7 +101,7 @@ class Trainer:
 
     def close(self) -> None:
         """Stops the reading thread and closes the diary."""
-        self._loader.close()
+        self._data.loader.close()
         self._events.close()
 
     def _restore(self) -> int:
@@ -130,7 +119,8 @@ class Trainer:
         for newer in found[found.index(path) + 1 :]:
             set_aside(newer)
         self._executor.load_state(state.model, state.optimizer)
-        self._loader.seek(state.data)
+        self._plateau.load(state.schedule)
+        self._data.loader.seek(state.data)
         self._events.write("restored", step=state.step, path=str(path), seconds=time.perf_counter() - start)
         self._progress.say(f"continuing from {path}")
         return state.step
@@ -168,11 +158,15 @@ class Trainer:
 
     def _validate(self, step: int) -> None:
         start = time.perf_counter()
-        loss = -self._executor.score(self._held_out).log_probabilities.double().mean().item()
-        bits_per_byte = loss / math.log(2) / self._bytes_per_token
+        loss = -self._executor.score(self._data.held_out).log_probabilities.double().mean().item()
+        bits_per_byte = loss / math.log(2) / self._data.bytes_per_token
         seconds = time.perf_counter() - start
         self._events.write("validation", step=step, loss=loss, bits_per_byte=bits_per_byte, seconds=seconds)
         self._progress.say(f"step {step}: validation loss {loss:.4f}, {bits_per_byte:.3f} bits per byte")
+        if self._plateau.observe(loss):
+            self._progress.say(
+                f"step {step}: validation stopped gaining; learning rate now x {self._plateau.share:.3g}"
+            )
         for hook in self._hooks:
             hook.on_validation(step, loss)
 
@@ -186,10 +180,11 @@ class Trainer:
             tokens=self._tokens(step),
             seed=self._settings.seed,
             spec=self._spec,
-            data=self._loader.state(),
+            data=self._data.loader.state(),
             model=self._executor.model_state(),
             optimizer=self._executor.optimizer_state(),
-            tokenizer=self._tokenizer,
+            tokenizer=self._data.tokenizer,
+            schedule=self._plateau.state(),
         )
         path = save(self._checkpoints, state)
         size = sum(file.stat().st_size for file in path.iterdir())
@@ -234,14 +229,3 @@ def _diverged(what: str, step: int) -> str:
         f"{what} by step {step}; no checkpoint holds broken weights, the same command continues from the last one. "
         "Lower `train.schedule.peak_lr`, lengthen `train.schedule.warmup_steps` or use `train.precision=fp32`"
     )
-
-
-def _read_tokenizer(folder: Path, entry: TokenizerEntry) -> bytes:
-    path = folder / entry.file
-    try:
-        data = path.read_bytes()
-    except FileNotFoundError:
-        raise DataError(f"{path}: the tokenizer is missing; delete {folder} and run the same command again") from None
-    if checksum(data) != entry.checksum:
-        raise DataError(f"{path}: not the tokenizer of these shards; delete {folder} and run the same command again")
-    return data

@@ -35,11 +35,13 @@ class Meter:
         self._loss += result.loss
         self._skipped += result.skipped
         self._norm = result.grad_norm
+        self._scale = result.loss_scale
         self._steps += 1
 
     def read(self, step: int, *, lr: float) -> dict[str, Any]:
         """The record of the interval that ends with `step` (fields as in docs/formats.md), then starts a new one."""
-        loss, skipped, norm = torch.stack([self._loss, self._skipped, self._norm.to(self._loss)]).tolist()
+        last = [self._norm.to(self._loss), *([] if self._scale is None else [self._scale])]
+        loss, skipped, norm, *scale = torch.stack([self._loss, self._skipped, *last]).tolist()
         seconds = time.perf_counter() - self._start
         spent = self.watch.take()
         pace = self._tokens * self._steps / seconds
@@ -50,6 +52,7 @@ class Meter:
             "lr": lr,
             "grad_norm": norm,
             "skipped": int(skipped),
+            "loss_scale": scale[0] if scale else None,
             "step_s": seconds / self._steps,
             "data_wait_s": spent.get("data", 0.0) / self._steps,
             "tokens_per_s": pace,
@@ -76,6 +79,7 @@ class Meter:
         self._loss = torch.zeros((), device=self._device)
         self._skipped = torch.zeros((), device=self._device)
         self._norm = torch.zeros((), device=self._device)
+        self._scale: torch.Tensor | None = None
         self._steps = 0
         self._start = time.perf_counter()
 

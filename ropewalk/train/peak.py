@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from typing import Literal
 
 import torch
+
+from ropewalk.plan.forecast import Precision
 
 DENSE_BF16 = {
     "H200 NVL": 835e12,
@@ -19,17 +20,20 @@ DENSE_BF16 = {
     "L40S": 362e12,
     "4090": 165e12,
 }
-"""Dense bfloat16 FLOP/s by a part of the GPU's name (the first that fits), from the makers' data sheets."""
+"""Dense FLOP/s in bfloat16, the same in float16, by a part of the GPU's name (the first that fits), from the makers' data sheets."""
 
 
-def peak_flops(device: torch.device, precision: Literal["fp32", "bf16"]) -> float | None:
-    """FLOP/s: the data sheet's for a known GPU in bf16, else None; measured on a CPU, where no sheet tells it."""
+def peak_flops(device: torch.device, precision: Precision) -> float | None:
+    """FLOP/s: the data sheet's for a known GPU in two-byte numbers, else None; measured on a CPU, where no sheet tells
+    it, but not in fp16, which CPUs only imitate."""
     if device.type == "cuda":
-        if precision != "bf16":
+        if precision == "fp32":
             return None
         name = torch.cuda.get_device_name(device)
         return next((peak for part, peak in DENSE_BF16.items() if part in name), None)
-    return _measured(torch.bfloat16 if precision == "bf16" else torch.float32)
+    if precision == "fp16":
+        return None
+    return _measured(torch.float32 if precision == "fp32" else torch.bfloat16)
 
 
 def _measured(dtype: torch.dtype, size: int = 1024, repeats: int = 5) -> float:

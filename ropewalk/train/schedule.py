@@ -3,19 +3,87 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import dataclass
 
-from .config import Schedule
+from .config import MilestoneUnit, Schedule
 
 
-def learning_rate(step: int, *, steps: int, schedule: Schedule) -> float:
-    """The rate for the update of `step` (counted from 0) in a run of `steps`.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Run:
+    """How long a run is and how fast it reads."""
 
-    Linear warm-up reaches the peak at step `warmup_steps`; the first update already moves. Then half a cosine down to
-    `final_share` of the peak at the last step.
+    steps: int
+    tokens_per_step: int = 1
+    tokens_per_epoch: int = 1
+    """Training tokens there are; a mixture reads its sources unevenly, an epoch is that many tokens of it."""
+
+    def read(self, step: int, unit: MilestoneUnit) -> float:
+        """What lies behind when `step` steps are done."""
+        tokens = step * self.tokens_per_step
+        return {"steps": step, "tokens": tokens, "epochs": tokens / self.tokens_per_epoch}[unit]
+
+
+def learning_rate(step: int, *, run: Run, schedule: Schedule) -> float:
+    """The rate for the update of `step` (counted from 0).
+
+    Linear warm-up reaches the peak at step `warmup_steps`; the first update already moves. Then the shape decides.
     """
     if step < schedule.warmup_steps:
         return schedule.peak_lr * (step + 1) / (schedule.warmup_steps + 1)
-    span = max(1, steps - 1 - schedule.warmup_steps)
-    progress = min(1.0, (step - schedule.warmup_steps) / span)
-    share = schedule.final_share + (1 - schedule.final_share) * 0.5 * (1 + math.cos(math.pi * progress))
-    return schedule.peak_lr * share
+    return schedule.peak_lr * SHAPES[schedule.shape](step, run, schedule)
+
+
+def _cosine(step: int, run: Run, schedule: Schedule) -> float:
+    """Half a cosine down to `final_share` at the last step (Loshchilov and Hutter 2017, one cycle)."""
+    return _falling(0.5 * (1 + math.cos(math.pi * _progress(step, run, schedule))), schedule)
+
+
+def _linear(step: int, run: Run, schedule: Schedule) -> float:
+    """A line down to `final_share` at the last step."""
+    return _falling(1 - _progress(step, run, schedule), schedule)
+
+
+def _milestones(step: int, run: Run, schedule: Schedule) -> float:
+    """`factor` once more for each milestone that lies behind."""
+    behind = run.read(step, schedule.milestone_unit)
+    return schedule.factor ** sum(milestone <= behind for milestone in schedule.milestones)
+
+
+def _warmup_stable_decay(step: int, run: Run, schedule: Schedule) -> float:
+    """The peak, then down to `final_share` at the last step within `decay_share` of the run (Hu et al. 2024)."""
+    span = decay_steps(run.steps, schedule)
+    progress = max(0.0, (step - (run.steps - 1 - span)) / span)
+    # Hägele et al. 2024 find 1 - sqrt better than the line.
+    return _falling(1 - (math.sqrt(progress) if schedule.decay_form == "1-sqrt" else progress), schedule)
+
+
+def _constant(step: int, run: Run, schedule: Schedule) -> float:
+    return 1.0
+
+
+SHAPES: dict[str, Callable[[int, Run, Schedule], float]] = {
+    "cosine": _cosine,
+    "linear": _linear,
+    "step": _milestones,
+    "wsd": _warmup_stable_decay,
+    "constant": _constant,
+    "adaptive": _constant,  # times the share of train/adaptive.py
+}
+"""The share of the peak after warm-up."""
+
+
+def decay_steps(steps: int, schedule: Schedule) -> int:
+    """Steps in which `wsd` decays, at least one."""
+    return max(1, round(schedule.decay_share * steps))
+
+
+def _progress(step: int, run: Run, schedule: Schedule) -> float:
+    """0 at the end of warm-up, 1 at the last step."""
+    span = max(1, run.steps - 1 - schedule.warmup_steps)
+    return min(1.0, (step - schedule.warmup_steps) / span)
+
+
+def _falling(height: float, schedule: Schedule) -> float:
+    """`height`, from 1 down to 0, as a share from 1 down to `final_share`."""
+    return schedule.final_share + (1 - schedule.final_share) * height

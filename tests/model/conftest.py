@@ -9,3 +9,4 @@ import torch
 @pytest.fixture(autouse=True)
 def _one_thread() -> None:
     torch.set_num_threads(1)
+    torch.manual_seed(0)

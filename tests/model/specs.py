@@ -13,8 +13,8 @@ from ropewalk.model.spec import Spec, resolve
 
 
 @st.composite
-def specs(draw: st.DrawFn) -> Spec:
-    """Any small spec."""
+def specs(draw: st.DrawFn, *, least_length: int = 1) -> Spec:
+    """Any small spec, every option free."""
     heads = draw(st.sampled_from([1, 2, 3, 4, 6, 8]))
     size = 2 * draw(st.integers(1, 5))
     position = draw(st.sampled_from(get_args(Position)))
@@ -40,7 +40,7 @@ def specs(draw: st.DrawFn) -> Spec:
         tied=draw(st.booleans()),
     )
     assert not list(settings.check())
-    return resolve(settings, vocabulary=draw(st.integers(2, 500)), sequence_length=draw(st.integers(1, 64)))
+    return resolve(settings, vocabulary=draw(st.integers(2, 500)), sequence_length=draw(st.integers(least_length, 64)))
 
 
 def small(*, vocabulary: int = 37, sequence_length: int = 10, **changes: object) -> Spec:

@@ -106,13 +106,13 @@ def test_lipschitz_branches_are_1_lipschitz(mlp):
 
 
 def stream_share(layers: int) -> float:
-    """What is left of the first stream after all norms of a post-norm model: each divides by the deviation of x + f(x)."""
+    """What the norms of a post-norm model leave of its first stream: each divides by the deviation of x + f(x)."""
     spec = wide("ds-init", layers=layers, norm="layer", norm_place="post", mlp="gelu", hidden=256)
     share = 1.0
 
     def divide(module: torch.nn.Module, inputs: tuple[Tensor, ...]) -> None:
         nonlocal share
-        share /= inputs[0].std(-1).mean().item()
+        share /= inputs[0].std(-1, unbiased=False).mean().item()
 
     model = build(spec, seed=0, dtype=torch.float64)
     x_BTC = torch.nn.functional.layer_norm(torch.randn(2, 8, 64, dtype=torch.float64), (64,))
@@ -127,9 +127,9 @@ def stream_share(layers: int) -> float:
 def test_ds_init_keeps_the_stream_of_deep_post_norm_models(monkeypatch):
     """Zhang et al., section 4: a branch of two matrices at layer l has a deviation of 1/l of the first one's. The sum
     of variances then converges, and with it what norms leave of the stream; equal variances leave nothing."""
-    assert stream_share(48) > 0.7 * stream_share(3)
+    assert stream_share(48) > 0.8 * stream_share(3)
     monkeypatch.setitem(LAWS, "ds-init", unscaled)
-    assert stream_share(48) < 0.05 * stream_share(3)
+    assert stream_share(48) < 1e-6 * stream_share(3)
 
 
 def unscaled(matrix: Matrix, spec: Spec) -> Distribution:
@@ -160,7 +160,7 @@ def test_t_fixup_bounds_the_first_update_at_any_depth(monkeypatch):
     assert deep / shallow < 1.1 * math.sqrt(16)
     monkeypatch.setitem(LAWS, "t-fixup", unscaled)
     shallow, deep = (first_update(torch.optim.SGD, layers) for layers in (2, 12))
-    assert deep / shallow > 10
+    assert deep / shallow > 1e4
 
 
 def test_zero_projection_starts_as_the_identity():

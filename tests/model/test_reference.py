@@ -98,7 +98,7 @@ def test_ntk_keeps_the_fastest_pair_and_slows_the_slowest_by_the_factor():
 
 
 def test_slopes_are_those_of_the_paper():
-    # Press et al. 2022, section 3: 1/2 to 1/256 for 8 heads; 16 heads halve the steps; 12 take 8 and every second of 16.
+    # Press et al. 2022, section 3: 1/2 to 1/256 for 8 heads; half the steps for 16; 12 take 8 and every second of 16.
     eight = [2.0**-n for n in range(1, 9)]
     assert alibi_slopes(8).tolist() == eight
     assert alibi_slopes(16).tolist() == pytest.approx([2 ** (-n / 2) for n in range(1, 17)])

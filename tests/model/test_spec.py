@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
+from typing import get_args
+
 import pytest
 import torch
 from hypothesis import given, settings
+from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from ropewalk.model.config import Model
+from ropewalk.model.attend import additive_mask
+from ropewalk.model.config import Mlp, Model
 from ropewalk.model.decoder import Decoder, build
 from ropewalk.model.loss import token_losses
-from ropewalk.model.spec import resolve
+from ropewalk.model.spec import Spec, resolve
 
 from .specs import small, specs
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(spec=specs())
 def test_shapes_are_those_of_the_modules(spec):
     with torch.device("meta"):
@@ -27,6 +32,8 @@ def test_shapes_are_those_of_the_modules(spec):
 
 def test_unset_sizes_follow_the_documented_rules():
     assert resolve(Model(width=256), vocabulary=100, sequence_length=8).hidden == 704
+    assert resolve(Model(width=256, mlp="geglu"), vocabulary=100, sequence_length=8).hidden == 704
+    assert resolve(Model(width=256, mlp="relu2"), vocabulary=100, sequence_length=8).hidden == 1024
     assert resolve(Model(width=256, mlp="gelu"), vocabulary=100, sequence_length=8).hidden == 1024
     assert resolve(Model(width=256, heads=8), vocabulary=100, sequence_length=8).kv_heads == 8
 
@@ -55,18 +62,72 @@ def counted(spec, attend) -> int:
 
 
 @pytest.mark.parametrize("kv_heads", [4, 2, 1])
-@pytest.mark.parametrize("mlp", ["swiglu", "gelu"])
+@pytest.mark.parametrize("mlp", get_args(Mlp))
 def test_flops_equal_those_that_torch_counts(kv_heads, mlp):
-    spec = small(kv_heads=kv_heads, mlp=mlp)
+    spec = small(kv_heads=kv_heads, mlp=mlp, bias=kv_heads == 2, qk_norm=kv_heads == 1)
     tokens = 2 * spec.sequence_length
     assert counted(spec, no_products) == 6 * spec.matmul_parameters() * tokens
     assert counted(spec, explicit) == spec.flops_per_token("full") * tokens
 
 
-def test_causal_flops_count_attended_pairs():
-    spec = small()
-    pairs = spec.sequence_length * (spec.sequence_length + 1) // 2
+@pytest.mark.parametrize("window", [None, 1, 3, 9, 10, 50])
+def test_causal_flops_count_attended_pairs(window):
+    spec = small(window=window)
+    pairs = sum(min(place + 1, window or 10) for place in range(10))
+    assert spec.attended_pairs() == pairs == attend_mask(spec).isfinite().sum()
     # A pair costs two products of 2 D FLOPs a head, three times over (forward, two gradients).
     attention = 12 * spec.layers * spec.heads * spec.head_size * pairs
-    row = spec.flops_per_token("causal") * spec.sequence_length
-    assert row == 6 * spec.matmul_parameters() * spec.sequence_length + attention
+    row = 6 * spec.matmul_parameters() * spec.sequence_length + attention
+    assert spec.flops_per_token("causal") == round(row / spec.sequence_length)
+    full = spec.flops_per_token() - 6 * spec.matmul_parameters()
+    assert full == 12 * spec.layers * spec.heads * spec.head_size * min(window or 10, 10)
+
+
+def attend_mask(spec: Spec) -> Tensor:
+    place_T = torch.arange(spec.sequence_length)
+    return additive_mask(spec, place_T, place_T, heads=range(spec.heads), dtype=torch.float32, documents_BT=None)
+
+
+def adafactor(parameters: list[Tensor]) -> torch.optim.Optimizer:
+    return torch.optim.Adafactor(parameters)
+
+
+@pytest.mark.parametrize(("name", "make"), [("adamw", torch.optim.AdamW), ("adafactor", adafactor)])
+def test_optimizer_bytes_are_those_of_its_moments(name, make):
+    spec = small(norm="layer", bias=True, position="learned", tied=False)
+    model = build(spec, seed=0)
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer = make(list(model.parameters()))
+    optimizer.step()
+    moments = [value for state in optimizer.state.values() for value in state.values() if value.dim()]
+    assert spec.optimizer_bytes(name) == sum(moment.nbytes for moment in moments)
+    weights = sum(parameter.nbytes for parameter in model.parameters())
+    assert spec.weight_bytes() == spec.gradient_bytes() == weights
+
+
+def test_muon_keeps_one_moment_for_matrices_of_blocks_and_two_for_the_rest():
+    spec = small(bias=True)
+    blocks = spec.matmul_parameters() - spec.vocabulary * spec.width
+    assert spec.optimizer_bytes("muon") == 4 * blocks + 8 * (spec.parameters() - blocks)
+    assert spec.optimizer_bytes("lamb") == 8 * spec.parameters()
+
+
+def test_a_spec_saved_before_an_option_existed_means_its_default():
+    spec = resolve(Model(), vocabulary=100, sequence_length=8)
+    later = ("bias", "norm_place", "qk_norm", "rope_scaling", "rope_factor", "window", "documents", "dropout", "init")
+    old = {name: value for name, value in dataclasses.asdict(spec).items() if name not in later}
+    assert Spec(**old) == spec
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"width": 16, "heads": 8, "rope_scaling": "ntk"}, "rope_scaling"),
+        ({"rope_factor": 2.0}, "rope_factor"),
+        ({"rope_factor": 2.0, "rope_scaling": "linear", "position": "alibi"}, "rope_factor"),
+        ({"width": 24, "heads": 8}, "heads"),
+    ],
+)
+def test_settings_that_contradict_each_other_are_named(changes, field):
+    assert [name for name, _ in Model(**changes).check()] == [field]

@@ -12,7 +12,7 @@ from ropewalk.model.spec import resolve
 from ropewalk.parallel.apply import apply
 from ropewalk.parallel.executor import Executor
 from ropewalk.plan.plan import Plan
-from ropewalk.train.config import AdamW
+from ropewalk.train.config import Optimizer
 from ropewalk.train.optimizer import make_optimizer
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
@@ -22,7 +22,7 @@ def executor(device: str, precision: str = "fp32") -> Executor:
     spec = resolve(Model(layers=2, width=64, heads=4, kv_heads=2), vocabulary=128, sequence_length=32)
     plan = Plan(device=device, precision=precision, batch_rows=8, microbatch_rows=4)
     model = build(spec, seed=0, device=device)
-    return apply(plan, model, lambda parameters: make_optimizer(parameters, AdamW()), clip_norm=1.0)
+    return apply(plan, model, lambda parameters: make_optimizer(parameters, Optimizer()), clip_norm=1.0)
 
 
 def batch() -> Batch:

@@ -18,13 +18,13 @@ from ropewalk.parallel.compat import deterministic
 from ropewalk.parallel.executor import OneDevice, Points
 from ropewalk.parallel.mesh import pick_device
 from ropewalk.plan.plan import Plan
-from ropewalk.train.config import AdamW
-from ropewalk.train.optimizer import make_optimizer
+from ropewalk.train.config import Optimizer, OptimizerKind
+from ropewalk.train.optimizer import KINDS, make_optimizer
 from tests.tiny import random_batch, small_spec
 
 SPEC = small_spec()
 ROWS = 8
-DECAY = AdamW(weight_decay=0.1, beta1=0.9, beta2=0.95, epsilon=1e-8)
+DECAY = Optimizer(weight_decay=0.1, beta1=0.9, beta2=0.95, epsilon=1e-8)
 
 
 @pytest.fixture(autouse=True)
@@ -38,11 +38,13 @@ def executor(
     clip: float = 0.5,
     dtype: torch.dtype = torch.float64,
     precision: str = "fp32",
+    kind: OptimizerKind = "adamw",
     seed: int = 0,
 ) -> OneDevice:
     plan = Plan(device="cpu", precision=precision, batch_rows=ROWS, microbatch_rows=microbatch)  # type: ignore[arg-type]
     model = build(SPEC, seed=seed, dtype=dtype)
-    return OneDevice(plan, model, lambda parameters: make_optimizer(parameters, DECAY), clip_norm=clip)
+    settings = dataclasses.replace(DECAY, kind=kind)
+    return OneDevice(plan, model, lambda p: make_optimizer(p, settings, spec=SPEC), clip_norm=clip)
 
 
 def reweighted(batch: Batch, weight: Tensor) -> Batch:
@@ -139,8 +141,9 @@ def test_a_masked_target_has_no_influence() -> None:
 
 @pytest.mark.parametrize("bad", [float("inf"), float("-inf"), float("nan")])
 @pytest.mark.parametrize("steps_before", [0, 2])
-def test_a_gradient_that_is_not_finite_changes_no_bit(bad: float, steps_before: int) -> None:
-    ours = executor(dtype=torch.float32)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_gradient_that_is_not_finite_changes_no_bit(kind: OptimizerKind, bad: float, steps_before: int) -> None:
+    ours = executor(dtype=torch.float32, kind=kind)
     for number in range(steps_before):
         ours.step(random_batch(SPEC, rows=ROWS, seed=number), lr=1e-2)
     weights, moments = copy_of(ours.model_state()), copy_of(ours.optimizer_state())
@@ -154,8 +157,9 @@ def test_a_gradient_that_is_not_finite_changes_no_bit(bad: float, steps_before: 
         assert all(not tensor.any() for tensor in ours.optimizer_state().values())
 
 
-def test_a_skipped_step_leaves_no_trace_in_the_next() -> None:
-    straight, disturbed = executor(), executor()
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_skipped_step_leaves_no_trace_in_the_next(kind: OptimizerKind) -> None:
+    straight, disturbed = executor(kind=kind), executor(kind=kind)
     poison = [lambda g: g["norm.weight"].fill_(float("nan"))]
     for number in range(3):
         straight.step(random_batch(SPEC, rows=ROWS, seed=number), lr=1e-2)
@@ -197,15 +201,17 @@ def _no_reading(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.usefixtures("_no_reading")
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_a_step_never_waits_for_the_device(precision: str) -> None:
-    ours = executor(dtype=torch.float32, precision=precision)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_step_never_waits_for_the_device(precision: str, kind: OptimizerKind) -> None:
+    ours = executor(dtype=torch.float32, precision=precision, kind=kind)
     for number in range(2):
         ours.step(random_batch(SPEC, rows=ROWS, seed=number), lr=1e-2)
     ours.score(random_batch(SPEC, rows=ROWS))
 
 
-def test_state_taken_over_is_the_same_state_and_goes_on_the_same() -> None:
-    first, second = executor(dtype=torch.float32), executor(dtype=torch.float32, seed=1)
+@pytest.mark.parametrize("kind", KINDS)
+def test_state_taken_over_is_the_same_state_and_goes_on_the_same(kind: OptimizerKind) -> None:
+    first, second = executor(dtype=torch.float32, kind=kind), executor(dtype=torch.float32, kind=kind, seed=1)
     for number in range(3):
         first.step(random_batch(SPEC, rows=ROWS, seed=number), lr=1e-2)
     second.load_state(copy_of(first.model_state()), copy_of(first.optimizer_state()))
@@ -252,6 +258,12 @@ def test_separate_documents_score_as_if_alone() -> None:
     pieces = [getattr(batch, field.name)[:, 6:] for field in dataclasses.fields(Batch)]
     # ALiBi knows distances alone: the second document need not be moved to the front.
     torch.testing.assert_close(together, ours.score(Batch(*pieces)).log_probabilities, atol=1e-12, rtol=1e-12)
+
+
+def test_an_optimizer_that_would_follow_a_broken_gradient_is_refused() -> None:
+    plan = Plan(device="cpu", precision="fp32", batch_rows=ROWS, microbatch_rows=ROWS)
+    with pytest.raises(AssertionError, match="would follow a broken gradient"):
+        OneDevice(plan, build(SPEC, seed=0), lambda parameters: torch.optim.SGD(parameters.values()))
 
 
 def test_state_of_another_model_is_refused() -> None:

@@ -62,6 +62,7 @@ def test_means_run_over_the_interval(time: Clock) -> None:
             "lr": 0.5,
             "grad_norm": 3.0,
             "skipped": 1,
+            "loss_scale": None,
             "step_s": 0.5,
             "data_wait_s": 0.1,
             "tokens_per_s": 2000.0,

@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ropewalk.train.config import Schedule, Train
-from ropewalk.train.schedule import learning_rate
+from ropewalk.train.schedule import Run, learning_rate
 
 
 def rates(steps: int, **settings: float) -> list[float]:
     schedule = Schedule(**settings)  # type: ignore[arg-type]
-    return [learning_rate(step, steps=steps, schedule=schedule) for step in range(steps)]
+    return [learning_rate(step, run=Run(steps=steps), schedule=schedule) for step in range(steps)]
 
 
 def test_warm_up_is_a_line_and_decay_half_a_cosine() -> None:

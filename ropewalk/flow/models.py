@@ -1,0 +1,100 @@
+"""Checkpoints from and for elsewhere: `model export | import | grow`. Nothing is trained."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from ropewalk.base.errors import UserError
+from ropewalk.checkpoint.format import resolve_checkpoint
+from ropewalk.config.read import parse
+from ropewalk.model.larger import Growth, larger
+from ropewalk.model.layouts import Layout, choose_layout
+from ropewalk.model.spec import Spec
+
+from .pipeline import needs_torch
+from .stages import Result
+
+
+def export_model(checkpoint: Path, folder: Path, *, layout: Layout | Literal["auto"] = "auto") -> Result:
+    """Writes a checkpoint (of a run: its newest) as a Hugging Face directory; where and in which layout."""
+    path = resolve_checkpoint(checkpoint)
+    _refuse_to_overwrite(folder)
+    directory = needs_torch("ropewalk.model.directory", "exporting a model")
+    state = _load(path)
+    chosen = choose_layout(state.spec, layout)
+    directory.write_directory(folder, spec=state.spec, weights=state.model, tokenizer=state.tokenizer, layout=chosen)
+    return {
+        "folder": str(folder),
+        "layout": chosen,
+        "checkpoint": str(path),
+        "step": state.step,
+        "parameters": state.spec.parameters(),
+    }
+
+
+def import_model(folder: Path, checkpoints: Path, *, dtype: Literal["keep", "float32"] = "keep") -> Result:
+    """Writes the model of a local Hugging Face directory as a checkpoint of step 0 below `checkpoints`."""
+    _refuse_to_overwrite(checkpoints)
+    directory = needs_torch("ropewalk.model.directory", "importing a model")
+    found = directory.read_directory(folder, dtype=dtype)
+    path = _save(checkpoints, spec=found.spec, weights=found.weights, tokenizer=found.tokenizer)
+    return {
+        "checkpoint": str(path),
+        "layout": found.layout,
+        "dtype": str(found.weights["embedding.weight"].dtype).removeprefix("torch."),
+        "parameters": found.spec.parameters(),
+        "end_of_text": found.end_of_text,
+    }
+
+
+def grow_model(
+    checkpoint: Path,
+    checkpoints: Path,
+    overrides: Sequence[str],
+    *,
+    new_blocks: Literal["identity", "stack"] = "identity",
+    noise: float = 0.0,
+    seed: int = 0,
+) -> Result:
+    """Writes a larger model that starts as `checkpoint` as one of step 0 below `checkpoints`.
+
+    `overrides` are sizes, as `model.layers=8`; the result says whether logits are preserved.
+    """
+    path = resolve_checkpoint(checkpoint)
+    sizes = parse(Growth, "", "", overrides).value.model
+    _refuse_to_overwrite(checkpoints)
+    growth = needs_torch("ropewalk.model.growth", "growing a model")
+    state = _load(path)
+    spec = larger(state.spec, sizes)
+    grown = growth.grow(state.model, state.spec, spec, new_blocks=new_blocks, noise=noise, seed=seed)
+    made = _save(checkpoints, spec=spec, weights=grown.weights, tokenizer=state.tokenizer)
+    names = ("layers", "width", "heads", "kv_heads", "hidden")
+    return {
+        "checkpoint": str(made),
+        "from": str(path),
+        "preserving": grown.preserving,
+        "parameters_before": state.spec.parameters(),
+        "parameters": spec.parameters(),
+        "sizes": {name: [getattr(state.spec, name), getattr(spec, name)] for name in names},
+    }
+
+
+def _load(path: Path) -> Any:
+    return needs_torch("ropewalk.checkpoint.tensors", "reading a checkpoint").load(path, optimizer=False)
+
+
+def _save(folder: Path, *, spec: Spec, weights: Any, tokenizer: bytes) -> Path:
+    """A checkpoint that no step led to: no optimizer, no place in the data."""
+    tensors = needs_torch("ropewalk.checkpoint.tensors", "writing a checkpoint")
+    state = tensors.State(
+        step=0, tokens=0, seed=0, spec=spec, data={}, model=weights, optimizer={}, tokenizer=tokenizer
+    )
+    path: Path = tensors.save(folder, state)
+    return path
+
+
+def _refuse_to_overwrite(folder: Path) -> None:
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(f"{folder}: exists; name a folder that does not, or delete this one")

@@ -1,0 +1,89 @@
+"""Numbers narrower than float32: which products use them, and what keeps the sums and the weights exact."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+
+import torch
+from torch import Tensor, nn
+
+from ropewalk.plan.forecast import Precision
+
+PRODUCTS: dict[Precision, torch.dtype] = {
+    "bf16": torch.bfloat16,
+    "bf16-pure": torch.bfloat16,
+    "fp16": torch.float16,
+}
+"""The type of matrix products; float32 otherwise."""
+
+
+def autocast(precision: Precision, device: torch.device) -> contextlib.AbstractContextManager:
+    """Inside the block matrix products use the type of `precision`; norms, softmax and loss stay in float32."""
+    if precision in PRODUCTS:
+        return torch.autocast(device.type, PRODUCTS[precision])
+    return contextlib.nullcontext()
+
+
+class Masters:
+    """float32 weights for the optimizer, beside the bfloat16 weights that the model computes with.
+
+    An update is often smaller than half the distance between two bfloat16 numbers (0.4 %) and would be rounded away.
+    Gradients are added up in float32 too: each microbatch's bfloat16 gradient is handed over as soon as it is complete,
+    so that the sum over microbatches is that of the large batch.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._weights = dict(model.named_parameters())
+        self.parameters = {name: nn.Parameter(weight.detach().clone()) for name, weight in self._weights.items()}
+        model.to(torch.bfloat16)
+        for name, weight in self._weights.items():
+            weight.register_post_accumulate_grad_hook(functools.partial(_hand_over, self.parameters[name]))
+
+    @torch.no_grad()
+    def publish(self) -> None:
+        """Rounds the masters to the model's weights."""
+        torch._foreach_copy_(list(self._weights.values()), list(self.parameters.values()))
+
+
+def _hand_over(master: nn.Parameter, weight: Tensor) -> None:
+    assert weight.grad is not None
+    if master.grad is None:
+        master.grad = weight.grad.to(master.dtype)
+    else:
+        master.grad += weight.grad
+    weight.grad = None
+
+
+class LossScale:
+    """Dynamic loss scaling (Micikevicius et al. 2018, section 3.2), decided on the device.
+
+    float16 has no numbers below 6e-8: the loss is multiplied by a large power of two before the backward pass, the
+    gradients divided by it after. When they overflow, the update is skipped and the scale halved; after `grow_after`
+    good steps in a row it is doubled.
+    """
+
+    # Start and interval of torch's GradScaler, which asks the host each step.
+    def __init__(self, device: torch.device, *, start: float = 2.0**16, grow_after: int = 2000) -> None:
+        self._grow_after = grow_after
+        self.state = {
+            "value": torch.tensor(start, device=device),
+            "good_steps": torch.zeros((), dtype=torch.int64, device=device),
+        }
+        """What a checkpoint keeps."""
+
+    @property
+    def value(self) -> Tensor:
+        return self.state["value"]
+
+    def divide(self, gradients: list[Tensor]) -> None:
+        """Gives the gradients their true size, in place."""
+        torch._foreach_mul_(gradients, 1 / self.value)
+
+    def update(self, skipped: Tensor) -> None:
+        """Takes whether this step's gradients were not finite (1 or 0)."""
+        good = (self.state["good_steps"] + 1) * (1 - skipped).long()
+        grows = good >= self._grow_after
+        value = torch.where(skipped.bool(), self.value / 2, torch.where(grows, self.value * 2, self.value))
+        # Below 1 it is not the scale: gradients overflow by themselves.
+        self.state = {"value": value.clamp(min=1.0), "good_steps": torch.where(grows, 0, good)}

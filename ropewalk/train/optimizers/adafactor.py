@@ -1,0 +1,61 @@
+"""Adafactor (Shazeer and Stern 2018): the second moment of a matrix kept as its row and column means."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ropewalk.model.spec import Spec
+
+from ..config import Optimizer
+from .groups import Parameters, decay_groups
+from .guarded import Guarded, Moments
+
+DECAY_POWER = 0.8
+"""Section 7: the second moment decays by 1 - step^-0.8, so that no correction for its start is needed."""
+SMALLEST = 1e-30
+"""Algorithm 4: epsilon 1, added to squared gradients."""
+LARGEST_RMS = 1.0
+"""Section 6: d, the root mean square above which an update is scaled down to it."""
+
+
+def make(parameters: Parameters, settings: Optimizer, spec: Spec | None) -> torch.optim.Optimizer:
+    """Adafactor on every parameter."""
+    return Guarded(decay_groups(parameters, settings.weight_decay, rule=Adafactor()))
+
+
+@dataclass(frozen=True, slots=True)
+class Adafactor:
+    """Algorithms 4 (matrices) and 5 (vectors) with an absolute step: the schedule gives the rate, no relative one. No
+    first moment. The moments have the names of torch's."""
+
+    def begin(self, weight: Tensor) -> Moments:
+        if weight.dim() < 2:
+            return {"variance": torch.zeros_like(weight)}
+        rows, columns = weight.shape
+        return {"row_var": weight.new_zeros(rows, 1), "col_var": weight.new_zeros(1, columns)}
+
+    def update(
+        self, weight: Tensor, gradient: Tensor, moments: Moments, *, step: Tensor, lr: float, decay: float
+    ) -> tuple[Tensor, Moments]:
+        forget = step**-DECAY_POWER
+        square = gradient * gradient + SMALLEST
+        if weight.dim() < 2:
+            moments = {"variance": _mixed(moments["variance"], square, forget)}
+            update = gradient * moments["variance"].rsqrt()
+        else:
+            rows = _mixed(moments["row_var"], square.mean(1, keepdim=True), forget)
+            columns = _mixed(moments["col_var"], square.mean(0, keepdim=True), forget)
+            moments = {"row_var": rows, "col_var": columns}
+            # The estimate is rows x columns / mean(rows). Roots before the product: 1e-30 squared is 0 in float32.
+            update = gradient * (rows / rows.mean()).rsqrt() * columns.rsqrt()
+        rms = update.square().mean().sqrt()
+        update = update / (rms / LARGEST_RMS).clamp(min=1.0)
+        return weight * (1 - lr * decay) - lr * update, moments
+
+
+def _mixed(old: Tensor, new: Tensor, share: Tensor) -> Tensor:
+    """(1 - share) old + share new. At the first step the share is 1 and nothing of `old` is left."""
+    return old + share * (new - old)

@@ -1,0 +1,57 @@
+"""AdamW (Loshchilov and Hutter 2019, algorithm 2): torch's fused kernel, and the same as a rule for others."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ropewalk.model.spec import Spec
+
+from ..config import Optimizer
+from .groups import Parameters, decay_groups
+from .guarded import Moments
+
+
+def make(parameters: Parameters, settings: Optimizer, spec: Spec | None) -> torch.optim.Optimizer:
+    """AdamW in one fused kernel."""
+    return torch.optim.AdamW(
+        decay_groups(parameters, settings.weight_decay),
+        lr=0.0,
+        betas=(settings.beta1, settings.beta2),
+        eps=settings.epsilon,
+        fused=True,
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Adam:
+    """The direction of Adam with decoupled decay; the moments have the names of torch's."""
+
+    beta1: float
+    beta2: float
+    epsilon: float
+
+    def begin(self, weight: Tensor) -> Moments:
+        return {"exp_avg": torch.zeros_like(weight), "exp_avg_sq": torch.zeros_like(weight)}
+
+    def update(
+        self, weight: Tensor, gradient: Tensor, moments: Moments, *, step: Tensor, lr: float, decay: float
+    ) -> tuple[Tensor, Moments]:
+        direction, moments = self.direction(gradient, moments, step=step)
+        return weight * (1 - lr * decay) - lr * direction, moments
+
+    def direction(self, gradient: Tensor, moments: Moments, *, step: Tensor) -> tuple[Tensor, Moments]:
+        """Mean over root of mean square, both corrected for their start at 0; and the new moments."""
+        mean = torch.lerp(moments["exp_avg"], gradient, 1 - self.beta1)
+        square = torch.lerp(moments["exp_avg_sq"], gradient * gradient, 1 - self.beta2)
+        # In float64: 1 - 0.95 would lose a digit in float32.
+        corrected = (square / (1 - self.beta2**step)).sqrt()
+        direction = mean / (1 - self.beta1**step) / (corrected + self.epsilon)
+        return direction, {"exp_avg": mean, "exp_avg_sq": square}
+
+
+def adam(settings: Optimizer) -> Adam:
+    """The rule with the betas and epsilon of the settings."""
+    return Adam(beta1=settings.beta1, beta2=settings.beta2, epsilon=settings.epsilon)

@@ -1,0 +1,46 @@
+"""LAMB (You et al. 2020, algorithm 2): the direction of Adam, scaled to the length of each weight matrix."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ropewalk.model.spec import Spec
+
+from ..config import Optimizer
+from .adamw import Adam, adam
+from .groups import Parameters, decay_groups
+from .guarded import Guarded, Moments
+
+
+def make(parameters: Parameters, settings: Optimizer, spec: Spec | None) -> torch.optim.Optimizer:
+    """LAMB on every parameter."""
+    return Guarded(decay_groups(parameters, settings.weight_decay, rule=Lamb(adam=adam(settings))))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Lamb:
+    """Adam's direction plus decay, times |weight| / |direction plus decay| for a matrix.
+
+    Vectors (norms, biases) take the step of AdamW: a bias starts at 0, and a step in proportion to its own length
+    would keep it there. A matrix that starts at 0 has ratio 1 at its first step, as in the paper's code.
+    """
+
+    adam: Adam
+
+    def begin(self, weight: Tensor) -> Moments:
+        return self.adam.begin(weight)
+
+    def update(
+        self, weight: Tensor, gradient: Tensor, moments: Moments, *, step: Tensor, lr: float, decay: float
+    ) -> tuple[Tensor, Moments]:
+        direction, moments = self.adam.direction(gradient, moments, step=step)
+        direction = direction + decay * weight
+        if weight.dim() < 2:
+            return weight - lr * direction, moments
+        lengths = torch.linalg.vector_norm(weight), torch.linalg.vector_norm(direction)
+        defined = (lengths[0] > 0) & (lengths[1] > 0)
+        ratio = torch.where(defined, lengths[0] / lengths[1], 1.0)
+        return weight - lr * ratio * direction, moments

@@ -1,0 +1,113 @@
+"""Muon (Jordan et al. 2024): momentum, then the nearest orthogonal matrix, for the matrices inside blocks.
+
+The singular values of an update are all brought near 1 by five steps of a Newton-Schulz iteration. Embedding, head,
+positions, norms and biases are not maps between hidden features: AdamW updates them.
+
+A fused matrix is orthogonalised part by part (query, key, value; gate, up). They are different maps that share storage
+for speed: the rows of all three together cannot be orthogonal (3 C rows of C columns), so that a large gradient of one
+would shrink the others. It also makes the run independent of how the model stores them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ropewalk.model.sharding import splits
+from ropewalk.model.spec import Spec
+
+from ..config import Optimizer
+from .adamw import adam
+from .groups import Group, Parameters, decay_groups
+from .guarded import Guarded, Moments
+
+COEFFICIENTS = (3.4445, -4.7750, 2.0315)
+"""Jordan et al. 2024: a quintic with the steepest slope at 0 that still leaves singular values in [0.7, 1.2]."""
+ITERATIONS = 5
+RMS = 0.2
+"""Liu et al. 2025 (Muon is scalable for LLM training), section 2.2: an update of root mean square 0.2 is as long as
+AdamW's usually are, so that one learning rate and one weight decay serve both."""
+
+
+def make(parameters: Parameters, settings: Optimizer, spec: Spec | None) -> torch.optim.Optimizer:
+    """Muon on the matrices inside blocks, AdamW on the rest."""
+    assert spec is not None, "Muon must know which matrices are fused"
+    known = splits(spec)
+    hidden: dict[tuple[int, ...], Parameters] = {}
+    for name, parameter in parameters.items():
+        if is_hidden_matrix(name, parameter):
+            parts = tuple(rows for _, rows in known[name].parts)
+            hidden.setdefault(parts, {})[name] = parameter
+    groups: list[Group] = []
+    for parts, matrices in hidden.items():
+        rule = Orthogonal(momentum=settings.momentum, parts=parts)
+        groups += decay_groups(matrices, settings.weight_decay, rule=rule)
+    rest = {name: p for name, p in parameters.items() if not is_hidden_matrix(name, p)}
+    groups += decay_groups(rest, settings.weight_decay, rule=adam(settings), lr_ratio=settings.rest_lr_ratio)
+    return Guarded(groups)
+
+
+def is_hidden_matrix(name: str, parameter: Tensor) -> bool:
+    """Whether Muon updates this parameter; the others are AdamW's."""
+    return name.startswith("blocks.") and parameter.dim() == 2
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Orthogonal:
+    """Nesterov momentum, orthogonalised; decoupled decay."""
+
+    momentum: float
+    parts: tuple[int, ...] = ()
+    """Rows of each part in one unit of a fused matrix (model/sharding.py); none when it is not fused."""
+
+    def begin(self, weight: Tensor) -> Moments:
+        return {"momentum_buffer": torch.zeros_like(weight)}
+
+    def update(
+        self, weight: Tensor, gradient: Tensor, moments: Moments, *, step: Tensor, lr: float, decay: float
+    ) -> tuple[Tensor, Moments]:
+        mean = torch.lerp(moments["momentum_buffer"], gradient, 1 - self.momentum)
+        ahead = torch.lerp(gradient, mean, self.momentum)
+        pieces = [_scale(piece) * orthogonal(piece) for piece in _unfused(ahead, self.parts)]
+        update = _fused(pieces, self.parts)
+        return weight * (1 - lr * decay) - lr * update, {"momentum_buffer": mean}
+
+
+def orthogonal(matrix: Tensor) -> Tensor:
+    """`matrix` with its singular values brought near 1 (0.7 to 1.2), its singular vectors kept.
+
+    In bfloat16 on a GPU, as its authors do: the result is rough anyhow, and the products are four times as fast.
+    """
+    x = matrix.bfloat16() if matrix.is_cuda and matrix.dtype == torch.float32 else matrix
+    # The smaller Gram matrix of the two.
+    x = x.T if matrix.shape[0] > matrix.shape[1] else x
+    x = x / (torch.linalg.matrix_norm(x) + 1e-7)
+    first, third, fifth = COEFFICIENTS
+    for _ in range(ITERATIONS):
+        gram = x @ x.T
+        x = first * x + (third * gram + fifth * gram @ gram) @ x
+    return (x.T if matrix.shape[0] > matrix.shape[1] else x).to(matrix.dtype)
+
+
+def _scale(matrix: Tensor) -> float:
+    """An orthogonal A x B matrix has root mean square 1 / sqrt(max(A, B)); this brings it to `RMS`."""
+    return RMS * math.sqrt(max(matrix.shape))
+
+
+def _unfused(matrix: Tensor, parts: Sequence[int]) -> list[Tensor]:
+    """The matrices that take turns in the rows of a fused one."""
+    if not parts:
+        return [matrix]
+    units = matrix.unflatten(0, (-1, sum(parts)))
+    return [piece.flatten(0, 1) for piece in units.split(list(parts), dim=1)]
+
+
+def _fused(pieces: list[Tensor], parts: Sequence[int]) -> Tensor:
+    """The inverse of `_unfused`."""
+    if not parts:
+        return pieces[0]
+    return torch.cat([p.unflatten(0, (-1, rows)) for p, rows in zip(pieces, parts, strict=True)], dim=1).flatten(0, 1)

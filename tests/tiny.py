@@ -156,6 +156,7 @@ def make_run(folder: Path, **overrides: Any) -> Path:
             batch_rows=recipe.train.batch_rows,
             steps=recipe.train.steps,
             precision=recipe.train.precision,
+            optimizer=recipe.train.optimizer.kind,
         ),
     )
     return run

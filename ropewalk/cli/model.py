@@ -67,7 +67,7 @@ def export(
 @app.command(name="import")
 def import_command(
     folder: Annotated[Path, typer.Argument(help="A local Hugging Face directory.", show_default=False)],
-    checkpoints: Target,
+    to: Target,
     dtype: Annotated[
         Literal["keep", "float32"], typer.Option("--dtype", help="`float32` widens half-precision weights.")
     ] = "keep",
@@ -78,7 +78,7 @@ def import_command(
     Writes the Llama or GPT-2 model of a local Hugging Face directory as a checkpoint, which `ropewalk generate`
     reads. Nothing is fetched.
     """
-    made = flow.import_model(folder, checkpoints, dtype=dtype)
+    made = flow.import_model(folder, to, dtype=dtype)
     what = f"{amount(made['parameters'])} parameters, {made['dtype']}, {made['layout']} layout"
     emit(made, as_json=json, text=f"{made['checkpoint']}: {what}, end of text {made['end_of_text']}")
 
@@ -86,10 +86,8 @@ def import_command(
 @app.command()
 def grow(
     checkpoint: Checkpoint,
-    checkpoints: Target,
-    sizes: Annotated[
-        list[str], typer.Argument(help="Larger sizes, as model.layers=8: layers, width, heads, kv_heads, hidden.")
-    ],
+    to: Target,
+    sizes: Annotated[list[str], typer.Argument(help="As model.layers=8; also width, heads, kv_heads, hidden.")],
     new_blocks: Annotated[
         Literal["identity", "stack"],
         typer.Option("--new-blocks", help="New blocks add nothing yet, or are plain copies (Gong et al. 2019)."),
@@ -105,7 +103,7 @@ def grow(
     Starts a larger model from a smaller trained one: more blocks, more features (Net2Net), a wider feed-forward part.
     Says whether the larger model computes what the smaller one did.
     """
-    made = flow.grow_model(checkpoint, checkpoints, sizes, new_blocks=new_blocks, noise=noise, seed=seed)
+    made = flow.grow_model(checkpoint, to, sizes, new_blocks=new_blocks, noise=noise, seed=seed)
     grown = [(name, f"{before} -> {after}") for name, (before, after) in made["sizes"].items() if before != after]
     rows = [
         ("checkpoint", made["checkpoint"]),

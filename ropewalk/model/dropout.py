@@ -18,6 +18,7 @@ from torch import Tensor
 from ropewalk.base.seeds import seed_for
 
 Site = Literal["embedding", "attention", "mlp"]
+SITES: dict[Site, int] = {"embedding": 0, "attention": 1, "mlp": 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,7 @@ class Dropout:
         """Which features stay, B T C."""
         device = self.key.device
         place_T = torch.arange(self.first_place, self.first_place + tokens, device=device)
-        token_BT = _mix64(self.key + seed_for(0, "dropout", layer, site))
+        token_BT = _mix64(self.key + (len(SITES) * layer + SITES[site]))
         token_BT = _mix64(token_BT + self.rows_B.unsqueeze(1))
         token_BT = _mix64(token_BT + place_T)
         # 64 bits for each token, but 32 for each feature: half the memory traffic where the numbers are many.

@@ -40,7 +40,7 @@ class Matrix:
 
     @property
     def glorot_std(self) -> float:
-        """Glorot and Bengio 2010, equation 12: variance 2 / (inputs + outputs)."""
+        """Glorot and Bengio 2010: variance 2 / (inputs + outputs)."""
         return sqrt(2 / (self.inputs + self.outputs))
 
 
@@ -71,16 +71,15 @@ def depth_scaled(matrix: Matrix, spec: Spec) -> Distribution:
 
 
 def lipschitz(matrix: Matrix, spec: Spec) -> Distribution:
-    """LRI (Xu et al. 2019, arXiv 1911.03179, section 4.2), for `post`.
+    """LRI (Xu et al. 2019, arXiv 1911.03179), for `post`.
 
     A norm after x + f(x) shrinks the residual stream by the deviation of that sum; the paper keeps it by starting f as
     a Lipschitz function with constant at most 1. Linear maps are uniform in +-sqrt(1 / inputs): each of their outputs
     then is exactly 1-Lipschitz, as a row has length at most 1. Embeddings are uniform in +-sqrt(2 / (C + V)).
     """
-    if matrix.in_block:
-        return Distribution("uniform", sqrt(1 / matrix.inputs) / sqrt(3))
-    rows = spec.sequence_length if matrix.part == "positions" else spec.vocabulary
-    return Distribution("uniform", sqrt(2 / (spec.width + rows)) / sqrt(3))
+    if matrix.part in ("embedding", "positions"):
+        return Distribution("uniform", sqrt(2 / (matrix.inputs + matrix.outputs)) / sqrt(3))
+    return Distribution("uniform", sqrt(1 / matrix.inputs) / sqrt(3))
 
 
 DS_ALPHA = 1.0
@@ -88,7 +87,7 @@ DS_ALPHA = 1.0
 
 
 def ds_init(matrix: Matrix, spec: Spec) -> Distribution:
-    """DS-Init (Zhang, Titov and Sennrich 2019, arXiv 1908.11365, equation 6), for `post`.
+    """DS-Init (Zhang, Titov and Sennrich 2019, arXiv 1908.11365), for `post`.
 
     Matrices of layer l (from 1) are uniform in +-alpha sqrt(6 / (inputs + outputs)) / sqrt(l): less variance on top,
     where residual branches otherwise outweigh the stream. The paper leaves embeddings to the base model: 0.02 here.

@@ -17,7 +17,7 @@ def rotation(positions_BT: Tensor, spec: Spec, *, dtype: torch.dtype = torch.flo
     """Cosines and sines of RoPE (Su et al. 2021) for each position, B 1 T D/2; angles are float64, results `dtype`.
 
     Pair i of D/2 turns by position x base^(-2i/D). Scaling by a factor s: `linear` takes position / s (Chen et al.
-    2023, equation 4); `ntk` takes base x s^(D/(D-2)) (Peng et al. 2023, section 3.1), so that pair 0 is unchanged and
+    2023); `ntk` takes base x s^(D/(D-2)) (Peng et al. 2023, section 3.1), so that pair 0 is unchanged and
     the last pair turns s times slower.
     """
     size, base, positions = spec.head_size, spec.rope_base, positions_BT.to(torch.float64)

@@ -116,8 +116,8 @@ class Train:
         elif schedule.shape == "wsd" and schedule.warmup_steps + schedule.decay_share * self.steps > self.steps:
             yield (
                 "schedule.decay_share",
-                f"{schedule.warmup_steps} steps of warm-up and {schedule.decay_share:.0%} of {self.steps} steps of decay "
-                "overlap; lower one of them",
+                f"{schedule.warmup_steps} steps of warm-up and a decay of {schedule.decay_share:.0%} of the run "
+                f"overlap in {self.steps} steps; lower one of them",
             )
         if schedule.shape == "adaptive" and not self.validate_every_steps:
             yield "validate_every_steps", "the schedule `adaptive` needs validations; set the steps between them"

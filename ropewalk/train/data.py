@@ -33,11 +33,6 @@ def open_data(settings: Settings, *, pin: bool) -> Data:
     length, verify = settings.load.sequence_length, settings.load.verify == "open"
     manifest = read_manifest(settings.data)
     return Data(
-        tokenizer=_read_tokenizer(settings.data, manifest.tokenizer),
-        held_out=held_out_rows(settings.data, sequence_length=length, rows=settings.train.validate_rows, verify=verify),
-        bytes_per_token=bytes_per_token(manifest, "validation"),
-        tokens=sum(shard.tokens for shard in manifest.shards_of("train")),
-        # Last: it starts a thread.
         loader=Loader(
             settings.data,
             sequence_length=length,
@@ -46,6 +41,10 @@ def open_data(settings: Settings, *, pin: bool) -> Data:
             verify=verify,
             pin=pin,
         ),
+        tokenizer=_read_tokenizer(settings.data, manifest.tokenizer),
+        held_out=held_out_rows(settings.data, sequence_length=length, rows=settings.train.validate_rows, verify=verify),
+        bytes_per_token=bytes_per_token(manifest, "validation"),
+        tokens=sum(shard.tokens for shard in manifest.shards_of("train")),
     )
 
 

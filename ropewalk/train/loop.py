@@ -29,7 +29,7 @@ from .hooks import Hook
 from .metrics import Meter, all_finite, line
 from .optimizer import make_optimizer
 from .peak import peak_flops
-from .schedule import Run, learning_rate
+from .schedule import Extent, learning_rate
 from .settings import Settings, read_settings
 
 
@@ -68,7 +68,7 @@ class Trainer:
             flops_per_token=self._spec.flops_per_token(),
             peak_flops=peak,
         )
-        self._length = Run(
+        self._extent = Extent(
             steps=settings.train.steps, tokens_per_step=self._tokens(1), tokens_per_epoch=self._data.tokens
         )
         self._plateau = Plateau(settings.train.schedule)
@@ -82,7 +82,7 @@ class Trainer:
         for step in range(first, steps):
             with self._meter.watch("data"):
                 batch = self._data.loader.next()
-            lr = self._plateau.share * learning_rate(step, run=self._length, schedule=settings.schedule)
+            lr = self._plateau.share * learning_rate(step, extent=self._extent, schedule=settings.schedule)
             with deterministic(self._device):
                 self._meter.add(self._executor.step(batch, lr=lr))
             done = step + 1
@@ -150,7 +150,10 @@ class Trainer:
         self._events.write("step", **record)
         self._progress.advance(step, line(record, steps=self._settings.train.steps))
         if record["skipped"]:
-            self._warn(f"step {step}: {record['skipped']} updates skipped since the last line: gradient not finite")
+            scale = f", loss scale {record['loss_scale']:g}" if record["loss_scale"] else ""
+            self._warn(
+                f"step {step}: {record['skipped']} updates skipped since the last line: gradient not finite{scale}"
+            )
         if not math.isfinite(record["loss"]):
             raise UserError(_diverged(f"the training loss became {record['loss']}", step))
         for hook in self._hooks:

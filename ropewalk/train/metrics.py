@@ -27,6 +27,7 @@ class Meter:
         self._tokens = tokens_per_step
         self._flops = flops_per_token
         self._peak = peak_flops
+        self._scale: torch.Tensor | None
         self.watch = Stopwatch()
         self._clear()
 
@@ -79,7 +80,7 @@ class Meter:
         self._loss = torch.zeros((), device=self._device)
         self._skipped = torch.zeros((), device=self._device)
         self._norm = torch.zeros((), device=self._device)
-        self._scale: torch.Tensor | None = None
+        self._scale = None
         self._steps = 0
         self._start = time.perf_counter()
 

@@ -20,7 +20,8 @@ DENSE_BF16 = {
     "L40S": 362e12,
     "4090": 165e12,
 }
-"""Dense FLOP/s in bfloat16, the same in float16, by a part of the GPU's name (the first that fits), from the makers' data sheets."""
+"""Dense FLOP/s in bfloat16 and float16 by a part of the GPU's name (the first that fits), from the makers' data
+sheets."""
 
 
 def peak_flops(device: torch.device, precision: Precision) -> float | None:

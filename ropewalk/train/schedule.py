@@ -10,7 +10,7 @@ from .config import MilestoneUnit, Schedule
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Run:
+class Extent:
     """How long a run is and how fast it reads."""
 
     steps: int
@@ -24,45 +24,45 @@ class Run:
         return {"steps": step, "tokens": tokens, "epochs": tokens / self.tokens_per_epoch}[unit]
 
 
-def learning_rate(step: int, *, run: Run, schedule: Schedule) -> float:
+def learning_rate(step: int, *, extent: Extent, schedule: Schedule) -> float:
     """The rate for the update of `step` (counted from 0).
 
     Linear warm-up reaches the peak at step `warmup_steps`; the first update already moves. Then the shape decides.
     """
     if step < schedule.warmup_steps:
         return schedule.peak_lr * (step + 1) / (schedule.warmup_steps + 1)
-    return schedule.peak_lr * SHAPES[schedule.shape](step, run, schedule)
+    return schedule.peak_lr * SHAPES[schedule.shape](step, extent, schedule)
 
 
-def _cosine(step: int, run: Run, schedule: Schedule) -> float:
+def _cosine(step: int, extent: Extent, schedule: Schedule) -> float:
     """Half a cosine down to `final_share` at the last step (Loshchilov and Hutter 2017, one cycle)."""
-    return _falling(0.5 * (1 + math.cos(math.pi * _progress(step, run, schedule))), schedule)
+    return _falling(0.5 * (1 + math.cos(math.pi * _progress(step, extent, schedule))), schedule)
 
 
-def _linear(step: int, run: Run, schedule: Schedule) -> float:
+def _linear(step: int, extent: Extent, schedule: Schedule) -> float:
     """A line down to `final_share` at the last step."""
-    return _falling(1 - _progress(step, run, schedule), schedule)
+    return _falling(1 - _progress(step, extent, schedule), schedule)
 
 
-def _milestones(step: int, run: Run, schedule: Schedule) -> float:
+def _milestones(step: int, extent: Extent, schedule: Schedule) -> float:
     """`factor` once more for each milestone that lies behind."""
-    behind = run.read(step, schedule.milestone_unit)
+    behind = extent.read(step, schedule.milestone_unit)
     return schedule.factor ** sum(milestone <= behind for milestone in schedule.milestones)
 
 
-def _warmup_stable_decay(step: int, run: Run, schedule: Schedule) -> float:
+def _warmup_stable_decay(step: int, extent: Extent, schedule: Schedule) -> float:
     """The peak, then down to `final_share` at the last step within `decay_share` of the run (Hu et al. 2024)."""
-    span = decay_steps(run.steps, schedule)
-    progress = max(0.0, (step - (run.steps - 1 - span)) / span)
+    span = decay_steps(extent.steps, schedule)
+    progress = max(0.0, (step - (extent.steps - 1 - span)) / span)
     # Hägele et al. 2024 find 1 - sqrt better than the line.
     return _falling(1 - (math.sqrt(progress) if schedule.decay_form == "1-sqrt" else progress), schedule)
 
 
-def _constant(step: int, run: Run, schedule: Schedule) -> float:
+def _constant(step: int, extent: Extent, schedule: Schedule) -> float:
     return 1.0
 
 
-SHAPES: dict[str, Callable[[int, Run, Schedule], float]] = {
+SHAPES: dict[str, Callable[[int, Extent, Schedule], float]] = {
     "cosine": _cosine,
     "linear": _linear,
     "step": _milestones,
@@ -78,9 +78,9 @@ def decay_steps(steps: int, schedule: Schedule) -> int:
     return max(1, round(schedule.decay_share * steps))
 
 
-def _progress(step: int, run: Run, schedule: Schedule) -> float:
+def _progress(step: int, extent: Extent, schedule: Schedule) -> float:
     """0 at the end of warm-up, 1 at the last step."""
-    span = max(1, run.steps - 1 - schedule.warmup_steps)
+    span = max(1, extent.steps - 1 - schedule.warmup_steps)
     return min(1.0, (step - schedule.warmup_steps) / span)
 
 

@@ -47,7 +47,8 @@ def expected_std(spec: Spec, part: str, layer: int, shape: torch.Size) -> float:
     if spec.init == "zero-projection":
         return 0.0 if part in ("out", "down") else 0.02
     if spec.init == "lipschitz":
-        return (math.sqrt(2 / (inputs + outputs)) if outside else math.sqrt(1 / inputs)) / math.sqrt(3)
+        embeds = part in ("embedding", "positions")
+        return (math.sqrt(2 / (inputs + outputs)) if embeds else math.sqrt(1 / inputs)) / math.sqrt(3)
     if spec.init == "ds-init":
         return 0.02 if outside else glorot / math.sqrt(layer + 1)
     scale = (6 * spec.layers) ** (-1 / 4)
@@ -125,7 +126,7 @@ def stream_share(layers: int) -> float:
 
 
 def test_ds_init_keeps_the_stream_of_deep_post_norm_models(monkeypatch):
-    """Zhang et al., section 4: a branch of two matrices at layer l has a deviation of 1/l of the first one's. The sum
+    """Zhang et al.: a branch of two matrices at layer l has a deviation of 1/l of the first one's. The sum
     of variances then converges, and with it what norms leave of the stream; equal variances leave nothing."""
     assert stream_share(48) > 0.8 * stream_share(3)
     monkeypatch.setitem(LAWS, "ds-init", unscaled)
@@ -153,7 +154,7 @@ def first_update(optimizer: type[torch.optim.Optimizer], layers: int) -> float:
 
 def test_t_fixup_bounds_the_first_update_at_any_depth(monkeypatch):
     shallow, deep = (first_update(torch.optim.SGD, layers) for layers in (2, 32))
-    # Huang et al., theorem 3.2: a gradient step moves the output by Theta(learning rate), whatever the depth.
+    # Huang et al.: a gradient step moves the output by Theta(learning rate), whatever the depth.
     assert 0.8 < deep / shallow < 1.25
     # Adam moves every weight alike, whatever its gradient: the same sum then grows as sqrt(depth), no faster.
     shallow, deep = (first_update(torch.optim.Adam, layers) for layers in (2, 32))

@@ -43,6 +43,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     "deep, few tokens": {"layers": 5, "vocabulary": 1000, "sequence_length": 8},
 }
 Precision = Literal["fp32", "bf16"]
+MASKED = {"position": "alibi", "kv_heads": 2, "window": 64}
 
 
 def spec_of(name: str) -> Spec:
@@ -168,8 +169,10 @@ def test_weights_gradients_and_moments_are_counted_exactly() -> None:
         ({}, "bf16"),
         ({"norm": "layer", "mlp": "gelu", "position": "learned"}, "fp32"),
         ({"norm": "layer", "mlp": "gelu", "position": "learned"}, "bf16"),
-        # In fp32 torch has no fused attention for grouped heads on CUDA and keeps all T x T scores: not forecast.
+        ({"kv_heads": 2}, "fp32"),
         ({"kv_heads": 2}, "bf16"),
+        (MASKED, "bf16"),
+        (MASKED, "fp32"),
     ],
 )
 def test_forecast_bounds_the_peak_on_a_gpu(shape: dict[str, Any], precision: Precision) -> None:

@@ -187,21 +187,21 @@ def test_singular_values_come_near_one() -> None:
         assert 0.5 < values.min() <= values.max() < 1.3
 
 
-def test_a_gradient_of_zero_moves_nothing_but_the_decay() -> None:
-    for kind in KINDS:
-        named = parameters()
-        start = {name: parameter.detach().clone() for name, parameter in named.items()}
-        optimizer = make_optimizer(named, settings(kind), spec=SPEC)  # type: ignore[arg-type]
-        for name, parameter in named.items():
-            parameter.grad = torch.zeros_like(parameter)
-        for group in optimizer.param_groups:
-            group["lr"] = 1e-2 * group.get("lr_ratio", 1.0)
-        optimizer.step()
-        for name, parameter in named.items():
-            lr = 1e-2 * (RATIO if kind == "muon" and not is_hidden_matrix(name, parameter) else 1.0)
-            # LAMB scales the decay, its whole step here, to the length of the weight.
-            decay = (1.0 if kind == "lamb" else DECAY) if name.endswith(MATRICES) else 0.0
-            torch.testing.assert_close(parameter.detach(), start[name] * (1 - lr * decay), rtol=1e-12, atol=1e-12)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_gradient_of_zero_moves_nothing_but_the_decay(kind: OptimizerKind) -> None:
+    named = parameters()
+    start = {name: parameter.detach().clone() for name, parameter in named.items()}
+    optimizer = make_optimizer(named, settings(kind), spec=SPEC)
+    for parameter in named.values():
+        parameter.grad = torch.zeros_like(parameter)
+    for group in optimizer.param_groups:
+        group["lr"] = 1e-2 * group.get("lr_ratio", 1.0)
+    optimizer.step()
+    for name, parameter in named.items():
+        lr = 1e-2 * (RATIO if kind == "muon" and not is_hidden_matrix(name, parameter) else 1.0)
+        # LAMB scales the decay, its whole step here, to the length of the weight.
+        decay = (1.0 if kind == "lamb" else DECAY) if name.endswith(MATRICES) else 0.0
+        torch.testing.assert_close(parameter.detach(), start[name] * (1 - lr * decay), rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
+from typing import Any, get_args, get_type_hints
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ropewalk.train.adaptive import Plateau
 from ropewalk.train.config import Schedule, Train
-from ropewalk.train.schedule import Run, learning_rate
+from ropewalk.train.schedule import Extent, learning_rate
 
 
-def rates(steps: int, **settings: float) -> list[float]:
-    schedule = Schedule(**settings)  # type: ignore[arg-type]
-    return [learning_rate(step, run=Run(steps=steps), schedule=schedule) for step in range(steps)]
+def rates(steps: int, *, tokens: int = 1, epoch: int = 1, **settings: Any) -> list[float]:
+    schedule, extent = Schedule(**settings), Extent(steps=steps, tokens_per_step=tokens, tokens_per_epoch=epoch)
+    return [learning_rate(step, extent=extent, schedule=schedule) for step in range(steps)]
 
 
 def test_warm_up_is_a_line_and_decay_half_a_cosine() -> None:
@@ -48,6 +51,108 @@ def test_the_rate_rises_to_the_peak_then_falls_without_jumps(steps: int, share: 
     # The steepest slopes: of the line, and of the cosine at its middle.
     steepest = max(1 / (warmup + 1), math.pi / 2 / max(1, steps - 1 - warmup)) * (1 + 1e-9)
     assert all(abs(after - before) <= steepest for before, after in itertools.pairwise(got))
+
+
+def test_a_line_down_and_a_constant() -> None:
+    line = rates(101, shape="linear", peak_lr=2.0, warmup_steps=20, final_share=0.25)
+    assert line[20:] == pytest.approx([2.0 - 1.5 * (step - 20) / 80 for step in range(20, 101)])
+    assert rates(30, shape="constant", peak_lr=2.0, warmup_steps=9)[9:] == [2.0] * 21
+
+
+@pytest.mark.parametrize("shape", get_args(get_type_hints(Schedule)["shape"]))
+def test_every_shape_begins_with_the_same_warm_up(shape: str) -> None:
+    milestones = (50.0,) if shape == "step" else ()
+    got = rates(60, shape=shape, peak_lr=3.0, warmup_steps=5, milestones=milestones)
+    assert got[:6] == pytest.approx([0.5, 1.0, 1.5, 2.0, 2.5, 3.0])
+
+
+@pytest.mark.parametrize(
+    ("unit", "milestones"), [("steps", (30, 60)), ("tokens", (29 * 512 + 1, 60 * 512)), ("epochs", (1.5, 3))]
+)
+def test_the_rate_falls_once_a_milestone_lies_behind(unit: str, milestones: tuple[float, ...]) -> None:
+    got = rates(
+        80, tokens=512, epoch=20 * 512, shape="step", peak_lr=1.0, warmup_steps=0, factor=0.5,
+        milestones=milestones, milestone_unit=unit,
+    )  # fmt: skip
+    assert got == [1.0] * 30 + [0.5] * 30 + [0.25] * 20
+
+
+@pytest.mark.parametrize("form", ["linear", "1-sqrt"])
+def test_wsd_keeps_the_peak_and_decays_in_the_last_share(form: str) -> None:
+    got = rates(100, shape="wsd", peak_lr=1.0, warmup_steps=10, final_share=0.2, decay_share=0.25, decay_form=form)
+    # Step 74 is the last at the peak, step 99 the last of the run: 25 steps down.
+    assert got[10:75] == [1.0] * 65
+    power = 0.5 if form == "1-sqrt" else 1.0
+    assert got[75:] == pytest.approx([1 - 0.8 * (step / 25) ** power for step in range(1, 26)])
+
+
+def observed(losses: list[float], **settings: Any) -> list[float]:
+    plateau = Plateau(Schedule(shape="adaptive", **settings))
+    shares = []
+    for loss in losses:
+        plateau.observe(loss)
+        shares.append(plateau.share)
+    return shares
+
+
+def test_the_rate_falls_when_validation_has_not_gained_for_the_patience() -> None:
+    losses = [3.0, 2.0, 2.0, 2.5, 1.0, 1.5, 1.0, 1.2, 1.1, 0.9]
+    assert observed(losses, factor=0.5, patience=2, final_share=0.0) == [
+        1,
+        1,
+        1,
+        0.5,
+        0.5,
+        0.5,
+        0.25,
+        0.25,
+        0.125,
+        0.125,
+    ]
+
+
+def test_small_gains_do_not_count_and_the_share_has_a_floor() -> None:
+    losses = [3.0, 2.99, 2.98, 2.97, 2.96, 2.9]
+    assert observed(losses, factor=0.5, patience=1, min_gain=0.05, final_share=0.3) == [1, 0.5, 0.3, 0.3, 0.3, 0.3]
+    assert observed(losses, factor=0.5, patience=1, final_share=0.3) == [1] * 6
+    assert observed([2.0, math.nan, math.nan], factor=0.5, patience=2, final_share=0.0) == [1, 1, 0.5]
+
+
+@given(losses=st.lists(st.floats(0, 10), max_size=30), cut=st.integers(0, 30))
+def test_what_a_plateau_remembers_survives_json(losses: list[float], cut: int) -> None:
+    schedule = Schedule(shape="adaptive", factor=0.7, patience=2)
+    whole, first, second = Plateau(schedule), Plateau(schedule), Plateau(schedule)
+    for loss in losses:
+        whole.observe(loss)
+    for loss in losses[:cut]:
+        first.observe(loss)
+    second.load(json.loads(json.dumps(first.state())))
+    for loss in losses[cut:]:
+        second.observe(loss)
+    assert (second.share, second.state()) == (whole.share, whole.state())
+
+
+def test_other_schedules_do_not_listen_to_validation() -> None:
+    plateau = Plateau(Schedule(patience=1))
+    assert [plateau.observe(loss) for loss in (1.0, 2.0, 3.0)] == [False] * 3
+    assert (plateau.share, plateau.state()) == (1.0, {})
+
+
+def problems(train: Train) -> list[str]:
+    return [key for section in (train.schedule, train) for key, _ in section.check()]
+
+
+def test_settings_that_contradict_each_other_are_problems_of_the_recipe() -> None:
+    def of(**schedule: Any) -> list[str]:
+        return problems(Train(steps=100, schedule=Schedule(**schedule)))
+
+    assert of(shape="step") == ["milestones"]
+    assert of(milestones=(3.0,)) == ["milestones"]
+    assert of(shape="step", milestones=(5.0, 3.0)) == ["milestones"]
+    assert of(shape="step", milestones=(3.0, 5.0)) == []
+    assert of(shape="wsd", decay_share=0.6) == ["schedule.decay_share"]
+    assert of(shape="wsd", decay_share=0.5) == []
+    assert problems(Train(schedule=Schedule(shape="adaptive"), validate_every_steps=0)) == ["validate_every_steps"]
 
 
 def test_a_warm_up_longer_than_the_run_is_a_problem_of_the_recipe() -> None:

@@ -21,7 +21,8 @@ from tests.tiny import small_spec
 
 MATRICES = ("embedding.weight", "qkv.weight", "out.weight", "up.weight", "down.weight", "head.weight")
 OPTIONS = list(itertools.product(("rms", "layer"), ("swiglu", "gelu"), ("rope", "learned"), (True, False)))
-SPEC = small_spec(position="learned", norm="layer", bias=True, kv_heads=2, tied=False)
+# A vocabulary so large that matrices of both layers are stacked.
+SPEC = small_spec(position="learned", norm="layer", bias=True, kv_heads=2, tied=False, vocabulary=200)
 STEPS = 20
 BETA1, BETA2, EPSILON, DECAY, MOMENTUM, RATIO = 0.9, 0.95, 1e-8, 0.1, 0.9, 0.5
 
@@ -182,8 +183,8 @@ def test_twenty_steps_equal_an_independent_reference(kind: OptimizerKind) -> Non
 
 def test_singular_values_come_near_one() -> None:
     draw = torch.Generator().manual_seed(0)
-    for shape in ((40, 16), (16, 40), (24, 24)):
-        values = torch.linalg.svdvals(orthogonal(torch.randn(shape, generator=draw)))
+    for shape in ((40, 16), (16, 40), (64, 24)):
+        values = torch.linalg.svdvals(orthogonal(torch.randn(3, *shape, generator=draw)))
         assert 0.5 < values.min() <= values.max() < 1.3
 
 

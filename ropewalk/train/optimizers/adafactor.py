@@ -40,18 +40,19 @@ class Adafactor:
     def update(
         self, weight: Tensor, gradient: Tensor, moments: Moments, *, step: Tensor, lr: float, decay: float
     ) -> tuple[Tensor, Moments]:
-        forget = step**-DECAY_POWER
+        recent = (step**-DECAY_POWER).to(gradient.dtype)
         square = gradient * gradient + SMALLEST
-        if weight.dim() < 2:
-            moments = {"variance": _mixed(moments["variance"], square, forget)}
+        inner = tuple(range(1, weight.dim()))
+        if len(inner) < 2:
+            moments = {"variance": _mixed(moments["variance"], square, recent)}
             update = gradient * moments["variance"].rsqrt()
         else:
-            rows = _mixed(moments["row_var"], square.mean(1, keepdim=True), forget)
-            columns = _mixed(moments["col_var"], square.mean(0, keepdim=True), forget)
+            rows = _mixed(moments["row_var"], square.mean(2, keepdim=True), recent)
+            columns = _mixed(moments["col_var"], square.mean(1, keepdim=True), recent)
             moments = {"row_var": rows, "col_var": columns}
             # The estimate is rows x columns / mean(rows). Roots before the product: 1e-30 squared is 0 in float32.
-            update = gradient * (rows / rows.mean()).rsqrt() * columns.rsqrt()
-        rms = update.square().mean().sqrt()
+            update = gradient * (rows / rows.mean(1, keepdim=True)).rsqrt() * columns.rsqrt()
+        rms = update.square().mean(inner, keepdim=True).sqrt()
         update = update / (rms / LARGEST_RMS).clamp(min=1.0)
         return weight * (1 - lr * decay) - lr * update, moments
 

@@ -46,9 +46,9 @@ class Adam:
         """Mean over root of mean square, both corrected for their start at 0; and the new moments."""
         mean = torch.lerp(moments["exp_avg"], gradient, 1 - self.beta1)
         square = torch.lerp(moments["exp_avg_sq"], gradient * gradient, 1 - self.beta2)
-        # In float64: 1 - 0.95 would lose a digit in float32.
-        corrected = (square / (1 - self.beta2**step)).sqrt()
-        direction = mean / (1 - self.beta1**step) / (corrected + self.epsilon)
+        # Powers in float64: 1 - 0.95 would lose a digit in float32.
+        starts = [(1 - beta**step).to(gradient.dtype) for beta in (self.beta1, self.beta2)]
+        direction = mean / starts[0] / ((square / starts[1]).sqrt() + self.epsilon)
         return direction, {"exp_avg": mean, "exp_avg_sq": square}
 
 

@@ -1,7 +1,8 @@
-"""An optimizer of ours: a rule, pure and written for one parameter, applied to all; a bad gradient changes no bit."""
+"""An optimizer of ours: a pure rule, applied to parameters of one shape at a time; a bad gradient changes no bit."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Protocol
 
 import torch
@@ -14,25 +15,29 @@ Moments = dict[str, Tensor]
 
 
 class Rule(Protocol):
-    """One update of one parameter. Reads no tensor on the host: on a GPU that would wait for the device."""
+    """One update of N parameters of one shape: the first dimension of all tensors counts them.
+
+    Reads no tensor on the host: on a GPU that would wait for the device.
+    """
 
     def begin(self, weight: Tensor) -> Moments:
-        """The moments before the first step."""
+        """The moments of one parameter before its first step."""
 
     def update(
         self, weight: Tensor, gradient: Tensor, moments: Moments, *, step: Tensor, lr: float, decay: float
     ) -> tuple[Tensor, Moments]:
-        """The new weight and the new moments; the old ones stay as they are.
+        """The new weights and the new moments; the old ones stay as they are.
 
-        `step` counts from 1, one float64 number on the device; `decay` is the decoupled weight decay.
+        `step` counts from 1, in float64, with as many dimensions as the weights; `decay` is the decoupled weight decay.
         """
 
 
 class Guarded(torch.optim.Optimizer):
-    """Applies `group["rule"]` to each parameter of a group, one at a time.
+    """Applies `group["rule"]` to the parameters of each group.
 
-    Price: about ten small kernels a parameter where torch's fused AdamW needs one for all, and one pass more over
-    weight and moments for the guard.
+    Small parameters of one shape are stacked: the time of a small one is that of starting its kernels. Price: still a
+    few dozen kernels a shape where torch's fused AdamW needs one for all, and copies of what is stacked, up to half the
+    size of the largest parameter.
     """
 
     # The contract between torch's GradScaler and its fused optimizers, which the executor relies on: `step` leaves
@@ -43,30 +48,48 @@ class Guarded(torch.optim.Optimizer):
 
     def __init__(self, groups: list[Group]) -> None:
         super().__init__(groups, {"lr": 0.0})
+        self._stack_numel = max(p.numel() for group in self.param_groups for p in group["params"]) // 2
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         assert self.grad_scale is None, "gradients come unscaled"
         for group in self.param_groups:
-            for weight in group["params"]:
-                if weight.grad is not None:
-                    self._update(weight, weight.grad, group)
+            for weights in self._batches(group["params"]):
+                self._update(weights, group)
 
-    def _update(self, weight: Tensor, gradient: Tensor, group: Group) -> None:
+    def _batches(self, parameters: list[Tensor]) -> Iterator[list[Tensor]]:
+        """Parameters that have a gradient, those of one shape together, as many as may be stacked."""
+        by_shape: dict[torch.Size, list[Tensor]] = {}
+        for parameter in parameters:
+            if parameter.grad is not None:
+                by_shape.setdefault(parameter.shape, []).append(parameter)
+        for shape, alike in by_shape.items():
+            size = max(1, self._stack_numel // shape.numel())
+            yield from (alike[start : start + size] for start in range(0, len(alike), size))
+
+    def _update(self, weights: list[Tensor], group: Group) -> None:
         rule: Rule = group["rule"]
-        state = self.state[weight]
-        if not state:
-            state["step"] = torch.zeros((), device=weight.device)
-            state.update(rule.begin(weight))
-        step = state["step"] + 1
-        moments = {name: tensor for name, tensor in state.items() if name != "step"}
-        updated, new = rule.update(
-            weight, gradient, moments, step=step.double(), lr=group["lr"], decay=group["weight_decay"]
-        )
-        self._commit(weight, updated)
+        states = [self.state[weight] for weight in weights]
+        for weight, state in zip(weights, states, strict=True):
+            if not state:
+                state.update(step=torch.zeros((), device=weight.device), **rule.begin(weight))
+        gradient = _stack([weight.grad for weight in weights if weight.grad is not None])
+        weight = _stack(weights)
+        moments = {name: _stack([state[name] for state in states]) for name in states[0]}
+        step = moments.pop("step") + 1
+        spread = step.double().view(-1, *[1] * weights[0].dim())
+        updated, new = rule.update(weight, gradient, moments, step=spread, lr=group["lr"], decay=group["weight_decay"])
+        self._commit(weights, updated)
         for name, tensor in {**new, "step": step}.items():
-            self._commit(state[name], tensor)
+            self._commit([state[name] for state in states], tensor)
 
-    def _commit(self, old: Tensor, new: Tensor) -> None:
-        # A choice rather than a product with 0: 0 times nan is nan.
-        old.copy_(new if self.found_inf is None else torch.where(self.found_inf.bool(), old, new))
+    def _commit(self, old: list[Tensor], new: Tensor) -> None:
+        if self.found_inf is not None:
+            # A choice rather than a product with 0: 0 times nan is nan.
+            new = torch.where(self.found_inf.bool(), _stack(old), new)
+        torch._foreach_copy_(old, list(new.unbind(0)))
+
+
+def _stack(tensors: list[Tensor]) -> Tensor:
+    """All tensors along a new first dimension; one alone is not copied."""
+    return torch.stack(tensors) if len(tensors) > 1 else tensors[0].unsqueeze(0)

@@ -38,9 +38,8 @@ class Lamb:
     ) -> tuple[Tensor, Moments]:
         direction, moments = self.adam.direction(gradient, moments, step=step)
         direction = direction + decay * weight
-        if weight.dim() < 2:
+        if weight.dim() < 3:
             return weight - lr * direction, moments
-        lengths = torch.linalg.vector_norm(weight), torch.linalg.vector_norm(direction)
-        defined = (lengths[0] > 0) & (lengths[1] > 0)
-        ratio = torch.where(defined, lengths[0] / lengths[1], 1.0)
+        here, there = (torch.linalg.matrix_norm(each, keepdim=True) for each in (weight, direction))
+        ratio = torch.where((here > 0) & (there > 0), here / there, 1.0)
         return weight - lr * ratio * direction, moments

@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def environment(name: str, packages: Sequence[str]) -> Path:
-    """The Python of an environment of its own that holds `packages` at the tested versions; made once, kept in .bench/."""
+    """The Python of an environment of its own with `packages` at the tested versions; made once, kept in .bench/."""
     folder = ROOT / ".bench" / name
     stamp = folder / ".installed"
     wanted = "\n".join(packages)

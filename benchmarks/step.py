@@ -1,4 +1,4 @@
-"""One training step on this machine: ours, a plain PyTorch loop and Hugging Face transformers, same shapes, same tokens.
+"""One training step on this machine: ours, a plain PyTorch loop and Hugging Face transformers, same shapes and tokens.
 
     make bench NAME=step            all cases, a few minutes
     python benchmarks/step.py --quick

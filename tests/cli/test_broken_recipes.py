@@ -40,7 +40,7 @@ def refused(ended: Ended, *fragments: str) -> None:
         ("steps = 6", "stepps = 6", ["unknown key `train.stepps`", "did you mean `steps`?"]),
         ("width = 32", 'width = "wide"', ['`model.width` is "wide"', "expected integer"]),
         ("width = 32", "width = 2", ["`model.width` is 2", "at least 8"]),
-        ("threads = 1", 'precision = "fp64"', ['"fp64"', '"fp32"', '"bf16"']),
+        ("threads = 1", 'precision = "double"', ['"double"', '"fp32"', '"bf16"']),
         ("heads = 2", "heads = 3", ["3 heads do not divide the width 32"]),
         ("warmup_steps = 2", "warmup_steps = 9", ["9 steps of warm-up are more than the 6 steps"]),
         ("microbatch_rows = 2", "microbatch_rows = 3", ["3 does not divide `train.batch_rows` (4)"]),

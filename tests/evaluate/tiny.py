@@ -49,7 +49,7 @@ def vivid(spec: Spec, *, seed: int = 0) -> Decoder:
 def one_device(model: Decoder, *, rows: int = 4) -> OneDevice:
     """An executor for scoring."""
     plan = Plan(device="cpu", precision="fp32", batch_rows=rows, microbatch_rows=rows)
-    return OneDevice(plan, model, lambda p: torch.optim.SGD(p.values(), lr=0.1), clip_norm=0)
+    return OneDevice(plan, model, None)
 
 
 def train_tokenizer(texts: Iterable[str], *, prefix_space: bool = False) -> Tokenizer:

@@ -35,9 +35,9 @@ class Rule(Protocol):
 class Guarded(torch.optim.Optimizer):
     """Applies `group["rule"]` to the parameters of each group.
 
-    Small parameters of one shape are stacked: the time of a small one is that of starting its kernels. Price: still a
-    few dozen kernels a shape where torch's fused AdamW needs one for all, and copies of what is stacked, up to half the
-    size of the largest parameter.
+    Small parameters of one shape are stacked, up to half the size of the largest: the time of a small one is that of
+    starting its kernels. Price: an update of 124 M parameters takes 8 ms by LAMB, 7 by Adafactor and 23 by Muon (36 to
+    148 ms unstacked), where torch's fused AdamW takes 1.1 (H200, torch 2.11).
     """
 
     # The contract between torch's GradScaler and its fused optimizers, which the executor relies on: `step` leaves

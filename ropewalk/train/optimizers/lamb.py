@@ -25,7 +25,8 @@ class Lamb:
     """Adam's direction plus decay, times |weight| / |direction plus decay| for a matrix.
 
     Vectors (norms, biases) take the step of AdamW: a bias starts at 0, and a step in proportion to its own length
-    would keep it there. A matrix that starts at 0 has ratio 1 at its first step, as in the paper's code.
+    would keep it there. A matrix that starts at 0 has ratio 1 at its first step, where the paper's is not defined, and
+    grows slowly from there: LAMB and zero initialisation do not go well together.
     """
 
     adam: Adam

@@ -24,10 +24,10 @@ import statistics
 import sys
 import sysconfig
 import time
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 from harness import finish
@@ -35,7 +35,7 @@ from torch import Tensor
 
 from ropewalk.base.seeds import seed_for
 from ropewalk.load.batch import Batch
-from ropewalk.model.config import Mlp, Model
+from ropewalk.model.config import Init, Mlp, Model
 from ropewalk.model.decoder import Decoder, build
 from ropewalk.model.spec import Spec, resolve
 from ropewalk.parallel.apply import apply
@@ -45,6 +45,13 @@ from ropewalk.train.optimizer import make_optimizer
 from ropewalk.train.schedule import Extent, learning_rate
 
 VOCABULARY, LENGTH, ROWS, HELD_OUT_ROWS = 256, 64, 4, 128
+SMALL: dict[str, Any] = {"width": 48, "heads": 2, "position": "learned"}
+"""Common to all models; learned positions because rotation takes a quarter of a step this small."""
+
+
+UNIFORM = math.log(VOCABULARY)
+"""Nats a byte of a guess; what a run that does worse, or not a number, counts as."""
+WARMUP_SHARE = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,14 +65,97 @@ class Contender:
     """Whether blocks start as the papers' own baseline does; needs `init = "ds-init"`."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """A comparison: every contender at every rate from every seed."""
+
+    contenders: dict[str, Contender]
+    rates: tuple[float, ...]
+    steps: int
+    seeds: int = 1
+
+
 @dataclass(frozen=True)
 class Outcome:
     """How one run ended."""
 
     loss: float
-    """Held-out, in nats a byte; NaN or infinite where the run diverged."""
+    """Held-out, in nats a byte; at most that of a guess."""
+    diverged: bool
+    """Whether it ended worse than a guess."""
     step_s: float
     """Median."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """What a table says of one contender."""
+
+    losses: dict[float, float]
+    """By learning rate, mean over seeds."""
+    diverged: int
+    """Runs that did."""
+    seed_spread: float
+    """Largest difference between seeds at one rate."""
+    step_ms: float
+
+    @property
+    def best(self) -> float:
+        return min(self.losses.values())
+
+    @property
+    def sensitivity(self) -> float:
+        """Worst less best over the rates."""
+        return max(self.losses.values()) - self.best
+
+
+def deep(layers: int, steps: int) -> Table:
+    """Post-LN with the papers' warm-up. `gaussian` is the plain 0.02, which is Glorot's deviation at width 2,500 and a
+    seventh of it at this one: branches start almost silent. `glorot` has that deviation at this width."""
+    model = Model(**SMALL, layers=layers, hidden=96, mlp="gelu", norm="layer", norm_place="post", init="gaussian")
+    return Table(contenders=starts(model, "lipschitz", "ds-init", warmup=True), rates=(5e-4, 1e-3, 2e-3), steps=steps)
+
+
+def bare(layers: int, steps: int) -> Table:
+    """No norm, no warm-up."""
+    model = Model(**SMALL, layers=layers, hidden=96, mlp="gelu", norm="none", init="gaussian")
+    return Table(contenders=starts(model, "t-fixup", warmup=False), rates=(1e-3, 2e-3, 4e-3), steps=steps)
+
+
+def starts(model: Model, *inits: Init, warmup: bool) -> dict[str, Contender]:
+    """`model` from each of `inits`, then from the plain ones."""
+    share = WARMUP_SHARE if warmup else 0.0
+    named = {init: Contender(model=replace(model, init=init), warmup_share=share) for init in (*inits, "gaussian")}
+    return named | {"glorot": glorot(model, warmup_share=share)}
+
+
+def glorot(model: Model, *, warmup_share: float) -> Contender:
+    return Contender(model=replace(model, init="ds-init"), warmup_share=warmup_share, glorot=True)
+
+
+def norms(layers: int, steps: int) -> Table:
+    """Blocks start by Glorot, as in Xiong et al. 2020, where warm-up is what post-LN needs and pre-LN does not."""
+    placed = {
+        "post-LN": Model(**SMALL, layers=layers, hidden=96, mlp="gelu", norm="layer", norm_place="post"),
+        "pre-LN": Model(**SMALL, layers=layers, hidden=96, mlp="gelu", norm="layer", norm_place="pre"),
+        "pre-RMSNorm": Model(**SMALL, layers=layers, hidden=96, mlp="gelu", norm="rms", norm_place="pre"),
+    }
+    contenders = {
+        f"{name}, {'warm-up' if share else 'none'}": glorot(model, warmup_share=share)
+        for name, model in placed.items()
+        for share in (WARMUP_SHARE, 0.0)
+    }
+    return Table(contenders=contenders, rates=(1e-3, 3e-3, 1e-2), steps=steps)
+
+
+def mlps(layers: int, steps: int, seeds: int) -> Table:
+    """The default model but for its feed-forward part; a gated one has three matrices for two."""
+    hidden: dict[Mlp, int] = {"gelu": 192, "swiglu": 128, "geglu": 128, "relu2": 192}
+    models = {mlp: Model(**SMALL, layers=layers, hidden=size, mlp=mlp) for mlp, size in hidden.items()}
+    sizes = [spec_of(model).parameters() for model in models.values()]
+    assert max(sizes) <= 1.01 * min(sizes), f"unequal parameters: {sizes}"
+    contenders = {mlp: Contender(model=model, warmup_share=WARMUP_SHARE) for mlp, model in models.items()}
+    return Table(contenders=contenders, rates=(1e-3, 3e-3, 1e-2), steps=steps, seeds=seeds)
 
 
 def spec_of(model: Model) -> Spec:
@@ -138,4 +228,84 @@ def train(contender: Contender, *, lr: float, steps: int, seed: int) -> Outcome:
         executor.step(batch, lr=learning_rate(step, extent=extent, schedule=schedule))
         seconds.append(time.perf_counter() - start)
     loss = -executor.score(held_out()).log_probabilities.double().mean().item()
-    return Outcome(loss, statistics.median(seconds))
+    diverged = not loss <= UNIFORM
+    return Outcome(UNIFORM if diverged else loss, diverged, statistics.median(seconds))
+
+
+def fill(name: str, table: Table) -> dict[str, Row]:
+    """Runs a table, one line of progress a contender, and prints it."""
+    rows = {}
+    for who, contender in table.contenders.items():
+        runs = {
+            lr: [train(contender, lr=lr, steps=table.steps, seed=seed) for seed in range(table.seeds)]
+            for lr in table.rates
+        }
+        every = [run for of_rate in runs.values() for run in of_rate]
+        rows[who] = Row(
+            losses={lr: statistics.mean(run.loss for run in of_rate) for lr, of_rate in runs.items()},
+            diverged=sum(run.diverged for run in every),
+            seed_spread=max(max(r.loss for r in of_rate) - min(r.loss for r in of_rate) for of_rate in runs.values()),
+            step_ms=1e3 * statistics.median(run.step_s for run in every),
+        )
+        print(f"{name}: {who} {rows[who].best:.3f}", file=sys.stderr)
+    print(f"\n{name:<22}", *(f"{lr:>8.0e}" for lr in table.rates), "    best  spread  ms/step  diverged")
+    for who, row in rows.items():
+        figures = [*row.losses.values(), row.best, row.sensitivity]
+        print(f"{who:<22}", *(f"{figure:8.3f}" for figure in figures), f"{row.step_ms:8.1f}  {row.diverged:8}")
+    return rows
+
+
+def as_json(rows: dict[str, Row]) -> dict[str, Any]:
+    return {
+        who: {
+            "loss": {f"{lr:.0e}": round(loss, 4) for lr, loss in row.losses.items()},
+            "best": round(row.best, 4),
+            "sensitivity": round(row.sensitivity, 4),
+            "diverged": row.diverged,
+            "seed_spread": round(row.seed_spread, 4),
+            "step_ms": round(row.step_ms, 2),
+        }
+        for who, row in rows.items()
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="fewer layers and steps: shows that it runs, no more")
+    options = parser.parse_args()
+    # Matrices of 48 gain nothing from a second thread.
+    torch.set_num_threads(1)
+    if options.quick:
+        tables = {"deep": deep(8, 60), "bare": bare(8, 60), "norms": norms(2, 40), "mlps": mlps(2, 40, 1)}
+    else:
+        tables = {"deep": deep(24, 400), "bare": bare(24, 250), "norms": norms(8, 300), "mlps": mlps(6, 300, 2)}
+    started_at = time.perf_counter()
+    found = {name: fill(name, table) for name, table in tables.items()}
+    print(f"\nunigram {unigram_loss():.3f}, a guess {UNIFORM:.3f}, {time.perf_counter() - started_at:.0f} s in all")
+
+    best = {name: {who: row.best for who, row in rows.items()} for name, rows in found.items()}
+    methods = {"deep": ("lipschitz", "ds-init"), "bare": ("t-fixup",)}
+    plain = ("gaussian", "glorot")
+    finish(
+        "init_depth",
+        ours={f"{name}.{who}": best[name][who] for name, inits in methods.items() for who in inits},
+        peers={who: {name: best[name][who] for name in methods} for who in plain},
+        ratios={
+            f"{who}, {name}": min(best[name][who] / best[name][init] for init in inits)
+            for name, inits in methods.items()
+            for who in plain
+        },
+        quality={
+            "tables": {name: as_json(rows) for name, rows in found.items()},
+            "settings": {
+                name: {"steps": table.steps, "layers": next(iter(table.contenders.values())).model.layers}
+                for name, table in tables.items()
+            },
+            "unigram": round(unigram_loss(), 4),
+            "guess": round(UNIFORM, 4),
+        },
+    )
+
+
+if __name__ == "__main__":
+    main()

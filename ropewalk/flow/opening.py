@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from ropewalk import __version__
-from ropewalk.base.errors import ConfigError, Problem, RunConflict
+from ropewalk.base.errors import ConfigError, DataError, Problem, RunConflict
 from ropewalk.base.events import EventLog
-from ropewalk.checkpoint.format import list_checkpoints
+from ropewalk.checkpoint.format import list_checkpoints, resolve_checkpoint
 from ropewalk.config.positions import key_lines
 from ropewalk.config.read import Resolved, flatten, parse_tree, read
 from ropewalk.config.resolved import FILE, load_resolved, save_resolved
@@ -36,6 +36,12 @@ def read_recipe(path: Path, overrides: Sequence[str] = ()) -> Resolved[Recipe]:
 def check_inputs(resolved: Resolved[Recipe]) -> None:
     """Raises ConfigError naming, with their lines, all files of the recipe that are not there."""
     problems = list(_missing_files(resolved.value.prepare, resolved.origin))
+    start = resolved.value.train.start_from
+    if start:
+        try:
+            resolve_checkpoint(Path(start))
+        except DataError as error:
+            problems.append(Problem(resolved.origin("train.start_from"), f"`train.start_from`: {error}"))
     if problems:
         raise ConfigError(problems)
 

@@ -13,7 +13,7 @@ from ropewalk.base.errors import MissingPackage, RunConflict
 from ropewalk.base.events import EventLog, events_path, read_events, steps
 from ropewalk.base.files import locked, read_json, write_json
 from ropewalk.base.progress import Progress, Silent
-from ropewalk.checkpoint.format import list_checkpoints, read_checkpoint_manifest, sealed
+from ropewalk.checkpoint.format import list_checkpoints, read_checkpoint_manifest, resolve_checkpoint, sealed
 from ropewalk.config.read import Resolved
 from ropewalk.config.write import plain
 from ropewalk.model.spec import resolve
@@ -133,6 +133,7 @@ class Flow:
             "sequence_length": recipe.load.sequence_length,
             "model": plain(recipe.model),
             "train": {key: value for key, value in plain(recipe.train).items() if key not in cosmetic},
+            "start": _identity(recipe.train.start_from),
         }
 
     def _train(self) -> Result:
@@ -198,6 +199,7 @@ def plan_recipe(recipe: Recipe, *, vocabulary: int) -> Planned:
         batch_rows=recipe.train.batch_rows,
         steps=recipe.train.steps,
         precision=recipe.train.precision,
+        optimizer=recipe.train.optimizer.kind,
     )
 
 
@@ -238,6 +240,14 @@ def summarize(folder: Path, recipe: Recipe) -> Result:
         **{key: value for key, value in results.items() if key not in ("format", "step", "tokens")},
         "evaluated_tokens": results["tokens"],
     }
+
+
+def _identity(checkpoint: str) -> str | None:
+    """The checksum of the checkpoint that training starts from, None for a fresh model."""
+    if not checkpoint:
+        return None
+    identity: str = sealed(read_checkpoint_manifest(resolve_checkpoint(Path(checkpoint))))["checksum"]
+    return identity
 
 
 def _result(record: Any) -> Result:

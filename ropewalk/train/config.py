@@ -81,6 +81,10 @@ class Schedule:
 class Train:
     """Batches -> weights."""
 
+    start_from: str = ""
+    """A checkpoint, or a run directory for its newest, whose weights training starts from: a model trained before,
+    grown by `ropewalk model grow` or taken over by `ropewalk model import`. Its shapes and its tokenizer must be
+    those of this recipe (`prepare.tokenizer.file` names the latter). Empty: `model.init` decides."""
     steps: Annotated[int, Range(least=1)] = 400
     """Optimizer steps."""
     batch_rows: Annotated[int, Range(least=1)] = 16

@@ -15,7 +15,7 @@ from ropewalk.base.events import EventLog, read_events
 from ropewalk.base.events import steps as steps_of
 from ropewalk.base.files import point
 from ropewalk.base.progress import Progress, Silent, duration
-from ropewalk.checkpoint.format import list_checkpoints
+from ropewalk.checkpoint.format import list_checkpoints, resolve_checkpoint
 from ropewalk.checkpoint.tensors import State, load_newest, retain, save, set_aside
 from ropewalk.config.ranks import ranks
 from ropewalk.model.decoder import build
@@ -31,6 +31,7 @@ from .optimizer import make_optimizer
 from .peak import peak_flops
 from .schedule import Extent, learning_rate
 from .settings import Settings, read_settings
+from .start import starting_weights
 
 
 def train(run: Path, *, progress: Progress | None = None, hooks: Iterable[Hook] = ()) -> dict[str, float]:
@@ -111,6 +112,7 @@ class Trainer:
         for message in wrong:
             self._warn(f"{message} (continuing from an older one)")
         if path is None or state is None:
+            self._start_from(self._settings.train.start_from)
             return 0
         if state.spec != self._spec or state.seed != self._settings.seed:
             raise RunConflict(f"{path}: this checkpoint is of another model or seed than the run; start a new run")
@@ -124,6 +126,13 @@ class Trainer:
         self._events.write("restored", step=state.step, path=str(path), seconds=time.perf_counter() - start)
         self._progress.say(f"continuing from {path}")
         return state.step
+
+    def _start_from(self, place: str) -> None:
+        """Takes over the weights, and only them, of the checkpoint that the recipe names."""
+        if place:
+            path = resolve_checkpoint(Path(place))
+            self._executor.load_state(starting_weights(path, self._spec, self._data.tokenizer), {})
+            self._progress.say(f"starting from {path}")
 
     def _begin(self, step: int) -> None:
         self._events.write(

@@ -39,6 +39,7 @@ from ropewalk.model.config import Init, Mlp, Model
 from ropewalk.model.decoder import Decoder, build
 from ropewalk.model.spec import Spec, resolve
 from ropewalk.parallel.apply import apply
+from ropewalk.parallel.executor import Executor
 from ropewalk.plan.plan import Plan
 from ropewalk.train.config import Optimizer, Schedule
 from ropewalk.train.optimizer import make_optimizer
@@ -51,7 +52,7 @@ SMALL: dict[str, Any] = {"width": 48, "heads": 2, "position": "learned"}
 
 UNIFORM = math.log(VOCABULARY)
 """Nats a byte of a guess; what a run that does worse, or not a number, counts as."""
-WARMUP_SHARE = 0.1
+WARMUP_SHARE, TIMED_STEPS = 0.1, 60
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,8 +84,6 @@ class Outcome:
     """Held-out, in nats a byte; at most that of a guess."""
     diverged: bool
     """Whether it ended worse than a guess."""
-    step_s: float
-    """Median."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +95,7 @@ class Row:
     diverged: int
     """Runs that did."""
     seed_spread: float
-    """Largest difference between seeds at one rate."""
+    """Largest difference between seeds at the best rate."""
     step_ms: float
 
     @property
@@ -214,38 +213,55 @@ def unigram_loss() -> float:
     return -(counts / counts.sum()).log()[held_out().targets].mean().item()
 
 
-def train(contender: Contender, *, lr: float, steps: int, seed: int) -> Outcome:
-    """Trains from scratch, with cosine decay to a tenth of `lr`."""
+def executor_of(contender: Contender, *, seed: int) -> Executor:
     plan = Plan(device="cpu", precision="fp32", batch_rows=ROWS, microbatch_rows=ROWS)
     model = started(contender, seed=seed)
-    executor = apply(plan, model, lambda parameters: make_optimizer(parameters, Optimizer()), clip_norm=1.0)
+    return apply(plan, model, lambda parameters: make_optimizer(parameters, Optimizer()), clip_norm=1.0)
+
+
+def train(contender: Contender, *, lr: float, steps: int, seed: int) -> Outcome:
+    """Trains from scratch, with cosine decay to a tenth of `lr`."""
+    executor = executor_of(contender, seed=seed)
     extent = Extent(steps=steps)
     schedule = Schedule(peak_lr=lr, warmup_steps=round(contender.warmup_share * steps))
-    seconds = []
     for step in range(steps):
         batch = rows_of(texts()[0], ROWS, seed=seed_for(seed, "rows", step))
-        start = time.perf_counter()
         executor.step(batch, lr=learning_rate(step, extent=extent, schedule=schedule))
-        seconds.append(time.perf_counter() - start)
     loss = -executor.score(held_out()).log_probabilities.double().mean().item()
     diverged = not loss <= UNIFORM
-    return Outcome(UNIFORM if diverged else loss, diverged, statistics.median(seconds))
+    return Outcome(UNIFORM if diverged else loss, diverged)
+
+
+def step_times(table: Table) -> dict[str, float]:
+    """Median milliseconds of a step; contenders take turns, so that a busy machine slows all alike."""
+    executors = {who: executor_of(contender, seed=0) for who, contender in table.contenders.items()}
+    batch = rows_of(texts()[0], ROWS, seed=0)
+    seconds: dict[str, list[float]] = {who: [] for who in executors}
+    for _ in range(TIMED_STEPS):
+        for who, executor in executors.items():
+            start = time.perf_counter()
+            executor.step(batch, lr=table.rates[0])
+            seconds[who].append(time.perf_counter() - start)
+    return {who: 1e3 * statistics.median(values) for who, values in seconds.items()}
 
 
 def fill(name: str, table: Table) -> dict[str, Row]:
     """Runs a table, one line of progress a contender, and prints it."""
     rows = {}
+    step_ms = step_times(table)
     for who, contender in table.contenders.items():
         runs = {
             lr: [train(contender, lr=lr, steps=table.steps, seed=seed) for seed in range(table.seeds)]
             for lr in table.rates
         }
         every = [run for of_rate in runs.values() for run in of_rate]
+        losses = {lr: statistics.mean(run.loss for run in of_rate) for lr, of_rate in runs.items()}
+        at_best = [run.loss for run in runs[min(losses, key=losses.__getitem__)]]
         rows[who] = Row(
-            losses={lr: statistics.mean(run.loss for run in of_rate) for lr, of_rate in runs.items()},
+            losses=losses,
             diverged=sum(run.diverged for run in every),
-            seed_spread=max(max(r.loss for r in of_rate) - min(r.loss for r in of_rate) for of_rate in runs.values()),
-            step_ms=1e3 * statistics.median(run.step_s for run in every),
+            seed_spread=max(at_best) - min(at_best),
+            step_ms=step_ms[who],
         )
         print(f"{name}: {who} {rows[who].best:.3f}", file=sys.stderr)
     print(f"\n{name:<22}", *(f"{lr:>8.0e}" for lr in table.rates), "    best  spread  ms/step  diverged")

@@ -15,6 +15,7 @@ from ropewalk.base.files import locked, read_json, write_json
 from ropewalk.base.progress import Progress, Silent
 from ropewalk.checkpoint.format import list_checkpoints, read_checkpoint_manifest, resolve_checkpoint, sealed
 from ropewalk.config.read import Resolved
+from ropewalk.config.threads import share_cores
 from ropewalk.config.write import plain
 from ropewalk.model.spec import resolve
 from ropewalk.monitor.report import write_report
@@ -256,6 +257,7 @@ def _result(record: Any) -> Result:
 
 def needs_torch(module: str, purpose: str) -> Any:
     """A module that needs torch, imported when it is needed."""
+    share_cores()
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:

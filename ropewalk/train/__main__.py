@@ -7,8 +7,8 @@ from pathlib import Path
 
 from ropewalk.base.errors import RopewalkError
 from ropewalk.base.files import locked
+from ropewalk.config.threads import share_cores
 
-from .loop import train
 from .settings import read_settings
 
 
@@ -36,6 +36,9 @@ def main(arguments: list[str]) -> int:
         return 2
     run = Path(arguments[0])
     try:
+        share_cores()
+        from .loop import train  # after the line above: torch reads the environment when it is imported
+
         read_settings(run)  # before the lock, which would make a folder of any name
         with locked(run):
             train(run, progress=_Lines())

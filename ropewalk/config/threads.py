@@ -6,8 +6,8 @@ import os
 from collections.abc import MutableMapping
 
 SPINS = "1000"
-"""Turns a thread of GNU OpenMP waits busily before it sleeps. The default, hundreds of thousands, is right for a machine of
-one's own and ruinous on a shared one: two trainings on two cores each ran 2 to 4 times faster with this value, and alone
+"""Turns a thread of GNU OpenMP waits busily before it sleeps. The default, hundreds of thousands, suits a machine of
+one's own and ruins a shared one: two trainings on two cores ran 1.4 and 3.6 times faster with this value, and alone
 none was slower (docs/log.md)."""
 
 

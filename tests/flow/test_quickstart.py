@@ -12,7 +12,12 @@ from pathlib import Path
 import pytest
 
 COMMAND = [sys.executable, "-m", "ropewalk", "quickstart", "train.steps=60", "checkpoint.save_every_steps=10"]
-SMALL = ["train.schedule.warmup_steps=5", "train.validate_every_steps=20", "evaluate.samples=4", "evaluate.max_bytes=50000"]
+SMALL = [
+    "train.schedule.warmup_steps=5",
+    "train.validate_every_steps=20",
+    "evaluate.samples=4",
+    "evaluate.max_bytes=50000",
+]
 
 
 def quickstart(folder: Path, *, kill_after_s: float | None = None) -> None:

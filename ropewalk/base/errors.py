@@ -61,8 +61,8 @@ class MissingPackage(UserError):
     """An optional dependency is needed for what was asked."""
 
     def __init__(self, package: str, purpose: str, extra: str) -> None:
-        install = f"pip install 'ropewalk[{extra}]'"
-        super().__init__(f"{purpose} needs the package `{package}`; install it with: {install}")
+        install = f"pip install -e '.[{extra}]' -c constraints.txt"
+        super().__init__(f"{purpose} needs the package `{package}`; install it in a clone with: {install}")
 
 
 class StorageError(RopewalkError):
@@ -73,7 +73,7 @@ _STORAGE_REMEDIES = {
     errno.ENOSPC: "the disk is full; free some space and run the same command again, it continues",
     errno.EDQUOT: "the disk quota is used up; free some space and run the same command again",
     errno.EFBIG: "the file is larger than this account may write; raise `ulimit -f` and run it again",
-    errno.EROFS: "the file system is read-only; choose another folder with `--runs` or `prepare.folder`",
+    errno.EROFS: "the file system is read-only; choose another folder (a run's are `--runs` and `prepare.folder`)",
     errno.EACCES: "permission denied; choose another folder or change its permissions",
     errno.EPERM: "permission denied; choose another folder or change its permissions",
     errno.EEXIST: "a file stands where a folder is needed; remove it or choose another folder",

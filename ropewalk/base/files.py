@@ -140,6 +140,19 @@ def locked(folder: Path) -> Iterator[None]:
         file.close()
 
 
+def lock_owner(folder: Path) -> str | None:
+    """The process that holds `folder` now, None when nobody does."""
+    path = folder / ".lock"
+    if not path.exists():
+        return None
+    with open(path) as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return file.read().strip() or "?"
+    return None
+
+
 def sync_folder(folder: Path) -> None:
     """Makes the names inside `folder` durable."""
     descriptor = os.open(folder, os.O_RDONLY)

@@ -9,6 +9,7 @@ import typer
 
 from ropewalk.base.errors import DataError
 from ropewalk.base.progress import amount
+from ropewalk.checkpoint.format import FILE as MANIFEST
 from ropewalk.checkpoint.format import (
     list_checkpoints,
     read_checkpoint_manifest,
@@ -36,7 +37,7 @@ def list_command(run: RunFolder, json: Json = False) -> None:
     Lists the checkpoints of a run, oldest first.
     """
     found = list_checkpoints(run / "checkpoints") or [resolve_checkpoint(run)]
-    manifests = [(path, read_checkpoint_manifest(path)) for path in found]
+    manifests = [(path, read_checkpoint_manifest(path)) for path in found if (path / MANIFEST).exists()]
     rows: list[dict[str, Any]] = [
         {
             "path": str(path),

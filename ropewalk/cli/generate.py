@@ -37,7 +37,8 @@ def generate(
     if json:
         emit({"prompt": text, "completion": "".join(pieces)}, as_json=True, text="")
         return
-    typer.echo(text, nl=False)
+    first = next(pieces, "")  # before anything is printed: the checkpoint may be damaged
+    typer.echo(text + first, nl=False)
     for piece in pieces:
         typer.echo(piece, nl=False)
         sys.stdout.flush()

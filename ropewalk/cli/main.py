@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import json
+import os
 import sys
 from typing import Any
 
@@ -83,6 +84,10 @@ def main(arguments: list[str] | None = None) -> None:
         app(args=given)
     except RopewalkError as error:
         _fail(error, given)
+    except BrokenPipeError:
+        # Whoever read our output has enough; nothing more can be written, not even at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(0) from None
     except OSError as error:
         translated = storage_error(error, doing=str(error.filename or "storage"))
         if translated is None:

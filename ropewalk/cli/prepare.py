@@ -37,7 +37,7 @@ def prepare(
     """
     settings = overrides or ()
     if explain is not None:
-        story = flow.explain(recipe, explain, settings, runs=runs, progress=Console())
+        story = flow.explain(recipe, explain, settings, progress=Console())
         emit(dataclasses.asdict(story), as_json=json, text=str(story))
         return
     result = flow.prepare(recipe, settings, runs=runs, new=new, progress=Console())
@@ -47,6 +47,7 @@ def prepare(
 def _text(result: dict[str, Any]) -> str:
     rows = [
         ("folder", result["folder"]),
+        ("documents", f"{result['kept']} kept of {result['documents']}"),
         ("train", amount(result["train_tokens"], "tokens")),
         ("validation", amount(result["validation_tokens"], "tokens")),
         ("vocabulary", str(result["vocabulary"])),

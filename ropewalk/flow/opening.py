@@ -60,6 +60,9 @@ def _missing_in_broken(path: Path) -> list[Problem]:
 def _missing_files(settings: Prepare, origin: Callable[[str], str]) -> Iterator[Problem]:
     for index, path in missing_paths(settings):
         key = f"prepare.sources.{index}.paths"
+        if Path(path).is_dir():
+            yield Problem(origin(key), f'`{key}`: the folder "{path}" holds no text file', "put some into it")
+            continue
         remedy = f"paths are relative to the working folder, {Path.cwd()}"
         yield Problem(origin(key), f'`{key}`: nothing matches "{path}"', remedy)
     file = settings.tokenizer.file

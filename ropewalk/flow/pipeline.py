@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ropewalk import __version__
-from ropewalk.base.errors import MissingPackage, RunConflict
+from ropewalk.base.errors import DataError, MissingPackage, RunConflict
 from ropewalk.base.events import EventLog, events_path, read_events, steps
 from ropewalk.base.files import locked, read_json, write_json
 from ropewalk.base.progress import Progress, Silent
@@ -23,7 +23,7 @@ from ropewalk.plan.machine import this_machine
 from ropewalk.plan.plan import Planned, choose, save_plan
 from ropewalk.prepare.pipeline import plan_inputs, prepare
 from ropewalk.store.manifest import FILE as MANIFEST
-from ropewalk.store.manifest import read_manifest
+from ropewalk.store.manifest import Manifest, read_manifest
 
 from .opening import check_inputs, open_run, set_aside
 from .recipe import Recipe
@@ -95,8 +95,11 @@ class Flow:
 
         def work() -> Result:
             made = prepare(recipe.prepare, seed=recipe.seed, progress=self._progress)
+            counts = removals(made.manifest)
+            self._progress.say(removal_line(counts))
             return {
                 "folder": str(made.folder),
+                **counts,
                 "hash": made.manifest.recipe_hash,
                 "train_tokens": made.manifest.tokens("train"),
                 "validation_tokens": made.manifest.tokens("validation"),
@@ -187,7 +190,28 @@ class Flow:
 
     def _is_trained(self, step: int) -> bool:
         found = list_checkpoints(self._folder / "checkpoints")
-        return bool(found) and read_checkpoint_manifest(found[-1]).step == step
+        try:
+            return bool(found) and read_checkpoint_manifest(found[-1]).step == step
+        except DataError:
+            return False  # training goes on from an older one, and says so
+
+
+def removals(manifest: Manifest) -> Result:
+    """Documents read, kept and removed by rule, over all sources."""
+    removed: dict[str, int] = {}
+    for step in (step for source in manifest.sources for step in source.steps):
+        for rule, count in step.removed.items():
+            removed[rule] = removed.get(rule, 0) + count
+    read = sum(source.steps[0].documents_in for source in manifest.sources)
+    return {"documents": read, "kept": read - sum(removed.values()), "removed": removed}
+
+
+def removal_line(counts: Result) -> str:
+    """The same in one line."""
+    rules = ", ".join(f"{rule} {count}" for rule, count in sorted(counts["removed"].items(), key=lambda item: -item[1]))
+    return f"kept {counts['kept']} of {counts['documents']} documents" + (
+        f"; removed by rule: {rules}" if rules else ""
+    )
 
 
 def plan_recipe(recipe: Recipe, *, vocabulary: int) -> Planned:

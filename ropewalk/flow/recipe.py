@@ -41,7 +41,7 @@ class Recipe:
 
     def check(self) -> Iterator[tuple[str, str]]:
         if not self.name or not self.name.replace("-", "").replace("_", "").replace(".", "").isalnum():
-            yield "name", f'"{self.name}" names a folder; use letters, digits, -, _ and .'
+            yield "name", f'"{self.name}" cannot name a folder; use letters, digits, -, _ and .'
         rows = self.plan.microbatch_rows
         if rows and self.train.batch_rows % rows:
             yield (

@@ -72,17 +72,17 @@ def _tables(cls: type, prefix: str) -> Iterator[str]:
     yield "|---|---|---|---|---|"
     for field in fields:
         if not section_of(field.kind) and not _is_table_list(field):
-            yield _row(field)
+            yield _row(field, measured_anew=prefix == "evaluate")
     for field in fields:
         section = section_of(field.kind) or (section_of(item_of(field.kind)) if item_of(field.kind) else None)
         if section:
             yield from _tables(section, f"{prefix}.{field.name}".lstrip("."))
 
 
-def _row(field: Field) -> str:
+def _row(field: Field, *, measured_anew: bool) -> str:
     kind = describe(field.kind).replace("|", "\\|")
     limits = f", {field.range}" if field.range else ""
-    change = "yes" if field.continues else ""
+    change = "yes" if field.continues or measured_anew else ""
     return (
         f"| `{field.name}` | {kind}{limits} | {_default(field)} | {change} | {field.doc.replace('|', chr(92) + '|')} |"
     )

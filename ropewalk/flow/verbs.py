@@ -8,7 +8,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from ropewalk.base.progress import Progress
+from ropewalk.base.errors import UserError
+from ropewalk.base.progress import Progress, Silent
 from ropewalk.checkpoint.format import resolve_checkpoint
 from ropewalk.config.read import Resolved, parse, parse_tree
 from ropewalk.config.write import plain
@@ -17,7 +18,9 @@ from ropewalk.monitor.console import status_lines
 from ropewalk.monitor.report import write_report
 from ropewalk.monitor.run import read_run
 from ropewalk.plan.machine import this_machine
+from ropewalk.prepare.ledger import Story
 from ropewalk.prepare.ledger import explain as explain_document
+from ropewalk.prepare.pipeline import prepare as prepare_data
 
 from .opening import check_inputs, read_recipe
 from .pipeline import Stage, advance, expected_vocabulary, needs_torch, plan_recipe
@@ -52,7 +55,7 @@ def quickstart(
 def quickstart_recipe(overrides: Sequence[str] = ()) -> Resolved[Recipe]:
     """The built-in recipe, changed by `overrides`."""
     text = resources.files(__package__).joinpath(QUICKSTART).read_text(encoding="utf-8")
-    return parse(Recipe, text, QUICKSTART, overrides)
+    return parse(Recipe, text, f"built-in {QUICKSTART}", overrides)
 
 
 def prepare(
@@ -68,16 +71,13 @@ def prepare(
 
 
 def explain(
-    recipe: RecipeLike,
-    document: str,
-    overrides: Sequence[str] = (),
-    *,
-    runs: Path = RUNS,
-    progress: Progress | None = None,
-) -> Any:
-    """What became of one document of the recipe's corpus."""
-    prepared = prepare(recipe, overrides, runs=runs, progress=progress)
-    return explain_document(Path(prepared["folder"]), document)
+    recipe: RecipeLike, document: str, overrides: Sequence[str] = (), *, progress: Progress | None = None
+) -> Story:
+    """What became of one document of the recipe's corpus, which is prepared where it is not yet; no run is touched."""
+    resolved = resolve_recipe(recipe, overrides)
+    check_inputs(resolved)
+    made = prepare_data(resolved.value.prepare, seed=resolved.value.seed, progress=progress or Silent())
+    return explain_document(made.folder, document)
 
 
 def plan(recipe: RecipeLike, overrides: Sequence[str] = ()) -> dict[str, Any]:
@@ -134,6 +134,10 @@ def generate(
 ) -> Iterator[str]:
     """Pieces of text as they are drawn; `checkpoint` is a checkpoint or a run directory."""
     path = resolve_checkpoint(checkpoint)
+    try:
+        prompt.encode()
+    except UnicodeEncodeError:
+        raise UserError("the prompt is not UTF-8 text; give it in that encoding") from None
     module = needs_torch("ropewalk.evaluate.checkpoint", "generation")
     pieces: Iterator[str] = module.continue_text(
         path, prompt=prompt, tokens=tokens, temperature=temperature, top_k=top_k, seed=seed
@@ -149,6 +153,7 @@ def monitor(folder: Path) -> tuple[dict[str, Any], list[str]]:
         "run": str(folder),
         "name": view.name,
         "finished": view.finished,
+        "process": view.process,
         "stages": {stage.name: {"state": stage.state, "seconds": stage.seconds} for stage in view.stages},
         "step": dataclasses.asdict(last) if last else None,
         "saved_step": view.saved_step,

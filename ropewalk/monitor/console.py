@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 from ropewalk.base.progress import amount, duration
 
@@ -10,12 +11,18 @@ from .headline import median_pace, progress, seconds_left, verdict
 from .report import FILE
 from .run import RunView, Stage
 
+WORKER_LOG = "worker.log"
+"""What a detached worker prints; launch/local.py writes it."""
+
 
 def status_lines(view: RunView) -> list[str]:
     """Stages with their time, the last step, what is left, and where the report is."""
     rows = [("stage " + stage.name, _stage(stage)) for stage in view.stages]
     rows += _training(view)
     rows += [("warning", str(event.get("message", ""))) for event in view.notable if event["kind"] == "warning"][-3:]
+    log = view.folder / WORKER_LOG
+    if log.exists() and not view.finished:
+        rows.append(("worker", f"see {log}; it ends with: {_last_line(log)}"))
     report = view.folder / FILE
     rows.append(("report", str(report) if report.exists() else f"{report} (not written yet)"))
     width = max(len(name) for name, _ in rows)
@@ -27,7 +34,14 @@ def _state(view: RunView) -> str:
         return f"finished; {verdict(view)}"
     age = view.read_at - view.last_time
     seen = f", last event {duration(max(0.0, age))} ago" if math.isfinite(age) else ""
-    return f"not finished, {progress(view)}{seen}"
+    if view.process:
+        return f"running (process {view.process}), {progress(view)}{seen}"
+    return f"stopped, {progress(view)}{seen}; the command that started it continues it"
+
+
+def _last_line(log: Path) -> str:
+    lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    return lines[-1] if lines else "nothing yet"
 
 
 def _stage(stage: Stage) -> str:
@@ -54,6 +68,6 @@ def _training(view: RunView) -> list[tuple[str, str]]:
         )
     if view.saved_step is not None:
         rows.append(("checkpoint", f"step {view.saved_step}"))
-    if (left := seconds_left(view)) is not None:
+    if view.process and (left := seconds_left(view)) is not None:
         rows.append(("left", f"about {duration(left)} of training at this pace"))
     return rows

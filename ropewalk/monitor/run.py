@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 from ropewalk.base.errors import DataError
 from ropewalk.base.events import Event, events_path, read_events, steps
+from ropewalk.base.files import lock_owner
 from ropewalk.config.read import DEFAULT
 
 from .values import finite, mapping, number, text, whole
@@ -115,6 +116,8 @@ class RunView:
     last_time: float
     """Time of the first and the last event of rank 0; nan without events."""
     finished: bool
+    process: str | None
+    """The process that works on the run now, None when nobody does."""
     saved_step: int | None
     """Step of the newest checkpoint that counts."""
     launch: Json
@@ -143,6 +146,8 @@ def read_run(run: Path) -> RunView:
     """The run in `run` as far as it has come; raises DataError only when there is no such folder."""
     if not run.is_dir():
         raise DataError(f"{run}: no such run directory")
+    if not any((run / name).exists() for name in ("config.toml", "events.jsonl", "stages")):
+        raise DataError(f"{run}: not a run directory; runs lie in `runs/NAME`")
     missing: list[str] = []
     events = [event for event in read_events(events_path(run)) if _sound(event)]
     if not events:
@@ -164,6 +169,7 @@ def read_run(run: Path) -> RunView:
         validations=tuple(_validation(event) for event in steps(events, "validation")),
         notable=tuple(_notable(run, events)),
         starts=len(started),
+        process=lock_owner(run),
         first_time=times[0] if times else float("nan"),
         last_time=times[-1] if times else float("nan"),
         finished=_finished(events, summary),

@@ -45,6 +45,9 @@ def main(arguments: list[str]) -> int:
     except RopewalkError as error:
         print(error, file=sys.stderr)
         return error.exit_code
+    except KeyboardInterrupt:
+        print("interrupted; the same command continues", file=sys.stderr)
+        return 130
     return 0
 
 

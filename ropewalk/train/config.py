@@ -48,8 +48,8 @@ class Schedule:
     peak. `adaptive`: times `factor` whenever validation has stopped gaining."""
     peak_lr: Annotated[float, Range(above=0)] = 3e-3
     """Learning rate after warm-up."""
-    warmup_steps: Annotated[int, Range(least=0)] = 50
-    """Steps of linear warm-up."""
+    warmup_steps: Annotated[int, Range(least=0)] | None = None
+    """Steps of linear warm-up. Not set: a tenth of the steps, at most 100."""
     final_share: Annotated[float, Range(least=0, most=1)] = 0.1
     """Learning rate at the last step, as a share of the peak; for `adaptive` the least share it may fall to. Not used
     by `step` and `constant`."""
@@ -75,6 +75,10 @@ class Schedule:
             yield "milestones", f"the schedule `{self.shape}` has no milestones; set `shape` to `step` or remove them"
         if list(self.milestones) != sorted(set(self.milestones)):
             yield "milestones", f"{list(self.milestones)} does not rise; put them in order"
+
+    def warmup(self, steps: int) -> int:
+        """The steps of warm-up in a run of `steps`."""
+        return min(100, steps // 10) if self.warmup_steps is None else self.warmup_steps
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -111,16 +115,17 @@ class Train:
 
     def check(self) -> Iterator[tuple[str, str]]:
         schedule = self.schedule
-        if schedule.warmup_steps > self.steps:
+        warmup = schedule.warmup(self.steps)
+        if warmup > self.steps:
             yield (
                 "schedule.warmup_steps",
-                f"{schedule.warmup_steps} steps of warm-up are more than the {self.steps} steps of the run; "
+                f"{warmup} steps of warm-up are more than the {self.steps} steps of the run; "
                 "lower it or raise `train.steps`",
             )
-        elif schedule.shape == "wsd" and schedule.warmup_steps + schedule.decay_share * self.steps > self.steps:
+        elif schedule.shape == "wsd" and warmup + schedule.decay_share * self.steps > self.steps:
             yield (
                 "schedule.decay_share",
-                f"{schedule.warmup_steps} steps of warm-up and a decay of {schedule.decay_share:.0%} of the run "
+                f"{warmup} steps of warm-up and a decay of {schedule.decay_share:.0%} of the run "
                 f"overlap in {self.steps} steps; lower one of them",
             )
         if schedule.shape == "adaptive" and not self.validate_every_steps:

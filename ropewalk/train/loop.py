@@ -15,7 +15,7 @@ from ropewalk.base.events import EventLog, read_events
 from ropewalk.base.events import steps as steps_of
 from ropewalk.base.files import point
 from ropewalk.base.progress import Progress, Silent, duration
-from ropewalk.checkpoint.format import list_checkpoints, resolve_checkpoint
+from ropewalk.checkpoint.format import list_checkpoints, resolve_checkpoint, step_path
 from ropewalk.checkpoint.tensors import State, load_newest, retain, save, set_aside
 from ropewalk.config.ranks import ranks
 from ropewalk.model.decoder import build
@@ -26,6 +26,7 @@ from ropewalk.parallel.mesh import pick_device
 from .adaptive import Plateau
 from .data import open_data
 from .hooks import Hook
+from .interrupt import Interrupt
 from .metrics import Meter, all_finite, line
 from .optimizer import make_optimizer
 from .peak import peak_flops
@@ -37,7 +38,7 @@ from .start import starting_weights
 def train(run: Path, *, progress: Progress | None = None, hooks: Iterable[Hook] = ()) -> dict[str, float]:
     """Trains the run in directory `run` to its last step, from its newest whole checkpoint; the last figures."""
     trainer = Trainer(run, read_settings(run), progress or Silent(), list(hooks))
-    with contextlib.closing(trainer):
+    with contextlib.closing(trainer), trainer.interrupt:
         return trainer.train()
 
 
@@ -73,6 +74,7 @@ class Trainer:
             steps=settings.train.steps, tokens_per_step=self._tokens(1), tokens_per_epoch=self._data.tokens
         )
         self._plateau = Plateau(settings.train.schedule)
+        self.interrupt = Interrupt()
         self._started = {"peak_flops": peak, "parameters": self._spec.parameters()}
 
     def train(self) -> dict[str, float]:
@@ -81,6 +83,8 @@ class Trainer:
         self._retain()
         self._begin(first)
         for step in range(first, steps):
+            if self.interrupt.asked:
+                self._leave(step)
             with self._meter.watch("data"):
                 batch = self._data.loader.next()
             lr = self._plateau.share * learning_rate(step, extent=self._extent, schedule=settings.schedule)
@@ -99,6 +103,13 @@ class Trainer:
                 with self._meter.paused():
                     self._save(done)
         return self._end(steps)
+
+    def _leave(self, step: int) -> None:
+        """Saves what `step` steps have made and ends as Ctrl-C does; the same command continues from here."""
+        if step and not step_path(self._checkpoints, step).exists():
+            self._save(step)
+            self._progress.say(f"interrupted: saved step {step}")
+        raise KeyboardInterrupt
 
     def close(self) -> None:
         """Stops the reading thread and closes the diary."""

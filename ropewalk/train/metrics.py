@@ -46,6 +46,9 @@ class Meter:
         seconds = time.perf_counter() - self._start
         spent = self.watch.take()
         pace = self._tokens * self._steps / seconds
+        if self._peak:
+            # A peak measured while the machine was busy is too low; what was reached is a better bound.
+            self._peak = max(self._peak, pace * self._flops)
         record = {
             "step": step,
             "tokens": step * self._tokens,

@@ -29,8 +29,9 @@ def learning_rate(step: int, *, extent: Extent, schedule: Schedule) -> float:
 
     Linear warm-up reaches the peak at step `warmup_steps`; the first update already moves. Then the shape decides.
     """
-    if step < schedule.warmup_steps:
-        return schedule.peak_lr * (step + 1) / (schedule.warmup_steps + 1)
+    warmup = schedule.warmup(extent.steps)
+    if step < warmup:
+        return schedule.peak_lr * (step + 1) / (warmup + 1)
     return schedule.peak_lr * SHAPES[schedule.shape](step, extent, schedule)
 
 
@@ -80,8 +81,9 @@ def decay_steps(steps: int, schedule: Schedule) -> int:
 
 def _progress(step: int, extent: Extent, schedule: Schedule) -> float:
     """0 at the end of warm-up, 1 at the last step."""
-    span = max(1, extent.steps - 1 - schedule.warmup_steps)
-    return min(1.0, (step - schedule.warmup_steps) / span)
+    warmup = schedule.warmup(extent.steps)
+    span = max(1, extent.steps - 1 - warmup)
+    return min(1.0, (step - warmup) / span)
 
 
 def _falling(height: float, schedule: Schedule) -> float:

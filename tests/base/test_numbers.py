@@ -111,5 +111,5 @@ def test_every_error_is_of_one_tree_and_says_what_to_do() -> None:
     assert str(error) == "a.toml:3: bad; fix it\nworse"
     assert isinstance(error, RopewalkError)
     assert error.exit_code == 2
-    assert "pip install 'ropewalk[ray]'" in str(MissingPackage("ray", "the cluster engine", "ray"))
+    assert "pip install -e '.[ray]'" in str(MissingPackage("ray", "the cluster engine", "ray"))
     assert storage_error(FileNotFoundError(2, "No such file"), doing="reading x") is None

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -146,3 +148,45 @@ def test_the_shell_completes_verbs() -> None:
 def test_a_recipe_built_in_python_runs_and_is_checked(tiny: Path) -> None:
     recipe = verbs.resolve_recipe("tiny.toml").value
     assert flow.prepare(flow.recipe_from(recipe))["train_tokens"] > 0
+
+
+def test_an_interrupt_during_training_saves_the_last_step(tiny: Path) -> None:
+    whole = flow.train("tiny.toml", ["name=whole"])
+    command = [sys.executable, "-m", "ropewalk", "train", "tiny.toml", "train.steps=2000", "train.log_every_steps=1"]
+    process = subprocess.Popen([*command, "checkpoint.save_every_steps=1999"], stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 60
+    events = tiny / RUN / "events.jsonl"
+    while time.monotonic() < deadline and not (events.exists() and '"kind": "step"' in events.read_text()):
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=60) == 130
+    assert "interrupted: saved step" in process.stderr.read()
+    assert list((tiny / RUN / "checkpoints").iterdir())
+    assert whole["step"] == 6
+
+
+def test_a_finished_run_whose_newest_manifest_is_lost_trains_on_from_the_older(trained: Path, call: Call) -> None:
+    newest = sorted((trained / RUN / "checkpoints").iterdir())[-1]
+    before = (newest / "model.safetensors").read_bytes()
+    (newest / "manifest.json").unlink()
+    assert call("run", "tiny.toml").status == 0
+    assert (newest / "model.safetensors").read_bytes() == before
+
+
+def test_a_document_is_explained_whatever_the_model_settings_are(trained: Path, call: Call) -> None:
+    story = values(call, "prepare", "tiny.toml", "model.layers=9", "--explain", "code:corpus/3.py")
+    assert story["id"] == "code:corpus/3.py"
+
+
+def test_a_prompt_that_is_not_text_is_refused(trained: Path, call: Call) -> None:
+    ended = call("generate", RUN, "--prompt", "\udcff")
+    assert ended.status == 2
+    assert "not UTF-8" in ended.err
+    assert not ended.out
+
+
+def test_prepare_says_what_was_removed(tiny: Path, call: Call) -> None:
+    (tiny / "corpus" / "short.txt").write_text("short\n")
+    ended = call("prepare", "tiny.toml", "--json")
+    assert "removed by rule: min_bytes 1" in ended.err
+    assert json.loads(ended.out)["removed"] == {"min_bytes": 1}

@@ -156,12 +156,12 @@ def test_missing_keys_are_explained_with_type_and_documentation(problems_of: Pro
 
 
 def test_the_recipes_own_contradictions_are_found(smallest: str, problems_of: ProblemsOf) -> None:
-    text = smallest + "[model]\nheads = 3\n[train]\nsteps = 10\n[plan]\nmicrobatch_rows = 5"
+    text = smallest + "[model]\nheads = 3\n[train]\nsteps = 10\nschedule.warmup_steps = 50\n[plan]\nmicrobatch_rows = 5"
     found = problems_of(lambda: parse(Recipe, text, "r"))
     assert [problem.split(": ")[:2] for problem in found] == [
         ["r:6", "`model.heads`"],
-        ["r:7", "`train.schedule.warmup_steps`"],
-        ["r:10", "`plan.microbatch_rows`"],
+        ["r:9", "`train.schedule.warmup_steps`"],
+        ["r:11", "`plan.microbatch_rows`"],
     ]
 
 

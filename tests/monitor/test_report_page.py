@@ -115,6 +115,7 @@ def test_a_half_finished_run_gives_a_page_that_says_what_is_missing(half_run: Pa
 
 
 def test_an_empty_folder_gives_a_page_whose_sections_say_why_they_are_empty(tmp_path: Path) -> None:
+    (tmp_path / "stages").mkdir()
     reader = Reader(write_report(tmp_path).read_text(encoding="utf-8"))
     empty = [a for _, a in reader.tags if a.get("class") == "empty"]
     sections = [tag for tag, _ in reader.tags if tag == "section"]

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from ropewalk.base.errors import DataError
+from ropewalk.base.files import locked
 from ropewalk.monitor.console import status_lines
 from ropewalk.monitor.headline import seconds_left, verdict
 from ropewalk.monitor.report import write_report
@@ -90,10 +91,20 @@ def test_the_time_left_follows_from_the_pace_of_the_last_steps(half_run: Path) -
 
 
 def test_the_console_tells_how_far_an_unfinished_run_has_come(half_run: Path) -> None:
-    text = "\n".join(status_lines(read_run(half_run)))
+    with locked(half_run):
+        text = "\n".join(status_lines(read_run(half_run)))
     last = read_run(half_run).steps[-1]
-    for part in ("step 183 of 300", f"loss {last.loss:.4f}", "tokens/s", "about 1 min", "not written yet"):
+    running = f"running (process {os.getpid()})"
+    for part in (running, "step 183 of 300", f"loss {last.loss:.4f}", "tokens/s", "about 1 min", "not written yet"):
         assert part in text
+
+
+def test_the_console_tells_a_dead_run_from_a_living_one(half_run: Path) -> None:
+    (half_run / "worker.log").write_text("step 183\nwriting x: No space left on device\n")
+    text = "\n".join(status_lines(read_run(half_run)))
+    for part in ("stopped, step 183 of 300", "continues it", "No space left on device"):
+        assert part in text
+    assert "at this pace" not in text
 
 
 def test_the_console_gives_the_verdict_of_a_finished_run_and_its_report(run: Path) -> None:
@@ -104,5 +115,11 @@ def test_the_console_gives_the_verdict_of_a_finished_run_and_its_report(run: Pat
     assert not any("left" in line.split()[:1] for line in lines)
 
 
-def test_the_console_speaks_of_an_empty_folder_too(tmp_path: Path) -> None:
+def test_the_console_speaks_of_a_run_that_has_not_begun(tmp_path: Path) -> None:
+    (tmp_path / "stages").mkdir()
     assert "training has not begun" in status_lines(read_run(tmp_path))[0]
+
+
+def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="not a run directory"):
+        read_run(tmp_path)

@@ -150,8 +150,14 @@ def test_settings_that_contradict_each_other_are_problems_of_the_recipe() -> Non
     assert of(milestones=(3.0,)) == ["milestones"]
     assert of(shape="step", milestones=(5.0, 3.0)) == ["milestones"]
     assert of(shape="step", milestones=(3.0, 5.0)) == []
-    assert of(shape="wsd", decay_share=0.6) == ["schedule.decay_share"]
-    assert of(shape="wsd", decay_share=0.5) == []
+    assert of(shape="wsd", warmup_steps=50, decay_share=0.6) == ["schedule.decay_share"]
+    assert of(shape="wsd", warmup_steps=50, decay_share=0.5) == []
+
+
+@pytest.mark.parametrize(("steps", "warmup"), [(1, 0), (9, 0), (400, 40), (5000, 100)])
+def test_warm_up_that_is_not_set_is_a_tenth_of_the_run_and_at_most_100(steps: int, warmup: int) -> None:
+    assert Schedule().warmup(steps) == warmup
+    assert not list(Train(steps=steps).check())
     assert problems(Train(schedule=Schedule(shape="adaptive"), validate_every_steps=0)) == ["validate_every_steps"]
 
 

@@ -6,6 +6,7 @@ dataclasses' own `check` methods say about relations between settings.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
 import json
@@ -84,7 +85,6 @@ def parse(cls: type[T], text: str, name: str, overrides: Sequence[str] = ()) -> 
     value = reader.section(cls, tree, ())
     if problems:
         raise ConfigError(problems)
-    assert value is not None
     flat = {".".join(map(str, path)): where for path, where in reader.used.items()}
     return Resolved(value, flat)
 
@@ -93,9 +93,30 @@ def parse_tree(cls: type[T], tree: Mapping[str, Any], name: str) -> T:
     """A config from plain values, as `tomllib` gives them; `name` stands for the place in messages."""
     problems: list[Problem] = []
     value = _Reader(name, {}, problems).section(cls, dict(tree), ())
-    if problems or value is None:
+    if problems:
         raise ConfigError(problems)
     return value
+
+
+class _UnsoundError(Exception):
+    """A check wanted a value that is wrong in the recipe."""
+
+
+class _Unsound:
+    """Stands for a value that is wrong or missing: whatever is done with it raises, so that a check can neither
+    mistake it for a value nor be kept from what it says of the others."""
+
+    def _refuse(self, *_: object) -> Any:
+        raise _UnsoundError
+
+    __getattr__ = __getitem__ = __iter__ = __len__ = __bool__ = __contains__ = _refuse
+    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _refuse
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __mod__ = __rmod__ = _refuse
+    __truediv__ = __rtruediv__ = __floordiv__ = __rfloordiv__ = __format__ = __str__ = __repr__ = _refuse
+    __hash__ = _refuse
+
+
+_UNSOUND: Any = _Unsound()
 
 
 class _Reader:
@@ -105,21 +126,17 @@ class _Reader:
         self._name = name
         self._origins = origins
         self._problems = problems
-        self._broken = 0
         self.used: dict[KeyPath, str] = {}
 
-    def section(self, cls: type[T], tree: Any, path: KeyPath, base: T | None = None) -> T | None:
-        """The table `tree` as a `cls`; keys that are not written come from `base`, else from `cls`."""
+    def section(self, cls: type[T], tree: Any, path: KeyPath, base: T | None = None) -> T:
+        """The table `tree` as a `cls`, `_UNSOUND` where it is wrong; keys not written come from `base`, else `cls`."""
         if not isinstance(tree, dict):
             what = f"`{_dotted(path)}` must be a table, not {_show(tree)}"
-            self._break(path, what, f"write {_header(path)}")
-            return None
+            return self._unsound(path, what, f"write {_header(path)}")  # type: ignore[no-any-return]
         fields = {field.name: field for field in fields_of(cls)}
         for key in tree:
             if key not in fields:
                 self._report((*path, key), f"unknown key `{_dotted((*path, key))}`", _suggest(key, fields))
-        # From here on a problem means a lacking value; an unknown key alone does not hide contradictions.
-        before = self._broken
         values = {}
         for name, field in fields.items():
             default = field.default if base is None else getattr(base, name)
@@ -130,17 +147,20 @@ class _Reader:
             elif name in tree:
                 values[name] = self._value(field, field.kind, tree[name], (*path, name))
             elif default is dataclasses.MISSING:
-                self._break(path, f"`{_dotted((*path, name))}` is missing", _addition(field, path))
+                values[name] = self._unsound(path, f"`{_dotted((*path, name))}` is missing", _addition(field, path))
             else:
                 values[name] = default
-        if self._broken > before:
-            return None
         value = cls(**values)
         if isinstance(value, Checked):
+            self._check(value, path)
+        return value
+
+    def _check(self, value: Checked, path: KeyPath) -> None:
+        """Reports the contradictions that can be told from the values that are sound."""
+        with contextlib.suppress(_UnsoundError):
             for key, what in value.check():
                 full = (*path, *_parts(key))
                 self._problems.append(Problem(self._where(full), f"`{_dotted(full)}`: {what}"))
-        return value
 
     def _value(self, field: Field, kind: Any, value: Any, path: KeyPath) -> Any:
         section = section_of(kind)
@@ -150,8 +170,7 @@ class _Reader:
         if item is not None:
             if not isinstance(value, list):
                 remedy = f"write {_header((*path, 0))}" if section_of(item) else f"write [{_show(value)}]"
-                self._break(path, f"`{_dotted(path)}` must be a list, not {_show(value)}", remedy)
-                return None
+                return self._unsound(path, f"`{_dotted(path)}` must be a list, not {_show(value)}", remedy)
             if section_of(item) is None:
                 self._note(path)
             return tuple(self._value(field, item, child, (*path, i)) for i, child in enumerate(value))
@@ -160,19 +179,19 @@ class _Reader:
             accepted, result = _accept(choice, value)
             if accepted:
                 if field.range and isinstance(result, (int, float)) and not field.range.admits(result):
-                    self._break(path, f"`{_dotted(path)}` is {_show(value)}", f"it must be {field.range}")
+                    return self._unsound(path, f"`{_dotted(path)}` is {_show(value)}", f"it must be {field.range}")
                 return result
-        self._break(path, f"`{_dotted(path)}` is {_show(value)}", _expected(kind, value))
-        return None
+        return self._unsound(path, f"`{_dotted(path)}` is {_show(value)}", _expected(kind, value))
 
     def _note(self, path: KeyPath) -> None:
         where = self._origins.get(path)
         if where:
             self.used[path] = where
 
-    def _break(self, path: KeyPath, what: str, remedy: str) -> None:
-        self._broken += 1
+    def _unsound(self, path: KeyPath, what: str, remedy: str) -> Any:
+        """Reports what is wrong and gives what stands for the value."""
         self._report(path, what, remedy)
+        return _UNSOUND
 
     def _report(self, path: KeyPath, what: str, remedy: str) -> None:
         self._problems.append(Problem(self._where(path), what, remedy))

@@ -238,7 +238,7 @@ def test_a_wrong_override_is_named_as_such(override: str, problem: str, problems
 
 def test_problems_of_file_and_overrides_come_together(problems_of: ProblemsOf) -> None:
     found = problems_of(lambda: whole("raedy = 1", "x", "part.size=0", "ready=true"))
-    assert [problem.split(":")[0] for problem in found] == ["command line", "w.toml", "command line"]
+    assert [problem.split(":")[0] for problem in found] == ["command line", "w.toml", "command line", "w.toml"]
 
 
 def test_each_value_knows_its_origin() -> None:
@@ -304,3 +304,16 @@ def test_a_class_describes_its_fields() -> None:
         "table",
         "list of table",
     ]
+
+
+def test_a_wrong_value_does_not_hide_contradictions_between_the_others(smallest: str, problems_of: ProblemsOf) -> None:
+    text = smallest.replace('name = "', 'name = "../', 1) + '[model]\nlayers = "abc"\nheads = 3\n[train]\nsteps = "x"\n'
+    found = "\n".join(problems_of(lambda: parse(Recipe, text, "r")))
+    for part in ("`name`", "`model.layers`", "3 heads do not divide", "`train.steps`"):
+        assert part in found
+
+
+def test_a_contradiction_with_a_wrong_value_is_not_made_up(smallest: str, problems_of: ProblemsOf) -> None:
+    text = smallest + '[model]\nwidth = "wide"\nheads = 3\n'
+    (only,) = problems_of(lambda: parse(Recipe, text, "r"))
+    assert "`model.width`" in only

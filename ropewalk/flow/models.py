@@ -11,6 +11,7 @@ from ropewalk.checkpoint.format import resolve_checkpoint
 from ropewalk.config.read import parse
 from ropewalk.model.larger import Growth, larger
 from ropewalk.model.layouts import Layout, choose_layout
+from ropewalk.model.lora import with_lora
 from ropewalk.model.spec import Spec
 
 from .pipeline import needs_torch
@@ -18,19 +19,23 @@ from .stages import Result
 
 
 def export_model(checkpoint: Path, folder: Path, *, layout: Layout | Literal["auto"] = "auto") -> Result:
-    """Writes a checkpoint (of a run: its newest) as a Hugging Face directory; where and in which layout."""
+    """Writes a checkpoint (of a run: its newest) as a Hugging Face directory, adapters merged; where and in which
+    layout."""
     path = resolve_checkpoint(checkpoint)
     _refuse_to_overwrite(folder)
     directory = needs_torch("ropewalk.model.directory", "exporting a model")
     state = _load(path)
     chosen = choose_layout(state.spec, layout)
-    directory.write_directory(folder, spec=state.spec, weights=state.model, tokenizer=state.tokenizer, layout=chosen)
+    directory.write_directory(
+        folder, spec=state.spec, weights=state.model, tokenizer=state.tokenizer, layout=chosen, chat=state.chat
+    )
     return {
         "folder": str(folder),
         "layout": chosen,
         "checkpoint": str(path),
         "step": state.step,
-        "parameters": state.spec.parameters(),
+        "parameters": with_lora(state.spec, None).parameters(),
+        "merged_rank": state.spec.lora_rank,
     }
 
 
@@ -39,7 +44,7 @@ def import_model(folder: Path, checkpoints: Path, *, dtype: Literal["keep", "flo
     _refuse_to_overwrite(checkpoints)
     directory = needs_torch("ropewalk.model.directory", "importing a model")
     found = directory.read_directory(folder, dtype=dtype)
-    path = _save(checkpoints, spec=found.spec, weights=found.weights, tokenizer=found.tokenizer)
+    path = _save(checkpoints, spec=found.spec, weights=found.weights, tokenizer=found.tokenizer, chat=found.chat)
     return {
         "checkpoint": str(path),
         "layout": found.layout,
@@ -60,7 +65,7 @@ def grow_model(
 ) -> Result:
     """Writes a larger model that starts as `checkpoint` as one of step 0 below `checkpoints`.
 
-    `overrides` are sizes, as `model.layers=8`; the result says whether logits are preserved.
+    `overrides` are sizes, as `model.layers=8`; adapters are merged first; the result says whether logits are preserved.
     """
     path = resolve_checkpoint(checkpoint)
     sizes = parse(Growth, "", "", overrides).value.model
@@ -69,13 +74,13 @@ def grow_model(
     state = _load(path)
     spec = larger(state.spec, sizes)
     grown = growth.grow(state.model, state.spec, spec, new_blocks=new_blocks, noise=noise, seed=seed)
-    made = _save(checkpoints, spec=spec, weights=grown.weights, tokenizer=state.tokenizer)
+    made = _save(checkpoints, spec=spec, weights=grown.weights, tokenizer=state.tokenizer, chat=state.chat)
     names = ("layers", "width", "heads", "kv_heads", "hidden")
     return {
         "checkpoint": str(made),
         "from": str(path),
         "preserving": grown.preserving,
-        "parameters_before": state.spec.parameters(),
+        "parameters_before": with_lora(state.spec, None).parameters(),
         "parameters": spec.parameters(),
         "sizes": {name: [getattr(state.spec, name), getattr(spec, name)] for name in names},
     }
@@ -85,11 +90,11 @@ def _load(path: Path) -> Any:
     return needs_torch("ropewalk.checkpoint.tensors", "reading a checkpoint").load(path, optimizer=False)
 
 
-def _save(folder: Path, *, spec: Spec, weights: Any, tokenizer: bytes) -> Path:
+def _save(folder: Path, *, spec: Spec, weights: Any, tokenizer: bytes, chat: str) -> Path:
     """A checkpoint that no step led to: no optimizer, no place in the data."""
     tensors = needs_torch("ropewalk.checkpoint.tensors", "writing a checkpoint")
     state = tensors.State(
-        step=0, tokens=0, seed=0, spec=spec, data={}, model=weights, optimizer={}, tokenizer=tokenizer
+        step=0, tokens=0, seed=0, spec=spec, data={}, model=weights, optimizer={}, tokenizer=tokenizer, chat=chat
     )
     path: Path = tensors.save(folder, state)
     return path

@@ -15,6 +15,20 @@ Position = Literal["rope", "learned", "sinusoidal", "alibi", "none"]
 RopeScaling = Literal["none", "linear", "ntk"]
 Documents = Literal["ignore", "separate"]
 Init = Literal["gaussian", "depth-scaled", "lipschitz", "ds-init", "t-fixup", "zero-projection"]
+LoraTargets = Literal["attention", "all"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Lora:
+    """Low-rank adapters (Hu et al. 2021): a linear map becomes W + alpha / rank x B A. W stays, A and B are trained;
+    B starts at 0, so that a fresh adapter changes nothing."""
+
+    rank: Annotated[int, Range(least=1)] = 8
+    """Rows of A and columns of B. An adapter of an O x I matrix has rank x (O + I) numbers."""
+    alpha: Annotated[float, Range(above=0)] = 16.0
+    """Size of what adapters add. It is divided by the rank, so that another rank needs no other learning rate."""
+    targets: LoraTargets = "all"
+    """Which linear maps of a block have adapters: the two of attention, or those of the feed-forward part too."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -15,6 +15,7 @@ from torch import Tensor
 from ropewalk.base.errors import DataError
 
 from .layouts import NORM_EPSILON, Layout
+from .lora import merged
 from .parts import fused, unfused
 from .sharding import split_of
 from .spec import Spec
@@ -55,7 +56,9 @@ class Place:
 
 
 def to_hugging_face(weights: Weights, spec: Spec, layout: Layout) -> dict[str, Tensor]:
-    """The tensors of a `model.safetensors` in `layout`, contiguous; a GPT-2 without biases gets zeros for them."""
+    """The tensors of a `model.safetensors` in `layout`, contiguous. Adapters are merged; a GPT-2 without biases gets
+    zeros for them."""
+    weights, spec = merged(weights, spec)
     found: dict[str, Tensor] = {}
     for name, tensor in weights.items():
         place = _place(name, layout)

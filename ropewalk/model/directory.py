@@ -16,13 +16,14 @@ from torch import Tensor
 
 from ropewalk.base.errors import DataError
 from ropewalk.base.files import committed_file, committed_folder, read_json, write_json
-from ropewalk.prepare.tokenizer import end_of_text, load, vocabulary_size
+from ropewalk.prepare.chat import TEMPLATES, ChatEncoder, jinja, template_named
+from ropewalk.prepare.tokenizer import encode, end_of_text, load, vocabulary_size
 
 from .convert import from_hugging_face, to_hugging_face
-from .layouts import NORM_EPSILON, Layout, config_of, describe_config
+from .layouts import CONFIG, NORM_EPSILON, Layout, config_of, describe_config
 from .spec import Spec
 
-CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 TOKENIZER, TOKENIZER_CONFIG, GENERATION = "tokenizer.json", "tokenizer_config.json", "generation_config.json"
 
 
@@ -35,15 +36,17 @@ class Found:
     weights: dict[str, Tensor]
     tokenizer: bytes
     end_of_text: str
+    chat: str
+    """Name of its chat template, where it is one of ours."""
 
 
 def write_directory(
-    folder: Path, *, spec: Spec, weights: Mapping[str, Tensor], tokenizer: bytes, layout: Layout
+    folder: Path, *, spec: Spec, weights: Mapping[str, Tensor], tokenizer: bytes, layout: Layout, chat: str = ""
 ) -> None:
     """Commits the model as `folder`, which `transformers` and tools that read its layouts load; all of it or nothing.
 
     The tokenizer's file is written as it is: it puts no token before a text. The end of text is named as the first
-    token (`bos_token`) too, since a document in training follows one.
+    token (`bos_token`) too, since a document in training follows one. `chat` names the template of dialogues.
     """
     loaded = Tokenizer.from_buffer(tokenizer)
     end = end_of_text(loaded, path=Path(TOKENIZER))
@@ -51,8 +54,9 @@ def write_directory(
     data = safetensors.torch.save(to_hugging_face(weights, spec, layout), metadata={"format": "pt"})
     with committed_folder(folder) as partial:
         write_json(partial / CONFIG, config_of(spec, layout, end_of_text=end, dtype=dtype))
-        write_json(partial / GENERATION, {"bos_token_id": end, "eos_token_id": end})
-        write_json(partial / TOKENIZER_CONFIG, _tokenizer_config(loaded, end=end, length=spec.sequence_length))
+        write_json(partial / GENERATION, {"bos_token_id": end, "eos_token_id": _stops(loaded, end=end, chat=chat)})
+        described = _tokenizer_config(loaded, end=end, length=spec.sequence_length, chat=chat)
+        write_json(partial / TOKENIZER_CONFIG, described)
         for name, content in ((TOKENIZER, tokenizer), (WEIGHTS, data)):
             with committed_file(partial / name) as file:
                 file.write(content)
@@ -87,12 +91,24 @@ def read_directory(folder: Path, *, dtype: Literal["keep", "float32"] = "keep") 
         weights=weights,
         tokenizer=tokenizer.to_str(pretty=True).encode(),
         end_of_text=str(tokenizer.id_to_token(end)),
+        chat=_read_chat(folder / TOKENIZER_CONFIG),
     )
 
 
-def _tokenizer_config(tokenizer: Tokenizer, *, end: int, length: int) -> dict[str, Any]:
+def _stops(tokenizer: Tokenizer, *, end: int, chat: str) -> int | list[int]:
+    """The tokens at which generation stops: the end of text, and what closes an answer where that is another one."""
+    if not chat:
+        return end
+    encoder = ChatEncoder(
+        template_named(chat), tokenizer, lambda texts: encode(tokenizer, texts, dtype="uint32"), end=end
+    )
+    return [end, *encoder.closing] if len(encoder.closing) == 1 and encoder.closing != [end] else end
+
+
+def _tokenizer_config(tokenizer: Tokenizer, *, end: int, length: int, chat: str) -> dict[str, Any]:
     token = tokenizer.id_to_token(end)
     return {
+        **({"chat_template": jinja(chat)} if chat else {}),
         "tokenizer_class": "PreTrainedTokenizerFast",
         "bos_token": token,
         "eos_token": token,
@@ -100,6 +116,13 @@ def _tokenizer_config(tokenizer: Tokenizer, *, end: int, length: int) -> dict[st
         # Otherwise " ." becomes "." when text is decoded.
         "clean_up_tokenization_spaces": False,
     }
+
+
+def _read_chat(path: Path) -> str:
+    """The name of the chat template in a `tokenizer_config.json`, empty when there is none or it is not ours."""
+    described = read_json(path, what="tokenizer config") if path.is_file() else None
+    written = described.get("chat_template") if isinstance(described, dict) else None
+    return next((name for name in TEMPLATES if written == jinja(name)), "")
 
 
 def _read_tokenizer(folder: Path, *, vocabulary: int) -> tuple[Tokenizer, int]:

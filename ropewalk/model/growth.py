@@ -25,6 +25,7 @@ from torch import Tensor
 from ropewalk.base.errors import UserError
 from ropewalk.base.seeds import seed_for
 
+from .lora import merged
 from .parts import fused, part_names, unfused
 from .sharding import split_of
 from .spec import Spec
@@ -52,11 +53,12 @@ def grow(
     noise: float = 0.0,
     seed: int = 0,
 ) -> Grown:
-    """The weights of `larger` (of model/larger.py), from those of `spec`.
+    """The weights of `larger` (of model/larger.py), from those of `spec`; adapters are merged first.
 
     `noise` is the deviation of what is added to copied weights of the blocks, as a share of the root mean square of
     their matrix.
     """
+    weights, spec = merged(weights, spec)
     deeper = larger.layers > spec.layers
     if deeper and new_blocks == "identity" and spec.norm_place == "post":
         raise UserError(

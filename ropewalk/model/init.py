@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ropewalk.base.seeds import seed_for
 
-from .laws import LAWS, Matrix
+from .laws import LAWS, Matrix, adapter
 from .sharding import split_of
 from .spec import Spec
 
@@ -29,11 +29,13 @@ def initial_value(name: str, shape: tuple[int, ...], spec: Spec, *, seed: int) -
     """The whole first value of one parameter, float32 on the CPU."""
     if name.endswith("norm.weight"):
         return torch.ones(shape)
-    if name.endswith(".bias"):
+    if name.endswith((".bias", ".lora_b")):
         return torch.zeros(shape)
     # A tied head that a pipeline stage holds by itself starts as the embedding does.
     source = "embedding.weight" if name == "head.weight" and spec.tied else name
     generator = torch.Generator().manual_seed(seed_for(seed, "init", source))
+    if name.endswith(".lora_a"):
+        return torch.empty(shape).normal_(std=adapter(shape[1]).std, generator=generator)
     laws = [(rows, LAWS[spec.init](matrix, spec)) for rows, matrix in matrices(source, shape, spec)]
     (kind,) = {law.kind for _, law in laws}
     if kind == "normal":

@@ -13,6 +13,7 @@ from typing import Annotated
 from ropewalk.base.errors import UserError
 from ropewalk.config.schema import Range
 
+from .lora import with_lora
 from .spec import Spec
 
 
@@ -41,7 +42,9 @@ class Growth:
 
 
 def larger(spec: Spec, sizes: Sizes) -> Spec:
-    """The spec with the sizes asked for; a UserError carries every reason why the weights cannot fill it."""
+    """The spec with the sizes asked for, without adapters; a UserError carries every reason why the weights cannot fill
+    it."""
+    spec = with_lora(spec, None)
     times = (sizes.width or spec.width) // spec.width
     grown = dataclasses.replace(
         spec,

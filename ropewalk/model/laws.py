@@ -120,6 +120,14 @@ def zero_projection(matrix: Matrix, spec: Spec) -> Distribution:
     return Distribution("normal", 0.0 if matrix.writes_residual else STD)
 
 
+def adapter(inputs: int) -> Distribution:
+    """The A of an adapter under any law; its B starts at 0 (Hu et al. 2021, section 4.1).
+
+    The paper says Gaussian and gives no deviation: this is sqrt(1 / (3 inputs)), that of its code (uniform there).
+    """
+    return Distribution("normal", sqrt(1 / (3 * inputs)))
+
+
 LAWS: dict[Init, Law] = {
     "gaussian": gaussian,
     "depth-scaled": depth_scaled,

@@ -25,6 +25,9 @@ GPT2_ACTIVATIONS: dict[Mlp, str] = {"gelu": "gelu", "gelu-tanh": "gelu_new", "re
 # Other names in use for the same functions.
 SYNONYMS = {"swish": "silu", "gelu_pytorch_tanh": "gelu_new", "gelu_fast": "gelu_new"}
 
+CONFIG = "config.json"
+"""The file that makes a folder a Hugging Face directory."""
+
 NORM_EPSILON = {"rms": 1e-6, "layer": 1e-5}
 """What our norms add under the root (model/modules.py); a test compares."""
 

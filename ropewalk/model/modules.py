@@ -1,4 +1,4 @@
-"""The parts of a block: norms, attention, feed-forward. Plain PyTorch, one device, no distribution.
+"""The parts of a block: norms, linear maps, attention, feed-forward. Plain PyTorch, one device, no distribution.
 
 Shapes: B rows, T tokens, C width, H query heads, G key and value heads, D head size, F hidden features.
 """
@@ -27,6 +27,29 @@ def make_norm(spec: Spec) -> nn.Module:
     return nn.LayerNorm(spec.width, eps=1e-5)
 
 
+def make_linear(spec: Spec, name: str, *, inputs: int, outputs: int) -> nn.Module:
+    """The linear map `name` of a block, with an adapter where the spec has one."""
+    if name not in spec.adapted:
+        return nn.Linear(inputs, outputs, bias=spec.bias)
+    return AdaptedLinear(inputs, outputs, bias=spec.bias, rank=spec.lora_rank, alpha=spec.lora_alpha)
+
+
+class AdaptedLinear(nn.Module):
+    """A linear map beside its low-rank adapter (Hu et al. 2021, equation 3): x W^T + b + alpha / rank (x A^T) B^T."""
+
+    def __init__(self, inputs: int, outputs: int, *, bias: bool, rank: int, alpha: float) -> None:
+        super().__init__()
+        self.scale = alpha / rank
+        self.weight = nn.Parameter(torch.empty(outputs, inputs))
+        self.bias = nn.Parameter(torch.empty(outputs)) if bias else None
+        self.lora_a = nn.Parameter(torch.empty(rank, inputs))
+        self.lora_b = nn.Parameter(torch.empty(outputs, rank))
+
+    def forward(self, x: Tensor) -> Tensor:
+        added = F.linear(F.linear(x, self.lora_a), self.lora_b)
+        return torch.add(F.linear(x, self.weight, self.bias), added, alpha=self.scale)
+
+
 class HeadNorm(nn.Module):
     """Root mean square 1 over each head's features, times a scale that all heads share."""
 
@@ -52,10 +75,11 @@ class Attention(nn.Module):
         self.layer = layer
         self.head_size = spec.head_size
         self.group_heads = spec.group_heads
-        self.qkv = nn.Linear(spec.width, spec.kv_heads * spec.group_heads * spec.head_size, bias=spec.bias)
+        rows = spec.kv_heads * spec.group_heads * spec.head_size
+        self.qkv = make_linear(spec, "attention.qkv", inputs=spec.width, outputs=rows)
         self.query_norm = HeadNorm(spec) if spec.qk_norm else None
         self.key_norm = HeadNorm(spec) if spec.qk_norm else None
-        self.out = nn.Linear(spec.heads * spec.head_size, spec.width, bias=spec.bias)
+        self.out = make_linear(spec, "attention.out", inputs=spec.heads * spec.head_size, outputs=spec.width)
 
     def forward(self, x_BTC: Tensor, *, turn: Rotation | None, attend: Attend) -> Tensor:
         batch, tokens, _ = x_BTC.shape
@@ -103,8 +127,8 @@ class FeedForward(nn.Module):
         self.activation = ACTIVATIONS[spec.mlp]
         self.gated = spec.gated
         self.chunk = spec.mlp_chunk
-        self.up = nn.Linear(spec.width, spec.hidden * (2 if spec.gated else 1), bias=spec.bias)
-        self.down = nn.Linear(spec.hidden, spec.width, bias=spec.bias)
+        self.up = make_linear(spec, "mlp.up", inputs=spec.width, outputs=spec.hidden * (2 if spec.gated else 1))
+        self.down = make_linear(spec, "mlp.down", inputs=spec.hidden, outputs=spec.width)
 
     def forward(self, x_BTC: Tensor) -> Tensor:
         inner = self.up(x_BTC)

@@ -16,7 +16,8 @@ class Split:
 
     `column` splits the outputs (dimension 0), `row` the inputs (dimension 1, partial sums are added), `vocabulary` the
     rows of the embedding or head, `replicate` not at all. Any cut of the dimension into equal parts of whole units is
-    valid. The bias after a `row` matrix is replicated and joins after the partial sums.
+    valid. The bias after a `row` matrix is replicated and joins after the partial sums. Of an adapter, the factor that
+    meets the split dimension of its matrix is split as that is, the other one is replicated.
     """
 
     role: Role
@@ -25,7 +26,8 @@ class Split:
     parts: tuple[tuple[str, int], ...] = ()
     """What one unit of a fused matrix holds, in order: (name, rows)."""
     partial_gradient: bool = False
-    """Whether a replicated parameter meets only this rank's heads, so that its gradients add up over ranks."""
+    """Whether a replicated parameter meets only this rank's part of the features, so that its gradients add up over
+    ranks: the norms of queries and keys, one factor of each adapter."""
 
     @property
     def dimension(self) -> int | None:
@@ -40,6 +42,8 @@ def splits(spec: Spec) -> dict[str, Split]:
 def split_of(name: str, spec: Spec) -> Split:
     """The split of one parameter."""
     size = spec.head_size
+    if name.endswith((".lora_a", ".lora_b")):
+        return _adapter_split(name, spec)
     if name.endswith(("attention.qkv.weight", "attention.qkv.bias")):
         queries = spec.heads // spec.kv_heads * size
         return Split("column", spec.kv_heads, (("query", queries), ("key", size), ("value", size)))
@@ -57,3 +61,11 @@ def split_of(name: str, spec: Spec) -> Split:
     if name in ("embedding.weight", "head.weight"):
         return Split("vocabulary", spec.vocabulary)
     return Split("replicate")
+
+
+def _adapter_split(name: str, spec: Spec) -> Split:
+    """W + B A: B has the outputs of W, A its inputs."""
+    part, _, kind = name.rpartition(".")
+    whole = split_of(f"{part}.weight", spec)
+    shared = "lora_b" if whole.role == "column" else "lora_a"
+    return whole if kind == shared else Split("replicate", partial_gradient=True)

@@ -6,11 +6,12 @@ test compares them name by name.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from math import prod
 from typing import Literal
 
-from .config import Documents, Init, Mlp, Model, Norm, NormPlace, Position, RopeScaling
+from .config import Documents, Init, LoraTargets, Mlp, Model, Norm, NormPlace, Position, RopeScaling
 
 Optimizer = Literal["adamw", "lamb", "adafactor", "muon"]
 
@@ -43,6 +44,18 @@ class Spec:
     documents: Documents = "ignore"
     dropout: float = 0.0
     init: Init = "depth-scaled"
+    lora_rank: int = 0
+    """Rank of the adapters; 0: there are none."""
+    lora_alpha: float = 16.0
+    lora_targets: LoraTargets = "all"
+
+    @property
+    def adapted(self) -> tuple[str, ...]:
+        """The linear maps of a block that have an adapter, in the order of the forward pass."""
+        attention, feed_forward = ("attention.qkv", "attention.out"), ("mlp.up", "mlp.down")
+        if not self.lora_rank:
+            return ()
+        return attention if self.lora_targets == "attention" else attention + feed_forward
 
     @property
     def gated(self) -> bool:
@@ -64,7 +77,7 @@ class Spec:
         return next((size for size in (128, 64, 32, 16, 8, 4, 2) if self.hidden % (8 * size) == 0), 1)
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """The shape of every parameter by name, in the order of the forward pass."""
+        """The shape of every parameter by name, in the order of the modules."""
         width = self.width
         vectors = {"rms": ("weight",), "layer": ("weight", "bias"), "none": ()}[self.norm]
         norm: dict[str, tuple[int, ...]] = {vector: (width,) for vector in vectors}
@@ -90,9 +103,9 @@ class Spec:
             shapes["head.weight"] = (self.vocabulary, width)
         return shapes
 
-    def parameters(self) -> int:
-        """Trained numbers, shared ones counted once."""
-        return sum(prod(shape) for shape in self.shapes().values())
+    def parameters(self, *, trained: Collection[str] | None = None) -> int:
+        """Numbers of all parameters, shared ones counted once; or of those named by `trained`."""
+        return sum(prod(shape) for shape in self._trained_shapes(trained).values())
 
     def matmul_parameters(self) -> int:
         """Numbers that multiply every token: all matrices but the embedding and positions, with the head."""
@@ -106,27 +119,36 @@ class Spec:
         length, window = self.sequence_length, min(self.window or self.sequence_length, self.sequence_length)
         return window * (window + 1) // 2 + (length - window) * window
 
-    def flops_per_token(self, attention: Literal["full", "causal"] = "full") -> int:
+    def flops_per_token(
+        self, attention: Literal["full", "causal"] = "full", *, trained: Collection[str] | None = None
+    ) -> int:
         """Forward and backward FLOPs for a token of a full row, recomputation not counted.
 
         `full` is the convention of PaLM (Chowdhery et al. 2022, appendix B): 6 N + 12 L H D T, where a window takes the
         place of a longer T. `causal` counts only the pairs that are attended: without a window the mean query sees
         (T + 1) / 2 keys.
+
+        When only the parameters named by `trained` are, what their gradients do not need is left out: the product that
+        gives a frozen matrix its gradient, and everything below the lowest trained parameter.
         """
         length = self.sequence_length
         keys = min(self.window or length, length) if attention == "full" else self.attended_pairs() / length
-        scores = 12 * self.layers * self.heads * self.head_size * keys
-        return round(6 * self.matmul_parameters() + scores)
+        gradients = _Gradients(self, trained)
+        matrices = {n: s for n, s in self.shapes().items() if n.startswith("blocks.") and len(s) == 2}
+        matrices["head.weight"] = (self.vocabulary, self.width)
+        maps = sum(prod(shape) * gradients.products(name) for name, shape in matrices.items())
+        scores = sum(gradients.score_products(layer) for layer in range(self.layers))
+        return round(2 * (maps + self.heads * self.head_size * keys * scores))
 
     def weight_bytes(self, number_bytes: int = 4) -> int:
         """Bytes of the weights at `number_bytes` a number."""
         return number_bytes * self.parameters()
 
-    def gradient_bytes(self, number_bytes: int = 4) -> int:
-        """Bytes of the gradients of all weights."""
-        return number_bytes * self.parameters()
+    def gradient_bytes(self, number_bytes: int = 4, *, trained: Collection[str] | None = None) -> int:
+        """Bytes of the gradients, of all weights or of those named by `trained`."""
+        return number_bytes * self.parameters(trained=trained)
 
-    def optimizer_bytes(self, optimizer: Optimizer = "adamw") -> int:
+    def optimizer_bytes(self, optimizer: Optimizer = "adamw", *, trained: Collection[str] | None = None) -> int:
         """Bytes of the optimizer's float32 moments; its step counters (a few bytes a parameter tensor) left out.
 
         AdamW and LAMB keep two numbers a weight. Adafactor (Shazeer and Stern 2018) keeps the row and column sums of a
@@ -134,7 +156,7 @@ class Spec:
         leaves the rest to AdamW.
         """
         total = 0
-        for name, shape in self.shapes().items():
+        for name, shape in self._trained_shapes(trained).items():
             if optimizer == "adafactor":
                 total += sum(shape)
             elif optimizer == "muon" and len(shape) == 2 and name.startswith("blocks."):
@@ -144,12 +166,19 @@ class Spec:
         return 4 * total
 
     def _linear(self, name: str, outputs: int, inputs: int) -> dict[str, tuple[int, ...]]:
-        bias: dict[str, tuple[int, ...]] = {f"{name}.bias": (outputs,)} if self.bias else {}
-        return {f"{name}.weight": (outputs, inputs), **bias}
+        shapes: dict[str, tuple[int, ...]] = {f"{name}.weight": (outputs, inputs)}
+        if self.bias:
+            shapes[f"{name}.bias"] = (outputs,)
+        if name in self.adapted:
+            shapes |= {f"{name}.lora_a": (self.lora_rank, inputs), f"{name}.lora_b": (outputs, self.lora_rank)}
+        return shapes
 
-
-def _inside(name: str, shapes: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
-    return {f"{name}.{inner}": shape for inner, shape in shapes.items()}
+    def _trained_shapes(self, trained: Collection[str] | None) -> dict[str, tuple[int, ...]]:
+        shapes = self.shapes()
+        if trained is None:
+            return shapes
+        assert shapes.keys() >= set(trained), "parameters of another model"
+        return {name: shapes[name] for name in trained}
 
 
 def resolve(model: Model, *, vocabulary: int, sequence_length: int) -> Spec:
@@ -182,3 +211,56 @@ def resolve(model: Model, *, vocabulary: int, sequence_length: int) -> Spec:
         dropout=model.dropout,
         init=model.init,
     )
+
+
+class _Gradients:
+    """Where gradients flow when only some parameters are trained.
+
+    Whatever a parameter does reaches all that comes after it, through the residual stream: a gradient flows through
+    everything above the lowest trained parameter and through nothing below.
+    """
+
+    def __init__(self, spec: Spec, trained: Collection[str] | None) -> None:
+        names = list(spec.shapes())
+        self._trained = set(names if trained is None else trained)
+        if spec.tied:
+            # The same matrix twice: first as the embedding, last as the head.
+            names.append("head.weight")
+            if "embedding.weight" in self._trained:
+                self._trained.add("head.weight")
+        order = sorted(names, key=lambda name: _place(name, spec))
+        self._places = {name: place for place, name in enumerate(order)}
+        self._lowest = min((self._places[name] for name in self._trained), default=len(order))
+
+    def products(self, name: str) -> int:
+        """Matrix products of one linear map: for its output, for the gradient of its input where one flows there, and
+        for its own where it is trained."""
+        part, _, kind = name.rpartition(".")
+        input_flows = self._flows_below(part) or (kind == "lora_b" and f"{part}.lora_a" in self._trained)
+        return 1 + input_flows + (name in self._trained)
+
+    def score_products(self, layer: int) -> int:
+        """Products of one layer's queries with keys and of their scores with values: for the outputs, and for each
+        factor where a gradient flows."""
+        part = f"blocks.{layer}.attention"
+        inside = {f"{part}.qkv.{kind}" for kind in ("weight", "bias", "lora_a", "lora_b")}
+        values = self._flows_below(f"{part}.qkv") or not inside.isdisjoint(self._trained)
+        queries, keys = (values or f"{part}.{of}_norm.weight" in self._trained for of in ("query", "key"))
+        return 2 + queries + keys + (queries or keys) + values
+
+    def _flows_below(self, part: str) -> bool:
+        """Whether a gradient flows through the input of a linear map."""
+        return self._lowest < self._places[f"{part}.weight"]
+
+
+def _place(name: str, spec: Spec) -> tuple[int, ...]:
+    """Sorts parameters into the order of the forward pass; those of one place keep theirs."""
+    words = name.split(".")
+    if words[0] != "blocks":
+        return (0,) if words[0] in ("embedding", "positions") else (2,)
+    last = spec.norm_place == "post" and words[2].endswith("_norm")
+    return (1, int(words[1]), words[2].startswith("mlp"), last)
+
+
+def _inside(name: str, shapes: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+    return {f"{name}.{inner}": shape for inner, shape in shapes.items()}

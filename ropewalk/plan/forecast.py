@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from math import prod
 from typing import Literal
 
 from ropewalk.model.activations import Precision as Products
-from ropewalk.model.activations import saved_bytes
+from ropewalk.model.activations import saved_bytes, saved_copy_bytes
 from ropewalk.model.spec import Optimizer, Spec
 
 Precision = Literal["fp32", "bf16", "bf16-pure", "fp16"]
@@ -34,8 +35,16 @@ class Memory:
         return self.weights + self.gradients + self.optimizer + self.activations + self.workspace
 
 
-def memory(spec: Spec, *, rows: int, precision: Precision, optimizer: Optimizer = "adamw") -> Memory:
-    """The forecast for `rows` rows a microbatch, with gradients and moments in float32.
+def memory(
+    spec: Spec,
+    *,
+    rows: int,
+    precision: Precision,
+    optimizer: Optimizer = "adamw",
+    trained: Collection[str] | None = None,
+) -> Memory:
+    """The forecast for `rows` rows a microbatch, with gradients and moments in float32; `trained` names the parameters
+    that have them, None all.
 
     Exact for weights, gradients and moments. For `bf16-pure` activations are those of `bf16`: an upper bound, because
     the stream between blocks is half as wide there.
@@ -43,14 +52,15 @@ def memory(spec: Spec, *, rows: int, precision: Precision, optimizer: Optimizer 
     tokens = rows * spec.sequence_length
     narrow: Products = "fp32" if precision == "fp32" else "bf16"
     # What autograd keeps (model/activations.py), and the rest of the batch: weight, document, position.
-    saved = saved_bytes(spec, rows=rows, precision=narrow) + tokens * (4 + 4 + 8) + 4 * _logits_alive(spec, tokens)
+    saved = saved_bytes(spec, rows=rows, precision=narrow, trained=trained)
+    saved += tokens * (4 + 4 + 8) + 4 * _logits_alive(spec, tokens)
     pure = precision == "bf16-pure"
     if pure:
-        saved -= 2 * spec.matmul_parameters()  # the weights are narrow already, autocast copies none
+        saved -= saved_copy_bytes(spec, trained=trained)  # the weights are narrow already, autocast copies none
     return Memory(
         weights=spec.weight_bytes() + (spec.weight_bytes(2) if pure else 0),
-        gradients=spec.gradient_bytes(),
-        optimizer=spec.optimizer_bytes(optimizer),
+        gradients=spec.gradient_bytes(trained=trained),
+        optimizer=spec.optimizer_bytes(optimizer, trained=trained),
         activations=saved,
         workspace=max(
             _loss_workspace(spec, tokens, narrow),

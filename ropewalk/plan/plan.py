@@ -16,7 +16,7 @@ from .config import Layout
 from .forecast import Memory, Precision, memory
 from .machine import Machine
 
-FORMAT = 1
+FORMAT = 2
 FILE = "plan.json"
 
 
@@ -28,6 +28,8 @@ class Plan:
     precision: Precision
     batch_rows: int
     microbatch_rows: int
+    sequence_length: int | None = None
+    """Tokens of the rows that the above count; shorter rows are taken more at a time. None: rows of any length."""
     pipeline: int = 1
     replicate: int = 1
     shard: int = 1
@@ -44,36 +46,69 @@ class Plan:
         """Forward and backward passes in one step of one data rank."""
         return self.batch_rows // (self.microbatch_rows * self.replicate * self.shard)
 
+    def microbatch_rows_of(self, length: int) -> int:
+        """Rows of `length` tokens in one microbatch: as many tokens as in its full rows."""
+        return self.microbatch_rows * ((self.sequence_length or length) // length)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Planned:
-    """A plan with what it was made from and what it will need."""
+class PhasePlan:
+    """The plan of one phase of a run, with what it was made from and what it will need."""
 
     plan: Plan
     spec: Spec
+    """The model of this phase, with its longest row."""
     memory: Memory
     steps: int
-
-    @property
-    def tokens(self) -> int:
-        """Tokens of the whole run."""
-        return self.steps * self.plan.batch_rows * self.spec.sequence_length
+    tokens: int
+    """Tokens of the whole phase."""
+    trained: tuple[str, ...] | None = None
+    """Parameters that are trained; None: all of them."""
 
     @property
     def flops(self) -> int:
-        """FLOPs of the whole run, causal-exact."""
-        return self.tokens * self.spec.flops_per_token("causal")
+        """FLOPs of the whole phase, causal-exact."""
+        return self.tokens * self.spec.flops_per_token("causal", trained=self.trained)
 
     def tree(self) -> dict[str, Any]:
         """Plain values for JSON, with what follows from them under `derived`."""
         derived = {
             "parameters": self.spec.parameters(),
-            "flops_per_token": self.spec.flops_per_token(),
-            "flops_per_token_causal": self.spec.flops_per_token("causal"),
-            "tokens": self.tokens,
+            "flops_per_token": self.spec.flops_per_token(trained=self.trained),
+            "flops_per_token_causal": self.spec.flops_per_token("causal", trained=self.trained),
             "flops": self.flops,
         }
-        return {"format": FORMAT, **dataclasses.asdict(self), "derived": derived}
+        return {**dataclasses.asdict(self), "derived": derived}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Planned:
+    """The plans of a run, one a phase."""
+
+    phases: tuple[PhasePlan, ...]
+
+    @property
+    def steps(self) -> int:
+        return sum(phase.steps for phase in self.phases)
+
+    @property
+    def tokens(self) -> int:
+        return sum(phase.tokens for phase in self.phases)
+
+    @property
+    def flops(self) -> int:
+        """FLOPs of the whole run, causal-exact."""
+        return sum(phase.flops for phase in self.phases)
+
+    @property
+    def fullest(self) -> PhasePlan:
+        """The phase that needs the most memory."""
+        return max(self.phases, key=lambda phase: phase.memory.total)
+
+    def tree(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        derived = {"steps": self.steps, "tokens": self.tokens, "flops": self.flops}
+        return {"format": FORMAT, "phases": [phase.tree() for phase in self.phases], "derived": derived}
 
 
 def choose(
@@ -85,8 +120,14 @@ def choose(
     steps: int,
     precision: Precision | Literal["auto"],
     optimizer: Optimizer = "adamw",
-) -> Planned:
-    """The plan for one process: the device, and the largest microbatch whose forecast fits its memory."""
+    tokens: int | None = None,
+    trained: tuple[str, ...] | None = None,
+) -> PhasePlan:
+    """The plan of a phase for one process: the device, and the largest microbatch whose forecast fits its memory.
+
+    `spec` has the phase's row length; `tokens` is given where ramps make it less than all steps in full; `trained`
+    where not every parameter is.
+    """
     device = layout.device
     if device == "auto":
         device = "cuda" if machine.gpus else "cpu"
@@ -100,7 +141,7 @@ def choose(
         precision = "bf16" if hardware else "fp32"
 
     def needed_with(rows: int) -> Memory:
-        return memory(spec, rows=rows, precision=precision, optimizer=optimizer)
+        return memory(spec, rows=rows, precision=precision, optimizer=optimizer, trained=trained)
 
     divisors = _candidates(spec, batch_rows, device)
     fitting = (rows for rows in divisors if needed_with(rows).total <= budget)
@@ -109,11 +150,18 @@ def choose(
         raise UserError(
             f"`plan.microbatch_rows` ({rows}) does not divide `train.batch_rows` ({batch_rows}); choose a divisor"
         )
-    plan = Plan(device=device, precision=precision, batch_rows=batch_rows, microbatch_rows=rows)
+    plan = Plan(
+        device=device,
+        precision=precision,
+        batch_rows=batch_rows,
+        microbatch_rows=rows,
+        sequence_length=spec.sequence_length,
+    )
     needed = needed_with(rows)
     if needed.total > budget:
         raise UserError(_does_not_fit(needed, budget, rows))
-    return Planned(plan=plan, spec=spec, memory=needed, steps=steps)
+    read = steps * batch_rows * spec.sequence_length if tokens is None else tokens
+    return PhasePlan(plan=plan, spec=spec, memory=needed, steps=steps, tokens=read, trained=trained)
 
 
 def save_plan(run: Path, planned: Planned) -> None:
@@ -124,16 +172,30 @@ def save_plan(run: Path, planned: Planned) -> None:
 def load_plan(run: Path) -> Planned:
     """The plan that was saved in `run`."""
     path = run / FILE
-    tree: dict[str, Any] = upgraded(read_json(path, what="plan"), path=path, what="plan", current=FORMAT, upgrades={})
+    tree: dict[str, Any] = upgraded(
+        read_json(path, what="plan"), path=path, what="plan", current=FORMAT, upgrades={1: _list_of_phases}
+    )
     try:
-        return Planned(
-            plan=Plan(**tree["plan"]),
-            spec=Spec(**tree["spec"]),
-            memory=Memory(**tree["memory"]),
-            steps=tree["steps"],
-        )
+        return Planned(phases=tuple(_phase(phase) for phase in tree["phases"]))
     except (KeyError, TypeError) as error:
         raise DataError(f"{path}: this plan is damaged: {error}; delete it and run the same command again") from None
+
+
+def _phase(tree: dict[str, Any]) -> PhasePlan:
+    return PhasePlan(
+        plan=Plan(**tree["plan"]),
+        spec=Spec(**tree["spec"]),
+        memory=Memory(**tree["memory"]),
+        steps=tree["steps"],
+        tokens=tree["tokens"],
+        trained=None if tree["trained"] is None else tuple(tree["trained"]),
+    )
+
+
+def _list_of_phases(tree: dict[str, Any]) -> dict[str, Any]:
+    """Format 1 knew one phase, without its tokens."""
+    phase = {key: tree[key] for key in ("plan", "spec", "memory", "steps")}
+    return {"format": 2, "phases": [{**phase, "tokens": tree["derived"]["tokens"], "trained": None}]}
 
 
 CPU_MICROBATCH_TOKENS = 4096

@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import get_args
 
 import torch
 from hypothesis import strategies as st
 
-from ropewalk.model.config import Documents, Init, Mlp, Model, Norm, NormPlace, Position, RopeScaling
+from ropewalk.model.config import (
+    Documents,
+    Init,
+    Lora,
+    LoraTargets,
+    Mlp,
+    Model,
+    Norm,
+    NormPlace,
+    Position,
+    RopeScaling,
+)
 from ropewalk.model.decoder import Decoder, build
+from ropewalk.model.lora import adapter_names, with_lora
 from ropewalk.model.spec import Spec, resolve
 
 
 @st.composite
 def specs(draw: st.DrawFn, *, least_length: int = 1) -> Spec:
-    """Any small spec, every option free."""
+    """Any small spec, every option free, with adapters and without."""
     heads = draw(st.sampled_from([1, 2, 3, 4, 6, 8]))
     size = 2 * draw(st.integers(1, 5))
     position = draw(st.sampled_from(get_args(Position)))
@@ -40,13 +53,35 @@ def specs(draw: st.DrawFn, *, least_length: int = 1) -> Spec:
         tied=draw(st.booleans()),
     )
     assert not list(settings.check())
-    return resolve(settings, vocabulary=draw(st.integers(2, 500)), sequence_length=draw(st.integers(least_length, 64)))
+    plain = resolve(settings, vocabulary=draw(st.integers(2, 500)), sequence_length=draw(st.integers(least_length, 64)))
+    return with_lora(plain, draw(st.none() | loras()))
 
 
-def small(*, vocabulary: int = 37, sequence_length: int = 10, **changes: object) -> Spec:
+def loras() -> st.SearchStrategy[Lora]:
+    targets = st.sampled_from(get_args(LoraTargets))
+    return st.builds(Lora, rank=st.integers(1, 9), alpha=st.sampled_from([0.5, 8.0, 16.0]), targets=targets)
+
+
+@st.composite
+def trained(draw: st.DrawFn, spec: Spec) -> tuple[str, ...] | None:
+    """Some parameters of the spec: all, the adapters, any few, or all but the lowest."""
+    names = tuple(spec.shapes())
+    any_few = st.sets(st.sampled_from(names), min_size=1, max_size=4).map(tuple)
+    upper = st.integers(0, len(names) - 1).map(lambda first: names[first:])
+    adapters = [st.just(adapter_names(spec))] if spec.lora_rank else []
+    return draw(st.one_of(st.none(), any_few, upper, *adapters))
+
+
+def freeze(model: Decoder, trained: Collection[str] | None) -> None:
+    """Leaves gradients to the parameters named by `trained`."""
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(trained is None or name in trained)
+
+
+def small(*, vocabulary: int = 37, sequence_length: int = 10, lora: Lora | None = None, **changes: object) -> Spec:
     """A spec of two small layers, as changed."""
     settings = {"layers": 2, "width": 32, "heads": 4, "kv_heads": 2, "hidden": 48, **changes}
-    return resolve(Model(**settings), vocabulary=vocabulary, sequence_length=sequence_length)
+    return with_lora(resolve(Model(**settings), vocabulary=vocabulary, sequence_length=sequence_length), lora)
 
 
 def loud(spec: Spec, *, seed: int) -> Decoder:

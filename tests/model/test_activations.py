@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ropewalk.model.activations import Precision, saved_bytes, saved_logit_bytes
+from ropewalk.model.activations import Precision, saved_bytes, saved_copy_bytes, saved_logit_bytes
 from ropewalk.model.attend import attend_for
+from ropewalk.model.config import Lora
 from ropewalk.model.decoder import build
 from ropewalk.model.dropout import Dropout, dropout_key
+from ropewalk.model.frozen import trained_names
+from ropewalk.model.lora import adapter_names
 from ropewalk.model.loss import token_losses
 from ropewalk.model.spec import Spec
 
-from .specs import small, specs
+from .specs import freeze, small, specs, trained
 
 
-def kept_bytes(spec: Spec, *, rows: int, precision: Precision) -> int:
+def kept_bytes(spec: Spec, *, rows: int, precision: Precision, trained: Collection[str] | None = None) -> int:
     """Bytes of all storages, each counted once, that autograd keeps for the loss; weights left out."""
     model = build(spec, seed=0)
+    freeze(model, trained)
     known = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
     kept: dict[int, torch.UntypedStorage] = {}
 
@@ -41,13 +47,31 @@ def kept_bytes(spec: Spec, *, rows: int, precision: Precision) -> int:
     return sum(storage.nbytes() for storage in kept.values())
 
 
-@settings(max_examples=150, deadline=None)
-@given(spec=specs(least_length=4), rows=st.integers(1, 4), precision=st.sampled_from(["fp32", "bf16"]))
-def test_saved_bytes_are_those_that_autograd_keeps(spec, rows, precision):
-    foreseen = saved_bytes(spec, rows=rows, precision=precision)
+@settings(max_examples=300, deadline=None)
+@given(spec=specs(least_length=4), rows=st.integers(1, 4), precision=st.sampled_from(["fp32", "bf16"]), data=st.data())
+def test_saved_bytes_are_those_that_autograd_keeps(spec, rows, precision, data):
+    names = data.draw(trained(spec))
+    foreseen = saved_bytes(spec, rows=rows, precision=precision, trained=names)
     foreseen += saved_logit_bytes(spec, tokens=rows * spec.sequence_length)
     # Exact to the byte, but for the sum of weights that the loss keeps: one float32.
-    assert kept_bytes(spec, rows=rows, precision=precision) == foreseen + 4
+    assert kept_bytes(spec, rows=rows, precision=precision, trained=names) == foreseen + 4
+
+
+@pytest.mark.parametrize("changes", [{}, {"lora": Lora(rank=3)}, {"qk_norm": True, "lora": Lora(targets="attention")}])
+@pytest.mark.parametrize("frozen", [(), ("embedding",), ("embedding", "blocks.0")])
+def test_copies_of_weights_are_what_does_not_grow_with_rows(changes, frozen):
+    spec = small(**changes)
+    names = trained_names(spec, frozen)
+    one, two = (kept_bytes(spec, rows=rows, precision="bf16", trained=names) for rows in (1, 2))
+    assert saved_copy_bytes(spec, trained=names) == 2 * one - two - 4
+
+
+def test_adapters_keep_less_than_full_training():
+    """Frozen matrices do not keep their inputs, but adapters do; frozen norms keep nothing of their own."""
+    spec = small(lora=Lora(rank=2))
+    for precision in ("fp32", "bf16"):
+        full = saved_bytes(spec, rows=4, precision=precision)
+        assert saved_bytes(spec, rows=4, precision=precision, trained=adapter_names(spec)) < 0.9 * full
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])

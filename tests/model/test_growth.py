@@ -9,9 +9,11 @@ import torch
 from torch import Tensor
 
 from ropewalk.base.errors import UserError
+from ropewalk.model.config import Lora
 from ropewalk.model.decoder import Decoder, build
 from ropewalk.model.growth import grow
 from ropewalk.model.larger import Sizes, larger
+from ropewalk.model.lora import with_lora
 from ropewalk.model.spec import Spec
 from tests.tiny import random_batch, small_spec
 
@@ -80,6 +82,21 @@ def test_the_larger_model_gives_the_same_logits(spec: Spec, sizes: Sizes) -> Non
     assert grown.preserving
     assert {name: tuple(t.shape) for name, t in grown.weights.items()} == grown.spec.shapes()
     assert (logits(grown.spec, grown.weights) - logits(spec, weights)).abs().max() <= TOLERANCE
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_adapters_are_merged_before_a_model_grows(size: str) -> None:
+    spec = with_lora(small_spec(kv_heads=2, bias=True), Lora(rank=3, targets="attention"))
+    weights = trained(spec).state_dict()
+    grown = grow(weights, spec, larger(spec, SIZES[size]))
+    assert grown.spec.lora_rank == 0
+    assert {name: tuple(t.shape) for name, t in grown.weights.items()} == grown.spec.shapes()
+    assert (logits(grown.spec, grown.weights) - logits(spec, weights)).abs().max() <= TOLERANCE
+
+
+def test_merging_alone_is_no_growth() -> None:
+    with pytest.raises(UserError, match="nothing grows"):
+        larger(with_lora(small_spec(), Lora()), Sizes(layers=2))
 
 
 @pytest.mark.parametrize("kv_heads", [2, 4])

@@ -16,8 +16,10 @@ from ropewalk.checkpoint.format import read_checkpoint_manifest, verify_checkpoi
 from ropewalk.checkpoint.tensors import State, load, save
 from ropewalk.evaluate.generate import generate
 from ropewalk.flow import export_model, import_model
+from ropewalk.model.config import Lora
 from ropewalk.model.decoder import Decoder, build
 from ropewalk.model.layouts import NORM_EPSILON, choose_layout
+from ropewalk.model.lora import with_lora
 from ropewalk.model.modules import make_norm
 from ropewalk.model.spec import Spec
 from tests.tiny import END, byte_tokenizer, random_batch, small_spec
@@ -103,6 +105,22 @@ def test_transformers_computes_the_logits_of_an_exported_model(name: str, tmp_pa
     assert made["layout"] == name.split("-")[0]
     difference = largest_difference(our_logits(loaded(tmp_path / "ours")), their_logits(tmp_path / "theirs", spec))
     assert difference <= TOLERANCE
+
+
+@pytest.mark.parametrize("targets", ["attention", "all"])
+@pytest.mark.parametrize("name", ["llama-grouped", "llama-bias-geglu", "gpt2", "gpt2-without-bias"])
+def test_adapters_are_merged_into_an_exported_model(name: str, targets: Any, tmp_path: Path) -> None:
+    spec = with_lora(spec_of(name), Lora(rank=3, alpha=2.0, targets=targets))
+    write_checkpoint(tmp_path / "ours", spec)
+    made = export_model(tmp_path / "ours", tmp_path / "theirs")
+    assert (made["parameters"], made["merged_rank"]) == (spec_of(name).parameters(), 3)
+    expected = our_logits(loaded(tmp_path / "ours"))
+    assert largest_difference(expected, their_logits(tmp_path / "theirs", spec)) <= TOLERANCE
+    if name != "gpt2-without-bias":
+        import_model(tmp_path / "theirs", tmp_path / "back")
+        back = loaded(tmp_path / "back")
+        assert back.spec == spec_of(name)
+        assert largest_difference(expected, our_logits(back)) <= TOLERANCE
 
 
 @pytest.mark.parametrize("name", [name for name in MODELS if name not in ("llama-ntk", "gpt2-without-bias")])

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ropewalk.model.attend import attend_for
-from ropewalk.model.config import Documents, Init, Mlp, Norm, NormPlace, Position
+from ropewalk.model.config import Documents, Init, Lora, Mlp, Norm, NormPlace, Position
 from ropewalk.model.decoder import Decoder, build
 from ropewalk.model.dropout import Dropout, dropout_key
 from ropewalk.model.loss import token_losses
@@ -27,6 +27,7 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "window": (None, 1, 4),
     "dropout": (0.0, 0.2),
     "kv_heads": (1, 2, 4),
+    "lora": (Lora(rank=4), Lora(targets="attention")),
     **dict.fromkeys(("bias", "qk_norm", "tied"), (False, True)),
 }
 VALUES = [{name: value} for name, values in CHOICES.items() for value in values]
@@ -65,7 +66,13 @@ def test_the_loss_falls_within_thirty_steps(changes):
 
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"position": "alibi", "window": 4}, {"documents": "separate", "dropout": 0.1}, {"norm_place": "both"}],
+    [
+        {},
+        {"position": "alibi", "window": 4},
+        {"documents": "separate", "dropout": 0.1},
+        {"norm_place": "both"},
+        {"lora": Lora()},
+    ],
     ids=str,
 )
 def test_a_forward_pass_is_one_graph_with_the_same_numbers(changes):

@@ -163,6 +163,10 @@ def unfused(spec: Spec, block: Weights, prefix: str) -> Weights:
     for name in block:
         if name.startswith(("attention.qkv.", "mlp.up.")):
             split = splits(spec)[prefix + name]
+            if name.endswith(".lora_a"):
+                # All parts read through one A; each writes through its own rows of B.
+                whole = splits(spec)[prefix + name.replace("lora_a", "weight")]
+                taken |= {f"{part}.lora_a": [block[name]] for part, _ in whole.parts}
             row = 0
             for _ in range(split.units if split.parts else 0):
                 for part, rows in split.parts:
@@ -172,8 +176,14 @@ def unfused(spec: Spec, block: Weights, prefix: str) -> Weights:
     return {name: torch.cat(pieces) for name, pieces in taken.items()}
 
 
-def linear(weights: Weights, name: str, x_TC: Tensor) -> Tensor:
-    return x_TC @ weights[f"{name}.weight"].T + weights.get(f"{name}.bias", 0.0)
+def linear(spec: Spec, weights: Weights, name: str, x_TC: Tensor) -> Tensor:
+    y_TC = x_TC @ weights[f"{name}.weight"].T + weights.get(f"{name}.bias", 0.0)
+    if f"{name}.lora_b" not in weights:
+        return y_TC
+    # Hu et al. 2021: one column of B times one row of A for each rank.
+    columns, rows = weights[f"{name}.lora_b"].unbind(1), weights[f"{name}.lora_a"].unbind(0)
+    added = sum(torch.outer(x_TC @ row, column) for column, row in zip(columns, rows, strict=True))
+    return y_TC + added * spec.lora_alpha / spec.lora_rank
 
 
 def norm(spec: Spec, weights: Weights, name: str, x_TC: Tensor) -> Tensor:
@@ -193,7 +203,7 @@ def norm(spec: Spec, weights: Weights, name: str, x_TC: Tensor) -> Tensor:
 
 def attention(spec: Spec, block: Weights, parts: Weights, x_TC: Tensor, documents: list[int]) -> Tensor:
     size = spec.head_size
-    q_TC, k_TC, v_TC = (linear(parts, name, x_TC) for name in ("query", "key", "value"))
+    q_TC, k_TC, v_TC = (linear(spec, parts, name, x_TC) for name in ("query", "key", "value"))
     heads = []
     for head in range(spec.heads):
         group = head * spec.kv_heads // spec.heads
@@ -212,7 +222,7 @@ def attention(spec: Spec, block: Weights, parts: Weights, x_TC: Tensor, document
             penalty_S = torch.tensor([-slope * (t - s) for s in seen], dtype=torch.float64)
             rows.append(attend_one(q_TD[t], k_TD[seen], v_TD[seen], penalty_S))
         heads.append(torch.stack(rows))
-    return linear(block, "attention.out", torch.cat(heads, dim=1))
+    return linear(spec, block, "attention.out", torch.cat(heads, dim=1))
 
 
 def unit_mean_square(x_TD: Tensor) -> Tensor:
@@ -248,11 +258,12 @@ def turned(spec: Spec, x_TD: Tensor) -> Tensor:
 
 
 def feed_forward(spec: Spec, block: Weights, parts: Weights, x_TC: Tensor, documents: list[int]) -> Tensor:
-    raw_TF = linear(parts, "gate", x_TC) if "gate.weight" in parts else linear(block, "mlp.up", x_TC)
+    gated = "gate.weight" in parts
+    raw_TF = linear(spec, parts, "gate", x_TC) if gated else linear(spec, block, "mlp.up", x_TC)
     inner_TF = ACTIVATIONS[spec.mlp](raw_TF)
-    if "gate.weight" in parts:
-        inner_TF = inner_TF * linear(parts, "up", x_TC)
-    return linear(block, "mlp.down", inner_TF)
+    if gated:
+        inner_TF = inner_TF * linear(spec, parts, "up", x_TC)
+    return linear(spec, block, "mlp.down", inner_TF)
 
 
 def silu(x: Tensor) -> Tensor:

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Collection
 from typing import get_args
 
 import pytest
 import torch
 from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from ropewalk.model.attend import additive_mask
-from ropewalk.model.config import Mlp, Model
+from ropewalk.model.config import Lora, Mlp, Model
 from ropewalk.model.decoder import Decoder, build
+from ropewalk.model.frozen import trained_names
 from ropewalk.model.loss import token_losses
 from ropewalk.model.spec import Spec, resolve
 
-from .specs import small, specs
+from .specs import freeze, small, specs, trained
 
 
 @settings(max_examples=200, deadline=None)
@@ -26,7 +29,7 @@ def test_shapes_are_those_of_the_modules(spec):
     with torch.device("meta"):
         model = Decoder(spec)
     built = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
-    assert spec.shapes() == built
+    assert list(spec.shapes().items()) == list(built.items())
     assert spec.parameters() == sum(parameter.numel() for parameter in model.parameters())
 
 
@@ -51,9 +54,10 @@ def no_products(layer, q_BHTD, k_BGTD, v_BGTD):
     return q_BHTD + (k_BGTD + v_BGTD).repeat_interleave(groups, 1)
 
 
-def counted(spec, attend) -> int:
+def counted(spec, attend, trained: Collection[str] | None = None) -> int:
     """FLOPs of forward and backward over two full rows, as PyTorch counts them."""
     model = build(spec, seed=0)
+    freeze(model, trained)
     tokens = torch.zeros(2, spec.sequence_length, dtype=torch.long)
     with FlopCounterMode(display=False) as counter:
         hidden = model(tokens, attend=attend).flatten(0, 1)
@@ -68,6 +72,24 @@ def test_flops_equal_those_that_torch_counts(kv_heads, mlp):
     tokens = 2 * spec.sequence_length
     assert counted(spec, no_products) == 6 * spec.matmul_parameters() * tokens
     assert counted(spec, explicit) == spec.flops_per_token("full") * tokens
+
+
+@settings(max_examples=100, deadline=None)
+@given(spec=specs(), data=st.data())
+def test_flops_of_what_is_trained_equal_those_that_torch_counts(spec, data):
+    spec = dataclasses.replace(spec, window=None)
+    names = data.draw(trained(spec))
+    assert counted(spec, explicit, names) == spec.flops_per_token(trained=names) * 2 * spec.sequence_length
+    # The other convention counts fewer pairs of the same products.
+    products = counted(spec, no_products, names)
+    full, causal = (spec.flops_per_token(kind, trained=names) * 2 * spec.sequence_length for kind in ("full", "causal"))
+    pairs = spec.attended_pairs() / spec.sequence_length**2
+    assert causal == pytest.approx(products + (full - products) * pairs, abs=spec.sequence_length)
+
+
+def test_flops_without_training_are_those_of_the_forward_pass():
+    spec = small(lora=Lora())
+    assert 3 * spec.flops_per_token(trained=()) == spec.flops_per_token()
 
 
 @pytest.mark.parametrize("window", [None, 1, 3, 9, 10, 50])
@@ -106,6 +128,22 @@ def test_optimizer_bytes_are_those_of_its_moments(name, make):
     assert spec.weight_bytes() == spec.gradient_bytes() == weights
 
 
+@pytest.mark.parametrize(("name", "make"), [("adamw", torch.optim.AdamW), ("adafactor", adafactor)])
+@pytest.mark.parametrize("frozen", [(), ("embedding", "blocks.0.attention"), ("*.weight",)])
+def test_gradients_and_moments_are_those_of_what_is_trained(name, make, frozen):
+    for spec in (small(bias=True, norm="layer", tied=False), small(lora=Lora(rank=3))):
+        names = trained_names(spec, frozen)
+        model = build(spec, seed=0)
+        freeze(model, names)
+        model.logits(model(torch.zeros(1, 4, dtype=torch.long))).sum().backward()
+        optimizer = make([parameter for parameter in model.parameters() if parameter.requires_grad])
+        optimizer.step()
+        moments = [value for state in optimizer.state.values() for value in state.values() if value.dim()]
+        gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+        assert spec.optimizer_bytes(name, trained=names) == sum(moment.nbytes for moment in moments)
+        assert spec.gradient_bytes(trained=names) == sum(gradient.nbytes for gradient in gradients)
+
+
 def test_muon_keeps_one_moment_for_matrices_of_blocks_and_two_for_the_rest():
     spec = small(bias=True)
     blocks = spec.matmul_parameters() - spec.vocabulary * spec.width
@@ -115,7 +153,8 @@ def test_muon_keeps_one_moment_for_matrices_of_blocks_and_two_for_the_rest():
 
 def test_a_spec_saved_before_an_option_existed_means_its_default():
     spec = resolve(Model(), vocabulary=100, sequence_length=8)
-    later = ("bias", "norm_place", "qk_norm", "rope_scaling", "rope_factor", "window", "documents", "dropout", "init")
+    later = ["bias", "norm_place", "qk_norm", "rope_scaling", "rope_factor", "window", "documents", "dropout", "init"]
+    later += ["lora_rank", "lora_alpha", "lora_targets"]
     old = {name: value for name, value in dataclasses.asdict(spec).items() if name not in later}
     assert Spec(**old) == spec
 

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 
 from ropewalk.model.attend import attend_for
-from ropewalk.model.config import Mlp, NormPlace, Position
+from ropewalk.model.config import Lora, Mlp, NormPlace, Position
 from ropewalk.model.decoder import Decoder, build
 from ropewalk.model.init import initialize
 from ropewalk.model.modules import Block
@@ -44,7 +44,9 @@ def test_usual_tensor_degrees_divide_the_feed_forward_units(hidden, mlp):
 @pytest.mark.parametrize("degree", [2, 4])
 @pytest.mark.parametrize("mlp", get_args(Mlp))
 @pytest.mark.parametrize("place", get_args(NormPlace))
-@pytest.mark.parametrize("changes", [{}, {"position": "alibi", "window": 4}, {"qk_norm": True, "bias": True}])
+@pytest.mark.parametrize(
+    "changes", [{}, {"position": "alibi", "window": 4}, {"qk_norm": True, "bias": True}, {"bias": True, "lora": Lora()}]
+)
 def test_row_parallel_outputs_of_a_split_block_add_up(degree, mlp, place, changes):
     spec = small(heads=8, kv_heads=4, mlp=mlp, norm_place=place, hidden=96, **changes)
     block = loud(spec, seed=1).blocks["1"]
@@ -65,11 +67,16 @@ def test_row_parallel_outputs_of_a_split_block_add_up(degree, mlp, place, change
     summed_BTC = block.residual(middle_BTC, feed_forward, block.mlp_norm, block.mlp_post_norm)
     whole_BTC = block(x_BTC, turn=turn, attend=attend_for(spec))
     torch.testing.assert_close(summed_BTC, whole_BTC, atol=1e-12, rtol=1e-12)
-    if spec.qk_norm:
-        (whole,) = torch.autograd.grad(whole_BTC.square().sum(), [block.attention.query_norm.weight])
-        partial = torch.autograd.grad(summed_BTC.square().sum(), [p.attention.query_norm.weight for p in parts])
-        assert splits(spec)["blocks.1.attention.query_norm.weight"].partial_gradient
-        torch.testing.assert_close(sum(partial), whole, atol=1e-10, rtol=1e-10)
+    whole_BTC.square().sum().backward()
+    summed_BTC.square().sum().backward()
+    for name, parameter in block.named_parameters():
+        partial = [dict(part.named_parameters())[name].grad for part in parts]
+        split = splits(spec)[f"blocks.1.{name}"]
+        if split.dimension is not None:
+            torch.testing.assert_close(torch.cat(partial, split.dimension), parameter.grad, atol=1e-10, rtol=1e-10)
+        elif name.startswith(("attention.", "mlp.")) and not name.endswith(("out.bias", "down.bias")):
+            assert split.partial_gradient
+            torch.testing.assert_close(sum(partial), parameter.grad, atol=1e-10, rtol=1e-10)
 
 
 def tensor_part(block: Block, spec, rank: int, degree: int) -> Block:

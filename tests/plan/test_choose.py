@@ -13,7 +13,7 @@ from ropewalk.base.errors import DataError, UserError
 from ropewalk.plan.config import Layout
 from ropewalk.plan.forecast import memory
 from ropewalk.plan.machine import Gpu, Machine, memory_limits
-from ropewalk.plan.plan import Planned, choose, load_plan, save_plan
+from ropewalk.plan.plan import PhasePlan, Planned, choose, load_plan, save_plan
 from tests.tiny import small_spec
 
 GIB = 1 << 30
@@ -24,7 +24,7 @@ def machine(*, gpu: float | None = None, bf16: bool = False, memory_bytes: int =
     return Machine(processor="test", cores=2, memory_bytes=memory_bytes, bf16=bf16, gpus=gpus)
 
 
-def plan(here: Machine, layout: Layout | None = None, *, rows: int = 16, precision: str = "auto") -> Planned:
+def plan(here: Machine, layout: Layout | None = None, *, rows: int = 16, precision: str = "auto") -> PhasePlan:
     spec = small_spec(sequence_length=128)
     return choose(spec, layout or Layout(), here, batch_rows=rows, steps=10, precision=precision)  # type: ignore[arg-type]
 
@@ -86,21 +86,34 @@ def test_a_run_that_does_not_fit_says_how_much_is_missing_and_what_helps(rows: i
 
 
 def test_a_plan_survives_its_file(tmp_path: Path) -> None:
-    planned = plan(machine(bf16=True))
+    planned = Planned(phases=(plan(machine(bf16=True)), plan(machine(), rows=8)))
     save_plan(tmp_path, planned)
     assert load_plan(tmp_path) == planned
 
 
 @pytest.mark.parametrize(
     ("change", "words"),
-    [({"format": 2}, "has format 2, this ropewalk reads up to 1"), ({"plan": {}}, "this plan is damaged")],
+    [({"format": 3}, "has format 3, this ropewalk reads up to 2"), ({"phases": [{}]}, "this plan is damaged")],
 )
 def test_a_newer_or_damaged_plan_is_refused(tmp_path: Path, change: dict[str, object], words: str) -> None:
-    save_plan(tmp_path, plan(machine()))
+    save_plan(tmp_path, Planned(phases=(plan(machine()),)))
     path = tmp_path / "plan.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
     with pytest.raises(DataError, match=words):
         load_plan(tmp_path)
+
+
+def test_a_plan_of_format_1_is_one_phase(tmp_path: Path) -> None:
+    planned = Planned(phases=(plan(machine()),))
+    (phase,) = planned.tree()["phases"]
+    old = {"format": 1, **{key: phase[key] for key in ("plan", "spec", "memory", "steps")}}
+    (tmp_path / "plan.json").write_text(json.dumps({**old, "derived": {"tokens": phase["tokens"]}}))
+    assert load_plan(tmp_path) == planned
+
+
+def test_shorter_rows_are_taken_more_at_a_time() -> None:
+    chosen = plan(machine(), Layout(microbatch_rows=4)).plan
+    assert [chosen.microbatch_rows_of(length) for length in (128, 64, 32)] == [4, 8, 16]
 
 
 def test_tokens_and_flops_follow_from_steps_and_rows() -> None:

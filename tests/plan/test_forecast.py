@@ -11,8 +11,11 @@ from torch import Tensor
 from ropewalk.load.batch import Batch
 from ropewalk.model import loss as loss_module
 from ropewalk.model.attend import attend_for
+from ropewalk.model.config import Lora
 from ropewalk.model.decoder import build
 from ropewalk.model.dropout import Dropout
+from ropewalk.model.frozen import trained_names
+from ropewalk.model.lora import with_lora
 from ropewalk.model.loss import token_losses
 from ropewalk.model.spec import Spec
 from ropewalk.parallel.executor import OneDevice
@@ -96,11 +99,28 @@ def test_forecast_bounds_the_peak_of_a_step_within_a_half(name: str, precision: 
     assert peak <= forecast_bytes <= 1.5 * peak
 
 
-def peak_of_a_step(spec: Spec, *, rows: int, precision: Any, kind: OptimizerKind = "adamw") -> int:
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("frozen", [("embedding",), ("blocks.0-1", "*norm*"), ()], ids=str)
+def test_forecast_bounds_the_peak_with_frozen_parts_or_adapters(frozen: tuple[str, ...], precision: Precision) -> None:
+    rows, spec = 4, spec_of("default")
+    spec = spec if frozen else with_lora(spec, Lora(rank=4))
+    trained = trained_names(spec, frozen)
+    peak = peak_of_a_step(spec, rows=rows, precision=precision, trained=trained)
+    needed = memory(spec, rows=rows, precision=precision, trained=trained)
+    forecast_bytes = needed.gradients + needed.activations + needed.workspace
+    # The workspace is that of a step in which everything is trained.
+    assert peak <= forecast_bytes <= 2.5 * peak
+
+
+def peak_of_a_step(
+    spec: Spec, *, rows: int, precision: Any, kind: OptimizerKind = "adamw", trained: tuple[str, ...] | None = None
+) -> int:
     """Bytes that a second step adds at its fullest moment: weights and moments stand before."""
     plan = Plan(device="cpu", precision=precision, batch_rows=2 * rows, microbatch_rows=rows)
     settings = Optimizer(kind=kind)
-    executor = OneDevice(plan, build(spec, seed=0), lambda p: make_optimizer(p, settings, spec=spec), clip_norm=1.0)
+    executor = OneDevice(
+        plan, build(spec, seed=0), lambda p: make_optimizer(p, settings, spec=spec), clip_norm=1.0, trained=trained
+    )
     batch = random_batch(spec, rows=2 * rows)
     executor.step(batch, lr=1e-3)
     with torch.profiler.profile(profile_memory=True) as profile:

@@ -1,0 +1,94 @@
+"""Which parameters are trained when a recipe freezes some. No torch.
+
+    frozen = ["embedding", "blocks.0-3", "*norm*"]
+
+A pattern is a part with all that is in it (`embedding`, `blocks.0`, `blocks.0.mlp`, `blocks.0.mlp.up.bias`), a range of
+blocks (`blocks.0-3`, both ends included, or `blocks.0-3.attention`), or, with `*`, `?` or `[`, one of shells over whole
+names.
+"""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+import re
+from collections.abc import Iterator, Sequence
+
+from ropewalk.base.errors import UserError
+
+from .lora import adapter_names
+from .spec import Spec
+
+
+def trained_names(spec: Spec, frozen: Sequence[str]) -> tuple[str, ...]:
+    """The parameters that are trained, in the order of `spec.shapes()`: adapters alone where there are some, and of
+    those nothing that a pattern of `frozen` names.
+
+    A UserError carries every pattern that names nothing, and says so when nothing is left to train.
+    """
+    names = tuple(spec.shapes())
+    problems, still = [], set()
+    for pattern in frozen:
+        found, problem = _named(pattern, names, spec)
+        still |= found
+        problems += [f"`frozen`: {problem}"] if problem else []
+    if problems:
+        raise UserError("\n".join(problems))
+    trained = tuple(name for name in adapter_names(spec) or names if name not in still)
+    if not trained:
+        what = "adapter" if spec.lora_rank else "parameter"
+        raise UserError(f"`frozen`: after {_listed(frozen)} no {what} is left to train; remove a pattern")
+    return trained
+
+
+def _named(pattern: str, names: Sequence[str], spec: Spec) -> tuple[set[str], str]:
+    """What the pattern names, and what is wrong with it."""
+    found: set[str] = set()
+    for single in _ranged(pattern):
+        here = {name for name in names if _matches(name, single)}
+        if not here:
+            return set(), _unmatched(pattern, single, names, spec)
+        found |= here
+    return found, "" if found else f"`{pattern}` is a range that ends before it begins; turn it around"
+
+
+def _ranged(pattern: str) -> Iterator[str]:
+    """The pattern for each block of its range, or itself."""
+    match = re.fullmatch(r"blocks\.(\d+)-(\d+)(\..+)?", pattern)
+    if not match:
+        yield pattern
+        return
+    first, last, rest = match.groups(default="")
+    yield from (f"blocks.{layer}{rest}" for layer in range(int(first), int(last) + 1))
+
+
+def _matches(name: str, pattern: str) -> bool:
+    if re.search(r"[*?\[]", pattern):
+        return fnmatch.fnmatchcase(name, pattern)
+    return name == pattern or name.startswith(f"{pattern}.")
+
+
+def _unmatched(pattern: str, single: str, names: Sequence[str], spec: Spec) -> str:
+    """Why `single`, a block of `pattern` or itself, names nothing, and what to write instead."""
+    if single.split(".")[0] == "head" and spec.tied:
+        return f"`{pattern}` names nothing: the head shares the embedding's weights; freeze `embedding`"
+    block = re.match(r"blocks\.(\d+)(\.|$)", single)
+    if block and int(block[1]) >= spec.layers:
+        return f"`{pattern}` names block {block[1]}; the model has blocks 0 to {spec.layers - 1}"
+    near = difflib.get_close_matches(single, _candidates(names), n=3, cutoff=0.5)
+    hint = f"did you mean {_listed(near)}?" if near else "`ropewalk model describe` lists the names"
+    return f"`{pattern}` names no parameter; {hint}"
+
+
+def _candidates(names: Sequence[str]) -> list[str]:
+    """Parts, names, and patterns for each word of a name."""
+    found: dict[str, None] = {}
+    for name in names:
+        words = name.split(".")
+        found |= dict.fromkeys(".".join(words[:count]) for count in range(1, len(words) + 1))
+        found |= dict.fromkeys(f"*{word}*" for word in words if not word.isdigit())
+    return list(found)
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)

@@ -21,7 +21,7 @@ class Batch:
     positions: Tensor
     """int64, the position that the model is told."""
     documents: Tensor
-    """int32, numbers the documents of a row from 0: equal numbers, same document."""
+    """int32, numbers the documents of a row: equal numbers, same document."""
 
     def __len__(self) -> int:
         return self.tokens.shape[0]
@@ -38,6 +38,13 @@ class Batch:
         """Microbatches of `rows` rows."""
         pieces = zip(*(tensor.split(rows) for tensor in self._tensors()), strict=True)
         return [Batch(*piece) for piece in pieces]
+
+    def cut(self, length: int) -> Batch:
+        """The same tokens in rows of `length`, each with positions of its own; `length` divides the rows'."""
+        if length == self.tokens.shape[1]:
+            return self
+        tokens, targets, weight, positions, documents = (t.reshape(-1, length) for t in self._tensors())
+        return Batch(tokens, targets, weight, positions - positions[:, :1], documents)
 
     def _tensors(self) -> tuple[Tensor, ...]:
         return self.tokens, self.targets, self.weight, self.positions, self.documents

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -15,6 +16,17 @@ from ropewalk.store.shards import Shard
 
 from .batch import Batch
 from .order import Order
+
+
+class Window(NamedTuple):
+    """Some tokens of a source, one after the other."""
+
+    tokens: np.ndarray
+    """int64."""
+    documents: np.ndarray
+    """int32, the number of each token's document counted from the first."""
+    counts: np.ndarray
+    """Whether the loss counts each token as a target."""
 
 
 class Stream:
@@ -33,27 +45,29 @@ class Stream:
     def __len__(self) -> int:
         return int(self._starts[-1])
 
-    def read(self, start: int, count: int) -> tuple[np.ndarray, np.ndarray]:
-        """`count` tokens from `start` on as int64, and the number of each one's document counted from the first."""
-        tokens = np.empty(count, np.int64)
+    def read(self, start: int, count: int) -> Window:
+        """`count` tokens from `start` on."""
+        tokens, counts = np.empty(count, np.int64), np.empty(count, np.bool_)
         shard = int(np.searchsorted(self._starts, start, side="right")) - 1
         filled = 0
         while filled < count:
             offset = start + filled - int(self._starts[shard])
             part = self._shards[shard].tokens[offset : offset + count - filled]
             tokens[filled : filled + len(part)] = part
+            counts[filled : filled + len(part)] = self._shards[shard].counts(offset, offset + len(part))
             filled += len(part)
             shard += 1
         first, last = np.searchsorted(self._ends, (start, start + count - 1), side="right")
         ends_here = np.bincount(self._ends[first:last] - start, minlength=count)
-        return tokens, np.cumsum(ends_here, dtype=np.int32)
+        return Window(tokens, np.cumsum(ends_here, dtype=np.int32), counts)
 
 
 class Loader:
-    """The batches of a run from any step on; the next one is read by a thread while the step computes.
+    """The batches of a phase from any row on; the next one is read by a thread while the step computes.
 
     `rank` of `world` readers gets its own rows of every global batch: rows r, r + world, ... so that the global batch
-    is the same for any `world` that divides it. `pin` puts batches into page-locked memory, for a GPU.
+    is the same for any `world` that divides it. `mixture` gives the weights of the sources to read by name, None those
+    of the manifest. `pin` puts batches into page-locked memory, for a GPU.
     """
 
     def __init__(
@@ -63,6 +77,7 @@ class Loader:
         sequence_length: int,
         batch_rows: int,
         seed: int,
+        mixture: Mapping[str, float] | None = None,
         verify: bool = True,
         rank: int = 0,
         world: int = 1,
@@ -70,7 +85,8 @@ class Loader:
     ) -> None:
         assert batch_rows % world == 0, f"{world} readers do not share {batch_rows} rows evenly"
         manifest = read_manifest(folder)
-        sources = [source for source in manifest.sources if manifest.shards_of("train", source.name)]
+        weights = mixture or {source.name: source.weight for source in manifest.sources}
+        sources = [s for s in manifest.sources if s.name in weights and manifest.shards_of("train", s.name)]
         self._streams = [Stream(folder, manifest.shards_of("train", s.name), verify=verify) for s in sources]
         self._length = sequence_length
         self._rows = batch_rows
@@ -79,35 +95,40 @@ class Loader:
         windows = [(len(stream) - 1) // sequence_length for stream in self._streams]
         sizes = {source.name: len(stream) for source, stream in zip(sources, self._streams, strict=True)}
         _check_sizes(folder, sizes, sequence_length)
-        self.order = Order(windows, [source.weight for source in sources], seed=seed)
-        self._step = 0
+        self.order = Order(windows, [weights[source.name] for source in sources], seed=seed)
+        self.tokens = sum(sizes.values())
+        """Training tokens there are in the sources it reads."""
+        self._row = 0
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="load")
-        self._ahead: tuple[int, Future[Batch]] | None = None
+        self._ahead: tuple[tuple[int, int], Future[Batch]] | None = None
 
     def state(self) -> dict[str, Any]:
         """What to remember to continue: JSON, the same on every rank."""
-        return {"step": self._step}
+        return {"row": self._row}
 
     def seek(self, state: dict[str, Any]) -> None:
         """Continues from what `state` returned, at this or another world size."""
-        self._step = int(state["step"])
+        self._row = int(state["row"])
 
-    def next(self) -> Batch:
-        """The batch of the current step; advances by one."""
-        step = self._step
-        if self._ahead is not None and self._ahead[0] == step:
-            batch = self._ahead[1].result()
-        else:
-            batch = self.batch(step)
-        self._step = step + 1
-        self._ahead = (self._step, self._pool.submit(self.batch, self._step))
+    def next(self, rows: int | None = None) -> Batch:
+        """The next batch of `rows` rows over all readers, else of `batch_rows`; advances by as many."""
+        rows = rows or self._rows
+        wanted = (self._row, rows)
+        batch = self._ahead[1].result() if self._ahead and self._ahead[0] == wanted else self.batch(*wanted)
+        self.skip(rows)
+        # Sizes change seldom, in ramps: the next batch is most likely as large as this one.
+        wanted = (self._row, rows)
+        self._ahead = (wanted, self._pool.submit(self.batch, *wanted))
         return batch
 
-    def batch(self, step: int) -> Batch:
-        """The batch of any step, a pure function."""
-        first = step * self._rows + self._rank
-        rows = self.order.rows(first, self._rows // self._world, stride=self._world)
-        read = [self._streams[r.source].read(r.window * self._length, self._length + 1) for r in rows]
+    def skip(self, rows: int) -> None:
+        """Goes on as if the next `rows` rows had been read."""
+        self._row += rows
+
+    def batch(self, first: int, rows: int) -> Batch:
+        """The batch of `rows` rows of the global order from row `first` on, a pure function."""
+        places = self.order.rows(first + self._rank, rows // self._world, stride=self._world)
+        read = [self._streams[p.source].read(p.window * self._length, self._length + 1) for p in places]
         batch = _collate(read)
         return batch.pinned() if self._pin else batch
 
@@ -116,10 +137,14 @@ class Loader:
         self._pool.shutdown(cancel_futures=True)
 
 
-def held_out_rows(folder: Path, *, sequence_length: int, rows: int, verify: bool = True) -> Batch:
-    """The same `rows` rows of validation tokens every time, taken evenly over all validation sources."""
+def held_out_rows(
+    folder: Path, *, sequence_length: int, rows: int, sources: Collection[str] | None = None, verify: bool = True
+) -> Batch:
+    """The same `rows` rows of validation tokens every time, taken evenly over the `sources` that have some (None: all
+    of the corpus)."""
     manifest = read_manifest(folder)
-    names = [s.name for s in manifest.sources if manifest.shards_of("validation", s.name)]
+    wanted = [s.name for s in manifest.sources if sources is None or s.name in sources]
+    names = [name for name in wanted if manifest.shards_of("validation", name)]
     streams = [Stream(folder, manifest.shards_of("validation", name), verify=verify) for name in names]
     places = [
         (stream, window * sequence_length)
@@ -136,20 +161,19 @@ def held_out_rows(folder: Path, *, sequence_length: int, rows: int, verify: bool
     return _collate([stream.read(start, sequence_length + 1) for stream, start in chosen])
 
 
-def bytes_per_token(manifest: Manifest, split: Split) -> float:
-    """UTF-8 bytes of text behind a token of `split`."""
-    shards = manifest.shards_of(split)
+def bytes_per_token(manifest: Manifest, split: Split, *, sources: Collection[str] | None = None) -> float:
+    """UTF-8 bytes of text behind a token of `split`, of some sources or of all."""
+    shards = [shard for shard in manifest.shards_of(split) if sources is None or shard.source in sources]
     return sum(s.text_bytes for s in shards) / max(1, sum(s.tokens for s in shards))
 
 
-def _collate(rows: list[tuple[np.ndarray, np.ndarray]]) -> Batch:
-    tokens = torch.from_numpy(np.stack([tokens for tokens, _ in rows]))
-    documents = torch.from_numpy(np.stack([documents for _, documents in rows]))
+def _collate(windows: list[Window]) -> Batch:
+    tokens, documents, counts = (torch.from_numpy(np.stack(column)) for column in zip(*windows, strict=True))
     count, length = tokens.shape[0], tokens.shape[1] - 1
     return Batch(
         tokens=tokens[:, :-1],
         targets=tokens[:, 1:],
-        weight=torch.ones(count, length),
+        weight=counts[:, 1:].float(),
         positions=torch.arange(length).expand(count, -1),
         documents=documents[:, :-1],
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -33,7 +33,8 @@ class ShardEntry:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepCount:
-    """What one step did to one source. `documents_in == documents_out + sum(removed.values())`, always."""
+    """What one step did to one source. `documents_in == documents_out + sum(removed.values())`, always; bytes likewise,
+    with those that edits took."""
 
     step: str
     documents_in: int
@@ -44,6 +45,10 @@ class StepCount:
     """Documents by the rule that removed them."""
     edited: dict[str, int]
     """Documents by the rule that changed their text."""
+    removed_bytes: dict[str, int] = field(default_factory=dict)
+    """Bytes of the documents removed, by rule; empty where the writer did not count them."""
+    edited_bytes: dict[str, int] = field(default_factory=dict)
+    """Bytes that edits took from documents that stay, by rule."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,6 +71,8 @@ class TokenizerEntry:
     vocabulary: int
     end_of_text: int
     """Id of the token that closes every document."""
+    chat: str = ""
+    """Name of the template of the dialogues (`ropewalk.prepare.chat`); empty when there are none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,6 +85,8 @@ class Manifest:
     tokenizer: TokenizerEntry
     sources: tuple[SourceEntry, ...]
     shards: tuple[ShardEntry, ...]
+    warnings: tuple[str, ...] = ()
+    """What the one who prepared the data should have looked at."""
 
     def shards_of(self, split: Split, source: str | None = None) -> list[ShardEntry]:
         """The shards of one split, of one source or of all."""
@@ -108,7 +117,8 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def check_counts(source: SourceEntry) -> None:
-    """Raises DataError unless a step's documents in are those out plus those removed, and steps join up."""
+    """Raises DataError unless what enters a step is what leaves it, what was removed and what edits took; and unless
+    steps join up."""
     previous: StepCount | None = None
     for step in source.steps:
         removed = sum(step.removed.values())
@@ -116,6 +126,12 @@ def check_counts(source: SourceEntry) -> None:
             raise DataError(
                 f"source {source.name}, step {step.step}: {step.documents_in} documents in, but "
                 f"{step.documents_out} out and {removed} removed"
+            )
+        counted = sum(step.removed_bytes.values()) + sum(step.edited_bytes.values())
+        if (step.removed_bytes or step.edited_bytes) and step.bytes_in != step.bytes_out + counted:
+            raise DataError(
+                f"source {source.name}, step {step.step}: {step.bytes_in} bytes in, but {step.bytes_out} out and "
+                f"{counted} removed or edited away"
             )
         if previous is not None and step.documents_in != previous.documents_out:
             raise DataError(
@@ -135,4 +151,5 @@ def _manifest(tree: dict[str, Any]) -> Manifest:
             for source in tree["sources"]
         ),
         shards=tuple(ShardEntry(**shard) for shard in tree["shards"]),
+        warnings=tuple(tree.get("warnings", ())),
     )

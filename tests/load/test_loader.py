@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,8 @@ from hypothesis import strategies as st
 from ropewalk.base.errors import DataError
 from ropewalk.load.batch import Batch
 from ropewalk.load.loader import Loader, held_out_rows
+from ropewalk.store.manifest import read_manifest, write_manifest
+from ropewalk.store.shards import Document, write_shard
 from tests.tiny import write_corpus, write_prepared
 
 LENGTH = 8
@@ -46,29 +49,31 @@ def same(left: Batch, right: Batch) -> bool:
 
 @pytest.mark.parametrize("world", [1, 2, 4, 8])
 def test_the_global_batch_is_the_same_for_any_world_size(corpus: Path, world: int) -> None:
-    whole = loader(corpus).batch(5).tokens
-    parts = [loader(corpus, rank=rank, world=world).batch(5).tokens for rank in range(world)]
+    whole = loader(corpus).batch(40, 8).tokens
+    parts = [loader(corpus, rank=rank, world=world).batch(40, 8).tokens for rank in range(world)]
     assert torch.equal(torch.stack(parts, dim=1).flatten(0, 1), whole)
 
 
 @settings(max_examples=25, deadline=None)
-@given(stop=st.integers(0, 40), ahead=st.integers(0, 5))
-def test_resume_at_any_step_yields_the_same_batches(corpus: Path, stop: int, ahead: int) -> None:
+@given(stop=st.integers(0, 320), sizes=st.lists(st.sampled_from([1, 2, 8]), min_size=1, max_size=5))
+def test_resume_at_any_row_yields_the_same_batches_of_any_size(corpus: Path, stop: int, sizes: list[int]) -> None:
     straight, first, second = loader(corpus), loader(corpus), loader(corpus)
     for _ in range(stop % 7):
         first.next()
-    first.seek({"step": stop})
+    first.seek({"row": stop})
     second.seek(first.state())
-    for step in range(stop, stop + ahead + 1):
-        assert same(second.next(), straight.batch(step))
-    assert second.state() == {"step": stop + ahead + 1}
+    row = stop
+    for rows in sizes:
+        assert same(second.next(rows), straight.batch(row, rows))
+        row += rows
+    assert second.state() == {"row": row}
     for each in (straight, first, second):
         each.close()
 
 
 def test_rows_are_windows_of_the_stream_and_targets_come_one_later(numbered: tuple[Path, list[list[int]]]) -> None:
     folder, documents = numbered
-    batches = [loader(folder).batch(step) for step in range(20)]
+    batches = [loader(folder).batch(8 * step, 8) for step in range(20)]
     tokens = torch.cat([batch.tokens for batch in batches])
     assert (tokens[:, 0] % LENGTH == 0).all()
     assert torch.equal(tokens, tokens[:, :1] + torch.arange(LENGTH))
@@ -82,13 +87,13 @@ def test_documents_are_numbered_from_the_first_of_each_row(numbered: tuple[Path,
     folder, documents = numbered
     owner = {token: number for number, document in enumerate(documents) for token in document}
     for step in range(10):
-        batch = loader(folder).batch(step)
+        batch = loader(folder).batch(8 * step, 8)
         for tokens, numbers in zip(batch.tokens.tolist(), batch.documents.tolist(), strict=True):
             assert numbers == [owner[token] - owner[tokens[0]] for token in tokens]
 
 
 def test_positions_count_from_zero_and_every_target_weighs_one(corpus: Path) -> None:
-    batch = loader(corpus).batch(0)
+    batch = loader(corpus).batch(0, 8)
     assert torch.equal(batch.positions, torch.arange(LENGTH).repeat(8, 1))
     assert torch.equal(batch.weight, torch.ones(8, LENGTH))
     assert (batch.tokens.dtype, batch.documents.dtype, len(batch)) == (torch.int64, torch.int32, 8)
@@ -98,17 +103,17 @@ def test_an_error_of_the_reading_thread_reaches_the_caller(corpus: Path, monkeyp
     reader = loader(corpus)
     read = Loader.batch
 
-    def failing(self: Loader, step: int) -> Batch:
-        if step == 2:
+    def failing(self: Loader, first: int, rows: int) -> Batch:
+        if first == 16:
             raise OSError("the disk went away")
-        return read(self, step)
+        return read(self, first, rows)
 
     monkeypatch.setattr(Loader, "batch", failing)
     reader.next()
     reader.next()
     with pytest.raises(OSError, match="the disk went away"):
         reader.next()
-    assert reader.state() == {"step": 2}
+    assert reader.state() == {"row": 16}
     reader.close()
 
 
@@ -144,7 +149,7 @@ def test_a_source_too_short_for_a_row_is_named_with_its_size(tmp_path: Path) -> 
     folder = write_prepared(tmp_path, {"long": [[range(50)]], "short": [[range(5), range(3)]]}, {})
     with pytest.raises(DataError, match=r"one row of 8: short \(8 tokens\); shorten `load.sequence_length`"):
         loader(folder)
-    assert loader(folder, sequence_length=7, batch_rows=1).batch(0).tokens.shape == (1, 7)
+    assert loader(folder, sequence_length=7, batch_rows=1).batch(0, 1).tokens.shape == (1, 7)
 
 
 def test_a_corpus_without_training_tokens_says_so(tmp_path: Path) -> None:
@@ -174,7 +179,37 @@ def test_too_little_held_out_text_says_what_to_change(tmp_path: Path) -> None:
 
 
 def test_microbatches_are_the_rows_in_order(corpus: Path) -> None:
-    batch = loader(corpus).batch(0)
+    batch = loader(corpus).batch(0, 8)
     pieces = batch.split(3)
     assert [len(piece) for piece in pieces] == [3, 3, 2]
     assert torch.equal(torch.cat([piece.targets for piece in pieces]), batch.targets)
+
+
+def test_rows_are_cut_without_losing_a_token_and_know_their_own_positions(corpus: Path) -> None:
+    batch = loader(corpus).batch(0, 8)
+    short = batch.cut(4)
+    assert torch.equal(short.tokens.flatten(), batch.tokens.flatten())
+    assert torch.equal(short.targets.flatten(), batch.targets.flatten())
+    assert torch.equal(short.positions, torch.arange(4).repeat(16, 1))
+    assert batch.cut(LENGTH) is batch
+
+
+def test_a_mixture_reads_the_named_sources_by_their_weights(tmp_path: Path) -> None:
+    folder = write_prepared(tmp_path, {"a": [[range(100)]], "b": [[range(200, 300)]], "c": [[range(400, 500)]]}, {})
+    reader = Loader(folder, sequence_length=LENGTH, batch_rows=8, seed=4, mixture={"a": 3.0, "c": 1.0})
+    first = reader.batch(0, 1024).tokens[:, 0]
+    assert ((first < 100).sum().item(), (first >= 400).sum().item()) == (768, 256)
+    assert reader.tokens == 200
+
+
+def test_targets_that_do_not_count_weigh_nothing(tmp_path: Path) -> None:
+    folder = write_prepared(tmp_path, {"a": [[range(17)]]}, {})
+    counts = np.arange(17) % 3 == 0
+    path = folder / "a-train-00000.tokens"
+    written = write_shard(path, [Document(1, np.arange(17, dtype=np.uint16), counts)], dtype="uint16")
+    manifest = read_manifest(folder)
+    (entry,) = manifest.shards
+    shards = (dataclasses.replace(entry, checksum=written.checksum, file_bytes=written.bytes),)
+    write_manifest(folder, dataclasses.replace(manifest, shards=shards))
+    batch = loader(folder).batch(0, 4)
+    assert torch.equal(batch.weight, (batch.targets % 3 == 0).float())

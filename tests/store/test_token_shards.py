@@ -15,7 +15,7 @@ from hypothesis.extra import numpy as arrays
 
 from ropewalk.base.errors import DataError
 from ropewalk.store import shards
-from ropewalk.store.shards import Shard, TokenType, Written, document_key, token_type, write_shard
+from ropewalk.store.shards import Run, Shard, TokenType, Written, document_key, token_type, write_runs, write_shard
 
 DTYPES: tuple[TokenType, ...] = ("uint16", "uint32")
 DOCUMENTS = st.sampled_from(DTYPES).flatmap(
@@ -48,6 +48,90 @@ def test_a_shard_gives_back_the_documents_that_were_written(
     assert shard.tokens.dtype == dtype
     assert (written.documents, written.tokens) == (len(documents), len(shard.tokens))
     assert written.bytes == path.stat().st_size
+
+
+RUNS = st.lists(
+    st.lists(st.tuples(st.integers(0, 2**64 - 1), st.lists(st.tuples(st.integers(0, 99), st.booleans())))), max_size=4
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(RUNS, st.data())
+def test_counts_are_those_of_each_token_however_documents_are_grouped(
+    tmp_path_factory: pytest.TempPathFactory, drawn: list[list[Any]], data: st.DataObject
+) -> None:
+    folder = tmp_path_factory.getbasetemp()
+    documents = [
+        (key, np.array([t for t, _ in pairs], np.uint16), np.array([c for _, c in pairs], bool))
+        for group in drawn
+        for key, pairs in group
+    ]
+    one_by_one = write_shard(folder / "documents", documents, dtype="uint16")
+    groups = [(len(group), [pair for _, pairs in group for pair in pairs]) for group in drawn]
+    runs = [
+        Run(
+            keys=np.array([key for key, _ in group], np.uint64),
+            lengths=np.array([len(pairs) for _, pairs in group], np.int64),
+            tokens=np.array([token for token, _ in pairs], np.uint16),
+            counts=None if all(count for _, count in pairs) else np.array([count for _, count in pairs]),
+        )
+        for group, (_, pairs) in zip(drawn, groups, strict=True)
+    ]
+    assert write_runs(folder / "runs", runs, dtype="uint16") == one_by_one
+    assert (folder / "runs").read_bytes() == (folder / "documents").read_bytes()
+    shard, truth = Shard(folder / "runs"), [count for _, pairs in groups for _, count in pairs]
+    start = data.draw(st.integers(0, len(truth)))
+    stop = data.draw(st.integers(start, len(truth)))
+    found = shard.counts(start, stop)
+    assert found.dtype == np.bool_
+    assert found.tolist() == truth[start:stop]
+
+
+def test_documents_without_counts_beside_some_with_them_count_everywhere(tmp_path: Path) -> None:
+    tokens = np.arange(5, dtype=np.uint16)
+    masked = np.array([False, True, False, False, True])
+    write_shard(tmp_path / "a", [(1, tokens), (2, tokens, masked), (3, tokens)], dtype="uint16")
+    assert Shard(tmp_path / "a").counts(0, 15).tolist() == [True] * 5 + masked.tolist() + [True] * 5
+    assert "counts" in footer_of(tmp_path / "a")["sections"]
+    write_shard(tmp_path / "b", [(1, tokens), (2, tokens, np.ones(5, bool))], dtype="uint16")
+    assert "counts" not in footer_of(tmp_path / "b")["sections"]
+
+
+@pytest.mark.parametrize(("start", "stop"), [(-1, 2), (3, 2), (0, 6)])
+def test_counts_outside_the_shard_are_an_index_error(tmp_path: Path, start: int, stop: int) -> None:
+    write(tmp_path / "a", 5)
+    with pytest.raises(IndexError, match="holds 5 tokens"):
+        Shard(tmp_path / "a").counts(start, stop)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 6), st.booleans()), min_size=1, max_size=8), st.data())
+def test_a_run_taken_from_a_shard_is_the_chosen_documents(
+    tmp_path_factory: pytest.TempPathFactory, shape: list[tuple[int, bool]], data: st.DataObject
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "whole"
+    lengths = np.array([length for length, _ in shape])
+    counts = np.repeat([count for _, count in shape], lengths)
+    keys, sizes = np.arange(len(shape), dtype=np.uint64), lengths * 3
+    tokens = np.arange(lengths.sum(), dtype=np.uint16)
+    write_runs(path, [Run(keys, lengths, tokens, counts, sizes)], dtype="uint16")
+    shard = Shard(path)
+    chosen = data.draw(st.lists(st.integers(0, len(shape) - 1), unique=True).map(sorted))
+    run = shard.run(np.array(chosen, np.int64))
+    assert run.keys.tolist() == chosen
+    assert run.tokens.tolist() == [token for index in chosen for token in shard.document(index).tolist()]
+    assert run.text_bytes is not None
+    assert run.text_bytes.tolist() == sizes[chosen].tolist()
+    truth = [shape[index][1] for index in chosen for _ in range(shape[index][0])]
+    assert truth == ([True] * len(run.tokens) if run.counts is None else run.counts.tolist())
+
+
+def test_a_shard_of_format_1_is_still_read(tmp_path: Path) -> None:
+    write(tmp_path / "a", 3, 4)
+    with_footer(tmp_path / "a", format=1)
+    shard = Shard(tmp_path / "a")
+    shard.verify()
+    assert (shard.document(1).tolist(), shard.counts(0, 7).all(), shard.text_bytes) == ([0, 1, 2, 3], True, None)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -122,6 +206,11 @@ def test_a_foreign_file_is_refused(tmp_path: Path, content: bytes) -> None:
         Shard(tmp_path / "foreign")
 
 
+def footer_of(path: Path) -> Any:
+    data = path.read_bytes()
+    return json.loads(data[-24 - int.from_bytes(data[-24:-16], "little") : -24])
+
+
 def with_footer(path: Path, **changes: Any) -> None:
     """Rewrites the footer of a shard, hash included, as another version would."""
     data = path.read_bytes()
@@ -134,7 +223,7 @@ def with_footer(path: Path, **changes: Any) -> None:
 def test_another_version_or_kind_of_shard_is_refused_by_name(tmp_path: Path) -> None:
     path = tmp_path / "a"
     for changes, words in (
-        ({"format": 2}, "upgrade ropewalk"),
+        ({"format": shards.FORMAT + 1}, "upgrade ropewalk"),
         ({"kind": "images"}, "holds images, not tokens"),
     ):
         write(path, 3)

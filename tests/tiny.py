@@ -20,6 +20,7 @@ from ropewalk.checkpoint.config import Checkpoints
 from ropewalk.checkpoint.format import checksum
 from ropewalk.config.read import Resolved
 from ropewalk.config.resolved import save_resolved
+from ropewalk.flow.pipeline import plan_recipe
 from ropewalk.flow.recipe import Recipe
 from ropewalk.load.batch import Batch
 from ropewalk.load.config import Load
@@ -27,7 +28,7 @@ from ropewalk.model.config import Model
 from ropewalk.model.spec import Spec, resolve
 from ropewalk.plan.config import Layout
 from ropewalk.plan.machine import Machine
-from ropewalk.plan.plan import choose, save_plan
+from ropewalk.plan.plan import save_plan
 from ropewalk.prepare.config import Prepare, Source
 from ropewalk.store.manifest import Manifest, ShardEntry, SourceEntry, Split, TokenizerEntry, write_manifest
 from ropewalk.store.shards import document_key, write_shard
@@ -146,19 +147,8 @@ def make_run(folder: Path, **overrides: Any) -> Path:
     run = folder / "run"
     save_resolved(run, Resolved(recipe, {}))
     write_json(run / "stages" / "prepare.json", {"format": 1, "result": {"folder": str(prepared)}})
-    spec = resolve(recipe.model, vocabulary=257, sequence_length=recipe.load.sequence_length)
-    save_plan(
-        run,
-        choose(
-            spec,
-            recipe.plan,
-            Machine(processor="test", cores=2, memory_bytes=1 << 33, bf16=False, gpus=()),
-            batch_rows=recipe.train.batch_rows,
-            steps=recipe.train.steps,
-            precision=recipe.train.precision,
-            optimizer=recipe.train.optimizer.kind,
-        ),
-    )
+    machine = Machine(processor="test", cores=2, memory_bytes=1 << 33, bf16=False, gpus=())
+    save_plan(run, plan_recipe(recipe, vocabulary=257, machine=machine))
     return run
 
 

@@ -17,7 +17,7 @@ import xxhash
 from ropewalk.base.errors import DataError
 from ropewalk.base.files import read_json, storage, upgraded
 
-FORMAT = 1
+FORMAT = 2
 FILE = "manifest.json"
 _PREFIX = "step-"
 
@@ -46,8 +46,16 @@ class CheckpointManifest:
     """The loader's state."""
     files: dict[str, FileEntry]
     version: str
-    schedule: dict[str, Any] = field(default_factory=dict)
-    """What an adaptive learning rate remembers; empty for others."""
+    phase: int = 0
+    """Number of the phase, counted from 0."""
+    phase_step: int = 0
+    """Steps of this phase that are done."""
+    phase_ended: bool = False
+    """Whether the phase is over: at its last step, or stopped early."""
+    validation: dict[str, Any] = field(default_factory=dict)
+    """What an adaptive learning rate and early stopping remember of the validations in this phase."""
+    chat: str = ""
+    """Name of the chat template of its data; empty when there was none."""
 
 
 def step_path(folder: Path, step: int) -> Path:
@@ -84,10 +92,22 @@ def read_checkpoint_manifest(path: Path) -> CheckpointManifest:
     tree = read_json(file, what="checkpoint manifest")
     if not isinstance(tree, dict) or tree.pop("checksum", None) != _tree_checksum(tree):
         raise DataError(f"{file}: damaged checkpoint: the manifest is not what was written; use an older checkpoint")
-    tree = upgraded(tree, path=file, what="checkpoint", current=FORMAT, upgrades={})
+    tree = upgraded(tree, path=file, what="checkpoint", current=FORMAT, upgrades={1: _one_phase})
     tree.pop("format")
     files = {name: FileEntry(**entry) for name, entry in tree.pop("files").items()}
     return CheckpointManifest(files=files, **tree)
+
+
+def _one_phase(tree: dict[str, Any]) -> dict[str, Any]:
+    """Format 1 knew one phase, and counted the steps of its data, not the rows."""
+    known = {key: value for key, value in tree.items() if key not in ("schedule", "data")}
+    plateau = tree.get("schedule")
+    return {
+        **known,
+        "data": {"row": tree["tokens"] // tree["spec"]["sequence_length"]} if tree["data"] else {},
+        "phase_step": tree["step"],
+        "validation": {"plateau": plateau} if plateau else {},
+    }
 
 
 def verify_checkpoint(path: Path) -> list[str]:

@@ -46,8 +46,12 @@ class State:
     optimizer: Mapping[str, Tensor]
     tokenizer: bytes
     """The tokenizer's file: a checkpoint generates text without anything beside it."""
-    schedule: dict[str, Any] = field(default_factory=dict)
-    """What an adaptive learning rate remembers; empty for others."""
+    phase: int = 0
+    phase_step: int = 0
+    phase_ended: bool = False
+    validation: dict[str, Any] = field(default_factory=dict)
+    chat: str = ""
+    """These as in `CheckpointManifest`."""
 
 
 def save(folder: Path, state: State) -> Path:
@@ -68,7 +72,11 @@ def save(folder: Path, state: State) -> Path:
             data=state.data,
             files=files,
             version=__version__,
-            schedule=state.schedule,
+            phase=state.phase,
+            phase_step=state.phase_step,
+            phase_ended=state.phase_ended,
+            validation=state.validation,
+            chat=state.chat,
         )
         write_json(partial / FILE, sealed(manifest))
     return path
@@ -88,7 +96,11 @@ def load(path: Path, *, optimizer: bool = True) -> State:
         model=safetensors.torch.load(data[MODEL]),
         optimizer=safetensors.torch.load(data[OPTIMIZER]) if optimizer else {},
         tokenizer=data[TOKENIZER],
-        schedule=manifest.schedule,
+        phase=manifest.phase,
+        phase_step=manifest.phase_step,
+        phase_ended=manifest.phase_ended,
+        validation=manifest.validation,
+        chat=manifest.chat,
     )
 
 

@@ -6,7 +6,7 @@ loop only when it logs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -21,6 +21,8 @@ from ropewalk.model.loss import token_losses, token_scores
 from ropewalk.plan.plan import Plan
 
 from .comm import sum_over_ranks
+from .guard import SpikeRule, Watch
+from .labels import label
 from .precision import LossScale, Masters, autocast
 
 Named = Mapping[str, Tensor]
@@ -36,7 +38,9 @@ class StepResult:
     grad_norm: Tensor
     """Length of the whole gradient before clipping."""
     skipped: Tensor
-    """1 when the gradient was not finite and the weights were left alone, else 0."""
+    """1 when the update was left out and the weights stayed as they were, else 0."""
+    anomaly: Tensor
+    """What went wrong, a code of parallel/guard.py; 0 for a sound step."""
     loss_scale: Tensor | None = None
     """What the loss was multiplied by for the backward pass; only in fp16."""
 
@@ -62,6 +66,8 @@ class Points:
 class Executor(Protocol):
     """A model and its optimizer under a plan."""
 
+    model: Decoder
+    """What this rank has of it."""
     points: Points
 
     def step(self, batch: Batch, *, lr: float) -> StepResult:
@@ -71,10 +77,10 @@ class Executor(Protocol):
         """Log-probabilities of the targets. All ranks must call."""
 
     def model_state(self) -> dict[str, Tensor]:
-        """The parameters by name, as the optimizer sees them: float32 in every precision."""
+        """The parameters by name, trained or not, as the optimizer sees them: float32 in every precision."""
 
     def optimizer_state(self) -> dict[str, Tensor]:
-        """The optimizer's tensors as `moment/parameter`; in fp16 also `loss_scale/...`."""
+        """The optimizer's tensors as `moment/parameter`; also `guard/...`, in fp16 `loss_scale/...`."""
 
     def load_state(self, model: Named, optimizer: Named) -> None:
         """Takes over what the two functions above gave."""
@@ -89,7 +95,9 @@ class OneDevice:
         model: Decoder,
         make_optimizer: MakeOptimizer | None,
         *,
+        trained: Collection[str] | None = None,
         clip_norm: float = 0.0,
+        spike: SpikeRule | None = None,
         points: Points | None = None,
         seed: int = 0,
     ) -> None:
@@ -102,36 +110,47 @@ class OneDevice:
         # Without an optimizer the weights stay as they are: scores of a checkpoint are those of what it holds.
         self._masters = Masters(model) if make_optimizer and plan.precision == "bf16-pure" else None
         self._loss_scale = LossScale(self._device) if plan.precision == "fp16" else None
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(trained is None or name in trained)
         self._parameters = self._masters.parameters if self._masters else dict(model.named_parameters())
-        self._optimizer = make_optimizer(self._parameters) if make_optimizer else None
+        self._trained = {n: p for n, p in self._parameters.items() if trained is None or n in trained}
+        self._watch = Watch(spike, self._device)
+        self._optimizer = make_optimizer(self._trained) if make_optimizer else None
         assert self._optimizer is None or guards(self._optimizer), "this optimizer would follow a broken gradient"
 
     def step(self, batch: Batch, *, lr: float) -> StepResult:
         # Copied before anything is computed from it: a number made on the host would have to be waited for.
-        batch = batch.to(self._device)
+        with label("copy"):
+            batch = batch.to(self._device)
         total = sum_over_ranks(batch.weight.sum(), self._plan.world)
+        total = torch.where(total > 0, total, 1)  # a batch in which nothing counts has loss 0, not 0 / 0
         parts = []
-        rows = torch.arange(len(batch), device=self._device).split(self._plan.microbatch_rows)
-        for microbatch, rows_B in zip(batch.split(self._plan.microbatch_rows), rows, strict=True):
+        size = self._plan.microbatch_rows_of(batch.tokens.shape[1])
+        rows = torch.arange(len(batch), device=self._device).split(size)
+        for microbatch, rows_B in zip(batch.split(size), rows, strict=True):
             part = self._weighted_loss(microbatch, dropout=self._dropout(rows_B)) / total
-            (part * self._loss_scale.value if self._loss_scale else part).backward()
+            with label("backward"):
+                (part * self._loss_scale.value if self._loss_scale else part).backward()
             parts.append(part.detach())
         loss = sum_over_ranks(torch.stack(parts).sum(), self._plan.world)
-        gradients = {name: p.grad for name, p in self._parameters.items() if p.grad is not None}
-        if self._loss_scale:
-            self._loss_scale.divide(list(gradients.values()))
-        _announce(self.points.on_gradients, gradients)
-        norm = torch.nn.utils.get_total_norm(list(gradients.values()))
-        self._clip(gradients.values(), norm)
-        _announce(self.points.before_update, gradients)
-        scale = self._loss_scale.value if self._loss_scale else None
-        skipped = self._update(norm, lr=lr)
-        return StepResult(loss, norm, skipped, scale)
+        gradients = {name: p.grad for name, p in self._trained.items() if p.grad is not None}
+        with label("clip and guard"):
+            if self._loss_scale:
+                self._loss_scale.divide(list(gradients.values()))
+            _announce(self.points.on_gradients, gradients)
+            norm = torch.nn.utils.get_total_norm(list(gradients.values()))
+            self._clip(gradients.values(), norm)
+            _announce(self.points.before_update, gradients)
+            scale = self._loss_scale.value if self._loss_scale else None
+            anomaly, skipped = self._watch.judge(loss, norm, scale)
+        with label("update"):
+            self._update(skipped, overflowed=~torch.isfinite(norm), lr=lr)
+        return StepResult(loss, norm, skipped, anomaly, scale)
 
     @torch.no_grad()
     def score(self, batch: Batch) -> Scores:
         log_probabilities, first = [], []
-        for microbatch in batch.split(self._plan.microbatch_rows):
+        for microbatch in batch.split(self._plan.microbatch_rows_of(batch.tokens.shape[1])):
             there = microbatch.to(self._device)
             with autocast(self._plan.precision, self._device):
                 hidden = self._hidden(there)
@@ -146,11 +165,11 @@ class OneDevice:
     def optimizer_state(self) -> dict[str, Tensor]:
         moments = {
             f"{moment}/{name}": tensor
-            for name, parameter in self._parameters.items()
+            for name, parameter in self._trained.items()
             for moment, tensor in self._need_optimizer().state[parameter].items()
         }
-        scale = self._loss_scale.state if self._loss_scale else {}
-        return {**moments, **{f"loss_scale/{name}": tensor for name, tensor in scale.items()}}
+        others = {"guard": self._watch.state, "loss_scale": self._loss_scale.state if self._loss_scale else {}}
+        return moments | {f"{kind}/{name}": tensor for kind, state in others.items() for name, tensor in state.items()}
 
     @torch.no_grad()
     def load_state(self, model: Named, optimizer: Named) -> None:
@@ -159,21 +178,28 @@ class OneDevice:
             assert parameter.shape == model[name].shape, name
             parameter.copy_(model[name])
         for key, tensor in optimizer.items():
-            moment, name = key.split("/", 1)
-            if moment == "loss_scale":
+            kind, name = key.split("/", 1)
+            if kind == "guard":
+                # A run may have been saved under another rule for spikes.
+                if name in self._watch.state:
+                    self._watch.state[name] = tensor.to(self._device, copy=True)
+                continue
+            if kind == "loss_scale":
                 assert self._loss_scale, "the state is of another precision"
                 self._loss_scale.state[name] = tensor.to(self._device, copy=True)
                 continue
             # `step` counts live where the optimizer keeps them; moments live with their parameter.
             device = self._device if tensor.dim() or self._device.type == "cuda" else torch.device("cpu")
-            self._need_optimizer().state[self._parameters[name]][moment] = tensor.to(device, copy=True)
+            self._need_optimizer().state[self._trained[name]][kind] = tensor.to(device, copy=True)
         if self._masters:
             self._masters.publish()
 
     def _weighted_loss(self, batch: Batch, *, dropout: Dropout | None) -> Tensor:
         with autocast(self._plan.precision, self._device):
-            hidden = self._hidden(batch, dropout=dropout)
-            losses = token_losses(hidden.flatten(0, 1), self.model.head_weight, batch.targets.flatten())
+            with label("forward"):
+                hidden = self._hidden(batch, dropout=dropout)
+            with label("loss"):
+                losses = token_losses(hidden.flatten(0, 1), self.model.head_weight, batch.targets.flatten())
         return (losses * batch.weight.flatten().to(losses.dtype)).sum()
 
     def _hidden(self, batch: Batch, *, dropout: Dropout | None = None) -> Tensor:
@@ -195,20 +221,18 @@ class OneDevice:
             scale = (self._clip_norm / (norm + 1e-6)).clamp(max=1.0)
             torch._foreach_mul_(list(gradients), scale)
 
-    def _update(self, norm: Tensor, *, lr: float) -> Tensor:
-        """The guarded update: a gradient that is not finite changes nothing, decided on the device."""
+    def _update(self, skipped: Tensor, *, overflowed: Tensor, lr: float) -> None:
+        """The guarded update: where `skipped` is 1 nothing changes, decided on the device."""
         optimizer = self._need_optimizer()
         for group in optimizer.param_groups:
             group["lr"] = lr * group.get("lr_ratio", 1.0)
-        skipped = (~torch.isfinite(norm)).float()
         vars(optimizer).update(found_inf=skipped, grad_scale=None)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         if self._masters:
             self._masters.publish()
         if self._loss_scale:
-            self._loss_scale.update(skipped)
-        return skipped
+            self._loss_scale.update(overflowed.float())
 
     def _need_optimizer(self) -> torch.optim.Optimizer:
         assert self._optimizer is not None, "an executor made without an optimizer only scores"

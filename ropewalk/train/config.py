@@ -1,4 +1,4 @@
-"""Settings of training: steps, optimizer, schedule, precision."""
+"""Settings of training: phases, optimizer, schedule, precision, guard."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from ropewalk.config.schema import CONTINUES, Range
+from ropewalk.model.config import Lora
 
 OptimizerKind = Literal["adamw", "adafactor", "lamb", "muon"]
 
@@ -82,21 +83,143 @@ class Schedule:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Share:
+    """A source's part in a mixture."""
+
+    source: str
+    """Name of a source of the corpus."""
+    weight: Annotated[float, Range(above=0)] = 1.0
+    """Share of the rows, before normalisation."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BatchRamp:
+    """A batch that grows: small ones gain more a token while the loss falls fast (McCandlish et al. 2018)."""
+
+    from_rows: Annotated[int, Range(least=1)]
+    """Rows of the first step; divides `batch_rows`. The batch grows by as many at a time, at even distances."""
+    over_steps: Annotated[int, Range(least=1)]
+    """The step from which on the batch is whole."""
+
+    def rows(self, step: int, batch_rows: int) -> int:
+        """Rows of the batch of `step`, counted from 0."""
+        rungs = batch_rows // self.from_rows
+        return self.from_rows * (1 + (rungs - 1) * min(step, self.over_steps) // self.over_steps)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LengthRamp:
+    """Rows that grow longer by doubling (Press et al. 2021, Li et al. 2022). Each full row is cut into short ones: no
+    token is lost, a step holds as many as ever."""
+
+    from_length: Annotated[int, Range(least=8)]
+    """Tokens of the first rows: the full length halved some times."""
+    over_steps: Annotated[int, Range(least=1)]
+    """The step from which on rows are whole; the lengths before last equally long."""
+
+    def length(self, step: int, sequence_length: int) -> int:
+        """Tokens of a row of `step`, counted from 0."""
+        doublings = (sequence_length // self.from_length).bit_length() - 1
+        return self.from_length << (doublings * min(step, self.over_steps) // self.over_steps)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Phase:
+    """One part of a run. What it does not set is as in `[train]` and `[load]`."""
+
+    name: str = ""
+    """For reports; not set: its number."""
+    steps: Annotated[int, Range(least=1)]
+    """Optimizer steps."""
+    start_from: str = ""
+    """As `train.start_from`, for the beginning of this phase; empty: from where the phase before ended."""
+    sequence_length: Annotated[int, Range(least=8)] | None = None
+    """Tokens a row; not set: `load.sequence_length`."""
+    batch_rows: Annotated[int, Range(least=1)] | None = None
+    """Rows in one optimizer step; not set: `train.batch_rows`."""
+    batch_ramp: BatchRamp | None = None
+    """As `train.batch_ramp`, over the first steps of this phase."""
+    length_ramp: LengthRamp | None = None
+    """As `train.length_ramp`, over the first steps of this phase."""
+    schedule: Schedule | None = None
+    """Learning rate by step of the phase, a whole table of its own; not set: `train.schedule`."""
+    mixture: tuple[Share, ...] = ()
+    """Which sources it reads, and how much of each; not set: `train.mixture`."""
+    frozen: tuple[str, ...] | None = None
+    """Parameters that stay as they are; not set: `train.frozen`."""
+    lora: Lora | None = None
+    """As `train.lora`; the adapters are merged into the weights when a phase without them follows."""
+    moments: Literal["keep", "fresh"] = "keep"
+    """Whether the optimizer goes on with what it knows of the parameters that the phase before trained too. Fresh in
+    any case after `start_from`."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EarlyStop:
+    """Ends a phase when validation no longer gains, with the weights of its best validation."""
+
+    patience: Annotated[int, Range(least=1)] = 3
+    """Validations in a row without gain that end the phase."""
+    min_gain: Annotated[float, Range(least=0)] = 0.0
+    """Nats a token by which a validation must beat the best before to count as gain."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Guard:
+    """What happens when a step goes wrong. Each time is an event; a broken gradient is never followed."""
+
+    not_finite: Literal["skip", "rollback", "stop"] = "skip"
+    """A loss or gradient that is infinite or not a number. `skip`: the update is left out. `rollback`: training goes
+    back to the newest checkpoint and repeats the steps; when the same step fails again, its batch is left out.
+    `stop`: the run ends with an error. An overflow in fp16 is not this: the loss scale is lowered and the update left
+    out."""
+    spike: Literal["off", "record", "skip", "rollback", "stop"] = "record"
+    """A loss far above those before. `record`: only an event; the others as above."""
+    spike_sigma: Annotated[float, Range(above=0)] = 8.0
+    """How far: standard deviations of the latest losses above their mean."""
+    memory_steps: Annotated[int, Range(least=2)] = 50
+    """Latest losses: an exponential mean over about as many steps; nothing is a spike before as many have passed."""
+    most_in_a_row: Annotated[int, Range(least=1)] = 20
+    """Steps in a row that may be skipped, and rollbacks in a row to the same step, before the run ends with an
+    error."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Train:
     """Batches -> weights."""
 
     start_from: str = ""
-    """A checkpoint, or a run directory for its newest, whose weights training starts from: a model trained before,
-    grown by `ropewalk model grow` or taken over by `ropewalk model import`. Its shapes and its tokenizer must be
-    those of this recipe (`prepare.tokenizer.file` names the latter). Empty: `model.init` decides."""
-    steps: Annotated[int, Range(least=1)] = 400
-    """Optimizer steps."""
+    """A checkpoint, a run directory for its newest, or a local Hugging Face directory, whose weights training starts
+    from: a model trained before, grown by `ropewalk model grow` or taken over by `ropewalk model import`. Its shapes
+    and its tokenizer must be those of this recipe (`prepare.tokenizer.file` names the latter). Empty: `model.init`
+    decides."""
+    steps: Annotated[int, Range(least=1)] | None = None
+    """Optimizer steps. Not set: 400, or those of `phases`."""
     batch_rows: Annotated[int, Range(least=1)] = 16
     """Rows of `load.sequence_length` tokens in one optimizer step, over all devices."""
+    batch_ramp: BatchRamp | None = None
+    """Smaller batches at the beginning of the run."""
+    length_ramp: LengthRamp | None = None
+    """Shorter rows at the beginning of the run."""
     optimizer: Optimizer = field(default_factory=Optimizer)
     """The optimizer."""
     schedule: Schedule = field(default_factory=Schedule)
     """The learning rate by step."""
+    mixture: tuple[Share, ...] = ()
+    """Which sources are read, and how much of each: `mixture = [{source = "code", weight = 2.0}]`. Not set: all of
+    them, by `prepare.sources.weight`."""
+    frozen: tuple[str, ...] = ()
+    """Parameters that stay as they are: parts as `embedding` or `blocks.2`, ranges as `blocks.0-3`, patterns as
+    `*norm*`."""
+    lora: Lora | None = None
+    """Trains low-rank adapters of the matrices inside blocks, and nothing else (Hu et al. 2021)."""
+    phases: tuple[Phase, ...] = ()
+    """Parts of the run, one `[[train.phases]]` table each, in order. None: one phase with the settings of
+    `[train]`."""
+    early_stop: EarlyStop | None = None
+    """Ends a phase when validation no longer gains."""
+    guard: Guard = field(default_factory=Guard)
+    """What happens when a step goes wrong."""
     clip_norm: Annotated[float, Range(least=0)] = 1.0
     """Largest gradient norm; longer gradients are scaled down to it. 0 switches clipping off."""
     precision: Literal["auto", "fp32", "bf16", "bf16-pure", "fp16"] = "auto"
@@ -106,27 +229,61 @@ class Train:
     bf16 where the device has it in hardware."""
     log_every_steps: Annotated[int, Range(least=1), CONTINUES] = 10
     """Steps between metric lines."""
+    layers_every_steps: Annotated[int, Range(least=0), CONTINUES] = 0
+    """Steps between measurements of each layer (gradient, update and activation norms), which name the one that
+    vanishes or explodes; 0 measures none."""
     validate_every_steps: Annotated[int, Range(least=0), CONTINUES] = 100
-    """Steps between measurements of the validation loss; 0 measures at the end only."""
+    """Steps between measurements of the validation loss; 0 measures at the end of each phase only."""
     validate_rows: Annotated[int, Range(least=1), CONTINUES] = 64
     """Rows of held-out tokens in each of these measurements."""
     threads: Annotated[int, Range(least=0)] = 0
     """CPU threads of the training process; 0 takes one a core. The same number gives the same bits."""
 
+    @property
+    def total_steps(self) -> int:
+        """Steps of the whole run, unless a phase stops early."""
+        return sum(phase.steps for phase in self.phases) or self.steps or 400
+
     def check(self) -> Iterator[tuple[str, str]]:
-        schedule = self.schedule
-        warmup = schedule.warmup(self.steps)
-        if warmup > self.steps:
-            yield (
-                "schedule.warmup_steps",
-                f"{warmup} steps of warm-up are more than the {self.steps} steps of the run; "
-                "lower it or raise `train.steps`",
-            )
-        elif schedule.shape == "wsd" and warmup + schedule.decay_share * self.steps > self.steps:
-            yield (
-                "schedule.decay_share",
-                f"{warmup} steps of warm-up and a decay of {schedule.decay_share:.0%} of the run "
-                f"overlap in {self.steps} steps; lower one of them",
-            )
-        if schedule.shape == "adaptive" and not self.validate_every_steps:
-            yield "validate_every_steps", "the schedule `adaptive` needs validations; set the steps between them"
+        if self.phases and self.steps is not None:
+            yield "steps", "with `phases` each has its own; remove it"
+        if not self.phases:
+            yield from _check_phase(self.schedule, self.total_steps, self.batch_rows, self.batch_ramp, "")
+        for index, phase in enumerate(self.phases):
+            rows, ramp = phase.batch_rows or self.batch_rows, phase.batch_ramp
+            if index == 0 and ramp is None:
+                ramp = self.batch_ramp
+            schedule = phase.schedule or self.schedule
+            yield from _check_phase(schedule, phase.steps, rows, ramp, f"phases.{index}." if phase.schedule else "")
+            if index and phase.lora and not phase.start_from and self.phases[index - 1].lora not in (None, phase.lora):
+                yield f"phases.{index}.lora", "adapters of another shape follow; put a phase without between them"
+        shapes = {phase.schedule.shape for phase in self.phases if phase.schedule} | {self.schedule.shape}
+        if not self.validate_every_steps:
+            if "adaptive" in shapes:
+                yield "validate_every_steps", "the schedule `adaptive` needs validations; set the steps between them"
+            if self.early_stop:
+                yield "validate_every_steps", "early stopping needs validations; set the steps between them"
+
+
+def _check_phase(
+    schedule: Schedule, steps: int, batch_rows: int, ramp: BatchRamp | None, table: str
+) -> Iterator[tuple[str, str]]:
+    """What is wrong with a phase of `steps` steps; `table` is where its schedule stands."""
+    warmup = schedule.warmup(steps)
+    if warmup > steps:
+        yield (
+            f"{table}schedule.warmup_steps",
+            f"{warmup} steps of warm-up are more than the {steps} steps of the {'phase' if table else 'run'}; "
+            "lower it or raise the steps",
+        )
+    elif schedule.shape == "wsd" and warmup + schedule.decay_share * steps > steps:
+        yield (
+            f"{table}schedule.decay_share",
+            f"{warmup} steps of warm-up and a decay of {schedule.decay_share:.0%} of them "
+            f"overlap in {steps} steps; lower one of them",
+        )
+    if ramp and batch_rows % ramp.from_rows:
+        yield (
+            f"{table}batch_ramp.from_rows",
+            f"{ramp.from_rows} does not divide the {batch_rows} rows of a whole batch; choose a divisor",
+        )

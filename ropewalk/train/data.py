@@ -1,4 +1,4 @@
-"""What a run reads: its batches, its held-out rows, its tokenizer."""
+"""What a phase reads: its batches, its held-out rows, its tokenizer."""
 
 from __future__ import annotations
 
@@ -11,40 +11,50 @@ from ropewalk.load.batch import Batch
 from ropewalk.load.loader import Loader, bytes_per_token, held_out_rows
 from ropewalk.store.manifest import TokenizerEntry, read_manifest
 
+from .phases import PhaseSpec
 from .settings import Settings
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Data:
-    """The prepared data, open for training."""
+    """The prepared data, open for a phase."""
 
     loader: Loader
     held_out: Batch
     bytes_per_token: float
     """UTF-8 bytes of text behind a held-out token."""
-    tokens: int
-    """Training tokens there are."""
     tokenizer: bytes
     """The tokenizer's file."""
+    chat: str
+    """Name of the chat template, empty without."""
 
 
-def open_data(settings: Settings, *, pin: bool) -> Data:
-    """The data of the run; `pin` puts batches into page-locked memory, for a GPU."""
-    length, verify = settings.load.sequence_length, settings.load.verify == "open"
+def open_data(settings: Settings, phase: PhaseSpec, *, verify: bool, pin: bool) -> Data:
+    """The data of a phase; `verify` reads all of it once, `pin` puts batches into page-locked memory, for a GPU."""
     manifest = read_manifest(settings.data)
+    mixture = {share.source: share.weight for share in phase.mixture} or None
+    length = phase.sequence_length
+    sources = tuple(mixture) if mixture else None
     return Data(
         loader=Loader(
             settings.data,
             sequence_length=length,
-            batch_rows=settings.train.batch_rows,
-            seed=settings.seed,
+            batch_rows=phase.batch_rows,
+            seed=phase.seed(settings.seed),
+            mixture=mixture,
             verify=verify,
             pin=pin,
         ),
         tokenizer=_read_tokenizer(settings.data, manifest.tokenizer),
-        held_out=held_out_rows(settings.data, sequence_length=length, rows=settings.train.validate_rows, verify=verify),
-        bytes_per_token=bytes_per_token(manifest, "validation"),
-        tokens=sum(shard.tokens for shard in manifest.shards_of("train")),
+        chat=manifest.tokenizer.chat,
+        held_out=held_out_rows(
+            settings.data,
+            sequence_length=length,
+            rows=settings.train.validate_rows,
+            sources=sources,
+            verify=verify,
+        ),
+        bytes_per_token=bytes_per_token(manifest, "validation", sources=sources),
     )
 
 

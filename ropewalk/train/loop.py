@@ -15,24 +15,23 @@ from ropewalk.base.events import EventLog, read_events
 from ropewalk.base.events import steps as steps_of
 from ropewalk.base.files import point
 from ropewalk.base.progress import Progress, Silent, duration
-from ropewalk.checkpoint.format import list_checkpoints, resolve_checkpoint, step_path
-from ropewalk.checkpoint.tensors import State, load_newest, retain, save, set_aside
+from ropewalk.checkpoint.tensors import State
 from ropewalk.config.ranks import ranks
-from ropewalk.model.decoder import build
-from ropewalk.parallel.apply import apply
+from ropewalk.load.batch import Batch
 from ropewalk.parallel.compat import deterministic, version_warning
+from ropewalk.parallel.executor import Points
+from ropewalk.parallel.labels import label
 from ropewalk.parallel.mesh import pick_device
 
-from .adaptive import Plateau
-from .data import open_data
+from .anomalies import Policy, RollBack
 from .hooks import Hook
 from .interrupt import Interrupt
+from .keeping import Keeper
+from .layers import LayerWatch
 from .metrics import Meter, all_finite, line
-from .optimizer import make_optimizer
 from .peak import peak_flops
-from .schedule import Extent, learning_rate
+from .phase import Position, Running
 from .settings import Settings, read_settings
-from .start import starting_weights
 
 
 def train(run: Path, *, progress: Progress | None = None, hooks: Iterable[Hook] = ()) -> dict[str, float]:
@@ -46,187 +45,266 @@ class Trainer:
     """One process's part in a training run."""
 
     def __init__(self, run: Path, settings: Settings, progress: Progress, hooks: list[Hook]) -> None:
-        self._run, self._settings, self._progress, self._hooks = run, settings, progress, hooks
-        self._checkpoints = run / "checkpoints"
-        self._plan, self._spec = settings.planned.plan, settings.planned.spec
+        self._settings, self._progress, self._hooks = settings, progress, hooks
+        plan = settings.planned.phases[0].plan
         place = ranks()
-        self._device = pick_device(self._plan, place)
+        self._device = pick_device(plan, place)
         if settings.train.threads:
             torch.set_num_threads(settings.train.threads)
         self._events = EventLog(run, rank=place.rank)
-        self._data = open_data(settings, pin=self._device.type == "cuda")
-        model = build(self._spec, seed=settings.seed, device=self._device)
-        self._executor = apply(
-            self._plan,
-            model,
-            lambda parameters: make_optimizer(parameters, settings.train.optimizer, spec=self._spec),
-            seed=settings.seed,
-            clip_norm=settings.train.clip_norm,
+        self._keeper = Keeper(run, keep_last=settings.checkpoint.keep_last, warn=self._warn)
+        self._peak = peak_flops(self._device, plan.precision)
+        self._meter = Meter(self._device, peak_flops=self._peak)
+        self._layers = LayerWatch(
+            settings.train.layers_every_steps,
+            events=self._events,
+            warn=self._warn,
+            scaled_loss=plan.precision == "fp16",
         )
-        peak = peak_flops(self._device, self._plan.precision)
-        self._meter = Meter(
-            self._device,
-            tokens_per_step=self._tokens(1),
-            flops_per_token=self._spec.flops_per_token(),
-            peak_flops=peak,
-        )
-        self._extent = Extent(
-            steps=settings.train.steps, tokens_per_step=self._tokens(1), tokens_per_epoch=self._data.tokens
-        )
-        self._plateau = Plateau(settings.train.schedule)
+        self._policy = Policy(settings.train.guard)
+        self._at = Position()
+        self._running: Running | None = None
+        # Every phase reads the same files: once is enough.
+        self._verifies = settings.load.verify == "open"
         self.interrupt = Interrupt()
-        self._started = {"peak_flops": peak, "parameters": self._spec.parameters()}
 
     def train(self) -> dict[str, float]:
-        settings, steps = self._settings.train, self._settings.train.steps
-        first = self._restore()
-        self._retain()
-        self._begin(first)
-        for step in range(first, steps):
+        self._restore()
+        self._keeper.retain(best_step=self._running.stopper.best_step if self._running else 0)
+        self._begin()
+        while self._running:
+            try:
+                self._train_phase(self._running)
+                self._next_phase(self._running)
+            except RollBack as failure:
+                self._roll_back(failure)
+        return self._end()
+
+    def _train_phase(self, running: Running) -> None:
+        """The steps of a phase, from where it stands to its end."""
+        at, phase, settings = self._at, running.phase, self._settings
+        ended = False
+        while not ended:
             if self.interrupt.asked:
-                self._leave(step)
-            with self._meter.watch("data"):
-                batch = self._data.loader.next()
-            lr = self._plateau.share * learning_rate(step, extent=self._extent, schedule=settings.schedule)
-            with deterministic(self._device):
-                self._meter.add(self._executor.step(batch, lr=lr))
-            done = step + 1
-            point(f"train.step:{done}")
+                self._leave(running)
+            with label("data wait"), self._meter.watch("data"):
+                batch = self._next_batch(running)
+            lr = running.learning_rate(at.phase_step)
+            with self._layers.watching(running.executor, step=at.step + 1), deterministic(self._device):
+                result = running.executor.step(batch, lr=lr)
+            self._meter.add(result, tokens=batch.tokens.numel(), flops=running.flops(at.phase_step))
+            at.phase_step, at.step, at.tokens = at.phase_step + 1, at.step + 1, at.tokens + batch.tokens.numel()
+            point(f"train.step:{at.step}")
             for hook in self._hooks:
-                hook.after_step(done)
-            if done == steps or _is_due(done, settings.log_every_steps):
-                self._log(done, lr)
-            if done == steps or _is_due(done, settings.validate_every_steps):
-                with self._meter.paused():
-                    self._validate(done)
-            if done == steps or _is_due(done, self._settings.checkpoint.save_every_steps):
-                with self._meter.paused():
-                    self._save(done)
-        return self._end(steps)
+                hook.after_step(at.step)
+            ended = at.phase_step == phase.steps
+            if ended or _is_due(at.step, settings.train.log_every_steps):
+                with label("log"):
+                    self._log(lr)
+            if ended or _is_due(at.step, settings.train.validate_every_steps):
+                with label("validate"), self._meter.paused():
+                    ended = self._validate(running) or ended
+            if ended or _is_due(at.step, settings.checkpoint.save_every_steps):
+                with label("save"), self._meter.paused():
+                    self._save(running, ended=ended)
 
-    def _leave(self, step: int) -> None:
-        """Saves what `step` steps have made and ends as Ctrl-C does; the same command continues from here."""
-        if step and not step_path(self._checkpoints, step).exists():
-            self._save(step)
-            self._progress.say(f"interrupted: saved step {step}")
-        raise KeyboardInterrupt
+    def _next_batch(self, running: Running) -> Batch:
+        """The batch of the step at hand, in rows as long as it wants them."""
+        at, loader = self._at, running.data.loader
+        rows = running.phase.rows(at.phase_step)
+        loader.skip(rows * self._policy.left_out(at.step + 1))
+        batch = loader.next(rows).cut(running.phase.length(at.phase_step))
+        for hook in self._hooks:
+            batch = hook.on_batch(at.step + 1, batch)
+        return batch
 
-    def close(self) -> None:
-        """Stops the reading thread and closes the diary."""
-        self._data.loader.close()
-        self._events.close()
+    def _log(self, lr: float) -> None:
+        at = self._at
+        self._look_for_anomalies()
+        record = self._meter.read(at.step, tokens=at.tokens, lr=lr)
+        self._events.write("step", phase=at.phase, **record)
+        self._progress.advance(at.step, line(record, steps=self._settings.planned.steps))
+        for hook in self._hooks:
+            hook.on_metrics(at.step, record)
 
-    def _restore(self) -> int:
-        """Takes over the newest whole checkpoint; returns the first step to run."""
+    def _validate(self, running: Running) -> bool:
+        """Measures the validation loss; whether the phase is to end with it."""
+        self._look_for_anomalies()
+        start, step, held_out = time.perf_counter(), self._at.step, running.data.held_out
+        scores = running.executor.score(held_out).log_probabilities.double().cpu()
+        weight = held_out.weight.double()
+        loss = -(scores * weight).sum().item() / max(1.0, weight.sum().item())
+        bits_per_byte = loss / math.log(2) / running.data.bytes_per_token
+        seconds = time.perf_counter() - start
+        self._events.write("validation", step=step, loss=loss, bits_per_byte=bits_per_byte, seconds=seconds)
+        self._progress.say(f"step {step}: validation loss {loss:.4f}, {bits_per_byte:.3f} bits per byte")
+        for hook in self._hooks:
+            hook.on_validation(step, loss)
+        if running.plateau.observe(loss):
+            share = running.plateau.share
+            self._progress.say(f"step {step}: validation stopped gaining; learning rate now x {share:.3g}")
+        if running.stopper.observe(loss, step=step):
+            self._keeper.save_best(self._state(running))
+        if running.stopper.stops:
+            self._stop_early(running)
+        return running.stopper.stops
+
+    def _stop_early(self, running: Running) -> None:
+        """Ends the phase with the weights of its best validation."""
+        best = running.stopper.best_step
+        self._events.write("stopped_early", step=self._at.step, best_step=best)
+        self._progress.say(f"step {self._at.step}: validation stopped gaining; the phase ends as of step {best}")
+        running.executor.load_state(self._keeper.best_weights(best), {})
+
+    def _save(self, running: Running, *, ended: bool) -> None:
+        self._look_for_anomalies()
         start = time.perf_counter()
-        path, state, wrong = load_newest(self._checkpoints)
-        for message in wrong:
-            self._warn(f"{message} (continuing from an older one)")
-        if path is None or state is None:
-            self._start_from(self._settings.train.start_from)
-            return 0
-        if state.spec != self._spec or state.seed != self._settings.seed:
-            raise RunConflict(f"{path}: this checkpoint is of another model or seed than the run; start a new run")
-        # Newer ones are damaged; left in place, retention would keep them and delete this one.
-        found = list_checkpoints(self._checkpoints)
-        for newer in found[found.index(path) + 1 :]:
-            set_aside(newer)
-        self._executor.load_state(state.model, state.optimizer)
-        self._plateau.load(state.schedule)
-        self._data.loader.seek(state.data)
-        self._events.write("restored", step=state.step, path=str(path), seconds=time.perf_counter() - start)
-        self._progress.say(f"continuing from {path}")
-        return state.step
+        state = self._state(running, ended=ended)
+        # Saved, such weights would push the last good ones out of retention.
+        if not all_finite(state.model.values()):
+            raise UserError(_diverged("the weights are no longer finite", state.step))
+        path = self._keeper.save(state)
+        size = sum(file.stat().st_size for file in path.iterdir())
+        self._events.write("saved", step=state.step, path=str(path), seconds=time.perf_counter() - start, bytes=size)
+        for hook in self._hooks:
+            hook.after_save(state.step, str(path))
 
-    def _start_from(self, place: str) -> None:
-        """Takes over the weights, and only them, of the checkpoint that the recipe names."""
-        if place:
-            path = resolve_checkpoint(Path(place))
-            self._executor.load_state(starting_weights(path, self._spec, self._data.tokenizer), {})
-            self._progress.say(f"starting from {path}")
+    def _look_for_anomalies(self) -> None:
+        """Tells what went wrong since the last look, and does what the guard says."""
+        for anomaly in self._policy.judge(self._meter.take_anomalies(), last_step=self._at.step):
+            self._events.write("anomaly", step=anomaly.step, what=anomaly.what, action=anomaly.action)
+            self._progress.say(f"warning: step {anomaly.step}: {anomaly.what} ({anomaly.action})")
+            for hook in self._hooks:
+                hook.on_anomaly(anomaly.step, anomaly.what, anomaly.action)
+            if anomaly.action == "stop" or self._policy.exhausted:
+                raise UserError(_diverged(anomaly.what, anomaly.step))
+            if anomaly.action == "rollback":
+                raise RollBack(anomaly)
 
-    def _begin(self, step: int) -> None:
+    def _roll_back(self, failure: RollBack) -> None:
+        """Goes back to the newest checkpoint, or to the beginning, and repeats the steps from there."""
+        step = failure.anomaly.step
+        times = self._policy.note_failure(step)
+        if times > self._settings.train.guard.most_in_a_row:
+            raise UserError(_diverged(f"{failure.anomaly.what}, in spite of {times - 1} rollbacks,", step))
+        self._restore(rolling_back=True)
+        left_out = self._policy.left_out(step)
+        self._events.write("rolled_back", step=self._at.step, failed_step=step, left_out=left_out)
+        without = f" without {left_out} of its batches" if left_out else ""
+        self._progress.say(f"rolled back to step {self._at.step}; repeating step {step}{without}")
+        self._progress.advance(self._at.step)
+        self._meter.restart()
+
+    def _restore(self, *, rolling_back: bool = False) -> None:
+        """Takes over the newest whole checkpoint, or begins the first phase."""
+        start = time.perf_counter()
+        path, state = self._keeper.newest()
+        if state:
+            self._check_is_ours(state, path)
+        self._at = Position(state.phase, state.phase_step, state.step, state.tokens) if state else Position()
+        if state and state.phase_ended:
+            self._open(state.phase + 1, before=state)
+        elif state:
+            self._open(state.phase, inside=state)
+        else:
+            self._open(0)
+        if path or rolling_back:
+            seconds = time.perf_counter() - start
+            self._events.write("restored", step=self._at.step, path=str(path or ""), seconds=seconds)
+        if path and not rolling_back:
+            self._progress.say(f"continuing from {path}")
+
+    def _next_phase(self, running: Running) -> None:
+        self._open(self._at.phase + 1, before=self._state(running, ended=True))
+
+    def _open(self, index: int, *, before: State | None = None, inside: State | None = None) -> None:
+        """Makes phase `index` ready: after the one `before`, or `inside` where a checkpoint left it; ends the run when
+        there is none."""
+        if self._running:
+            self._running.close()
+            self._running = None
+        if index == len(self._settings.phases):
+            return
+        running = self._running = Running(
+            self._settings,
+            index,
+            device=self._device,
+            points=Points(on_gradients=[self._on_gradients]),
+            verify=self._verifies,
+        )
+        self._verifies = False
+        if inside:
+            running.resume(inside)
+        else:
+            self._at.phase, self._at.phase_step = index, 0
+            place = running.begin(before)
+            phase = running.phase
+            self._events.write("phase_started", step=self._at.step, phase=index, name=phase.name, start_from=place)
+            if place:
+                self._progress.say(f"starting from {place}")
+            if len(self._settings.phases) > 1:
+                self._progress.say(f"phase {phase.name}: {phase.steps} steps of rows of {phase.sequence_length} tokens")
+        for hook in self._hooks:
+            hook.before_phase(index, running.phase.name)
+        self._meter.restart()
+
+    def _begin(self) -> None:
+        running, step = self._running, self._at.step
         self._events.write(
             "train_started",
             step=step,
             device=str(self._device),
-            world=self._plan.world,
+            world=self._settings.planned.phases[0].plan.world,
             torch=torch.__version__,
-            flops_per_token=self._spec.flops_per_token(),
-            **self._started,
+            peak_flops=self._peak,
+            parameters=self._settings.planned.phases[0].spec.parameters(),
+            flops_per_token=self._settings.planned.phases[0].spec.flops_per_token(),
         )
         warning = version_warning()
         if warning:
             self._warn(warning)
-        self._progress.begin("train", self._settings.train.steps, "steps")
+        self._progress.begin("train", self._settings.planned.steps, "steps")
         self._progress.advance(step)
-        for hook in self._hooks:
-            hook.before_training(step)
+        if running:
+            for hook in self._hooks:
+                hook.before_training(step)
         self._start = time.perf_counter()
         self._meter.restart()
 
-    def _log(self, step: int, lr: float) -> None:
-        record = self._meter.read(step, lr=lr)
-        self._events.write("step", **record)
-        self._progress.advance(step, line(record, steps=self._settings.train.steps))
-        if record["skipped"]:
-            scale = f", loss scale {record['loss_scale']:g}" if record["loss_scale"] else ""
-            self._warn(
-                f"step {step}: {record['skipped']} updates skipped since the last line: gradient not finite{scale}"
-            )
-        if not math.isfinite(record["loss"]):
-            raise UserError(_diverged(f"the training loss became {record['loss']}", step))
-        for hook in self._hooks:
-            hook.on_metrics(step, record)
+    def _leave(self, running: Running) -> None:
+        """Saves what is made and ends as Ctrl-C does; the same command continues from here."""
+        step = self._at.step
+        if step and not self._keeper.holds(step):
+            self._save(running, ended=False)
+            self._progress.say(f"interrupted: saved step {step}")
+        raise KeyboardInterrupt
 
-    def _validate(self, step: int) -> None:
-        start = time.perf_counter()
-        loss = -self._executor.score(self._data.held_out).log_probabilities.double().mean().item()
-        bits_per_byte = loss / math.log(2) / self._data.bytes_per_token
-        seconds = time.perf_counter() - start
-        self._events.write("validation", step=step, loss=loss, bits_per_byte=bits_per_byte, seconds=seconds)
-        self._progress.say(f"step {step}: validation loss {loss:.4f}, {bits_per_byte:.3f} bits per byte")
-        if self._plateau.observe(loss):
-            self._progress.say(
-                f"step {step}: validation stopped gaining; learning rate now x {self._plateau.share:.3g}"
-            )
-        for hook in self._hooks:
-            hook.on_validation(step, loss)
-
-    def _save(self, step: int) -> None:
-        start = time.perf_counter()
-        # Saved, such weights would push the last good ones out of retention.
-        if not all_finite(self._executor.model_state().values()):
-            raise UserError(_diverged("the weights are no longer finite", step))
-        state = State(
-            step=step,
-            tokens=self._tokens(step),
-            seed=self._settings.seed,
-            spec=self._spec,
-            data=self._data.loader.state(),
-            model=self._executor.model_state(),
-            optimizer=self._executor.optimizer_state(),
-            tokenizer=self._data.tokenizer,
-            schedule=self._plateau.state(),
-        )
-        path = save(self._checkpoints, state)
-        size = sum(file.stat().st_size for file in path.iterdir())
-        self._events.write("saved", step=step, path=str(path), seconds=time.perf_counter() - start, bytes=size)
-        self._retain()
-        for hook in self._hooks:
-            hook.after_save(step, str(path))
-
-    def _end(self, step: int) -> dict[str, float]:
-        seconds = time.perf_counter() - self._start
+    def _end(self) -> dict[str, float]:
+        step, seconds = self._at.step, time.perf_counter() - self._start
         self._events.write("train_finished", step=step, seconds=seconds)
         self._progress.end(f"{step} steps in {duration(seconds)}")
         for hook in self._hooks:
             hook.after_training(step)
-        return {"step": step, "tokens": self._tokens(step), **self._losses()}
+        return {"step": step, "tokens": self._at.tokens, **self._losses()}
 
-    def _retain(self) -> None:
-        """Also at the start: a kill between a save and its retention leaves one checkpoint too many."""
-        retain(self._checkpoints, keep_last=self._settings.checkpoint.keep_last)
+    def close(self) -> None:
+        """Stops the reading thread and closes the diary."""
+        if self._running:
+            self._running.close()
+        self._events.close()
+
+    def _state(self, running: Running, *, ended: bool = False) -> State:
+        return running.state(self._at, seed=self._settings.seed, ended=ended)
+
+    def _check_is_ours(self, state: State, path: Path | None) -> None:
+        settings = self._settings
+        known = state.phase < len(settings.phases) and state.spec == settings.model(state.phase)
+        if not known or state.seed != settings.seed:
+            raise RunConflict(f"{path}: this checkpoint is of another model or seed than the run; start a new run")
+
+    def _on_gradients(self, gradients: dict[str, torch.Tensor]) -> None:
+        for hook in self._hooks:
+            hook.on_gradients(self._at.step + 1, gradients)
 
     def _losses(self) -> dict[str, float]:
         """The last training and validation loss, from the diary: this process may have found nothing left to do."""
@@ -238,9 +316,6 @@ class Trainer:
         self._events.write("warning", message=message)
         self._progress.say(f"warning: {message}")
 
-    def _tokens(self, steps: int) -> int:
-        return steps * self._settings.train.batch_rows * self._settings.load.sequence_length
-
 
 def _is_due(done: int, every: int) -> bool:
     """Whether something that happens every `every` steps (0: never) happens after step `done`."""
@@ -249,6 +324,7 @@ def _is_due(done: int, every: int) -> bool:
 
 def _diverged(what: str, step: int) -> str:
     return (
-        f"{what} by step {step}; no checkpoint holds broken weights, the same command continues from the last one. "
-        "Lower `train.schedule.peak_lr`, lengthen `train.schedule.warmup_steps` or use `train.precision=fp32`"
+        f"{what} at step {step}; no checkpoint holds broken weights, the same command continues from the last one. "
+        "Lower `train.schedule.peak_lr`, lengthen `train.schedule.warmup_steps` or use `train.precision=fp32`; "
+        "`[train.guard]` says what is done about it"
     )

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ropewalk.base.clock import Stopwatch
 from ropewalk.parallel.compat import peak_memory_bytes
@@ -20,48 +21,59 @@ from ropewalk.parallel.executor import StepResult
 class Meter:
     """Sums results of steps on the device and turns them into one record an interval."""
 
-    def __init__(
-        self, device: torch.device, *, tokens_per_step: int, flops_per_token: int, peak_flops: float | None
-    ) -> None:
+    def __init__(self, device: torch.device, *, peak_flops: float | None) -> None:
         self._device = device
-        self._tokens = tokens_per_step
-        self._flops = flops_per_token
         self._peak = peak_flops
-        self._scale: torch.Tensor | None
+        self._anomalies: list[Tensor] = []
+        self._scale: Tensor | None
         self.watch = Stopwatch()
         self._clear()
 
-    def add(self, result: StepResult) -> None:
-        """Takes one step's result; does not wait."""
-        self._loss += result.loss
+    def add(self, result: StepResult, *, tokens: int, flops: int) -> None:
+        """Takes one step's result and how much it read and computed; does not wait."""
+        finite = torch.isfinite(result.loss)
+        self._loss += torch.where(finite, result.loss, 0)
+        self._finite += finite
         self._skipped += result.skipped
+        self._anomalies.append(result.anomaly)
+        self._tokens += tokens
+        self._flops += flops
         self._norm = result.grad_norm
         self._scale = result.loss_scale
         self._steps += 1
 
-    def read(self, step: int, *, lr: float) -> dict[str, Any]:
-        """The record of the interval that ends with `step` (fields as in docs/formats.md), then starts a new one."""
-        last = [self._norm.to(self._loss), *([] if self._scale is None else [self._scale])]
-        loss, skipped, norm, *scale = torch.stack([self._loss, self._skipped, *last]).tolist()
+    def take_anomalies(self) -> list[int]:
+        """The codes of the steps since the last call (parallel/guard.py), in order; waits for the device."""
+        codes = torch.stack(self._anomalies).tolist() if self._anomalies else []
+        self._anomalies = []
+        return codes
+
+    def read(self, step: int, *, tokens: int, lr: float) -> dict[str, Any]:
+        """The record of the interval that ends with `step`, when `tokens` are read (fields as in docs/formats.md), then
+        starts a new one. The loss is the mean of those that are finite."""
+        last = [self._norm, *([] if self._scale is None else [self._scale])]
+        loss, finite, skipped, norm, *scale = torch.stack(
+            [t.double() for t in (self._loss, self._finite, self._skipped, *last)]
+        ).tolist()
         seconds = time.perf_counter() - self._start
         spent = self.watch.take()
-        pace = self._tokens * self._steps / seconds
+        flops = self._flops / seconds
         if self._peak:
             # A peak measured while the machine was busy is too low; what was reached is a better bound.
-            self._peak = max(self._peak, pace * self._flops)
+            self._peak = max(self._peak, flops)
         record = {
             "step": step,
-            "tokens": step * self._tokens,
-            "loss": loss / self._steps,
+            "tokens": tokens,
+            "loss": loss / finite if finite else float("nan"),
             "lr": lr,
             "grad_norm": norm,
             "skipped": int(skipped),
             "loss_scale": scale[0] if scale else None,
             "step_s": seconds / self._steps,
             "data_wait_s": spent.get("data", 0.0) / self._steps,
-            "tokens_per_s": pace,
-            "flops_per_s": pace * self._flops,
-            "mfu": pace * self._flops / self._peak if self._peak else None,
+            "tokens_per_s": self._tokens / seconds,
+            "flops_per_s": flops,
+            "mfu": flops / self._peak if self._peak else None,
             "memory_bytes": peak_memory_bytes(self._device),
         }
         self._clear()
@@ -69,6 +81,7 @@ class Meter:
 
     def restart(self) -> None:
         """The interval begins now: what was spent on opening and restoring does not count."""
+        self._anomalies = []
         self._clear()
 
     @contextlib.contextmanager
@@ -80,7 +93,9 @@ class Meter:
         self._start += time.perf_counter() - begin
 
     def _clear(self) -> None:
-        self._loss = torch.zeros((), device=self._device)
+        self._loss = torch.zeros((), dtype=torch.float64, device=self._device)
+        self._finite = torch.zeros((), device=self._device)
+        self._tokens = self._flops = 0
         self._skipped = torch.zeros((), device=self._device)
         self._norm = torch.zeros((), device=self._device)
         self._scale = None

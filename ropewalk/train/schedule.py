@@ -11,16 +11,17 @@ from .config import MilestoneUnit, Schedule
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Extent:
-    """How long a run is and how fast it reads."""
+    """How long a phase is and how fast it reads."""
 
     steps: int
-    tokens_per_step: int = 1
+    tokens: Callable[[int], int] = lambda steps: steps
+    """Tokens that so many steps read."""
     tokens_per_epoch: int = 1
     """Training tokens there are; a mixture reads its sources unevenly, an epoch is that many tokens of it."""
 
     def read(self, step: int, unit: MilestoneUnit) -> float:
         """What lies behind when `step` steps are done."""
-        tokens = step * self.tokens_per_step
+        tokens = self.tokens(step)
         return {"steps": step, "tokens": tokens, "epochs": tokens / self.tokens_per_epoch}[unit]
 
 
@@ -69,7 +70,7 @@ SHAPES: dict[str, Callable[[int, Extent, Schedule], float]] = {
     "step": _milestones,
     "wsd": _warmup_stable_decay,
     "constant": _constant,
-    "adaptive": _constant,  # times the share of train/adaptive.py
+    "adaptive": _constant,  # times the share of train/patience.py
 }
 """The share of the peak after warm-up."""
 

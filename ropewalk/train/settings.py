@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,9 +10,11 @@ from ropewalk.base.files import read_json
 from ropewalk.checkpoint.config import Checkpoints
 from ropewalk.config.resolved import load_section, load_value
 from ropewalk.load.config import Load
+from ropewalk.model.spec import Spec
 from ropewalk.plan.plan import Planned, load_plan
 
 from .config import Train
+from .phases import PhaseSpec, phases_of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,6 +28,16 @@ class Settings:
     planned: Planned
     data: Path
     """Folder of the prepared data."""
+
+    @property
+    def phases(self) -> tuple[PhaseSpec, ...]:
+        """The phases of the run, as many as there are plans."""
+        return phases_of(self.train, sequence_length=self.load.sequence_length)
+
+    def model(self, phase: int) -> Spec:
+        """The model of a phase; its longest row is that of the run, so that learned positions keep their shape."""
+        specs = [planned.spec for planned in self.planned.phases]
+        return dataclasses.replace(specs[phase], sequence_length=max(spec.sequence_length for spec in specs))
 
 
 def read_settings(run: Path) -> Settings:

@@ -179,8 +179,8 @@ def test_a_run_a_folder_or_a_step_names_the_checkpoint(tmp_path: Path, monkeypat
 
 def test_a_newer_format_is_refused_by_name(tmp_path: Path) -> None:
     path = save(tmp_path, state())
-    reseal(path, {"format": 2})
-    with pytest.raises(DataError, match="this checkpoint has format 2, this ropewalk reads up to 1"):
+    reseal(path, {"format": 3})
+    with pytest.raises(DataError, match="this checkpoint has format 3, this ropewalk reads up to 2"):
         load(path)
 
 

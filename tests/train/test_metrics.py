@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -33,12 +34,12 @@ def time(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def meter(**changes: Any) -> Meter:
-    settings = {"tokens_per_step": 1000, "flops_per_token": 6, "peak_flops": 24_000.0, **changes}
+    settings = {"peak_flops": 24_000.0, **changes}
     return Meter(torch.device("cpu"), **settings)
 
 
 def result(loss: float, *, norm: float = 1.0, skipped: float = 0.0) -> StepResult:
-    return StepResult(torch.tensor(loss), torch.tensor(norm), torch.tensor(skipped))
+    return StepResult(torch.tensor(loss), torch.tensor(norm), torch.tensor(skipped), torch.tensor(int(skipped)))
 
 
 def take_steps(meter: Meter, time: Clock, losses: list[float]) -> None:
@@ -46,13 +47,13 @@ def take_steps(meter: Meter, time: Clock, losses: list[float]) -> None:
         with meter.watch("data"):
             time.now += 0.1
         time.now += 0.4
-        meter.add(result(loss, norm=float(number), skipped=float(number == 1)))
+        meter.add(result(loss, norm=float(number), skipped=float(number == 1)), tokens=1000, flops=6000)
 
 
 def test_means_run_over_the_interval(time: Clock) -> None:
     here = meter()
     take_steps(here, time, [4.0, 3.0, 2.0, 1.0])
-    record = here.read(40, lr=0.5)
+    record = here.read(40, tokens=40000, lr=0.5)
     memory = record.pop("memory_bytes")
     assert record == pytest.approx(
         {
@@ -76,9 +77,9 @@ def test_means_run_over_the_interval(time: Clock) -> None:
 def test_an_interval_knows_nothing_of_the_one_before(time: Clock) -> None:
     here = meter(peak_flops=None)
     take_steps(here, time, [100.0, 100.0])
-    here.read(2, lr=1.0)
+    here.read(2, tokens=2000, lr=1.0)
     take_steps(here, time, [7.0])
-    record = here.read(3, lr=1.0)
+    record = here.read(3, tokens=3000, lr=1.0)
     assert (record["loss"], record["skipped"], record["mfu"]) == (7.0, 0, None)
     assert (record["step_s"], record["data_wait_s"]) == pytest.approx((0.5, 0.1))
 
@@ -91,13 +92,13 @@ def test_pauses_and_what_came_before_the_start_do_not_count(time: Clock) -> None
     with here.paused():
         time.now += 77
     take_steps(here, time, [1.0])
-    assert here.read(2, lr=1.0)["step_s"] == pytest.approx(0.5)
+    assert here.read(2, tokens=2000, lr=1.0)["step_s"] == pytest.approx(0.5)
 
 
 def test_the_line_is_aligned_and_leaves_out_an_unknown_mfu(time: Clock) -> None:
     here = meter()
     take_steps(here, time, [2.0])
-    record = here.read(7, lr=3e-4)
+    record = here.read(7, tokens=7000, lr=3e-4)
     text = line(record, steps=1000)
     assert text.startswith("step    7/1000  loss 2.0000  grad  0.00  lr 3.00e-04     2,000 tok/s  mfu  50%")
     assert text.endswith("data wait 20.0%")
@@ -115,3 +116,18 @@ def test_the_measured_peak_of_a_cpu_is_that_of_a_cpu() -> None:
     peak = peak_flops(torch.device("cpu"), "fp32")
     assert peak is not None
     assert 1e9 < peak < 1e14
+
+
+def test_a_loss_that_is_not_finite_does_not_hide_the_others(time: Clock) -> None:
+    here = meter()
+    take_steps(here, time, [2.0, float("nan"), 4.0])
+    assert here.read(3, tokens=3000, lr=1.0)["loss"] == 3.0
+    take_steps(here, time, [float("inf")])
+    assert math.isnan(here.read(4, tokens=4000, lr=1.0)["loss"])
+
+
+def test_anomalies_are_told_once_in_order(time: Clock) -> None:
+    here = meter()
+    take_steps(here, time, [1.0, 1.0, 1.0])
+    assert here.take_anomalies() == [0, 1, 0]
+    assert here.take_anomalies() == []

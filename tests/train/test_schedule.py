@@ -11,13 +11,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ropewalk.train.adaptive import Plateau
 from ropewalk.train.config import Schedule, Train
+from ropewalk.train.patience import Plateau
 from ropewalk.train.schedule import Extent, learning_rate
 
 
 def rates(steps: int, *, tokens: int = 1, epoch: int = 1, **settings: Any) -> list[float]:
-    schedule, extent = Schedule(**settings), Extent(steps=steps, tokens_per_step=tokens, tokens_per_epoch=epoch)
+    schedule, extent = (
+        Schedule(**settings),
+        Extent(steps=steps, tokens=lambda done: done * tokens, tokens_per_epoch=epoch),
+    )
     return [learning_rate(step, extent=extent, schedule=schedule) for step in range(steps)]
 
 

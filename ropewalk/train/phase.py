@@ -1,0 +1,132 @@
+"""A phase in the making: model, optimizer, data and schedule of one part of a run."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ropewalk.checkpoint.tensors import State
+from ropewalk.model.decoder import build
+from ropewalk.model.spec import Spec
+from ropewalk.parallel.apply import apply
+from ropewalk.parallel.executor import Executor, Points
+from ropewalk.parallel.guard import SpikeRule
+from ropewalk.plan.plan import PhasePlan
+
+from .config import Guard
+from .data import Data, open_data
+from .optimizer import make_optimizer
+from .patience import Plateau, Stopper
+from .phases import PhaseSpec
+from .schedule import Extent, learning_rate
+from .settings import Settings
+from .start import carried, starting_weights
+
+
+@dataclass(slots=True)
+class Position:
+    """How far a run has come."""
+
+    phase: int = 0
+    phase_step: int = 0
+    step: int = 0
+    """Over all phases."""
+    tokens: int = 0
+
+
+class Running:
+    """One phase with its state on the device."""
+
+    def __init__(self, settings: Settings, index: int, *, device: torch.device, points: Points, verify: bool) -> None:
+        self.phase: PhaseSpec = settings.phases[index]
+        self.planned: PhasePlan = settings.planned.phases[index]
+        self.spec = settings.model(index)
+        self.seed = self.phase.seed(settings.seed)
+        self.data: Data = open_data(settings, self.phase, verify=verify, pin=device.type == "cuda")
+        self.executor: Executor = apply(
+            self.planned.plan,
+            build(self.spec, seed=settings.seed, device=device),
+            functools.partial(make_optimizer, settings=settings.train.optimizer, spec=self.spec),
+            trained=self.planned.trained,
+            clip_norm=settings.train.clip_norm,
+            spike=_spike_rule(settings.train.guard),
+            points=points,
+            seed=self.seed,
+        )
+        self.plateau = Plateau(self.phase.schedule)
+        self.stopper = Stopper(settings.train.early_stop)
+        self._extent = Extent(
+            steps=self.phase.steps, tokens=self.phase.tokens, tokens_per_epoch=self.data.loader.tokens
+        )
+        self._flops: dict[int, int] = {}
+
+    def begin(self, before: State | None) -> str:
+        """Takes over what the phase before left, or another start; where the weights come from, empty for nowhere."""
+        if self.phase.start_from:
+            place, weights = starting_weights(self.phase.start_from, self.spec, self.data.tokenizer, seed=self.seed)
+            self.executor.load_state(weights, {})
+            return place
+        if before:
+            weights = carried(before.model, before.spec, self.spec, seed=self.seed)
+            self.executor.load_state(weights, {} if self.phase.fresh_moments else self._known(before.optimizer))
+        return ""
+
+    def resume(self, state: State) -> None:
+        """Goes on from a checkpoint in the middle of this phase."""
+        self.executor.load_state(state.model, state.optimizer)
+        self.data.loader.seek(state.data)
+        self.plateau.load(state.validation.get("plateau", {}))
+        self.stopper.load(state.validation.get("early_stop", {}))
+
+    def state(self, at: Position, *, seed: int, ended: bool) -> State:
+        """All that the run needs to go on from here."""
+        return State(
+            step=at.step,
+            tokens=at.tokens,
+            seed=seed,
+            spec=self.spec,
+            data=self.data.loader.state(),
+            model=self.executor.model_state(),
+            optimizer=self.executor.optimizer_state(),
+            tokenizer=self.data.tokenizer,
+            phase=at.phase,
+            phase_step=at.phase_step,
+            phase_ended=ended,
+            validation={"plateau": self.plateau.state(), "early_stop": self.stopper.state()},
+            chat=self.data.chat,
+        )
+
+    def learning_rate(self, step: int) -> float:
+        """The rate for step `step` of the phase."""
+        return self.plateau.share * learning_rate(step, extent=self._extent, schedule=self.phase.schedule)
+
+    def flops(self, step: int) -> int:
+        """FLOPs of step `step` of the phase, full attention."""
+        length = self.phase.length(step)
+        if length not in self._flops:
+            spec: Spec = dataclasses.replace(self.planned.spec, sequence_length=length)
+            self._flops[length] = spec.flops_per_token(trained=self.planned.trained)
+        return self._flops[length] * self.phase.rows(step) * self.phase.sequence_length
+
+    def close(self) -> None:
+        """Stops the reading thread."""
+        self.data.loader.close()
+
+    def _known(self, optimizer: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """What the optimizer knows of parameters that this phase trains too. The guard starts anew: other data have
+        other losses."""
+        trained = self.planned.trained or tuple(self.spec.shapes())
+        kept = {key: key.split("/", 1) for key in optimizer}
+        return {key: optimizer[key] for key, (kind, name) in kept.items() if name in trained or kind == "loss_scale"}
+
+
+def _spike_rule(guard: Guard) -> SpikeRule | None:
+    if guard.spike == "off":
+        return None
+    # `rollback` and `stop` leave the update out too: the weights are sound when the host comes to look.
+    return SpikeRule(sigma=guard.spike_sigma, memory_steps=guard.memory_steps, skips=guard.spike != "record")

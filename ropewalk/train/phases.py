@@ -1,0 +1,104 @@
+"""The phases of a run with nothing left to inherit, and what each of their steps reads. No torch."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ropewalk.base.seeds import seed_for
+from ropewalk.model.config import Lora
+
+from .config import BatchRamp, LengthRamp, Phase, Schedule, Share, Train
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PhaseSpec:
+    """One phase with every value decided."""
+
+    index: int
+    name: str
+    steps: int
+    start_from: str
+    sequence_length: int
+    batch_rows: int
+    batch_ramp: BatchRamp | None
+    length_ramp: LengthRamp | None
+    schedule: Schedule
+    mixture: tuple[Share, ...]
+    frozen: tuple[str, ...]
+    lora: Lora | None
+    fresh_moments: bool
+
+    def rows(self, step: int) -> int:
+        """Full rows that step `step` of the phase reads."""
+        return self.batch_ramp.rows(step, self.batch_rows) if self.batch_ramp else self.batch_rows
+
+    def length(self, step: int) -> int:
+        """Tokens a row that step `step` of the phase trains on."""
+        return self.length_ramp.length(step, self.sequence_length) if self.length_ramp else self.sequence_length
+
+    def tokens(self, steps: int) -> int:
+        """Tokens that the first `steps` steps read."""
+        return _rows_before(self.batch_ramp, self.batch_rows, steps) * self.sequence_length
+
+    def seed(self, run: int) -> int:
+        """The seed of order and dropout in this phase: each phase reads and drops anew."""
+        return seed_for(run, "phase", self.index) if self.index else run
+
+
+def phases_of(train: Train, *, sequence_length: int) -> tuple[PhaseSpec, ...]:
+    """The phases of a run whose rows have `sequence_length` tokens where a phase does not say otherwise."""
+    phases = train.phases or (Phase(steps=train.total_steps),)
+    return tuple(_decided(phase, index, train, sequence_length) for index, phase in enumerate(phases))
+
+
+def length_problems(train: Train, *, sequence_length: int) -> Iterator[tuple[str, str]]:
+    """(key below `[train]`, what is wrong and what to do) for ramps that do not fit the length of the rows."""
+    for phase in phases_of(train, sequence_length=sequence_length):
+        ramp, full = phase.length_ramp, phase.sequence_length
+        times = full // ramp.from_length if ramp else 1
+        if ramp and (ramp.from_length * times != full or times & (times - 1)):
+            own = train.phases and train.phases[phase.index].length_ramp
+            halves = ", ".join(str(full >> n) for n in range(1, 4) if full % (1 << n) == 0)
+            yield (
+                f"phases.{phase.index}.length_ramp.from_length" if own else "length_ramp.from_length",
+                f"{ramp.from_length} does not double to the {full} tokens of a full row; choose of {halves}",
+            )
+
+
+def _decided(phase: Phase, index: int, train: Train, sequence_length: int) -> PhaseSpec:
+    # How a run begins is the first phase's affair: a ramp or another start in the middle would have to be meant.
+    first = index == 0
+    return PhaseSpec(
+        index=index,
+        name=phase.name or str(index + 1),
+        steps=phase.steps,
+        start_from=phase.start_from or (train.start_from if first else ""),
+        sequence_length=phase.sequence_length or sequence_length,
+        batch_rows=phase.batch_rows or train.batch_rows,
+        batch_ramp=phase.batch_ramp or (train.batch_ramp if first else None),
+        length_ramp=phase.length_ramp or (train.length_ramp if first else None),
+        schedule=phase.schedule or train.schedule,
+        mixture=phase.mixture or train.mixture,
+        frozen=train.frozen if phase.frozen is None else phase.frozen,
+        lora=phase.lora or train.lora,
+        fresh_moments=phase.moments == "fresh" or bool(phase.start_from),
+    )
+
+
+def _rows_before(ramp: BatchRamp | None, batch_rows: int, steps: int) -> int:
+    if ramp is None:
+        return steps * batch_rows
+    ramped = _ramped_rows(ramp, batch_rows)
+    inside = min(steps, ramp.over_steps)
+    return ramped[inside] + (steps - inside) * batch_rows
+
+
+@functools.lru_cache(maxsize=16)
+def _ramped_rows(ramp: BatchRamp, batch_rows: int) -> tuple[int, ...]:
+    """Rows that the first 0, 1, ... `over_steps` steps read."""
+    sums = [0]
+    for step in range(ramp.over_steps):
+        sums.append(sums[-1] + ramp.rows(step, batch_rows))
+    return tuple(sums)

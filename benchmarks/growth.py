@@ -1,7 +1,8 @@
 """Tokens to equal loss: a model grown from a smaller trained one against the same model from scratch.
 
-    make bench NAME=growth          every way to grow, at most 2,600 steps: a quarter of an hour on one core
+    make bench NAME=growth          every way to grow, at most 1,900 steps; on a GPU where there is one
     python benchmarks/growth.py --quick
+    python benchmarks/growth.py --steps 2000 --seeds 2 --data FOLDER     longer, on prepared data
 
 One large model on the Python of this machine, constant learning rate after warm-up. From scratch it trains for a number
 of steps; its least held-out loss is the target. Each smaller model trains for half as many steps, grows into the large
@@ -17,12 +18,11 @@ import math
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import torch
 from harness import ROOT, finish
 
-from ropewalk.flow import prepare
-from ropewalk.flow.verbs import quickstart_recipe
 from ropewalk.load.loader import Loader, held_out_rows
 from ropewalk.model.config import Model
 from ropewalk.model.decoder import Decoder, build
@@ -38,6 +38,7 @@ from ropewalk.train.optimizer import make_optimizer
 VOCABULARY, LENGTH, ROWS = 2048, 128, 16
 PEAK_LR, WARMUP_STEPS, VALIDATE_ROWS = 2e-3, 30, 64
 LARGE = {"layers": 6, "width": 128, "heads": 4, "hidden": 384}
+DEVICE: Literal["cpu", "cuda"] = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 @dataclass(frozen=True)
@@ -79,11 +80,11 @@ def train(
     model: Decoder, data: Path, *, first: int, steps: int, every: int, seed: int, target: float | None = None
 ) -> Trained:
     """Trains from step `first` of the data on, for `steps` steps or until the held-out loss meets `target`."""
-    plan = Plan(device="cpu", precision="fp32", batch_rows=ROWS, microbatch_rows=ROWS)
+    plan = Plan(device=DEVICE, precision="fp32", batch_rows=ROWS, microbatch_rows=ROWS)
     executor = apply(plan, model, lambda parameters: make_optimizer(parameters, Optimizer()), clip_norm=1.0)
     held_out = held_out_rows(data, sequence_length=LENGTH, rows=VALIDATE_ROWS)
     loader = Loader(data, sequence_length=LENGTH, batch_rows=ROWS, seed=seed)
-    loader.seek({"step": first})
+    loader.seek({"row": first * ROWS})
 
     def held_out_loss() -> float:
         return -executor.score(held_out).log_probabilities.double().mean().item()
@@ -102,15 +103,18 @@ def train(
 def grown_from(small: Decoder, way: Way, *, seed: int) -> Decoder:
     """The large model that `way` makes of a small one."""
     spec = larger(small.spec, Sizes(**LARGE))
-    grown = grow(small.state_dict(), small.spec, spec, new_blocks=way.new_blocks, noise=way.noise, seed=seed)
-    model = Decoder(spec)
+    weights = {name: weight.cpu() for name, weight in small.state_dict().items()}
+    grown = grow(weights, small.spec, spec, new_blocks=way.new_blocks, noise=way.noise, seed=seed)
+    model = Decoder(spec).to(DEVICE)
     model.load_state_dict(grown.weights)
     return model
 
 
 def compare(data: Path, vocabulary: int, *, ways: list[str], steps: int, every: int, seed: int) -> dict[str, dict]:
     """For each way: tokens and FLOPs to the target, beside those from scratch, and the losses on the way."""
-    scratch = train(build(spec_of({}, vocabulary), seed=seed), data, first=0, steps=steps, every=every, seed=seed)
+    scratch = train(
+        build(spec_of({}, vocabulary), seed=seed, device=DEVICE), data, first=0, steps=steps, every=every, seed=seed
+    )
     target = min(scratch.losses.values())
     reached = scratch.steps_to(target)
     assert reached is not None
@@ -122,7 +126,7 @@ def compare(data: Path, vocabulary: int, *, ways: list[str], steps: int, every: 
         way = WAYS[name]
         small_spec = spec_of(way.small, vocabulary)
         if small_spec not in trained:
-            model = build(small_spec, seed=seed)
+            model = build(small_spec, seed=seed, device=DEVICE)
             trained[small_spec] = train(model, data, first=0, steps=before, every=every, seed=seed)
         small = trained[small_spec]
         model = grown_from(small.model, way, seed=seed)
@@ -145,18 +149,25 @@ def compare(data: Path, vocabulary: int, *, ways: list[str], steps: int, every: 
     return found
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--steps", type=int, default=400, help="of the model from scratch")
-    parser.add_argument("--seeds", type=int, default=1)
-    options = parser.parse_args()
-    steps, every, seeds = (40, 5, 1) if options.quick else (options.steps, 10, options.seeds)
+def _prepared() -> Path:
+    from ropewalk.flow import prepare  # not needed with --data
+    from ropewalk.flow.verbs import quickstart_recipe
 
     folder = ROOT / ".bench" / "growth"
     overrides = [f"prepare.tokenizer.vocabulary={VOCABULARY}", f'prepare.folder="{folder / "prepared"}"']
-    prepared = prepare(quickstart_recipe(overrides), runs=folder / "runs")
-    data = Path(prepared["folder"])
+    return Path(prepare(quickstart_recipe(overrides), runs=folder / "runs")["folder"])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--steps", type=int, default=300, help="of the model from scratch")
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--data", type=Path, help="prepared data; without it the Python of this machine is prepared")
+    options = parser.parse_args()
+    steps, every, seeds = (40, 5, 1) if options.quick else (options.steps, 10, options.seeds)
+
+    data = options.data or _prepared()
     vocabulary = read_manifest(data).tokenizer.vocabulary
     torch.manual_seed(0)
 

@@ -59,13 +59,14 @@ class Profile(Hook):
         self._folder, self._steps, self._last_step = folder, steps, last_step
         self._device, self._progress = device, progress
         self._profiler: profile | None = None
+        self._warmup_left = WARMUP_STEPS
         self._step = 0
         self.table: dict[str, Any] | None = None
         """What was written, None until then."""
 
     def before_training(self, step: int) -> None:
         left = self._last_step - step
-        warmup = min(WARMUP_STEPS, left - 1)
+        self._warmup_left = warmup = min(WARMUP_STEPS, left - 1)
         self._profiler = profile(
             activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if self._device.type == "cuda" else [])],
             schedule=schedule(wait=0, warmup=warmup, active=min(self._steps, left - warmup), repeat=1),
@@ -82,6 +83,7 @@ class Profile(Hook):
             with label("device wait"):
                 torch.cuda.synchronize(self._device)
         self._step = step
+        self._warmup_left -= 1
         self._profiler.step()
         if self.table:
             self.close()
@@ -93,7 +95,9 @@ class Profile(Hook):
             profiler.stop()
 
     def _write(self, profiler: profile) -> None:
-        """Commits trace and table; called by the profiler when it has its steps."""
+        """Commits trace and table; called by the profiler when it has its steps or is stopped before."""
+        if self._warmup_left >= 0:
+            return
         with committed_folder(self._folder) as folder:
             profiler.export_chrome_trace(str(folder / "trace.json"))
             with open(folder / "trace.json", "rb") as file:

@@ -6,13 +6,11 @@ import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 
-from tokenizers import Tokenizer
 from torch import Tensor
 
 from ropewalk.base.errors import UserError
 from ropewalk.checkpoint.format import resolve_checkpoint
 from ropewalk.checkpoint.tensors import TOKENIZER, load
-from ropewalk.model.directory import read_directory
 from ropewalk.model.layouts import CONFIG
 from ropewalk.model.lora import adapted, merged
 from ropewalk.model.spec import Spec
@@ -59,11 +57,15 @@ def _adapters(spec: Spec) -> tuple[object, ...]:
 
 def _canonical(tokenizer: bytes) -> str:
     """The same for two files that mean the same."""
+    from tokenizers import Tokenizer  # a worker that starts from scratch does without
+
     return Tokenizer.from_buffer(tokenizer).to_str()
 
 
 def _read(place: Path) -> tuple[Path, Mapping[str, Tensor], Spec, bytes]:
     if (place / CONFIG).is_file():
+        from ropewalk.model.directory import read_directory  # needs tokenizers
+
         found = read_directory(place, dtype="float32")
         return place, found.weights, found.spec, found.tokenizer
     path = resolve_checkpoint(place)

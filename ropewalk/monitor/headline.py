@@ -63,7 +63,7 @@ def key_figures(view: RunView) -> list[Figure]:
 
 def parameters(view: RunView) -> float | None:
     """Parameters of the model, from the first file that knows."""
-    return _first(view.summary.get("parameters"), view.training.get("parameters"), view.plan.get("parameters"))
+    return _first(view.summary.get("parameters"), view.training.get("parameters"))
 
 
 def tokens(view: RunView) -> float | None:
@@ -72,8 +72,8 @@ def tokens(view: RunView) -> float | None:
 
 
 def total_steps(view: RunView) -> int | None:
-    """Steps the run will have when it is done."""
-    return whole(view.setting("train.steps"))
+    """Steps the run will have when it is done, unless a phase stops early."""
+    return whole(mapping(view.plan.get("derived")).get("steps")) or whole(view.setting("train.steps"))
 
 
 def median_pace(view: RunView) -> float | None:

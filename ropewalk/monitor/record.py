@@ -30,7 +30,7 @@ def time_section(view: RunView) -> Markup:
 
 
 def events_section(view: RunView) -> Markup:
-    """Restores, changes of settings and warnings, by time since the start."""
+    """Restores, phases, anomalies, changes of settings and warnings, by time since the start."""
     if not view.notable:
         return section("Events", empty("Nothing out of the ordinary: no restore, no changed setting, no warning."))
     rows = [
@@ -81,7 +81,7 @@ def _stage_label(stage: Stage) -> str:
 
 
 def _kind(event: Event) -> Markup:
-    tones = {"warning": "bad", "restored": "note"}
+    tones = {"warning": "bad", "anomaly": "bad"}
     return badge(event["kind"].replace("_", " "), tones.get(event["kind"], "note"))
 
 
@@ -93,6 +93,18 @@ def _story(event: Event) -> str:
         return f"continued from step {event['step']:,}, {text(event.get('path'))}{took}"
     if event["kind"] == "config_changed":
         return f"{text(event.get('key'))}: {_shown(event.get('before'))} became {_shown(event.get('after'))}"
+    step = whole(event.get("step")) or 0
+    if event["kind"] == "phase_started":
+        start = text(event.get("start_from"))
+        return f"{text(event.get('name'))}, after step {step:,}" + (f", with the weights of {start}" if start else "")
+    if event["kind"] == "anomaly":
+        return f"step {step:,}: {text(event.get('what'))} ({text(event.get('action'))})"
+    if event["kind"] == "rolled_back":
+        left_out = whole(event.get("left_out"))
+        without = f" without {left_out} of its batches" if left_out else ""
+        return f"to step {step:,}, to repeat step {whole(event.get('failed_step')):,}{without}"
+    if event["kind"] == "stopped_early":
+        return f"at step {step:,}, with the weights of step {whole(event.get('best_step')):,}"
     rank = whole(event.get("rank"))
     return (f"rank {rank}: " if rank else "") + text(event.get("message"))
 

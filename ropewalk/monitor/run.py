@@ -26,7 +26,7 @@ Json = Mapping[str, Any]
 
 STAGES = ("prepare", "plan", "train", "evaluate", "report")
 """The order in which stages run; others follow in the order of their names."""
-NOTABLE = ("restored", "config_changed", "warning")
+NOTABLE = ("restored", "config_changed", "warning", "phase_started", "anomaly", "rolled_back", "stopped_early")
 """Kinds of events that a reader should see one by one."""
 
 
@@ -85,6 +85,21 @@ class Validation:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class LayerRecord:
+    """What was measured in each layer at one step."""
+
+    step: int
+    names: tuple[str, ...]
+    """In the order of the model."""
+    figures: Mapping[str, Mapping[str, float]]
+    """By figure (`gradient`, `activation`, ...), then by name."""
+
+    def value(self, figure: str, name: str) -> float | None:
+        """None where there was nothing to measure."""
+        return self.figures.get(figure, {}).get(name)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Sample:
     """One completion; `parses` is None where the question makes no sense."""
 
@@ -108,6 +123,8 @@ class RunView:
     steps: tuple[StepRecord, ...]
     """The steps that count, without those undone by a restore."""
     validations: tuple[Validation, ...]
+    layers: tuple[LayerRecord, ...]
+    """The measurements of layers that count."""
     notable: tuple[Event, ...]
     """Events of the kinds in `NOTABLE`, of every rank, by time."""
     starts: int
@@ -167,6 +184,7 @@ def read_run(run: Path) -> RunView:
         stages=stages,
         steps=tuple(_step(event) for event in steps(events)),
         validations=tuple(_validation(event) for event in steps(events, "validation")),
+        layers=tuple(_layers(event) for event in steps(events, "layers")),
         notable=tuple(_notable(run, events)),
         starts=len(started),
         process=lock_owner(run),
@@ -190,7 +208,10 @@ def _sound(event: Event) -> bool:
     """Whether an event has a time, and a step where its kind needs one: `base.events.steps` relies on it."""
     if finite(event.get("time")) is None or not isinstance(event["kind"], str):
         return False
-    return event["kind"] not in ("step", "validation", "restored", "saved") or whole(event.get("step")) is not None
+    return (
+        event["kind"] not in ("step", "validation", "layers", "restored", "saved")
+        or whole(event.get("step")) is not None
+    )
 
 
 def _object(path: Path, missing: list[str]) -> Json:
@@ -288,9 +309,22 @@ def _validation(event: Event) -> Validation:
     )
 
 
+def _layers(event: Event) -> LayerRecord:
+    names = tuple(map(text, event["layers"])) if isinstance(event.get("layers"), list) else ()
+    figures = {}
+    for figure in ("gradient", "weight", "update", "update_ratio", "activation"):
+        column = event.get(figure)
+        values = map(number, column) if isinstance(column, list) else ()
+        found = zip(names, values, strict=False)
+        figures[figure] = {name: value for name, value in found if value is not None}
+    return LayerRecord(step=event["step"], names=names, figures=figures)
+
+
 def _notable(run: Path, events: list[Event]) -> list[Event]:
     """Rank 0's notable events and the warnings of the others, who repeat everything else."""
     found = [event for event in events if event["kind"] in NOTABLE]
+    if not any(event["kind"] == "phase_started" and event.get("phase") for event in found):
+        found = [event for event in found if event["kind"] != "phase_started"]  # one phase is the run itself
     for path in sorted(run.glob("events-*.jsonl")):
         found += [event for event in read_events(path) if event["kind"] == "warning" and _sound(event)]
     return sorted(found, key=lambda event: float(event["time"]))

@@ -150,3 +150,29 @@ def test_any_text_survives_escaping_as_text(text: str) -> None:
     assert [tag for tag, _ in reader.tags] == ["pre"]
     escape(text).encode("utf-8")
     assert "".join(reader.words) == html.unescape(escape(text))
+
+
+STORIES = {
+    "phase_started": ({"step": 120, "phase": 1, "name": "anneal", "start_from": "runs/base"}, "anneal, after step 120"),
+    "anomaly": ({"step": 1234, "what": "loss spike", "action": "rollback"}, "step 1,234: loss spike (rollback)"),
+    "rolled_back": (
+        {"step": 1200, "failed_step": 1234, "left_out": 1},
+        "to step 1,200, to repeat step 1,234 without 1",
+    ),
+    "stopped_early": ({"step": 900, "best_step": 600}, "at step 900, with the weights of step 600"),
+}
+
+
+@pytest.mark.parametrize("kind", STORIES)
+def test_what_happened_in_training_is_told(run: Path, kind: str) -> None:
+    fields, words = STORIES[kind]
+    with open(run / "events.jsonl", "a") as file:
+        file.write(json.dumps({"format": 1, "time": 1_760_000_400, "rank": 0, "kind": kind, **fields}) + "\n")
+    assert words in html.unescape(render(read_run(run)))
+
+
+def test_a_run_of_one_phase_does_not_speak_of_phases(run: Path) -> None:
+    event = {"format": 1, "time": 1_760_000_400, "rank": 0, "kind": "phase_started", "step": 0, "phase": 0, "name": "1"}
+    with open(run / "events.jsonl", "a") as file:
+        file.write(json.dumps({**event, "start_from": ""}) + "\n")
+    assert "phase started" not in render(read_run(run))

@@ -27,6 +27,51 @@ def run_text(summary: dict[str, Any]) -> str:
     return table(rows)
 
 
+def trained_text(result: dict[str, Any]) -> str:
+    """What training came to, after the table of its profile where there is one."""
+    figures = table([(key, f"{value:g}") for key, value in result.items() if key != "profile"])
+    return f"{profile_text(result['profile'])}\n\n{figures}" if "profile" in result else figures
+
+
+def profile_text(profile: dict[str, Any]) -> str:
+    """Where the time of a step goes, by part and by operator; with a column for the GPU where there is one."""
+    busy = profile["device_busy_ms"]
+    working = f", of which the GPU works {busy:.2f} ms" if busy is not None else ""
+    parts = [
+        (part["part"], f"{part['calls']:.4g}", f"{part['host_ms']:.3f}", f"{part['share']:.1%}", *_device(part))
+        for part in profile["parts"]
+    ]
+    operators = [
+        (found["name"], f"{found['calls']:.4g}", f"{found['host_ms']:.3f}", *_device(found))
+        for found in profile["operators"]
+    ]
+    gpu = () if busy is None else ("GPU ms",)
+    return "\n".join(
+        [
+            f"steps {profile['first_step']} to {profile['last_step']} on {profile['device']}: "
+            f"{profile['step_ms']:.2f} ms a step{working}",
+            *_aligned([("part", "calls", "ms", "share", *gpu), *parts]),
+            "",
+            *_aligned([("operator, without those it calls", "calls", "ms", *gpu), *operators]),
+        ]
+    )
+
+
+def _device(row: dict[str, Any]) -> tuple[str, ...]:
+    return () if row["device_ms"] is None else (f"{row['device_ms']:.3f}",)
+
+
+def _aligned(rows: list[tuple[str, ...]]) -> list[str]:
+    """Rows of a name and numbers, in columns."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return [
+        "  ".join(
+            [f"{row[0]:<{widths[0]}}", *(f"{cell:>{width}}" for cell, width in zip(row[1:], widths[1:], strict=True))]
+        )
+        for row in rows
+    ]
+
+
 def evaluation_line(results: dict[str, Any]) -> str:
     """Bits per byte and accuracy in one line."""
     return f"{results['bits_per_byte']:.3f} bits per byte, {results['accuracy']:.1%} of tokens guessed first"

@@ -8,10 +8,12 @@ from typing import Annotated
 import typer
 
 from ropewalk import flow
+from ropewalk.base.errors import UserError
 
 from .console import Console, emit, table
 from .options import Json, New, Overrides, RecipeFile, Runs, verb
 from .plan import plan_text
+from .results import trained_text
 
 app = verb()
 
@@ -26,6 +28,12 @@ def train(
     detach: Annotated[
         bool, typer.Option("--detach", help="Train in a process of its own that outlives this one.")
     ] = False,
+    profile: Annotated[
+        bool, typer.Option("--profile", help="Tell where the time of a step goes: a table, and a trace in the run.")
+    ] = False,
+    profile_steps: Annotated[
+        int, typer.Option("--profile-steps", min=1, help="Steps that --profile looks at, after two of warm-up.")
+    ] = 5,
     json: Json = False,
 ) -> None:
     """Example: ropewalk train recipes/books.toml
@@ -34,6 +42,8 @@ def train(
     the same command continues.
     """
     settings = overrides or ()
+    if profile and detach:
+        raise UserError("--profile prints a table at the end, which a detached process cannot; leave one of them out")
     if dry_run:
         planned = flow.plan(recipe, settings)
         emit(planned, as_json=json, text=plan_text(planned))
@@ -41,5 +51,6 @@ def train(
         started = flow.detach(recipe, settings, runs=runs, new=new, progress=Console())
         emit(started, as_json=json, text=table([(key, str(value)) for key, value in started.items()]))
     else:
-        result = flow.train(recipe, settings, runs=runs, new=new, progress=Console())
-        emit(result, as_json=json, text=table([(key, f"{value:g}") for key, value in result.items()]))
+        wanted = profile_steps if profile else 0
+        result = flow.train(recipe, settings, runs=runs, new=new, progress=Console(), profile=wanted)
+        emit(result, as_json=json, text=trained_text(result))

@@ -9,6 +9,7 @@ from ropewalk.base.files import committed_file
 
 from .corpus import corpus_section
 from .headline import Figure, key_figures, verdict
+from .layers import layers_section
 from .markup import Child, Markup, element
 from .page import page
 from .quality import quality_section, samples_section
@@ -36,6 +37,7 @@ def render(view: RunView) -> Markup:
         samples_section(view),
         corpus_section(view),
         pace_section(view),
+        layers_section(view),
         time_section(view),
         events_section(view),
         config_section(view),

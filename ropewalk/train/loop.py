@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import torch
@@ -302,7 +302,7 @@ class Trainer:
         if not known or state.seed != settings.seed:
             raise RunConflict(f"{path}: this checkpoint is of another model or seed than the run; start a new run")
 
-    def _on_gradients(self, gradients: dict[str, torch.Tensor]) -> None:
+    def _on_gradients(self, gradients: Mapping[str, torch.Tensor]) -> None:
         for hook in self._hooks:
             hook.on_gradients(self._at.step + 1, gradients)
 

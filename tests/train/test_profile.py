@@ -12,7 +12,9 @@ import torch
 
 from ropewalk.base.files import read_json
 from ropewalk.base.progress import Silent
+from ropewalk.load.batch import Batch
 from ropewalk.parallel.labels import PREFIX, label
+from ropewalk.train.hooks import Hook
 from ropewalk.train.loop import train
 from ropewalk.train.profile import train_profiled
 from ropewalk.train.trace import step_time
@@ -101,8 +103,7 @@ def test_a_finished_run_has_no_step_to_profile(tmp_path: Path) -> None:
 
 def test_an_error_in_a_profiled_step_leaves_no_profiler_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = make_run(tmp_path)
-    honest = train
-    stopped = lambda *given, hooks, **settings: honest(*given, hooks=[*hooks, StopAfter(5)], **settings)  # noqa: E731
+    stopped = lambda *given, hooks, **settings: train(*given, hooks=[*hooks, StopAfter(5)], **settings)  # noqa: E731
     monkeypatch.setattr("ropewalk.train.profile.train", stopped)
     with pytest.raises(Stop):
         train_profiled(run, steps=5, progress=Silent())
@@ -110,6 +111,25 @@ def test_an_error_in_a_profiled_step_leaves_no_profiler_behind(tmp_path: Path, m
     # Steps 3 to 5 were made; what began of step 6 is no step.
     table = read_json(run / "profile" / "table.json", what="table")
     assert (table["first_step"], table["last_step"], table["steps"]) == (3, 5, 3)
+
+
+@pytest.mark.parametrize("step", [1, 2, 3])
+def test_an_error_before_a_whole_step_was_profiled_is_the_error_that_is_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
+) -> None:
+    class Fail(Hook):
+        def on_batch(self, number: int, batch: Batch) -> Batch:
+            if number == step:
+                raise Stop
+            return batch
+
+    failing = lambda *given, hooks, **settings: train(*given, hooks=[*hooks, Fail()], **settings)  # noqa: E731
+    monkeypatch.setattr("ropewalk.train.profile.train", failing)
+    run = make_run(tmp_path)
+    with pytest.raises(Stop):
+        train_profiled(run, steps=5, progress=Silent())
+    assert label("log") is label("save"), "the profiler is still running"
+    assert not (run / "profile").exists()
 
 
 def test_what_a_gpu_does_counts_to_the_part_that_asked_for_it() -> None:

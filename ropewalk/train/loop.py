@@ -10,12 +10,11 @@ from pathlib import Path
 
 import torch
 
-from ropewalk.base.errors import RunConflict, UserError
+from ropewalk.base.errors import UserError
 from ropewalk.base.events import EventLog, read_events
 from ropewalk.base.events import steps as steps_of
 from ropewalk.base.files import point
 from ropewalk.base.progress import Progress, Silent, duration
-from ropewalk.checkpoint.tensors import State
 from ropewalk.config.ranks import ranks
 from ropewalk.load.batch import Batch
 from ropewalk.parallel.compat import deterministic, version_warning
@@ -24,13 +23,14 @@ from ropewalk.parallel.labels import label
 from ropewalk.parallel.mesh import pick_device
 
 from .anomalies import Policy, RollBack
+from .course import Course
 from .hooks import Hook
 from .interrupt import Interrupt
 from .keeping import Keeper
 from .layers import LayerWatch
 from .metrics import Meter, all_finite, line
 from .peak import peak_flops
-from .phase import Position, Running
+from .phase import Running
 from .settings import Settings, read_settings
 
 
@@ -62,31 +62,31 @@ class Trainer:
             scaled_loss=plan.precision == "fp16",
         )
         self._policy = Policy(settings.train.guard)
-        self._at = Position()
-        self._running: Running | None = None
-        # Every phase reads the same files: once is enough.
-        self._verifies = settings.load.verify == "open"
+        points = Points(on_gradients=[self._on_gradients])
+        self._course = Course(settings, self._keeper, device=self._device, points=points)
         self.interrupt = Interrupt()
 
     def train(self) -> dict[str, float]:
+        course = self._course
         self._restore()
-        self._keeper.retain(best_step=self._running.stopper.best_step if self._running else 0)
+        self._keeper.retain(best_step=course.running.stopper.best_step if course.running else 0)
         self._begin()
-        while self._running:
+        while course.running:
             try:
-                self._train_phase(self._running)
-                self._next_phase(self._running)
+                self._enter(course.running)
+                self._train_phase(course.running)
+                course.advance()
             except RollBack as failure:
                 self._roll_back(failure)
         return self._end()
 
     def _train_phase(self, running: Running) -> None:
         """The steps of a phase, from where it stands to its end."""
-        at, phase, settings = self._at, running.phase, self._settings
+        at, phase, settings = self._course.at, running.phase, self._settings
         ended = False
         while not ended:
             if self.interrupt.asked:
-                self._leave(running)
+                self._leave()
             with label("data wait"), self._meter.watch("data"):
                 batch = self._next_batch(running)
             lr = running.learning_rate(at.phase_step)
@@ -106,11 +106,11 @@ class Trainer:
                     ended = self._validate(running) or ended
             if ended or _is_due(at.step, settings.checkpoint.save_every_steps):
                 with label("save"), self._meter.paused():
-                    self._save(running, ended=ended)
+                    self._save(ended=ended)
 
     def _next_batch(self, running: Running) -> Batch:
         """The batch of the step at hand, in rows as long as it wants them."""
-        at, loader = self._at, running.data.loader
+        at, loader = self._course.at, running.data.loader
         rows = running.phase.rows(at.phase_step)
         loader.skip(rows * self._policy.left_out(at.step + 1))
         batch = loader.next(rows).cut(running.phase.length(at.phase_step))
@@ -119,7 +119,7 @@ class Trainer:
         return batch
 
     def _log(self, lr: float) -> None:
-        at = self._at
+        at = self._course.at
         self._look_for_anomalies()
         record = self._meter.read(at.step, tokens=at.tokens, lr=lr)
         self._events.write("step", phase=at.phase, **record)
@@ -130,7 +130,7 @@ class Trainer:
     def _validate(self, running: Running) -> bool:
         """Measures the validation loss; whether the phase is to end with it."""
         self._look_for_anomalies()
-        start, step, held_out = time.perf_counter(), self._at.step, running.data.held_out
+        start, step, held_out = time.perf_counter(), self._course.at.step, running.data.held_out
         scores = running.executor.score(held_out).log_probabilities.double().cpu()
         weight = held_out.weight.double()
         loss = -(scores * weight).sum().item() / max(1.0, weight.sum().item())
@@ -144,7 +144,7 @@ class Trainer:
             share = running.plateau.share
             self._progress.say(f"step {step}: validation stopped gaining; learning rate now x {share:.3g}")
         if running.stopper.observe(loss, step=step):
-            self._keeper.save_best(self._state(running))
+            self._keeper.save_best(self._course.state())
         if running.stopper.stops:
             self._stop_early(running)
         return running.stopper.stops
@@ -152,14 +152,14 @@ class Trainer:
     def _stop_early(self, running: Running) -> None:
         """Ends the phase with the weights of its best validation."""
         best = running.stopper.best_step
-        self._events.write("stopped_early", step=self._at.step, best_step=best)
-        self._progress.say(f"step {self._at.step}: validation stopped gaining; the phase ends as of step {best}")
+        self._events.write("stopped_early", step=self._course.at.step, best_step=best)
+        self._progress.say(f"step {self._course.at.step}: validation stopped gaining; the phase ends as of step {best}")
         running.executor.load_state(self._keeper.best_weights(best), {})
 
-    def _save(self, running: Running, *, ended: bool) -> None:
+    def _save(self, *, ended: bool) -> None:
         self._look_for_anomalies()
         start = time.perf_counter()
-        state = self._state(running, ended=ended)
+        state = self._course.state(ended=ended)
         # Saved, such weights would push the last good ones out of retention.
         if not all_finite(state.model.values()):
             raise UserError(_diverged("the weights are no longer finite", state.step))
@@ -171,7 +171,7 @@ class Trainer:
 
     def _look_for_anomalies(self) -> None:
         """Tells what went wrong since the last look, and does what the guard says."""
-        for anomaly in self._policy.judge(self._meter.take_anomalies(), last_step=self._at.step):
+        for anomaly in self._policy.judge(self._meter.take_anomalies(), last_step=self._course.at.step):
             self._events.write("anomaly", step=anomaly.step, what=anomaly.what, action=anomaly.action)
             self._progress.say(f"warning: step {anomaly.step}: {anomaly.what} ({anomaly.action})")
             for hook in self._hooks:
@@ -189,67 +189,37 @@ class Trainer:
             raise UserError(_diverged(f"{failure.anomaly.what}, in spite of {times - 1} rollbacks,", step))
         self._restore(rolling_back=True)
         left_out = self._policy.left_out(step)
-        self._events.write("rolled_back", step=self._at.step, failed_step=step, left_out=left_out)
+        self._events.write("rolled_back", step=self._course.at.step, failed_step=step, left_out=left_out)
         without = f" without {left_out} of its batches" if left_out else ""
-        self._progress.say(f"rolled back to step {self._at.step}; repeating step {step}{without}")
-        self._progress.advance(self._at.step)
-        self._meter.restart()
+        self._progress.say(f"rolled back to step {self._course.at.step}; repeating step {step}{without}")
+        self._progress.advance(self._course.at.step)
 
     def _restore(self, *, rolling_back: bool = False) -> None:
         """Takes over the newest whole checkpoint, or begins the first phase."""
         start = time.perf_counter()
-        path, state = self._keeper.newest()
-        if state:
-            self._check_is_ours(state, path)
-        self._at = Position(state.phase, state.phase_step, state.step, state.tokens) if state else Position()
-        if state and state.phase_ended:
-            self._open(state.phase + 1, before=state)
-        elif state:
-            self._open(state.phase, inside=state)
-        else:
-            self._open(0)
+        path = self._course.restore()
         if path or rolling_back:
             seconds = time.perf_counter() - start
-            self._events.write("restored", step=self._at.step, path=str(path or ""), seconds=seconds)
+            self._events.write("restored", step=self._course.at.step, path=str(path or ""), seconds=seconds)
         if path and not rolling_back:
             self._progress.say(f"continuing from {path}")
 
-    def _next_phase(self, running: Running) -> None:
-        self._open(self._at.phase + 1, before=self._state(running, ended=True))
-
-    def _open(self, index: int, *, before: State | None = None, inside: State | None = None) -> None:
-        """Makes phase `index` ready: after the one `before`, or `inside` where a checkpoint left it; ends the run when
-        there is none."""
-        if self._running:
-            self._running.close()
-            self._running = None
-        if index == len(self._settings.phases):
-            return
-        running = self._running = Running(
-            self._settings,
-            index,
-            device=self._device,
-            points=Points(on_gradients=[self._on_gradients]),
-            verify=self._verifies,
-        )
-        self._verifies = False
-        if inside:
-            running.resume(inside)
-        else:
-            self._at.phase, self._at.phase_step = index, 0
-            place = running.begin(before)
-            phase = running.phase
-            self._events.write("phase_started", step=self._at.step, phase=index, name=phase.name, start_from=place)
-            if place:
-                self._progress.say(f"starting from {place}")
+    def _enter(self, running: Running) -> None:
+        """Tells that a phase begins or goes on."""
+        at, phase = self._course.at, running.phase
+        if at.phase_step == 0:
+            start = running.start
+            self._events.write("phase_started", step=at.step, phase=phase.index, name=phase.name, start_from=start)
+            if start:
+                self._progress.say(f"starting from {start}")
             if len(self._settings.phases) > 1:
                 self._progress.say(f"phase {phase.name}: {phase.steps} steps of rows of {phase.sequence_length} tokens")
         for hook in self._hooks:
-            hook.before_phase(index, running.phase.name)
+            hook.before_phase(phase.index, phase.name)
         self._meter.restart()
 
     def _begin(self) -> None:
-        running, step = self._running, self._at.step
+        step = self._course.at.step
         self._events.write(
             "train_started",
             step=step,
@@ -265,46 +235,35 @@ class Trainer:
             self._warn(warning)
         self._progress.begin("train", self._settings.planned.steps, "steps")
         self._progress.advance(step)
-        if running:
+        if self._course.running:
             for hook in self._hooks:
                 hook.before_training(step)
         self._start = time.perf_counter()
-        self._meter.restart()
 
-    def _leave(self, running: Running) -> None:
+    def _leave(self) -> None:
         """Saves what is made and ends as Ctrl-C does; the same command continues from here."""
-        step = self._at.step
+        step = self._course.at.step
         if step and not self._keeper.holds(step):
-            self._save(running, ended=False)
+            self._save(ended=False)
             self._progress.say(f"interrupted: saved step {step}")
         raise KeyboardInterrupt
 
     def _end(self) -> dict[str, float]:
-        step, seconds = self._at.step, time.perf_counter() - self._start
+        step, seconds = self._course.at.step, time.perf_counter() - self._start
         self._events.write("train_finished", step=step, seconds=seconds)
         self._progress.end(f"{step} steps in {duration(seconds)}")
         for hook in self._hooks:
             hook.after_training(step)
-        return {"step": step, "tokens": self._at.tokens, **self._losses()}
+        return {"step": step, "tokens": self._course.at.tokens, **self._losses()}
 
     def close(self) -> None:
         """Stops the reading thread and closes the diary."""
-        if self._running:
-            self._running.close()
+        self._course.close()
         self._events.close()
-
-    def _state(self, running: Running, *, ended: bool = False) -> State:
-        return running.state(self._at, seed=self._settings.seed, ended=ended)
-
-    def _check_is_ours(self, state: State, path: Path | None) -> None:
-        settings = self._settings
-        known = state.phase < len(settings.phases) and state.spec == settings.model(state.phase)
-        if not known or state.seed != settings.seed:
-            raise RunConflict(f"{path}: this checkpoint is of another model or seed than the run; start a new run")
 
     def _on_gradients(self, gradients: Mapping[str, torch.Tensor]) -> None:
         for hook in self._hooks:
-            hook.on_gradients(self._at.step + 1, gradients)
+            hook.on_gradients(self._course.at.step + 1, gradients)
 
     def _losses(self) -> dict[str, float]:
         """The last training and validation loss, from the diary: this process may have found nothing left to do."""

@@ -58,6 +58,8 @@ class Running:
             points=points,
             seed=self.seed,
         )
+        self.start = ""
+        """The checkpoint or directory whose weights the phase began with; empty when those of the phase before."""
         self.plateau = Plateau(self.phase.schedule)
         self.stopper = Stopper(settings.train.early_stop)
         self._extent = Extent(
@@ -65,16 +67,16 @@ class Running:
         )
         self._flops: dict[int, int] = {}
 
-    def begin(self, before: State | None) -> str:
-        """Takes over what the phase before left, or another start; where the weights come from, empty for nowhere."""
+    def begin(self, before: State | None) -> None:
+        """Takes over what the phase before left, or another start."""
         if self.phase.start_from:
-            place, weights = starting_weights(self.phase.start_from, self.spec, self.data.tokenizer, seed=self.seed)
+            self.start, weights = starting_weights(
+                self.phase.start_from, self.spec, self.data.tokenizer, seed=self.seed
+            )
             self.executor.load_state(weights, {})
-            return place
-        if before:
+        elif before:
             weights = carried(before.model, before.spec, self.spec, seed=self.seed)
             self.executor.load_state(weights, {} if self.phase.fresh_moments else self._known(before.optimizer))
-        return ""
 
     def resume(self, state: State) -> None:
         """Goes on from a checkpoint in the middle of this phase."""

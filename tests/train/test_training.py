@@ -192,8 +192,8 @@ def test_hooks_are_called_at_their_moments(tmp_path: Path) -> None:
     run = make_run(tmp_path, train__steps=4, checkpoint__save_every_steps=3, train__validate_every_steps=0)
     train(run, hooks=[diary])
     assert diary.notes == [
-        ("before_phase", 0),
         ("before_training", 0),
+        ("before_phase", 0),
         ("after_step", 1),
         ("after_step", 2),
         ("on_metrics", 2),

@@ -1,0 +1,77 @@
+"""The way of a run through its phases: where it stands, what comes next, where it goes back to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from ropewalk.base.errors import RunConflict
+from ropewalk.checkpoint.tensors import State
+from ropewalk.parallel.executor import Points
+
+from .keeping import Keeper
+from .phase import Position, Running
+from .settings import Settings
+
+
+class Course:
+    """How far a run has come, and the phase that is at work."""
+
+    def __init__(self, settings: Settings, keeper: Keeper, *, device: torch.device, points: Points) -> None:
+        self._settings, self._keeper, self._device, self._points = settings, keeper, device, points
+        # Every phase reads the same files: once is enough.
+        self._verifies = settings.load.verify == "open"
+        self.at = Position()
+        self.running: Running | None = None
+        """None when the last phase is over."""
+
+    def restore(self) -> Path | None:
+        """Takes over the newest whole checkpoint and returns its path, or begins the first phase."""
+        path, state = self._keeper.newest()
+        if state is None:
+            self.at = Position()
+            self._open(0)
+            return None
+        self._check_is_ours(state, path)
+        self.at = Position(state.phase, state.phase_step, state.step, state.tokens)
+        if state.phase_ended:
+            self._open(state.phase + 1, before=state)
+        else:
+            self._open(state.phase, inside=state)
+        return path
+
+    def advance(self) -> None:
+        """Goes on to the phase after the one that is over."""
+        self._open(self.at.phase + 1, before=self.state(ended=True))
+
+    def state(self, *, ended: bool = False) -> State:
+        """All that the run needs to go on from here; `ended` when its phase is over."""
+        assert self.running, "no phase is at work"
+        return self.running.state(self.at, seed=self._settings.seed, ended=ended)
+
+    def close(self) -> None:
+        """Stops the reading thread."""
+        if self.running:
+            self.running.close()
+            self.running = None
+
+    def _open(self, index: int, *, before: State | None = None, inside: State | None = None) -> None:
+        """Makes phase `index` ready: after the one `before`, or `inside` where a checkpoint left it."""
+        self.close()
+        if index == len(self._settings.phases):
+            return
+        running = Running(self._settings, index, device=self._device, points=self._points, verify=self._verifies)
+        self._verifies = False
+        self.running = running
+        if inside:
+            running.resume(inside)
+        else:
+            self.at.phase, self.at.phase_step = index, 0
+            running.begin(before)
+
+    def _check_is_ours(self, state: State, path: Path | None) -> None:
+        settings = self._settings
+        known = state.phase < len(settings.phases) and state.spec == settings.model(state.phase)
+        if not known or state.seed != settings.seed:
+            raise RunConflict(f"{path}: this checkpoint is of another model or seed than the run; start a new run")

@@ -1,27 +1,51 @@
-"""Documents in flight: Arrow batches, and the rows that a block leaves behind for those it removes or edits.
+"""Documents in flight: Arrow batches with one row for every document that was read, text or not.
 
-A block is a function `Batch -> Passed`. Batches have the columns id, source, domain and text (UTF-8 as
-large_string; raw bytes as large_binary until `normalise`).
+A document that is no text keeps its row, with an empty text and the rule that removed it, so that row i of every file
+about a chunk speaks of the same document.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple, TypeAlias
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
-Batch: TypeAlias = pa.RecordBatch
+from .columns import Rows
 
 BATCH_BYTES = 1 << 20
 """Text in one batch. While it is encoded, `tokenizers` 0.23 holds 84 bytes a token (measured on Python source, 3.2
 bytes of text a token): 27 MB a batch in every worker, 88 MB if every byte were a token."""
 
-RAW_SCHEMA = pa.schema(
-    [("id", pa.string()), ("source", pa.string()), ("domain", pa.string()), ("text", pa.large_binary())]
+EDITS = pa.list_(pa.struct([("rule", pa.string()), ("bytes", pa.int64())]))
+"""The rules that changed a document's text, in the order in which they did, and how many bytes each took away."""
+
+RECORDS = pa.schema(
+    [
+        ("id", pa.string()),
+        ("source", pa.string()),
+        ("domain", pa.string()),
+        ("url", pa.string()),
+        ("time", pa.string()),
+        ("licence", pa.string()),
+        ("raw_bytes", pa.int64()),  # as read
+        ("value", pa.float64()),  # of a fault that is a limit: what was measured
+        ("threshold", pa.float64()),  # and the limit
+    ]
 )
-TEXT_SCHEMA = pa.schema([*list(RAW_SCHEMA)[:3], pa.field("text", pa.large_string())])
+"""What is known of a document before its text is looked at."""
+DOCUMENTS = pa.schema(
+    [
+        *RECORDS,
+        ("stage", pa.string()),  # the stage and rule that removed the document; null for one that goes on
+        ("rule", pa.string()),
+        ("edits", EDITS),
+        ("text", pa.large_string()),
+    ]
+)
 
 
 class Record(NamedTuple):
@@ -32,35 +56,53 @@ class Record(NamedTuple):
     domain: str
     data: bytes
     fault: str = ""
-
-
-class Removal(NamedTuple):
-    """Why a document goes no further: the rule, and what was measured against what."""
-
-    id: str
-    step: str
-    rule: str
+    url: str = ""
+    time: str = ""
+    licence: str = ""
     value: float | None = None
+    """What was measured, for a fault that is a limit,"""
     threshold: float | None = None
-
-
-class Edit(NamedTuple):
-    """A rule that changed a document's text."""
-
-    id: str
-    rule: str
+    """and the limit."""
 
 
 @dataclass(frozen=True, slots=True)
-class Passed:
-    """What a block lets through, and the rows it leaves behind."""
+class Edits:
+    """Changes of texts, one entry a change: the document's row, the rule, the bytes it took away."""
 
-    batch: Batch
-    removed: Sequence[Removal] = ()
-    edited: Sequence[Edit] = field(default=())
+    rows: Rows
+    rules: npt.NDArray[np.object_]
+    removed_bytes: npt.NDArray[np.int64]
+
+    @classmethod
+    def of(cls, rows: Rows, rule: str, removed_bytes: npt.NDArray[np.int64]) -> Edits:
+        """The same rule for all `rows`."""
+        return cls(rows, np.full(len(rows), rule, object), removed_bytes)
+
+    @classmethod
+    def joined(cls, parts: Sequence[Edits]) -> Edits:
+        """All of `parts`, by row and then in the order given."""
+        if not parts:
+            return cls.of(np.zeros(0, np.int64), "", np.zeros(0, np.int64))
+        rows = np.concatenate([part.rows for part in parts])
+        order = np.argsort(rows, kind="stable")
+        rules = np.concatenate([part.rules for part in parts])
+        return cls(rows[order], rules[order], np.concatenate([part.removed_bytes for part in parts])[order])
+
+    def column(self, documents: int) -> pa.ListArray:
+        """The EDITS column of a batch of `documents`; `self` is in order of rows."""
+        offsets = np.concatenate([[0], np.cumsum(np.bincount(self.rows, minlength=documents))])
+        values = pa.StructArray.from_arrays(
+            [pa.array(self.rules, pa.string()), pa.array(self.removed_bytes, pa.int64())], fields=list(EDITS.value_type)
+        )
+        return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), values, type=EDITS)
 
 
-Block = Callable[[Batch], Passed]
+def edits_of(column: pa.ListArray) -> Edits:
+    """What an EDITS column holds."""
+    values = column.flatten()
+    lengths = np.diff(column.offsets.to_numpy())
+    rules = values.field("rule").to_numpy(zero_copy_only=False)
+    return Edits(np.repeat(np.arange(len(column)), lengths), rules, values.field("bytes").to_numpy())
 
 
 def batched(records: Iterable[Record], *, limit_bytes: int = BATCH_BYTES) -> Iterator[list[Record]]:
@@ -75,17 +117,3 @@ def batched(records: Iterable[Record], *, limit_bytes: int = BATCH_BYTES) -> Ite
         size += len(record.data) + 100
     if run:
         yield run
-
-
-def raw_batch(records: Sequence[Record]) -> Batch:
-    """The batch of records that have a text."""
-    whole = [record for record in records if not record.fault]
-    columns = [
-        [record.id for record in whole],
-        [record.source for record in whole],
-        [record.domain for record in whole],
-        [record.data for record in whole],
-    ]
-    arrays = [pa.array(column, kind) for column, kind in zip(columns, RAW_SCHEMA.types, strict=True)]
-    batch: Batch = pa.record_batch(arrays, schema=RAW_SCHEMA)
-    return batch

@@ -1,4 +1,4 @@
-"""Which files a recipe means: paths, folders, globs and the files of the running Python, in canonical order.
+"""Which files a recipe means: paths, folders, globs, URLs and the files of the running Python, in canonical order.
 
 Every file has a name that does not depend on where the working folder lies (`texts/a.md`, `stdlib/ast.py`);
 documents are identified and ordered by it.
@@ -7,23 +7,27 @@ documents are identified and ordered by it.
 from __future__ import annotations
 
 import collections
+import dataclasses
 import functools
 import glob
+import io
 import os
-import stat
+import posixpath
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
-
-import xxhash
+from typing import Any
 
 from ropewalk.base.errors import DataError
 
+from . import remote
+from .checksums import Checksums
 from .config import Prepare, Source
-
-Reader = Literal["text", "jsonl", "docstrings", "topics"]
+from .fingerprint import Fingerprint, row_groups, take_fingerprint
+from .formats import Kind, Packing, Reader, kind_of, named_kind
+from .readers.item import Part
+from .readers.pdf import require_pypdf
 
 STDLIB, DOCSTRINGS = "stdlib", "docstrings"
 """Folders in the names of what comes from the Python of this machine."""
@@ -33,18 +37,42 @@ PYTHON_PROSE = "python:prose"
 
 @dataclass(frozen=True, slots=True)
 class InputFile:
-    """One file to read, and how."""
+    """One file to read, or one part of it, and how."""
 
     source: str
     domain: str
     name: str
     location: str
     reader: Reader
-    text_key: str
-    bytes: int
-    modified_ns: int
+    packing: Packing
+    settings: Source
+    size: int
+    """Bytes of the whole file."""
+    stamp: str
+    """Changes when the file does."""
     checksum: str
     """xxh3-128 of the content."""
+    parts: tuple[Part, ...] = ()
+    """In which it can be read; empty when it is read as a whole."""
+    part: Part | None = None
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the file, or of the part."""
+        return self.part.bytes if self.part else self.size
+
+    def identity(self) -> dict[str, Any]:
+        """What its documents depend on: all but where it lies, in which parts it is read, and how it is mixed."""
+        return {
+            "source": self.source,
+            "domain": self.domain,
+            "name": self.name,
+            "reader": self.reader,
+            "packing": self.packing,
+            "checksum": self.checksum,
+            "part": self.part,
+            "settings": _what_reading_needs(self.settings),
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,69 +84,124 @@ class Collection:
     """One sentence a folder; empty when every file in it is used."""
 
 
-def collect_files(settings: Prepare) -> Collection:
-    """Every input file, source by source and then by name; reads each once for its checksum.
+def collect_files(settings: Prepare, *, checksums: Checksums | None = None) -> Collection:
+    """Every input file, source by source and then by name; reads each for its checksum unless `checksums` know it.
 
-    Raises DataError for paths without a match (all of them), an unreadable file, two files with one name.
+    Raises DataError for paths without a match (all of them), an unreadable file, two files with one name, and
+    MissingPackage when a format needs a library that is not installed.
     """
-    missing = missing_paths(settings)
+    matches = {(index, path): _expand(path, source) for index, source, path in _paths(settings)}
+    missing = [(index, path) for (index, path), match in matches.items() if not match.files]
     if missing:
         lines = [f'source {settings.sources[index].name}: "{path}": {_why_missing(path)}' for index, path in missing]
         raise DataError("\n".join(lines))
+    checksums = checksums or Checksums()
     files: list[InputFile] = []
     passed_over: list[str] = []
-    for source in settings.sources:
+    for index, source in enumerate(settings.sources):
         found: dict[str, _Found] = {}
         for path in source.paths:
-            match = _expand(path, source)
+            match = matches[index, path]
             passed_over.extend(_tell(match.passed_over, path=path, source=source))
             for item in match.files:
                 _add(found, item, source=source)
-        files.extend(_describe(found[name], source) for name in sorted(found))
+        files.extend(_describe(found[name], source, checksums) for name in sorted(found))
     return Collection(tuple(files), tuple(passed_over))
+
+
+@functools.cache
+def _what_reading_needs(source: Source) -> dict[str, Any]:
+    tree = dataclasses.asdict(source)
+    return {key: value for key, value in tree.items() if key not in ("paths", "weight")}
+
+
+def divided(files: Iterable[InputFile]) -> Iterator[InputFile]:
+    """`files` in order, large ones in the parts in which they can be read: together the documents of the whole."""
+    for file in files:
+        if file.parts:
+            yield from (dataclasses.replace(file, parts=(), part=part) for part in file.parts)
+        else:
+            yield file
+
+
+def open_location(location: str, *, seek: bool) -> io.BufferedReader:
+    """The bytes of a file or URL; with `seek`, at any place."""
+    return remote.open_url(location, seek=seek) if remote.is_url(location) else open(location, "rb")
+
+
+def stamp_of(location: str) -> str:
+    """Text that changes when the file does."""
+    if remote.is_url(location):
+        return remote.stamp_of(location)
+    status = os.stat(location)
+    return _stamp(status.st_size, status.st_mtime_ns)
 
 
 def missing_paths(settings: Prepare) -> list[tuple[int, str]]:
     """(index of the source, path) of every path that gives no file."""
-    return [
-        (index, path)
-        for index, source in enumerate(settings.sources)
-        for path in source.paths
-        if not _expand(path, source).files
-    ]
+    return [(index, path) for index, source, path in _paths(settings) if not _expand(path, source).files]
+
+
+def _paths(settings: Prepare) -> Iterator[tuple[int, Source, str]]:
+    return ((index, source, path) for index, source in enumerate(settings.sources) for path in source.paths)
 
 
 @dataclass(frozen=True, slots=True)
 class _Found:
     name: str
-    location: Path
-    reader: Reader
+    location: str
+    kind: Kind
 
 
 @dataclass(frozen=True, slots=True)
 class _Match:
     files: tuple[_Found, ...]
-    passed_over: tuple[Path, ...] = ()
+    passed_over: tuple[str, ...] = ()
 
 
 def _expand(path: str, source: Source) -> _Match:
     if path == PYTHON_SOURCES:
         code = [(name, place) for name, place in _python_files() if name != _TOPICS]
-        return _Match(tuple(_Found(f"{STDLIB}/{name}", place, "text") for name, place in code))
+        return _Match(tuple(_built_in(f"{STDLIB}/{name}", place, "text") for name, place in code))
     if path == PYTHON_PROSE:
         return _Match(tuple(_python_prose()))
     files: list[_Found] = []
-    passed_over: list[Path] = []
+    passed_over: list[str] = []
+    for name, named in _url_names(path, source) if remote.is_url(path) else _local_names(path):
+        kind = named_kind(name, source) if named else kind_of(name, source)
+        if kind.reader:
+            files.append(_Found(_readable(name), name, kind))
+        else:
+            passed_over.append(name)
+    return _Match(tuple(files), tuple(passed_over))
+
+
+def _url_names(url: str, source: Source) -> Iterator[tuple[str, bool]]:
+    """The files behind a URL, and whether it names them."""
+    try:
+        listing = remote.list_url(url)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise unreadable(url, error, source=source.name) from None
+    for name in listing.urls:
+        inside = [] if listing.named else name.split("/")[url.rstrip("/").count("/") + 1 :]
+        if not any(part.startswith(".") for part in inside):
+            yield name, listing.named
+
+
+def _local_names(path: str) -> Iterator[tuple[str, bool]]:
+    """The files that a path means, and whether it names them; else they lie in a folder that it names."""
     for place in _places(path):
         if place.is_dir():
-            for file in _walk(place):
-                if _usable(file, source):
-                    files.append(_Found(file.as_posix(), file, _reader(file, source)))
-                else:
-                    passed_over.append(file)
+            yield from ((file.as_posix(), False) for file in _walk(place))
         elif place.is_file():
-            files.append(_Found(place.as_posix(), place, _reader(place, source)))
-    return _Match(tuple(files), tuple(passed_over))
+            yield place.as_posix(), True
+
+
+def _readable(name: str) -> str:
+    """A name that is no UTF-8, with what is wrong replaced: names stand in ledgers and reports."""
+    return os.fsencode(name).decode("utf-8", "replace")
 
 
 def _places(path: str) -> list[Path]:
@@ -136,33 +219,6 @@ def _walk(folder: Path) -> Iterator[Path]:
             file = Path(root, name)
             if not name.startswith(".") and file.is_file():
                 yield file
-
-
-def _reader(file: Path, source: Source) -> Reader:
-    if source.format == "auto":
-        return "jsonl" if file.name.endswith(_JSONL) else "text"
-    return source.format
-
-
-def _usable(file: Path, source: Source) -> bool:
-    """Whether a file met in a folder is taken; a file named by a path or a glob always is."""
-    if source.format == "text":
-        return True
-    if source.format == "jsonl":
-        return file.name.endswith(_JSONL)
-    return file.name.endswith(_JSONL) or file.suffix.lower() in _TEXT_ENDINGS
-
-
-_JSONL = (".jsonl", ".jsonl.gz")
-_TEXT_ENDINGS = frozenset(
-    f".{ending}"
-    for line in (
-        "txt text md markdown rst adoc org tex html htm xml csv tsv log json toml yaml yml ini cfg sql",
-        "py pyi c h cc cpp cxx hpp cu java kt scala js jsx ts tsx go rs rb php swift m jl r lua pl hs ml",
-        "ex erl clj lisp sh bash ps1 bat css scss proto cmake mk v sv vhd f90 f asm s",
-    )
-    for ending in line.split()
-)
 
 
 @functools.cache
@@ -186,9 +242,13 @@ def _python_prose() -> Iterator[_Found]:
     """Docstrings of every module but the tests, whose docstrings say little, and the topics of `help()`."""
     for name, place in _python_files():
         if name == _TOPICS:
-            yield _Found("topics", place, "topics")
+            yield _built_in("topics", place, "topics")
         elif _TESTS.isdisjoint(name.split("/")):
-            yield _Found(f"{DOCSTRINGS}/{name}", place, "docstrings")
+            yield _built_in(f"{DOCSTRINGS}/{name}", place, "docstrings")
+
+
+def _built_in(name: str, place: Path, reader: Reader) -> _Found:
+    return _Found(name, str(place), Kind("", reader, name))
 
 
 def _add(found: dict[str, _Found], item: _Found, *, source: Source) -> None:
@@ -200,36 +260,66 @@ def _add(found: dict[str, _Found], item: _Found, *, source: Source) -> None:
         )
 
 
-def _describe(found: _Found, source: Source) -> InputFile:
-    digest = xxhash.xxh3_128()
+def _describe(found: _Found, source: Source, checksums: Checksums) -> InputFile:
+    assert found.kind.reader is not None, "what cannot be read is passed over"
+    if found.kind.reader == "pdf":
+        require_pypdf(found.name)
     try:
-        with open(found.location, "rb") as file:
-            status = os.fstat(file.fileno())
-            if not stat.S_ISREG(status.st_mode):
-                raise DataError(f"source {source.name}: {found.location} is not a regular file; leave it out")
-            while block := file.read(1 << 20):
-                digest.update(block)
+        look = _look_at_url if remote.is_url(found.location) else _look_at_file
+        taken, stamp = look(found, checksums)
     except OSError as error:
         raise unreadable(found.location, error, source=source.name) from None
     return InputFile(
         source=source.name,
         domain=source.domain or source.name,
         name=found.name,
-        location=str(found.location),
-        reader=found.reader,
-        text_key=source.text_key,
-        bytes=status.st_size,
-        modified_ns=status.st_mtime_ns,
-        checksum=digest.hexdigest(),
+        location=found.location,
+        reader=found.kind.reader,
+        packing=found.kind.packing,
+        settings=source,
+        size=taken.bytes,
+        stamp=stamp,
+        checksum=taken.checksum,
+        parts=taken.parts,
     )
+
+
+def _look_at_file(found: _Found, checksums: Checksums) -> tuple[Fingerprint, str]:
+    hashed = checksums.of(found.location, lines=_is_plain(found, "jsonl"))
+    parts = hashed.parts
+    if _is_plain(found, "parquet"):
+        with open(found.location, "rb") as file:
+            parts = row_groups(file)
+    return Fingerprint(hashed.bytes, hashed.checksum, parts), _stamp(hashed.bytes, hashed.modified_ns)
+
+
+def _look_at_url(found: _Found, checksums: Checksums) -> tuple[Fingerprint, str]:
+    """Reads the whole file: stores tell sizes and times, and few of them checksums."""
+    stamp = remote.stamp_of(found.location)
+    lines, table = _is_plain(found, "jsonl"), _is_plain(found, "parquet")
+    ranges = (lines or table) and remote.gives_ranges(found.location)
+    with remote.open_url(found.location, seek=False) as stream:
+        taken = take_fingerprint(stream, lines=lines and ranges)
+    if table and ranges:
+        with remote.open_url(found.location, seek=True) as stream:
+            taken = dataclasses.replace(taken, parts=row_groups(stream))
+    return taken, stamp
+
+
+def _is_plain(found: _Found, reader: Reader) -> bool:
+    return found.kind.reader == reader and not found.kind.packing
+
+
+def _stamp(size: int, modified_ns: int) -> str:
+    return f"{size} {modified_ns}"
 
 
 def unreadable(location: str | Path, error: OSError, *, source: str) -> DataError:
     """The error for a file that exists and cannot be read."""
-    return DataError(
-        f"source {source}: {location} cannot be read: {error.strerror or error}; "
-        "repair the file or its permissions, or leave it out of `paths`"
-    )
+    remedy = "repair the file or its permissions, or leave it out of `paths`"
+    if remote.is_url(str(location)):
+        remedy = "check the address and the network and run the same command again, or leave it out of `paths`"
+    return DataError(f"source {source}: {location} cannot be read: {error.strerror or error}; {remedy}")
 
 
 def _why_missing(path: str) -> str:
@@ -237,6 +327,8 @@ def _why_missing(path: str) -> str:
         if path in (PYTHON_SOURCES, PYTHON_PROSE):
             return "this Python comes without its source files; name files of your own instead"
         return f"there is no such built-in corpus; there are `{PYTHON_SOURCES}` and `{PYTHON_PROSE}`"
+    if remote.is_url(path):
+        return "nothing that this source can read; check the address (`*` for many files, `/` at the end of a folder)"
     place = Path(os.path.expanduser(path))
     if place.is_dir():
         return "this folder holds no file that this source can read; name its files with a glob or set `format`"
@@ -245,11 +337,11 @@ def _why_missing(path: str) -> str:
     return f"no such file or folder in {Path.cwd()}; check the spelling and the working folder"
 
 
-def _tell(files: tuple[Path, ...], *, path: str, source: Source) -> Iterator[str]:
-    if files:
-        endings = collections.Counter(file.suffix.lower() or "none" for file in files)
+def _tell(names: tuple[str, ...], *, path: str, source: Source) -> Iterator[str]:
+    if names:
+        endings = collections.Counter(posixpath.splitext(name)[1].lower() or "none" for name in names)
         listing = ", ".join(f"{ending} {count}" for ending, count in sorted(endings.items()))
         yield (
-            f"source {source.name}: {len(files)} files in {path} are passed over by their endings "
+            f"source {source.name}: {len(names)} files in {path} are passed over by their endings "
             f'({listing}); a glob or format="text" takes them'
         )

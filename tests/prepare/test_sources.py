@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sysconfig
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from ropewalk.prepare.read import read_records
 from ropewalk.prepare.sources import collect_files, missing_paths
 
 
-def one(*paths: str, **options: str) -> Prepare:
+def one(*paths: str, **options: object) -> Prepare:
     return Prepare(sources=(Source(name="s", paths=paths, **options),))
 
 
@@ -89,3 +90,54 @@ def test_python_prose_is_one_document_a_topic_and_one_a_module() -> None:
     topics = {record.id: record.data.decode() for record in read_records(files["topics"])}
     assert '"assert" statement' in topics["s:topics/assert"]
     assert not any("/test/" in name for name in files)
+
+
+@pytest.mark.parametrize(
+    ("name", "packing", "reader"),
+    [
+        ("a.md", "", "text"),
+        ("a.JSONL.GZ", "gzip", "jsonl"),
+        ("a.txt.zst", "zstd", "text"),
+        ("a.xml.bz2", "bz2", "xml"),
+        ("CC-MAIN-1.warc.wet.gz", "gzip", "warc"),
+        ("a.tar.gz", "gzip", "tar"),
+        ("a.tgz", "gzip", "tar"),
+        ("a.zip", "", "zip"),
+        ("a.epub", "", "epub"),
+        ("a.json", "", "text"),
+        ("a.unknown", "", "text"),
+        ("noending", "", "text"),
+    ],
+)
+def test_the_ending_decides_how_a_named_file_is_read(name: str, packing: str, reader: str) -> None:
+    Path(name).write_bytes(b"x")
+    (file,) = collect_files(one(name)).files
+    assert (file.packing, file.reader) == (packing, reader)
+
+
+def test_a_format_takes_its_own_endings_in_a_folder_and_any_file_that_is_named() -> None:
+    for name in ("c/a.json", "c/a.jsonl", "c/a.parquet", "c/a.txt", "c/a.zip"):
+        Path(name).parent.mkdir(exist_ok=True)
+        Path(name).write_bytes(b"x")
+    assert names(one("c", format="chat")) == ["c/a.json", "c/a.jsonl", "c/a.parquet", "c/a.zip"]
+    assert names(one("c", format="parquet")) == ["c/a.parquet", "c/a.zip"]
+    assert {file.reader for file in collect_files(one("c/*.txt", format="latex")).files} == {"latex"}
+    assert {file.reader for file in collect_files(one("c/a.txt", format="chat")).files} == {"jsonl"}
+
+
+def test_a_name_that_is_no_text_is_told_as_well_as_can_be() -> None:
+    Path(os.fsdecode(b"b/caf\xe9.txt")).write_text("coffee")
+    assert "b/caf\ufffd.txt" in names(one("b"))
+    assert [record.data for file in collect_files(one("b/caf*")).files for record in read_records(file)] == [b"coffee"]
+
+
+def test_what_a_file_is_follows_what_its_documents_depend_on_and_nothing_else() -> None:
+    def identity(**options: object) -> dict[str, object]:
+        return collect_files(one("a.TXT", **options)).files[0].identity()
+
+    assert identity() == identity(weight=2.0) == identity()
+    assert identity() != identity(licence="MIT")
+    assert identity() != identity(text_key="body")
+    before = identity()
+    Path("a.TXT").write_text("other")
+    assert identity() != before

@@ -1,0 +1,52 @@
+"""Bytes -> documents: finds the reader, and sees to it that whatever happens leaves an item."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+
+from ..formats import ONE_DOCUMENT, Reader
+from .item import Exhausted, Fault, Input, Item, ReaderFunction
+
+READERS: dict[Reader, str] = {
+    "text": "ropewalk.prepare.readers.plain:text",
+    "jsonl": "ropewalk.prepare.readers.lines:jsonl",
+    "json": "ropewalk.prepare.readers.lines:json_list",
+    "parquet": "ropewalk.prepare.readers.parquet:parquet",
+    "html": "ropewalk.prepare.readers.web:html",
+    "latex": "ropewalk.prepare.readers.latex:latex",
+    "jats": "ropewalk.prepare.readers.jats:jats",
+    "xml": "ropewalk.prepare.readers.jats:xml",
+    "pdf": "ropewalk.prepare.readers.pdf:pdf",
+    "epub": "ropewalk.prepare.readers.epub:epub",
+    "warc": "ropewalk.prepare.readers.warc:warc",
+    "zip": "ropewalk.prepare.readers.archives:zip_members",
+    "tar": "ropewalk.prepare.readers.archives:tar_members",
+    "docstrings": "ropewalk.prepare.readers.python:docstrings",
+    "topics": "ropewalk.prepare.readers.python:topics",
+}
+
+
+def read_items(given: Input) -> Iterator[Item]:
+    """The documents of `given`, and a fault for what cannot be had: there is at least one item.
+
+    A part of a file may be without any. Exhausted passes through: it ends the outermost file.
+    """
+    empty = given.part is None
+    try:
+        for item in _function(given.reader)(given):
+            empty = False
+            yield item
+    except Exhausted:
+        raise
+    except Fault as fault:
+        empty = False
+        yield fault.item("" if given.reader in ONE_DOCUMENT else ":rest")
+    if empty:
+        yield Item("", fault="no_documents")
+
+
+def _function(reader: Reader) -> ReaderFunction:
+    module, name = READERS[reader].split(":")
+    function: ReaderFunction = getattr(importlib.import_module(module), name)
+    return function

@@ -15,20 +15,20 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def environment(name: str, packages: Sequence[str]) -> Path:
-    """The Python of an environment of its own with `packages` at the tested versions; made once, kept in .bench/."""
+def environment(name: str, packages: Sequence[str], *, constrained: bool = True) -> Path:
+    """The Python of an environment of its own with `packages` at the tested versions; made once, kept in .bench/.
+
+    A peer that needs other versions than ours is not `constrained`.
+    """
     folder = ROOT / ".bench" / name
     stamp = folder / ".installed"
     wanted = "\n".join(packages)
     if not stamp.exists() or stamp.read_text() != wanted:
         venv.create(folder, with_pip=True, clear=True)
         for package in packages:
-            install = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-            subprocess.run(
-                [folder / "bin/python", *install, "-c", ROOT / "constraints.txt", package],
-                check=True,
-                stderr=sys.stderr,
-            )
+            install = [folder / "bin/python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+            versions = ["-c", ROOT / "constraints.txt"] if constrained else []
+            subprocess.run([*install, *versions, package], check=True, stderr=sys.stderr)
         stamp.write_text(wanted)
     return folder / "bin/python"
 

@@ -1,0 +1,41 @@
+"""Arrow text columns as the two arrays that kernels read: bytes and offsets. Nothing is copied."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+Bytes = npt.NDArray[np.uint8]
+Offsets = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
+Rows = npt.NDArray[np.int64]
+
+
+def text_buffers(text: pa.LargeStringArray | pa.LargeBinaryArray) -> tuple[Bytes, Offsets]:
+    """(data, offsets): text i is `data[offsets[i] : offsets[i + 1]]`. The column has no nulls; a slice of one works.
+
+    Both arrays are read-only, whatever Arrow's buffers are: a kernel is compiled again for arrays that can be written.
+    """
+    assert text.null_count == 0, "a text column has no nulls"
+    _, offsets, data = text.buffers()
+    start = text.offset
+    bounds = np.frombuffer(offsets, np.int64, len(text) + 1, start * 8) if offsets else np.zeros(1, np.int64)
+    content = np.frombuffer(data, np.uint8) if data is not None and data.size else np.zeros(0, np.uint8)
+    for array in (content, bounds):
+        array.flags.writeable = False
+    return content, bounds
+
+
+def byte_words(data: Bytes) -> npt.NDArray[np.uint64]:
+    """`data` seen as words of eight bytes that begin at every byte; nothing is copied."""
+    return np.ndarray(max(0, len(data) - 7), np.uint64, data, strides=1)
+
+
+def overlaid(column: pa.Array, rows: Rows, values: pa.Array) -> pa.Array:
+    """`column` with `values` at `rows`."""
+    if not len(rows):
+        return column
+    index = np.arange(len(column))
+    index[rows] = len(column) + np.arange(len(rows))
+    return pa.concat_arrays([column, values]).take(pa.array(index))

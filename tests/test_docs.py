@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import os
 import re
 import shlex
@@ -105,6 +106,7 @@ class Workshop:
         self._write("my-books/a.txt", topics["assert"] + topics["lambda"])
         for module in ("bisect", "colorsys", "fnmatch", "heapq", "keyword", "linecache", "reprlib", "token"):
             self._write(f"my-code/{module}.py", (Path(os.__file__).parent / f"{module}.py").read_text("utf-8"))
+        self._write("my-dialogues.jsonl", "".join(dialogue(name) for name in sorted(topics)))
         for recipe in RECIPES:
             self._write(f"recipes/{recipe.name}", recipe.read_text("utf-8"))
         for page in PAGES:
@@ -153,8 +155,10 @@ class Workshop:
         if ">" in words:
             words, target = words[: words.index(">")], words[words.index(">") + 1]
         if verb in TRAINING_VERBS:
-            first = 1 if verb == "quickstart" else 2
-            words = [*words[:first], *TINY, *(QUICK if verb == "quickstart" else []), *words[first:]]
+            first = {"quickstart": 1, "explain": 4, "what-if": 3, "report": 3}.get(words[min(1, len(words) - 1)], 2)
+            first = 1 if verb == "quickstart" else first
+            recipe = [word for word in words[1:first] if word.endswith(".toml")]
+            words = [*words[:first], *self._tiny(recipe), *(QUICK if verb == "quickstart" else []), *words[first:]]
         output, errors = io.StringIO(), io.StringIO()
         with contextlib.redirect_stdout(output), contextlib.redirect_stderr(errors), contextlib.chdir(self.folder):
             try:
@@ -168,10 +172,21 @@ class Workshop:
             os.waitpid(int(re.search(r"pid\s+(\d+)", output.getvalue())[1]), 0)
         return status, output.getvalue() + errors.getvalue()
 
+    def _tiny(self, recipe: list[str]) -> list[str]:
+        """Settings that make a verb quick; phases have steps of their own."""
+        phased = recipe and "[[train.phases]]" in (self.folder / recipe[0]).read_text("utf-8")
+        return [setting for setting in TINY if not (phased and setting.startswith("train.steps"))]
+
     def _write(self, name: str, text: str) -> None:
         path = self.folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, "utf-8")
+
+
+def dialogue(topic: str) -> str:
+    """A question about a topic and its answer, as a line of JSON."""
+    turns = [("user", f"What is {topic}? Tell me in some detail, please."), ("assistant", topics[topic][:1500])]
+    return json.dumps({"messages": [{"role": role, "content": content} for role, content in turns]}) + "\n"
 
 
 def shell(command: list[str]) -> str:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from ropewalk import flow
+from ropewalk.base.errors import UserError
 
 from .console import emit
 from .options import Json, verb
@@ -22,6 +23,13 @@ def generate(
         Path, typer.Argument(help="A checkpoint, or a run directory for its newest.", show_default=False)
     ],
     prompt: Annotated[str, typer.Option("--prompt", help="Text to continue; `-` reads standard input.")] = "",
+    chat: Annotated[
+        str, typer.Option("--chat", help="A question for a model trained on dialogues; `-` reads standard input.")
+    ] = "",
+    template: Annotated[
+        Literal["auto", "chatml", "plain"],
+        typer.Option("--template", help="How --chat is written; `auto`: as in the model's own data."),
+    ] = "auto",
     tokens: Annotated[int, typer.Option("--tokens", min=1, help="Most tokens to add.")] = 120,
     temperature: Annotated[float, typer.Option("--temperature", min=0.0, help="0 takes the likeliest token.")] = 0.7,
     top_k: Annotated[int, typer.Option("--top-k", min=0, help="Draw from the k likeliest tokens; 0 from all.")] = 50,
@@ -30,15 +38,28 @@ def generate(
 ) -> None:
     """Example: ropewalk generate runs/quickstart --prompt "def add(a, b):"
 
-    Continues a text with a trained model, word by word, with a key-value cache.
+    Continues a text with a trained model, word by word, with a key-value cache. With --chat it answers a question.
     """
-    text = sys.stdin.read() if prompt == "-" else prompt
-    pieces = flow.generate(checkpoint, prompt=text, tokens=tokens, temperature=temperature, top_k=top_k, seed=seed)
+    if prompt and chat:
+        raise UserError("--prompt continues a text, --chat answers a question; give one of them")
+    text = sys.stdin.read() if "-" in (prompt, chat) else prompt or chat
+    if chat:
+        pieces = flow.answer(
+            checkpoint,
+            question=text,
+            template="" if template == "auto" else template,
+            tokens=tokens,
+            temperature=temperature,
+            top_k=top_k,
+            seed=seed,
+        )
+    else:
+        pieces = flow.generate(checkpoint, prompt=text, tokens=tokens, temperature=temperature, top_k=top_k, seed=seed)
     if json:
         emit({"prompt": text, "completion": "".join(pieces)}, as_json=True, text="")
         return
     first = next(pieces, "")  # before anything is printed: the checkpoint may be damaged
-    typer.echo(text + first, nl=False)
+    typer.echo(first if chat else text + first, nl=False)
     for piece in pieces:
         typer.echo(piece, nl=False)
         sys.stdout.flush()

@@ -23,7 +23,7 @@ VERBS = {
     "new": "Write a commented recipe for your own files.",
     "recipe": "Check, show or compare recipes.",
     "run": "Raw files to report: prepare, plan, train, evaluate.",
-    "prepare": "Raw files to token shards; explain what became of a document.",
+    "prepare": "Raw files to token shards; explain a document, try thresholds, report.",
     "plan": "What a recipe will need, before anything is spent.",
     "model": "Describe a recipe's model; export, import or grow a trained one.",
     "train": "As far as the trained model.",

@@ -57,7 +57,7 @@ def export(
     """Example: ropewalk model export runs/quickstart quickstart-hf
 
     Writes a checkpoint as a Hugging Face directory: config, safetensors, tokenizer. The same weights give the same
-    logits there.
+    logits there. Adapters (LoRA) are merged into the weights.
     """
     made = flow.export_model(checkpoint, folder, layout=layout)
     text = f"{made['folder']}: {amount(made['parameters'])} parameters of step {made['step']}, {made['layout']} layout"

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer.core import TyperGroup
 
 RecipeFile = Annotated[Path, typer.Argument(help="The recipe, a TOML file.", show_default=False)]
 Overrides = Annotated[
@@ -18,9 +19,10 @@ New = Annotated[bool, typer.Option("--new", help="Set an existing run aside and 
 Json = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")]
 
 
-def verb(*, help: str = "") -> typer.Typer:
-    """A Typer for one verb file, plain text help and our own errors."""
+def verb(*, help: str = "", cls: type[TyperGroup] | None = None) -> typer.Typer:
+    """A Typer for one verb file, plain text help and our own errors; `cls` makes its group another than usual."""
     return typer.Typer(
+        cls=cls,
         rich_markup_mode=None,
         pretty_exceptions_enable=False,
         no_args_is_help=False,

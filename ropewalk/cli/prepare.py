@@ -1,4 +1,4 @@
-"""`ropewalk prepare`, `ropewalk prepare explain`"""
+"""`ropewalk prepare`, `ropewalk prepare explain | what-if | report`"""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from ropewalk import flow
 from ropewalk.base.progress import amount
@@ -14,34 +15,101 @@ from ropewalk.base.progress import amount
 from .console import Console, emit, table
 from .options import Json, New, Overrides, RecipeFile, Runs, verb
 
-app = verb()
+DEFAULT = "data"
+"""The command behind `ropewalk prepare RECIPE`, which needs no name."""
 
 
-@app.command()
+class _WithDefault(TyperGroup):
+    """A group whose first word may be a recipe instead of a command."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        named = args and (args[0] in self.commands or args[0] in ctx.help_option_names)
+        return super().parse_args(ctx, args if named else [DEFAULT, *args])
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return [name for name in self.commands if name != DEFAULT]
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        return ["RECIPE [OVERRIDES]... [OPTIONS]", "|", "COMMAND [ARGS]..."]
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        self.commands[DEFAULT].format_options(ctx, formatter)
+        self.format_commands(ctx, formatter)
+
+
+app = verb(
+    help="""Example: ropewalk prepare recipes/books.toml
+
+    Turns raw files into filtered, deduplicated token shards with a manifest and a ledger in which every document has a
+    row. Prepared data is shared by all runs whose settings and files are the same, and what has not changed since the
+    last time is not done again.""",
+    cls=_WithDefault,
+)
+
+
+@app.command(name=DEFAULT, hidden=True)
 def prepare(
     recipe: RecipeFile,
     overrides: Overrides = None,
     runs: Runs = Path("runs"),
     new: New = False,
-    explain: Annotated[
-        str | None, typer.Option("--explain", help="Tell what became of the document with this id, and stop.")
-    ] = None,
     json: Json = False,
 ) -> None:
     """Example: ropewalk prepare recipes/books.toml
 
-    Example: ropewalk prepare recipes/books.toml --explain "books:my-books/a.txt"
-
-    Turns raw files into filtered, deduplicated token shards with a manifest and a ledger in which every document has a
-    row. Prepared data is shared by all runs whose settings and files are the same.
+    Turns raw files into token shards.
     """
-    settings = overrides or ()
-    if explain is not None:
-        story = flow.explain(recipe, explain, settings, progress=Console())
-        emit(dataclasses.asdict(story), as_json=json, text=str(story))
-        return
-    result = flow.prepare(recipe, settings, runs=runs, new=new, progress=Console())
+    result = flow.prepare(recipe, overrides or (), runs=runs, new=new, progress=Console())
     emit(result, as_json=json, text=_text(result))
+
+
+@app.command()
+def explain(
+    recipe: RecipeFile,
+    document: Annotated[str, typer.Argument(help="The document's id.", show_default=False)],
+    overrides: Overrides = None,
+    json: Json = False,
+) -> None:
+    """Example: ropewalk prepare explain recipes/books.toml "books:my-books/a.txt"
+
+    Tells what became of a document: kept, edited or removed, by which rule, with the measured value and the limit,
+    whose copy it is, and where its tokens lie.
+    """
+    story = flow.explain(recipe, document, overrides or (), progress=Console())
+    emit(dataclasses.asdict(story), as_json=json, text=str(story))
+
+
+@app.command(name="what-if")
+def what_if(
+    recipe: RecipeFile,
+    settings: Annotated[
+        list[str],
+        typer.Argument(
+            help="Thresholds to try, as filter.min_bytes=100; other settings replace the recipe's.", show_default=False
+        ),
+    ],
+    json: Json = False,
+) -> None:
+    """Example: ropewalk prepare what-if recipes/books.toml filter.min_bytes=1000
+
+    Shows which documents other thresholds would gain and lose, by source and by rule, from the statistics that were
+    kept. No text is read and nothing is prepared anew.
+    """
+    changes = [item for item in settings if item.startswith(("filter.", "prepare.filter."))]
+    overrides = [item for item in settings if item not in changes]
+    found = flow.what_if(recipe, changes, overrides, progress=Console())
+    emit(dataclasses.asdict(found), as_json=json, text=str(found))
+
+
+@app.command()
+def report(recipe: RecipeFile, overrides: Overrides = None, json: Json = False) -> None:
+    """Example: ropewalk prepare report recipes/books.toml
+
+    Draws one page that works offline: what went where, how rules overlap, samples of what each removed, how often texts
+    repeat, what the corpus is made of.
+    """
+    path = flow.prepare_report(recipe, overrides or (), progress=Console())
+    emit({"report": str(path)}, as_json=json, text=str(path))
 
 
 def _text(result: dict[str, Any]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,8 @@ from ropewalk.model.decoder import Decoder
 from ropewalk.parallel.apply import apply
 from ropewalk.parallel.mesh import pick_device
 from ropewalk.plan.plan import load_plan
-from ropewalk.prepare.tokenizer import end_of_text
+from ropewalk.prepare.chat import ChatEncoder, Turn, template_named
+from ropewalk.prepare.tokenizer import encode, end_of_text
 
 from .config import Evaluate
 from .generate import stream
@@ -28,7 +29,7 @@ def evaluate_checkpoint(
     path: Path, *, run: Path, data: Path, settings: Evaluate, seed: int, progress: Progress
 ) -> dict[str, Any]:
     """Measures the checkpoint on the held-out text in `data`, writes the results into `run` and returns them."""
-    plan = load_plan(run).plan
+    plan = load_plan(run).phases[-1].plan
     model, step, _ = load_model(path, device=pick_device(plan, ranks()))
     executor = apply(plan, model, None)
     measured = evaluate(
@@ -53,9 +54,42 @@ def continue_text(path: Path, *, prompt: str, tokens: int, temperature: float, t
     end = end_of_text(tokenizer, path=path / TOKENIZER)
     # Every document of the training text follows an end of text: so does a prompt.
     prompt_ids = [end, *tokenizer.encode(prompt, add_special_tokens=False).ids]
+    drawn = stream(model, prompt_ids, new_tokens=tokens, temperature=temperature, top_k=top_k, seed=seed, end=end)
+    yield from _spelled(drawn, tokenizer)
+
+
+def answer_text(
+    path: Path, *, question: str, template: str, tokens: int, temperature: float, top_k: int, seed: int
+) -> Iterator[str]:
+    """Pieces of the model's answer to `question`, rendered by the chat template; ends where the template closes it."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    model, _, tokenizer = load_model(path, device=device)
+    end = end_of_text(tokenizer, path=path / TOKENIZER)
+    chat = ChatEncoder(
+        template_named(template), tokenizer, lambda texts: encode(tokenizer, texts, dtype="uint32"), end=end
+    )
+    prompt_ids = [end, *chat.prompt([Turn("user", question)])]
+    drawn = stream(model, prompt_ids, new_tokens=tokens, temperature=temperature, top_k=top_k, seed=seed, end=end)
+    yield from _spelled(until(drawn, chat.closing), tokenizer)
+
+
+def until(tokens: Iterable[int], closing: list[int]) -> Iterator[int]:
+    """`tokens` as far as the first place where `closing` begins; what may be its beginning is held back."""
+    held: list[int] = []
+    for token in tokens:
+        held.append(token)
+        while held and held != closing[: len(held)]:
+            yield held.pop(0)
+        if held == closing:
+            return
+    yield from held
+
+
+def _spelled(tokens: Iterable[int], tokenizer: Tokenizer) -> Iterator[str]:
+    """The text of `tokens`, piece by piece."""
     drawn: list[int] = []
     shown = ""
-    for token in stream(model, prompt_ids, new_tokens=tokens, temperature=temperature, top_k=top_k, seed=seed, end=end):
+    for token in tokens:
         drawn.append(token)
         text = tokenizer.decode(drawn)
         # A character may take several tokens; hold the replacement mark back until it is whole.

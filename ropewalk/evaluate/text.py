@@ -7,7 +7,6 @@ as they can, and `check` compares with the number of bytes that prepare encoded.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ import numpy.typing as npt
 import xxhash
 
 from ropewalk.base.errors import DataError
+from ropewalk.prepare.tokenizer import byte_table
 from ropewalk.store.manifest import ShardEntry, TokenizerEntry
 from ropewalk.store.shards import Shard
 
@@ -27,7 +27,7 @@ class Detokenizer:
     def __init__(self, folder: Path, entry: TokenizerEntry) -> None:
         self._tokenizer = _read_tokenizer(folder / entry.file, entry.checksum)
         self._end = entry.end_of_text
-        self._table = _byte_table(self._tokenizer)
+        self._table = byte_table(self._tokenizer)
         self._sizes = np.array([len(data) for data in self._table or ()], np.int64)
 
     def data(self, tokens: Sequence[int] | np.ndarray) -> bytes:
@@ -75,24 +75,3 @@ def _read_tokenizer(path: Path, checksum: str) -> Any:
     if found != checksum:
         raise DataError(f"{path}: damaged tokenizer: its checksum is {found}, the manifest says {checksum}")
     return Tokenizer.from_str(content.decode())
-
-
-def _byte_table(tokenizer: Any) -> list[bytes] | None:
-    """The bytes of each token id of a byte-level tokenizer, None for other kinds."""
-    if (json.loads(tokenizer.to_str())["decoder"] or {}).get("type") != "ByteLevel":
-        return None
-    names: dict[str, int] = tokenizer.get_vocab(with_added_tokens=True)
-    added: dict[int, Any] = tokenizer.get_added_tokens_decoder()
-    alphabet = _byte_alphabet()
-    table = [b""] * (max(names.values()) + 1)
-    for name, token in names.items():
-        table[token] = name.encode() if token in added else bytes(alphabet[letter] for letter in name)
-    return table
-
-
-def _byte_alphabet() -> dict[str, int]:
-    """The letter by which byte-level tokenizers name each byte (GPT-2, `bytes_to_unicode`): visible Latin-1 characters
-    stand for themselves, the other bytes in turn for U+0100, U+0101, ..."""
-    visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = sorted(set(range(256)) - set(visible))
-    return {chr(byte): byte for byte in visible} | {chr(0x100 + i): byte for i, byte in enumerate(others)}

@@ -14,10 +14,13 @@ if TYPE_CHECKING:
     from .models import export_model as export_model
     from .models import grow_model as grow_model
     from .models import import_model as import_model
+    from .prepared import explain as explain
+    from .prepared import prepare_report as prepare_report
+    from .prepared import what_if as what_if
     from .recipe import Recipe as Recipe
+    from .verbs import answer as answer
     from .verbs import detach as detach
     from .verbs import evaluate as evaluate
-    from .verbs import explain as explain
     from .verbs import generate as generate
     from .verbs import monitor as monitor
     from .verbs import plan as plan
@@ -31,9 +34,10 @@ if TYPE_CHECKING:
 _HOMES = {
     "authoring": ("check", "describe", "diff", "new_recipe", "show"),
     "models": ("export_model", "grow_model", "import_model"),
+    "prepared": ("explain", "prepare_report", "what_if"),
     "recipe": ("Recipe",),
     "verbs": (
-        *("detach", "evaluate", "explain", "generate", "monitor", "plan", "prepare"),
+        *("answer", "detach", "evaluate", "generate", "monitor", "plan", "prepare"),
         *("quickstart", "recipe_from", "report", "run", "train"),
     ),
 }

@@ -19,6 +19,7 @@ from ropewalk.config.read import Resolved, flatten, parse_tree, read
 from ropewalk.config.resolved import FILE, load_resolved, save_resolved
 from ropewalk.config.schema import fields_of, item_of, section_of
 from ropewalk.config.write import literal
+from ropewalk.model.layouts import CONFIG as HUGGING_FACE
 from ropewalk.prepare.config import Prepare
 from ropewalk.prepare.sources import missing_paths
 
@@ -36,12 +37,15 @@ def read_recipe(path: Path, overrides: Sequence[str] = ()) -> Resolved[Recipe]:
 def check_inputs(resolved: Resolved[Recipe]) -> None:
     """Raises ConfigError naming, with their lines, all files of the recipe that are not there."""
     problems = list(_missing_files(resolved.value.prepare, resolved.origin))
-    start = resolved.value.train.start_from
-    if start:
-        try:
-            resolve_checkpoint(Path(start))
-        except DataError as error:
-            problems.append(Problem(resolved.origin("train.start_from"), f"`train.start_from`: {error}"))
+    train = resolved.value.train
+    starts = {"train.start_from": train.start_from}
+    starts |= {f"train.phases.{index}.start_from": phase.start_from for index, phase in enumerate(train.phases)}
+    for key, start in starts.items():
+        if start and not (Path(start) / HUGGING_FACE).is_file():
+            try:
+                resolve_checkpoint(Path(start))
+            except DataError as error:
+                problems.append(Problem(resolved.origin(key), f"`{key}`: {error}"))
     if problems:
         raise ConfigError(problems)
 
@@ -66,9 +70,15 @@ def _missing_files(settings: Prepare, origin: Callable[[str], str]) -> Iterator[
         remedy = f"paths are relative to the working folder, {Path.cwd()}"
         yield Problem(origin(key), f'`{key}`: nothing matches "{path}"', remedy)
     file = settings.tokenizer.file
-    if file and not Path(file).is_file():
+    if file and not _is_tokenizer(Path(file)):
         key = "prepare.tokenizer.file"
         yield Problem(origin(key), f'`{key}`: no file "{file}"', "leave it out to train a tokenizer")
+
+
+def _is_tokenizer(place: Path) -> bool:
+    from ropewalk.prepare.tokenizer import file_of  # not needed by recipes that train one
+
+    return file_of(place).is_file()
 
 
 def set_aside(run: Path) -> Path | None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ropewalk import __version__
-from ropewalk.base.errors import DataError, MissingPackage, RunConflict
+from ropewalk.base.errors import DataError, MissingPackage, RunConflict, UserError
 from ropewalk.base.events import EventLog, events_path, read_events, steps
 from ropewalk.base.files import locked, read_json, write_json
 from ropewalk.base.progress import Progress, Silent
@@ -17,17 +17,21 @@ from ropewalk.checkpoint.format import list_checkpoints, read_checkpoint_manifes
 from ropewalk.config.read import Resolved
 from ropewalk.config.threads import share_cores
 from ropewalk.config.write import plain
+from ropewalk.model.frozen import trained_names
+from ropewalk.model.layouts import CONFIG as HUGGING_FACE
+from ropewalk.model.lora import with_lora
 from ropewalk.model.spec import resolve
 from ropewalk.monitor.report import write_report
-from ropewalk.plan.machine import this_machine
+from ropewalk.plan.machine import Machine, this_machine
 from ropewalk.plan.plan import Planned, choose, save_plan
 from ropewalk.prepare.pipeline import plan_inputs, prepare
 from ropewalk.store.manifest import FILE as MANIFEST
 from ropewalk.store.manifest import Manifest, read_manifest
+from ropewalk.train.phases import phases_of
 
 from .opening import check_inputs, open_run, set_aside
 from .recipe import Recipe
-from .stages import Result, Stages, read_record
+from .stages import Result, Stages, fingerprint, read_record
 
 Stage = Literal["prepare", "plan", "train", "evaluate", "report"]
 STAGES: tuple[Stage, ...] = ("prepare", "plan", "train", "evaluate", "report")
@@ -41,11 +45,13 @@ def advance(
     new: bool = False,
     progress: Progress | None = None,
     begin_training: bool = False,
+    profile_steps: int = 0,
 ) -> Result:
     """Takes the recipe's run as far as stage `until`, from wherever it stands; the result of that stage.
 
     Killed at any instant, the same call continues. `new` sets an existing run aside first; `begin_training` leaves
-    the run as a worker started by hand expects it.
+    the run as a worker started by hand expects it; `profile_steps` steps of training are profiled, and the result has
+    their table.
     """
     check_inputs(resolved)
     folder = runs / resolved.value.name
@@ -54,18 +60,23 @@ def advance(
         set_aside(folder)
     with locked(folder), EventLog(folder) as events:
         open_run(folder, resolved, events)
-        flow = Flow(folder, resolved.value, events, progress or Silent())
+        flow = Flow(folder, resolved.value, events, progress or Silent(), profile_steps=profile_steps)
         result = flow.run(until)
         if begin_training:
             flow.begin_training()
-        return result
+        return {**result, "profile": flow.profile} if profile_steps else result
 
 
 class Flow:
     """One pass over the stages of a run whose directory is open and locked."""
 
-    def __init__(self, folder: Path, recipe: Recipe, events: EventLog, progress: Progress) -> None:
+    def __init__(
+        self, folder: Path, recipe: Recipe, events: EventLog, progress: Progress, *, profile_steps: int = 0
+    ) -> None:
         self._folder, self._recipe, self._progress = folder, recipe, progress
+        self._profile_steps = profile_steps
+        self.profile: Result | None = None
+        """The table of the profiled steps."""
         self._events = events
         self._stages = Stages(folder, events)
 
@@ -94,7 +105,7 @@ class Flow:
         inputs = plan_inputs(recipe.prepare, seed=recipe.seed)
 
         def work() -> Result:
-            made = prepare(recipe.prepare, seed=recipe.seed, progress=self._progress)
+            made = prepare(recipe.prepare, seed=recipe.seed, progress=self._progress, inputs=inputs)
             counts = removals(made.manifest)
             self._progress.say(removal_line(counts))
             return {
@@ -120,8 +131,8 @@ class Flow:
         def work() -> Result:
             save_plan(self._folder, planned)
             return {
-                "parameters": planned.spec.parameters(),
-                "memory_bytes": planned.memory.total,
+                "parameters": planned.phases[-1].spec.parameters(),
+                "memory_bytes": planned.fullest.memory.total,
                 "flops": planned.flops,
             }
 
@@ -130,29 +141,41 @@ class Flow:
     def _training_inputs(self) -> dict[str, Any]:
         """All that decides the weights."""
         recipe = self._recipe
-        cosmetic = {"log_every_steps", "validate_every_steps", "validate_rows"}
+        cosmetic = {"log_every_steps", "layers_every_steps", "validate_every_steps", "validate_rows"}
+        phases = phases_of(recipe.train, sequence_length=recipe.load.sequence_length)
         return {
             "data": self._prepared("hash"),
             "seed": recipe.seed,
             "sequence_length": recipe.load.sequence_length,
             "model": plain(recipe.model),
             "train": {key: value for key, value in plain(recipe.train).items() if key not in cosmetic},
-            "start": _identity(recipe.train.start_from),
+            "start": [_identity(phase.start_from) for phase in phases],
         }
 
     def _train(self) -> Result:
         def work() -> Result:
+            if self._profile_steps:
+                module = needs_torch("ropewalk.train.profile", "training")
+                made = module.train_profiled(self._folder, steps=self._profile_steps, progress=self._progress)
+                self.profile = made.table
+                return dict(made.figures)
             loop = needs_torch("ropewalk.train.loop", "training")
             return dict(loop.train(self._folder, progress=self._progress))
 
         checkpoints = self._folder / "checkpoints"
-        return self._stages.do(
+        result = self._stages.do(
             "train",
             self._training_inputs(),
             work,
             whole=lambda result: self._is_trained(result["step"]),
             precious=bool(list_checkpoints(checkpoints)),
         )
+        if self._profile_steps and self.profile is None:
+            raise UserError(
+                f"{self._folder}: this run is trained, no step is left to profile; start anew with --new (the old run "
+                "is kept beside it), or give the recipe another `name`"
+            )
+        return result
 
     def _evaluate(self) -> Result:
         path = list_checkpoints(self._folder / "checkpoints")[-1]
@@ -214,27 +237,36 @@ def removal_line(counts: Result) -> str:
     )
 
 
-def plan_recipe(recipe: Recipe, *, vocabulary: int) -> Planned:
-    """The plan of a recipe on this machine for a tokenizer of `vocabulary` tokens."""
-    spec = resolve(recipe.model, vocabulary=vocabulary, sequence_length=recipe.load.sequence_length)
-    return choose(
-        spec,
-        recipe.plan,
-        this_machine(),
-        batch_rows=recipe.train.batch_rows,
-        steps=recipe.train.steps,
-        precision=recipe.train.precision,
-        optimizer=recipe.train.optimizer.kind,
-    )
+def plan_recipe(recipe: Recipe, *, vocabulary: int, machine: Machine | None = None) -> Planned:
+    """The plans of a recipe's phases on this machine (or another) for a tokenizer of `vocabulary` tokens."""
+    machine = machine or this_machine()
+    plans = []
+    for phase in phases_of(recipe.train, sequence_length=recipe.load.sequence_length):
+        spec = resolve(recipe.model, vocabulary=vocabulary, sequence_length=phase.sequence_length)
+        spec = with_lora(spec, phase.lora)
+        plans.append(
+            choose(
+                spec,
+                recipe.plan,
+                machine,
+                batch_rows=phase.batch_rows,
+                steps=phase.steps,
+                precision=recipe.train.precision,
+                optimizer=recipe.train.optimizer.kind,
+                tokens=phase.tokens(phase.steps),
+                trained=trained_names(spec, phase.frozen) if phase.frozen or phase.lora else None,
+            )
+        )
+    return Planned(phases=tuple(plans))
 
 
 def expected_vocabulary(recipe: Recipe) -> int:
     """The tokenizer's size before anything is prepared: the file's, or what is asked for."""
     if not recipe.prepare.tokenizer.file:
         return recipe.prepare.tokenizer.vocabulary
-    from tokenizers import Tokenizer
+    from ropewalk.prepare.tokenizer import load, vocabulary_size
 
-    return int(Tokenizer.from_file(recipe.prepare.tokenizer.file).get_vocab_size())
+    return vocabulary_size(load(Path(recipe.prepare.tokenizer.file)))
 
 
 def summarize(folder: Path, recipe: Recipe) -> Result:
@@ -268,9 +300,13 @@ def summarize(folder: Path, recipe: Recipe) -> Result:
 
 
 def _identity(checkpoint: str) -> str | None:
-    """The checksum of the checkpoint that training starts from, None for a fresh model."""
+    """The checksum of the checkpoint or directory that training starts from, None for a fresh model."""
     if not checkpoint:
         return None
+    if (Path(checkpoint) / HUGGING_FACE).is_file():
+        # Gigabytes need not be read to tell that they are the same files.
+        files = sorted(Path(checkpoint).glob("*.safetensors"))
+        return fingerprint([(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files])
     identity: str = sealed(read_checkpoint_manifest(resolve_checkpoint(Path(checkpoint))))["checksum"]
     return identity
 

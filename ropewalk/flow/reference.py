@@ -42,17 +42,18 @@ def commented_recipe(name: str, sources: str) -> str:
     for field in fields_of(Recipe):
         section = section_of(field.kind)
         if section:
-            lines += _commented_section(section, field.name)
+            lines += _commented_section(section, field.name, optional=field.default is None)
     return "\n".join(lines) + "\n"
 
 
-def _commented_section(section: type, key: str) -> Iterator[str]:
-    yield from ("", f"[{key}]")
+def _commented_section(section: type, key: str, *, optional: bool) -> Iterator[str]:
+    """A table, with those inside it; one that is `optional` is there only when its header is, hence a comment too."""
+    yield from ("", f"#[{key}]" if optional else f"[{key}]")
     yield from _commented(section)
     for field in fields_of(section):
         inner = section_of(field.kind)
         if inner:
-            yield from _commented_section(inner, f"{key}.{field.name}")
+            yield from _commented_section(inner, f"{key}.{field.name}", optional=optional or field.default is None)
 
 
 def _commented(cls: type, skip: Collection[str] = ()) -> Iterator[str]:
@@ -60,7 +61,7 @@ def _commented(cls: type, skip: Collection[str] = ()) -> Iterator[str]:
         if field.name in skip or section_of(field.kind) or _is_table_list(field):
             continue
         yield from (f"# {line}" for line in textwrap.wrap(field.doc, 110))
-        value = "..." if field.default is None else literal(field.default)
+        value = "..." if field.required or field.default is None else literal(field.default)
         yield f"#{field.name} = {value}"
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from ropewalk.base.errors import UserError
-from ropewalk.base.progress import Progress, Silent
-from ropewalk.checkpoint.format import resolve_checkpoint
+from ropewalk.base.progress import Progress
+from ropewalk.checkpoint.format import read_checkpoint_manifest, resolve_checkpoint
 from ropewalk.config.read import Resolved, parse, parse_tree
 from ropewalk.config.write import plain
 from ropewalk.launch.local import start_detached
@@ -18,9 +18,7 @@ from ropewalk.monitor.console import status_lines
 from ropewalk.monitor.report import write_report
 from ropewalk.monitor.run import read_run
 from ropewalk.plan.machine import this_machine
-from ropewalk.prepare.ledger import Story
-from ropewalk.prepare.ledger import explain as explain_document
-from ropewalk.prepare.pipeline import prepare as prepare_data
+from ropewalk.prepare.chat import TEMPLATES
 
 from .opening import check_inputs, read_recipe
 from .pipeline import Stage, advance, expected_vocabulary, needs_torch, plan_recipe
@@ -70,16 +68,6 @@ def prepare(
     return run(recipe, overrides, runs=runs, new=new, progress=progress, until="prepare")
 
 
-def explain(
-    recipe: RecipeLike, document: str, overrides: Sequence[str] = (), *, progress: Progress | None = None
-) -> Story:
-    """What became of one document of the recipe's corpus, which is prepared where it is not yet; no run is touched."""
-    resolved = resolve_recipe(recipe, overrides)
-    check_inputs(resolved)
-    made = prepare_data(resolved.value.prepare, seed=resolved.value.seed, progress=progress or Silent())
-    return explain_document(made.folder, document)
-
-
 def plan(recipe: RecipeLike, overrides: Sequence[str] = ()) -> dict[str, Any]:
     """What the recipe's run will need on this machine; also checks that its input files exist."""
     resolved = resolve_recipe(recipe, overrides)
@@ -95,9 +83,15 @@ def train(
     runs: Path = RUNS,
     new: bool = False,
     progress: Progress | None = None,
+    profile: int = 0,
 ) -> Result:
-    """As far as the trained model; steps, tokens and last losses."""
-    return run(recipe, overrides, runs=runs, new=new, progress=progress, until="train")
+    """As far as the trained model; steps, tokens and last losses.
+
+    `profile` says how many steps to profile: the result then has their table as `profile`, and the run a folder
+    `profile/` with the trace. The weights are the same.
+    """
+    resolved = resolve_recipe(recipe, overrides)
+    return advance(resolved, runs=runs, until="train", new=new, progress=progress, profile_steps=profile)
 
 
 def detach(
@@ -134,13 +128,36 @@ def generate(
 ) -> Iterator[str]:
     """Pieces of text as they are drawn; `checkpoint` is a checkpoint or a run directory."""
     path = resolve_checkpoint(checkpoint)
-    try:
-        prompt.encode()
-    except UnicodeEncodeError:
-        raise UserError("the prompt is not UTF-8 text; give it in that encoding") from None
+    _check_text(prompt)
     module = needs_torch("ropewalk.evaluate.checkpoint", "generation")
     pieces: Iterator[str] = module.continue_text(
         path, prompt=prompt, tokens=tokens, temperature=temperature, top_k=top_k, seed=seed
+    )
+    return pieces
+
+
+def answer(
+    checkpoint: Path,
+    *,
+    question: str,
+    template: str = "",
+    tokens: int = 120,
+    temperature: float = 0.7,
+    top_k: int = 50,
+    seed: int = 0,
+) -> Iterator[str]:
+    """Pieces of the answer of a chat model as they are drawn; `template` names its chat template when it has none."""
+    path = resolve_checkpoint(checkpoint)
+    _check_text(question)
+    chosen = template or read_checkpoint_manifest(path).chat
+    if not chosen:
+        raise UserError(
+            f"{path}: this model was trained without dialogues, so its chat template is not known; name one with "
+            f"--template ({', '.join(TEMPLATES)})"
+        )
+    module = needs_torch("ropewalk.evaluate.checkpoint", "generation")
+    pieces: Iterator[str] = module.answer_text(
+        path, question=question, template=chosen, tokens=tokens, temperature=temperature, top_k=top_k, seed=seed
     )
     return pieces
 
@@ -179,6 +196,13 @@ def resolve_recipe(recipe: RecipeLike, overrides: Sequence[str] = ()) -> Resolve
 def recipe_from(value: Recipe) -> Resolved[Recipe]:
     """A recipe built in Python, checked as one from a file would be."""
     return Resolved(parse_tree(Recipe, _given(plain(value)), "recipe"), {})
+
+
+def _check_text(text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise UserError("the prompt is not UTF-8 text; give it in that encoding") from None
 
 
 def _given(tree: Any) -> Any:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from ropewalk.base.errors import DataError
 from ropewalk.base.progress import amount
 
-from .funnel import Count, Flow, read_counts, read_flow
+from .funnel import Count, Flow, Measure, read_counts, read_flow
 from .markup import Markup, element
 from .page import empty, scrolling, section, table
 from .run import RunView
@@ -15,33 +17,49 @@ TITLE = "Data"
 
 
 def corpus_section(view: RunView) -> Markup:
-    """The Sankey of documents, and the same counts as a table."""
+    """What became of the documents of the run's corpus."""
     if not view.manifest:
         where = f" (looked in {view.manifest_folder})" if view.manifest_folder else ""
         return section(
             TITLE, empty(f"There is no manifest of prepared data{where}, so what was kept is not known here.")
         )
+    return section(TITLE, funnel_figures(view.manifest))
+
+
+def funnel_figures(manifest: Any) -> list[Markup]:
+    """The Sankey of documents, that of bytes where the manifest knows them, and the same counts as a table."""
     try:
-        flow, counts = read_flow(view.manifest), read_counts(view.manifest)
+        flow, counts = read_flow(manifest), read_counts(manifest)
     except DataError as error:
-        return section(TITLE, empty(f"The manifest cannot be drawn: {error}."))
+        return [empty(f"The manifest cannot be drawn: {error}.")]
+    figures = [_figure(flow, "documents", "What became of each document")]
+    if flow.knows_bytes:
+        figures.append(_figure(flow, "bytes", "What became of each byte"))
+    numbers = element("details", element("summary", "The same in numbers"), scrolling(_numbers(counts)))
+    return [*figures, numbers]
+
+
+def _figure(flow: Flow, measure: Measure, title: str) -> Markup:
     legend = [element("span", element("i", class_=f"key {source_tone(flow, name)}"), name) for name in flow.sources]
     caption = element(
         "figcaption",
-        element("strong", "What became of each document"),
-        element("span", _outcome(flow), class_="unit"),
+        element("strong", title),
+        element("span", _outcome(flow, measure), class_="unit"),
         element("span", legend, class_="legend"),
     )
-    drawing = element("figure", caption, scrolling(draw_flow(flow)))
-    numbers = element("details", element("summary", "The same in numbers"), scrolling(_numbers(counts)))
-    return section(TITLE, drawing, numbers)
+    return element("figure", caption, scrolling(draw_flow(flow, measure)))
 
 
-def _outcome(flow: Flow) -> str:
-    total = sum(node.documents for node in flow.nodes if node.kind == "source")
-    kept = sum(node.documents for node in flow.nodes if node.kind == "kept")
-    share = f" ({100 * kept / total:.1f} %)" if total else ""
-    return f"{kept:,} of {total:,} documents kept{share}"
+def _outcome(flow: Flow, measure: Measure) -> str:
+    def total(kind: str) -> int:
+        nodes = (node for node in flow.nodes if node.kind == kind)
+        return sum(node.documents if measure == "documents" else node.bytes or 0 for node in nodes)
+
+    read, kept = total("source"), total("kept")
+    share = f" ({100 * kept / read:.1f} %)" if read else ""
+    if measure == "bytes":
+        return f"{amount(kept, 'B')} of {amount(read, 'B')} kept{share}"
+    return f"{kept:,} of {read:,} documents kept{share}"
 
 
 def _numbers(counts: list[Count]) -> Markup:

@@ -1,12 +1,12 @@
-"""The manifest's counts as a flow: documents of each source, through the steps, to a split or to removal.
+"""The manifest's counts as a flow: documents and bytes of each source, through the steps, to a split or to removal.
 
-Counts are conserved: at every node between the ends, as many documents leave as arrive. A manifest whose
-counts do not add up gives an error instead of a picture.
+Counts are conserved: at every node between the ends, as much leaves as arrives. A manifest whose counts do not add up
+gives an error instead of a picture.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -15,11 +15,15 @@ from ropewalk.base.errors import DataError
 from .values import mapping, text, whole
 
 KEPT = "kept"
+EDITED = "edits: "
+"""Before the rule of a node that stands for what edits took away."""
+
+Measure = Literal["documents", "bytes"]
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A place documents pass or end; `bytes` is None where the manifest does not say."""
+    """A place documents pass or end; `bytes` is None where the manifest does not say. What edits took is bytes."""
 
     key: str
     label: str
@@ -38,6 +42,7 @@ class Link:
     end: str
     source: str
     documents: int
+    bytes: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +53,11 @@ class Flow:
     steps: tuple[str, ...]
     nodes: tuple[Node, ...]
     links: tuple[Link, ...]
+
+    @property
+    def knows_bytes(self) -> bool:
+        """Whether the manifest says how many bytes went which way."""
+        return all(link.bytes is not None for link in self.links)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +72,9 @@ class Count:
     bytes_out: int
     removed: tuple[tuple[str, int], ...]
     edited: tuple[tuple[str, int], ...]
+    removed_bytes: Mapping[str, int]
+    """By rule; empty in manifests of earlier versions."""
+    edited_bytes: Mapping[str, int]
 
 
 def read_counts(manifest: Any) -> list[Count]:
@@ -81,8 +94,8 @@ def read_flow(manifest: Any) -> Flow:
     for source in sources:
         path = [count for count in counts if count.source == source]
         _check(path)
-        links += _source_links(path, _splits(manifest, source, path[-1].documents_out))
-    links = [link for link in links if link.documents]
+        links += _source_links(path, _splits(manifest, source, path[-1]))
+    links = [link for link in links if link.documents or link.bytes]
     return Flow(sources, steps, tuple(_nodes(counts, links, sources, steps)), tuple(links))
 
 
@@ -110,6 +123,8 @@ def _count(source: str, step: Any) -> Count:
         bytes_out=bytes_out,
         removed=tuple((rule, whole(n) or 0) for rule, n in mapping(row.get("removed")).items()),
         edited=tuple((rule, whole(n) or 0) for rule, n in mapping(row.get("edited")).items()),
+        removed_bytes={rule: whole(n) or 0 for rule, n in mapping(row.get("removed_bytes")).items()},
+        edited_bytes={rule: whole(n) or 0 for rule, n in mapping(row.get("edited_bytes")).items()},
     )
 
 
@@ -125,30 +140,39 @@ def _check(path: list[Count]) -> None:
         arriving = count.documents_out
 
 
-def _splits(manifest: Any, source: str, documents: int) -> dict[str, int]:
-    """Where the kept documents of a source lie: by split when the shards account for all of them."""
-    totals: dict[str, int] = {}
+def _splits(manifest: Any, source: str, last: Count) -> dict[str, tuple[int, int | None]]:
+    """Where the kept documents of a source lie, with their bytes: by split when the shards account for all of them."""
+    totals: dict[str, tuple[int, int]] = {}
     shards = mapping(manifest).get("shards")
     for shard in shards if isinstance(shards, list) else []:
         row = mapping(shard)
         if row.get("source") == source:
             split = text(row.get("split"))
-            totals[split] = totals.get(split, 0) + (whole(row.get("documents")) or 0)
-    return totals if sum(totals.values()) == documents else {KEPT: documents}
+            documents, size = totals.get(split, (0, 0))
+            totals[split] = documents + (whole(row.get("documents")) or 0), size + (whole(row.get("text_bytes")) or 0)
+    if sum(documents for documents, _ in totals.values()) != last.documents_out:
+        return {KEPT: (last.documents_out, last.bytes_out)}
+    # The text of dialogues grows by their template: then the bytes of the splits are not those that left the last step.
+    exact = sum(size for _, size in totals.values()) == last.bytes_out
+    return {split: (documents, size if exact else None) for split, (documents, size) in totals.items()}
 
 
-def _source_links(path: list[Count], splits: dict[str, int]) -> Iterator[Link]:
+def _source_links(path: list[Count], splits: dict[str, tuple[int, int | None]]) -> Iterator[Link]:
     source = path[0].source
-    yield Link(f"source:{source}", f"step:{path[0].step}", source, path[0].documents_in)
+    yield Link(f"source:{source}", f"step:{path[0].step}", source, path[0].documents_in, path[0].bytes_in)
     for count, following in zip(path, [*path[1:], None], strict=True):
         here = f"step:{count.step}"
+        known = count.bytes_in == count.bytes_out + sum(count.removed_bytes.values()) + sum(count.edited_bytes.values())
         for rule, documents in count.removed:
-            yield Link(here, f"removed:{count.step}:{rule}", source, documents)
+            size = count.removed_bytes.get(rule, 0) if known else None
+            yield Link(here, f"removed:{count.step}:{rule}", source, documents, size)
+        for rule, size in count.edited_bytes.items():
+            yield Link(here, f"removed:{count.step}:{EDITED}{rule}", source, 0, size)
         if following is not None:
-            yield Link(here, f"step:{following.step}", source, count.documents_out)
+            yield Link(here, f"step:{following.step}", source, count.documents_out, count.bytes_out if known else None)
         else:
-            for split, documents in splits.items():
-                yield Link(here, f"kept:{split}", source, documents)
+            for split, (documents, bytes_kept) in splits.items():
+                yield Link(here, f"kept:{split}", source, documents, bytes_kept if known else None)
 
 
 def _nodes(counts: list[Count], links: list[Link], sources: tuple[str, ...], steps: tuple[str, ...]) -> Iterator[Node]:
@@ -165,9 +189,12 @@ def _nodes(counts: list[Count], links: list[Link], sources: tuple[str, ...], ste
 
 def _ends(links: list[Link], prefix: str, kind: Literal["removed", "kept"], column: int) -> Iterator[Node]:
     """The nodes at which links end, the largest first."""
-    totals: dict[str, int] = {}
+    found: dict[str, list[Link]] = {}
     for link in links:
         if link.end.startswith(prefix):
-            totals[link.end] = totals.get(link.end, 0) + link.documents
+            found.setdefault(link.end, []).append(link)
+    totals = {key: sum(link.documents for link in ending) for key, ending in found.items()}
     for key, documents in sorted(totals.items(), key=lambda item: (-item[1], item[0])):
-        yield Node(key, key.removeprefix(prefix), kind, column, documents, None)
+        sizes = [link.bytes for link in found[key]]
+        size = None if None in sizes else sum(size or 0 for size in sizes)
+        yield Node(key, key.removeprefix(prefix), kind, column, documents, size)

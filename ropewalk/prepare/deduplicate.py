@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
-STEP = "deduplicate"
+from .columns import Rows
+
+STAGE = "deduplicate"
 RULE = "exact"
 
 
-def first_equals(hashes: pa.Array) -> npt.NDArray[np.int64]:
+def first_equals(hashes: pa.Array) -> Rows:
     """For each row the first row with the same hash: itself for a document that stays.
 
     128 bits: among a billion documents two different texts collide with a chance of about 1e-21.

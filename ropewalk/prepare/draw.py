@@ -5,21 +5,26 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 import xxhash
 
 from ropewalk.base.errors import DataError
 from ropewalk.base.seeds import seed_for
 
+from .columns import Mask, overlaid
 from .sources import DOCSTRINGS, STDLIB
-
-Mask = npt.NDArray[np.bool_]
 
 
 def draws(hashes: pa.Array, *, seed: int, purpose: str) -> npt.NDArray[np.uint64]:
     """One number a document, uniform over 64 bits; equal texts draw equal numbers."""
-    key = seed_for(seed, "prepare", purpose)
-    numbers = (xxhash.xxh3_64_intdigest(digest, key) for digest in hashes.to_pylist())
-    return np.fromiter(numbers, np.uint64, len(hashes))
+    first, second = halves(hashes).T
+    return _mixed(first ^ _mixed(second ^ np.uint64(seed_for(seed, "prepare", purpose))))
+
+
+def halves(hashes: pa.FixedSizeBinaryArray) -> npt.NDArray[np.uint64]:
+    """128-bit hashes as two numbers each."""
+    numbers = np.frombuffer(hashes.buffers()[1], np.uint64)
+    return numbers[2 * hashes.offset :][: 2 * len(hashes)].reshape(-1, 2)
 
 
 def kin(ids: pa.Array, hashes: pa.Array) -> pa.Array:
@@ -27,13 +32,13 @@ def kin(ids: pa.Array, hashes: pa.Array) -> pa.Array:
 
     The docstrings of a module are a part of its source; were they split apart, held-out text would be trained on.
     """
-    keys = hashes.to_pylist()
-    for index, name in enumerate(ids.to_pylist()):
-        _, _, place = name.partition(":")
-        for folder in (f"{STDLIB}/", f"{DOCSTRINGS}/"):
-            if place.startswith(folder):
-                keys[index] = xxhash.xxh3_128_digest(f"module:{place.removeprefix(folder)}".encode())
-    return pa.array(keys, hashes.type)
+    module = pc.struct_field(pc.extract_regex(ids, rf"^[^:]*:(?:{STDLIB}|{DOCSTRINGS})/(?P<name>.*)$"), "name")
+    rows = np.flatnonzero(module.is_valid())
+    if not len(rows):
+        return hashes
+    names = module.take(pa.array(rows)).to_pylist()
+    keys = pa.array([xxhash.xxh3_128_digest(f"module:{name}".encode()) for name in names], hashes.type)
+    return overlaid(hashes, rows, keys)
 
 
 def held_out(hashes: pa.Array, *, share: float, seed: int) -> Mask:
@@ -57,3 +62,10 @@ def sample(hashes: pa.Array, sizes: npt.NDArray[np.int64], *, limit_bytes: int, 
     chosen = np.zeros(len(order), bool)
     chosen[order[within]] = True
     return chosen
+
+
+def _mixed(numbers: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """A bijection of 64 bits whose output bits all depend on all input bits (the finalizer of splitmix64)."""
+    numbers = (numbers ^ (numbers >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    numbers = (numbers ^ (numbers >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return numbers ^ (numbers >> np.uint64(31))

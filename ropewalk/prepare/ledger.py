@@ -1,9 +1,9 @@
-"""The ledger: one row a document that says what became of it, and the counts that follow from it."""
+"""The ledger: one row a document that says what became of it; beside it, row for row, what was measured of each."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,68 +15,108 @@ import pyarrow.parquet as pq
 
 from ropewalk.base.errors import DataError
 from ropewalk.base.files import committed_file
-from ropewalk.store.manifest import StepCount, read_manifest
+from ropewalk.store.manifest import read_manifest
 from ropewalk.store.shards import Shard, document_key
 
-from . import deduplicate, filters, normalise
-from .screen import COLLECT
+from .corpus import Corpus
+from .documents import EDITS
+from .fates import Fates
+from .stages import read_table
 
 FILE = "ledger.parquet"
-STEPS = (COLLECT, normalise.STEP, filters.STEP, deduplicate.STEP)
+STATISTICS = "statistics.parquet"
 
-_COLUMNS = ["id", "source", "outcome", "step", "rule", "value", "threshold", "partner", "split", "bytes"]
+LEDGER = pa.schema(
+    [
+        ("id", pa.string()),
+        ("source", pa.string()),
+        ("domain", pa.string()),
+        ("url", pa.string()),
+        ("time", pa.string()),
+        ("licence", pa.string()),
+        ("outcome", pa.string()),
+        ("stage", pa.string()),
+        ("rule", pa.string()),
+        ("value", pa.float64()),
+        ("threshold", pa.float64()),
+        ("partner", pa.string()),
+        ("jaccard", pa.float64()),
+        ("edits", EDITS),
+        ("split", pa.string()),
+        ("raw_bytes", pa.int64()),
+        ("bytes", pa.int64()),
+    ]
+)
+
+REPEATED = "repeats.parquet"
+REPEATS = pa.schema(
+    [
+        ("id", pa.string()),
+        ("start", pa.int64()),  # bytes of its text
+        ("stop", pa.int64()),
+        ("kept_id", pa.string()),  # the same bytes stay in this document
+        ("kept_start", pa.int64()),
+    ]
+)
+"""Spans that occur earlier in the corpus, cut out or masked."""
+
+ROW_GROUP = 1 << 16
+"""Rows written at a time, whatever the chunks."""
+MOST_NAMED = 5
+"""Duplicates and repeats that a story names; the others are in the files."""
 
 
-def write_ledger(folder: Path, rows: pa.Table) -> None:
-    """Commits the ledger of `rows` (as `decide` gives them)."""
-    removed = pc.is_valid(rows["rule"])
-    edited = pc.and_(pc.invert(removed), pc.is_valid(rows["edit"]))
+def write_ledger(folder: Path, corpus: Corpus, fates: Fates, split: pa.StringArray) -> None:
+    """Commits the ledger."""
+    removed = fates.removed()
+    edits = fates.edits()
+    touched = pc.greater(pc.list_value_length(edits), 0)
     outcome = pc.case_when(
-        pc.make_struct(removed, edited), pa.scalar("removed"), pa.scalar("edited"), pa.scalar("kept")
+        pc.make_struct(pa.array(~fates.left), touched), pa.scalar("removed"), pa.scalar("edited"), pa.scalar("kept")
     )
-    step = pc.if_else(edited, pa.scalar(normalise.STEP), rows["step"])
-    rule = pc.if_else(edited, rows["edit"], rows["rule"])
     columns = {
-        **{name: rows[name] for name in rows.column_names},
+        **{name: removed[name] for name in removed.column_names},
         "outcome": outcome,
-        "step": step,
-        "rule": rule,
+        "edits": edits,
+        "split": split,
+        "bytes": pa.array(fates.sizes),
     }
-    with committed_file(folder / FILE) as file:
-        pq.write_table(pa.table({name: columns[name] for name in _COLUMNS}).combine_chunks(), file)
+    decided = pa.table(columns)
+
+    def tables() -> Iterator[pa.Table]:
+        names = ["id", "source", "domain", "url", "time", "licence", "raw_bytes"]
+        for chunk, start, end in zip(corpus.chunks, corpus.starts, corpus.starts[1:], strict=False):
+            read = read_table(chunk.documents, names)
+            rest = decided.slice(start, end - start)
+            known = {name: _given(read[name]) for name in names} | {name: rest[name] for name in rest.column_names}
+            yield pa.table({name: known[name] for name in LEDGER.names}, schema=LEDGER)
+
+    _write(folder / FILE, LEDGER, tables())
+
+
+def write_statistics(folder: Path, corpus: Corpus) -> None:
+    """Commits what was measured, row for row as the ledger: `hash` of the text and every statistic."""
+
+    def tables() -> Iterator[pa.Table]:
+        for chunk in corpus.chunks:
+            yield read_table(chunk.measured).drop_columns("edits")
+
+    first = next(tables())
+    _write(folder / STATISTICS, first.schema, tables())
+
+
+def write_repeats(folder: Path, repeats: pa.Table) -> None:
+    """Commits the repeated spans, where there are any."""
+    if len(repeats):
+        _write(folder / REPEATED, REPEATS, [repeats])
 
 
 def is_intact(folder: Path, *, documents: int) -> bool:
-    """Whether the ledger is there, ends as it should and has a row for each of `documents`."""
+    """Whether ledger and statistics are there, end as they should and have a row for each of `documents`."""
     try:
-        return bool(pq.read_metadata(folder / FILE).num_rows == documents)
+        return all(pq.read_metadata(folder / name).num_rows == documents for name in (FILE, STATISTICS))
     except (OSError, pa.ArrowException):
         return False
-
-
-def count_steps(rows: pa.Table, source: str, *, steps: Sequence[str] = STEPS) -> tuple[StepCount, ...]:
-    """What each step did to the documents of `source`, counted from `rows` (as `decide` gives them)."""
-    rows = rows.filter(pc.equal(rows["source"], source))
-    edits = _tally(rows["edit"])
-    counts = []
-    for step in steps:
-        gone = pc.fill_null(pc.equal(rows["step"], step), False)
-        rest = rows.filter(pc.invert(gone))
-        before = "raw_bytes" if step in (COLLECT, normalise.STEP) else "bytes"
-        after = "raw_bytes" if step == COLLECT else "bytes"
-        counts.append(
-            StepCount(
-                step=step,
-                documents_in=len(rows),
-                documents_out=len(rest),
-                bytes_in=_total(rows[before]),
-                bytes_out=_total(rest[after]),
-                removed=_tally(rows.filter(gone)["rule"]),
-                edited=edits if step == normalise.STEP else {},
-            )
-        )
-        rows = rest
-    return tuple(counts)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,31 +125,47 @@ class Story:
 
     id: str
     source: str
+    domain: str
+    url: str | None
+    time: str | None
+    licence: str | None
     outcome: str
-    step: str | None
+    stage: str | None
     rule: str | None
     value: float | None
     threshold: float | None
     partner: str | None
+    jaccard: float | None
+    edits: tuple[dict[str, Any], ...]
+    """The rules that changed its text, and the bytes that each took away."""
     split: str | None
+    raw_bytes: int
     bytes: int
     duplicates: tuple[str, ...]
-    """Documents removed because they equal this one."""
+    """Documents removed because this one stays in their place."""
     shard: str | None
     """File that holds its tokens."""
     tokens: int | None
+    repeats: tuple[dict[str, Any], ...]
+    """Spans of its text that occur earlier: `start`, `stop`, and where they stay."""
+    measured: dict[str, Any]
+    """Every statistic of its text after corrections."""
 
     def __str__(self) -> str:
         lines = [f"{self.id}: {self.outcome}, {self.bytes} bytes, source {self.source}"]
+        lines += [f"edited by rule {edit['rule']}: {edit['bytes']} bytes less" for edit in self.edits]
         if self.rule:
             measured = "" if self.value is None else f": measured {self.value:g}, the limit is {self.threshold:g}"
-            lines.append(f"{self.outcome} in {self.step} by rule {self.rule}{measured}")
+            lines.append(f"removed in {self.stage} by rule {self.rule}{measured}")
         if self.partner:
-            lines.append(f"its text equals that of {self.partner}, which stays")
+            alike = "equals" if self.jaccard is None else f"is near (Jaccard {self.jaccard:.3f})"
+            lines.append(f"its text {alike} that of {self.partner}, which stays")
+        for span in self.repeats[:MOST_NAMED]:
+            lines.append(f"bytes {span['start']} to {span['stop']} stay in {span['kept_id']} at {span['kept_start']}")
         if self.shard:
             lines.append(f"{self.split}: {self.tokens} tokens in {self.shard}")
         if self.duplicates:
-            lines.append(f"{len(self.duplicates)} removed as equal to it: {', '.join(self.duplicates[:5])}")
+            lines.append(f"{len(self.duplicates)} removed in its favour: {', '.join(self.duplicates[:MOST_NAMED])}")
         return "\n".join(lines)
 
 
@@ -118,15 +174,39 @@ def explain(folder: Path, document_id: str) -> Story:
     path = folder / FILE
     if not path.exists():
         raise DataError(f"{path}: no such ledger; run `ropewalk prepare` first")
-    rows = pq.read_table(path)
-    found = rows.filter(pc.equal(rows["id"], document_id)).to_pylist()
-    if not found:
-        near = _near(rows["id"], document_id)
-        advice = f"did you mean {' or '.join(near)}?" if near else "ids look like " + rows["id"][0].as_py()
+    ids = pq.read_table(path, columns=["id"])["id"]
+    row = pc.index(ids, document_id).as_py()
+    if row < 0:
+        near = _near(ids, document_id)
+        advice = f"did you mean {' or '.join(near)}?" if near else "ids look like " + ids[0].as_py()
         raise DataError(f'{folder}: no document "{document_id}"; {advice}')
-    same = rows.filter(pc.fill_null(pc.equal(rows["partner"], document_id), False))["id"].to_pylist()
-    shard, tokens = _place(folder, found[0])
-    return Story(**found[0], duplicates=tuple(same), shard=shard, tokens=tokens)
+    known = _row(path, row)
+    measured = _row(folder / STATISTICS, row)
+    del measured["hash"]
+    same = pq.read_table(path, columns=["id"], filters=pc.field("partner") == document_id)["id"].to_pylist()
+    shard, tokens = _place(folder, known)
+    return Story(
+        **{**known, "edits": tuple(known["edits"])},
+        duplicates=tuple(same),
+        shard=shard,
+        tokens=tokens,
+        repeats=_repeats(folder, document_id),
+        measured=measured,
+    )
+
+
+def _row(path: Path, row: int) -> dict[str, Any]:
+    with pq.ParquetFile(path) as file:
+        group = file.read_row_group(row // ROW_GROUP)
+    found: dict[str, Any] = group.slice(row % ROW_GROUP, 1).to_pylist()[0]
+    return found
+
+
+def _repeats(folder: Path, document_id: str) -> tuple[dict[str, Any], ...]:
+    path = folder / REPEATED
+    if not path.exists():
+        return ()
+    return tuple(pq.read_table(path, filters=pc.field("id") == document_id).drop_columns("id").to_pylist())
 
 
 def _place(folder: Path, row: dict[str, Any]) -> tuple[str | None, int | None]:
@@ -149,10 +229,19 @@ def _near(ids: pa.ChunkedArray, wanted: str) -> list[str]:
     return difflib.get_close_matches(wanted, candidates, n=3, cutoff=0.5) or candidates[: 3 * bool(len(holding))]
 
 
-def _tally(column: pa.ChunkedArray) -> dict[str, int]:
-    counts = {row["values"]: row["counts"] for row in column.drop_null().value_counts().to_pylist()}
-    return dict(sorted(counts.items()))
+def _given(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """A column with null for text that is not there."""
+    return pc.if_else(pc.equal(column, ""), None, column) if pa.types.is_string(column.type) else column
 
 
-def _total(column: pa.ChunkedArray) -> int:
-    return int(pc.sum(column).as_py() or 0)
+def _write(path: Path, schema: pa.Schema, tables: Iterable[pa.Table]) -> None:
+    """Commits `tables` as one Parquet file in row groups of ROW_GROUP."""
+    waiting = schema.empty_table()
+    with committed_file(path) as file, pq.ParquetWriter(file, schema) as writer:
+        for table in tables:
+            waiting = pa.concat_tables([waiting, table])
+            whole = len(waiting) // ROW_GROUP * ROW_GROUP
+            if whole:
+                writer.write_table(waiting.slice(0, whole).combine_chunks(), ROW_GROUP)
+                waiting = waiting.slice(whole)
+        writer.write_table(waiting.combine_chunks(), ROW_GROUP)

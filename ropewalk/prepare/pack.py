@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,11 +12,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ropewalk.base.errors import DataError
-from ropewalk.base.files import read_json, write_json
 from ropewalk.store.manifest import ShardEntry, Split
-from ropewalk.store.shards import Shard, Tokens, TokenType, write_shard
+from ropewalk.store.shards import Run, Shard, TokenType, write_runs
 
-from .encode import tokens_path
+from .columns import Rows
 
 SPLITS: tuple[Split, ...] = ("train", "validation")
 
@@ -29,19 +27,23 @@ class ShardPlan:
     file: str
     source: str
     split: Split
-    chunks: npt.NDArray[np.int64]
-    rows: npt.NDArray[np.int64]
+    chunks: Rows
+    rows: Rows
     """Place of each document in the tokens of its chunk."""
     text_bytes: int
     tokens: int
 
 
-def plan_shards(kept: pa.Table, *, sources: list[str], work: Path, shard_tokens: int) -> list[ShardPlan]:
-    """Which documents go to which shard; a document of more than `shard_tokens` has a shard to itself."""
+def plan_shards(
+    kept: pa.Table, *, sources: Sequence[str], tokens: Sequence[Path], shard_tokens: int
+) -> list[ShardPlan]:
+    """Which documents go to which shard; a document of more than `shard_tokens` has a shard to itself.
+
+    `kept` has a row (`chunk`, `source`, `split`) for each document in `tokens`, the encoded chunks.
+    """
     chunks = kept["chunk"].to_numpy()
     rows = _places(chunks)
-    lengths = _lengths(chunks, work)
-    sizes = kept["bytes"].to_numpy()
+    lengths, sizes = _lengths_and_bytes(tokens, documents=len(kept))
     plans = []
     for source in sources:
         for split in SPLITS:
@@ -62,25 +64,23 @@ def plan_shards(kept: pa.Table, *, sources: list[str], work: Path, shard_tokens:
     return plans
 
 
-def write_planned(plan: ShardPlan, *, folder: Path, work: Path, dtype: TokenType) -> ShardEntry:
-    """Commits one shard and its entry, unless an earlier attempt has committed both."""
-    record = work / f"{plan.file}.json"
-    known = _committed(record, folder)
-    if known is not None:
-        return known
-    written = write_shard(folder / plan.file, _documents(plan, work), dtype=dtype)
-    entry = ShardEntry(
+def write_planned(plan: ShardPlan, *, folder: Path, tokens: Sequence[Path], dtype: TokenType) -> ShardEntry:
+    """Commits one shard, unless an earlier attempt has: what a folder holds follows from its name."""
+    path = folder / plan.file
+    if not _is_shard(path):
+        encoders = sorted({Shard(tokens[chunk]).encoder for chunk in np.unique(plan.chunks).tolist()})
+        write_runs(path, _runs(plan, tokens), dtype=dtype, encoder=",".join(encoders))
+    shard = Shard(path)
+    return ShardEntry(
         file=plan.file,
         source=plan.source,
         split=plan.split,
-        documents=written.documents,
-        tokens=written.tokens,
+        documents=len(shard),
+        tokens=len(shard.tokens),
         text_bytes=plan.text_bytes,
-        file_bytes=written.bytes,
-        checksum=written.checksum,
+        file_bytes=path.stat().st_size,
+        checksum=shard.checksum,
     )
-    write_json(record, dataclasses.asdict(entry))
-    return entry
 
 
 def is_intact(entry: ShardEntry, folder: Path) -> bool:
@@ -93,38 +93,45 @@ def is_intact(entry: ShardEntry, folder: Path) -> bool:
         return False
 
 
-def _committed(record: Path, folder: Path) -> ShardEntry | None:
-    if not record.exists():
-        return None
-    entry = ShardEntry(**read_json(record, what="shard entry"))
-    return entry if is_intact(entry, folder) else None
+def _is_shard(path: Path) -> bool:
+    try:
+        Shard(path)
+    except DataError:
+        return False
+    return True
 
 
-def _documents(plan: ShardPlan, work: Path) -> Iterator[tuple[int, Tokens]]:
-    shard, opened = None, -1
-    for chunk, row in zip(plan.chunks.tolist(), plan.rows.tolist(), strict=True):
-        if shard is None or chunk != opened:
-            shard, opened = Shard(tokens_path(work, chunk)), chunk
-        yield int(shard.ids[row]), shard.document(row)
+def _runs(plan: ShardPlan, tokens: Sequence[Path]) -> Iterator[Run]:
+    borders = np.flatnonzero(np.diff(plan.chunks)) + 1
+    for rows, chunk in zip(np.split(plan.rows, borders), plan.chunks[np.r_[0, borders]].tolist(), strict=True):
+        yield Shard(tokens[chunk]).run(rows)
 
 
-def _places(chunks: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+def _places(chunks: Rows) -> Rows:
     """0, 1, 2, ... within each run of equal chunk numbers."""
     starts = np.flatnonzero(np.r_[True, chunks[1:] != chunks[:-1]])
     return np.arange(len(chunks)) - np.repeat(starts, np.diff(np.r_[starts, len(chunks)]))
 
 
-def _lengths(chunks: npt.NDArray[np.int64], work: Path) -> npt.NDArray[np.int64]:
-    return np.concatenate([np.diff(Shard(tokens_path(work, chunk)).offsets) for chunk in np.unique(chunks).tolist()])
+def _lengths_and_bytes(
+    tokens: Sequence[Path], *, documents: int
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """(tokens, text bytes) of each document; DataError unless as many were encoded as were kept."""
+    shards = [Shard(path) for path in tokens]
+    lengths = np.concatenate([np.diff(shard.offsets) for shard in shards])
+    if len(lengths) != documents:
+        raise DataError(f"{documents} documents were kept and {len(lengths)} encoded; please report this")
+    # As encoded: a dialogue has the bytes of its template too.
+    sizes = [shard.text_bytes for shard in shards if shard.text_bytes is not None]
+    return lengths, np.concatenate(sizes)
 
 
-def _cut(members: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64], limit: int) -> Iterator[npt.NDArray[np.int64]]:
+def _cut(members: Rows, lengths: npt.NDArray[np.int64], limit: int) -> Iterator[Rows]:
     """`members` in runs of at most `limit` tokens."""
-    start, total = 0, 0
-    for place, length in enumerate(lengths[members].tolist()):
-        if place > start and total + length > limit:
-            yield members[start:place]
-            start, total = place, 0
-        total += length
-    if start < len(members):
-        yield members[start:]
+    ends = np.cumsum(lengths[members])
+    start = 0
+    while start < len(members):
+        before = ends[start - 1] if start else 0
+        stop = max(start + 1, int(np.searchsorted(ends, before + limit, side="right")))
+        yield members[start:stop]
+        start = stop

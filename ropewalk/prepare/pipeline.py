@@ -6,8 +6,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,11 +20,16 @@ from ropewalk.store.manifest import FILE as MANIFEST
 from ropewalk.store.manifest import Manifest, read_manifest
 
 from . import ledger, pack, tokenizer
-from .build import WORK, Job, build
+from .build import Job, build
+from .checksums import Checksums
 from .config import Prepare
+from .measures import list_digests
+from .near.index import Index
 from .sources import InputFile, collect_files
+from .stages import FOLDER as STAGES
+from .stages import drop, key_of, sharing
 
-VERSION = "prepare-1"
+VERSION = "prepare-2"
 """Part of the hash: raise it when the same inputs and settings give other bytes."""
 
 _SILENT = Silent()
@@ -38,6 +41,8 @@ class Inputs:
 
     files: tuple[InputFile, ...]
     hash: str
+    addition: str
+    """The same without what an index of near-duplicates held before: the name of what these inputs add to it."""
     passed_over: tuple[str, ...]
     """A sentence for every folder in which files were not taken."""
 
@@ -58,57 +63,79 @@ class Prepared:
 
 
 def plan_inputs(settings: Prepare, *, seed: int) -> Inputs:
-    """The input files and the hash of all that the output depends on; reads every file once.
+    """The input files and the hash of all that the output depends on; reads every file that was touched since the last
+    time.
 
     Raises ConfigError for settings that contradict each other and DataError for paths that give no file.
     """
     problems = [Problem(f"prepare.{where}", what) for where, what in settings.check()]
     if problems:
         raise ConfigError(problems)
-    found = collect_files(settings)
+    stages = Path(settings.folder) / STAGES
+    with sharing(stages):
+        checksums = Checksums(stages / "checksums" / "files.arrow")
+        found = collect_files(settings, checksums=checksums)
+        checksums.save()
     given = settings.tokenizer.file
     parts = {
         "version": VERSION,
         "seed": seed,
         "settings": _what_matters(settings),
         "tokenizer": xxhash.xxh3_128_hexdigest(tokenizer.read(Path(given))) if given else "",
-        "files": [(file.source, file.name, file.reader, file.checksum) for file in found.files],
+        "lists": list_digests(settings.filter),
+        "files": [(file.source, file.name, file.reader, file.packing, file.checksum) for file in found.files],
     }
-    digest = xxhash.xxh3_128_hexdigest(json.dumps(parts, sort_keys=True).encode())
-    return Inputs(found.files, digest[:16], found.passed_over)
+    addition = key_of(parts)[:16]
+    near = settings.deduplicate.near
+    if not near.index or near.kind == "off":
+        return Inputs(found.files, addition, addition, found.passed_over)
+    before = Index.open(Path(near.index), near).before(addition).additions
+    return Inputs(found.files, key_of(parts, before)[:16], addition, found.passed_over)
 
 
-def prepare(settings: Prepare, *, seed: int, progress: Progress = _SILENT) -> Prepared:
-    """The prepared data of these settings, made or found whole; a killed prepare continues where it was."""
-    inputs = plan_inputs(settings, seed=seed)
+def prepare(settings: Prepare, *, seed: int, progress: Progress = _SILENT, inputs: Inputs | None = None) -> Prepared:
+    """The prepared data of these settings, made or found whole; a killed prepare continues where it was.
+
+    `inputs` are those of `plan_inputs`, where the caller has them already.
+    """
+    inputs = inputs or plan_inputs(settings, seed=seed)
     for line in inputs.passed_over:
         progress.say(line)
     folder = Path(settings.folder) / inputs.hash
     manifest = _finished(folder)
-    if manifest is not None and not (folder / WORK).exists():
+    if manifest is not None:
         return Prepared(folder, manifest, reused=True)
-    with locked(folder):
+    stages = Path(settings.folder) / STAGES
+    with locked(folder), sharing(stages):
         manifest = _finished(folder)
-        reused = manifest is not None
-        if manifest is None:
-            if (folder / MANIFEST).exists():
-                progress.say(f"{folder}: a file is missing or damaged; preparing this data again")
-                (folder / MANIFEST).unlink()
-            manifest = build(Job(settings, seed, inputs.files, inputs.hash, folder, progress))
-        shutil.rmtree(folder / WORK, ignore_errors=True)
-    return Prepared(folder, manifest, reused=reused)
+        if manifest is not None:
+            return Prepared(folder, manifest, reused=True)
+        if (folder / MANIFEST).exists():
+            progress.say(f"{folder}: a file is missing or damaged; preparing this data again")
+            (folder / MANIFEST).unlink()
+        manifest = build(Job(settings, seed, inputs.files, inputs.hash, inputs.addition, folder, stages, progress))
+    if settings.stages == "drop":
+        drop(stages)
+    return Prepared(folder, manifest, reused=False)
 
 
 def _what_matters(settings: Prepare) -> dict[str, Any]:
     """The settings that the output depends on. Paths do not matter, the files they give do."""
-    tree = dataclasses.asdict(settings)
-    for field in fields_of(Prepare):
-        if field.continues:
-            del tree[field.name]
+    tree: dict[str, Any] = _lasting(settings)
     for source in tree["sources"]:
         del source["paths"]
     del tree["tokenizer"]["file"]
     return tree
+
+
+def _lasting(settings: Any) -> Any:
+    """A config as plain values, without what may change when a run continues."""
+    if isinstance(settings, tuple):
+        return [_lasting(item) for item in settings]
+    if not dataclasses.is_dataclass(settings):
+        return settings
+    fields = [field for field in fields_of(type(settings)) if not field.continues]
+    return {field.name: _lasting(getattr(settings, field.name)) for field in fields}
 
 
 def _finished(folder: Path) -> Manifest | None:

@@ -73,6 +73,10 @@ class TokenizerEntry:
     """Id of the token that closes every document."""
     chat: str = ""
     """Name of the template of the dialogues (`ropewalk.prepare.chat`); empty when there are none."""
+    encoders: tuple[str, ...] = ()
+    """The algorithms that encoded the shards; their tokens are the same."""
+    refused: dict[str, str] = field(default_factory=dict)
+    """Why faster ones did not, by algorithm."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -145,7 +149,7 @@ def _manifest(tree: dict[str, Any]) -> Manifest:
     return Manifest(
         recipe_hash=tree["recipe_hash"],
         dtype=tree["dtype"],
-        tokenizer=TokenizerEntry(**tree["tokenizer"]),
+        tokenizer=TokenizerEntry(**{**tree["tokenizer"], "encoders": tuple(tree["tokenizer"].get("encoders", ()))}),
         sources=tuple(
             SourceEntry(**{**source, "steps": tuple(StepCount(**step) for step in source["steps"])})
             for source in tree["sources"]

@@ -5,7 +5,7 @@
     aligned 64    uint64 ids[documents], xxh3-64 of each document's id
     aligned 64    int64 text_bytes[documents], UTF-8 bytes behind the tokens of each document; may be absent
     aligned 64    bits counts[tokens], whether the loss counts the token as a target; absent when all count
-    footer        JSON: format, dtype, sections, xxh3-64 of every 1 MiB before the footer
+    footer        JSON: format, dtype, encoder, sections, xxh3-64 of every 1 MiB before the footer
     last 24 bytes footer length, xxh3-64 of the footer, magic
 
 Bit i is bit i % 8 of byte i // 8, the lowest first. The footer's hash covers the chunk hashes, which cover everything
@@ -88,10 +88,10 @@ def write_shard(path: Path, documents: Iterable[Document | tuple[int, Tokens]], 
     return write_runs(path, map(_run_of_one, documents), dtype=dtype)
 
 
-def write_runs(path: Path, runs: Iterable[Run], *, dtype: TokenType) -> Written:
+def write_runs(path: Path, runs: Iterable[Run], *, dtype: TokenType, encoder: str = "") -> Written:
     """Commits a shard of runs of documents in order. Memory: one run, the index, a byte a token where counts are given.
 
-    Bytes depend on the documents alone, not on how they are divided into runs.
+    `encoder` names the algorithm that made the tokens. Bytes do not depend on how documents are divided into runs.
     """
     index = _Index()
     with committed_file(path) as file:
@@ -111,6 +111,7 @@ def write_runs(path: Path, runs: Iterable[Run], *, dtype: TokenType) -> Written:
             "dtype": dtype,
             "documents": index.documents,
             "tokens": index.tokens,
+            "encoder": encoder,
             "sections": sections,
             "chunk_bytes": CHUNK_BYTES,
             "chunks": hashed.finish(),
@@ -143,6 +144,11 @@ class Shard:
 
     def __len__(self) -> int:
         return int(self._footer["documents"])
+
+    @property
+    def encoder(self) -> str:
+        """The algorithm that made the tokens; empty when the writer did not say."""
+        return str(self._footer["encoder"])
 
     def document(self, index: int) -> Tokens:
         """The tokens of document `index`, counted from 0."""
@@ -303,8 +309,8 @@ def _read_footer(path: Path) -> tuple[dict[str, Any], int, str]:
 
 
 def _from_1(footer: dict[str, Any]) -> dict[str, Any]:
-    """Format 2 only adds sections that may be absent."""
-    return footer
+    """Format 2 adds sections that may be absent, and who made the tokens."""
+    return {**footer, "encoder": ""}
 
 
 _REMEDY = "delete its folder and run `ropewalk prepare` again, or restore it from a copy"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -32,7 +33,9 @@ def values(call: Call, *arguments: str) -> dict:
     [
         ["run", "tiny.toml"],
         ["prepare", "tiny.toml"],
-        ["prepare", "tiny.toml", "--explain", "code:corpus/3.py"],
+        ["prepare", "explain", "tiny.toml", "code:corpus/3.py"],
+        ["prepare", "what-if", "tiny.toml", "filter.min_bytes=300"],
+        ["prepare", "report", "tiny.toml"],
         ["plan", "tiny.toml"],
         ["model", "describe", "tiny.toml"],
         ["train", "tiny.toml"],
@@ -87,9 +90,9 @@ def test_the_same_seed_gives_the_same_text(trained: Path, call: Call) -> None:
 
 
 def test_a_document_is_explained_by_its_id_and_a_wrong_id_gets_a_suggestion(trained: Path, call: Call) -> None:
-    story = values(call, "prepare", "tiny.toml", "--explain", "code:corpus/3.py")
+    story = values(call, "prepare", "explain", "tiny.toml", "code:corpus/3.py")
     assert story["outcome"] == "kept"
-    wrong = call("prepare", "tiny.toml", "--explain", "code:corpus/3.pyy")
+    wrong = call("prepare", "explain", "tiny.toml", "code:corpus/3.pyy")
     assert wrong.status == 2
     assert "code:corpus/3.py" in wrong.err
 
@@ -114,7 +117,8 @@ def test_a_new_recipe_is_valid_and_holds_every_setting(tiny: Path, call: Call) -
     text = (tiny / "mine.toml").read_text()
     assert "#peak_lr = 0.003" in text
     assert call("new", "mine.toml", "corpus").status == 2
-    settings = [line[1:] if line.startswith("#") and line[1] != " " else line for line in text.split("\n")]
+    always = re.sub(r"^#\[.*?(?=^#?\[|\Z)", "", text, flags=re.MULTILINE | re.DOTALL)  # without optional tables
+    settings = [line[1:] if line.startswith("#") and line[1] != " " else line for line in always.split("\n")]
     given = [line for line in settings if not line.endswith("= ...")]
     (tiny / "all.toml").write_text("\n".join(given))
     assert values(call, "recipe", "diff", "mine.toml", "all.toml") == {}
@@ -174,7 +178,7 @@ def test_a_finished_run_whose_newest_manifest_is_lost_trains_on_from_the_older(t
 
 
 def test_a_document_is_explained_whatever_the_model_settings_are(trained: Path, call: Call) -> None:
-    story = values(call, "prepare", "tiny.toml", "model.layers=9", "--explain", "code:corpus/3.py")
+    story = values(call, "prepare", "explain", "tiny.toml", "code:corpus/3.py", "model.layers=9")
     assert story["id"] == "code:corpus/3.py"
 
 
@@ -190,3 +194,29 @@ def test_prepare_says_what_was_removed(tiny: Path, call: Call) -> None:
     ended = call("prepare", "tiny.toml", "--json")
     assert "removed by rule: min_bytes 1" in ended.err
     assert json.loads(ended.out)["removed"] == {"min_bytes": 1}
+
+
+def test_what_if_tells_losses_and_asks_for_settings_of_the_filter(trained: Path, call: Call) -> None:
+    found = values(call, "prepare", "what-if", "tiny.toml", "filter.min_bytes=1000000")
+    assert found["total"]["documents_after"] == 0
+    assert found["total"]["lost_documents"] == found["total"]["documents"] > 0
+    assert found["lost_to"] == {"min_bytes": found["total"]["documents"]}
+    refused = call("prepare", "what-if", "tiny.toml", "model.layers=2")
+    assert refused.status == 2
+    assert "filter.min_bytes=100" in refused.err
+    assert "did you mean `min_bytes`?" in call("prepare", "what-if", "tiny.toml", "filter.min_byte=1").err
+
+
+def test_the_report_of_prepared_data_is_one_page(trained: Path, call: Call) -> None:
+    page = Path(values(call, "prepare", "report", "tiny.toml")["report"])
+    assert page.parent.parent.name == "prepared"
+    text = page.read_text("utf-8")
+    for heading in ("Funnel", "Overlap of rules", "Removed, for example", "Repeats", "Fertility", "Composition"):
+        assert f"<h2>{heading}</h2>" in text
+    assert "http://" not in text.replace("http://www.w3.org", "")
+
+
+def test_prepare_without_a_recipe_says_what_is_missing(call: Call) -> None:
+    ended = call("prepare")
+    assert ended.status == 2
+    assert "recipe" in ended.err

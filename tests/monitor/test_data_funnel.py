@@ -27,27 +27,31 @@ def manifests(draw: st.DrawFn) -> dict[str, Any]:
         removed = [draw(RULES) for _ in steps]
         kept = draw(st.integers(0, 1000))
         left = kept + sum(sum(rules.values()) for rules in removed)
+        cut = [draw(st.integers(0, 9)) for _ in steps]
         rows = []
-        for step, rules in zip(steps, removed, strict=True):
-            out = left - sum(rules.values())
+        size = 10 * left + sum(cut)
+        for step, rules, edits in zip(steps, removed, cut, strict=True):
+            out, out_bytes = left - sum(rules.values()), size - 10 * sum(rules.values()) - edits
             rows.append(
-                {"step": step, "documents_in": left, "documents_out": out, "bytes_in": left, "bytes_out": out}
-                | {"removed": rules, "edited": {}}
+                {"step": step, "documents_in": left, "documents_out": out, "bytes_in": size, "bytes_out": out_bytes}
+                | {"removed": rules, "edited": {"cut": 1}, "edited_bytes": {"cut": edits}}
+                | {"removed_bytes": {rule: 10 * documents for rule, documents in rules.items()}}
             )
-            left = out
+            left, size = out, out_bytes
         sources.append({"name": name, "domain": "x", "weight": 1.0, "steps": rows})
         held = draw(st.integers(0, kept))
-        shards += [{"source": name, "split": "train", "documents": kept - held}]
-        shards += [{"source": name, "split": "validation", "documents": held}]
+        train, validation = 10 * (kept - held), 10 * held
+        shards += [{"source": name, "split": "train", "documents": kept - held, "text_bytes": train}]
+        shards += [{"source": name, "split": "validation", "documents": held, "text_bytes": validation}]
     return {"sources": sources, "shards": shards}
 
 
-def assert_conserved(flow: Flow) -> None:
+def assert_conserved(flow: Flow, measure: str = "documents") -> None:
     for node in flow.nodes:
-        arriving = sum(link.documents for link in flow.links if link.end == node.key)
-        leaving = sum(link.documents for link in flow.links if link.start == node.key)
-        assert node.documents == (leaving if node.kind == "source" else arriving)
-        assert node.documents == (arriving if node.kind in ("kept", "removed") else leaving)
+        arriving = sum(getattr(link, measure) for link in flow.links if link.end == node.key)
+        leaving = sum(getattr(link, measure) for link in flow.links if link.start == node.key)
+        assert getattr(node, measure) == (leaving if node.kind == "source" else arriving)
+        assert getattr(node, measure) == (arriving if node.kind in ("kept", "removed") else leaving)
 
 
 @given(manifests())
@@ -57,6 +61,18 @@ def test_as_many_documents_leave_each_node_as_arrive(manifest: dict[str, Any]) -
     total = sum(node.documents for node in flow.nodes if node.kind == "source")
     assert total == sum(node.documents for node in flow.nodes if node.kind in ("kept", "removed"))
     assert draw_flow(flow).startswith("<svg")
+
+
+@given(manifests())
+def test_as_many_bytes_leave_each_node_as_arrive(manifest: dict[str, Any]) -> None:
+    flow = read_flow(manifest)
+    assert flow.knows_bytes
+    assert_conserved(flow, "bytes")
+    assert draw_flow(flow, "bytes").startswith("<svg")
+
+
+def test_a_manifest_that_does_not_count_bytes_by_rule_gives_documents_alone(run: Path) -> None:
+    assert not read_flow(read_run(run).manifest).knows_bytes
 
 
 def test_the_flow_of_a_run_is_conserved_and_ends_in_its_splits(run: Path) -> None:

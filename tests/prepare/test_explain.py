@@ -19,7 +19,7 @@ def folder(settings: Prepare) -> Path:
 
 def test_a_removed_document_names_rule_value_and_threshold(folder: Path) -> None:
     story = explain(folder, "texts:texts/short.txt")
-    assert (story.outcome, story.step, story.rule) == ("removed", "filter", "min_bytes")
+    assert (story.outcome, story.stage, story.rule) == ("removed", "filter", "min_bytes")
     assert "removed in filter by rule min_bytes: measured 6, the limit is 100" in str(story)
     assert story.shard is None
 
@@ -42,7 +42,9 @@ def test_a_kept_document_says_where_its_tokens_lie(folder: Path) -> None:
 
 def test_an_edited_document_names_the_edit(folder: Path) -> None:
     story = explain(folder, "texts:texts/crlf.txt")
-    assert (story.outcome, story.step, story.rule) == ("edited", "normalise", "newlines")
+    ends = Path("texts/crlf.txt").read_bytes().count(b"\r\n")
+    assert (story.outcome, story.edits) == ("edited", ({"rule": "newlines", "bytes": ends},))
+    assert f"edited by rule newlines: {ends} bytes less" in str(story)
 
 
 @pytest.mark.parametrize("wrong", ["texts:texts/3.md", "texts:03.md", "text:texts/03.md"])

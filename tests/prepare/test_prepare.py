@@ -15,8 +15,8 @@ import pytest
 
 from ropewalk.base.errors import ConfigError, DataError, RunConflict
 from ropewalk.base.files import locked
-from ropewalk.prepare import build, tokenizer
-from ropewalk.prepare.config import Filter, Prepare, Source, Tokenizer
+from ropewalk.prepare import build, chunks, tokenizer
+from ropewalk.prepare.config import Deduplicate, Filter, Near, Prepare, Source, Tokenizer
 from ropewalk.prepare.pipeline import plan_inputs, prepare
 from ropewalk.store.shards import Shard, document_key
 
@@ -116,12 +116,11 @@ def test_the_ledger_has_one_row_a_document_and_agrees_with_the_manifest(settings
     }
 
 
-@pytest.mark.parametrize("workers", [2, 3])
-def test_the_bytes_do_not_depend_on_workers_or_chunks(settings, workers, tree, monkeypatch) -> None:
+def test_the_bytes_do_not_depend_on_workers_or_chunks(settings, tree, monkeypatch) -> None:
     alone = prepare(settings, seed=1)
     monkeypatch.setattr(build, "SPAWN_BYTES", 0)
-    monkeypatch.setattr(build, "CHUNK_BYTES", 3000)
-    many = prepare(dataclasses.replace(settings, workers=workers, folder="other"), seed=1)
+    monkeypatch.setattr(chunks, "CHUNK_BYTES", 3000)
+    many = prepare(dataclasses.replace(settings, workers=2, folder="other"), seed=1)
     assert alone.folder.name == many.folder.name
     assert tree(alone.folder) == tree(many.folder)
 
@@ -170,7 +169,8 @@ def test_shards_are_no_longer_than_asked_unless_one_document_is(settings: Prepar
 
 
 def test_without_deduplication_equal_texts_stay_in_one_split(settings: Prepare) -> None:
-    result = prepare(dataclasses.replace(settings, deduplicate="off"), seed=1)
+    off = Deduplicate(documents="off", near=Near(kind="off"))
+    result = prepare(dataclasses.replace(settings, deduplicate=off), seed=1)
     rows = {row["id"]: row for row in pq.read_table(result.folder / "ledger.parquet").to_pylist()}
     assert rows["texts:texts/03.md"]["split"] == rows["texts:texts/deep/copy.txt"]["split"] is not None
 
@@ -228,7 +228,8 @@ def test_what_is_committed_is_not_done_again(settings: Prepare, monkeypatch: pyt
         patch.setattr(build.ledger, "write_ledger", fail)
         with pytest.raises(KeyboardInterrupt):
             prepare(settings, seed=1)
-    for name in ("screen", "_trained", "encode_chunk"):
+    for name in ("read_chunk", "measure_chunk", "encode_chunk"):
         monkeypatch.setattr(build, name, fail)
-    monkeypatch.setattr("ropewalk.prepare.pack.write_shard", fail)
+    monkeypatch.setattr(build.tokenizer, "train", fail)
+    monkeypatch.setattr("ropewalk.prepare.pack.write_runs", fail)
     assert not prepare(settings, seed=1).reused

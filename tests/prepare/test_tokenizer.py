@@ -9,9 +9,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import prose
 from hypothesis import given
 from hypothesis import strategies as st
+from random_prose import prose
 from tokenizers import Tokenizer, models
 
 from ropewalk.base.errors import DataError
@@ -39,7 +39,7 @@ def test_text_that_spells_the_end_of_text_is_not_the_end_of_text(trained: Tokeni
 
 def test_training_gives_the_same_bytes_in_every_process_order_and_number_of_threads() -> None:
     code = (
-        "import sys, hashlib; sys.path.insert(0, sys.argv[1]); from conftest import prose\n"
+        "import sys, hashlib; sys.path.insert(0, sys.argv[1]); from random_prose import prose\n"
         "from ropewalk.prepare.tokenizer import train\n"
         "texts = [prose(n) for n in range(200)][:: int(sys.argv[2])]\n"
         "print(hashlib.sha256(train(iter(texts), vocabulary=500).to_str().encode()).hexdigest())"

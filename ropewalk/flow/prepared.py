@@ -1,0 +1,60 @@
+"""Prepared data looked at: `prepare explain | what-if | report`. It is made where it is not there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from ropewalk.base.errors import UserError
+from ropewalk.base.progress import Progress, Silent
+from ropewalk.config.read import Resolved
+from ropewalk.monitor.preparation import write_page
+from ropewalk.prepare.ledger import Story
+from ropewalk.prepare.ledger import explain as explain_document
+from ropewalk.prepare.pipeline import Prepared
+from ropewalk.prepare.pipeline import prepare as prepare_data
+from ropewalk.prepare.summary import write_summary
+from ropewalk.prepare.what_if import WhatIf
+from ropewalk.prepare.what_if import what_if as compare
+
+from .opening import check_inputs
+from .recipe import Recipe
+from .verbs import RecipeLike, resolve_recipe
+
+_SHORT, _FULL = "filter.", "prepare.filter."
+
+
+def explain(
+    recipe: RecipeLike, document: str, overrides: Sequence[str] = (), *, progress: Progress | None = None
+) -> Story:
+    """What became of one document of the recipe's corpus."""
+    return explain_document(_prepared(resolve_recipe(recipe, overrides), progress).folder, document)
+
+
+def what_if(
+    recipe: RecipeLike, changes: Sequence[str], overrides: Sequence[str] = (), *, progress: Progress | None = None
+) -> WhatIf:
+    """What other thresholds (`filter.min_bytes=100`) would gain and lose, from the statistics alone."""
+    wrong = [change for change in changes if not change.startswith((_SHORT, _FULL))]
+    if wrong or not changes:
+        told = f"`{wrong[0]}` is none of them" if wrong else "name at least one"
+        raise UserError(f"what-if changes settings of the filter, as filter.min_bytes=100; {told}")
+    if isinstance(recipe, Resolved):
+        raise UserError("what-if changes settings of a recipe file; give its path")
+    full = [change if change.startswith(_FULL) else f"prepare.{change}" for change in changes]
+    then = resolve_recipe(recipe, [*overrides, *full])
+    now = resolve_recipe(recipe, overrides)
+    return compare(_prepared(now, progress).folder, now.value.prepare, then.value.prepare)
+
+
+def prepare_report(recipe: RecipeLike, overrides: Sequence[str] = (), *, progress: Progress | None = None) -> Path:
+    """Draws `report.html` beside the prepared data of the recipe."""
+    resolved = resolve_recipe(recipe, overrides)
+    folder = _prepared(resolved, progress).folder
+    write_summary(folder, resolved.value.prepare)
+    return write_page(folder)
+
+
+def _prepared(resolved: Resolved[Recipe], progress: Progress | None) -> Prepared:
+    check_inputs(resolved)
+    return prepare_data(resolved.value.prepare, seed=resolved.value.seed, progress=progress or Silent())

@@ -1,0 +1,191 @@
+"""A byte-level BPE `tokenizer.json` as tables for our own kernel, where it is of the kind that the kernel encodes."""
+
+from __future__ import annotations
+
+import json
+import unicodedata
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from tokenizers import pre_tokenizers
+
+from .columns import byte_words, text_buffers
+from .kernels import bpe as kernel
+from .kernels.bpe import DOUBTFUL, LETTER, NUMBER, OTHER, SPACE, UNKNOWN, Memory, Tables
+from .tokenizer import byte_letters
+
+ALGORITHM = "ropewalk-bpe-1"
+"""Raised when the kernel changes, though its tokens must not."""
+
+_CODES = 0x110000
+_ASSIGNED = ((0, 0x40000), (0xE0000, 0xE1000))
+"""Where Unicode has characters, but for those of private use far above."""
+_WHITE_SPACE = (*range(9, 14), 32, 0x85, 0xA0, 0x1680, *range(0x2000, 0x200B), 0x2028, 0x2029, 0x202F, 0x205F, 0x3000)
+
+_MODEL: dict[str, tuple[Any, ...]] = {
+    "type": ("BPE",),
+    "dropout": (None, 0, 0.0),
+    "unk_token": (None,),
+    "continuing_subword_prefix": (None, ""),
+    "end_of_word_suffix": (None, ""),
+    "byte_fallback": (None, False),
+    "ignore_merges": (None, False),
+}
+"""What the kernel does, by setting of the model."""
+
+
+class BytePairEncoder:
+    """Encodes text columns on one thread as the tokenizer of its tables does, special tokens as text."""
+
+    def __init__(self, tables: Tables) -> None:
+        self._tables = tables
+        self._memory = Memory(
+            cache=np.zeros(kernel.CACHE_WORDS, np.uint64),
+            ranks=np.empty(kernel.ROOM, np.uint64),
+            units=np.empty(kernel.ROOM, np.uint32),
+            marks=np.empty(kernel.ROOM, np.uint8),
+        )
+        self._out = np.empty(0, np.uint32)
+
+    def encode(self, text: pa.LargeStringArray, *, end: int) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.int64]]:
+        """(tokens of all documents, `end` behind each; how many each has). A document that the kernel leaves to others
+        has none. The tokens are valid until the next call."""
+        data, offsets = text_buffers(text)
+        room = int(offsets[-1] - offsets[0]) + len(text)
+        if room > len(self._out):
+            self._out = np.empty(room, np.uint32)
+        lengths = np.empty(len(text), np.int64)
+        written = kernel.encode_column(
+            data, byte_words(data), offsets, self._tables, self._memory, end, self._out, lengths
+        )
+        return self._out[:written], lengths
+
+
+def tables_of(content: bytes) -> Tables | str:
+    """The tables of a `tokenizer.json`, or why the kernel does not encode as it does."""
+    tree = json.loads(content)
+    refusal = _refusal(tree)
+    if refusal:
+        return refusal
+    vocabulary: dict[str, int] = tree["model"]["vocab"]
+    pairs = [tuple(pair) if isinstance(pair, list) else tuple(pair.split(" ")) for pair in tree["model"]["merges"]]
+    tables = _empty(len(pairs))
+    tables.single[:] = [vocabulary[letter] for letter in byte_letters()]
+    left, right, merged = (
+        np.array([vocabulary[name] for name in names], np.uint32)
+        for names in ([a for a, _ in pairs], [b for _, b in pairs], [a + b for a, b in pairs])
+    )
+    if not kernel.fill_merges(left, right, merged, tables):
+        return "two of its merges are of the same pair"
+    kinds = character_kinds()
+    # Where the kind changes from one code point to the next; a test compares all of them.
+    changes = np.flatnonzero(np.diff(kinds))
+    if not same_kinds(np.union1d(changes, changes + 1), kinds):
+        return "its pieces follow another version of Unicode"
+    kernel.fill_characters(kinds, tables, np.empty(4, np.uint8), np.empty(4, np.uint64))
+    spelled = {letter: byte for byte, letter in enumerate(byte_letters())}
+    for one, other in pairs:
+        _mark_border(bytes(map(spelled.__getitem__, one)), bytes(map(spelled.__getitem__, other)), tables)
+    return tables
+
+
+def character_kinds() -> npt.NDArray[np.uint8]:
+    """LETTER, NUMBER, SPACE or OTHER for each code point; UNKNOWN where this Python's Unicode has no character."""
+    kinds = np.full(_CODES, UNKNOWN, np.uint8)
+    for first, last in _ASSIGNED:
+        categories = "".join([unicodedata.category(chr(code)) for code in range(first, last)]).encode()
+        major, minor = np.frombuffer(categories, np.uint8).reshape(-1, 2).T
+        here = kinds[first:last]
+        here[(major != ord("C")) | (minor != ord("n"))] = OTHER
+        here[major == ord("L")] = LETTER
+        here[major == ord("N")] = NUMBER
+    kinds[list(_WHITE_SPACE)] = SPACE
+    return kinds
+
+
+def same_kinds(codes: npt.NDArray[np.int64], kinds: npt.NDArray[np.uint8]) -> bool:
+    """Whether Hugging Face's pattern knows these code points as the kernel does: the two may follow different versions
+    of Unicode. Characters of one kind, written one after the other, are one piece."""
+    split = pre_tokenizers.ByteLevel(add_prefix_space=False).pre_tokenize_str
+    codes = codes[(codes < 0xD800) | (codes >= 0xE000)]
+    texts = ("".join(map(chr, codes[kinds[codes] == kind])) for kind in (LETTER, NUMBER, OTHER, SPACE))
+    return all(len(split(text)) <= 1 for text in texts)
+
+
+def _refusal(tree: dict[str, Any]) -> str:
+    """Why the kernel does not encode as this tokenizer does, "" when it does."""
+    model, pieces = tree["model"], tree.get("pre_tokenizer") or {}
+    for key, known in _MODEL.items():
+        if model.get(key) not in known:
+            return f"its model has {key} = {model.get(key)!r}"
+    if (pieces.get("type"), pieces.get("add_prefix_space"), pieces.get("use_regex", True)) != (
+        "ByteLevel",
+        False,
+        True,
+    ):
+        return "its pieces are not those of GPT-2"
+    if tree.get("normalizer"):
+        return "it normalises text"
+    if not all(token["special"] for token in tree.get("added_tokens", [])):
+        return "it has added tokens that are not special"
+    if not set(byte_letters()) <= model["vocab"].keys():
+        return "some bytes have no token"
+    return ""
+
+
+def _empty(merges: int) -> Tables:
+    slots = 1 << max(4, (4 * merges).bit_length())
+    return Tables(
+        characters=np.zeros(_CODES, np.uint32),
+        parts=np.zeros(4 * _CODES, np.uint32),
+        single=np.zeros(256, np.uint32),
+        keys=np.full(slots, -1, np.int64).view(np.uint64),
+        values=np.zeros(slots, np.uint64),
+        filter=np.zeros(1 << kernel.FILTER_BITS - 6, np.uint64),
+        borders=np.zeros(1 << 16, np.uint8),
+    )
+
+
+def _mark_border(left: bytes, right: bytes, tables: Tables) -> None:
+    """Notes a merge that joins a part of a character to another character, or the other way round.
+
+    The first token that reaches over a border between two characters is made by a merge at that border. Where no such
+    merge begins or ends inside a character, characters can be encoded first, each by itself.
+    """
+    if _continues(right[0]):
+        return  # inside a character
+    size = _size(right[0])
+    if _continues(left[0]) or not _is_whole(right):
+        tables.borders[left[-1] << 8 | right[0]] = 1
+        first, last = _codes(right[:size])
+        tables.characters[first:last] |= np.uint32(DOUBTFUL)
+
+
+def _codes(begin: bytes) -> tuple[int, int]:
+    """The code points whose bytes begin so, the last one exclusive."""
+    size = _size(begin[0])
+    value = begin[0] if size == 1 else begin[0] & 0x7F >> size
+    for byte in begin[1:]:
+        value = value << 6 | byte & 0x3F
+    missing = 6 * (size - len(begin))
+    return value << missing, min(value + 1 << missing, _CODES)
+
+
+def _is_whole(data: bytes) -> bool:
+    """Whether `data`, which begins with a character, ends with one."""
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _continues(byte: int) -> bool:
+    return byte & 0xC0 == 0x80
+
+
+def _size(byte: int) -> int:
+    """Bytes of the character that begins with `byte`."""
+    return 1 + (byte >= 0xC0) + (byte >= 0xE0) + (byte >= 0xF0)

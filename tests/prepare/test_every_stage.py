@@ -1,0 +1,91 @@
+"""A recipe with every stage switched on: exactly once, the same bytes for any number of workers and after any kill."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from ropewalk.prepare import build, chunks
+from ropewalk.prepare.pipeline import prepare
+from tests.prepare.every_stage import every_stage, write_corpus
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("every")
+    write_corpus(folder)
+    return folder
+
+
+@pytest.fixture
+def here(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(corpus)
+    monkeypatch.setattr(chunks, "CHUNK_BYTES", 8000)
+    return corpus
+
+
+def test_every_stage_has_something_to_do_and_every_document_is_accounted_for(here: Path, tmp_path: Path) -> None:
+    made = prepare(every_stage(folder=str(tmp_path)), seed=1)
+    touched = {
+        count.step for source in made.manifest.sources for count in source.steps if count.removed or count.edited
+    }
+    assert touched == {
+        *("collect", "normalise", "correct", "filter", "deduplicate", "paragraphs", "lines", "near", "substring")
+    }
+    rows = pq.read_table(made.folder / "ledger.parquet").to_pylist()
+    assert len(rows) == sum(source.steps[0].documents_in for source in made.manifest.sources)
+    for source in made.manifest.sources:
+        mine = [row for row in rows if row["source"] == source.name]
+        kept = [row for row in mine if row["outcome"] != "removed"]
+        assert len(kept) == source.steps[-1].documents_out
+        assert sum(row["bytes"] for row in kept) == source.steps[-1].bytes_out
+        for count in source.steps:
+            gone = [row for row in mine if row["stage"] == count.step]
+            assert len(gone) == sum(count.removed.values())
+            assert {row["rule"] for row in gone} == set(count.removed)
+    for row in rows:
+        assert (row["outcome"] == "removed") == (row["rule"] is not None) == (row["split"] is None)
+        assert (row["outcome"] == "edited") == (row["rule"] is None and bool(row["edits"]))
+        assert row["rule"] not in ("exact", "minhash") or row["partner"] in {other["id"] for other in rows}
+
+
+def test_what_edits_took_is_what_the_text_lost(here: Path, tmp_path: Path) -> None:
+    made = prepare(every_stage(folder=str(tmp_path)), seed=1)
+    for row in pq.read_table(made.folder / "ledger.parquet").to_pylist():
+        if row["outcome"] != "removed":
+            assert row["raw_bytes"] - row["bytes"] == sum(edit["bytes"] for edit in row["edits"]), row["id"]
+
+
+@pytest.mark.parametrize("workers", [2, 7])
+def test_the_bytes_do_not_depend_on_workers(here: Path, tmp_path: Path, tree, monkeypatch, workers: int) -> None:
+    alone = prepare(every_stage(folder=str(tmp_path / "alone")), seed=1)
+    monkeypatch.setattr(build, "SPAWN_BYTES", 0)
+    many = prepare(every_stage(folder=str(tmp_path / "many"), workers=workers), seed=1)
+    assert alone.folder.name == many.folder.name
+    assert tree(alone.folder) == tree(many.folder)
+
+
+def kill(corpus: Path, *, kills: int, workers: int) -> None:
+    command = [sys.executable, str(Path(__file__).with_name("random_kills.py")), str(corpus), str(kills), str(workers)]
+    done = subprocess.run(
+        command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout.split()[0]) >= kills
+
+
+def test_random_kills_are_harmless(corpus: Path) -> None:
+    kill(corpus, kills=8, workers=1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_hundred_random_kills_are_harmless(corpus: Path, workers: int) -> None:
+    kill(corpus, kills=100, workers=workers)

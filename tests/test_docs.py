@@ -307,9 +307,9 @@ def test_help_comes_quickly_and_begins_with_an_example(words: str) -> None:
         if fastest < 0.6:
             break
     assert fastest < 0.6
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    assert lines[0].startswith("Usage:")
-    assert lines[1].startswith("Example: ropewalk")
+    usage_lines, example, *_ = (paragraph.strip() for paragraph in text.strip().split("\n\n"))
+    assert usage_lines.startswith("Usage:")
+    assert example.startswith("Example: ropewalk")
 
 
 def test_every_verb_speaks_json() -> None:

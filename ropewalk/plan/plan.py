@@ -107,7 +107,12 @@ class Planned:
 
     def tree(self) -> dict[str, Any]:
         """Plain values for JSON."""
-        derived = {"steps": self.steps, "tokens": self.tokens, "flops": self.flops}
+        derived = {
+            "parameters": self.phases[-1].spec.parameters(),
+            "steps": self.steps,
+            "tokens": self.tokens,
+            "flops": self.flops,
+        }
         return {"format": FORMAT, "phases": [phase.tree() for phase in self.phases], "derived": derived}
 
 

@@ -1,15 +1,16 @@
 """Raw files to token shards on one core: ours beside datatrove's stages for the same work.
 
-    make bench NAME=prepare                books and poems; about three minutes
+    make bench NAME=prepare                books and poems; a minute and a half
     python benchmarks/prepare.py --quick   fewer documents
 
 Corpora: English books cut into documents of about 4 kB and Chinese poems from ../shared/data when they are there (63
 MB), else the sources of the standard library. Both sides read the same compressed JSON lines, apply the rules of Gopher
-(quality and repetition), C4 and FineWeb with their papers' thresholds (poems, which these rules were not made for, with
-thresholds that let them pass: everything is measured, little goes), remove near-duplicates by MinHash (16 bands of 5
-rows, word 5-grams) and encode what is left with the same tokenizer. Ours verifies every near-duplicate, keeps all
-statistics, and writes a ledger, samples and a manifest besides. datatrove, whose words are spaCy's (jieba's for
-Chinese), gets a seeded subset; a document that one of its filters removes goes no further, as in its pipelines.
+(quality and repetition), C4 (without terminal punctuation, as FineWeb does) and FineWeb with their papers' thresholds,
+for poems, which these rules were not made for, with thresholds that let them pass. Then they remove near-duplicates by
+MinHash (16 bands of 5 rows, word 5-grams) and encode what is left with the same tokenizer. Ours verifies every
+near-duplicate, keeps all statistics, and writes a ledger, samples and a manifest besides. datatrove, whose words are
+spaCy's (jieba's for Chinese), gets a seeded subset; a document that one of its filters removes goes no further, as in
+its pipelines.
 
 Seconds are CPU seconds of all processes, without imports and compilation: each contender prepares some documents first.
 """
@@ -113,10 +114,19 @@ def ropewalk(source: Path, work: Path, corpus: str, tokenizer: Path) -> dict[str
     )
     from ropewalk.prepare.pipeline import prepare
 
-    rules = Filter(gopher=Gopher(), repetition=Repetition(), c4=C4(), fineweb=FineWeb())
+    simple = {"min_bytes": 0, "max_bytes": 0, "max_mean_line_length": 0.0, "min_letter_share": 0.0}
+    rules = Filter(
+        **simple,
+        max_duplicate_line_share=1.0,
+        gopher=Gopher(),
+        repetition=Repetition(),
+        c4=C4(terminal_punctuation=False),
+        fineweb=FineWeb(),
+    )
     if corpus == "poems":
         rules = Filter(
-            min_bytes=0,
+            **simple,
+            max_duplicate_line_share=1.0,
             gopher=Gopher(min_words=1, min_mean_word_length=0, min_stop_words=0, min_alphabetic_share=0),
             repetition=Repetition(**{field.name: 1.0 for field in dataclasses.fields(Repetition)}),
             c4=C4(terminal_punctuation=False, min_line_words=1, min_sentences=1),
@@ -190,7 +200,8 @@ def datatrove(source: Path, work: Path, corpus: str, tokenizer: Path) -> dict[st
             "new_line_ratio": 10.0,
         },
     }
-    filters = [rule(language=language, **(loose[rule] if corpus == "poems" else {})) for rule in loose]
+    strict = {**{rule: {} for rule in loose}, C4QualityFilter: {"filter_no_terminal_punct": False}}
+    filters = [rule(language=language, **(loose if corpus == "poems" else strict)[rule]) for rule in loose]
     filtered = JsonlReader(place["filtered"])
     stages: list[tuple[list[Any], int]] = [
         (

@@ -311,8 +311,9 @@ def main() -> None:
         "text_bytes": first["text_bytes"],
         "repeated_share": round(first["repeated_bytes"] / first["text_bytes"], 4),
         "spans": first["spans"],
-        "same_repeated_bytes": all(result["marked"] == first["marked"] for result in found.values()),
     }
+    if len(found) > 1:
+        quality["same_repeated_bytes"] = all(result["marked"] == first["marked"] for result in found.values())
     if reference:
         quality["our_suffix_array"] = {key: round(value, 3) for key, value in reference.items()}
     finish("substring", ours=mine, peers=figures, ratios=ratios, quality=quality)

@@ -30,7 +30,7 @@ class _WithDefault(TyperGroup):
         return [name for name in self.commands if name != DEFAULT]
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
-        return ["RECIPE [OVERRIDES]... [OPTIONS]", "|", "COMMAND [ARGS]..."]
+        return ["RECIPE [OVERRIDES]...", "|", "COMMAND"]
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         self.commands[DEFAULT].format_options(ctx, formatter)
@@ -66,7 +66,7 @@ def prepare(
 @app.command()
 def explain(
     recipe: RecipeFile,
-    document: Annotated[str, typer.Argument(help="The document's id.", show_default=False)],
+    document: Annotated[str, typer.Argument(help="The document's id.", metavar="ID", show_default=False)],
     overrides: Overrides = None,
     json: Json = False,
 ) -> None:

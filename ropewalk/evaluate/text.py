@@ -16,7 +16,7 @@ import numpy.typing as npt
 import xxhash
 
 from ropewalk.base.errors import DataError
-from ropewalk.prepare.tokenizer import byte_table
+from ropewalk.prepare.byte_level import byte_table
 from ropewalk.store.manifest import ShardEntry, TokenizerEntry
 from ropewalk.store.shards import Shard
 

@@ -73,6 +73,13 @@ def _missing_files(settings: Prepare, origin: Callable[[str], str]) -> Iterator[
     if file and not _is_tokenizer(Path(file)):
         key = "prepare.tokenizer.file"
         yield Problem(origin(key), f'`{key}`: no file "{file}"', "leave it out to train a tokenizer")
+    for table, names in (("urls", ("domains", "words", "soft_words", "parts")), ("words", ("files",))):
+        lists = getattr(settings.filter, table)
+        for name in names if lists else ():
+            key = f"prepare.filter.{table}.{name}"
+            for file in getattr(lists, name):
+                if not Path(file).is_file():
+                    yield Problem(origin(key), f'`{key}`: no file "{file}"', "write the list, or correct its name")
 
 
 def _is_tokenizer(place: Path) -> bool:

@@ -23,6 +23,9 @@ from .values import finite, mapping, text, whole
 FILE, PAGE = "report.json", "report.html"
 FORMAT = 1
 
+MOST_PARTS = 10
+"""Sources, domains or languages with a bar of their own."""
+
 
 def write_page(folder: Path) -> Path:
     """Commits the page of the data in `folder`, and gives its path."""
@@ -87,10 +90,7 @@ def _repeats_section(repeats: Mapping[str, Any]) -> Markup:
     seen = [bar for bar in bars if whole(bar.get("documents"))]
     if not seen:
         return section("Repeats", empty("There are no texts."))
-    drawn = [
-        Bar(_times(bar), float(whole(bar.get("bytes")) or 0), _shown(bar), "tone-2" if _many(bar) else "tone-0")
-        for bar in seen
-    ]
+    drawn = [_bar(bar) for bar in seen]
     note = "Equal and near-equal texts together, all copies counted, as they were read."
     warning = text(repeats.get("warning"))
     figure = bar_figure("Text by how often it occurs", "bytes, all copies", [Group("", drawn)], wide=1080, note=note)
@@ -108,8 +108,11 @@ def _many(bar: Mapping[str, Any]) -> bool:
     return (whole(bar.get("least")) or 0) >= 9
 
 
-def _shown(bar: Mapping[str, Any]) -> str:
-    return f"{whole(bar.get('documents')) or 0:,} texts, {amount(whole(bar.get('bytes')) or 0, 'B')}"
+def _bar(bar: Mapping[str, Any]) -> Bar:
+    documents, size = whole(bar.get("documents")) or 0, whole(bar.get("bytes")) or 0
+    texts = "text" if documents == 1 else "texts"
+    tone = "tone-2" if _many(bar) else "tone-0"
+    return Bar(f"{documents:,} {texts} {_times(bar)}", float(size), amount(size, "B"), tone)
 
 
 def _fertility_section(rows: list[Mapping[str, Any]]) -> Markup:
@@ -136,7 +139,7 @@ def _composition_section(composition: Mapping[str, Any]) -> Markup:
         rows = _rows(composition, kind)
         if rows:
             groups = [
-                Group(title, [_part(row, key) for row in rows])
+                Group(title, _parts(rows, key))
                 for title, key in (("as read", "read_bytes"), ("as kept", "kept_bytes"))
                 if any(row.get(key) is not None for row in rows)
             ]
@@ -146,9 +149,14 @@ def _composition_section(composition: Mapping[str, Any]) -> Markup:
     return section("Composition", element("div", figures, class_="pair"))
 
 
-def _part(row: Mapping[str, Any], key: str) -> Bar:
-    size = whole(row.get(key)) or 0
-    return Bar(text(row.get("name"))[:24], float(size), amount(size, "B"))
+def _parts(rows: list[Mapping[str, Any]], key: str) -> list[Bar]:
+    """The largest, and one bar for all others."""
+    sizes = [(text(row.get("name"))[:24], whole(row.get(key)) or 0) for row in rows]
+    sizes = sorted((part for part in sizes if part[1]), key=lambda part: -part[1])
+    others = sizes[MOST_PARTS:]
+    if others:
+        sizes = [*sizes[:MOST_PARTS], (f"{len(others)} others", sum(size for _, size in others))]
+    return [Bar(name, float(size), amount(size, "B")) for name, size in sizes]
 
 
 def _decimal(value: Any) -> str:

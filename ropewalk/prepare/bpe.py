@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import json
 import unicodedata
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -11,10 +14,10 @@ import numpy.typing as npt
 import pyarrow as pa
 from tokenizers import pre_tokenizers
 
+from .byte_level import byte_letters
 from .columns import byte_words, text_buffers
 from .kernels import bpe as kernel
 from .kernels.bpe import DOUBTFUL, LETTER, NUMBER, OTHER, SPACE, UNKNOWN, Memory, Tables
-from .tokenizer import byte_letters
 
 ALGORITHM = "ropewalk-bpe-1"
 """Raised when the kernel changes, though its tokens must not."""
@@ -91,6 +94,17 @@ def tables_of(content: bytes) -> Tables | str:
     return tables
 
 
+def count_pieces(text: pa.LargeStringArray, counts: Counter[bytes]) -> None:
+    """Adds the pieces of GPT-2's pattern in `text` to `counts`."""
+    data, offsets = text_buffers(text)
+    ends = np.empty(int(offsets[-1] - offsets[0]), np.int64)
+    found = kernel.find_pieces(data, offsets, character_kinds().astype(np.uint32), ends)
+    content = data.tobytes()
+    borders = itertools.chain([int(offsets[0])], ends[:found].tolist())
+    counts.update(content[start:stop] for start, stop in itertools.pairwise(borders))
+
+
+@functools.cache
 def character_kinds() -> npt.NDArray[np.uint8]:
     """LETTER, NUMBER, SPACE or OTHER for each code point; UNKNOWN where this Python's Unicode has no character."""
     kinds = np.full(_CODES, UNKNOWN, np.uint8)
@@ -102,6 +116,7 @@ def character_kinds() -> npt.NDArray[np.uint8]:
         here[major == ord("L")] = LETTER
         here[major == ord("N")] = NUMBER
     kinds[list(_WHITE_SPACE)] = SPACE
+    kinds.flags.writeable = False
     return kinds
 
 
@@ -132,6 +147,8 @@ def _refusal(tree: dict[str, Any]) -> str:
         return "it has added tokens that are not special"
     if not set(byte_letters()) <= model["vocab"].keys():
         return "some bytes have no token"
+    if max(model["vocab"].values()) + 1 >> kernel.TOKEN_BITS:
+        return "its vocabulary is too large"
     return ""
 
 
@@ -141,8 +158,8 @@ def _empty(merges: int) -> Tables:
         characters=np.zeros(_CODES, np.uint32),
         parts=np.zeros(4 * _CODES, np.uint32),
         single=np.zeros(256, np.uint32),
-        keys=np.full(slots, -1, np.int64).view(np.uint64),
-        values=np.zeros(slots, np.uint64),
+        pairs=np.full(slots, -1, np.int64).view(np.uint64),
+        merged=np.zeros(merges, np.uint32),
         filter=np.zeros(1 << kernel.FILTER_BITS - 6, np.uint64),
         borders=np.zeros(1 << 16, np.uint8),
     )

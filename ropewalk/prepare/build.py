@@ -45,6 +45,7 @@ from .draw import sample
 from .encode import EncodeTask, choose_encoder, encode_chunk, encoders_of
 from .encoders import REFERENCE
 from .measures import correcting, measuring
+from .ngrams import index_shards
 from .samples import write_samples
 from .screen import MeasureTask, ReadTask, measure_chunk, read_chunk
 from .sources import InputFile
@@ -121,6 +122,7 @@ def build(job: Job) -> Manifest:
         encoding = _encode_tasks(job, decided, entry, choice.algorithm)
         workers.run("encode", encode_chunk, encoding, progress=job.progress)
     shards = _shards(job, decided, [task.target for task in encoding], dtype)
+    index = _index(job, shards)
     encoders = encoders_of([task.target for task in encoding])
     if encoders != [choice.algorithm]:
         decided.state.warn(f"{choice.algorithm} gave other tokens than {REFERENCE}, which did those chunks again")
@@ -139,6 +141,7 @@ def build(job: Job) -> Manifest:
         sources=tuple(_sources(job, decided, shards)),
         shards=tuple(shards),
         warnings=tuple(state.warnings),
+        ngrams=index,
     )
     write_manifest(job.folder, manifest)
     return manifest
@@ -196,9 +199,12 @@ def _trained(job: Job, decided: Decided) -> bytes:
     chosen[candidates[sample(hashes, sizes, limit_bytes=settings.train_bytes, seed=job.seed)]] = True
     markers = TEMPLATES[job.settings.chat.template].markers if job.chat_sources else ()
     fed = [chosen_name(texts, mask) for texts, mask, _ in decided.state.chunks(chosen) if mask.any()]
-    path = job.stages / "tokenizer" / f"{key_of(TOKENIZER_VERSION, settings.vocabulary, markers, fed)}.json"
+    path = (
+        job.stages / "tokenizer" / f"{key_of(TOKENIZER_VERSION, settings.kind, settings.vocabulary, markers, fed)}.json"
+    )
     if not path.exists():
-        trained = tokenizer.train(_texts(job, decided.state, chosen), vocabulary=settings.vocabulary, markers=markers)
+        texts = _texts(job, decided.state, chosen)
+        trained = tokenizer.train(texts, vocabulary=settings.vocabulary, markers=markers, kind=settings.kind)
         job.progress.end(f"{trained.get_vocab_size()} tokens from {chosen.sum()} documents")
         with filled(path) as place, committed_file(place) as file:
             file.write(trained.to_str(pretty=True).encode())
@@ -256,6 +262,23 @@ def _shards(job: Job, decided: Decided, tokens: Sequence[Path], dtype: TokenType
         job.progress.advance(sum(entry.tokens for entry in entries))
     job.progress.end(f"{amount(sum(plan.tokens for plan in plans))} tokens in {len(plans)} shards")
     return entries
+
+
+def _index(job: Job, shards: Sequence[ShardEntry]) -> str:
+    """Commits the index of n-grams, if one is asked for; the name of its folder."""
+    settings = job.settings.ngrams
+    if settings.unit == "off":
+        return ""
+    with Workers(_processes(job, len(shards))) as workers:
+        return index_shards(
+            job.folder,
+            shards,
+            tokenizer=job.folder / TOKENIZER,
+            unit=settings.unit,
+            length=settings.length,
+            workers=workers,
+            progress=job.progress,
+        ).name
 
 
 def _sources(job: Job, decided: Decided, shards: Sequence[ShardEntry]) -> Iterator[SourceEntry]:

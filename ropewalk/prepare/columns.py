@@ -27,6 +27,17 @@ def text_buffers(text: pa.LargeStringArray | pa.LargeBinaryArray) -> tuple[Bytes
     return content, bounds
 
 
+def string_buffers(strings: pa.StringArray) -> tuple[Bytes, Offsets]:
+    """The same of a column of short strings, whose offsets have 32 bits; these are copied."""
+    _, offsets, data = strings.buffers()
+    bounds = (
+        np.frombuffer(offsets, np.int32, len(strings) + 1, strings.offset * 4) if offsets else np.zeros(1, np.int32)
+    )
+    content = np.frombuffer(data, np.uint8) if data is not None and data.size else np.zeros(0, np.uint8)
+    content.flags.writeable = False
+    return content, bounds.astype(np.int64)
+
+
 def byte_words(data: Bytes) -> npt.NDArray[np.uint64]:
     """`data` seen as words of eight bytes that begin at every byte; nothing is copied."""
     return np.ndarray(max(0, len(data) - 7), np.uint64, data, strides=1)

@@ -414,8 +414,11 @@ class Tokenizer:
     file: str = ""
     """A Hugging Face `tokenizer.json` to use as it is, or a folder that holds one: a checkpoint, a run, a Hugging Face
     directory. Empty trains one."""
+    kind: Literal["bpe", "unigram"] = "bpe"
+    """What is trained, over bytes: pairs that are merged by frequency (`bpe`, much faster to encode with), or the
+    likeliest tokens under a unigram model (Kudo 2018)."""
     vocabulary: Annotated[int, Range(least=257, most=1_000_000)] = 4096
-    """Tokens of a trained byte-level BPE tokenizer, the end-of-text token included."""
+    """Tokens of a trained tokenizer, the end of text and markers of dialogues included."""
     train_bytes: Annotated[int, Range(least=1000)] = 20_000_000
     """UTF-8 bytes of documents, drawn over all sources by hash, that the tokenizer is trained on."""
 
@@ -428,6 +431,17 @@ class Chat:
     """`chatml` puts every turn between special tokens: `<|im_start|>user`, a new line, the content, `<|im_end|>`. A
     tokenizer that is trained here has them; with a given one that has them not, they are spelled out. `plain` needs
     none: `User:`, a new line, the question, an empty line, `Assistant:`, a new line, the answer, the end of text."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ngrams:
+    """An index of all n-grams of the corpus, which tells the documents that hold a span of text."""
+
+    unit: Literal["off", "words", "tokens"] = "off"
+    """What n-grams are made of: words (case makes no difference) or tokens. An index takes about as much space as the
+    tokens."""
+    length: Annotated[int, Range(least=2, most=100)] = 13
+    """Units of the shortest span that can be looked up. 13 words are what GPT-3 was decontaminated by."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -446,6 +460,8 @@ class Prepare:
     """How text becomes tokens."""
     chat: Chat = field(default_factory=Chat)
     """How dialogues become tokens."""
+    ngrams: Ngrams = field(default_factory=Ngrams)
+    """An index of n-grams."""
     validation_share: Annotated[float, Range(above=0, below=1)] = 0.02
     """Share of documents held out, drawn by the hash of their text; never trained on."""
     shard_tokens: Annotated[int, Range(least=1000)] = 16_000_000

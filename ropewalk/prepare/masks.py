@@ -8,10 +8,10 @@ from tokenizers import Tokenizer
 
 from ropewalk.store.shards import Counts, Tokens
 
+from .byte_level import byte_table
 from .columns import Rows, text_buffers
 from .cuts import Spans
 from .encoders import Encoded
-from .tokenizer import byte_table
 
 
 class Masker:

@@ -19,7 +19,7 @@ from ropewalk.config.schema import fields_of
 from ropewalk.store.manifest import FILE as MANIFEST
 from ropewalk.store.manifest import Manifest, read_manifest
 
-from . import ledger, pack, tokenizer
+from . import ledger, ngrams, pack, tokenizer
 from .build import Job, build
 from .checksums import Checksums
 from .config import Prepare
@@ -152,5 +152,6 @@ def _finished(folder: Path) -> Manifest | None:
         xxhash.xxh3_64_hexdigest(content) == manifest.tokenizer.checksum
         and all(pack.is_intact(entry, folder) for entry in manifest.shards)
         and ledger.is_intact(folder, documents=documents)
+        and (not manifest.ngrams or ngrams.is_intact(folder / manifest.ngrams))
     )
     return manifest if whole else None

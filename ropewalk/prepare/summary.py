@@ -16,8 +16,10 @@ from ropewalk.store.manifest import read_manifest
 
 from . import samples
 from .columns import Mask
+from .composition import compose
 from .config import Prepare
 from .corpus import BEFORE_RULES
+from .fertility import fertility
 from .ledger import FILE as LEDGER
 from .ledger import STATISTICS
 from .occurrences import occurrences
@@ -30,6 +32,7 @@ FILE = "report.json"
 def write_summary(folder: Path, settings: Prepare) -> Path:
     """Commits what is known of the data in `folder`, which was prepared with `settings`."""
     ledger = pq.read_table(folder / LEDGER, columns=["id", "source", "domain", "stage", "partner", "bytes", "split"])
+    spent = fertility(folder, ledger)
     path = folder / FILE
     write_json(
         path,
@@ -39,7 +42,8 @@ def write_summary(folder: Path, settings: Prepare) -> Path:
             "overlap": _overlap(folder, settings, _reaching_rules(ledger)),
             "samples": pq.read_table(folder / samples.FILE).to_pylist(),
             "repeats": _repeats(ledger),
-            "composition": {"domain": _composition(ledger, "domain"), "source": _composition(ledger, "source")},
+            "fertility": spent,
+            "composition": compose(folder, ledger, spent),
         },
     )
     return path
@@ -86,18 +90,3 @@ def _repeats(ledger: pa.Table) -> dict[str, Any]:
     texts = _reaching_rules(ledger)
     found = occurrences(group[texts], ledger["bytes"].to_numpy()[texts])
     return {**dataclasses.asdict(found), "warning": found.warning}
-
-
-def _composition(ledger: pa.Table, column: str) -> list[dict[str, Any]]:
-    """Documents and bytes of each value of `column`, read and kept."""
-    kept = ledger.filter(ledger["split"].is_valid())
-    both = []
-    for name, table in (("read", ledger), ("kept", kept)):
-        sums = table.group_by(column).aggregate([("bytes", "sum"), ([], "count_all")]).to_pylist()
-        both.append(
-            {row[column]: {f"{name}_documents": row["count_all"], f"{name}_bytes": row["bytes_sum"]} for row in sums}
-        )
-    read, stays = both
-    nothing = {"kept_documents": 0, "kept_bytes": 0}
-    rows = [{"name": name, **counts, **stays.get(name, nothing)} for name, counts in read.items()]
-    return sorted(rows, key=lambda row: (-row["read_bytes"], row["name"]))

@@ -1,16 +1,20 @@
-"""Byte-level BPE tokenizers of Hugging Face `tokenizers`: any text goes in, and comes out unchanged."""
+"""Byte-level tokenizers in the form of Hugging Face `tokenizers`: any text goes in, and comes out unchanged."""
 
 from __future__ import annotations
 
-import json
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
+import pyarrow as pa
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from ropewalk.base.errors import DataError
 from ropewalk.store.shards import Tokens, TokenType
+
+from .byte_level import byte_letters
 
 FILE = "tokenizer.json"
 END_OF_TEXT = "<|endoftext|>"
@@ -19,18 +23,59 @@ _ENDS = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "<|eot_id|>", "[SEP]")
 """What tokenizers in use call the token that closes a document, ours first."""
 
 
-def train(texts: Iterator[str], *, vocabulary: int, markers: Sequence[str] = ()) -> Tokenizer:
-    """A tokenizer of at most `vocabulary` tokens, fewer when `texts` hold too few pairs to merge.
+def train(
+    texts: Iterator[str], *, vocabulary: int, markers: Sequence[str] = (), kind: Literal["bpe", "unigram"] = "bpe"
+) -> Tokenizer:
+    """A byte-level tokenizer of at most `vocabulary` tokens, fewer when `texts` hold too little.
 
     Special tokens come first: the end of text, then `markers`. The same texts give the same file, in any order and on
-    any number of threads: pairs are counted over all texts, and ties are broken by token id.
+    any number of threads: pairs or words are counted over all texts, and ties are broken by token.
     """
-    tokenizer = Tokenizer(models.BPE())
+    special = [END_OF_TEXT, *markers]
+    return _bpe(texts, vocabulary, special) if kind == "bpe" else _unigram(texts, vocabulary, special)
+
+
+def _unigram(texts: Iterator[str], vocabulary: int, special: list[str]) -> Tokenizer:
+    # Here, since it takes numba, which nobody needs who only reads a tokenizer.
+    from .bpe import count_pieces
+    from .unigram import train_unigram
+
+    words: Counter[bytes] = Counter()
+    for batch in _batched(texts):
+        count_pieces(pa.array(batch, pa.large_string()), words)
+    letters = byte_letters()
+    tokens = train_unigram(words, size=vocabulary - len(special))
+    spelled = [("".join(letters[byte] for byte in token), score) for token, score in tokens]
+    # Special tokens are never found in a piece: each spells letters and other signs.
+    tokenizer = _byte_level(models.Unigram([*((name, 0.0) for name in special), *spelled], None, False))
+    tokenizer.add_special_tokens(special)
+    return tokenizer
+
+
+def _batched(texts: Iterator[str]) -> Iterator[list[str]]:
+    batch: list[str] = []
+    size = 0
+    for text in texts:
+        batch.append(text)
+        size += len(text)
+        if size > 1 << 20:
+            yield batch
+            batch, size = [], 0
+    yield batch
+
+
+def _byte_level(model: models.Model) -> Tokenizer:
+    tokenizer = Tokenizer(model)
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def _bpe(texts: Iterator[str], vocabulary: int, special: list[str]) -> Tokenizer:
+    tokenizer = _byte_level(models.BPE())
     trainer = trainers.BpeTrainer(
         vocab_size=vocabulary,
-        special_tokens=[END_OF_TEXT, *markers],
+        special_tokens=special,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
@@ -79,31 +124,6 @@ def end_of_text(tokenizer: Tokenizer, *, path: Path) -> int:
         if number is not None:
             return int(number)
     raise DataError(f"{path}: none of the tokens {', '.join(_ENDS)} is in this tokenizer; add one of them to it")
-
-
-def byte_table(tokenizer: Tokenizer) -> list[bytes] | None:
-    """The bytes of each token id of a byte-level tokenizer, None for other kinds."""
-    if (json.loads(tokenizer.to_str())["decoder"] or {}).get("type") != "ByteLevel":
-        return None
-    names: dict[str, int] = tokenizer.get_vocab(with_added_tokens=True)
-    added = tokenizer.get_added_tokens_decoder()
-    bytes_ = {letter: byte for byte, letter in enumerate(byte_letters())}
-    table = [b""] * (max(names.values()) + 1)
-    for name, token in names.items():
-        table[token] = name.encode() if token in added else bytes(bytes_[letter] for letter in name)
-    return table
-
-
-def byte_letters() -> list[str]:
-    """The letter by which byte-level tokenizers name each byte (GPT-2, `bytes_to_unicode`): visible Latin-1 characters
-    stand for themselves, the other bytes in turn for U+0100, U+0101, ..."""
-    letters = []
-    hidden = 0x100
-    for byte in range(256):
-        visible = 0x21 <= byte <= 0x7E or (byte >= 0xA1 and byte != 0xAD)
-        letters.append(chr(byte if visible else hidden))
-        hidden += not visible
-    return letters
 
 
 def vocabulary_size(tokenizer: Tokenizer) -> int:

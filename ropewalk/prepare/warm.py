@@ -12,6 +12,7 @@ from collections.abc import Callable
 import pyarrow as pa
 
 from .config import Prepare
+from .encode import document_keys
 from .measures import measure
 from .near.corpus import near_duplicates
 
@@ -26,7 +27,7 @@ def warm(task: tuple[Prepare, str]) -> None:
 
 def groups(settings: Prepare) -> list[str]:
     """The groups that the settings need, in the order of need."""
-    return ["measure", *(["near"] if settings.deduplicate.near.kind != "off" else [])]
+    return ["measure", *(["near"] if settings.deduplicate.near.kind != "off" else []), "encode"]
 
 
 def _measure(settings: Prepare) -> None:
@@ -38,4 +39,8 @@ def _near(settings: Prepare) -> None:
     near_duplicates(lambda: [_TEXT], settings.deduplicate.near)
 
 
-_GROUPS: dict[str, Callable[[Prepare], None]] = {"measure": _measure, "near": _near}
+def _encode(settings: Prepare) -> None:
+    document_keys(pa.array(["source:folder/file"]))
+
+
+_GROUPS: dict[str, Callable[[Prepare], None]] = {"measure": _measure, "near": _near, "encode": _encode}

@@ -91,6 +91,8 @@ class Manifest:
     shards: tuple[ShardEntry, ...]
     warnings: tuple[str, ...] = ()
     """What the one who prepared the data should have looked at."""
+    ngrams: str = ""
+    """Folder of the index of n-grams; empty when there is none."""
 
     def shards_of(self, split: Split, source: str | None = None) -> list[ShardEntry]:
         """The shards of one split, of one source or of all."""
@@ -156,4 +158,5 @@ def _manifest(tree: dict[str, Any]) -> Manifest:
         ),
         shards=tuple(ShardEntry(**shard) for shard in tree["shards"]),
         warnings=tuple(tree.get("warnings", ())),
+        ngrams=tree.get("ngrams", ""),
     )

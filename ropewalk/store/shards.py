@@ -242,7 +242,7 @@ class _HashedFile:
         self._chunks: list[int] = []
         self.position = 0
 
-    def write(self, data: bytes) -> None:
+    def write(self, data: bytes | memoryview) -> None:
         self._file.write(data)
         view = memoryview(data)
         while view:
@@ -268,10 +268,10 @@ def _run_of_one(document: Document | tuple[int, Tokens]) -> Run:
     return Run(np.array([key], np.uint64), np.array([len(tokens)], np.int64), tokens, counts)
 
 
-def _payload(tokens: Tokens, *, path: Path, dtype: TokenType) -> bytes:
-    if len(tokens) and int(tokens.max()) > np.iinfo(dtype).max:
+def _payload(tokens: Tokens, *, path: Path, dtype: TokenType) -> memoryview:
+    if tokens.dtype != dtype and len(tokens) and int(tokens.max()) > np.iinfo(dtype).max:
         raise DataError(f"{path}: token {tokens.max()} does not fit in {dtype}; its vocabulary is wrong")
-    return np.ascontiguousarray(tokens, dtype=np.dtype(dtype).newbyteorder("<")).tobytes()
+    return np.ascontiguousarray(tokens, dtype=np.dtype(dtype).newbyteorder("<")).view(np.uint8).data
 
 
 def _ranges(starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:

@@ -47,6 +47,7 @@ def refused(ended: Ended, *fragments: str) -> None:
         ('paths = ["corpus/*.txt"]', 'paths = ["corpse/*.txt"]', ['nothing matches "corpse/*.txt"', "working folder"]),
         ('name = "notes"', 'name =  "code"', ['two sources are named "code"']),
         ("vocabulary = 300", 'file = "no.json"', ['no file "no.json"', "train a tokenizer"]),
+        ("min_bytes = 50", 'words.files = ["bad.txt"]', ['no file "bad.txt"', "write the list"]),
         ("[load]", "[load", ["not valid TOML", "[load"]),
     ],
 )

@@ -8,6 +8,7 @@ unlike a power cut, leaves the page cache alone.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import sys
@@ -46,9 +47,14 @@ def attempt(settings: Prepare, *, kill_at: int) -> bool:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """All files below `folder`, by name; but for locks, and checksums that depend on when a file was last touched."""
-    files = (path for path in folder.rglob("*") if path.is_file() and path.name != ".lock")
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files if "checksums" not in path.parts}
+    """All files below `folder`, by name.
+
+    Not among them: locks, checksums that depend on when a file was last touched, and what a killed worker of a killed
+    parent was writing, which the next start sweeps away.
+    """
+    names = {path: path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+    kept = {path: name for path, name in names.items() if not re.search(r"\.lock$|checksums|\.partial\b", name)}
+    return {name: path.read_bytes() for path, name in kept.items()}
 
 
 def main(corpus: str) -> None:

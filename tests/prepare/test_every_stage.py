@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import pytest
 
 from ropewalk.prepare import build, chunks
 from ropewalk.prepare.pipeline import prepare
+from ropewalk.store.shards import Shard, document_key
 from tests.prepare.every_stage import every_stage, write_corpus
 
 ROOT = Path(__file__).parents[2]
@@ -61,6 +63,22 @@ def test_what_edits_took_is_what_the_text_lost(here: Path, tmp_path: Path) -> No
     for row in pq.read_table(made.folder / "ledger.parquet").to_pylist():
         if row["outcome"] != "removed":
             assert row["raw_bytes"] - row["bytes"] == sum(edit["bytes"] for edit in row["edits"]), row["id"]
+
+
+def test_masked_spans_stay_in_the_text_and_are_not_counted(here: Path, tmp_path: Path) -> None:
+    settings = every_stage(folder=str(tmp_path))
+    masking = dataclasses.replace(settings, substring=dataclasses.replace(settings.substring, action="mask"))
+    made = prepare(masking, seed=1)
+    repeats = pq.read_table(made.folder / "repeats.parquet").to_pylist()
+    assert all(not source.steps[-1].removed and not source.steps[-1].edited for source in made.manifest.sources)
+    masked = {document_key(span["id"]) for span in repeats}
+    assert masked
+    for entry in made.manifest.shards:
+        shard = Shard(made.folder / entry.file)
+        for place in range(len(shard)) if entry.source != "talk" else ():
+            counts = shard.counts(int(shard.offsets[place]), int(shard.offsets[place + 1]))
+            assert counts.all() == (int(shard.ids[place]) not in masked)
+            assert counts.any()
 
 
 @pytest.mark.parametrize("workers", [2, 7])

@@ -11,6 +11,7 @@ from random_prose import prose
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 
 from ropewalk.prepare import tokenizer as tokenizers
+from ropewalk.prepare.byte_level import byte_table
 from ropewalk.prepare.cuts import Spans
 from ropewalk.prepare.encoders import HuggingFace
 from ropewalk.prepare.masks import Masker
@@ -39,7 +40,7 @@ def test_a_token_counts_when_none_of_its_bytes_is_masked(texts: list[str], data:
     masked = [data.draw(st.sets(st.integers(0, max(0, len(t.encode()) - 1)))) if t else set() for t in texts]
     rows = sorted(data.draw(st.sets(st.integers(0, 50), min_size=len(texts), max_size=len(texts))))
     found = counts_of(TRAINED, texts, masked, rows)
-    table = tokenizers.byte_table(TRAINED)
+    table = byte_table(TRAINED)
     assert table is not None
     for text, bytes_, counts in zip(texts, masked, found, strict=True):
         place, expected = 0, []

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 
 from ropewalk.prepare.config import Substring
 from ropewalk.prepare.kernels import minimizers, suffix
-from ropewalk.prepare.substring import match, sift, spans
+from ropewalk.prepare.substring import copies, match, sift, spans
 from ropewalk.prepare.substring.corpus import read_texts
 from ropewalk.prepare.substring.find import find_repeats
 from ropewalk.prepare.substring.spans import Repeats, join, remove
@@ -143,7 +143,7 @@ LAYOUTS: dict[str, list[tuple[ModuleType, str, int]]] = {
     "regions": [(sift, "REGION_BYTES", 37)],
     "parts": [(sift, "PART_BYTES", 50), (match, "PARTS_A_TASK", 3)],
     "steps": [(spans, "STEP_BYTES", 11), (spans, "ROOM", 1)],
-    "runs": [(match, "SORTED_ROWS", 2)],
+    "runs": [(match, "SORTED_ROWS", 2), (copies, "BLOCK_ROWS", 3)],
     "everything": [
         (sift, "REGION_BYTES", 500),
         (sift, "PART_BYTES", 9),

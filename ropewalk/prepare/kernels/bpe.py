@@ -44,6 +44,8 @@ ROOM = RUN_LIMIT + 8
 """Of what is noted about a run or a piece: characters have four bytes at most."""
 FILTER_BITS = 20
 """128 KiB: with 16,000 merges 1.5 % of the pairs that do not merge pass, with 50,000 5 %."""
+TOKEN_BITS = 20
+"""Of a token's id."""
 CACHE_BITS = 16
 CACHE_WORDS = 4 << CACHE_BITS
 """Four words an entry: the bytes of a piece, at most 23, with their number, and up to three tokens of 20 bits."""
@@ -66,10 +68,10 @@ class Tables(NamedTuple):
     """The tokens of each character, four places a code point."""
     single: Units
     """The token of each byte."""
-    keys: Words
-    """Merges by open addressing, the size a power of two: left << 32 | right; all ones where empty."""
-    values: Words
-    """rank << 32 | token of the merge in the same slot."""
+    pairs: Words
+    """Merges by open addressing, the size a power of two: left << 44 | right << 24 | rank; all ones where empty."""
+    merged: Units
+    """The token of each merge, by rank."""
     filter: Words
     """One bit for the hash of each merge."""
     borders: npt.NDArray[np.uint8]
@@ -121,21 +123,34 @@ def encode_column(
 
 
 @compiled
+def find_pieces(data: Bytes, offsets: Offsets, characters: Units, ends: Offsets) -> int:
+    """Writes where each piece of each document ends; how many there are. `characters` needs kinds alone."""
+    found = 0
+    for document in range(len(offsets) - 1):
+        position, stop = offsets[document], offsets[document + 1]
+        while position < stop:
+            position = _piece_end(data, position, stop, characters)
+            ends[found] = position
+            found += 1
+    return found
+
+
+@compiled
 def fill_merges(left: Units, right: Units, merged: Units, tables: Tables) -> bool:
-    """Enters the merges in order of rank into `keys`, `values` and `filter`; False when a pair stands there twice."""
-    mask = len(tables.keys) - 1
+    """Enters the merges in order of rank into `pairs`, `merged` and `filter`; False when a pair stands there twice."""
+    mask = len(tables.pairs) - 1
     for rank in range(len(left)):
-        key = np.uint64(left[rank]) << np.uint64(32) | np.uint64(right[rank])
+        key = np.uint64(left[rank]) << np.uint64(20) | np.uint64(right[rank])
         mixed = key * _FACTOR
         bit = mixed >> np.uint64(64 - FILTER_BITS)
         tables.filter[np.int64(bit >> np.uint64(6))] |= np.uint64(1) << (bit & np.uint64(63))
         slot = np.int64(mixed >> np.uint64(24)) & mask
-        while tables.keys[slot] != _NONE:
-            if tables.keys[slot] == key:
+        while tables.pairs[slot] != _NONE:
+            if tables.pairs[slot] >> np.uint64(24) == key:
                 return False
             slot = (slot + 1) & mask
-        tables.keys[slot] = key
-        tables.values[slot] = np.uint64(rank) << np.uint64(32) | np.uint64(merged[rank])
+        tables.pairs[slot] = key << np.uint64(24) | np.uint64(rank)
+        tables.merged[rank] = merged[rank]
     return True
 
 
@@ -185,6 +200,25 @@ def _ascii_piece(data: Bytes, begin: int, stop: int, characters: Units) -> tuple
 
 
 @inlined
+def _piece_end(data: Bytes, begin: int, stop: int, characters: Units) -> Any:
+    """Where the piece that starts at `begin` ends."""
+    place, ascii_only = _ascii_piece(data, begin, stop, characters)
+    if ascii_only:
+        return place
+    place = begin + (data[begin] == 32)
+    code, size = _decode(data, place)
+    kind = characters[code] & 3
+    if kind == SPACE:
+        return _space_end(data, begin, stop, characters)[0]
+    while characters[code] & 3 == kind:
+        place += size
+        if place == stop:
+            break
+        code, size = _decode(data, place)
+    return place
+
+
+@inlined
 def _encode_ascii(
     data: Bytes, words: Words, begin: int, after: int, tables: Tables, memory: Memory, out: Out, written: int
 ) -> Any:
@@ -229,7 +263,7 @@ def _encode_run(
     characters, parts, units, marks = tables.characters, tables.parts, memory.units, memory.marks
     place, count = begin, 0
     piece_place, piece_count = begin, 0
-    kind, last, previous = np.int64(-1), np.int64(0), np.int64(0)
+    kind, last = np.int64(-1), np.int64(0)
     whole = False
     while count < RUN_LIMIT:
         if place == stop:
@@ -241,16 +275,17 @@ def _encode_run(
         code, size = _decode(data, place)
         entry = np.int64(characters[code])
         starts = entry & 3 != kind
-        if entry & (DOUBTFUL | UNKNOWN) or entry & 3 == SPACE:
-            doubtful = entry & DOUBTFUL and not starts and tables.borders[previous << 8 | np.int64(data[place])]
-            if entry & 3 == SPACE or entry & UNKNOWN or doubtful:
-                whole = starts
-                break
+        unusual = UNKNOWN if starts else UNKNOWN | DOUBTFUL
+        if entry & 3 == SPACE or (entry & unusual and (entry & UNKNOWN or _is_border(data, place, tables))):
+            whole = starts
+            break
         kind = entry & 3
         value, more = entry >> 6, entry >> 2 & 3
         unit = np.int64(parts[4 * value]) if more else value
         piece_place, piece_count = (place, count) if starts else (piece_place, piece_count)
-        marks[count] = STARTS if starts else _may_merge(last, unit, tables)
+        # Looked up whether it is needed or not: where a piece starts cannot be predicted, and a wrong guess costs more.
+        merges = _may_merge(last, unit, tables)
+        marks[count] = STARTS if starts else merges
         units[count] = unit
         count += 1
         for part in range(1, more + 1):
@@ -259,7 +294,7 @@ def _encode_run(
             unit = np.int64(parts[4 * value + part])
             units[count] = unit
             count += 1
-        last, previous = unit, np.int64(data[place + size - 1])
+        last = unit
         place += size
     if not whole:
         place, count = piece_place, piece_count
@@ -287,7 +322,7 @@ def _merge_run(count: int, memory: Memory, tables: Tables, out: Out, written: in
             number += 1
             place += 1
             continue
-        token = np.int64(merged & np.uint64(0xFFFFFFFF))
+        token = np.int64(tables.merged[np.int64(merged)])
         follows = place + 1 < count and marks[place + 1] & STARTS == 0
         free = np.int64(out[number - 1]) == np.int64(units[place - 1])
         free &= not (follows and (marks[place + 1] & MERGES or _may_merge(token, np.int64(units[place + 1]), tables)))
@@ -315,11 +350,11 @@ def _encode_piece(
     characters, parts = tables.characters, tables.parts
     place = begin
     count = 0
-    previous = last = np.int64(0)
+    last = np.int64(0)
     if data[place] == 32:
         last = np.int64(tables.single[32])
         out[written] = last
-        count, previous = 1, np.int64(32)
+        count = 1
         place += 1
     code, size = _decode(data, place)
     entry = np.int64(characters[code])
@@ -333,8 +368,7 @@ def _encode_piece(
         if entry & UNKNOWN:
             return place, 0
         if entry & DOUBTFUL and place > begin:
-            doubt |= tables.borders[previous << 8 | np.int64(data[place])] != 0
-        previous = np.int64(data[place + size - 1])
+            doubt |= _is_border(data, place, tables)
         value, more = entry >> 6, entry >> 2 & 3
         unit = np.int64(parts[4 * value]) if more else value
         if count:
@@ -395,7 +429,7 @@ def _merge_ranked(units: Out, start: int, count: int, ranks: Words, tables: Tabl
                 best, at = ranks[place], place
         if best == _NONE:
             break
-        units[start + at] = best & np.uint64(0xFFFFFFFF)
+        units[start + at] = tables.merged[np.int64(best)]
         count -= 1
         for place in range(at + 1, count):
             units[start + place] = units[start + place + 1]
@@ -410,27 +444,33 @@ def _merge_ranked(units: Out, start: int, count: int, ranks: Words, tables: Tabl
 
 
 @inlined
+def _is_border(data: Bytes, place: int, tables: Tables) -> Any:
+    """Whether a token may join parts of the characters before and behind `place`."""
+    return tables.borders[np.int64(data[place - 1]) << 8 | np.int64(data[place])] != 0
+
+
+@inlined
 def _may_merge(left: np.int64, right: np.int64, tables: Tables) -> Any:
     """MERGES when the filter lets a pair pass, else 0."""
-    bit = np.uint64(left << 32 | right) * _FACTOR >> np.uint64(64 - FILTER_BITS)
+    bit = np.uint64(left << 20 | right) * _FACTOR >> np.uint64(64 - FILTER_BITS)
     return tables.filter[np.int64(bit >> np.uint64(6))] >> (bit & np.uint64(63)) & np.uint64(MERGES)
 
 
 @inlined
 def _pair(left: np.int64, right: np.int64, tables: Tables) -> Any:
-    """rank << 32 | token of a merge, _NONE for a pair that does not merge."""
-    key = np.uint64(left << 32 | right)
+    """The rank of a merge, _NONE for a pair that does not merge."""
+    key = np.uint64(left << 20 | right)
     mixed = key * _FACTOR
     bit = mixed >> np.uint64(64 - FILTER_BITS)
     if tables.filter[np.int64(bit >> np.uint64(6))] >> (bit & np.uint64(63)) & np.uint64(1) == 0:
         return _NONE
-    mask = len(tables.keys) - 1
+    mask = len(tables.pairs) - 1
     slot = np.int64(mixed >> np.uint64(24)) & mask
-    while tables.keys[slot] != key:
-        if tables.keys[slot] == _NONE:
+    while tables.pairs[slot] >> np.uint64(24) != key:
+        if tables.pairs[slot] == _NONE:
             return _NONE
         slot = (slot + 1) & mask
-    return tables.values[slot]
+    return tables.pairs[slot] & np.uint64(0xFFFFFF)
 
 
 @inlined
@@ -479,7 +519,7 @@ def _encode_utf8(code: int, data: Bytes) -> int:
     return 4
 
 
-@compiled
+@inlined
 def _space_end(data: Bytes, begin: int, stop: int, characters: Units) -> tuple[int, bool]:
     """(end, whether all is ASCII) of a piece of white space: without the last character of the run, if it has more and
     other text follows."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -87,11 +87,6 @@ def read_array(path: Path, kind: npt.DTypeLike) -> npt.NDArray[Any]:
         empty.flags.writeable = False
         return empty
     return np.asarray(np.memmap(path, kind, mode="r"))
-
-
-def write_rows(file: IO[Any], rows: Rows) -> None:
-    """Appends `rows` to a file that `read_rows` reads."""
-    file.write(np.ascontiguousarray(rows))
 
 
 def read_rows(path: Path, *, columns: int) -> Rows:

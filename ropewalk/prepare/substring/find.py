@@ -51,7 +51,8 @@ def find_repeats(
 
     `folder` belongs to these texts, this length and this unit. A killed call continues in it: `texts` is not read again
     once it was copied, and a finished result is returned as it is. Until then the disk holds the text and half as much
-    again (measured on 1 GB, a third of it repeats); with `suffix-array`, the text and 24 bytes for each repeated one.
+    again (measured on 1 GB, of which a third was repeats); with `suffix-array`, the text and 24 bytes for each repeated
+    window.
     """
     work = folder / "work"
     found = read_repeats(folder)

@@ -13,7 +13,8 @@ from ropewalk.base.files import committed_file
 from ..columns import Rows
 from ..config import Substring
 from ..kernels import minimizers, repeats
-from .corpus import Corpus, open_corpus, write_rows
+from .copies import write_copies
+from .corpus import Corpus, open_corpus
 from .sift import read_part
 
 PARTS_A_TASK = 32
@@ -51,10 +52,10 @@ def match(task: MatchTask) -> Path:
                 for rows in _copies(corpus, read_part(task.folder, part), task.settings.memory_bytes):
                     waiting.append(rows)
                     if sum(map(len, waiting)) > SORTED_ROWS:
-                        write_rows(file, _sorted(waiting))
+                        write_copies(file, _sorted(waiting))
                         waiting.clear()
             if waiting:
-                write_rows(file, _sorted(waiting))
+                write_copies(file, _sorted(waiting))
     return target
 
 

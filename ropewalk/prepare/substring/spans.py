@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +14,8 @@ from ropewalk.base.files import committed_file
 
 from ..columns import Offsets, Rows, text_buffers
 from ..kernels import spans as kernels
-from .corpus import Corpus, read_rows
+from .copies import merged
+from .corpus import Corpus
 
 SPANS = pa.schema(
     [
@@ -98,7 +99,8 @@ def settle(corpus: Corpus, copies: Sequence[Path], *, folder: Path) -> Repeats:
     """Commits the spans that `copies` cover to `folder`."""
     spans, count, at = np.empty((ROOM, 3), np.int64), 0, 0
     last = np.empty((0, 3), np.int64)
-    for end, some in _merged(corpus, copies):
+    regions = corpus.regions(STEP_BYTES)
+    for (_, end), some in zip(regions, merged(copies, regions), strict=True):
         rows, index = np.concatenate([last, some]), 0
         while True:
             index, at, count = kernels.settle(corpus.text, corpus.bounds, rows, index, at, end, spans, count)
@@ -131,17 +133,3 @@ def _repeats(bounds: Offsets, spans: Rows) -> Repeats:
     return Repeats(
         pa.table([*columns, *kept_columns], schema=SPANS), pa.table([np.diff(bounds), repeated], schema=DOCUMENTS)
     )
-
-
-def _merged(corpus: Corpus, copies: Sequence[Path]) -> Iterator[tuple[int, Rows]]:
-    """(end, rows): a stretch of text at a time, the rows of all files that start in it, ascending."""
-    runs = [run for path in copies for run in _ascending(read_rows(path, columns=3))]
-    for begin, end in corpus.regions(STEP_BYTES):
-        cuts = [np.searchsorted(run[:, 0], [begin, end]) for run in runs]
-        rows = np.concatenate([np.empty((0, 3), np.int64), *(run[a:b] for run, (a, b) in zip(runs, cuts, strict=True))])
-        yield end, rows[np.argsort(rows[:, 0])]
-
-
-def _ascending(rows: Rows) -> list[Rows]:
-    """`rows` cut where a start is lower than the one before it."""
-    return np.split(rows, np.flatnonzero(np.diff(rows[:, 0]) < 0) + 1)

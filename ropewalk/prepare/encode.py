@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+from tokenizers import Tokenizer
 
 from ropewalk.store.shards import Run, Shard, TokenType, document_key, write_runs
 
@@ -62,7 +63,7 @@ def choose_encoder(tokenizer: Path, chunks: Sequence[Texts], *, corpus_bytes: in
     """The encoder for all chunks, tried on stretches of some of them."""
     every = -(-len(chunks) // SAMPLE_CHUNKS)
     batches = (itertools.islice(read_texts(texts, ["text"]), 1) for texts in chunks[:: max(1, every)])
-    sample = [stretch(batch["text"], size=SAMPLE_BYTES) for batch in itertools.chain.from_iterable(batches)]
+    sample = (stretch(batch["text"], size=SAMPLE_BYTES) for batch in itertools.chain.from_iterable(batches))
     return choose(tokenizers.read(tokenizer), sample, corpus_bytes=corpus_bytes)
 
 
@@ -125,7 +126,7 @@ def _dialogue_run(task: EncodeTask, encoder: Encoder, documents: pa.RecordBatch)
     """The loss counts the answers alone, and so not the end of text."""
     chat = ChatEncoder(
         TEMPLATES[task.chat],
-        tokenizers.load(task.tokenizer),
+        _loaded(task.tokenizer),
         lambda texts: encode_texts(encoder, texts),
         end=task.end_of_text,
     )
@@ -166,4 +167,9 @@ def opened(tokenizer: Path, algorithm: str) -> Encoder:
 
 @functools.lru_cache(maxsize=1)
 def _masker(tokenizer: Path) -> Masker:
-    return Masker(tokenizers.load(tokenizer))
+    return Masker(_loaded(tokenizer))
+
+
+@functools.lru_cache(maxsize=1)
+def _loaded(tokenizer: Path) -> Tokenizer:
+    return tokenizers.load(tokenizer)

@@ -7,14 +7,14 @@
 
 (16,000 tokens, text that the encoder had not seen before, one core of an AMD EPYC.) No fast encoder is trusted. Each
 is compared with Hugging Face's on hard strings and on a sample of the corpus before it is chosen, and on a stretch of
-every batch while it works; one difference, and the reference does the work. The name of what made them is kept with the
+every chunk while it works; one difference, and the reference does the work. The name of what made them is kept with the
 tokens.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
 from typing import Any, NamedTuple, Protocol
@@ -29,27 +29,31 @@ from ropewalk.store.shards import Tokens, TokenType
 from . import bpe
 from .columns import text_buffers
 
+
+def _versioned(package: str) -> str:
+    """The package with its version, which is what makes tokens; one that is not there refuses when it is tried."""
+    try:
+        return f"{package}-{metadata.version(package)}"
+    except metadata.PackageNotFoundError:
+        return f"{package}-none"
+
+
+REFERENCE, GIGATOKEN = _versioned("tokenizers"), _versioned("gigatoken")
+
 FAST_BYTES = 4_000_000
 """A smaller corpus is left to the reference: the others take 0.5 s to be made ready, once in every process."""
+
+RENEW_BYTES = 256_000_000
+"""gigatoken remembers every piece it has met, some 50 bytes each. After so much text it begins anew, which costs a
+tenth of its speed and bounds memory: 100 MB for usual text, 1.3 GB if no piece came twice."""
 
 HARD = (
     *("", " ", "\n", "a", " a", "a ", "  a", "a  b", " \n a", "\t\tx\n\n\n  y", "\r\n\r\n", "\u3000中 文\u3000\u3000a"),
     *("it's we'll I'd they've 'tis ''s 'S don'T '  'll", "<|endoftext|><|im_start|>user</s>[SEP]", "\x00\x01\x1f\x7f"),
     *("中文和English混排，。！？", "ﬁ Ⅷ ½ ٣٤ ०१ 〇一二", "e\u0301 a\u0308\u0323 \u200d\u200c\ufeff", "नमस्ते ไทย ខ្មែរ"),
-    *(
-        "👩‍👩‍👧‍👦 🇨🇳 😀😀 \U0001f9ff",
-        "\ue000\U000f0000\U0010ffff\u0378",
-        "a" * 600,
-        "中" * 400,
-        " " * 500 + "x" + "\n" * 300,
-    ),
-    *(
-        "été naïve Straße ÅÄÖ łódź İstanbul",
-        "слово Ελληνικά עברית العربية",
-        "x=1;y+=0x1F//2#!?",
-        "１２３ａｂｃ",
-        "ab1cd2 3e 4",
-    ),
+    *("👩‍👩‍👧‍👦 🇨🇳 😀😀 \U0001f9ff", "\ue000\U000f0000\U0010ffff\u0378", "a" * 600, "中" * 400),
+    *(" " * 500 + "x" + "\n" * 300, "été naïve Straße ÅÄÖ łódź İstanbul", "слово Ελληνικά עברית العربية"),
+    *("x=1;y+=0x1F//2#!?", "１２３ａｂｃ", "ab1cd2 3e 4"),
 )
 """What has told encoders apart: white space, contractions, special tokens spelled out, marks, joiners, rare scripts,
 characters without a meaning, long runs."""
@@ -90,21 +94,22 @@ class Difference(Exception):
     """A fast encoder gave other tokens than the reference."""
 
 
-def choose(content: bytes, sample: Sequence[str], *, corpus_bytes: int) -> Choice:
+def choose(content: bytes, sample: Iterable[str], *, corpus_bytes: int) -> Choice:
     """The fastest encoder of the tokenizer in `content` that agrees with the reference on HARD and `sample`.
 
     Both fast ones are used where the sample holds text for both.
     """
     if corpus_bytes < FAST_BYTES:
         return Choice(REFERENCE)
-    refused: dict[str, str] = {}
-    agreed: list[str] = []
-    for name in (GIGATOKEN, bpe.ALGORITHM):
-        # Our kernel takes seconds to compile: not for text that the other one encodes well.
-        needed = not agreed or any(_is_unspaced(text.encode()) for text in sample)
-        if needed and not _refusal(content, name, sample, refused):
-            agreed.append(name)
-    return Choice("+".join(agreed) or REFERENCE, refused)
+    texts = list(sample)
+    asked = [GIGATOKEN]
+    refused = {GIGATOKEN: _objection(content, GIGATOKEN, texts)}
+    # Our kernel takes seconds to compile: not for text that the other one encodes well.
+    if refused[GIGATOKEN] or any(_is_unspaced(text.encode()) for text in texts):
+        asked.append(bpe.ALGORITHM)
+        refused[bpe.ALGORITHM] = _objection(content, bpe.ALGORITHM, texts)
+    agreed = [name for name in asked if not refused[name]]
+    return Choice("+".join(agreed) or REFERENCE, {name: why for name, why in refused.items() if why})
 
 
 def open_encoder(content: bytes, algorithm: str) -> Encoder:
@@ -161,21 +166,28 @@ class Gigatoken:
     """gigatoken on this thread."""
 
     def __init__(self, content: bytes) -> None:
-        import gigatoken
-
         self.algorithm = GIGATOKEN
         tree = json.loads(content)
         # It would find special tokens in texts. They are in the vocabulary of the model too, but no merge makes them.
         tree["added_tokens"] = [token for token in tree.get("added_tokens", []) if not token["special"]]
         tree["post_processor"] = None
-        self._tokenizer = gigatoken.Tokenizer.from_json(json.dumps(tree))
+        self._content = json.dumps(tree)
+        self._tokenizer, self._bytes = self._fresh(), 0
 
     def encode(self, text: pa.LargeStringArray, *, end: int, dtype: TokenType) -> Encoded:
         # A list of bytes costs 0.1 us a document. To hand over Arrow's buffers as they are costs 1 ms a call.
         documents = text.cast(pa.large_binary()).to_pylist()
+        self._bytes += sum(map(len, documents))
+        if self._bytes > RENEW_BYTES:
+            self._tokenizer, self._bytes = self._fresh(), 0
         made = self._tokenizer.encode_batch(documents, parallel=False).layout
         starts = np.asarray(made.offsets.data, np.int64)
         return closed(np.asarray(made.content.data)[starts[0] :], np.diff(starts), end=end, dtype=dtype)
+
+    def _fresh(self) -> Any:
+        import gigatoken
+
+        return gigatoken.Tokenizer.from_json(self._content)
 
 
 class BytePairs:
@@ -218,7 +230,8 @@ class Mixed:
 def _is_unspaced(text: bytes | npt.NDArray[np.uint8]) -> bool:
     """Whether a tenth of the bytes begins a Han or kana character: 0xE3 to 0xE9 begin U+3000 to U+9FFF."""
     data = np.frombuffer(text, np.uint8)
-    data = data[:: max(1, len(data) // 4096 | 1)]  # some of them tell as much
+    if len(data) > 100_000:
+        data = data[::61]  # they tell as much; a prime, since characters of two or three bytes follow each other
     return int(np.count_nonzero(data - np.uint8(0xE3) < 7)) > 0.1 * len(data)
 
 
@@ -233,15 +246,14 @@ def closed(tokens: npt.NDArray[np.uint32], lengths: npt.NDArray[np.int64], *, en
     return Encoded(out, lengths + 1)
 
 
-def _refusal(content: bytes, algorithm: str, sample: Sequence[str], refused: dict[str, str]) -> bool:
-    """Whether an encoder cannot be used; the reason goes to `refused`."""
+def _objection(content: bytes, algorithm: str, sample: Sequence[str]) -> str:
+    """Why an encoder cannot be used, "" when it can."""
     try:
         check(open_encoder(content, algorithm), HuggingFace(content), [*HARD, *sample])
     # gigatoken raises plain exceptions of several kinds for what it does not know; each of them means the same here.
     except Exception as error:
-        refused[algorithm] = str(error)
-        return True
-    return False
+        return str(error) or type(error).__name__
+    return ""
 
 
 def _documents(encoded: Encoded) -> Iterator[npt.NDArray[Any]]:
@@ -250,8 +262,6 @@ def _documents(encoded: Encoded) -> Iterator[npt.NDArray[Any]]:
     return iter(np.split(encoded.tokens, borders) if len(encoded.lengths) else [])
 
 
-REFERENCE = f"tokenizers-{metadata.version('tokenizers')}"
-GIGATOKEN = f"gigatoken-{metadata.version('gigatoken')}"
 _ENCODERS: dict[str, Callable[[bytes], Encoder]] = {
     REFERENCE: HuggingFace,
     GIGATOKEN: Gigatoken,

@@ -46,7 +46,7 @@ class NgramIndex:
     """The index in a folder below prepared data, opened for questions."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        self._path, self.folder = path, path.parent
         tree = upgraded(
             read_json(path / FILE, what="index of n-grams"), path=path / FILE, what="index", current=FORMAT, upgrades={}
         )
@@ -56,10 +56,10 @@ class NgramIndex:
             raise DataError(f"{path}: made by {tree['algorithm']}, this ropewalk asks by {known}; delete and remake it")
         self._shards = [shard["file"] for shard in tree["shards"]]
         self._counts = tree["entries"]
-        self._tracer = Tracer(path.parent)
-        manifest = read_manifest(path.parent)
+        self._tracer = Tracer(self.folder)
+        manifest = read_manifest(self.folder)
         self._entries = {entry.file: entry for entry in manifest.shards}
-        self._speller = Speller(path.parent / manifest.tokenizer.file) if self.unit == "words" else None
+        self._speller = Speller(self.folder / manifest.tokenizer.file) if self.unit == "words" else None
         self._document_words = functools.lru_cache(maxsize=64)(self._read_words)
 
     def find(self, span: str | Sequence[int], *, most: int = 1000) -> list[Occurrence]:

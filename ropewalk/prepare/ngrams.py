@@ -99,9 +99,10 @@ def index_shards(
 ) -> Path:
     """Commits the index of the shards in `folder`, unless it is there; a killed one continues shard by shard."""
     path = folder / index_name(unit, length)
-    if is_intact(path):
-        return path
     work = folder / f"{path.name}.work"
+    if is_intact(path):
+        shutil.rmtree(work, ignore_errors=True)  # what a kill between the two has left
+        return path
     tasks = [
         IndexTask(
             number=number,

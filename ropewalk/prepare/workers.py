@@ -48,7 +48,7 @@ class Workers:
         if self.processes == 1 or not tasks:
             yield from map(function, tasks)
             return
-        pending = [self._started().submit(function, task) for task in tasks]
+        pending = self._submitted(function, tasks)
         try:
             with _told():
                 for future in futures.as_completed(pending):
@@ -64,7 +64,7 @@ class Workers:
         """
         if self.processes == 1:
             return lambda: None
-        begun = [self._started().submit(function, task) for task in tasks]
+        begun = self._submitted(function, tasks)
         return lambda: _wait(begun)
 
     def run(
@@ -93,6 +93,10 @@ class Workers:
         if self._pool:
             self._pool.shutdown(cancel_futures=True)
 
+    def _submitted(self, function: Callable[[Task], Result], tasks: Sequence[Task]) -> list[futures.Future[Result]]:
+        with _told():  # a worker may have died since the last task
+            return [self._started().submit(function, task) for task in tasks]
+
     def _started(self) -> futures.ProcessPoolExecutor:
         if self._pool is None:
             # spawn: a fork copies locks of threads that do not exist in the child.
@@ -101,7 +105,7 @@ class Workers:
         return self._pool
 
 
-def _wait(begun: Sequence[futures.Future[object]]) -> None:
+def _wait(begun: Sequence[futures.Future[Result]]) -> None:
     with _told():
         for future in begun:
             future.result()

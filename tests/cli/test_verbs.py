@@ -220,3 +220,12 @@ def test_prepare_without_a_recipe_says_what_is_missing(call: Call) -> None:
     ended = call("prepare")
     assert ended.status == 2
     assert "recipe" in ended.err
+
+
+def test_a_question_needs_a_template_and_is_not_a_prompt(trained: Path, call: Call) -> None:
+    answered = values(call, "generate", RUN, "--chat", "why?", "--template", "plain", "--tokens", "3")
+    assert answered["prompt"] == "why?"
+    unknown = call("generate", RUN, "--chat", "why?")
+    assert (unknown.status, "name one with --template" in unknown.err) == (2, True)
+    both = call("generate", RUN, "--chat", "why?", "--prompt", "because")
+    assert (both.status, "give one of them" in both.err) == (2, True)

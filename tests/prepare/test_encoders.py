@@ -68,6 +68,14 @@ def test_a_slice_of_a_column_is_encoded_alone(name: str) -> None:
     assert made.tokens.tolist() == right.tokens.tolist()
 
 
+def test_an_encoder_that_begins_anew_gives_the_same_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(encoders, "RENEW_BYTES", 1000)
+    coder = open_encoder(CONTENT, GIGATOKEN)
+    for text in ENGLISH:
+        made = coder.encode(column(text), end=0, dtype="uint16")
+        assert made.tokens.tolist() == OPENED[REFERENCE].encode(column(text), end=0, dtype="uint16").tokens.tolist()
+
+
 def test_the_choice_follows_size_and_script() -> None:
     large = encoders.FAST_BYTES
     assert choose(CONTENT, ENGLISH, corpus_bytes=large - 1).algorithm == REFERENCE

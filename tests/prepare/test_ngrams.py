@@ -186,6 +186,12 @@ def test_the_index_does_not_depend_on_blocks_workers_or_interruption(
     again = prepare(dataclasses.replace(wanted, folder="stopped"), seed=1)
     assert index_bytes(again.folder) == index_bytes(plain.folder)
     assert not list(Path("stopped").rglob("*.entries"))
+    with monkeypatch.context() as patch:
+        patch.setattr(ngrams.shutil, "rmtree", stop)
+        with pytest.raises(KeyboardInterrupt):
+            prepare(dataclasses.replace(wanted, folder="last"), seed=1)
+    last = prepare(dataclasses.replace(wanted, folder="last"), seed=1)
+    assert sorted(path.name for path in last.folder.iterdir()) == sorted(path.name for path in plain.folder.iterdir())
 
 
 def test_a_damaged_index_is_made_again(settings: Prepare) -> None:

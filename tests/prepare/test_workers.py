@@ -23,6 +23,10 @@ def refuse(number: int) -> int:
     raise DataError(f"{number} is refused")
 
 
+def touch(path: Path) -> None:
+    path.touch()
+
+
 def die(number: int) -> int:
     os.kill(os.getpid(), signal.SIGKILL)
     return number
@@ -48,6 +52,25 @@ def test_an_error_in_a_worker_reaches_the_caller() -> None:
 def test_a_worker_that_is_killed_is_reported_with_a_remedy() -> None:
     with Workers(2) as workers, pytest.raises(UserError, match=r"fewer `prepare.workers`"):
         list(workers.map(die, [1, 2]))
+
+
+def test_a_worker_that_died_between_tasks_is_reported_too() -> None:
+    with Workers(2) as workers:
+        assert sorted(workers.map(square, [1, 2])) == [1, 4]
+        with pytest.raises(UserError, match=r"fewer `prepare.workers`"):
+            list(workers.map(die, [1]))
+        with pytest.raises(UserError, match=r"fewer `prepare.workers`"):
+            list(workers.map(square, [1]))
+        with pytest.raises(UserError, match=r"fewer `prepare.workers`"):
+            workers.start(square, [1])
+
+
+def test_what_was_started_is_waited_for(tmp_path: Path) -> None:
+    with Workers(2) as workers:
+        workers.start(touch, [tmp_path / "a", tmp_path / "b"])()
+        assert sorted(tmp_path.iterdir()) == [tmp_path / "a", tmp_path / "b"]
+    Workers(1).start(touch, [tmp_path / "c"])()
+    assert not (tmp_path / "c").exists()
 
 
 def test_workers_end_when_their_parent_is_killed() -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import gzip
 import io
 import zlib
 
 import pyarrow as pa
 import pytest
 from fastwarc.warc import ArchiveIterator, WarcRecordType
-from format_samples import HTML, WORDS, http_answer, warc, warc_record, wet
+from format_samples import HTML, WORDS, gzipped, http_answer, warc, warc_record, wet
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -17,7 +16,7 @@ PAGE = f"Title\n\nHead\n\n{WORDS}"
 
 
 def test_pages_are_documents_with_address_and_time_and_requests_are_not(read) -> None:
-    for name, data in (("x.warc", b"".join(warc())), ("x.warc.gz", b"".join(map(gzip.compress, warc())))):
+    for name, data in (("x.warc", b"".join(warc())), ("x.warc.gz", b"".join(map(gzipped, warc())))):
         page, text = read(name, data)
         assert (page.id, page.data.decode(), page.url) == (f"s:{name}:3", PAGE, "https://example.org/")
         assert (text.id, text.data.decode(), text.url) == (f"s:{name}:4", WORDS, "https://example.org/b")
@@ -25,7 +24,7 @@ def test_pages_are_documents_with_address_and_time_and_requests_are_not(read) ->
 
 
 def test_wet_gives_its_texts(read) -> None:
-    assert [record.data.decode() for record in read("x.warc.wet.gz", gzip.compress(wet()))] == [
+    assert [record.data.decode() for record in read("x.warc.wet.gz", gzipped(wet()))] == [
         f"{WORDS} 0",
         f"{WORDS} 1",
     ]
@@ -35,7 +34,7 @@ def test_wet_gives_its_texts(read) -> None:
 @given(bodies=st.lists(st.binary(max_size=200), min_size=1, max_size=8), packed=st.booleans())
 def test_blocks_are_those_that_another_library_finds(read, bodies, packed) -> None:
     records = [warc_record(body, kind="conversion", media="text/plain") for body in bodies]
-    data = b"".join(gzip.compress(record) if packed else record for record in records)
+    data = b"".join(gzipped(record) if packed else record for record in records)
     other = ArchiveIterator(io.BytesIO(data), record_types=WarcRecordType.conversion)
     theirs = [record.reader.read() for record in other]
     ours = read("x.wet.gz" if packed else "x.wet", data)
@@ -63,13 +62,13 @@ def bare_deflate(content: bytes) -> bytes:
     [
         (chunked(HTML.encode()), {"Transfer-Encoding": "chunked"}),
         (HTML.encode(), {"Transfer-Encoding": "chunked"}),
-        (gzip.compress(HTML.encode()), {"Content-Encoding": "gzip"}),
+        (gzipped(HTML.encode()), {"Content-Encoding": "gzip"}),
         (HTML.encode(), {"Content-Encoding": "gzip"}),
         (zlib.compress(HTML.encode()), {"Content-Encoding": "deflate"}),
         (bare_deflate(HTML.encode()), {"Content-Encoding": "deflate"}),
         (pa.compress(HTML.encode(), "brotli", asbytes=True), {"Content-Encoding": "br"}),
         (pa.compress(HTML.encode(), "zstd", asbytes=True), {"Content-Encoding": "zstd"}),
-        (chunked(gzip.compress(HTML.encode())), {"Content-Encoding": "gzip", "Transfer-Encoding": "chunked"}),
+        (chunked(gzipped(HTML.encode())), {"Content-Encoding": "gzip", "Transfer-Encoding": "chunked"}),
         (HTML.encode("utf-16-le"), {"Content-Type": "text/html; charset=utf-16"}),
         (HTML.encode(), {"Content-Type": "application/xhtml+xml"}),
         (HTML.encode(), {"Content-Type": ""}),
@@ -87,8 +86,8 @@ def test_a_page_is_read_however_it_was_sent(read, content, headers) -> None:
         (http_answer(b"\x89PNG", headers={"Content-Type": "image/png"}), "not_text"),
         (b"nothing like HTTP", "not_http"),
         (http_answer(b"caf\xe9"), "wrong_encoding"),
-        (http_answer(gzip.compress(b"a" * 100)[:-9], headers={"Content-Encoding": "gzip"}), "damaged"),
-        (http_answer(gzip.compress(b"a" * 90_000), headers={"Content-Encoding": "gzip"}), "too_large"),
+        (http_answer(gzipped(b"a" * 100)[:-9], headers={"Content-Encoding": "gzip"}), "damaged"),
+        (http_answer(gzipped(b"a" * 90_000), headers={"Content-Encoding": "gzip"}), "too_large"),
         (http_answer(b"data", headers={"Content-Encoding": "mystery"}), "unsupported_compression"),
         (http_answer(b"b" * 90_000), "too_large"),
     ],

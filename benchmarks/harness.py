@@ -18,7 +18,8 @@ ROOT = Path(__file__).resolve().parent.parent
 def environment(name: str, packages: Sequence[str], *, constrained: bool = True) -> Path:
     """The Python of an environment of its own with `packages` at the tested versions; made once, kept in .bench/.
 
-    A peer that needs other versions than ours is not `constrained`.
+    A peer that needs other versions than ours is not `constrained`. A package may stand behind options of pip:
+    `--no-deps litdata`.
     """
     folder = ROOT / ".bench" / name
     stamp = folder / ".installed"
@@ -28,7 +29,7 @@ def environment(name: str, packages: Sequence[str], *, constrained: bool = True)
         for package in packages:
             install = [folder / "bin/python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
             versions = ["-c", ROOT / "constraints.txt"] if constrained else []
-            subprocess.run([*install, *versions, package], check=True, stderr=sys.stderr)
+            subprocess.run([*install, *versions, *package.split()], check=True, stderr=sys.stderr)
         stamp.write_text(wanted)
     return folder / "bin/python"
 

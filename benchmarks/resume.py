@@ -3,10 +3,10 @@
     make bench NAME=resume          about five minutes; `--quick` asks about other world sizes only
 
 A run of 2 ranks reads 40 global batches of 12 windows and saves its state after 20. Others begin from that state: at
-the same and at other world sizes, with other workers, with twice the batch, with another mixture. Ranks are processes. Told
-is, for the windows after the resume: `exact` (every global batch holds the windows that it would have held; for another
-batch size: the same windows in all; for another mixture: none twice), or how many were read again, skipped, or doubled.
-The ratio of a peer is (cases that ours passes) / (cases that it passes).
+the same and at other world sizes, with other workers, with twice the batch, with another mixture. Ranks are processes.
+Told is, for the windows after the resume: `exact` (every global batch holds the windows that it would have held; for
+another batch size: the same windows in all; for another mixture: none twice), or how many were read again, skipped, or
+doubled. The ratio of a peer is (cases that ours passes) / (cases that it passes).
 """
 
 from __future__ import annotations

@@ -13,11 +13,13 @@ one of 64 ranks with 512 rows a step, and the time from a state at step 10 milli
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -96,72 +98,46 @@ def contend(name: str, folder: Path, workers: int, seconds: float) -> dict[str, 
 
 
 def ours(task: Task, seconds: float) -> dict[str, float]:
-    from loaders import ropewalk_open
-
-    from ropewalk.load.loader import Loader
-
-    reader = ropewalk_open(task, None)
-    figures = {"int64": speed(reader.next, ROWS * LENGTH, seconds)}
-    compact = Loader(
-        task.folder, sequence_length=LENGTH, batch_rows=ROWS, seed=0, mixture={"s0": 1.0}, verify=False, compact=True
-    )
-    figures["uint16"] = speed(compact.next, ROWS * LENGTH, seconds)
-    compact.close()
-    packed = Loader(
-        task.folder,
-        sequence_length=LENGTH,
-        batch_rows=512,
-        seed=0,
-        mixture={"s0": 0.7, "s1": 0.3},
-        packing="best-fit",
-        verify=False,
-        world=64,
-        rank=13,
-        compact=True,
-    )
-    figures["packed_rank_of_64"] = speed(packed.next, 512 // 64 * LENGTH, seconds)
-    state = packed.state()
-    packed.close()
-    whole = Loader(
-        task.folder,
-        sequence_length=LENGTH,
-        batch_rows=ROWS,
-        seed=0,
-        mixture={"s0": 0.7, "s1": 0.3},
-        packing="best-fit",
-        verify=False,
-    )
-    figures["packed_int64"] = speed(whole.next, ROWS * LENGTH, seconds)
-    whole.close()
-    figures["resume_ms"] = resume_at_ten_million(task, state)
+    with loader(task, rows=ROWS) as windows:
+        figures = {"int64": speed(windows.next, ROWS * LENGTH, seconds)}
+        figures["uint16"] = speed(windows.take, ROWS * LENGTH, seconds)
+    with loader(task, rows=ROWS, packed=True) as packed:
+        figures["packed_int64"] = speed(packed.next, ROWS * LENGTH, seconds)
+    with loader(task, rows=512, packed=True, world=64) as packed:
+        figures["packed_rank_of_64"] = speed(packed.take, 512 // 64 * LENGTH, seconds)
+        state = packed.state()
+    # Step 10,000,000 of 512 rows.
+    far = {**state, "step": 10_000_000, "row": 10_000_000 * 512, "batches": [[0, 0, 512]]}
+    taken = []
+    for _ in range(5):
+        start = time.perf_counter()
+        with loader(task, rows=512, packed=True, world=64) as packed:
+            packed.seek(far)
+            packed.take()
+            taken.append(1000 * (time.perf_counter() - start))
+    figures["resume_ms"] = min(taken)
     return figures
 
 
-def resume_at_ten_million(task: Task, state: dict[str, Any]) -> float:
-    """Milliseconds from a state at step 10,000,000 to its batch: opening the corpus, seeking, reading."""
+@contextlib.contextmanager
+def loader(task: Task, *, rows: int, packed: bool = False, world: int = 1) -> Iterator[Any]:
     from ropewalk.load.loader import Loader
 
-    far = {**state, "row": 10_000_000 * 512}
-    taken = []
-    for _ in range(3):
-        start = time.perf_counter()
-        loader = Loader(
-            task.folder,
-            sequence_length=LENGTH,
-            batch_rows=512,
-            seed=0,
-            mixture={"s0": 0.7, "s1": 0.3},
-            packing="best-fit",
-            verify=False,
-            world=64,
-            rank=13,
-            compact=True,
-        )
-        loader.seek(far)
-        loader.next()
-        taken.append(1000 * (time.perf_counter() - start))
-        loader.close()
-    return min(taken)
+    made = Loader(
+        task.folder,
+        sequence_length=LENGTH,
+        batch_rows=rows,
+        seed=0,
+        mixture={"s0": 0.7, "s1": 0.3} if packed else {"s0": 1.0},
+        packing="best-fit" if packed else "windows",
+        verify=False,
+        world=world,
+        rank=min(13, world - 1),
+    )
+    try:
+        yield made
+    finally:
+        made.close()
 
 
 def speed(read: Any, tokens: int, seconds: float) -> float:

@@ -38,7 +38,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 DATA = ROOT.parent / "shared" / "data"
 PACKAGES = ["datatrove==0.10.1", "spacy==3.8.18", "jieba==0.42.1", "regex"]
-LANGUAGES = {"code": "eng", "prose": "eng", "chinese": "zho"}
+LANGUAGES = {"code": "eng", "prose": "eng", "chinese": "cmn"}
+"""datatrove's names of the languages: of Chinese, `cmn` alone is cut into words."""
 DOCUMENTS = {"code": 150, "prose": 200, "chinese": 1000}
 """Documents that datatrove gets."""
 FILTERS = ("repetition", "gopher", "c4", "fineweb")

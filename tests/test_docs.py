@@ -40,7 +40,7 @@ TINY = [
     *("evaluate.samples=2", "evaluate.max_bytes=60000", "evaluate.prompt_tokens=16", "evaluate.new_tokens=16"),
 ]
 QUICK = ['prepare.sources.0.paths=["my-code"]', 'prepare.sources.1.paths=["my-texts"]']
-TRAINING_VERBS = ("quickstart", "run", "prepare", "train", "evaluate")
+TRAINING_VERBS = ("quickstart", "run", "prepare", "train", "evaluate", "doctor")
 UNDERSTOOD = ("python -m venv .venv", ". .venv/bin/activate")
 """Commands of the shell around ropewalk, which need no proof."""
 
@@ -155,7 +155,9 @@ class Workshop:
         if ">" in words:
             words, target = words[: words.index(">")], words[words.index(">") + 1]
         if verb in TRAINING_VERBS:
-            first = {"quickstart": 1, "explain": 4, "what-if": 3, "report": 3}.get(words[min(1, len(words) - 1)], 2)
+            first = {"quickstart": 1, "explain": 4, "what-if": 3, "report": 3, "data": 3}.get(
+                words[min(1, len(words) - 1)], 2
+            )
             first = 1 if verb == "quickstart" else first
             recipe = [word for word in words[1:first] if word.endswith(".toml")]
             words = [*words[:first], *self._tiny(recipe), *(QUICK if verb == "quickstart" else []), *words[first:]]

@@ -30,6 +30,7 @@ VERBS = {
     "evaluate": "As far as the measured model.",
     "generate": "Continue a text with a trained model.",
     "checkpoint": "List, show or verify checkpoints.",
+    "doctor": "Why a run is as fast as it is, and what would make it faster.",
     "monitor": "Where a run stands.",
     "report": "Draw a run's report anew.",
 }

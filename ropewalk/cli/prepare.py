@@ -1,4 +1,4 @@
-"""`ropewalk prepare`, `ropewalk prepare explain | what-if | report`"""
+"""`ropewalk prepare`, `ropewalk prepare explain | what-if | report | prune`"""
 
 from __future__ import annotations
 
@@ -110,6 +110,26 @@ def report(recipe: RecipeFile, overrides: Overrides = None, json: Json = False) 
     """
     path = flow.prepare_report(recipe, overrides or (), progress=Console())
     emit({"report": str(path)}, as_json=json, text=str(path))
+
+
+@app.command()
+def prune(
+    recipe: RecipeFile,
+    overrides: Overrides = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only tell what would be deleted.")] = False,
+    json: Json = False,
+) -> None:
+    """Example: ropewalk prepare prune recipes/books.toml --dry-run
+
+    Deletes stage results (`prepared/stages`) that this recipe's data was not made from: those of earlier settings and
+    files, and of other recipes in the same folder. Prepared data stays; what is needed again is made again.
+    """
+    found = flow.prune_stages(recipe, overrides or (), dry_run=dry_run, progress=Console())
+    rows = [
+        ("would delete" if dry_run else "deleted", f"{found.files:,} files, {amount(found.bytes, 'B')}"),
+        ("kept", f"{found.kept_files:,} files, {amount(found.kept_bytes, 'B')}"),
+    ]
+    emit(dataclasses.asdict(found), as_json=json, text=table(rows))
 
 
 def _text(result: dict[str, Any]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from ropewalk.base.progress import amount, duration
@@ -50,9 +51,9 @@ def profile_text(profile: dict[str, Any]) -> str:
         [
             f"steps {profile['first_step']} to {profile['last_step']} on {profile['device']}: "
             f"{profile['step_ms']:.2f} ms a step{working}",
-            *_aligned([("part", "calls", "ms", "share", *gpu), *parts]),
+            *aligned([("part", "calls", "ms", "share", *gpu), *parts]),
             "",
-            *_aligned([("operator, without those it calls", "calls", "ms", *gpu), *operators]),
+            *aligned([("operator, without those it calls", "calls", "ms", *gpu), *operators]),
         ]
     )
 
@@ -61,7 +62,7 @@ def _device(row: dict[str, Any]) -> tuple[str, ...]:
     return () if row["device_ms"] is None else (f"{row['device_ms']:.3f}",)
 
 
-def _aligned(rows: list[tuple[str, ...]]) -> list[str]:
+def aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
     """Rows of a name and numbers, in columns."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return [

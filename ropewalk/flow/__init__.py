@@ -11,13 +11,16 @@ if TYPE_CHECKING:
     from .authoring import diff as diff
     from .authoring import new_recipe as new_recipe
     from .authoring import show as show
+    from .doctor import doctor_data as doctor_data
     from .models import export_model as export_model
     from .models import grow_model as grow_model
     from .models import import_model as import_model
     from .prepared import explain as explain
     from .prepared import prepare_report as prepare_report
+    from .prepared import prune_stages as prune_stages
     from .prepared import what_if as what_if
     from .recipe import Recipe as Recipe
+    from .tuning import tune_data as tune_data
     from .verbs import answer as answer
     from .verbs import detach as detach
     from .verbs import evaluate as evaluate
@@ -33,9 +36,11 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "authoring": ("check", "describe", "diff", "new_recipe", "show"),
+    "doctor": ("doctor_data",),
     "models": ("export_model", "grow_model", "import_model"),
-    "prepared": ("explain", "prepare_report", "what_if"),
+    "prepared": ("explain", "prepare_report", "prune_stages", "what_if"),
     "recipe": ("Recipe",),
+    "tuning": ("tune_data",),
     "verbs": (
         *("answer", "detach", "evaluate", "generate", "monitor", "plan", "prepare"),
         *("quickstart", "recipe_from", "report", "run", "train"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import platform
 import sys
@@ -19,9 +20,11 @@ from ropewalk.config.read import Resolved, flatten, parse_tree, read
 from ropewalk.config.resolved import FILE, load_resolved, save_resolved
 from ropewalk.config.schema import fields_of, item_of, section_of
 from ropewalk.config.write import literal
+from ropewalk.load.config import Load
 from ropewalk.model.layouts import CONFIG as HUGGING_FACE
 from ropewalk.prepare.config import Prepare
 from ropewalk.prepare.sources import missing_paths
+from ropewalk.store.origin import is_url
 
 from .recipe import Recipe
 
@@ -36,7 +39,10 @@ def read_recipe(path: Path, overrides: Sequence[str] = ()) -> Resolved[Recipe]:
 
 def check_inputs(resolved: Resolved[Recipe]) -> None:
     """Raises ConfigError naming, with their lines, all files of the recipe that are not there."""
-    problems = list(_missing_files(resolved.value.prepare, resolved.origin))
+    problems = [
+        *_missing_files(resolved.value.prepare, resolved.origin),
+        *_missing_corpora(resolved.value.load, resolved.origin),
+    ]
     train = resolved.value.train
     starts = {"train.start_from": train.start_from}
     starts |= {f"train.phases.{index}.start_from": phase.start_from for index, phase in enumerate(train.phases)}
@@ -80,6 +86,18 @@ def _missing_files(settings: Prepare, origin: Callable[[str], str]) -> Iterator[
             for file in getattr(lists, name):
                 if not Path(file).is_file():
                     yield Problem(origin(key), f'`{key}`: no file "{file}"', "write the list, or correct its name")
+
+
+def _missing_corpora(settings: Load, origin: Callable[[str], str]) -> Iterator[Problem]:
+    for index, corpus in enumerate(settings.corpus):
+        key = f"load.corpus.{index}.path"
+        beside = (corpus.path, f"{corpus.path}.idx")
+        if not is_url(corpus.path) and not any(os.path.exists(path) for path in beside) and not glob.glob(corpus.path):
+            remedy = f"paths are relative to the working folder, {Path.cwd()}"
+            yield Problem(origin(key), f'`{key}`: nothing is at "{corpus.path}"', remedy)
+    if settings.corpus and settings.tokenizer and not _is_tokenizer(Path(settings.tokenizer)):
+        key = "load.tokenizer"
+        yield Problem(origin(key), f'`{key}`: no file "{settings.tokenizer}"', "name the corpus' tokenizer.json")
 
 
 def _is_tokenizer(place: Path) -> bool:
@@ -146,7 +164,7 @@ def free_keys(cls: type, prefix: str = "") -> Iterator[str]:
         section = section_of(field.kind) or section_of(item_of(field.kind))
         if section:
             yield from free_keys(section, f"{key}.")
-        elif field.continues or key.startswith("evaluate."):
+        if field.continues or (key.startswith("evaluate.") and not section):
             yield key
 
 

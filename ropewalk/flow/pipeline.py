@@ -24,11 +24,14 @@ from ropewalk.model.spec import resolve
 from ropewalk.monitor.report import write_report
 from ropewalk.plan.machine import Machine, this_machine
 from ropewalk.plan.plan import Planned, choose, save_plan
-from ropewalk.prepare.pipeline import plan_inputs, prepare
+from ropewalk.prepare.pipeline import Prepared, plan_inputs, prepare
+from ropewalk.store.foreign.corpora import absolute, read_prepared
 from ropewalk.store.manifest import FILE as MANIFEST
 from ropewalk.store.manifest import Manifest, read_manifest
+from ropewalk.store.origin import Origin
 from ropewalk.train.phases import phases_of
 
+from .adopt import adopt, check_mixtures, plan_adoption
 from .opening import check_inputs, open_run, set_aside
 from .recipe import Recipe
 from .stages import Result, Stages, fingerprint, read_record
@@ -101,25 +104,39 @@ class Flow:
         self._stages.begin("train", self._training_inputs())
 
     def _prepare(self) -> Result:
+        if self._recipe.load.corpus:
+            return self._adopt()
         recipe = self._recipe
         inputs = plan_inputs(recipe.prepare, seed=recipe.seed)
 
         def work() -> Result:
             made = prepare(recipe.prepare, seed=recipe.seed, progress=self._progress, inputs=inputs)
-            counts = removals(made.manifest)
-            self._progress.say(removal_line(counts))
-            return {
-                "folder": str(made.folder),
-                **counts,
-                "hash": made.manifest.recipe_hash,
-                "train_tokens": made.manifest.tokens("train"),
-                "validation_tokens": made.manifest.tokens("validation"),
-                "vocabulary": made.manifest.tokenizer.vocabulary,
-            }
+            self._progress.say(removal_line(removals(made.manifest)))
+            return prepared_result(made)
 
         return self._stages.do(
             "prepare",
             {"hash": inputs.hash, "folder": recipe.prepare.folder},
+            work,
+            whole=lambda result: (Path(result["folder"]) / MANIFEST).exists(),
+        )
+
+    def _adopt(self) -> Result:
+        """`prepare` of a recipe that trains on existing corpora: a manifest that refers to them."""
+        recipe = self._recipe
+        adoption = plan_adoption(recipe.load)
+        mixtures = {"train.mixture": recipe.train.mixture}
+        mixtures |= {f"train.phases.{i}.mixture": phase.mixture for i, phase in enumerate(recipe.train.phases)}
+
+        def work() -> Result:
+            root = Path(recipe.prepare.folder)
+            made = adopt(recipe.load, root=root, adoption=adoption, progress=self._progress)
+            check_mixtures(made.manifest, mixtures)
+            return prepared_result(made)
+
+        return self._stages.do(
+            "prepare",
+            {"hash": adoption.place, "folder": recipe.prepare.folder},
             work,
             whole=lambda result: (Path(result["folder"]) / MANIFEST).exists(),
         )
@@ -219,13 +236,25 @@ class Flow:
             return False  # training goes on from an older one, and says so
 
 
+def prepared_result(made: Prepared) -> Result:
+    """What the stage `prepare` tells the others."""
+    return {
+        "folder": str(made.folder),
+        **removals(made.manifest),
+        "hash": made.manifest.recipe_hash,
+        "train_tokens": made.manifest.tokens("train"),
+        "validation_tokens": made.manifest.tokens("validation"),
+        "vocabulary": made.manifest.tokenizer.vocabulary,
+    }
+
+
 def removals(manifest: Manifest) -> Result:
     """Documents read, kept and removed by rule, over all sources."""
     removed: dict[str, int] = {}
     for step in (step for source in manifest.sources for step in source.steps):
         for rule, count in step.removed.items():
             removed[rule] = removed.get(rule, 0) + count
-    read = sum(source.steps[0].documents_in for source in manifest.sources)
+    read = sum(source.steps[0].documents_in for source in manifest.sources if source.steps)
     return {"documents": read, "kept": read - sum(removed.values()), "removed": removed}
 
 
@@ -262,11 +291,14 @@ def plan_recipe(recipe: Recipe, *, vocabulary: int, machine: Machine | None = No
 
 def expected_vocabulary(recipe: Recipe) -> int:
     """The tokenizer's size before anything is prepared: the file's, or what is asked for."""
-    if not recipe.prepare.tokenizer.file:
+    given = recipe.load.tokenizer if recipe.load.corpus else recipe.prepare.tokenizer.file
+    if recipe.load.corpus and not given:
+        return read_prepared(absolute(recipe.load.corpus[0].path), origin=Origin()).tokenizer.vocabulary
+    if not given:
         return recipe.prepare.tokenizer.vocabulary
     from ropewalk.prepare.tokenizer import load, vocabulary_size
 
-    return vocabulary_size(load(Path(recipe.prepare.tokenizer.file)))
+    return vocabulary_size(load(Path(given)))
 
 
 def summarize(folder: Path, recipe: Recipe) -> Result:

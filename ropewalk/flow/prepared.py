@@ -1,4 +1,4 @@
-"""Prepared data looked at: `prepare explain | what-if | report`. It is made where it is not there."""
+"""Prepared data looked at: `prepare explain | what-if | report | prune`. It is made where it is not there."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from ropewalk.prepare.ledger import Story
 from ropewalk.prepare.ledger import explain as explain_document
 from ropewalk.prepare.pipeline import Prepared
 from ropewalk.prepare.pipeline import prepare as prepare_data
+from ropewalk.prepare.prune import Pruned, prune
+from ropewalk.prepare.stages import FOLDER as STAGES
 from ropewalk.prepare.summary import write_summary
 from ropewalk.prepare.what_if import WhatIf
 from ropewalk.prepare.what_if import what_if as compare
@@ -55,6 +57,16 @@ def prepare_report(recipe: RecipeLike, overrides: Sequence[str] = (), *, progres
     return write_page(folder)
 
 
+def prune_stages(
+    recipe: RecipeLike, overrides: Sequence[str] = (), *, dry_run: bool = False, progress: Progress | None = None
+) -> Pruned:
+    """Deletes the stage results in the recipe's folder that its data was not made from; with `dry_run` counts them."""
+    folder = _prepared(resolve_recipe(recipe, overrides), progress).folder
+    return prune(folder.parent / STAGES, folder.name, dry_run=dry_run)
+
+
 def _prepared(resolved: Resolved[Recipe], progress: Progress | None) -> Prepared:
     check_inputs(resolved)
+    if resolved.value.load.corpus:
+        raise UserError("this recipe trains on an existing corpus (`load.corpus`): no document was prepared")
     return prepare_data(resolved.value.prepare, seed=resolved.value.seed, progress=progress or Silent())

@@ -25,7 +25,7 @@ class Recipe:
     """Name of the run; its files lie in `runs/NAME`."""
     seed: Annotated[int, Range(least=0)] = 0
     """Seed of every random choice: initial weights, order of the data, samples."""
-    prepare: Prepare
+    prepare: Prepare = field(default_factory=Prepare)
     """Raw files -> token shards."""
     load: Load = field(default_factory=Load)
     """Token shards -> batches."""
@@ -50,6 +50,7 @@ class Recipe:
                     "plan.microbatch_rows",
                     f"{rows} does not divide `train.batch_rows` ({batch_rows}); choose a divisor",
                 )
+        yield from self._data_problems()
         for key, what in length_problems(self.train, sequence_length=self.load.sequence_length):
             yield f"train.{key}", what
         yield from self._unknown_sources()
@@ -60,13 +61,36 @@ class Recipe:
                 "lower it or raise `load.sequence_length`",
             )
 
+    def _data_problems(self) -> Iterator[tuple[str, str]]:
+        corpora = self.load.corpus
+        if not corpora and not self.prepare.sources:
+            yield (
+                "prepare.sources",
+                "there is none; add a [[prepare.sources]] table with `name` and `paths`, or name an existing corpus of "
+                "tokens in [[load.corpus]]",
+            )
+        if corpora and self.prepare.sources:
+            yield "load.corpus", "[[prepare.sources]] and an existing corpus are given; train on one of the two"
+        for index, corpus in enumerate(corpora):
+            if corpus.name in [other.name for other in corpora[:index]]:
+                yield f"load.corpus.{index}.name", f'two corpora are named "{corpus.name}"; give each its own name'
+            if not corpus.name.replace("-", "").replace("_", "").isalnum():
+                yield f"load.corpus.{index}.name", f'"{corpus.name}" names files; use letters, digits, - and _'
+            if corpus.format not in ("auto", "ropewalk") and not self.load.tokenizer:
+                yield "load.tokenizer", f"{corpus.format} has no tokenizer of its own; name its tokenizer.json"
+        weighted = [corpus.weight is not None for corpus in corpora]
+        if any(weighted) and not all(weighted):
+            yield "load.corpus", "some corpora have a `weight` and some have none; give all of them one, or none"
+
     def _unknown_sources(self) -> Iterator[tuple[str, str]]:
-        known = [source.name for source in self.prepare.sources]
+        known = [source.name for source in self.prepare.sources] or [corpus.name for corpus in self.load.corpus]
+        # A folder that prepare made names its sources itself: they are known when it has been opened.
+        own_names = any(corpus.format in ("auto", "ropewalk") for corpus in self.load.corpus)
         mixtures = {"train": self.train.mixture}
         mixtures |= {f"train.phases.{index}": phase.mixture for index, phase in enumerate(self.train.phases)}
         for table, mixture in mixtures.items():
             for index, share in enumerate(mixture):
-                if share.source not in known:
+                if share.source not in known and not own_names:
                     yield f"{table}.mixture.{index}.source", f'no source "{share.source}"; there are {", ".join(known)}'
                 if share.source in [other.source for other in mixture[:index]]:
                     yield f"{table}.mixture.{index}.source", f'"{share.source}" stands here twice; give it one weight'

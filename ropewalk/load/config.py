@@ -2,18 +2,113 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from ropewalk.config.schema import CONTINUES, Range
+
+from .cache.config import Cache
+from .media.config import Media
+
+Packing = Literal["windows", "best-fit"]
+Shuffle = Literal["all", "blocks"]
+OnDamage = Literal["stop", "skip"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Mirror:
+    """A second place of the same files."""
+
+    of: str
+    """Folder or URL with which the names of the files begin in the manifest."""
+    at: str
+    """Folder or URL below which the mirror holds them."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Remote:
+    """How shards that are not memory-mapped are read: behind a URL, or compressed."""
+
+    ahead_bytes: Annotated[int, Range(least=1 << 20), CONTINUES] = 256 << 20
+    """Bytes read ahead of the rows, the earliest needed first; before a checkpoint or a ramp up to twice as many. What
+    the steps read in the longest silence of the store should fit, and with `load.shuffle = "blocks"` two groups of
+    blocks of every source, 160 MiB, or pieces are read again."""
+    requests: Annotated[int, Range(least=1, most=256), CONTINUES] = 16
+    """Requests in flight to each store, at first or always."""
+    policy: Annotated[Literal["climb", "fixed"], CONTINUES] = "climb"
+    """`climb`: requests in flight rise as long as the store then delivers more, fall as long as it delivers no less,
+    and are halved when it fails. `fixed`: they stay at `requests`."""
+    hedge: Annotated[float, Range(least=0), CONTINUES] = 4.0
+    """An answer that takes more than this many times the median is asked for a second time, at another store where
+    there is one; the first answer wins. 0: never."""
+    timeout_s: Annotated[float, Range(above=0), CONTINUES] = 60.0
+    """A request without an answer for so long is made again."""
+    mirrors: Annotated[tuple[Mirror, ...], CONTINUES] = ()
+    """Other places that hold some of the shards; each is asked as fast as it answers."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Corpus:
+    """An existing corpus of tokens, read where it lies. Nothing of what is trained on is copied or converted."""
+
+    path: Annotated[str, CONTINUES]
+    """Folder, file, glob or URL. Megatron-LM: the name without `.bin` and `.idx`, or a folder of such pairs; MDS and
+    litdata: the folder of `index.json`; WebDataset and Parquet: files or their folder; a folder that `prepare` made. A
+    run continues from a copy elsewhere."""
+    name: str = "corpus"
+    """Name of the source, for mixtures and reports. A folder that `prepare` made has its own names."""
+    format: Literal["auto", "ropewalk", "megatron", "mds", "litdata", "webdataset", "parquet"] = "auto"
+    """`auto` decides by what lies there."""
+    column: str = ""
+    """Which part of a sample holds the tokens, where that is not clear: column of MDS and Parquet, number of litdata's
+    leaf, ending of WebDataset's files (`tokens.npy`, `json:KEY`)."""
+    dtype: Literal["", "uint8", "uint16", "uint32", "int32", "int64"] = ""
+    """Type of tokens in formats that do not tell: columns of `bytes` in MDS (int64 when empty), `.bin` files of
+    WebDataset (uint16)."""
+    weight: Annotated[float, Range(above=0)] | None = None
+    """Share of the training mixture; when no corpus has one, they are mixed by their number of tokens."""
+    validation_share: Annotated[float, Range(above=0, below=1)] = 0.01
+    """The last documents of the corpus with this share of its tokens, at least one and at most 4 M tokens, are held
+    out and copied. A folder that `prepare` made has its own."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Load:
     """Manifest -> the same batches in the same order, from any step."""
 
+    corpus: tuple[Corpus, ...] = ()
+    """Existing corpora to train on instead of what `prepare` makes; one `[[load.corpus]]` table each."""
+    tokenizer: Annotated[str, CONTINUES] = ""
+    """The `tokenizer.json` that the tokens of `corpus` were made with, or a folder that holds one. Folders that
+    `prepare` made have their own."""
     sequence_length: Annotated[int, Range(least=8)] = 256
     """Tokens a row."""
+    packing: Packing = "windows"
+    """`windows`: the corpus as one long line, cut every `sequence_length` tokens; no token is padding. `best-fit`:
+    whole documents laid into rows so that hardly any place is left (99.9 % full at 2,048), each with positions of its
+    own; documents longer than a row are cut. With `model.documents = "separate"` they do not see each other."""
+    shuffle: Shuffle = "all"
+    """`all`: every row of a source may follow every other. `blocks`: blocks of neighbouring rows are permuted, then
+    the rows of some blocks among each other; reads stay together, for disks and remote stores that dislike jumps."""
     verify: Annotated[Literal["open", "off"], CONTINUES] = "open"
     """`open` checks every byte of the shards once when training starts (about 5 GB/s); `off` checks their footers
     only."""
+    on_damage: Annotated[OnDamage, CONTINUES] = "stop"
+    """What happens when the checksums of a shard are wrong. `stop`: the run ends with an error that names the shard,
+    the bytes and the documents. `skip`: what touches damaged bytes is read as padding, counts for nothing and is told
+    in a warning; all other rows stay as they are."""
+    threads: Annotated[int, Range(least=1, most=64), CONTINUES] = 1
+    """Threads that make batches ahead of the step. One makes 500 million tokens a second and more from memory; more
+    help where shards are read from a store or compressed. Any number makes the same batches."""
+    ahead_bytes: Annotated[int, Range(least=0), CONTINUES] = 16 << 20
+    """Batches made ahead of the step, in bytes of 2 or 4 a token; at least one batch."""
+    cache: Annotated[Cache | None, CONTINUES] = None
+    """Memory, disk and other nodes in front of shards that are not memory-mapped; shards on a local disk need none: the
+    operating system's page cache serves them."""
+    media: tuple[Media, ...] = ()
+    """Sources of images. Training reads tokens; these are opened by `ropewalk.load.media.pipeline.open_media`."""
+    remote: Remote = field(default_factory=Remote)
+    """How shards are read that cannot be memory-mapped."""
+    adapt: Annotated[bool, CONTINUES] = False
+    """Retunes bytes ahead, threads and requests in flight during the run by the waiting it measures: a change that
+    does not gain is taken back, and each one is an event with its gain."""

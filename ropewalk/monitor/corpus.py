@@ -7,7 +7,7 @@ from typing import Any
 from ropewalk.base.errors import DataError
 from ropewalk.base.progress import amount
 
-from .funnel import Count, Flow, Measure, read_counts, read_flow
+from .funnel import SMALL, Count, Flow, Measure, Node, gather_small, read_counts, read_flow
 from .markup import Markup, element
 from .page import empty, scrolling, section, table
 from .run import RunView
@@ -47,7 +47,26 @@ def _figure(flow: Flow, measure: Measure, title: str) -> Markup:
         element("span", _outcome(flow, measure), class_="unit"),
         element("span", legend, class_="legend"),
     )
-    return element("figure", caption, scrolling(draw_flow(flow, measure)))
+    drawn, small = gather_small(flow, measure)
+    return element("figure", caption, scrolling(draw_flow(drawn, measure)), _small(flow, small, measure))
+
+
+def _small(flow: Flow, nodes: list[Node], measure: Measure) -> Markup | list[Markup]:
+    """What the drawing joins, as a table."""
+    if not nodes:
+        return []
+    rows = [
+        (
+            flow.steps[node.column - 1],
+            node.label,
+            f"{node.documents:,}" if measure == "documents" else amount(node.bytes or 0, "B"),
+        )
+        for node in nodes
+    ]
+    title = f"The {len(rows)} rules that removed less than {100 * SMALL:g} % of all {measure} each"
+    return element(
+        "details", element("summary", title), scrolling(table(("step", "rule", measure), rows, numeric=(2,)))
+    )
 
 
 def _outcome(flow: Flow, measure: Measure) -> str:

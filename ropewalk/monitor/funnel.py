@@ -6,6 +6,7 @@ gives an error instead of a picture.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -19,6 +20,9 @@ EDITED = "edits: "
 """Before the rule of a node that stands for what edits took away."""
 
 Measure = Literal["documents", "bytes"]
+
+SMALL = 0.005
+"""Share of the whole corpus below which what a rule removes is too little to be seen as a ribbon of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +101,43 @@ def read_flow(manifest: Any) -> Flow:
         links += _source_links(path, _splits(manifest, source, path[-1]))
     links = [link for link in links if link.documents or link.bytes]
     return Flow(sources, steps, tuple(_nodes(counts, links, sources, steps)), tuple(links))
+
+
+def gather_small(flow: Flow, measure: Measure) -> tuple[Flow, list[Node]]:
+    """The flow with all rules of a step that removed less than SMALL as one node, where there are several, and the
+    nodes that it stands for."""
+    whole_corpus = sum(size_of(node, measure) for node in flow.nodes if node.kind == "source")
+    small = [
+        node for node in flow.nodes if node.kind == "removed" and 0 < size_of(node, measure) < SMALL * whole_corpus
+    ]
+    targets: dict[str, str] = {}
+    nodes = [node for node in flow.nodes if node.kind in ("source", "step")]
+    for step in [node for node in flow.nodes if node.kind == "step"]:
+        group = [node for node in small if node.column == step.column]
+        if len(group) > 1:
+            targets |= {node.key: f"removed:{step.label}:other rules ({len(group)})" for node in group}
+    links = [dataclasses.replace(link, end=targets.get(link.end, link.end)) for link in flow.links]
+    for index, name in enumerate(flow.steps):
+        nodes += _ends(links, f"removed:{name}:", "removed", index + 1)
+    nodes += _ends(links, "kept:", "kept", len(flow.steps) + 1)
+    joined = dataclasses.replace(flow, nodes=tuple(nodes), links=tuple(_joined(links)))
+    return joined, [node for node in small if node.key in targets]
+
+
+def size_of(part: Node | Link, measure: Measure) -> int:
+    """Its documents or bytes."""
+    return part.documents if measure == "documents" else part.bytes or 0
+
+
+def _joined(links: list[Link]) -> Iterator[Link]:
+    """One link for all of a source between two nodes."""
+    found: dict[tuple[str, str, str], list[Link]] = {}
+    for link in links:
+        found.setdefault((link.start, link.end, link.source), []).append(link)
+    for (start, end, source), parallel in found.items():
+        sizes = [link.bytes for link in parallel]
+        size = None if None in sizes else sum(size or 0 for size in sizes)
+        yield Link(start, end, source, sum(link.documents for link in parallel), size)
 
 
 def _steps(source: Any) -> list[Any]:

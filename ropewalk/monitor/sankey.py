@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from ropewalk.base.progress import amount
 
-from .funnel import Flow, Link, Measure, Node
+from .funnel import Flow, Link, Measure, Node, size_of
 from .markup import Markup, element, joined, number
 
 WIDTH = 1080
@@ -58,8 +58,8 @@ class Box:
 
 def draw_flow(flow: Flow, measure: Measure = "documents") -> Markup:
     """The flow as one SVG, its ribbons as wide as their documents or bytes; a phone scrolls it sideways."""
-    nodes = [node for node in flow.nodes if node.kind in ("source", "step") or _size(node, measure)]
-    total = sum(_size(node, measure) for node in nodes if node.kind == "source")
+    nodes = [node for node in flow.nodes if node.kind in ("source", "step") or size_of(node, measure)]
+    total = sum(size_of(node, measure) for node in nodes if node.kind == "source")
     scale = STREAM / total if total else 0.0
     frame = _frame(flow, measure)
     boxes = _boxes(nodes, scale, frame, columns=len(flow.steps) + 2)
@@ -80,10 +80,6 @@ def source_tone(flow: Flow, source: str) -> str:
     return f"tone-{flow.sources.index(source) % 6}"
 
 
-def _size(part: Node | Link, measure: Measure) -> int:
-    return part.documents if measure == "documents" else part.bytes or 0
-
-
 def _frame(flow: Flow, measure: Measure) -> Frame:
     names = max(len(source) for source in flow.sources)
     left = max(124.0, 1.4 * CHARACTER * names + 16)
@@ -98,7 +94,7 @@ def _boxes(nodes: list[Node], scale: float, frame: Frame, *, columns: int) -> di
         below: float = TOP
         x = frame.left + column * frame.gap
         for node in (node for node in nodes if node.column == column):
-            height = max(1.5, _size(node, frame.measure) * scale)
+            height = max(1.5, size_of(node, frame.measure) * scale)
             box = Box(x + (NODE + BRANCH if node.kind == "removed" else 0), below, height)
             boxes[node.key] = box
             below = max(below + height + 16, _bottom(node, box, frame) + 8)
@@ -162,8 +158,8 @@ def _ribbons(flow: Flow, boxes: dict[str, Box], scale: float, measure: Measure) 
         return link.end.startswith("removed:"), order[link.end], flow.sources.index(link.source)
 
     drawn = []
-    for link in sorted((link for link in flow.links if _size(link, measure)), key=rank):
-        thickness = _size(link, measure) * scale
+    for link in sorted((link for link in flow.links if size_of(link, measure)), key=rank):
+        thickness = size_of(link, measure) * scale
         start, end = boxes[link.start], boxes[link.end]
         above, below = (start.x + NODE, leaving[link.start]), (end.x, arriving[link.end])
         leaving[link.start] += thickness

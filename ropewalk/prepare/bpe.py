@@ -15,11 +15,14 @@ import pyarrow as pa
 from tokenizers import pre_tokenizers
 
 from .byte_level import byte_letters
-from .columns import byte_words, text_buffers
+from .columns import Offsets, text_buffers
 from .kernels import bpe as kernel
-from .kernels.bpe import DOUBTFUL, LETTER, NUMBER, OTHER, SPACE, UNKNOWN, Memory, Tables
+from .kernels import merges, pattern
+from .kernels.lanes import LANES
+from .kernels.merges import DOUBTFUL, UNKNOWN, Room, Tables
+from .kernels.pattern import LETTER, NUMBER, OTHER, SPACE
 
-ALGORITHM = "ropewalk-bpe-1"
+ALGORITHM = "ropewalk-bpe-2"
 """Raised when the kernel changes, though its tokens must not."""
 
 _CODES = 0x110000
@@ -44,11 +47,15 @@ class BytePairEncoder:
 
     def __init__(self, tables: Tables) -> None:
         self._tables = tables
-        self._memory = Memory(
-            cache=np.zeros(kernel.CACHE_WORDS, np.uint64),
-            ranks=np.empty(kernel.ROOM, np.uint64),
+        self._memory = kernel.Memory(
+            short=np.zeros(kernel.SHORT_WORDS, np.uint64),
+            long=np.zeros(kernel.LONG_ENTRY << kernel.LONG_BITS, np.uint64),
+            long_tokens=np.empty(kernel.LONG_TOKENS << kernel.LONG_BITS, np.uint32),
+            room=_room(kernel.ROOM),
             units=np.empty(kernel.ROOM, np.uint32),
-            marks=np.empty(kernel.ROOM, np.uint8),
+            places=np.empty(kernel.ROOM, np.int64),
+            starts=np.empty(0, np.uint64),
+            tail=np.zeros(LANES, np.uint8),
         )
         self._out = np.empty(0, np.uint32)
 
@@ -56,13 +63,13 @@ class BytePairEncoder:
         """(tokens of all documents, `end` behind each; how many each has). A document that the kernel leaves to others
         has none. The tokens are valid until the next call."""
         data, offsets = text_buffers(text)
-        room = int(offsets[-1] - offsets[0]) + len(text)
+        room = int(offsets[-1] - offsets[0]) + len(text) + kernel.SPARE
         if room > len(self._out):
             self._out = np.empty(room, np.uint32)
+        if len(self._memory.starts) < _blocks(offsets):
+            self._memory = self._memory._replace(starts=np.empty(_blocks(offsets), np.uint64))
         lengths = np.empty(len(text), np.int64)
-        written = kernel.encode_column(
-            data, byte_words(data), offsets, self._tables, self._memory, end, self._out, lengths
-        )
+        written = kernel.encode_column(data, offsets, self._tables, self._memory, end, self._out, lengths)
         return self._out[:written], lengths
 
 
@@ -80,17 +87,19 @@ def tables_of(content: bytes) -> Tables | str:
         np.array([vocabulary[name] for name in names], np.uint32)
         for names in ([a for a, _ in pairs], [b for _, b in pairs], [a + b for a, b in pairs])
     )
-    if not kernel.fill_merges(left, right, merged, tables):
+    spelled = {letter: byte for byte, letter in enumerate(byte_letters())}
+    wide = np.array([spelled[a[-1]] >= 0x80 and spelled[b[0]] >= 0x80 for a, b in pairs], bool)
+    if not merges.fill_merges(left, right, merged, wide, tables):
         return "two of its merges are of the same pair"
     kinds = character_kinds()
     # Where the kind changes from one code point to the next; a test compares all of them.
     changes = np.flatnonzero(np.diff(kinds))
     if not same_kinds(np.union1d(changes, changes + 1), kinds):
         return "its pieces follow another version of Unicode"
-    kernel.fill_characters(kinds, tables, np.empty(4, np.uint8), np.empty(4, np.uint64))
-    spelled = {letter: byte for byte, letter in enumerate(byte_letters())}
+    merges.fill_characters(kinds, tables, np.empty(4, np.uint8), _room(merges.GROUP))
     for one, other in pairs:
         _mark_border(bytes(map(spelled.__getitem__, one)), bytes(map(spelled.__getitem__, other)), tables)
+    _pack(tables)
     return tables
 
 
@@ -98,7 +107,8 @@ def count_pieces(text: pa.LargeStringArray, counts: Counter[bytes]) -> None:
     """Adds the pieces of GPT-2's pattern in `text` to `counts`."""
     data, offsets = text_buffers(text)
     ends = np.empty(int(offsets[-1] - offsets[0]), np.int64)
-    found = kernel.find_pieces(data, offsets, character_kinds().astype(np.uint32), ends)
+    kinds, starts = character_kinds().astype(np.uint32), np.empty(_blocks(offsets), np.uint64)
+    found = pattern.find_pieces(data, offsets, kinds, starts, np.zeros(LANES, np.uint8), ends)
     content = data.tobytes()
     borders = itertools.chain([int(offsets[0])], ends[:found].tolist())
     counts.update(content[start:stop] for start, stop in itertools.pairwise(borders))
@@ -147,22 +157,43 @@ def _refusal(tree: dict[str, Any]) -> str:
         return "it has added tokens that are not special"
     if not set(byte_letters()) <= model["vocab"].keys():
         return "some bytes have no token"
-    if max(model["vocab"].values()) + 1 >> kernel.TOKEN_BITS:
+    if max(model["vocab"].values()) + 1 >> merges.PART_BITS:
         return "its vocabulary is too large"
     return ""
 
 
-def _empty(merges: int) -> Tables:
-    slots = 1 << max(4, (4 * merges).bit_length())
+def _blocks(offsets: Offsets) -> int:
+    """How many words of marks the longest document takes."""
+    return int(np.diff(offsets).max(initial=0)) // LANES + 1
+
+
+def _room(count: int) -> Room:
+    return Room(ranks=np.empty(count, np.uint64), next=np.empty(count, np.int64), last=np.empty(count, np.int64))
+
+
+def _empty(count: int) -> Tables:
+    """Tables for so many merges."""
+    slots = 1 << max(4, (3 * count).bit_length())
     return Tables(
         characters=np.zeros(_CODES, np.uint32),
         parts=np.zeros(4 * _CODES, np.uint32),
+        packed=np.zeros(merges.PACKED_CODES, np.uint64),
         single=np.zeros(256, np.uint32),
         pairs=np.full(slots, -1, np.int64).view(np.uint64),
-        merged=np.zeros(merges, np.uint32),
-        filter=np.zeros(1 << kernel.FILTER_BITS - 6, np.uint64),
+        merged=np.zeros(count, np.uint32),
+        filter=np.zeros(1 << merges.FILTER_BITS - 6, np.uint64),
         borders=np.zeros(1 << 16, np.uint8),
     )
+
+
+def _pack(tables: Tables) -> None:
+    """Fills `packed` from `characters` and `parts`."""
+    flags = tables.characters[: merges.PACKED_CODES] & 0x3F
+    flags[flags >> 2 & 3 == 3] |= UNKNOWN
+    tables.packed[:] = flags.astype(np.uint64) << 3 * merges.PART_BITS
+    for place in range(3):
+        tokens = tables.parts[place : 4 * merges.PACKED_CODES : 4].astype(np.uint64)
+        tables.packed[:] |= tokens << place * merges.PART_BITS
 
 
 def _mark_border(left: bytes, right: bytes, tables: Tables) -> None:

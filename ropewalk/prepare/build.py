@@ -46,6 +46,7 @@ from .encode import EncodeTask, choose_encoder, encode_chunk, encoders_of
 from .encoders import REFERENCE
 from .measures import correcting, measuring
 from .ngrams import index_shards
+from .prune import write_used
 from .samples import write_samples
 from .screen import MeasureTask, ReadTask, measure_chunk, read_chunk
 from .sources import InputFile
@@ -114,7 +115,7 @@ def build(job: Job) -> Manifest:
         job.progress.end()
         workers.run("measure", measure_chunk, measures, progress=job.progress)
         decided = _decide(job, chunks, workers)
-        entry = _tokenizer(job, decided)
+        entry = _tokenizer(job, decided, workers)
         dtype = token_type(entry.vocabulary)
         choice = choose_encoder(
             job.folder / TOKENIZER, decided.state.texts, corpus_bytes=int(decided.state.fates.sizes.sum())
@@ -143,6 +144,7 @@ def build(job: Job) -> Manifest:
         warnings=tuple(state.warnings),
         ngrams=index,
     )
+    write_used(job.stages, job.hash, workers.made)
     write_manifest(job.folder, manifest)
     return manifest
 
@@ -173,10 +175,10 @@ def _decide(job: Job, chunks: Sequence[Chunk], workers: Workers) -> Decided:
     return Decided(state, split(state, seed=job.seed), masked)
 
 
-def _tokenizer(job: Job, decided: Decided) -> TokenizerEntry:
+def _tokenizer(job: Job, decided: Decided, workers: Workers) -> TokenizerEntry:
     """Commits `tokenizer.json`: the given one as it is, or one trained on a sample of training documents."""
     given = job.settings.tokenizer.file
-    content = tokenizer.read(Path(given)) if given else _trained(job, decided)
+    content = tokenizer.read(Path(given)) if given else _trained(job, decided, workers)
     path = job.folder / TOKENIZER
     with committed_file(path) as file:
         file.write(content)
@@ -190,7 +192,7 @@ def _tokenizer(job: Job, decided: Decided) -> TokenizerEntry:
     )
 
 
-def _trained(job: Job, decided: Decided) -> bytes:
+def _trained(job: Job, decided: Decided, workers: Workers) -> bytes:
     settings, corpus, fates = job.settings.tokenizer, decided.state.corpus, decided.state.fates
     candidates = np.flatnonzero(np.asarray(pc.fill_null(pc.equal(decided.split, "train"), False)))
     hashes = corpus.hashes.take(pa.array(candidates))
@@ -202,6 +204,7 @@ def _trained(job: Job, decided: Decided) -> bytes:
     path = (
         job.stages / "tokenizer" / f"{key_of(TOKENIZER_VERSION, settings.kind, settings.vocabulary, markers, fed)}.json"
     )
+    workers.made.add(path)
     if not path.exists():
         texts = _texts(job, decided.state, chosen)
         trained = tokenizer.train(texts, vocabulary=settings.vocabulary, markers=markers, kind=settings.kind)
@@ -258,7 +261,9 @@ def _shards(job: Job, decided: Decided, tokens: Sequence[Path], dtype: TokenType
     job.progress.begin("write shards", sum(plan.tokens for plan in plans), "tokens")
     entries: list[ShardEntry] = []
     for plan in plans:
-        entries.append(pack.write_planned(plan, folder=job.folder, tokens=tokens, dtype=dtype))
+        entries.append(
+            pack.write_planned(plan, folder=job.folder, tokens=tokens, dtype=dtype, compression=job.settings.compress)
+        )
         job.progress.advance(sum(entry.tokens for entry in entries))
     job.progress.end(f"{amount(sum(plan.tokens for plan in plans))} tokens in {len(plans)} shards")
     return entries

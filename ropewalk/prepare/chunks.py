@@ -9,6 +9,7 @@ from typing import Any
 
 import xxhash
 
+from .kernels.words import WORDS_ID
 from .sources import InputFile, divided
 from .stages import key_of
 from .texts import Texts
@@ -57,8 +58,8 @@ def divide(files: Sequence[InputFile], *, stages: Path, measuring: Any, correcti
     chunks = []
     for index, run in enumerate(_runs(list(divided(files)))):
         name = key_of(READ_VERSION, [file.identity() for file in run])
-        corrected = None if correcting is None else key_of(MEASURE_VERSION, name, correcting)
-        measured = key_of(MEASURE_VERSION, corrected or name, measuring)
+        corrected = None if correcting is None else key_of(MEASURE_VERSION, WORDS_ID, name, correcting)
+        measured = key_of(MEASURE_VERSION, WORDS_ID, corrected or name, measuring)
         chunks.append(
             Chunk(
                 index=index,

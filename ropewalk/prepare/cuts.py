@@ -79,8 +79,9 @@ class CutTask:
     target: Path
 
     @property
-    def done(self) -> bool:
-        return self.target.exists()
+    def made(self) -> tuple[Path, ...]:
+        """What is committed."""
+        return (self.target,)
 
 
 def cut_key(texts: Texts, spans: Spans) -> str:

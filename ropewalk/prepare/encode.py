@@ -54,9 +54,9 @@ class EncodeTask:
     """What the loss does not count, by the row of the document in the chunk."""
 
     @property
-    def done(self) -> bool:
-        """Whether an earlier attempt has committed this chunk."""
-        return self.target.exists()
+    def made(self) -> tuple[Path, ...]:
+        """What is committed."""
+        return (self.target,)
 
 
 def choose_encoder(tokenizer: Path, chunks: Sequence[Texts], *, corpus_bytes: int) -> Choice:

@@ -62,9 +62,9 @@ class IndexTask:
     target: Path
 
     @property
-    def done(self) -> bool:
-        """Whether an earlier attempt has committed its entries."""
-        return self.target.exists()
+    def made(self) -> tuple[Path, ...]:
+        """What is committed."""
+        return (self.target,)
 
 
 def index_name(unit: Unit, length: int) -> str:

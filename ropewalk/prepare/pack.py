@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ropewalk.base.errors import DataError
+from ropewalk.store.compression import Compression
 from ropewalk.store.manifest import ShardEntry, Split
 from ropewalk.store.shards import Run, Shard, TokenType, write_runs
 
@@ -64,22 +65,25 @@ def plan_shards(
     return plans
 
 
-def write_planned(plan: ShardPlan, *, folder: Path, tokens: Sequence[Path], dtype: TokenType) -> ShardEntry:
+def write_planned(
+    plan: ShardPlan, *, folder: Path, tokens: Sequence[Path], dtype: TokenType, compression: Compression = "off"
+) -> ShardEntry:
     """Commits one shard, unless an earlier attempt has: what a folder holds follows from its name."""
     path = folder / plan.file
     if not _is_shard(path):
         encoders = sorted({Shard(tokens[chunk]).encoder for chunk in np.unique(plan.chunks).tolist()})
-        write_runs(path, _runs(plan, tokens), dtype=dtype, encoder=",".join(encoders))
+        write_runs(path, _runs(plan, tokens), dtype=dtype, encoder=",".join(encoders), compression=compression)
     shard = Shard(path)
     return ShardEntry(
         file=plan.file,
         source=plan.source,
         split=plan.split,
         documents=len(shard),
-        tokens=len(shard.tokens),
+        tokens=shard.token_count,
         text_bytes=plan.text_bytes,
         file_bytes=path.stat().st_size,
         checksum=shard.checksum,
+        compression=compression,
     )
 
 

@@ -44,8 +44,9 @@ class PieceTask:
     target: Path
 
     @property
-    def done(self) -> bool:
-        return self.target.exists()
+    def made(self) -> tuple[Path, ...]:
+        """What is committed."""
+        return (self.target,)
 
 
 def piece_key(texts: str, *, kind: Piece, least: int) -> str:

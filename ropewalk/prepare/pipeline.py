@@ -23,6 +23,8 @@ from . import ledger, ngrams, pack, tokenizer
 from .build import Job, build
 from .checksums import Checksums
 from .config import Prepare
+from .kernels.words import WORDS_ID
+from .language import language_id
 from .measures import list_digests
 from .near.index import Index
 from .sources import InputFile, collect_files
@@ -69,6 +71,8 @@ def plan_inputs(settings: Prepare, *, seed: int) -> Inputs:
     Raises ConfigError for settings that contradict each other and DataError for paths that give no file.
     """
     problems = [Problem(f"prepare.{where}", what) for where, what in settings.check()]
+    if not settings.sources:
+        problems.append(Problem("prepare.sources", "there is none", "add a source with `name` and `paths`"))
     if problems:
         raise ConfigError(problems)
     stages = Path(settings.folder) / STAGES
@@ -79,6 +83,8 @@ def plan_inputs(settings: Prepare, *, seed: int) -> Inputs:
     given = settings.tokenizer.file
     parts = {
         "version": VERSION,
+        "words": WORDS_ID,
+        "language": language_id() if settings.filter.language else "",
         "seed": seed,
         "settings": _what_matters(settings),
         "tokenizer": xxhash.xxh3_128_hexdigest(tokenizer.read(Path(given))) if given else "",

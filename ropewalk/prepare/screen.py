@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -33,8 +34,9 @@ class ReadTask:
         return self.chunk.bytes
 
     @property
-    def done(self) -> bool:
-        return self.chunk.documents.exists()
+    def made(self) -> tuple[Path, ...]:
+        """What is committed."""
+        return (self.chunk.documents,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +53,9 @@ class MeasureTask:
         return self.chunk.bytes
 
     @property
-    def done(self) -> bool:
-        """Whether all files are there."""
-        return self.chunk.measured.exists() and all(path.exists() for path in self.chunk.texts.files)
+    def made(self) -> tuple[Path, ...]:
+        """What is committed."""
+        return (self.chunk.measured, *self.chunk.texts.layers)
 
 
 def read_chunk(task: ReadTask) -> int:

@@ -70,7 +70,8 @@ def read_batches(path: Path, columns: list[str] | None = None) -> Iterator[pa.Re
     with pa.memory_map(str(path)) as file:
         schema = pa.ipc.open_file(file).schema
         wanted = None if columns is None else sorted(schema.get_field_index(name) for name in columns)
-        reader = pa.ipc.open_file(file, options=pa.ipc.IpcReadOptions(included_fields=wanted))
+        # Columns decompressed by threads of their own cost a tenth more CPU time; workers go over files in parallel.
+        reader = pa.ipc.open_file(file, options=pa.ipc.IpcReadOptions(included_fields=wanted, use_threads=False))
         for index in range(reader.num_record_batches):
             yield reader.get_batch(index)
 
@@ -94,15 +95,20 @@ def sharing(folder: Path) -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def alone(folder: Path) -> Iterator[bool]:
+    """Whether no other process uses the stages in `folder`, and none does while the block runs."""
+    with _lock(folder) as file:
+        yield _alone(file)
+
+
 def drop(folder: Path) -> bool:
     """Deletes the stages in `folder` unless another process uses them; whether it did."""
-    with _lock(folder) as file:
-        if not _alone(file):
-            return False
-        for stage in folder.iterdir():
+    with alone(folder) as is_alone:
+        for stage in folder.iterdir() if is_alone else ():
             if stage.is_dir():
                 shutil.rmtree(stage, ignore_errors=True)
-        return True
+        return is_alone
 
 
 @contextlib.contextmanager

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing import connection
+from pathlib import Path
 from types import TracebackType
 from typing import Protocol, TypeVar
 
@@ -25,12 +26,12 @@ Result = TypeVar("Result")
 
 
 class Sized(Protocol):
-    """A task that knows its size in bytes, and whether an earlier attempt has committed its result."""
+    """A task that knows its size in bytes and the files that it commits; one whose files are there is done."""
 
     @property
     def bytes(self) -> int: ...
     @property
-    def done(self) -> bool: ...
+    def made(self) -> tuple[Path, ...]: ...
 
 
 SizedTask = TypeVar("SizedTask", bound=Sized)
@@ -41,6 +42,8 @@ class Workers:
 
     def __init__(self, processes: int) -> None:
         self.processes = processes
+        self.made: set[Path] = set()
+        """What the tasks that were run have made, now or earlier."""
         self._pool: futures.ProcessPoolExecutor | None = None
 
     def map(self, function: Callable[[Task], Result], tasks: Sequence[Task]) -> Iterator[Result]:
@@ -71,7 +74,8 @@ class Workers:
         self, title: str, function: Callable[[SizedTask], int], tasks: Sequence[SizedTask], *, progress: Progress
     ) -> None:
         """Does the tasks that are not done; `function` commits one and gives the number of its documents."""
-        ahead = [task for task in tasks if not task.done]
+        self.made.update(path for task in tasks for path in task.made)
+        ahead = [task for task in tasks if not all(path.exists() for path in task.made)]
         total = sum(task.bytes for task in tasks)
         first = done = total - sum(task.bytes for task in ahead)
         documents, start = 0, time.monotonic()

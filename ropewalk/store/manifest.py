@@ -10,17 +10,22 @@ from typing import Any, Literal
 from ropewalk.base.errors import DataError
 from ropewalk.base.files import read_json, upgraded, write_json
 
-FORMAT = 1
+from .compression import Compression
+
+FORMAT = 2
 FILE = "manifest.json"
 
 Split = Literal["train", "validation"]
+ShardKind = Literal["tokens", "references"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShardEntry:
-    """One shard: documents of one source and one split."""
+    """One shard: documents of one source and one split. `references` say in which files of another program the tokens
+    lie (`store/references.py`)."""
 
     file: str
+    """Relative to the manifest's folder, or an absolute path, or a URL."""
     source: str
     split: Split
     documents: int
@@ -29,6 +34,8 @@ class ShardEntry:
     """UTF-8 bytes of the texts that were encoded."""
     file_bytes: int
     checksum: str
+    kind: ShardKind = "tokens"
+    compression: Compression = "off"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -115,7 +122,12 @@ def write_manifest(folder: Path, manifest: Manifest) -> Path:
 def read_manifest(folder: Path) -> Manifest:
     """The manifest in `folder`, of this or any older format."""
     path = folder / FILE
-    tree = upgraded(read_json(path, what="manifest"), path=path, what="manifest", current=FORMAT, upgrades={})
+    return parse_manifest(read_json(path, what="manifest"), path=path)
+
+
+def parse_manifest(tree: Any, *, path: Path) -> Manifest:
+    """The manifest in JSON that was read from `path`, of this or any older format."""
+    tree = upgraded(tree, path=path, what="manifest", current=FORMAT, upgrades={1: _from_1})
     try:
         return _manifest(tree)
     except (KeyError, TypeError) as error:
@@ -160,3 +172,8 @@ def _manifest(tree: dict[str, Any]) -> Manifest:
         warnings=tuple(tree.get("warnings", ())),
         ngrams=tree.get("ngrams", ""),
     )
+
+
+def _from_1(tree: dict[str, Any]) -> dict[str, Any]:
+    """Format 2 adds what a shard holds and how it is packed; before, all held tokens as they are."""
+    return tree

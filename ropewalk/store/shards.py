@@ -1,38 +1,34 @@
-"""Token shards: one file, payload first (memory-mapped), index and checksums behind it.
+"""Token shards: the frame of `frame.py` around tokens (memory-mapped unless compressed) and an index of documents.
 
-    offset 0      tokens, little-endian uint16 or uint32
+    offset 0      tokens, little-endian uint16 or uint32; with compression, Zstandard blocks of 1 MiB of them each
     aligned 64    int64 offsets[documents + 1], in tokens
     aligned 64    uint64 ids[documents], xxh3-64 of each document's id
     aligned 64    int64 text_bytes[documents], UTF-8 bytes behind the tokens of each document; may be absent
     aligned 64    bits counts[tokens], whether the loss counts the token as a target; absent when all count
-    footer        JSON: format, dtype, encoder, sections, xxh3-64 of every 1 MiB before the footer
-    last 24 bytes footer length, xxh3-64 of the footer, magic
+    aligned 64    int64 blocks[blocks + 1], where compressed blocks begin and the last one ends; absent without
+    aligned 64    uint64 block_hashes[blocks], xxh3-64 of each block as it is stored
 
-Bit i is bit i % 8 of byte i // 8, the lowest first. The footer's hash covers the chunk hashes, which cover everything
-else: it is the shard's checksum.
+Bit i is bit i % 8 of byte i // 8, the lowest first. Without compression everything but the footer is as in format 2.
 """
 
 from __future__ import annotations
 
-import json
-import struct
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import IO, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import xxhash
 
 from ropewalk.base.errors import DataError
-from ropewalk.base.files import committed_file, upgraded
+from ropewalk.base.files import committed_file
 
-FORMAT = 2
-CHUNK_BYTES = 1 << 20
-_MAGIC = b"ROPEWALK"
-_TRAILER = struct.Struct("<QQ8s")
-_ALIGN = 64
+from . import frame as frames
+from .compression import Compression, compress, decompress
+from .frame import Frame, FrameWriter, damaged, local_frame
 
 TokenType = Literal["uint16", "uint32"]
 Tokens = npt.NDArray[np.uint16] | npt.NDArray[np.uint32]
@@ -88,67 +84,93 @@ def write_shard(path: Path, documents: Iterable[Document | tuple[int, Tokens]], 
     return write_runs(path, map(_run_of_one, documents), dtype=dtype)
 
 
-def write_runs(path: Path, runs: Iterable[Run], *, dtype: TokenType, encoder: str = "") -> Written:
+def write_runs(
+    path: Path, runs: Iterable[Run], *, dtype: TokenType, encoder: str = "", compression: Compression = "off"
+) -> Written:
     """Commits a shard of runs of documents in order. Memory: one run, the index, a byte a token where counts are given.
 
     `encoder` names the algorithm that made the tokens. Bytes do not depend on how documents are divided into runs.
     """
     index = _Index()
     with committed_file(path) as file:
-        hashed = _HashedFile(file)
+        writer = FrameWriter(file)
+        payload = _Blocks(writer) if compression == "zstd" else writer
         for run in runs:
-            hashed.write(_payload(run.tokens, path=path, dtype=dtype))
+            payload.write(_payload(run.tokens, path=path, dtype=dtype))
             index.add(run)
-        sections = {"tokens": [0, hashed.position]}
+        if isinstance(payload, _Blocks):
+            payload.finish()
+        writer.end_payload("tokens")
         for name, array in index.sections():
-            hashed.write(b"\0" * (-hashed.position % _ALIGN))
-            start = hashed.position
-            hashed.write(array.tobytes())
-            sections[name] = [start, hashed.position]
-        footer = {
-            "format": FORMAT,
-            "kind": "tokens",
-            "dtype": dtype,
-            "documents": index.documents,
-            "tokens": index.tokens,
-            "encoder": encoder,
-            "sections": sections,
-            "chunk_bytes": CHUNK_BYTES,
-            "chunks": hashed.finish(),
-        }
-        body = json.dumps(footer, separators=(",", ":")).encode()
-        checksum = xxhash.xxh3_64_intdigest(body)
-        file.write(body + _TRAILER.pack(len(body), checksum, _MAGIC))
+            writer.section(name, array)
+        if isinstance(payload, _Blocks):
+            writer.section("blocks", np.array(payload.starts, "<i8"))
+            writer.section("block_hashes", np.array(payload.hashes, "<u8"))
+        checksum = writer.finish(
+            kind="tokens",
+            dtype=dtype,
+            documents=index.documents,
+            tokens=index.tokens,
+            encoder=encoder,
+            compression=compression,
+        )
         size = file.tell()
-    return Written(documents=index.documents, tokens=index.tokens, bytes=size, checksum=f"{checksum:016x}")
+    return Written(documents=index.documents, tokens=index.tokens, bytes=size, checksum=checksum)
 
 
 class Shard:
-    """A shard opened for reading; tokens are memory-mapped, nothing is copied until asked for."""
+    """A local shard opened for reading; tokens are memory-mapped, nothing is copied until asked for.
+
+    Compressed tokens are unpacked, all of them, when they are first asked for: right for prepare and evaluation.
+    Training reads such shards block by block (`remote.RemoteShard`).
+    """
 
     def __init__(self, path: Path, *, checksum: str | None = None) -> None:
         self.path = path
-        self._footer, self._end, self.checksum = _read_footer(path)
-        if checksum is not None and checksum != self.checksum:
-            raise _damaged(path, f"its checksum is {self.checksum}, the manifest says {checksum}")
+        self._frame = local_frame(path, kinds=("tokens",))
+        self._frame.expect(checksum)
+        self.checksum = self._frame.checksum
+        self.layout = TokenLayout(self._frame)
         self._map = np.memmap(path, dtype=np.uint8, mode="r")
-        sections = self._footer["sections"]
-        little = np.dtype(self._footer["dtype"]).newbyteorder("<")
-        self.tokens: Tokens = self._map[slice(*sections["tokens"])].view(little)
-        self.offsets: npt.NDArray[np.int64] = self._map[slice(*sections["offsets"])].view("<i8")
-        self.ids: npt.NDArray[np.uint64] = self._map[slice(*sections["ids"])].view("<u8")
-        self.text_bytes: npt.NDArray[np.int64] | None = None
+        offsets, ids = self._section("offsets", "<i8"), self._section("ids", "<u8")
+        assert offsets is not None, "every shard has offsets"
+        assert ids is not None, "every shard has ids"
+        self.offsets: npt.NDArray[np.int64] = offsets
+        self.ids: npt.NDArray[np.uint64] = ids
+        self.text_bytes: npt.NDArray[np.int64] | None = self._section("text_bytes", "<i8")
         """UTF-8 bytes behind the tokens of each document, where the writer gave them."""
-        if "text_bytes" in sections:
-            self.text_bytes = self._map[slice(*sections["text_bytes"])].view("<i8")
+
+    @cached_property
+    def tokens(self) -> Tokens:
+        """All tokens of the shard."""
+        start, stop = self._frame.section("tokens") or (0, 0)
+        if not self.compressed:
+            tokens: Tokens = self._map[start:stop].view(self.layout.dtype)
+            return tokens
+        starts = self._blocks()
+        parts = [
+            self.layout.decode(block, self._map[starts[block] : starts[block + 1]].data)
+            for block in range(len(starts) - 1)
+        ]
+        return np.concatenate([np.zeros(0, self.layout.dtype), *parts])
+
+    @property
+    def compressed(self) -> bool:
+        """Whether tokens have to be unpacked."""
+        return self.layout.compressed
+
+    @property
+    def token_count(self) -> int:
+        """Tokens in the shard."""
+        return self.layout.token_count
 
     def __len__(self) -> int:
-        return int(self._footer["documents"])
+        return self.layout.documents
 
     @property
     def encoder(self) -> str:
         """The algorithm that made the tokens; empty when the writer did not say."""
-        return str(self._footer["encoder"])
+        return str(self._frame.footer["encoder"])
 
     def document(self, index: int) -> Tokens:
         """The tokens of document `index`, counted from 0."""
@@ -156,17 +178,17 @@ class Shard:
             raise IndexError(f"{self.path} holds {len(self)} documents; there is no number {index}")
         return self.tokens[self.offsets[index] : self.offsets[index + 1]]
 
+    @property
+    def count_bits(self) -> npt.NDArray[np.uint8] | None:
+        """Whether the loss counts each token as a target, in bits as they are stored; None: all of them."""
+        bits: npt.NDArray[np.uint8] | None = self._section("counts", "u1")
+        return bits
+
     def counts(self, start: int, stop: int) -> Counts:
         """Whether the loss counts each of the tokens `start` to `stop` (exclusive) as a target."""
-        if not 0 <= start <= stop <= len(self.tokens):
-            raise IndexError(f"{self.path} holds {len(self.tokens)} tokens; there are no {start} to {stop}")
-        if "counts" not in self._footer["sections"]:
-            return np.ones(stop - start, bool)
-        first = start // 8
-        begin = self._footer["sections"]["counts"][0]
-        packed = self._map[begin + first : begin + -(-stop // 8)]
-        bits = np.unpackbits(packed, bitorder="little")[start - 8 * first : stop - 8 * first]
-        return bits.view(np.bool_)
+        if not 0 <= start <= stop <= self.token_count:
+            raise IndexError(f"{self.path} holds {self.token_count} tokens; there are no {start} to {stop}")
+        return unpacked_counts(self.count_bits, start, stop)
 
     def run(self, documents: npt.NDArray[np.int64]) -> Run:
         """A copy of the numbered documents, for another shard."""
@@ -175,23 +197,136 @@ class Shard:
         joined = len(documents) == 0 or bool((starts[1:] == stops[:-1]).all())
         # Documents that follow each other, which is the rule, are one slice: no index of 8 bytes a token.
         places = slice(starts[0], stops[-1]) if joined and len(documents) else _ranges(starts, lengths)
-        masked = "counts" in self._footer["sections"]
         return Run(
             keys=self.ids[documents],
             lengths=lengths,
             tokens=self.tokens[places],
-            counts=self.counts(0, len(self.tokens))[places] if masked else None,
+            counts=None if self.count_bits is None else self.counts(0, self.token_count)[places],
             text_bytes=None if self.text_bytes is None else self.text_bytes[documents],
         )
 
     def verify(self) -> None:
-        """Reads the whole shard (about 5 GB/s from memory); DataError names the first damaged range."""
-        size = self._footer["chunk_bytes"]
-        for index, expected in enumerate(self._footer["chunks"]):
-            chunk = self._map[index * size : min((index + 1) * size, self._end)]
-            if xxhash.xxh3_64_intdigest(chunk.data) != expected:
-                last = index * size + len(chunk)
-                raise _damaged(self.path, f"bytes {index * size} to {last} are not what was written")
+        """Reads the whole shard (about 5 GB/s from memory); DataError names the first damaged range and the documents
+        in it."""
+        for chunk in self.damaged_chunks():
+            raise damaged(str(self.path), self.damage(chunk))
+
+    def damaged_chunks(self) -> Iterator[int]:
+        """Numbers of the chunks that are not what was written; reads the whole shard."""
+        yield from self._frame.damaged_chunks(self._map)
+
+    def damage(self, chunk: int) -> str:
+        """A damaged chunk in words: its bytes and the documents in it."""
+        item = self._frame.chunk(chunk)
+        documents = self.damaged_documents(chunk)
+        held = f"they hold {_numbered(documents, self.ids)}" if len(documents) else "they hold the index"
+        return f"bytes {item.start} to {item.stop} are not what was written ({held})"
+
+    def damaged_tokens(self, chunk: int) -> range:
+        """The tokens that chunk `chunk` of the file spoils; empty when it holds the index alone."""
+        item = self._frame.chunk(chunk)
+        if not self.compressed:
+            return self.layout.tokens_in(item.start, item.stop)
+        starts = self._blocks()
+        first = int(np.searchsorted(starts, item.start, side="right")) - 1
+        last = int(np.searchsorted(starts, item.stop, side="left"))
+        if first >= len(starts) - 1:
+            return range(0)
+        size = self.layout.chunk_tokens
+        return range(first * size, min(last * size, self.token_count))
+
+    def damaged_documents(self, chunk: int) -> range:
+        """Numbers of the documents with a token in chunk `chunk` of the file."""
+        return documents_of(self.offsets, self.damaged_tokens(chunk))
+
+    def _section(self, name: str, dtype: str) -> Any:
+        place = self._frame.section(name)
+        return None if place is None else self._map[slice(*place)].view(dtype)
+
+    def _blocks(self) -> npt.NDArray[np.int64]:
+        starts: npt.NDArray[np.int64] = self._section("blocks", "<i8")
+        return starts
+
+
+class TokenLayout:
+    """How tokens lie in a shard: which chunk or block holds which, and what its bytes mean."""
+
+    def __init__(self, frame: Frame) -> None:
+        self.file = frame.file
+        self.dtype = np.dtype(frame.footer["dtype"]).newbyteorder("<")
+        self.token_count = int(frame.footer["tokens"])
+        self.documents = int(frame.footer["documents"])
+        self.compressed: bool = frame.footer["compression"] == "zstd"
+        self.chunk_tokens = frame.chunk_bytes // self.dtype.itemsize
+        """Tokens of a chunk, or of a compressed block; the last has fewer."""
+
+    def chunks_of(self, start: int, stop: int) -> range:
+        """Numbers of the chunks (blocks) that hold tokens `start` to `stop` (exclusive)."""
+        return range(start // self.chunk_tokens, -(-stop // self.chunk_tokens) if stop > start else 0)
+
+    def tokens_of(self, chunk: int) -> range:
+        """The tokens of chunk (block) `chunk`."""
+        return range(chunk * self.chunk_tokens, min((chunk + 1) * self.chunk_tokens, self.token_count))
+
+    def tokens_in(self, start: int, stop: int) -> range:
+        """The tokens with a byte between `start` and `stop` of an uncompressed file."""
+        size = self.dtype.itemsize
+        return range(min(start // size, self.token_count), min(-(-stop // size), self.token_count))
+
+    def decode(self, chunk: int, data: bytes | memoryview) -> Tokens:
+        """The tokens of chunk (block) `chunk` from its stored bytes, which are checked already."""
+        held = self.tokens_of(chunk)
+        if self.compressed:
+            where = f"{self.file}: block {chunk}"
+            data = decompress(data, raw_bytes=len(held) * self.dtype.itemsize, where=where)
+        # The chunk in which tokens end also holds the beginning of the index.
+        tokens: Tokens = np.frombuffer(data, self.dtype, count=len(held))
+        return tokens
+
+
+def documents_of(offsets: npt.NDArray[np.int64], tokens: range) -> range:
+    """Numbers of the documents that have one of `tokens`."""
+    if not len(tokens):
+        return range(0)
+    first = int(np.searchsorted(offsets, tokens.start, side="right")) - 1
+    return range(first, int(np.searchsorted(offsets, tokens.stop, side="left")))
+
+
+def unpacked_counts(bits: npt.NDArray[np.uint8] | None, start: int, stop: int) -> Counts:
+    """Whether each of the tokens `start` to `stop` (exclusive) counts; without bits, all do."""
+    if bits is None:
+        return np.ones(stop - start, bool)
+    first = start // 8
+    packed = bits[first : -(-stop // 8)]
+    return np.unpackbits(packed, bitorder="little")[start - 8 * first : stop - 8 * first].view(np.bool_)
+
+
+class _Blocks:
+    """Gathers the payload into blocks of CHUNK_BYTES and writes each compressed."""
+
+    def __init__(self, writer: FrameWriter) -> None:
+        self._writer = writer
+        self._held = bytearray()
+        self.starts = [0]
+        self.hashes: list[int] = []
+
+    def write(self, data: bytes | memoryview) -> None:
+        self._held += data
+        size = frames.CHUNK_BYTES
+        whole = len(self._held) // size * size
+        for start in range(0, whole, size):
+            self._put(bytes(self._held[start : start + size]))
+        del self._held[:whole]
+
+    def finish(self) -> None:
+        if self._held:
+            self._put(bytes(self._held))
+
+    def _put(self, raw: bytes) -> None:
+        block = compress(raw)
+        self.hashes.append(xxhash.xxh3_64_intdigest(block))
+        self._writer.write(block)
+        self.starts.append(self._writer.position)
 
 
 class _Index:
@@ -233,36 +368,6 @@ class _Index:
             yield "counts", np.packbits(counts, bitorder="little")
 
 
-class _HashedFile:
-    """Writes through to a file and hashes every chunk of CHUNK_BYTES."""
-
-    def __init__(self, file: IO[bytes]) -> None:
-        self._file = file
-        self._hash = xxhash.xxh3_64()
-        self._chunks: list[int] = []
-        self.position = 0
-
-    def write(self, data: bytes | memoryview) -> None:
-        self._file.write(data)
-        view = memoryview(data)
-        while view:
-            room = CHUNK_BYTES - self.position % CHUNK_BYTES
-            part, view = view[:room], view[room:]
-            self._hash.update(part)
-            self.position += len(part)
-            if self.position % CHUNK_BYTES == 0:
-                self._close_chunk()
-
-    def finish(self) -> list[int]:
-        if self.position % CHUNK_BYTES:
-            self._close_chunk()
-        return self._chunks
-
-    def _close_chunk(self) -> None:
-        self._chunks.append(self._hash.intdigest())
-        self._hash = xxhash.xxh3_64()
-
-
 def _run_of_one(document: Document | tuple[int, Tokens]) -> Run:
     key, tokens, counts = Document(*document)
     return Run(np.array([key], np.uint64), np.array([len(tokens)], np.int64), tokens, counts)
@@ -280,41 +385,10 @@ def _ranges(starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]) -> np
     return np.repeat(starts - before, lengths) + np.arange(lengths.sum())
 
 
-def _read_footer(path: Path) -> tuple[dict[str, Any], int, str]:
-    try:
-        size = path.stat().st_size
-        with open(path, "rb") as file:
-            file.seek(max(0, size - _TRAILER.size))
-            length, checksum, magic = _TRAILER.unpack(file.read(_TRAILER.size))
-            start = size - _TRAILER.size - length
-            if magic != _MAGIC or start < 0:
-                raise _damaged(path, "it does not end as a shard ends")
-            file.seek(start)
-            body = file.read(length)
-    except FileNotFoundError:
-        raise DataError(f"{path}: this shard is missing; {_REMEDY}") from None
-    except struct.error:
-        raise _damaged(path, f"it is only {size} bytes long") from None
-    except PermissionError as error:
-        raise DataError(f"{path}: cannot be read: {error.strerror}; check its permissions") from None
-    if xxhash.xxh3_64_intdigest(body) != checksum:
-        raise _damaged(path, "its footer is not what was written")
-    footer = upgraded(json.loads(body), path=path, what="shard", current=FORMAT, upgrades={1: _from_1})
-    if footer["kind"] != "tokens":
-        raise DataError(f"{path}: this shard holds {footer['kind']}, not tokens")
-    written = max(end for _, end in footer["sections"].values())
-    if written != start:
-        raise _damaged(path, f"{start} bytes precede its footer, {written} were written")
-    return footer, start, f"{checksum:016x}"
-
-
-def _from_1(footer: dict[str, Any]) -> dict[str, Any]:
-    """Format 2 adds sections that may be absent, and who made the tokens."""
-    return {**footer, "encoder": ""}
-
-
-_REMEDY = "delete its folder and run `ropewalk prepare` again, or restore it from a copy"
-
-
-def _damaged(path: Path, why: str) -> DataError:
-    return DataError(f"{path}: damaged shard: {why}; {_REMEDY}")
+def _numbered(documents: range, keys: npt.NDArray[np.uint64]) -> str:
+    """Documents in words, with the keys of the first few."""
+    names = ", ".join(f"{int(key):016x}" for key in keys[documents.start : min(documents.stop, documents.start + 3)])
+    more = ", ..." if len(documents) > 3 else ""
+    if len(documents) == 1:
+        return f"document {documents.start}, key {names}"
+    return f"documents {documents.start} to {documents.stop - 1}, keys {names}{more}"

@@ -86,10 +86,14 @@ class Schedule:
 class Share:
     """A source's part in a mixture."""
 
-    source: str
+    source: Annotated[str, CONTINUES]
     """Name of a source of the corpus."""
-    weight: Annotated[float, Range(above=0)] = 1.0
+    weight: Annotated[float, Range(least=0), CONTINUES] = 1.0
     """Share of the rows, before normalisation."""
+    end_weight: Annotated[float, Range(least=0), CONTINUES] | None = None
+    """Share of the rows at the end of the phase; the shares move there along a straight line. Not set: `weight`."""
+    most_epochs: Annotated[float, Range(above=0), CONTINUES] | None = None
+    """How often the source is read at most; the others share its rows from then on. Not set: without end."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -143,7 +147,7 @@ class Phase:
     """As `train.length_ramp`, over the first steps of this phase."""
     schedule: Schedule | None = None
     """Learning rate by step of the phase, a whole table of its own; not set: `train.schedule`."""
-    mixture: tuple[Share, ...] = ()
+    mixture: Annotated[tuple[Share, ...], CONTINUES] = ()
     """Which sources it reads, and how much of each; not set: `train.mixture`."""
     frozen: tuple[str, ...] | None = None
     """Parameters that stay as they are; not set: `train.frozen`."""
@@ -205,9 +209,10 @@ class Train:
     """The optimizer."""
     schedule: Schedule = field(default_factory=Schedule)
     """The learning rate by step."""
-    mixture: tuple[Share, ...] = ()
+    mixture: Annotated[tuple[Share, ...], CONTINUES] = ()
     """Which sources are read, and how much of each: `mixture = [{source = "code", weight = 2.0}]`. Not set: all of
-    them, by `prepare.sources.weight`."""
+    them, by `prepare.sources.weight`. May be changed in the middle of a run: the new shares hold from the next step on,
+    no row is repeated or lost."""
     frozen: tuple[str, ...] = ()
     """Parameters that stay as they are: parts as `embedding` or `blocks.2`, ranges as `blocks.0-3`, patterns as
     `*norm*`."""
@@ -257,12 +262,26 @@ class Train:
             yield from _check_phase(schedule, phase.steps, rows, ramp, f"phases.{index}." if phase.schedule else "")
             if index and phase.lora and not phase.start_from and self.phases[index - 1].lora not in (None, phase.lora):
                 yield f"phases.{index}.lora", "adapters of another shape follow; put a phase without between them"
+        mixtures = {"mixture": self.mixture} | {
+            f"phases.{i}.mixture": phase.mixture for i, phase in enumerate(self.phases)
+        }
+        for key, mixture in mixtures.items():
+            for kind, weights in _weights(mixture).items():
+                if mixture and not any(weights.values()):
+                    yield key, f"no source has a share of the rows at the {kind}; give one a weight above 0"
         shapes = {phase.schedule.shape for phase in self.phases if phase.schedule} | {self.schedule.shape}
         if not self.validate_every_steps:
             if "adaptive" in shapes:
                 yield "validate_every_steps", "the schedule `adaptive` needs validations; set the steps between them"
             if self.early_stop:
                 yield "validate_every_steps", "early stopping needs validations; set the steps between them"
+
+
+def _weights(mixture: tuple[Share, ...]) -> dict[str, dict[str, float]]:
+    """The weights of the sources at the beginning and at the end of a phase."""
+    begin = {share.source: share.weight for share in mixture}
+    end = {share.source: share.weight if share.end_weight is None else share.end_weight for share in mixture}
+    return {"beginning": begin, "end": end}
 
 
 def _check_phase(

@@ -8,6 +8,7 @@ import torch
 
 from ropewalk.base.errors import RunConflict
 from ropewalk.checkpoint.tensors import State
+from ropewalk.load.stalls import Stalls
 from ropewalk.parallel.executor import Points
 
 from .keeping import Keeper
@@ -18,8 +19,11 @@ from .settings import Settings
 class Course:
     """How far a run has come, and the phase that is at work."""
 
-    def __init__(self, settings: Settings, keeper: Keeper, *, device: torch.device, points: Points) -> None:
+    def __init__(
+        self, settings: Settings, keeper: Keeper, *, device: torch.device, points: Points, stalls: Stalls
+    ) -> None:
         self._settings, self._keeper, self._device, self._points = settings, keeper, device, points
+        self._stalls = stalls
         # Every phase reads the same files: once is enough.
         self._verifies = settings.load.verify == "open"
         self.at = Position()
@@ -61,8 +65,16 @@ class Course:
         self.close()
         if index == len(self._settings.phases):
             return
-        running = Running(self._settings, index, device=self._device, points=self._points, verify=self._verifies)
-        self._verifies = False
+        running = Running(
+            self._settings,
+            index,
+            device=self._device,
+            points=self._points,
+            verify=self._verifies,
+            stalls=self._stalls,
+        )
+        # What is to be skipped has to be known by every phase.
+        self._verifies = self._verifies and self._settings.load.on_damage == "skip"
         self.running = running
         if inside:
             running.resume(inside)

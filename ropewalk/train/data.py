@@ -5,10 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from ropewalk.base.errors import DataError
 from ropewalk.checkpoint.format import checksum
 from ropewalk.load.batch import Batch
 from ropewalk.load.loader import Loader, bytes_per_token, held_out_rows
+from ropewalk.load.mixture import Mixture
+from ropewalk.load.stalls import Stalls
 from ropewalk.store.manifest import TokenizerEntry, read_manifest
 
 from .phases import PhaseSpec
@@ -29,21 +33,30 @@ class Data:
     """Name of the chat template, empty without."""
 
 
-def open_data(settings: Settings, phase: PhaseSpec, *, verify: bool, pin: bool) -> Data:
-    """The data of a phase; `verify` reads all of it once, `pin` puts batches into page-locked memory, for a GPU."""
+def open_data(
+    settings: Settings, phase: PhaseSpec, *, verify: bool, device: torch.device, stalls: Stalls | None = None
+) -> Data:
+    """The data of a phase, batches on `device`; `verify` reads all of it once, `stalls` counts the waiting."""
     manifest = read_manifest(settings.data)
-    mixture = {share.source: share.weight for share in phase.mixture} or None
     length = phase.sequence_length
-    sources = tuple(mixture) if mixture else None
+    sources = tuple(share.source for share in phase.mixture) or None
     return Data(
         loader=Loader(
             settings.data,
             sequence_length=length,
             batch_rows=phase.batch_rows,
             seed=phase.seed(settings.seed),
-            mixture=mixture,
+            mixture=mixture_of(phase),
+            packing=settings.load.packing,
+            shuffle=settings.load.shuffle,
             verify=verify,
-            pin=pin,
+            on_damage=settings.load.on_damage,
+            device=device,
+            threads=settings.load.threads,
+            ahead_bytes=settings.load.ahead_bytes,
+            remote=settings.load.remote,
+            cache=settings.load.cache,
+            stalls=stalls,
         ),
         tokenizer=_read_tokenizer(settings.data, manifest.tokenizer),
         chat=manifest.tokenizer.chat,
@@ -53,9 +66,23 @@ def open_data(settings: Settings, phase: PhaseSpec, *, verify: bool, pin: bool) 
             rows=settings.train.validate_rows,
             sources=sources,
             verify=verify,
+            on_damage=settings.load.on_damage,
         ),
         bytes_per_token=bytes_per_token(manifest, "validation", sources=sources),
     )
+
+
+def mixture_of(phase: PhaseSpec) -> Mixture | None:
+    """The shares of the sources over the rows of a phase; None: as the corpus says."""
+    if not phase.mixture:
+        return None
+    begin = {share.source: share.weight for share in phase.mixture}
+    end = {share.source: share.end_weight for share in phase.mixture if share.end_weight is not None}
+    most = {share.source: share.most_epochs for share in phase.mixture if share.most_epochs is not None}
+    if not end:
+        return Mixture.constant(begin, most_epochs=most)
+    rows = phase.tokens(phase.steps) // phase.sequence_length
+    return Mixture.linear(begin, begin | end, rows, most_epochs=most)
 
 
 def _read_tokenizer(folder: Path, entry: TokenizerEntry) -> bytes:

@@ -17,6 +17,7 @@ from ropewalk.base.files import point
 from ropewalk.base.progress import Progress, Silent, duration
 from ropewalk.config.ranks import ranks
 from ropewalk.load.batch import Batch
+from ropewalk.load.expected import Expected
 from ropewalk.parallel.compat import deterministic, version_warning
 from ropewalk.parallel.executor import Points
 from ropewalk.parallel.labels import label
@@ -31,6 +32,7 @@ from .layers import LayerWatch
 from .metrics import Meter, all_finite, line
 from .peak import peak_flops
 from .phase import Running
+from .reading import ReadingWatch
 from .settings import Settings, read_settings
 
 
@@ -63,7 +65,8 @@ class Trainer:
         )
         self._policy = Policy(settings.train.guard)
         points = Points(on_gradients=[self._on_gradients])
-        self._course = Course(settings, self._keeper, device=self._device, points=points)
+        self._reading = ReadingWatch(self._events, say=progress.say, warn=self._warn, adapt=settings.load.adapt)
+        self._course = Course(settings, self._keeper, device=self._device, points=points, stalls=self._reading.stalls)
         self.interrupt = Interrupt()
 
     def train(self) -> dict[str, float]:
@@ -92,7 +95,7 @@ class Trainer:
             lr = running.learning_rate(at.phase_step)
             with self._layers.watching(running.executor, step=at.step + 1), deterministic(self._device):
                 result = running.executor.step(batch, lr=lr)
-            self._meter.add(result, tokens=batch.tokens.numel(), flops=running.flops(at.phase_step))
+            self._meter.add(result, tokens=running.data.loader.filled, flops=running.flops(at.phase_step))
             at.phase_step, at.step, at.tokens = at.phase_step + 1, at.step + 1, at.tokens + batch.tokens.numel()
             point(f"train.step:{at.step}")
             for hook in self._hooks:
@@ -121,7 +124,7 @@ class Trainer:
     def _log(self, lr: float) -> None:
         at = self._course.at
         self._look_for_anomalies()
-        record = self._meter.read(at.step, tokens=at.tokens, lr=lr)
+        record = self._meter.read(at.step, tokens=at.tokens, lr=lr) | self._reading.read(at.step)
         self._events.write("step", phase=at.phase, **record)
         self._progress.advance(at.step, line(record, steps=self._settings.planned.steps))
         for hook in self._hooks:
@@ -138,6 +141,7 @@ class Trainer:
         seconds = time.perf_counter() - start
         self._events.write("validation", step=step, loss=loss, bits_per_byte=bits_per_byte, seconds=seconds)
         self._progress.say(f"step {step}: validation loss {loss:.4f}, {bits_per_byte:.3f} bits per byte")
+        self._expect_again(self._settings.train.validate_every_steps, seconds)
         for hook in self._hooks:
             hook.on_validation(step, loss)
         if running.plateau.observe(loss):
@@ -166,8 +170,16 @@ class Trainer:
         path = self._keeper.save(state)
         size = sum(file.stat().st_size for file in path.iterdir())
         self._events.write("saved", step=state.step, path=str(path), seconds=time.perf_counter() - start, bytes=size)
+        self._expect_again(self._settings.checkpoint.save_every_steps, time.perf_counter() - start)
         for hook in self._hooks:
             hook.after_save(state.step, str(path))
+
+    def _expect_again(self, every_steps: int, seconds: float) -> None:
+        """Tells the loader that the steps pause for as long again, `every_steps` from now: it reads on meanwhile."""
+        running, done = self._course.running, self._course.at.phase_step
+        if running and every_steps:
+            rows = sum(running.phase.rows(step) for step in range(done, done + every_steps))
+            running.data.loader.expect(Expected(kind="evaluation", at=rows, seconds=seconds))
 
     def _look_for_anomalies(self) -> None:
         """Tells what went wrong since the last look, and does what the guard says."""
@@ -216,6 +228,7 @@ class Trainer:
                 self._progress.say(f"phase {phase.name}: {phase.steps} steps of rows of {phase.sequence_length} tokens")
         for hook in self._hooks:
             hook.before_phase(phase.index, phase.name)
+        self._reading.enter(running.data.loader, step=at.step)
         self._meter.restart()
 
     def _begin(self) -> None:

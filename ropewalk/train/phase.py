@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ropewalk.checkpoint.tensors import State
+from ropewalk.load.stalls import Stalls
 from ropewalk.model.decoder import build
 from ropewalk.model.spec import Spec
 from ropewalk.parallel.apply import apply
@@ -42,12 +43,21 @@ class Position:
 class Running:
     """One phase with its state on the device."""
 
-    def __init__(self, settings: Settings, index: int, *, device: torch.device, points: Points, verify: bool) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        index: int,
+        *,
+        device: torch.device,
+        points: Points,
+        verify: bool,
+        stalls: Stalls | None = None,
+    ) -> None:
         self.phase: PhaseSpec = settings.phases[index]
         self.planned: PhasePlan = settings.planned.phases[index]
         self.spec = settings.model(index)
         self.seed = self.phase.seed(settings.seed)
-        self.data: Data = open_data(settings, self.phase, verify=verify, pin=device.type == "cuda")
+        self.data: Data = open_data(settings, self.phase, verify=verify, device=device, stalls=stalls)
         self.executor: Executor = apply(
             self.planned.plan,
             build(self.spec, seed=settings.seed, device=device),

@@ -72,7 +72,7 @@ def test_all_mistakes_are_told_at_once(tiny: Path, call: Call) -> None:
 
 def test_a_recipe_without_sources_says_what_to_add(tiny: Path, call: Call) -> None:
     (tiny / "empty.toml").write_text('name = "empty"\n')
-    refused(call("run", "empty.toml"), "empty.toml", "`prepare` is missing")
+    refused(call("run", "empty.toml"), "`prepare.sources`", "add a [[prepare.sources]] table", "[[load.corpus]]")
 
 
 def test_a_recipe_that_is_not_there_suggests_one_that_is(tiny: Path, call: Call) -> None:
@@ -166,7 +166,7 @@ def test_a_damaged_checkpoint_is_named_and_an_older_one_is_used(trained: Path, c
 def test_a_manifest_of_a_newer_version_asks_for_an_upgrade(tiny: Path, call: Call) -> None:
     assert call("prepare", "tiny.toml").status == 0
     manifest = next((tiny / "prepared").rglob("manifest.json"))
-    edit(manifest, '"format": 1', '"format": 99')
+    edit(manifest, '"format": 2', '"format": 99')
     refused(call("train", "tiny.toml"), "manifest.json", "format 99", "upgrade ropewalk")
 
 

@@ -45,6 +45,7 @@ def values(call: Call, *arguments: str) -> dict:
         ["checkpoint", "list", RUN],
         ["checkpoint", "show", RUN],
         ["checkpoint", "verify", RUN],
+        ["doctor", "data", "tiny.toml"],
         ["monitor", RUN],
         ["report", RUN],
         ["recipe", "check", "tiny.toml"],

@@ -148,11 +148,12 @@ def test_no_text_whatever_raises_anything_but_config_errors(text: str) -> None:
 
 
 def test_missing_keys_are_explained_with_type_and_documentation(problems_of: ProblemsOf) -> None:
-    first, second = problems_of(lambda: parse(Recipe, "seed = 1", "r.toml"))
+    (first,) = problems_of(lambda: parse(Recipe, "seed = 1", "r.toml"))
     assert first.startswith("r.toml: `name` is missing; add `name = ...` (text): Name of the run")
-    assert second.startswith("r.toml: `prepare` is missing; add [prepare]: Raw files")
+    (second,) = problems_of(lambda: parse(Recipe, "name = 'x'\n[[prepare.sources]]\nname = 'a'", "r.toml"))
+    assert second.startswith("r.toml:2: `prepare.sources.0.paths` is missing; add `paths = ...`")
     (third,) = problems_of(lambda: parse(Recipe, "name = 'x'\n[prepare]\nworkers = 1", "r.toml"))
-    assert third.startswith("r.toml:2: `prepare.sources` is missing; add [[prepare.sources]]: Where documents")
+    assert "`prepare.sources`: there is none; add a [[prepare.sources]] table" in third
 
 
 def test_the_recipes_own_contradictions_are_found(smallest: str, problems_of: ProblemsOf) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +16,8 @@ from hypothesis import strategies as st
 from ropewalk.base.errors import DataError
 from ropewalk.load.batch import Batch
 from ropewalk.load.loader import Loader, held_out_rows
+from ropewalk.load.mixture import Mixture
+from ropewalk.load.order import Order, Rows
 from ropewalk.store.manifest import read_manifest, write_manifest
 from ropewalk.store.shards import Document, write_shard
 from tests.tiny import write_corpus, write_prepared
@@ -37,12 +41,12 @@ def numbered(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[list[
     return folder, documents
 
 
-def loader(folder: Path, **changes: int) -> Loader:
-    arguments = {"sequence_length": LENGTH, "batch_rows": 8, "seed": 4, **changes}
-    return Loader(folder, **arguments)  # type: ignore[arg-type]
+def loader(folder: Path, **changes: Any) -> Loader:
+    arguments: dict[str, Any] = {"sequence_length": LENGTH, "batch_rows": 8, "seed": 4, **changes}
+    return Loader(folder, **arguments)
 
 
-def same(left: Batch, right: Batch) -> bool:
+def same_batch(left: Batch, right: Batch) -> bool:
     names = ("tokens", "targets", "weight", "positions", "documents")
     return all(torch.equal(getattr(left, name), getattr(right, name)) for name in names)
 
@@ -64,9 +68,9 @@ def test_resume_at_any_row_yields_the_same_batches_of_any_size(corpus: Path, sto
     second.seek(first.state())
     row = stop
     for rows in sizes:
-        assert same(second.next(rows), straight.batch(row, rows))
+        assert same_batch(second.next(rows), straight.batch(row, rows))
         row += rows
-    assert second.state() == {"row": row}
+    assert second.state()["row"] == row
     for each in (straight, first, second):
         each.close()
 
@@ -101,19 +105,71 @@ def test_positions_count_from_zero_and_every_target_weighs_one(corpus: Path) -> 
 
 def test_an_error_of_the_reading_thread_reaches_the_caller(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     reader = loader(corpus)
-    read = Loader.batch
+    read = Order.rows
 
-    def failing(self: Loader, first: int, rows: int) -> Batch:
-        if first == 16:
+    def failing(self: Order, first: int, count: int, *, stride: int = 1) -> Rows:
+        if first <= 16 < first + count:
             raise OSError("the disk went away")
-        return read(self, first, rows)
+        return read(self, first, count, stride=stride)
 
-    monkeypatch.setattr(Loader, "batch", failing)
+    monkeypatch.setattr(Order, "rows", failing)
     reader.next()
     reader.next()
     with pytest.raises(OSError, match="the disk went away"):
         reader.next()
-    assert reader.state() == {"row": 16}
+    assert reader.state()["row"] == 16
+    reader.close()
+
+
+def test_the_state_is_readable_and_says_what_was_read(corpus: Path) -> None:
+    reader = loader(corpus)
+    for rows in (2, 2, 8):
+        reader.next(rows)
+    reader.skip(8)
+    reader.next()
+    assert reader.state() == {
+        "step": 4,
+        "row": 28,
+        "batches": [[0, 0, 2], [2, 4, 8], [3, 20, 8]],
+        "skipped": [[12, 20]],
+        "mixtures": [{"row": 0, "weights": {"notes": 1.0, "code": 0.5}}],
+        "order": reader.order.identity(),
+    }
+    assert json.loads(json.dumps(reader.state())) == reader.state()
+    reader.close()
+
+
+def test_a_state_of_another_order_is_refused_with_the_difference(corpus: Path) -> None:
+    reader, other = loader(corpus), loader(corpus, sequence_length=16)
+    with pytest.raises(DataError, match="sequence_length was 16, now is 8"):
+        reader.seek(other.state())
+    for each in (reader, other):
+        each.close()
+
+
+def test_a_mixture_changed_on_the_way_is_known_by_its_row(corpus: Path) -> None:
+    first, same, changed = loader(corpus), loader(corpus), loader(corpus, mixture={"code": 1.0})
+    first.next()
+    for each in (same, changed):
+        each.seek(first.state())
+    assert (same.mixture_changed_at, changed.mixture_changed_at) == (None, 8)
+    assert [entry["row"] for entry in changed.state()["mixtures"]] == [0, 8]
+    again = loader(corpus, mixture={"code": 1.0})
+    changed.next()
+    again.seek(changed.state())
+    assert again.mixture_changed_at is None
+    assert same_batch(again.next(), changed.next())
+    for each in (first, same, changed, again):
+        each.close()
+
+
+def test_reading_beyond_the_last_row_of_the_sources_is_an_error_of_the_step_that_does(corpus: Path) -> None:
+    reader = loader(corpus, mixture=Mixture.constant({"notes": 1.0}, most_epochs={"notes": 1.0}))
+    rows = reader.order.source_rows["notes"]
+    for _ in range(rows // 8):
+        reader.next()
+    with pytest.raises(DataError, match=f"the sources have only {rows} rows"):
+        reader.next()
     reader.close()
 
 
@@ -161,7 +217,7 @@ def test_a_corpus_without_training_tokens_says_so(tmp_path: Path) -> None:
 def test_held_out_rows_are_the_same_every_time_and_from_every_source(corpus: Path) -> None:
     first, second = (held_out_rows(corpus, sequence_length=LENGTH, rows=6) for _ in range(2))
     everything = held_out_rows(corpus, sequence_length=LENGTH, rows=10_000)
-    assert same(first, second)
+    assert same_batch(first, second)
     assert len(first) == 6
     assert {tuple(row) for row in first.tokens.tolist()} <= {tuple(row) for row in everything.tokens.tolist()}
 

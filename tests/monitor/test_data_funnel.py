@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ropewalk.base.errors import DataError
-from ropewalk.monitor.funnel import Flow, read_flow
+from ropewalk.monitor.corpus import funnel_figures
+from ropewalk.monitor.funnel import SMALL, Flow, gather_small, read_flow
 from ropewalk.monitor.run import read_run
 from ropewalk.monitor.sankey import draw_flow
 
@@ -105,3 +106,28 @@ def test_labels_of_removed_documents_do_not_overlap(run: Path) -> None:
     for x in {x for x, _ in at}:
         heights = sorted(float(y) for other, y in at if other == x)
         assert all(b - a >= 14 for a, b in itertools.pairwise(heights))
+
+
+@given(manifests(), st.sampled_from(["documents", "bytes"]))
+def test_rules_joined_for_the_drawing_lose_no_document_and_are_each_small(
+    manifest: dict[str, Any], measure: str
+) -> None:
+    flow = read_flow(manifest)
+    drawn, small = gather_small(flow, measure)
+    assert_conserved(drawn, measure)
+    corpus = sum(getattr(node, measure) for node in flow.nodes if node.kind == "source")
+    assert all(0 < getattr(node, measure) < SMALL * corpus for node in small)
+    gone = {node.key for node in flow.nodes} - {node.key for node in drawn.nodes}
+    assert gone == {node.key for node in small}
+
+
+def test_forty_rules_are_a_low_drawing_with_the_small_ones_in_a_table() -> None:
+    removed = {"large": 3000} | {f"rule_{number}": number + 1 for number in range(39)}
+    kept = 20_000
+    step = {"step": "filter", "documents_in": kept + sum(removed.values()), "documents_out": kept}
+    step |= {"bytes_in": 0, "bytes_out": 0, "removed": removed}
+    manifest = {"sources": [{"name": "books", "domain": "x", "weight": 1.0, "steps": [step]}], "shards": []}
+    drawing, table = str(draw_flow(gather_small(read_flow(manifest), "documents")[0])), str(funnel_figures(manifest)[0])
+    assert float(drawing.split('viewBox="0 0 ')[1].split()[1].rstrip('">')) < 500
+    assert "other rules (39)" in drawing
+    assert all(f"rule_{number}" in table for number in range(39))

@@ -18,7 +18,8 @@ from ropewalk.prepare import bpe
 from ropewalk.prepare import tokenizer as tokenizers
 from ropewalk.prepare.byte_level import byte_letters
 from ropewalk.prepare.encoders import HARD
-from ropewalk.prepare.kernels.bpe import PIECE_LIMIT, UNKNOWN, Tables
+from ropewalk.prepare.kernels.bpe import LONG_BYTES, PIECE_LIMIT, SHORT_BYTES
+from ropewalk.prepare.kernels.merges import UNKNOWN, Tables
 
 LETTERS = byte_letters()
 SIGNS = [
@@ -187,3 +188,13 @@ def test_a_tokenizer_of_another_kind_is_refused_with_the_reason(changes: dict[st
     refusal = bpe.tables_of(changed(**changes))
     assert isinstance(refusal, str)
     assert why in refusal
+
+
+@pytest.mark.parametrize("length", [1, SHORT_BYTES, SHORT_BYTES + 1, LONG_BYTES, LONG_BYTES + 1, PIECE_LIMIT])
+def test_pieces_of_every_length_are_encoded_alike_when_they_come_back(length: int) -> None:
+    draw = random.Random(length)
+    texts = ["".join(draw.choices("abstlA", k=length)) + " a" * 80 for _ in range(20)]
+    texts += [" " * length + "a" + " a" * 80, "\n" + " " * length + "b" + " a" * 80, "-" * length + " a" * 80]
+    for tokenizer, encoder in RANDOM:
+        wanted = [expected(tokenizer, text) for text in texts]
+        assert documents(encoder, texts) == documents(encoder, texts) == wanted

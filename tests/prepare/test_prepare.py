@@ -192,6 +192,18 @@ def test_a_given_tokenizer_is_used_as_it_is(settings: Prepare) -> None:
     assert again.manifest.shards == first.manifest.shards
 
 
+def test_compressed_shards_hold_the_same_documents(settings: Prepare) -> None:
+    plain = prepare(settings, seed=1)
+    packed = prepare(dataclasses.replace(settings, compress="zstd"), seed=1)
+    assert plain.folder != packed.folder
+    for one, two in zip(plain.manifest.shards, packed.manifest.shards, strict=True):
+        assert (one.file, one.documents, one.tokens, two.compression) == (two.file, two.documents, two.tokens, "zstd")
+        first, second = Shard(plain.folder / one.file), Shard(packed.folder / two.file, checksum=two.checksum)
+        second.verify()
+        assert first.tokens.tolist() == second.tokens.tolist()
+        assert first.offsets.tolist() == second.offsets.tolist()
+
+
 def test_two_writers_do_not_meet(settings: Prepare) -> None:
     folder = Path(settings.folder) / plan_inputs(settings, seed=1).hash
     with locked(folder), pytest.raises(RunConflict):

@@ -145,9 +145,15 @@ def _neutral(name: str) -> float:
     return 1.0 if name.startswith("max_") and name.endswith("_share") else 0
 
 
-def test_five_rules_are_asked_when_the_recipe_names_none() -> None:
-    assert [rule.name for rule in rules(Filter())] == list(OFF)
+def test_simple_rules_are_asked_when_the_recipe_names_none_but_that_of_line_lengths() -> None:
+    assert [rule.name for rule in rules(Filter())] == [name for name in OFF if name != "max_mean_line_length"]
+    assert [rule.name for rule in rules(Filter(max_mean_line_length=100.0))] == list(OFF)
     assert rules(Filter(**OFF)) == ()
+
+
+def test_a_book_whose_chapters_are_lines_is_kept() -> None:
+    chapter = "The ropewalk was a quarter of a mile long, and the strands were laid in it. " * 200
+    assert verdicts([f"{chapter}\n{chapter[::-1]}\n"], Filter()).kept.tolist() == [True]
 
 
 def test_without_rules_everything_stays() -> None:
@@ -169,6 +175,7 @@ def test_the_first_rule_broken_is_the_one_recorded_and_the_others_are_known() ->
 def test_every_rule_of_every_table_names_a_setting_and_compares_a_column_that_is_measured() -> None:
     every = dataclasses.replace(
         ALL,
+        max_mean_line_length=100.0,
         language=Language(keep=("en",)),
         urls=Urls(domains=("a",), words=("a",), soft_words=("a",), parts=("a",)),
         words=WordList(files=("a",), max_share=0.5),

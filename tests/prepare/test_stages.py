@@ -12,11 +12,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from ropewalk.prepare import build, chunks, screen
-from ropewalk.prepare.config import Gopher, Near, Prepare, Substring, Tokenizer
+from ropewalk.prepare import build, chunks, measures, pipeline, screen
+from ropewalk.prepare.config import Gopher, Language, Near, Prepare, Substring, Tokenizer
 from ropewalk.prepare.cuts import Spans
-from ropewalk.prepare.decide import near, state
-from ropewalk.prepare.pipeline import prepare
+from ropewalk.prepare.decide import near, state, substring
+from ropewalk.prepare.pipeline import plan_inputs, prepare
 from ropewalk.prepare.stages import batch_writer, drop, filled, key_of, read_batches, read_table, sharing
 from ropewalk.prepare.texts import LAYER, Texts, layer_batch, read_texts
 
@@ -84,6 +84,26 @@ def test_only_what_depends_on_a_changed_setting_is_done_again(settings: Prepare,
     assert done() == ["sketch"]
     prepare(changed(settings, substring=Substring(action="remove", length=30)), seed=1)
     assert not {"read_records", "measure", "sketch"} & set(done())
+
+
+def test_another_definition_of_words_measures_again_under_another_name(settings: Prepare, done, monkeypatch) -> None:
+    first = prepare(settings, seed=1)
+    done()
+    for module in (chunks, pipeline, substring):
+        monkeypatch.setattr(module, "WORDS_ID", "words-0")
+    second = prepare(settings, seed=1)
+    assert second.folder != first.folder
+    assert done() == ["measure"]
+
+
+def test_another_model_of_languages_measures_again_under_another_name(settings: Prepare, done, monkeypatch) -> None:
+    settings = changed(settings, filter=dataclasses.replace(settings.filter, language=Language(keep=("en", "zh"))))
+    first = plan_inputs(settings, seed=1).hash
+    before = measures.measuring(settings.filter)
+    for module in (measures, pipeline):
+        monkeypatch.setattr(module, "language_id", lambda: "another")
+    assert plan_inputs(settings, seed=1).hash != first
+    assert measures.measuring(settings.filter) != before
 
 
 def test_a_new_file_among_many_is_read_with_its_neighbours_alone(settings: Prepare, monkeypatch) -> None:

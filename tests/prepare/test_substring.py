@@ -26,7 +26,7 @@ from ropewalk.prepare.kernels import minimizers, suffix
 from ropewalk.prepare.substring import copies, match, sift, spans
 from ropewalk.prepare.substring.corpus import read_texts
 from ropewalk.prepare.substring.find import find_repeats
-from ropewalk.prepare.substring.spans import Repeats, join, remove
+from ropewalk.prepare.substring.spans import Repeats, join
 from ropewalk.prepare.workers import Workers
 
 
@@ -105,8 +105,6 @@ def check_laws(texts: list[str], found: Repeats, *, unit: str, length: int) -> N
     assert tiled == [sorted(places) for places in expected]
     assert found.documents["bytes"].to_pylist() == [len(text) for text in data]
     assert found.documents["repeated_bytes"].to_pylist() == [len(places) for places in expected]
-    left = [bytes(b for i, b in enumerate(text) if i not in gone) for text, gone in zip(data, expected, strict=True)]
-    assert remove(pa.array(texts, pa.large_string()), found.spans).to_pylist() == [text.decode() for text in left]
 
 
 UNITS = {"bytes": 16, "words": 6}
@@ -240,18 +238,8 @@ def test_a_pointer_leads_to_text_that_stays_even_where_the_first_occurrence_went
 
 def test_a_run_of_one_character_keeps_its_first_window() -> None:
     found = find(["-" * 1000], length=200)
-    assert remove(pa.array(["-" * 1000], pa.large_string()), found.spans).to_pylist() == ["-" * 200]
-    assert len(found.spans) == 4
-
-
-def test_the_spans_of_a_chunk_cut_its_slice_of_the_texts() -> None:
-    texts = planted(9)
-    found = find(texts, length=16)
-    column = pa.array(texts, pa.large_string())
-    whole = remove(column, found.spans).to_pylist()
-    cuts = [0, 1, 1, 17, len(texts)]
-    pieces = [remove(column.slice(a, b - a), found.of(a, b - a)).to_pylist() for a, b in itertools.pairwise(cuts)]
-    assert list(itertools.chain.from_iterable(pieces)) == whole
+    starts, stops = found.spans["start"].to_pylist(), found.spans["stop"].to_pylist()
+    assert list(zip(starts, stops, strict=True)) == [(200, 400), (400, 600), (600, 800), (800, 1000)]
 
 
 def test_a_mask_joins_spans_that_touch() -> None:
@@ -259,17 +247,6 @@ def test_a_mask_joins_spans_that_touch() -> None:
     rows = [tuple(row.values()) for row in join(table).to_pylist()]
     assert rows == [(0, 0, 8), (0, 9, 12), (1, 9, 12)]
     assert len(join(table.slice(0, 0))) == 0
-
-
-def test_sums_by_source_and_documents_that_are_left_too_short() -> None:
-    line = "".join(random.Random(10).choices("abcdefgh ", k=100))
-    found = find([line, line + "rest", "other text", line], length=50)
-    rows = found.shares(pa.array(["b", "a", "a", "a"])).to_pylist()
-    columns = ["source", "documents", "bytes", "repeated_documents", "repeated_bytes", "repeated_share"]
-    assert [list(row) for row in rows] == [columns] * 2
-    assert [tuple(row.values()) for row in rows] == [("a", 3, 214, 2, 200, 200 / 214), ("b", 1, 100, 0, 0, 0.0)]
-    assert found.short(4).tolist() == [3]
-    assert found.short(5).tolist() == [1, 3]
 
 
 @given(st.lists(st.binary(max_size=40), max_size=60), st.sampled_from([b"", b"same", bytes(30)]))

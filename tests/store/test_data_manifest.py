@@ -64,6 +64,15 @@ def test_a_manifest_is_read_back_as_written(tmp_path: Path) -> None:
     assert read_manifest(tmp_path) == MANIFEST
 
 
+def test_a_manifest_of_format_1_has_plain_token_shards(tmp_path: Path) -> None:
+    path = write_manifest(tmp_path, MANIFEST)
+    tree = json.loads(path.read_text()) | {"format": 1}
+    for shard in tree["shards"]:
+        del shard["kind"], shard["compression"]
+    path.write_text(json.dumps(tree))
+    assert read_manifest(tmp_path) == MANIFEST
+
+
 def test_shards_are_chosen_by_split_and_source() -> None:
     assert [MANIFEST.tokens("train"), MANIFEST.tokens("validation")] == [12, 3]
     assert [entry.source for entry in MANIFEST.shards_of("train")] == ["a", "b"]
@@ -90,8 +99,8 @@ def test_counts_that_do_not_add_up_are_refused_before_anything_is_written(
 
 def test_a_newer_format_is_refused(tmp_path: Path) -> None:
     path = write_manifest(tmp_path, MANIFEST)
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"format": 2}))
-    with pytest.raises(DataError, match=r"manifest\.json: this manifest has format 2.*upgrade ropewalk"):
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"format": 3}))
+    with pytest.raises(DataError, match=r"manifest\.json: this manifest has format 3.*upgrade ropewalk"):
         read_manifest(tmp_path)
 
 

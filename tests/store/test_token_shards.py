@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from ropewalk.base.errors import DataError
-from ropewalk.store import shards
+from ropewalk.store import frame
 from ropewalk.store.shards import Run, Shard, TokenType, Written, document_key, token_type, write_runs, write_shard
 
 DTYPES: tuple[TokenType, ...] = ("uint16", "uint32")
@@ -39,7 +39,7 @@ def test_a_shard_gives_back_the_documents_that_were_written(
     dtype, documents = drawn
     path = tmp_path_factory.getbasetemp() / "random.tokens"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(shards, "CHUNK_BYTES", chunk)
+        patch.setattr(frame, "CHUNK_BYTES", chunk)
         written = write_shard(path, iter(documents), dtype=dtype)
     shard = Shard(path, checksum=written.checksum)
     shard.verify()
@@ -137,7 +137,7 @@ def test_a_shard_of_format_1_is_still_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("off", [-1, 0, 1])
 def test_a_payload_around_one_chunk_is_whole(tmp_path: Path, dtype: TokenType, off: int) -> None:
-    length = shards.CHUNK_BYTES // np.dtype(dtype).itemsize + off
+    length = frame.CHUNK_BYTES // np.dtype(dtype).itemsize + off
     write(tmp_path / "a", length, 0, 1, dtype=dtype)
     shard = Shard(tmp_path / "a")
     shard.verify()
@@ -149,7 +149,7 @@ def test_a_payload_around_one_chunk_is_whole(tmp_path: Path, dtype: TokenType, o
 def test_the_last_byte_before_the_footer_is_covered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk: int
 ) -> None:
-    monkeypatch.setattr(shards, "CHUNK_BYTES", chunk)
+    monkeypatch.setattr(frame, "CHUNK_BYTES", chunk)
     write(tmp_path / "a", 32)
     data = bytearray((tmp_path / "a").read_bytes())
     footer = int.from_bytes(data[-24:-16], "little")
@@ -160,7 +160,7 @@ def test_the_last_byte_before_the_footer_is_covered(
 
 
 def test_every_flipped_bit_is_found_and_the_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shards, "CHUNK_BYTES", 128)
+    monkeypatch.setattr(frame, "CHUNK_BYTES", 128)
     path = tmp_path / "small.tokens"
     write(path, 3, 0, 40)
     with open(path, "r+b", buffering=0) as file:
@@ -223,7 +223,7 @@ def with_footer(path: Path, **changes: Any) -> None:
 def test_another_version_or_kind_of_shard_is_refused_by_name(tmp_path: Path) -> None:
     path = tmp_path / "a"
     for changes, words in (
-        ({"format": shards.FORMAT + 1}, "upgrade ropewalk"),
+        ({"format": frame.FORMAT + 1}, "upgrade ropewalk"),
         ({"kind": "images"}, "holds images, not tokens"),
     ):
         write(path, 3)

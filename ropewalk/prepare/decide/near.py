@@ -36,8 +36,9 @@ class NearTask:
     target: Path
 
     @property
-    def done(self) -> bool:
-        return self.target.exists()
+    def made(self) -> tuple[Path, ...]:
+        """What is committed."""
+        return (self.target,)
 
 
 def sketch_chunk(task: NearTask) -> int:

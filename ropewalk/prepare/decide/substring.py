@@ -11,6 +11,7 @@ from ropewalk.base.files import locked
 
 from ..columns import Mask, Rows
 from ..cuts import Spans
+from ..kernels.words import WORDS_ID
 from ..ledger import REPEATS
 from ..stages import key_of
 from ..substring.find import find_repeats
@@ -29,7 +30,8 @@ def apply_repeats(state: State) -> Spans:
     settings = state.settings.substring
     chosen = state.fates.left & ~state.uncut
     names = [chosen_name(texts, wanted) for texts, wanted, _ in state.chunks(chosen)]
-    folder = state.stages / STAGE / key_of(SUBSTRING_VERSION, settings.length, settings.unit, names)
+    folder = state.stages / STAGE / key_of(SUBSTRING_VERSION, WORDS_ID, settings.length, settings.unit, names)
+    state.workers.made.add(folder)
     with locked(folder):
         found = find_repeats(
             _columns(state, chosen), settings=settings, folder=folder, workers=state.workers, progress=state.progress

@@ -1,21 +1,18 @@
 """Byte-level byte-pair encoding of a text column: the pieces of GPT-2's pattern, each merged by rank.
 
-    's|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+
+What makes it fast:
 
-One pass finds the pieces (Radford et al. 2019; the pattern of `ByteLevel` in Hugging Face tokenizers) and encodes each
-before it goes on. What makes it fast:
-
-- A piece starts as characters, not as bytes: one table gives the kind and the token of a character. That is exact
-  unless a token joins a part of one character to another character. Such tokens are rare (15 of 16,000 in a vocabulary
-  trained on English, Chinese and code); where a piece may hold one of them, it starts as bytes.
-- Pairs are looked up behind a bit filter, since most neighbours are no pair that merges.
-- A run of other characters than ASCII is first written down character by character, with next to no branches, and what
-  may merge is marked. In Chinese few pairs are, and most of those merge by themselves.
-- Short pieces of ASCII are remembered. Pieces of other scripts are not: in Chinese they hardly ever come back.
+- Pieces of ASCII are remembered: those of up to 23 bytes and three tokens in a table that is read without a branch that
+  cannot be predicted, others in a second one. 98 % of the pieces of English and code are found in the first.
+- A piece of other characters starts as characters, not as bytes: one table gives the kind and the token of a character.
+  That is exact unless a token joins a part of one character to another character. Such tokens are rare (15 of 16,000 in
+  a vocabulary trained on English, Chinese and code); where a piece may hold one of them, it starts as bytes.
+- A run of other characters than ASCII is first written down character by character, with next to no branches; then a
+  bit filter tells what may merge, since most neighbours are no pair that merges. In Chinese few are, and most of those
+  merge by themselves. These pieces are not remembered: in Chinese they hardly ever come back.
 
 A document with a piece of more than PIECE_LIMIT units is left to the caller, since merging by repeated search is
 quadratic; so is one with a character that this Python's Unicode does not know.
-
 """
 
 from __future__ import annotations
@@ -23,234 +20,210 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from ..columns import Bytes, Offsets
 from .compile import compiled, inlined
-
-Words = npt.NDArray[np.uint64]
-Units = npt.NDArray[np.uint32]
-Out = npt.NDArray[Any]
-
-OTHER, LETTER, NUMBER, SPACE = 0, 1, 2, 3
-"""Kinds of characters."""
-DOUBTFUL, UNKNOWN = 16, 32
-"""Flags of characters: a token may join a part of the character before to this one or to a part of it; the kind is not
-known, so that a document with this character is left to the caller."""
+from .lanes import LANES, trailing_zeros, word_at
+from .merges import (
+    DOUBTFUL,
+    FACTOR,
+    NONE,
+    PART_BITS,
+    TOKEN_BITS,
+    UNKNOWN,
+    Out,
+    Room,
+    Tables,
+    Units,
+    Words,
+    encode_bytes,
+    may_merge,
+    merge,
+    pair,
+)
+from .pattern import SPACE, ascii_piece, decode, mark_starts, marks_behind, may_contract, space_end
 
 PIECE_LIMIT = 256
 RUN_LIMIT = 4 * PIECE_LIMIT
 ROOM = RUN_LIMIT + 8
 """Of what is noted about a run or a piece: characters have four bytes at most."""
-FILTER_BITS = 20
-"""128 KiB: with 16,000 merges 1.5 % of the pairs that do not merge pass, with 50,000 5 %."""
-TOKEN_BITS = 20
-"""Of a token's id."""
-CACHE_BITS = 16
-CACHE_WORDS = 4 << CACHE_BITS
-"""Four words an entry: the bytes of a piece, at most 23, with their number, and up to three tokens of 20 bits."""
-KEY_BYTES = 24
+SPARE = 2
+"""Tokens that may be written behind the last one."""
 
-MERGES, STARTS = 1, 2
-"""Marks of the units of a run: it may merge with the one before; it starts a piece."""
+SHORT_BITS = 16
+SHORT_BYTES, SHORT_TOKENS = 15, 6
+SHORT_WORDS = 8 << SHORT_BITS
+"""Pairs of entries of four words, 4 MiB: the bytes of a piece with their number in two words, and its tokens of 20 bits
+with theirs in two. A pair is a line of the processor's cache."""
+LONG_BITS = 13
+LONG_BYTES, LONG_TOKENS = 128, 32
+LONG_ENTRY = 1 + LONG_BYTES // 8
+"""Words of an entry, 1 MiB in all: how many bytes and tokens a piece has, and its bytes. Its tokens lie apart, in
+another MiB."""
 
-_FACTOR = np.uint64(0x9E3779B97F4A7C15)
-_NONE = np.uint64(0xFFFFFFFFFFFFFFFF)
-
-
-class Tables(NamedTuple):
-    """A vocabulary as the kernel reads it."""
-
-    characters: Units
-    """By code point: value << 6 | UNKNOWN | DOUBTFUL | (tokens - 1) << 2 | kind. The value is the character's token, or
-    the code point where it takes several."""
-    parts: Units
-    """The tokens of each character, four places a code point."""
-    single: Units
-    """The token of each byte."""
-    pairs: Words
-    """Merges by open addressing, the size a power of two: left << 44 | right << 24 | rank; all ones where empty."""
-    merged: Units
-    """The token of each merge, by rank."""
-    filter: Words
-    """One bit for the hash of each merge."""
-    borders: npt.NDArray[np.uint8]
-    """By last byte << 8 | first byte of two characters: whether a token may join a part of one to the other."""
+_LINE_FEED = 10
+_STARTS, _UNIT = np.uint32(1 << 31), np.uint32((1 << 31) - 1)
+_PART, _FLAGS = np.uint64((1 << PART_BITS) - 1), np.uint64(3 * PART_BITS)
+_TOKEN, _COUNT = np.uint64((1 << TOKEN_BITS) - 1), np.uint64(3 * TOKEN_BITS)
 
 
 class Memory(NamedTuple):
     """What the kernel writes on the way."""
 
-    cache: Words
-    ranks: Words
+    short: Words
+    """The pieces that were met, as SHORT_WORDS says; the one used last is the first of its pair."""
+    long: Words
+    """Those that do not fit there, as LONG_ENTRY says."""
+    long_tokens: Units
+    """LONG_TOKENS for each of them."""
+    room: Room
     units: Units
-    marks: npt.NDArray[np.uint8]
+    """Of a run; the highest bit says that a piece starts with it."""
+    places: Offsets
+    """Where they stand in the text; then which of them may merge with the one before."""
+    starts: Words
+    """A bit for each byte of the longest document and one more."""
+    tail: Bytes
 
 
 @compiled
 def encode_column(
-    data: Bytes, words: Words, offsets: Offsets, tables: Tables, memory: Memory, end: int, out: Out, lengths: Offsets
+    data: Bytes, offsets: Offsets, tables: Tables, memory: Memory, end: int, out: Out, lengths: Offsets
 ) -> int:
     """Writes the tokens of every document to `out`, `end` behind each, and their numbers to `lengths`: 0 for a document
-    that is left to the caller. Returns how many were written; `out` has room for a token a byte and one a document.
-
-    `words` is `data` seen as words of eight bytes that begin at every byte.
-    """
+    that is left to the caller. Returns how many were written; `out` has room for a token a byte, one a document and
+    SPARE more."""
     written = 0
     for document in range(len(offsets) - 1):
-        first = written
-        position, stop = offsets[document], offsets[document + 1]
-        while position < stop:
-            count = 0
-            if data[position] >= 0x80:
-                after, count = _encode_run(data, position, stop, tables, memory, out, written)
-            else:
-                after, ascii_only = _ascii_piece(data, position, stop, tables.characters)
-                if ascii_only:
-                    count = _encode_ascii(data, words, position, after, tables, memory, out, written)
-            if count == 0:
-                after, count = _encode_piece(data, position, stop, tables, memory.ranks, out, written)
-            if count == 0:
-                written = first
-                break
-            position = after
+        count = _encode_document(data, offsets[document], offsets[document + 1], tables, memory, out, written)
+        lengths[document] = count
+        if count:
             written += count
-        if position == stop:
-            out[written] = end
-            written += 1
-        lengths[document] = written - first
+            out[written - 1] = end
     return written
 
 
-@compiled
-def find_pieces(data: Bytes, offsets: Offsets, characters: Units, ends: Offsets) -> int:
-    """Writes where each piece of each document ends; how many there are. `characters` needs kinds alone."""
-    found = 0
-    for document in range(len(offsets) - 1):
-        position, stop = offsets[document], offsets[document + 1]
-        while position < stop:
-            position = _piece_end(data, position, stop, characters)
-            ends[found] = position
-            found += 1
-    return found
+@inlined
+def _encode_document(data: Bytes, begin: int, stop: int, tables: Tables, memory: Memory, out: Out, start: int) -> Any:
+    """How many tokens a document has with its end, which is not written; 0 when it is left to the caller."""
+    starts = memory.starts
+    position, written = begin, start
+    block, bits = np.int64(0), np.uint64(0)
+    marks, at_marks = False, False
+    while position < stop:
+        count = 0
+        if data[position] >= 0x80:
+            after, count = _encode_run(data, position, stop, tables, memory, out, written)
+            at_marks = False
+        else:
+            if not marks:
+                mark_starts(data, begin, stop, starts, memory.tail)
+                marks = True
+            if not at_marks:
+                block, bits = marks_behind(starts, position - begin)
+            position, written, block, bits = _copy_known(data, begin, stop, position, block, bits, memory, out, written)
+            while bits == 0:
+                block += 1
+                bits = starts[block]
+            marked = begin + block * LANES + trailing_zeros(bits)
+            bits &= bits - np.uint64(1)
+            after, ascii_only = ascii_piece(data, position, marked, stop, tables.characters)
+            if ascii_only:
+                count = _encode_ascii(data, position, after, tables, memory, out, written)
+            at_marks = ascii_only and after == marked
+        if count == 0:
+            after, count = _encode_piece(data, position, stop, tables, memory.room, out, written)
+            at_marks = False
+        if count == 0:
+            return 0
+        position = after
+        written += count
+    return written - start + 1
 
 
-@compiled
-def fill_merges(left: Units, right: Units, merged: Units, tables: Tables) -> bool:
-    """Enters the merges in order of rank into `pairs`, `merged` and `filter`; False when a pair stands there twice."""
-    mask = len(tables.pairs) - 1
-    for rank in range(len(left)):
-        key = np.uint64(left[rank]) << np.uint64(20) | np.uint64(right[rank])
-        mixed = key * _FACTOR
-        bit = mixed >> np.uint64(64 - FILTER_BITS)
-        tables.filter[np.int64(bit >> np.uint64(6))] |= np.uint64(1) << (bit & np.uint64(63))
-        slot = np.int64(mixed >> np.uint64(24)) & mask
-        while tables.pairs[slot] != _NONE:
-            if tables.pairs[slot] >> np.uint64(24) == key:
-                return False
-            slot = (slot + 1) & mask
-        tables.pairs[slot] = key << np.uint64(24) | np.uint64(rank)
-        tables.merged[rank] = merged[rank]
-    return True
+@inlined
+def _copy_known(
+    data: Bytes, begin: int, stop: int, position: int, block: Any, bits: Any, memory: Memory, out: Out, written: int
+) -> tuple[Any, Any, Any, Any]:
+    """Writes the tokens of short pieces that were met before, from `position` to the first piece that is something else
+    or the last of the document: (its place, tokens written, block and marks there).
 
-
-@compiled
-def fill_characters(kinds: npt.NDArray[np.uint8], tables: Tables, data: Bytes, ranks: Words) -> None:
-    """Enters every code point into `characters` and `parts`, encoded by itself; merges are there already.
-
-    `data` has room for a character.
+    What the other loop does as well: by itself, this one stays in the registers of the processor.
     """
-    for code in range(len(kinds)):
-        size = _encode_utf8(code, data)
-        if size:
-            for place in range(size):
-                tables.parts[4 * code + place] = tables.single[data[place]]
-            count = _merge(tables.parts, 4 * code, size, ranks, tables)
-            value = np.int64(tables.parts[4 * code]) if count == 1 else code
-            tables.characters[code] = value << 6 | (count - 1) << 2 | kinds[code]
-
-
-@inlined
-def _ascii_piece(data: Bytes, begin: int, stop: int, characters: Units) -> tuple[int, bool]:
-    """(end, True) of the piece that starts at `begin` if it is all ASCII, (anything, False) of another."""
-    place = begin
-    byte = data[place]
-    if byte == 32 and place + 1 < stop:
-        place += 1
-        byte = data[place]
-    if byte >= 0x80:
-        return begin, False
-    kind = characters[byte] & 3
-    if kind == SPACE:
-        return _space_end(data, begin, stop, characters)
-    if byte == 39 and place == begin:
-        size = _contraction(data, begin, stop)
-        if size:
-            return begin + size, True
-    place += 1
-    while place < stop:
-        byte = data[place]
-        if byte >= 0x80:
-            code, _ = _decode(data, place)
-            return place, characters[code] & 3 != kind
-        if characters[byte] & 3 != kind:
+    starts, short = memory.starts, memory.short
+    last = min(stop, len(data) - SHORT_BYTES) - 1
+    while position < last:
+        while bits == 0:
+            block += 1
+            bits = starts[block]
+        marked = begin + block * LANES + trailing_zeros(bits)
+        length = marked - position
+        if length > SHORT_BYTES or marked > last or data[marked] >= 0x80 or may_contract(data, position, length):
             break
-        place += 1
-    return place, True
+        low, high = _key(data, position, length)
+        slot = _slot(low, high)
+        if (short[slot] ^ low | short[slot + 1] ^ high) != 0:
+            slot += 4
+            if (short[slot] ^ low | short[slot + 1] ^ high) != 0:
+                break
+        written += _copy_short(short, slot, out, written)
+        bits &= bits - np.uint64(1)
+        position = marked
+    return position, written, block, bits
 
 
 @inlined
-def _piece_end(data: Bytes, begin: int, stop: int, characters: Units) -> Any:
-    """Where the piece that starts at `begin` ends."""
-    place, ascii_only = _ascii_piece(data, begin, stop, characters)
-    if ascii_only:
-        return place
-    place = begin + (data[begin] == 32)
-    code, size = _decode(data, place)
-    kind = characters[code] & 3
-    if kind == SPACE:
-        return _space_end(data, begin, stop, characters)[0]
-    while characters[code] & 3 == kind:
-        place += size
-        if place == stop:
-            break
-        code, size = _decode(data, place)
-    return place
-
-
-@inlined
-def _encode_ascii(
-    data: Bytes, words: Words, begin: int, after: int, tables: Tables, memory: Memory, out: Out, written: int
-) -> Any:
+def _encode_ascii(data: Bytes, begin: int, after: int, tables: Tables, memory: Memory, out: Out, written: int) -> Any:
     """How many tokens the ASCII piece from `begin` to `after` has, which are written; 0 when it is too long."""
     length = after - begin
-    if length == 1:
-        out[written] = tables.single[data[begin]]
-        return 1
+    if length > SHORT_BYTES or begin + SHORT_BYTES >= len(data):
+        return _encode_long(data, begin, after, tables, memory, out, written)
+    short = memory.short
+    low, high = _key(data, begin, length)
+    slot = _slot(low, high)
+    for place in (slot, slot + 4):
+        if short[place] == low and short[place + 1] == high:
+            return _copy_short(short, place, out, written)
+    count: Any = np.int64(encode_bytes(data, begin, after, tables, memory.room, out, written))
+    if count <= SHORT_TOKENS:
+        for place in range(slot, slot + 4):
+            short[place + 4] = short[place]
+        short[slot], short[slot + 1] = low, high
+        short[slot + 2] = _packed(out, written, min(count, 3)) | np.uint64(count) << _COUNT
+        short[slot + 3] = _packed(out, written + 3, count - 3)
+    return count
+
+
+@compiled
+def _encode_long(data: Bytes, begin: int, after: int, tables: Tables, memory: Memory, out: Out, written: int) -> Any:
+    """The same for a piece that the table of short ones does not hold."""
+    length = after - begin
     if length > PIECE_LIMIT:
         return 0
-    cache = memory.cache
-    remembered = length < KEY_BYTES and begin + KEY_BYTES <= len(data)
-    slot: Any = 0
-    key0, key1, key2 = _NONE, _NONE, _NONE
-    if remembered:
-        key0, key1, key2 = _key(words, begin, length)
-        slot = np.int64((key0 ^ (key1 ^ key2 * _FACTOR) * _FACTOR) * _FACTOR >> np.uint64(64 - CACHE_BITS)) * 4
-        if cache[slot] == key0 and cache[slot + 1] == key1 and cache[slot + 2] == key2:
-            packed = cache[slot + 3]
-            count: Any = np.int64(packed >> np.uint64(60))
-            out[written] = packed & np.uint64(0xFFFFF)
-            if count > 1:
-                out[written + 1] = packed >> np.uint64(20) & np.uint64(0xFFFFF)
-            if count > 2:
-                out[written + 2] = packed >> np.uint64(40) & np.uint64(0xFFFFF)
-            return count
-    count = _encode_bytes(data, begin, after, tables, memory.ranks, out, written)
-    if remembered and count <= 3:
-        packed = np.uint64(count) << np.uint64(60)
+    if length > LONG_BYTES or begin + LONG_BYTES > len(data):
+        return encode_bytes(data, begin, after, tables, memory.room, out, written)
+    words = (length + 7) // 8
+    mixed = np.uint64(length)
+    for place in range(words):
+        mixed = (mixed ^ _word(data, begin, length, place)) * FACTOR
+        mixed ^= mixed >> np.uint64(32)
+    slot = np.int64(mixed * FACTOR >> np.uint64(64 - LONG_BITS))
+    entry, tokens = slot * LONG_ENTRY, slot * LONG_TOKENS
+    differs = memory.long[entry] >> np.uint64(8) ^ np.uint64(length)
+    for place in range(words):
+        differs |= memory.long[entry + 1 + place] ^ _word(data, begin, length, place)
+    if differs == 0:
+        count: Any = np.int64(memory.long[entry] & np.uint64(0xFF))
         for place in range(count):
-            packed |= np.uint64(out[written + place]) << np.uint64(20 * place)
-        cache[slot], cache[slot + 1], cache[slot + 2], cache[slot + 3] = key0, key1, key2, packed
+            out[written + place] = memory.long_tokens[tokens + place]
+        return count
+    count = np.int64(encode_bytes(data, begin, after, tables, memory.room, out, written))
+    if count <= LONG_TOKENS and (length > SHORT_BYTES or count > SHORT_TOKENS):
+        memory.long[entry] = np.uint64(length << 8 | count)
+        for place in range(words):
+            memory.long[entry + 1 + place] = _word(data, begin, length, place)
+        for place in range(count):
+            memory.long_tokens[tokens + place] = out[written + place]
     return count
 
 
@@ -258,111 +231,144 @@ def _encode_ascii(
 def _encode_run(
     data: Bytes, begin: int, stop: int, tables: Tables, memory: Memory, out: Out, written: int
 ) -> tuple[int, int]:
-    """(end, number of tokens, which are written) of the whole pieces from `begin` on that have no ASCII, no white space
-    and no doubtful border; 0 tokens when the first piece is none of these."""
-    characters, parts, units, marks = tables.characters, tables.parts, memory.units, memory.marks
-    place, count = begin, 0
-    piece_place, piece_count = begin, 0
-    kind, last = np.int64(-1), np.int64(0)
-    whole = False
-    while count < RUN_LIMIT:
-        if place == stop:
-            whole = True
+    """(end, number of tokens, which are written) of the whole pieces from `begin` on that have no ASCII but single line
+    feeds, no other white space and no doubtful border; 0 tokens when the first piece is none of these."""
+    characters, packed, units, places = tables.characters, tables.packed, memory.units, memory.places
+    one, two = np.uint64(1), np.uint64(2)
+    place, count, kind = begin, np.uint64(0), np.int64(-1)
+    whole = True
+    while place < stop and count < np.uint64(RUN_LIMIT):
+        byte = data[place]
+        if byte < 0x80:
+            if byte != _LINE_FEED or kind == SPACE:
+                whole = characters[byte] & 3 != kind
+                break
+            kind = np.int64(SPACE)
+            units[count] = tables.single[_LINE_FEED] | _STARTS
+            places[count] = place
+            count += one
+            place += 1
+            continue
+        code, size = decode(data, place)
+        if size > 3:
+            whole = characters[code] & 3 != kind
             break
-        if data[place] < 0x80:
-            whole = characters[data[place]] & 3 != kind
-            break
-        code, size = _decode(data, place)
-        entry = np.int64(characters[code])
-        starts = entry & 3 != kind
+        entry = packed[code]
+        flags = np.int64(entry >> _FLAGS)
+        starts = flags & 3 != kind
         unusual = UNKNOWN if starts else UNKNOWN | DOUBTFUL
-        if entry & 3 == SPACE or (entry & unusual and (entry & UNKNOWN or _is_border(data, place, tables))):
+        if flags & 3 == SPACE or (flags & unusual and (flags & UNKNOWN or _is_border(data, place, tables))):
             whole = starts
             break
-        kind = entry & 3
-        value, more = entry >> 6, entry >> 2 & 3
-        unit = np.int64(parts[4 * value]) if more else value
-        piece_place, piece_count = (place, count) if starts else (piece_place, piece_count)
-        # Looked up whether it is needed or not: where a piece starts cannot be predicted, and a wrong guess costs more.
-        merges = _may_merge(last, unit, tables)
-        marks[count] = STARTS if starts else merges
-        units[count] = unit
-        count += 1
-        for part in range(1, more + 1):
-            # The tokens of a character do not merge with each other: it was encoded by itself.
-            marks[count] = 0
-            unit = np.int64(parts[4 * value + part])
-            units[count] = unit
-            count += 1
-        last = unit
+        kind = flags & 3
+        # Always three, as above; only the first one can merge with the one before: characters are merged already.
+        units[count] = np.uint32(entry & _PART) | np.uint32(starts) << np.uint32(31)
+        units[count + one] = entry >> np.uint64(PART_BITS) & _PART
+        units[count + two] = entry >> np.uint64(2 * PART_BITS) & _PART
+        places[count] = place
+        count += np.uint64((flags >> 2 & 3) + 1)
         place += size
-    if not whole:
-        place, count = piece_place, piece_count
-    return place, _merge_run(count, memory, tables, out, written)
+    number = np.int64(count)
+    if place < stop and (number >= RUN_LIMIT or not whole):
+        number -= 1
+        while number > 0 and units[number] < _STARTS:
+            number -= 1
+        place = places[number]
+    return place, _merge_run(number, memory, tables, out, written)
 
 
 @inlined
-def _merge_run(count: int, memory: Memory, tables: Tables, out: Out, written: int) -> int:
+def _merge_run(count: Any, memory: Memory, tables: Tables, out: Out, written: int) -> Any:
     """Writes the units of a run, merged; how many tokens they are, 0 when a piece is too long.
 
     A pair merges at once where neither it nor what it becomes can merge with a neighbour: no order of merges matters
     then. Otherwise its whole piece is merged by rank.
     """
-    units, marks = memory.units, memory.marks
-    place = first = 0
-    number = first_number = written
-    while place < count:
-        if marks[place] & STARTS:
-            first, first_number = place, number
-        merged = _NONE
-        if marks[place] & MERGES:
-            merged = _pair(np.int64(units[place - 1]), np.int64(units[place]), tables)
-        if merged == _NONE:
-            out[number] = units[place]
-            number += 1
-            place += 1
+    units, merging = memory.units, memory.places
+    # Where a piece starts cannot be predicted, so that every pair is looked up, and none by a branch.
+    found: Any = 0
+    for right in range(1, count):
+        unit = units[right]
+        passes = may_merge(_token(units[right - 1]), _token(unit), tables)
+        merging[found] = right
+        found += np.int64(passes & ~np.uint64(unit >> np.uint32(31)))
+    done: Any = 0
+    number: Any = written
+    first_before: Any = -1
+    joined = 0
+    for index in range(found):
+        place: Any = np.int64(merging[index])
+        if place < done:
             continue
-        token = np.int64(tables.merged[np.int64(merged)])
-        follows = place + 1 < count and marks[place + 1] & STARTS == 0
-        free = np.int64(out[number - 1]) == np.int64(units[place - 1])
-        free &= not (follows and (marks[place + 1] & MERGES or _may_merge(token, np.int64(units[place + 1]), tables)))
-        free &= not (place - 1 > first and _may_merge(np.int64(out[number - 2]), token, tables))
+        rank = pair(_token(units[place - 1]), _token(units[place]), tables)
+        if rank == NONE:
+            continue
+        number = _copy(units, done, place, out, number)
+        done = place
+        first, after = place - 1, place + 1
+        while units[first] < _STARTS:
+            first -= 1
+        joined = joined if first == first_before else 0
+        first_before = first
+        token = np.int64(tables.merged[np.int64(rank)])
+        free = np.int64(out[number - 1]) == _token(units[place - 1])
+        if after < count and units[after] < _STARTS:
+            following = _token(units[after])
+            free &= may_merge(_token(units[place]), following, tables) | may_merge(token, following, tables) == 0
+        if place - 1 > first:
+            free &= may_merge(np.int64(out[number - 2]), token, tables) == 0
         if free:
             out[number - 1] = token
-            place += 1
+            done = after
+            joined += 1
             continue
-        number = first_number
-        place = first
-        while place < count and (place == first or marks[place] & STARTS == 0):
-            out[number + place - first] = units[place]
-            place += 1
-        if place - first > PIECE_LIMIT:
+        while after < count and units[after] < _STARTS:
+            after += 1
+        if after - first > PIECE_LIMIT:
             return 0
-        number += _merge(out, number, place - first, memory.ranks, tables)
-    return number - written
+        number -= place - first - joined
+        _copy(units, first, after, out, number)
+        number += merge(out, number, after - first, memory.room, tables)
+        done = after
+    return _copy(units, done, count, out, number) - written
 
 
 @inlined
+def _token(unit: Any) -> Any:
+    """A unit of a run without its mark."""
+    return np.int64(unit & _UNIT)
+
+
+@inlined
+def _copy(units: Units, first: int, last: int, out: Out, number: int) -> Any:
+    """The number of tokens after those of `units` from `first` to `last` are added to them."""
+    # Unsigned, since numba lets a negative index count from the end, which keeps LLVM from copying many at once.
+    source, target = np.uint64(first), np.uint64(number)
+    for place in range(np.uint64(last - first)):
+        out[target + place] = units[source + place] & _UNIT
+    return number + last - first
+
+
+@compiled
 def _encode_piece(
-    data: Bytes, begin: int, stop: int, tables: Tables, ranks: Words, out: Out, written: int
+    data: Bytes, begin: int, stop: int, tables: Tables, room: Room, out: Out, written: int
 ) -> tuple[int, int]:
     """(end, number of tokens, which are written) of the piece that starts at `begin`; 0 tokens: left to the caller."""
     characters, parts = tables.characters, tables.parts
     place = begin
     count = 0
-    last = np.int64(0)
     if data[place] == 32:
-        last = np.int64(tables.single[32])
-        out[written] = last
+        out[written] = tables.single[32]
         count = 1
         place += 1
-    code, size = _decode(data, place)
+    code, size = decode(data, place)
     entry = np.int64(characters[code])
     kind = entry & 3
     if kind == SPACE:
-        after, _ = _space_end(data, begin, stop, characters)
-        return after, _encode_bytes(data, begin, after, tables, ranks, out, written)
-    best = _NONE
+        after = space_end(data, begin, stop, characters)
+        if after - begin > RUN_LIMIT:
+            return after, 0
+        return after, encode_bytes(data, begin, after, tables, room, out, written)
     doubt = False
     while True:
         if entry & UNKNOWN:
@@ -370,77 +376,23 @@ def _encode_piece(
         if entry & DOUBTFUL and place > begin:
             doubt |= _is_border(data, place, tables)
         value, more = entry >> 6, entry >> 2 & 3
-        unit = np.int64(parts[4 * value]) if more else value
-        if count:
-            rank = _pair(last, unit, tables)
-            ranks[count - 1] = rank
-            best = min(best, rank)
-        out[written + count] = unit
+        out[written + count] = np.int64(parts[4 * value]) if more else value
         count += 1
         for part in range(1, more + 1):
-            # The tokens of a character do not merge with each other: it was encoded by itself.
-            ranks[count - 1] = _NONE
-            unit = np.int64(parts[4 * value + part])
-            out[written + count] = unit
+            out[written + count] = parts[4 * value + part]
             count += 1
-        last = unit
         place += size
         if place == stop or count > PIECE_LIMIT:
             break
-        code, size = _decode(data, place)
+        code, size = decode(data, place)
         entry = np.int64(characters[code])
         if entry & 3 != kind:
             break
     if count > PIECE_LIMIT:
         return place, 0
     if doubt:
-        return place, _encode_bytes(data, begin, place, tables, ranks, out, written)
-    return place, count if best == _NONE else _merge_ranked(out, written, count, ranks, tables)
-
-
-@compiled
-def _encode_bytes(data: Bytes, begin: int, after: int, tables: Tables, ranks: Words, out: Out, written: int) -> int:
-    """How many tokens the bytes from `begin` to `after` have, which are written; 0 when they are too many."""
-    if after - begin > 4 * PIECE_LIMIT:
-        return 0
-    for place in range(after - begin):
-        out[written + place] = tables.single[data[begin + place]]
-    return _merge(out, written, after - begin, ranks, tables)
-
-
-@compiled
-def _merge(units: Out, start: int, count: int, ranks: Words, tables: Tables) -> int:
-    """Merges `count` units from `start` on in place; how many remain."""
-    best = _NONE
-    for place in range(count - 1):
-        rank = _pair(np.int64(units[start + place]), np.int64(units[start + place + 1]), tables)
-        ranks[place] = rank
-        best = min(best, rank)
-    return count if best == _NONE else _merge_ranked(units, start, count, ranks, tables)
-
-
-@compiled
-def _merge_ranked(units: Out, start: int, count: int, ranks: Words, tables: Tables) -> int:
-    """Merges the pair of lowest rank, the leftmost of equals, until none is left; `ranks` holds those of all pairs."""
-    while count > 1:
-        best, at = _NONE, 0
-        for place in range(count - 1):
-            if ranks[place] < best:
-                best, at = ranks[place], place
-        if best == _NONE:
-            break
-        units[start + at] = tables.merged[np.int64(best)]
-        count -= 1
-        for place in range(at + 1, count):
-            units[start + place] = units[start + place + 1]
-        for place in range(at, count - 1):
-            ranks[place] = ranks[place + 1]
-        merged = np.int64(units[start + at])
-        if at > 0:
-            ranks[at - 1] = _pair(np.int64(units[start + at - 1]), merged, tables)
-        if at < count - 1:
-            ranks[at] = _pair(merged, np.int64(units[start + at + 1]), tables)
-    return count
+        return place, encode_bytes(data, begin, place, tables, room, out, written)
+    return place, merge(out, written, count, room, tables)
 
 
 @inlined
@@ -450,100 +402,51 @@ def _is_border(data: Bytes, place: int, tables: Tables) -> Any:
 
 
 @inlined
-def _may_merge(left: np.int64, right: np.int64, tables: Tables) -> Any:
-    """MERGES when the filter lets a pair pass, else 0."""
-    bit = np.uint64(left << 20 | right) * _FACTOR >> np.uint64(64 - FILTER_BITS)
-    return tables.filter[np.int64(bit >> np.uint64(6))] >> (bit & np.uint64(63)) & np.uint64(MERGES)
+def _copy_short(short: Words, place: int, out: Out, written: int) -> Any:
+    """How many tokens the entry at `place` has, which are written."""
+    packed = short[place + 2]
+    count = np.int64(packed >> _COUNT)
+    # Always three: how many there are cannot be predicted. What is too much is written over.
+    _unpack(packed, out, written)
+    if count > 3:
+        _unpack(short[place + 3], out, written + 3)
+    return count
 
 
 @inlined
-def _pair(left: np.int64, right: np.int64, tables: Tables) -> Any:
-    """The rank of a merge, _NONE for a pair that does not merge."""
-    key = np.uint64(left << 20 | right)
-    mixed = key * _FACTOR
-    bit = mixed >> np.uint64(64 - FILTER_BITS)
-    if tables.filter[np.int64(bit >> np.uint64(6))] >> (bit & np.uint64(63)) & np.uint64(1) == 0:
-        return _NONE
-    mask = len(tables.pairs) - 1
-    slot = np.int64(mixed >> np.uint64(24)) & mask
-    while tables.pairs[slot] >> np.uint64(24) != key:
-        if tables.pairs[slot] == _NONE:
-            return _NONE
-        slot = (slot + 1) & mask
-    return tables.pairs[slot] & np.uint64(0xFFFFFF)
+def _unpack(packed: Any, out: Out, written: int) -> None:
+    out[written] = packed & _TOKEN
+    out[written + 1] = packed >> np.uint64(TOKEN_BITS) & _TOKEN
+    out[written + 2] = packed >> np.uint64(2 * TOKEN_BITS) & _TOKEN
 
 
 @inlined
-def _key(words: Words, begin: int, length: int) -> tuple[Any, Any, Any]:
-    """The bytes of a piece as three words, their number in the highest byte of the last."""
-    low, number = words[begin], np.uint64(length) << np.uint64(56)
+def _packed(out: Out, written: int, count: Any) -> Any:
+    """Up to three tokens as one word."""
+    packed = np.uint64(0)
+    for place in range(count):
+        packed |= np.uint64(out[written + place]) << np.uint64(TOKEN_BITS * place)
+    return packed
+
+
+@inlined
+def _key(data: Bytes, begin: int, length: int) -> tuple[Any, Any]:
+    """The bytes of a short piece as two words, their number in the highest byte of the second."""
+    low, high, number = word_at(data, begin), word_at(data, begin + 8), np.uint64(length) << np.uint64(56)
     if length <= 8:
-        return low & _NONE >> np.uint64(64 - 8 * length), np.uint64(0), number
-    middle = words[begin + 8]
-    if length <= 16:
-        return low, middle & _NONE >> np.uint64(128 - 8 * length), number
-    return low, middle, words[begin + 16] & _NONE >> np.uint64(192 - 8 * length) | number
+        return low & NONE >> np.uint64(64 - 8 * length), number
+    return low, high & NONE >> np.uint64(128 - 8 * length) | number
 
 
 @inlined
-def _decode(data: Bytes, place: int) -> tuple[Any, int]:
-    """(code point, bytes) of the character at `place`; the text is valid UTF-8."""
-    byte = np.int64(data[place])
-    if byte < 0x80:
-        return byte, 1
-    second = np.int64(data[place + 1]) & 0x3F
-    if byte < 0xE0:
-        return (byte & 0x1F) << 6 | second, 2
-    third = np.int64(data[place + 2]) & 0x3F
-    if byte < 0xF0:
-        return (byte & 0xF) << 12 | second << 6 | third, 3
-    return (byte & 7) << 18 | second << 12 | third << 6 | np.int64(data[place + 3]) & 0x3F, 4
-
-
-@compiled
-def _encode_utf8(code: int, data: Bytes) -> int:
-    """The bytes of a code point to `data`; how many, 0 for a surrogate."""
-    if code < 0x80:
-        data[0] = code
-        return 1
-    if code < 0x800:
-        data[0], data[1] = 0xC0 | code >> 6, 0x80 | code & 0x3F
-        return 2
-    if code < 0x10000:
-        if 0xD800 <= code < 0xE000:
-            return 0
-        data[0], data[1], data[2] = 0xE0 | code >> 12, 0x80 | code >> 6 & 0x3F, 0x80 | code & 0x3F
-        return 3
-    data[0], data[1] = 0xF0 | code >> 18, 0x80 | code >> 12 & 0x3F
-    data[2], data[3] = 0x80 | code >> 6 & 0x3F, 0x80 | code & 0x3F
-    return 4
+def _slot(low: Any, high: Any) -> Any:
+    """Where a short piece lies."""
+    return np.int64((low ^ high * FACTOR) * FACTOR >> np.uint64(64 - SHORT_BITS)) * 8
 
 
 @inlined
-def _space_end(data: Bytes, begin: int, stop: int, characters: Units) -> tuple[int, bool]:
-    """(end, whether all is ASCII) of a piece of white space: without the last character of the run, if it has more and
-    other text follows."""
-    last = place = begin
-    ascii_only = True
-    while place < stop:
-        code, size = _decode(data, place)
-        if characters[code] & 3 != SPACE:
-            break
-        ascii_only &= size == 1
-        last = place
-        place += size
-    return place if place == stop or last == begin else last, ascii_only
-
-
-@compiled
-def _contraction(data: Bytes, place: int, stop: int) -> int:
-    """Bytes of 's 't 're 've 'm 'll 'd at `place`, where an apostrophe stands; 0 for something else."""
-    if place + 1 >= stop:
-        return 0
-    letter = data[place + 1]
-    if letter == 115 or letter == 116 or letter == 109 or letter == 100:
-        return 2
-    if place + 2 >= stop:
-        return 0
-    second = data[place + 2]
-    return 3 if ((letter == 114 or letter == 118) and second == 101) or (letter == 108 and second == 108) else 0
+def _word(data: Bytes, begin: int, length: int, place: int) -> Any:
+    """Eight of the bytes of a piece, zeros behind its end."""
+    left = length - 8 * place
+    word = word_at(data, begin + 8 * place)
+    return word & NONE >> np.uint64(64 - 8 * left) if left < 8 else word

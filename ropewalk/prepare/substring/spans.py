@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 
 from ropewalk.base.files import committed_file
 
-from ..columns import Offsets, Rows, text_buffers
+from ..columns import Offsets, Rows
 from ..kernels import spans as kernels
 from .copies import merged
 from .corpus import Corpus
@@ -47,44 +47,6 @@ class Repeats:
     """Rows of SPANS, by document and start. Spans of a document do not overlap; they may touch."""
     documents: pa.Table
     """A row of DOCUMENTS for every document."""
-
-    def of(self, first: int, count: int) -> pa.Table:
-        """The spans of documents `first` to `first + count`, counted from `first`: those of one batch or chunk."""
-        documents = self.spans["document"].to_numpy()
-        begin, end = np.searchsorted(documents, [first, first + count])
-        rows = self.spans.slice(begin, end - begin)
-        return rows.set_column(0, SPANS.field(0), pa.array(documents[begin:end] - first))
-
-    def short(self, min_left_bytes: int) -> Rows:
-        """The documents of which repeats leave fewer than `min_left_bytes`."""
-        size, repeated = (self.documents[name].to_numpy() for name in DOCUMENTS.names)
-        return np.flatnonzero((repeated > 0) & (size - repeated < min_left_bytes))
-
-    def shares(self, sources: pa.Array) -> pa.Table:
-        """For each value of `sources`, one a document: documents, bytes, those with repeats, and repeated_share."""
-        table = self.documents.append_column("source", sources)
-        touched = pa.array(table["repeated_bytes"].to_numpy() > 0).cast(pa.int64())
-        sums = (
-            table.append_column("repeated_documents", touched)
-            .group_by("source")
-            .aggregate([("bytes", "count"), ("bytes", "sum"), ("repeated_documents", "sum"), ("repeated_bytes", "sum")])
-        )
-        names = ["source", "documents", "bytes", "repeated_documents", "repeated_bytes"]
-        found = sums.select(
-            ["source", "bytes_count", "bytes_sum", "repeated_documents_sum", "repeated_bytes_sum"]
-        ).rename_columns(names)
-        share = found["repeated_bytes"].to_numpy() / np.maximum(found["bytes"].to_numpy(), 1)
-        return found.append_column("repeated_share", pa.array(share)).sort_by("source")
-
-
-def remove(text: pa.LargeStringArray, spans: pa.Table) -> pa.LargeStringArray:
-    """`text` without `spans`, whose documents count from the first of `text`."""
-    data, offsets = text_buffers(text)
-    documents, starts, stops = (spans[name].to_numpy() for name in SPANS.names[:3])
-    bounds = np.searchsorted(documents, np.arange(len(text) + 1))
-    out = np.empty(offsets[-1] - offsets[0] - (stops - starts).sum(), np.uint8)
-    places = kernels.cut(data, offsets, bounds, starts, stops, out)
-    return pa.LargeStringArray.from_buffers(len(text), pa.py_buffer(places), pa.py_buffer(out))
 
 
 def join(spans: pa.Table) -> pa.Table:

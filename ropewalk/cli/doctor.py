@@ -1,0 +1,175 @@
+"""`ropewalk doctor data`"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ropewalk import flow
+from ropewalk.base.errors import UserError
+from ropewalk.base.progress import amount
+
+from .console import Console, emit, table
+from .options import Json, Overrides, RecipeFile, Runs, verb
+from .results import aligned
+
+app = verb(
+    help="""Example: ropewalk doctor data recipes/books.toml
+
+    Finds what limits a run and says what would help, with figures."""
+)
+
+
+@app.callback()
+def _group() -> None:
+    """A group, also while it has one command."""
+
+
+@app.command()
+def data(
+    recipe: RecipeFile,
+    overrides: Overrides = None,
+    runs: Runs = Path("runs"),
+    cores: Annotated[int | None, typer.Option("--cores", min=1, help="Predict for so many cores.")] = None,
+    gpu_speed: Annotated[
+        float, typer.Option("--gpu-speed", min=0.001, help="Predict for a step that is so many times as fast.")
+    ] = 1.0,
+    medium: Annotated[
+        str | None, typer.Option("--medium", help="Predict for data on hdd, ssd, nvme, nfs or object.")
+    ] = None,
+    tokens_per_s: Annotated[
+        float | None,
+        typer.Option("--tokens-per-s", min=1e-9, help="Speed of the step alone; else of the last run, or measured."),
+    ] = None,
+    samples_per_s: Annotated[
+        float | None,
+        typer.Option("--samples-per-s", min=1e-9, help="Speed of a step on images, for `load.media`."),
+    ] = None,
+    tune: Annotated[
+        bool, typer.Option("--tune", help="Measure other settings of `load` and write the best into the recipe.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Example: ropewalk doctor data recipes/books.toml --medium object
+
+    Measures how fast batches are made from memory and from the store, and how fast the step is; names the stage that
+    decides the speed of the run, predicts it for other cores, stores and GPUs, and lists remedies with their gains. The
+    next call tells how wrong the last prediction was. With --tune it applies the remedy.
+    """
+    settings = overrides or ()
+    if tune and (cores or medium or gpu_speed != 1.0):
+        raise UserError("--tune measures this machine; leave --cores, --gpu-speed and --medium out")
+    if tune:
+        tuned = flow.tune_data(recipe, settings, runs=runs, tokens_per_s=tokens_per_s, progress=Console())
+        emit(tuned, as_json=json, text=_tuned_text(tuned))
+        return
+    found = flow.doctor_data(
+        recipe,
+        settings,
+        runs=runs,
+        cores=cores,
+        step_speed=gpu_speed,
+        medium=medium,
+        tokens_per_s=tokens_per_s,
+        samples_per_s=samples_per_s,
+        progress=Console(),
+    )
+    emit(found, as_json=json, text=_text(found))
+
+
+STAGES = {
+    "compute": "the step itself",
+    "prepare": "preparing batches",
+    "fetch": "the store",
+    "copy": "handing batches to the device",
+    "queue": "too few batches begun ahead",
+}
+"""What decides the speed, in words."""
+
+
+def _text(found: dict[str, Any]) -> str:
+    rates = found["rates"]
+    store = _speed(rates["fetch"]) if rates["fetch"] else "not seen beside preparing"
+    lines = table(
+        [
+            ("step", f"{_speed(rates['compute'])} alone ({rates['step_from']}, {found['device']})"),
+            ("prepare", f"{_speed(rates['prepare'])} a core, from memory"),
+            ("fetch", f"{store} a request" if rates["fetch"] and found["store_measured"] else _unseen(found)),
+            ("hand over", f"{_speed(rates['copy'])} to the device"),
+            ("forecast", _forecast_line(found["forecast"])),
+            *(("reading" if number == 0 else "", line) for number, line in enumerate(found["reading"])),
+            ("last time", _last(found["last_prediction"])),
+        ]
+    ).splitlines()
+    if found["tuning_is_stale"]:
+        lines.append("the step's speed has changed since settings were tuned for it; run --tune again")
+    if found["asked"]:
+        lines += ["", f"as asked: {_forecast_line(found['asked'])}"]
+    lines += ["", *aligned([("what if", "tokens/s", "waits", "decided by"), *map(_what_if, found["what_ifs"])])]
+    lines += ["", _remedies(found), *map(_media, found["media"])]
+    return "\n".join(lines)
+
+
+def _forecast_line(made: dict[str, Any]) -> str:
+    return f"{_speed(made['tokens_per_s'])}, decided by {STAGES[made['binding']]}; steps wait {made['stall']:.1%}"
+
+
+def _unseen(found: dict[str, Any]) -> str:
+    if found["store_measured"]:
+        return "not seen beside preparing"
+    return "not measured: the kernel kept the data in memory"
+
+
+def _last(last: dict[str, float] | None) -> str:
+    if last is None:
+        return "no prediction yet that steps have followed"
+    return f"predicted {_speed(last['predicted'])}, measured {_speed(last['measured'])}: {last['error']:+.1%}"
+
+
+def _what_if(row: dict[str, Any]) -> tuple[str, str, str, str]:
+    return row["what"], amount(row["tokens_per_s"]), f"{row['stall']:.1%}", row["binding"]
+
+
+def _remedies(found: dict[str, Any]) -> str:
+    if not found["remedies"]:
+        return "no remedy is worth its while: the step is the limit"
+    best = found["cheapest"]
+    rows = [("remedy", "tokens/s", "gain", "costs")]
+    rows += [
+        (row["what"], amount(row["tokens_per_s"]), f"{row['gain']:+.0%}", row["price"]) for row in found["remedies"]
+    ]
+    settings = " ".join(f"{key}={value}" for key, value in best["settings"].items())
+    advice = f"cheapest: {best['what']} ({best['gain']:+.0%})" + (f": {settings}" if settings else "")
+    return "\n".join([*aligned(rows), advice])
+
+
+def _media(source: dict[str, Any]) -> str:
+    stages = ", ".join(f"{name} {ms:.3g} ms" for name, ms in source["core_ms"].items())
+    supply = source["cpu_samples_per_s"]
+    text = f"\n{source['name']}: a sample takes a core {stages}"
+    text += f"; the CPU makes {amount(supply)} samples/s" if supply else ""
+    if placed := source["placement"]:
+        where = f"on the device: {', '.join(placed['on_device'])}" if placed["on_device"] else "all on the CPU"
+        text += f"; best {where}: {amount(placed['samples_per_s'])} samples/s, decided by {STAGES[placed['binding']]}"
+    return text
+
+
+def _tuned_text(tuned: dict[str, Any]) -> str:
+    if not tuned["tried"]:
+        return f"nothing to tune: steps wait {tuned['stall']:.1%} of the time, decided by {STAGES[tuned['binding']]}"
+    rows = [("tried", "tokens/s")]
+    rows += [
+        (f"{row['key']}={row['value']}" if row["key"] else "as it was", amount(row["tokens_per_s"]))
+        for row in tuned["tried"]
+    ]
+    changes = [
+        f"{tuned['recipe']}: {change['key']} {change['before']} -> {change['after']} ({change['gain']:+.0%})"
+        for change in tuned["changes"]
+    ]
+    return "\n".join([*aligned(rows), "", *(changes or ["nothing gained; the recipe stays as it is"])])
+
+
+def _speed(value: float) -> str:
+    return f"{amount(value)} tokens/s"

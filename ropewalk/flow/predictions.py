@@ -1,0 +1,81 @@
+"""What `doctor data` predicted for a run, and how wrong it was: `doctor.json` in the run directory.
+
+A prediction is compared with the steps that came after it, so the doctor can never copy its answer from them.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+from ropewalk.base.events import Event, events_path, read_events, steps
+from ropewalk.base.files import read_json, upgraded, write_json
+
+FILE = "doctor.json"
+FORMAT = 1
+KEPT = 20
+"""Predictions that are remembered."""
+CHANGED = 0.1
+"""Difference in the step's speed from which on settings tuned for it should be measured again."""
+
+Record = dict[str, Any]
+
+
+def read_record(run: Path) -> Record:
+    """What is known of earlier predictions; empty for a run that the doctor has not seen."""
+    path = run / FILE
+    if not path.exists():
+        return {"format": FORMAT, "predictions": [], "tuned": None}
+    value = read_json(path, what="record of predictions")
+    return upgraded(value, path=path, what="record of predictions", current=FORMAT, upgrades={})
+
+
+def remember(run: Path, record: Record, *, tokens_per_s: float, compute: float, binding: str) -> None:
+    """Adds a prediction made now."""
+    made = {"time": time.time(), "tokens_per_s": tokens_per_s, "compute_tokens_per_s": compute, "binding": binding}
+    predictions = [*record["predictions"], made][-KEPT:]
+    write_json(run / FILE, {**record, "predictions": predictions})
+
+
+def remember_tuning(run: Path, *, compute: float, settings: dict[str, Any]) -> None:
+    """Notes for which speed of the step settings were chosen."""
+    tuned = {"time": time.time(), "compute_tokens_per_s": compute, "settings": settings}
+    write_json(run / FILE, {**read_record(run), "tuned": tuned})
+
+
+def last_error(record: Record, run: Path) -> Record | None:
+    """The newest prediction that steps have followed, beside the speed that they had; None when there is none."""
+    events = step_events(run)
+    for made in reversed(record["predictions"]):
+        after = [event["tokens_per_s"] for event in events if event["time"] > made["time"]]
+        if len(after) > 1:
+            after = after[1:]  # the first interval holds what a start costs
+        if after:
+            measured = statistics.median(after)
+            predicted = made["tokens_per_s"]
+            return {"predicted": predicted, "measured": measured, "error": predicted / measured - 1.0}
+    return None
+
+
+def compute_speed(run: Path, *, intervals: int = 20) -> float | None:
+    """Tokens a second of the step alone in the last intervals of a run: without what it waited for data."""
+    events = step_events(run)
+    alone = [
+        event["tokens_per_s"] * event["step_s"] / (event["step_s"] - event["data_wait_s"])
+        for event in (events[1:] or events)[-intervals:]
+        if event["step_s"] > event["data_wait_s"]
+    ]
+    return statistics.median(alone) if alone else None
+
+
+def tuning_is_stale(record: Record, compute: float) -> bool:
+    """Whether the step has become faster or slower than settings were tuned for."""
+    tuned = record["tuned"]
+    return tuned is not None and abs(compute / tuned["compute_tokens_per_s"] - 1.0) > CHANGED
+
+
+def step_events(run: Path) -> list[Event]:
+    """The intervals of training that count, oldest first."""
+    return steps(list(read_events(events_path(run))))

@@ -1,0 +1,158 @@
+"""The chain of tiers that a recipe asks for: memory, disk, the other nodes, the origin."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+from ropewalk.base.errors import ConfigError, Problem
+from ropewalk.store.items import Fetch, Item
+
+from .config import Cache
+from .disk import Disk
+from .flights import Data
+from .peers import Peers
+from .policies import make_policy
+from .ram import Ram
+from .serve import Server
+from .shared import Prepare, Shared
+from .stats import Counts
+
+
+class Tiers:
+    """A chain as one Fetch, with the figures of each tier."""
+
+    def __init__(self, first: Fetch, named: dict[str, Ram | Disk | Peers], server: Server | None) -> None:
+        self._first = first
+        self._named = named
+        self._server = server
+
+    @property
+    def address(self) -> str | None:
+        """Where other nodes ask this one."""
+        return self._server.address if self._server else None
+
+    def fetch(self, items: Sequence[Item]) -> list[Data]:
+        """The items from the nearest tier that holds them."""
+        return self._first.fetch(items)
+
+    def counts(self) -> dict[str, Counts]:
+        """Figures by tier, the nearest first: "ram", "disk", "peers"."""
+        return {name: tier.counts() for name, tier in self._named.items()}
+
+    def lines(self) -> list[str]:
+        """The figures, for people."""
+        return [_line(name, counts) for name, counts in self.counts().items()]
+
+    def close(self) -> None:
+        """Stops serving others, then closes all tiers and the origin."""
+        if self._server:
+            self._server.close()
+        self._first.close()
+
+
+def open_tiers(settings: Cache, origin: Fetch, *, roots: Sequence[str] = (), rank: int = 0, world: int = 1) -> Tiers:
+    """The tiers of `settings` in front of `origin`, for process `rank` of `world`.
+
+    With peers, the first process of each node holds the node's share and answers the others, for files below `roots`
+    only; the other processes of the node ask it.
+    """
+    if not settings.peers:
+        return Tiers(*_local(settings, origin), None)
+    me, serves = _node_of(settings, rank=rank, world=world)
+    secret = _secret(settings.secret_file)
+    first, named = _local(settings, origin) if serves else (origin, {})
+    server = Server(first, listen=settings.listen or me, roots=roots, secret=secret) if serves else None
+    peers = Peers(
+        first,
+        origin,
+        nodes=settings.peers,
+        me=me if serves else None,
+        secret=secret,
+        timeout_s=settings.peer_timeout_s,
+    )
+    return Tiers(peers, {**named, "peers": peers}, server)
+
+
+def caching(settings: Cache | None, *, files: Iterable[str], rank: int = 0, world: int = 1) -> Callable[[Fetch], Fetch]:
+    """What puts the tiers of `settings` in front of an origin; without settings the origin stays as it is.
+
+    Other nodes are answered for the folders in which `files` lie.
+    """
+    if settings is None:
+        return lambda origin: origin
+    roots = sorted({file.rpartition("/")[0] or "." for file in files})
+    return lambda origin: open_tiers(settings, origin, roots=roots, rank=rank, world=world)
+
+
+def open_shared(settings: Cache, fetch: Fetch, *, prepare: Prepare) -> Shared:
+    """The staging area of `settings`: samples prepared once for all jobs of the machine."""
+    return Shared(
+        Path(settings.staging),
+        fetch,
+        prepare=prepare,
+        job=settings.job,
+        jobs=settings.jobs,
+        budget_bytes=settings.staging_bytes,
+    )
+
+
+def _node_of(settings: Cache, *, rank: int, world: int) -> tuple[str, bool]:
+    """The address of this process's node, and whether it is the one that serves there.
+
+    Ranks are numbered node by node. Jobs that are worlds of their own, one a node, say who they are by `listen`.
+    """
+    nodes = len(settings.peers)
+    if settings.listen in settings.peers:
+        return settings.listen, rank == 0
+    if world % nodes:
+        remedy = "name every node once, or set `load.cache.listen` to this node's entry"
+        raise ConfigError([Problem("load.cache.peers", f"{nodes} nodes do not share {world} processes evenly", remedy)])
+    return settings.peers[rank * nodes // world], rank % (world // nodes) == 0
+
+
+def _local(settings: Cache, origin: Fetch) -> tuple[Fetch, dict[str, Ram | Disk | Peers]]:
+    """This machine's own tiers."""
+    named: dict[str, Ram | Disk | Peers] = {}
+    first = origin
+    disk = None
+    if settings.disk and settings.policy != "once":
+        first = disk = Disk(
+            first, Path(settings.disk), budget_bytes=settings.disk_bytes, policy=make_policy(settings.policy)
+        )
+        named["disk"] = disk
+    if settings.ram_bytes and settings.policy != "once":
+        # What is never dropped from the disk need not be held twice: the two budgets add up.
+        elsewhere = disk.holds if disk is not None and settings.policy == "keep" else None
+        first = ram = Ram(
+            first,
+            budget_bytes=settings.ram_bytes,
+            policy=make_policy(settings.policy),
+            pin=settings.pinned,
+            elsewhere=elsewhere,
+        )
+        named = {"ram": ram, **named}
+    return first, named
+
+
+def _secret(file: str) -> bytes:
+    if not file:
+        return b""
+    try:
+        secret = Path(file).expanduser().read_bytes().strip()
+    except OSError as error:
+        remedy = "write the same secret into this file on every node"
+        raise ConfigError([Problem("load.cache.secret_file", f"{file}: {error.strerror}", remedy)]) from error
+    if not secret:
+        raise ConfigError([Problem("load.cache.secret_file", f"{file} is empty", "write a secret into it")])
+    return secret
+
+
+def _line(name: str, counts: Counts) -> str:
+    parts = [
+        f"{name}: {counts.hits:,} of {counts.hits + counts.misses:,} items ({counts.hit_rate:.1%})",
+        f"{counts.hit_bytes / 1e9:.2f} GB",
+    ]
+    told = {"dropped": counts.dropped, "damaged": counts.damaged, "not kept": counts.refused, "failed": counts.failures}
+    parts += [f"{number:,} {word}" for word, number in told.items() if number]
+    return ", ".join(parts)

@@ -1,0 +1,61 @@
+"""What a run tells about its reading: waiting by cause, damage that is left out, settings that were retuned, mixtures
+that changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ropewalk.base.events import EventLog
+from ropewalk.load.adapt import Adapt
+from ropewalk.load.loader import Loader
+from ropewalk.load.stalls import CAUSES, Cause, Stalls, binding_cause, warning
+
+LEAST_WAIT_S = 0.1
+"""Waiting between two lines that is not worth a word."""
+
+
+class ReadingWatch:
+    """Follows the loader of the phase at work; with `adapt` it retunes it."""
+
+    def __init__(
+        self, events: EventLog, *, say: Callable[[str], None], warn: Callable[[str], None], adapt: bool
+    ) -> None:
+        self.stalls = Stalls()
+        self._events, self._say, self._warn, self._adapts = events, say, warn, adapt
+        self._loader: Loader | None = None
+        self._adapt: Adapt | None = None
+        self._told: Cause | None = None
+
+    def enter(self, loader: Loader, *, step: int) -> None:
+        """A phase begins or goes on at `step` with `loader`: what was spent on opening it does not count."""
+        self._loader, self._told = loader, None
+        self._adapt = Adapt(loader.knobs()) if self._adapts else None
+        if loader.mixture_changed_at is not None:
+            mixture = loader.order.mixture.to_json()[-1]
+            self._events.write("mixture_changed", step=step, row=loader.mixture_changed_at, mixture=mixture)
+            self._say(f"step {step}: the shares of the sources are others from here on: {mixture['weights']}")
+        self._tell_damage(loader)
+        self.stalls.take()
+
+    def read(self, step: int) -> dict[str, float]:
+        """What a step waited for, on average since the last call, as fields of the event of `step`; warns of what is
+        worth it."""
+        assert self._loader, "no phase is at work"
+        waited = self.stalls.take()
+        self._tell_waiting(waited)
+        self._tell_damage(self._loader)
+        if self._adapt and (change := self._adapt.observe(waited)):
+            self._events.write("load_adapted", step=step, **change)
+        return {f"data_{cause}_s": waited[f"{cause}_s"] / max(1.0, waited["batches"]) for cause in CAUSES}
+
+    def _tell_waiting(self, waited: dict[str, float]) -> None:
+        """With cause and remedy; again only when the cause is another."""
+        message = warning(waited) if waited["wait_s"] > LEAST_WAIT_S else None
+        cause = binding_cause(waited) if message else None
+        if message and cause != self._told:
+            self._warn(message)
+        self._told = cause
+
+    def _tell_damage(self, loader: Loader) -> None:
+        for message in loader.take_warnings():
+            self._warn(message)

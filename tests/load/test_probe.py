@@ -1,0 +1,122 @@
+"""Measuring a real loader: what is slow is found, by the probe and by the counts of waiting alike.
+
+Delays are injected that are many times anything else, so that no answer hangs on how busy the machine is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ropewalk.load.forecast import Rates, Setup, forecast
+from ropewalk.load.loader import Loader
+from ropewalk.load.probe import Opening, forget, pace, probe
+from ropewalk.load.reader import Reader
+from ropewalk.load.stalls import Stalls, binding_cause, warning
+from tests.tiny import write_corpus
+
+LENGTH, ROWS = 8, 4
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_corpus(tmp_path_factory.mktemp("data") / "prepared")
+
+
+def opening_of(folder: Path) -> Opening:
+    def opening(*, stalls: Stalls, requests_factor: int = 1, ahead_bytes: int | None = None) -> Loader:
+        return Loader(
+            folder,
+            sequence_length=LENGTH,
+            batch_rows=ROWS,
+            seed=0,
+            verify=False,
+            ahead_bytes=0 if ahead_bytes is None else ahead_bytes,
+            stalls=stalls,
+        )
+
+    return opening
+
+
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Makes fetching or preparing a row take so many seconds more."""
+    read = Reader.read
+
+    def begin(*, fetch: float = 0.0, prepare: float = 0.0) -> None:
+        def delayed(self: Reader, rows: Any, *rest: Any, **more: Any) -> Any:
+            time.sleep(fetch * len(rows))
+            made = read(self, rows, *rest, **more)
+            time.sleep(prepare * len(rows))
+            return made
+
+        monkeypatch.setattr(Reader, "read", delayed)
+
+    return begin
+
+
+def test_the_probe_finds_what_preparing_costs(corpus: Path, slow: Callable[..., None]) -> None:
+    slow(prepare=0.002)
+    files = sorted(corpus.glob("*-train-*.tokens"))
+    found = probe(opening_of(corpus), files=files, device=CPU, seconds=0.1)
+    assert found.mapped
+    assert 0 < found.prepare < LENGTH / 0.002 * 1.05
+    assert found.hand_over > found.prepare
+
+
+@pytest.mark.parametrize("stage", ["fetch", "prepare"])
+def test_a_slow_stage_of_a_real_loader_is_the_cause_of_its_waiting(
+    corpus: Path, slow: Callable[..., None], stage: str
+) -> None:
+    slow(**{stage: 0.004})
+    figures = waiting(corpus, step_s=0.001)
+    assert binding_cause(figures) == stage
+    assert f"`{stage}`" in str(warning(figures))
+
+
+def test_a_slow_step_does_not_wait(corpus: Path) -> None:
+    assert warning(waiting(corpus, step_s=0.02)) is None
+
+
+@pytest.mark.parametrize(("delay_s", "step_s", "binding"), [(0.004, 0.001, "prepare"), (0.0, 0.02, "compute")])
+def test_the_forecast_of_a_real_loader_names_what_was_slowed_down(
+    corpus: Path, slow: Callable[..., None], delay_s: float, step_s: float, binding: str
+) -> None:
+    slow(prepare=delay_s)
+    found = probe(opening_of(corpus), files=sorted(corpus.glob("*-train-*.tokens")), device=CPU, seconds=0.1)
+    rates = Rates(compute=LENGTH * ROWS / step_s, prepare=found.prepare, batch_tokens=LENGTH * ROWS)
+    assert forecast(rates, Setup(threads=1, cores=2, ahead=8, joined=True)).binding == binding
+
+
+def waiting(corpus: Path, *, step_s: float) -> dict[str, float]:
+    """What steps of `step_s` wait for."""
+    stalls = Stalls()
+    with contextlib.closing(opening_of(corpus)(stalls=stalls)) as loader:
+        loader.take()
+        stalls.take()
+        for _ in range(8):
+            loader.take()
+            time.sleep(step_s)
+        return stalls.take()
+
+
+def test_a_pace_counts_every_token_it_took(corpus: Path) -> None:
+    with contextlib.closing(opening_of(corpus)(stalls=Stalls())) as loader:
+        found = pace(loader, seconds=0.05, most=10)
+        after = loader.state()["row"]
+    assert (found.batches, found.tokens) == (10, 10 * LENGTH * ROWS)
+    assert after == 10 * ROWS
+
+
+def test_forgetting_keeps_the_bytes(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    path.write_bytes(b"strand" * 10_000)
+    forget([path])
+    assert path.read_bytes() == b"strand" * 10_000

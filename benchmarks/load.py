@@ -6,8 +6,9 @@
 Rows of 2,048 tokens in shuffled order, 8 a batch, from files in the page cache, in one process without workers (which
 make every one of these slower for tokens; `--workers 2` shows it). Speed is tokens a second of CPU time of the
 process, threads included, the best of three passes: the machine may be shared. Two types: int64, ready for the model,
-and uint16, as a GPU wants it. Ours also: best-fit packing with document ids, positions and a mixture of two sources, as
-one of 64 ranks with 512 rows a step, and the time from a state at step 10 million to its batch.
+and uint16, as a GPU wants it; tokens alone, as the peers give them. Ours also: whole batches with targets, weights,
+positions and document ids; best-fit packing with these and a mixture of two sources, as one of 64 ranks with 512 rows a
+step; and the time from a state at step 10 million to its batch.
 """
 
 from __future__ import annotations
@@ -99,10 +100,11 @@ def contend(name: str, folder: Path, workers: int, seconds: float) -> dict[str, 
 
 def ours(task: Task, seconds: float) -> dict[str, float]:
     with loader(task, rows=ROWS) as windows:
-        figures = {"int64": speed(windows.next, ROWS * LENGTH, seconds)}
+        figures = {"int64": speed(lambda: widened(windows.take()), ROWS * LENGTH, seconds)}
         figures["uint16"] = speed(windows.take, ROWS * LENGTH, seconds)
+        figures["whole_batch_int64"] = speed(windows.next, ROWS * LENGTH, seconds)
     with loader(task, rows=ROWS, packed=True) as packed:
-        figures["packed_int64"] = speed(packed.next, ROWS * LENGTH, seconds)
+        figures["packed_whole_batch_int64"] = speed(packed.next, ROWS * LENGTH, seconds)
     with loader(task, rows=512, packed=True, world=64) as packed:
         figures["packed_rank_of_64"] = speed(packed.take, 512 // 64 * LENGTH, seconds)
         state = packed.state()
@@ -117,6 +119,11 @@ def ours(task: Task, seconds: float) -> dict[str, float]:
             taken.append(1000 * (time.perf_counter() - start))
     figures["resume_ms"] = min(taken)
     return figures
+
+
+def widened(batch: Any) -> Any:
+    """The tokens alone, as the peers give them."""
+    return batch.rows.numpy()[:, : batch.form.token_bytes].view("uint16").astype("int64")
 
 
 @contextlib.contextmanager

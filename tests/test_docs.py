@@ -155,7 +155,7 @@ class Workshop:
         if ">" in words:
             words, target = words[: words.index(">")], words[words.index(">") + 1]
         if verb in TRAINING_VERBS:
-            first = {"quickstart": 1, "explain": 4, "what-if": 3, "report": 3, "data": 3}.get(
+            first = {"quickstart": 1, "explain": 4, "what-if": 3, "report": 3, "prune": 3, "data": 3}.get(
                 words[min(1, len(words) - 1)], 2
             )
             first = 1 if verb == "quickstart" else first

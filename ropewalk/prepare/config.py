@@ -264,8 +264,9 @@ class WordList:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Filter:
-    """Rules that remove documents, and corrections of lines before them. Five simple rules are always there; each table
-    below adds the rules of a paper, with its thresholds, when the recipe has it."""
+    """Rules that remove documents, and corrections of lines before them. Five simple rules need no table, and that of
+    line lengths is off by itself; each table below adds the rules of a paper, with its thresholds, when the recipe has
+    it."""
 
     min_bytes: Annotated[int, Range(least=0)] = 200
     """Shortest document kept; 0 switches the rule off."""

@@ -7,6 +7,7 @@ again.
 
     prepared/stages/read/3f2a9c....arrow      documents of a chunk, as text
     prepared/stages/measure/...               their statistics
+    prepared/stages/used/...                  which results the data in a folder of prepared/ was made from
     prepared/stages/4711.partial/             what process 4711 is writing
 """
 

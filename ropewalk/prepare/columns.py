@@ -38,11 +38,6 @@ def string_buffers(strings: pa.StringArray) -> tuple[Bytes, Offsets]:
     return content, bounds.astype(np.int64)
 
 
-def byte_words(data: Bytes) -> npt.NDArray[np.uint64]:
-    """`data` seen as words of eight bytes that begin at every byte; nothing is copied."""
-    return np.ndarray(max(0, len(data) - 7), np.uint64, data, strides=1)
-
-
 def overlaid(column: pa.Array, rows: Rows, values: pa.Array) -> pa.Array:
     """`column` with `values` at `rows`."""
     if not len(rows):

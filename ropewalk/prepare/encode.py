@@ -17,7 +17,7 @@ from ropewalk.store.shards import Run, Shard, TokenType, document_key, write_run
 
 from . import tokenizer as tokenizers
 from .chat import TEMPLATES, ChatEncoder, split_turns
-from .columns import Mask, Rows, byte_words, string_buffers, text_buffers
+from .columns import Mask, Rows, string_buffers, text_buffers
 from .cuts import Spans
 from .encoders import REFERENCE, Choice, Difference, Encoder, check, choose, encode_texts, open_encoder, stretch
 from .kernels.keys import LONGEST, SECRET, SHORTEST, hash_strings
@@ -145,7 +145,7 @@ def document_keys(ids: pa.StringArray) -> npt.NDArray[np.uint64]:
     """`document_key` of each id."""
     data, offsets = string_buffers(ids)
     keys = np.zeros(len(ids), np.uint64)
-    hash_strings(byte_words(data), offsets, SECRET, keys)
+    hash_strings(data, offsets, SECRET, keys)
     sizes = np.diff(offsets)
     for row in np.flatnonzero((sizes < SHORTEST) | (sizes > LONGEST)).tolist():
         keys[row] = document_key(ids[row].as_py())

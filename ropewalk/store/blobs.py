@@ -95,7 +95,8 @@ class Blobs:
         self.dtype = np.dtype(self._frame.footer["dtype"]).newbyteorder("<")
         """Of the arrays; uint8 for bytes."""
         self._media_types: list[str] = self._frame.footer["media_types"]
-        self._compressed = self._frame.footer["compression"] == "zstd"
+        self.compressed: bool = self._frame.footer["compression"] == "zstd"
+        """Whether `decode` has something to do."""
         index = Sections(self._frame, fetch, _INDEX)
         self._starts: npt.NDArray[np.int64] = _present(index.array("starts", "<i8"))
         self._lengths: npt.NDArray[np.int64] = _present(index.array("lengths", "<i8"))
@@ -143,7 +144,7 @@ class Blobs:
 
     def decode(self, index: int, data: bytes | memoryview) -> bytes | memoryview:
         """The bytes of document `index` from those of its item."""
-        if not self._compressed or self._raw_lengths is None:
+        if not self.compressed or self._raw_lengths is None:
             return data
         where = f"{self.file}: document {self._names.of(index)}"
         return decompress(data, raw_bytes=int(self._raw_lengths[index]), where=where)

@@ -101,9 +101,10 @@ def test_short_intervals_are_taken_together() -> None:
 
 
 def test_a_run_that_retunes_itself_has_the_same_losses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Every interval is judged, and all of its time counts as waiting: something is tried at once.
+    # Every interval is judged, all of its time counts as waiting, and for the threads: something is tried at once.
     monkeypatch.setattr(adapt, "LEAST_BATCHES", 1)
     monkeypatch.setattr(adapt, "WORTH", -1.0)
+    monkeypatch.setattr(adapt, "binding_cause", lambda _: "prepare")
     plain = train(make_run(tmp_path / "plain"))
     run = make_run(tmp_path / "adapting", load__adapt=True)
     assert train(run)["train_loss"] == plain["train_loss"]

@@ -54,8 +54,8 @@ class Transform:
     to `size`, or both with `width`. `centre-crop`, `random-crop`: a part of that size. `flip`: left and right change
     places. `colour`: brightness, contrast and saturation at random. `normalise`: levels to numbers."""
     executor: Executor = "auto"
-    """Who does it. `cpu`: threads of this process. `gpu`: the device, for the whole batch at once. `auto`: decoding on
-    the CPU, all else on the GPU when there is one. `dali`: NVIDIA DALI, for all transforms of a source or none. Random
+    """Who does it. `cpu`: what `workers` says. `gpu`: the device, for the whole batch at once. `auto`: decoding on the
+    CPU, all else on the GPU when there is one. `dali`: NVIDIA DALI, for all transforms of a source or none. Random
     choices are the same on all of them."""
     size: Annotated[int, Range(least=1)] | None = None
     """Height of the result in pixels, and its width unless that is given."""
@@ -118,8 +118,11 @@ class Media:
     jumps."""
     on_damage: Annotated[Literal["stop", "skip"], CONTINUES] = "stop"
     """When a sample cannot be read or decoded: `stop` with its name, or `skip`: it is counted, its weight is 0."""
+    workers: Annotated[Literal["auto", "threads", "processes"], CONTINUES] = "auto"
+    """Who decodes: `threads` of this process, or `processes`, which take a second to start and keep any number of cores
+    busy. `auto`: processes for more than 4. The batches are the same."""
     threads: Annotated[int, Range(least=0), CONTINUES] = 0
-    """Threads that decode; 0: one a core. Their number does not change the batches."""
+    """How many threads or processes decode; 0: one a core. Their number does not change the batches."""
     fetch_threads: Annotated[int, Range(least=1), CONTINUES] = 2
     """Threads that read; more for stores that answer slowly."""
     ahead_bytes: Annotated[int, Range(least=1), CONTINUES] = 1 << 30

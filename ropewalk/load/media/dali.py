@@ -78,8 +78,7 @@ class Dali:
         # DALI decodes whole images: windows are given in their full size.
         whole = work.reductions[good, None]
         boxes, bounds = work.windows.boxes[good] * whole, work.windows.bounds[good] * whole
-        sizes = np.array([work.sizes[place] for place in good])
-        first, last = np.floor(bounds[:, :2]), np.minimum(np.ceil(bounds[:, 2:]), sizes)
+        first, last = np.floor(bounds[:, :2]), np.minimum(np.ceil(bounds[:, 2:]), work.sizes[good])
         start, stop = boxes[:, :2] - first, boxes[:, 2:] - first
         encoded = [data for data in work.encoded if isinstance(data, (bytes, memoryview))]
         if len(encoded) < len(good):

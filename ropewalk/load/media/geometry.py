@@ -41,6 +41,11 @@ class Windows:
     width: Floats
     """B, of the result."""
 
+    def part(self, rows: slice) -> Windows:
+        """Of some samples alone."""
+        sources = self.sizes[rows], self.bounds[rows], self.boxes[rows]
+        return Windows(*sources, self.flips[rows], self.height[rows], self.width[rows])
+
 
 Step = Callable[[Windows, Drawn], Windows]
 

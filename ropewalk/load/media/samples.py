@@ -42,6 +42,11 @@ class Samples(Protocol):
         """Names of the labels 0, 1, ...; empty when labels are numbers of the corpus or there are none."""
         ...
 
+    @property
+    def stored_as_is(self) -> bool:
+        """Whether the bytes of every item are the picture, so that `encoded` changes nothing."""
+        ...
+
     def item(self, index: int) -> Item:
         """What to fetch for sample `index`."""
         ...
@@ -74,6 +79,10 @@ class Listed:
     def __len__(self) -> int:
         return len(self.names)
 
+    @property
+    def stored_as_is(self) -> bool:
+        return True
+
     def item(self, index: int) -> Item:
         start, stop = int(self.starts[index]), int(self.stops[index])
         return Item(self.files[self.file_of[index]], start, stop, name=self.names[index])
@@ -97,6 +106,10 @@ class Shards:
 
     def __len__(self) -> int:
         return len(self.keys)
+
+    @property
+    def stored_as_is(self) -> bool:
+        return not any(shard.compressed for shard in self._shards)
 
     def item(self, index: int) -> Item:
         shard, within = self._place(index)

@@ -13,18 +13,22 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from ropewalk.base.errors import DataError
+from ropewalk.store.items import Item
+
 from .decode import Encoded, Pixels
 from .geometry import Windows
 
 
 @dataclass(slots=True)
 class Work:
-    """A batch whose bytes are there and whose windows are known."""
+    """A batch whose windows are known."""
 
-    encoded: list[Encoded | Pixels | None]
-    """Of each sample; pixels where decoding was needed to learn the size, None for what is damaged."""
-    sizes: list[tuple[int, int]]
-    """Height and width of each image as stored."""
+    encoded: list[Encoded | Pixels | Item | None]
+    """Of each sample; pixels where decoding was needed to learn the size, an item where worker processes read it
+    themselves, None for what is damaged."""
+    sizes: npt.NDArray[np.int64]
+    """B 2, height and width of each image as stored."""
     windows: Windows
     """On the images as they are decoded: shrunk by `reductions`."""
     reductions: npt.NDArray[np.int64]
@@ -32,9 +36,9 @@ class Work:
     """B 3 4, how levels are mixed; None: not at all."""
     shape: tuple[int, int]
     """Height and width of the results."""
-    damage: Callable[[int, str], None]
-    """Called with the number of a sample and the reason when it turns out to be damaged; raises when that is to stop
-    the run."""
+    damage: Callable[[int, str | DataError], None]
+    """Called with the number of a sample and the reason when it turns out to be damaged, or the error when it cannot be
+    read; raises when that is to stop the run."""
 
     def __len__(self) -> int:
         return len(self.encoded)
@@ -64,13 +68,14 @@ class Executor(Protocol):
         ...
 
     def close(self) -> None:
-        """Lets go of threads."""
+        """Lets go of threads and processes."""
         ...
 
 
 @dataclass(slots=True)
 class Busy:
-    """Seconds that threads and the device have spent, summed over threads. Safe to add to from several."""
+    """Seconds that threads, processes and the device have spent, summed over all. Safe to add to from several
+    threads."""
 
     fetch_s: float = 0.0
     decode_s: float = 0.0

@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..columns import Offsets
+from ..columns import Bytes, Offsets
 from .compile import compiled, inlined
+from .lanes import word_at
 
 SHORTEST, LONGEST = 17, 128
 
@@ -34,28 +35,23 @@ _HALF = np.uint64(32)
 
 
 @compiled
-def hash_strings(
-    words: npt.NDArray[np.uint64], offsets: Offsets, secret: npt.NDArray[np.uint64], keys: npt.NDArray[np.uint64]
-) -> None:
-    """The hash of each string of 17 to 128 bytes to `keys`; others are left as they are.
-
-    `words` is the column's data seen as words of eight bytes that begin at every byte.
-    """
+def hash_strings(data: Bytes, offsets: Offsets, secret: npt.NDArray[np.uint64], keys: npt.NDArray[np.uint64]) -> None:
+    """The hash of each string of 17 to 128 bytes to `keys`; others are left as they are."""
     for row in range(len(offsets) - 1):
         start, size = offsets[row], offsets[row + 1] - offsets[row]
         if SHORTEST <= size <= LONGEST:
             total = np.uint64(size) * _PRIME
             for block in range((size - 1) // 32 + 1):
-                total += _mixed(words, start + 16 * block, secret, 4 * block)
-                total += _mixed(words, start + size - 16 * (block + 1), secret, 4 * block + 2)
+                total += _mixed(data, start + 16 * block, secret, 4 * block)
+                total += _mixed(data, start + size - 16 * (block + 1), secret, 4 * block + 2)
             total ^= total >> np.uint64(37)
             total *= _AVALANCHE
             keys[row] = total ^ total >> _HALF
 
 
 @inlined
-def _mixed(words: npt.NDArray[np.uint64], place: int, secret: npt.NDArray[np.uint64], at: int) -> Any:
-    one, other = words[place] ^ secret[at], words[place + 8] ^ secret[at + 1]
+def _mixed(data: Bytes, place: int, secret: npt.NDArray[np.uint64], at: int) -> Any:
+    one, other = word_at(data, place) ^ secret[at], word_at(data, place + 8) ^ secret[at + 1]
     # The 128 bits of one times other, from four products of halves; the two halves of the result are folded.
     low_low, high_low = (one & _LOW) * (other & _LOW), (one >> _HALF) * (other & _LOW)
     low_high, high_high = (one & _LOW) * (other >> _HALF), (one >> _HALF) * (other >> _HALF)

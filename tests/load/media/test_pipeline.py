@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 
 from ropewalk.base.errors import ConfigError, DataError
 from ropewalk.load.media import pipeline
+from ropewalk.load.media.assembly import Assembly
 from ropewalk.load.media.config import Transform
-from ropewalk.load.media.pipeline import Images, MediaLoader, open_media
-from ropewalk.load.media.threads import Threads
+from ropewalk.load.media.flight import Images
+from ropewalk.load.media.pipeline import MediaLoader, open_media
 from ropewalk.load.media.transforms import compiled
 from ropewalk.load.stalls import Stalls
 from ropewalk.store.blobs import Blob, write_blobs
@@ -298,10 +299,10 @@ def test_memory_bounds_what_is_prepared_ahead(folder: Path) -> None:
 
 
 def test_an_error_of_a_thread_reaches_the_caller(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(self: Threads, batch: Any) -> Any:
+    def broken(self: Assembly, work: Any, layout: Any) -> Any:
         raise ZeroDivisionError("in a thread")
 
-    monkeypatch.setattr(Threads, "_finished", broken)
+    monkeypatch.setattr(Assembly, "finished", broken)
     loader = open_media(training(folder), seed=4)
     with pytest.raises(ZeroDivisionError, match="in a thread"):
         loader.next()

@@ -22,8 +22,10 @@ from pathlib import Path
 from pydoc_data.topics import topics
 from typing import Any
 
+import numpy as np
 import pytest
 import typer
+from PIL import Image
 
 from ropewalk.cli.main import VERBS, app, main
 from ropewalk.config.read import parse
@@ -106,6 +108,8 @@ class Workshop:
         self._write("my-books/a.txt", topics["assert"] + topics["lambda"])
         for module in ("bisect", "colorsys", "fnmatch", "heapq", "keyword", "linecache", "reprlib", "token"):
             self._write(f"my-code/{module}.py", (Path(os.__file__).parent / f"{module}.py").read_text("utf-8"))
+        for number in range(8):
+            self._picture(f"photos/{number}.jpg", number)
         self._write("my-dialogues.jsonl", "".join(dialogue(name) for name in sorted(topics)))
         for recipe in RECIPES:
             self._write(f"recipes/{recipe.name}", recipe.read_text("utf-8"))
@@ -117,6 +121,11 @@ class Workshop:
         self.command("ropewalk quickstart")
         self.command("ropewalk prepare recipes/books.toml")
         self.command("ropewalk model export runs/quickstart my-llama")
+
+    def _picture(self, name: str, number: int) -> None:
+        (self.folder / name).parent.mkdir(parents=True, exist_ok=True)
+        pixels = np.random.default_rng(number).integers(0, 255, (90, 120, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(self.folder / name)
 
     def run(self, block: Block) -> str:
         """Does what one block asks for; its output."""

@@ -31,6 +31,7 @@ from ropewalk.cli.main import VERBS, app, main
 from ropewalk.config.read import parse
 from ropewalk.flow.recipe import Recipe
 from ropewalk.flow.reference import recipe_page
+from tests.foreign_corpora import write_megatron
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -121,6 +122,7 @@ class Workshop:
         self.command("ropewalk quickstart")
         self.command("ropewalk prepare recipes/books.toml")
         self.command("ropewalk model export runs/quickstart my-llama")
+        write_megatron(self.folder / "corpus/my_text_document", [[*range(1, 200), 0] for _ in range(40)])
 
     def _picture(self, name: str, number: int) -> None:
         (self.folder / name).parent.mkdir(parents=True, exist_ok=True)

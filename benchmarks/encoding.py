@@ -211,6 +211,9 @@ def ours(folder: Path, part: int) -> dict[str, Any]:
             encoder=choice.algorithm,
         )
 
+    for path in folder.glob("*/*.tokens"):
+        path.unlink()  # of the round before: `prepare` never writes over a file, nor does the peer
+
     def encode_all(corpus: str) -> None:
         for path in chunks(folder, corpus):
             encode_chunk(task(path, masks[path]))

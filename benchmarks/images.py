@@ -282,7 +282,7 @@ def main() -> None:
     parser.add_argument("--contender", choices=CONTENDERS)
     parser.add_argument("--folder", type=Path)
     options = parser.parse_args()
-    seconds = 5.0 if options.quick else 12.0
+    seconds = 5.0 if options.quick else 10.0
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: options.cores])
     if options.contender:
         found = CONTENDERS[options.contender](options.folder, options.device, options.cores, seconds)

@@ -53,7 +53,7 @@ class BytePairEncoder:
             long_tokens=np.empty(kernel.LONG_TOKENS << kernel.LONG_BITS, np.uint32),
             room=_room(kernel.ROOM),
             units=np.empty(kernel.ROOM, np.uint32),
-            places=np.empty(kernel.ROOM, np.int64),
+            merging=np.empty(kernel.ROOM, np.int64),
             starts=np.empty(0, np.uint64),
             tail=np.zeros(LANES, np.uint8),
         )
@@ -182,14 +182,14 @@ def _empty(count: int) -> Tables:
         pairs=np.full(slots, -1, np.int64).view(np.uint64),
         merged=np.zeros(count, np.uint32),
         filter=np.zeros(1 << merges.FILTER_BITS - 6, np.uint64),
-        borders=np.zeros(1 << 16, np.uint8),
+        borders=np.zeros(256, np.uint64),
     )
 
 
 def _pack(tables: Tables) -> None:
     """Fills `packed` from `characters` and `parts`."""
     flags = tables.characters[: merges.PACKED_CODES] & 0x3F
-    flags[flags >> 2 & 3 == 3] |= UNKNOWN
+    flags[(flags & UNKNOWN != 0) | (flags & 3 == SPACE) | (flags >> 2 & 3 == 3)] |= merges.STOPS
     tables.packed[:] = flags.astype(np.uint64) << 3 * merges.PART_BITS
     for place in range(3):
         tokens = tables.parts[place : 4 * merges.PACKED_CODES : 4].astype(np.uint64)
@@ -206,7 +206,7 @@ def _mark_border(left: bytes, right: bytes, tables: Tables) -> None:
         return  # inside a character
     size = _size(right[0])
     if _continues(left[0]) or not _is_whole(right):
-        tables.borders[left[-1] << 8 | right[0]] = 1
+        tables.borders[right[0]] |= np.uint64(1 << (left[-1] & 63))
         first, last = _codes(right[:size])
         tables.characters[first:last] |= np.uint32(DOUBTFUL)
 

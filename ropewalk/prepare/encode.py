@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 from tokenizers import Tokenizer
 
-from ropewalk.store.shards import Run, Shard, TokenType, document_key, write_runs
+from ropewalk.store.shards import Run, Shard, TokenType, document_key, write_runs_to
 
 from . import tokenizer as tokenizers
 from .chat import TEMPLATES, ChatEncoder, split_turns
@@ -22,7 +22,7 @@ from .cuts import Spans
 from .encoders import REFERENCE, Choice, Difference, Encoder, check, choose, encode_texts, open_encoder, stretch
 from .kernels.keys import LONGEST, SECRET, SHORTEST, hash_strings
 from .masks import Masker
-from .stages import filled
+from .stages import filled_file
 from .texts import Texts, read_texts
 
 CHECK_BYTES = 512
@@ -77,14 +77,15 @@ def encode_chunk(task: EncodeTask) -> int:
 
     When the encoder and the reference differ, the reference encodes the whole chunk; the file says who did it.
     """
-    with filled(task.target) as path:
-        encoder = opened(task.tokenizer, task.encoder)
-        try:
-            written = write_runs(path, _runs(task, encoder), dtype=task.dtype, encoder=encoder.algorithm)
-        except Difference:
-            encoder = opened(task.tokenizer, REFERENCE)
-            written = write_runs(path, _runs(task, encoder), dtype=task.dtype, encoder=encoder.algorithm)
-    return written.documents
+    try:
+        return _encode_with(opened(task.tokenizer, task.encoder), task)
+    except Difference:
+        return _encode_with(opened(task.tokenizer, REFERENCE), task)
+
+
+def _encode_with(encoder: Encoder, task: EncodeTask) -> int:
+    with filled_file(task.target) as file:
+        return write_runs_to(file, _runs(task, encoder), dtype=task.dtype, encoder=encoder.algorithm).documents
 
 
 def _runs(task: EncodeTask, encoder: Encoder) -> Iterator[Run]:

@@ -181,6 +181,9 @@ class Gigatoken:
         self._bytes += sum(map(len, documents))
         if self._bytes > RENEW_BYTES:
             self._tokenizer, self._bytes = self._fresh(), 0
+        if len(documents) == 1:  # what holds the tokens of several documents takes 0.1 ms to make
+            tokens = self._tokenizer.encode(documents[0])
+            return closed(tokens, np.array([len(tokens)]), end=end, dtype=dtype)
         made = self._tokenizer.encode_batch(documents, parallel=False).layout
         starts = np.asarray(made.offsets.data, np.int64)
         return closed(np.asarray(made.content.data)[starts[0] :], np.diff(starts), end=end, dtype=dtype)
@@ -232,7 +235,7 @@ def _is_unspaced(text: bytes | npt.NDArray[np.uint8]) -> bool:
     """Whether a tenth of the bytes begins a Han or kana character: 0xE3 to 0xE9 begin U+3000 to U+9FFF."""
     data = np.frombuffer(text, np.uint8)
     if len(data) > 100_000:
-        data = data[::61]  # they tell as much; a prime, since characters of two or three bytes follow each other
+        data = data[::1021]  # hundreds tell enough; a prime, since characters of two or three bytes follow each other
     return int(np.count_nonzero(data - np.uint8(0xE3) < 7)) > 0.1 * len(data)
 
 

@@ -20,7 +20,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pyarrow as pa
 import xxhash
@@ -41,14 +41,17 @@ def filled(path: Path) -> Iterator[Path]:
     private = path.parent.parent / f"{os.getpid()}{PARTIAL}"
     with storage(f"writing {path}"):
         for folder in (private, path.parent):
-            folder.mkdir(parents=True, exist_ok=True)
+            if not folder.is_dir():
+                folder.mkdir(parents=True, exist_ok=True)
         point(f"stage.begin:{path.parent.name}")
         try:
             yield private / path.name
             point(f"stage.written:{path.parent.name}")
             os.replace(private / path.name, path)
-        finally:
+        except BaseException:
             (private / path.name).unlink(missing_ok=True)
+            raise
+        finally:
             with contextlib.suppress(OSError):  # another file of this process is still in it
                 private.rmdir()
         sync_folder(path.parent)
@@ -56,14 +59,20 @@ def filled(path: Path) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
+def filled_file(path: Path) -> Iterator[IO[bytes]]:
+    """An open file that becomes `path`, durable, when the block ends."""
+    with filled(path) as place, open(place, "wb") as file:
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
+
+
+@contextlib.contextmanager
 def batch_writer(path: Path, schema: pa.Schema, *, compressed: bool = True) -> Iterator[pa.RecordBatchFileWriter]:
     """Commits the batches that the block writes, in order, to `path`; uncompressed ones are read without a copy."""
     options = pa.ipc.IpcWriteOptions(compression="lz4" if compressed else None)  # lz4 halves text, read at > 1 GB/s
-    with filled(path) as place, open(place, "wb") as file:
-        with pa.ipc.new_file(file, schema, options=options) as writer:
-            yield writer
-        file.flush()
-        os.fsync(file.fileno())
+    with filled_file(path) as file, pa.ipc.new_file(file, schema, options=options) as writer:
+        yield writer
 
 
 def read_batches(path: Path, columns: list[str] | None = None) -> Iterator[pa.RecordBatch]:

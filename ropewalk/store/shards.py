@@ -17,14 +17,14 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import IO, Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import xxhash
 
 from ropewalk.base.errors import DataError
-from ropewalk.base.files import committed_file
+from ropewalk.base.files import PARTIAL, committed_file
 
 from . import frame as frames
 from .compression import Compression, compress, decompress
@@ -91,31 +91,37 @@ def write_runs(
 
     `encoder` names the algorithm that made the tokens. Bytes do not depend on how documents are divided into runs.
     """
-    index = _Index()
     with committed_file(path) as file:
-        writer = FrameWriter(file)
-        payload = _Blocks(writer) if compression == "zstd" else writer
-        for run in runs:
-            payload.write(_payload(run.tokens, path=path, dtype=dtype))
-            index.add(run)
-        if isinstance(payload, _Blocks):
-            payload.finish()
-        writer.end_payload("tokens")
-        for name, array in index.sections():
-            writer.section(name, array)
-        if isinstance(payload, _Blocks):
-            writer.section("blocks", np.array(payload.starts, "<i8"))
-            writer.section("block_hashes", np.array(payload.hashes, "<u8"))
-        checksum = writer.finish(
-            kind="tokens",
-            dtype=dtype,
-            documents=index.documents,
-            tokens=index.tokens,
-            encoder=encoder,
-            compression=compression,
-        )
-        size = file.tell()
-    return Written(documents=index.documents, tokens=index.tokens, bytes=size, checksum=checksum)
+        return write_runs_to(file, runs, dtype=dtype, encoder=encoder, compression=compression)
+
+
+def write_runs_to(
+    file: IO[bytes], runs: Iterable[Run], *, dtype: TokenType, encoder: str = "", compression: Compression = "off"
+) -> Written:
+    """The same into an open file, which the caller commits."""
+    index, path = _Index(), Path(file.name.removesuffix(PARTIAL))
+    writer = FrameWriter(file)
+    payload = _Blocks(writer) if compression == "zstd" else writer
+    for run in runs:
+        payload.write(_payload(run.tokens, path=path, dtype=dtype))
+        index.add(run)
+    if isinstance(payload, _Blocks):
+        payload.finish()
+    writer.end_payload("tokens")
+    for name, array in index.sections():
+        writer.section(name, array)
+    if isinstance(payload, _Blocks):
+        writer.section("blocks", np.array(payload.starts, "<i8"))
+        writer.section("block_hashes", np.array(payload.hashes, "<u8"))
+    checksum = writer.finish(
+        kind="tokens",
+        dtype=dtype,
+        documents=index.documents,
+        tokens=index.tokens,
+        encoder=encoder,
+        compression=compression,
+    )
+    return Written(documents=index.documents, tokens=index.tokens, bytes=file.tell(), checksum=checksum)
 
 
 class Shard:

@@ -66,7 +66,7 @@ def shared_page_locked(size: int) -> Memory:
     memory = shared(size)
     assert memory.shared is not None, "just made"
     runtime, address = torch.cuda.cudart(), memory.bytes.data_ptr()
-    if runtime.cudaHostRegister(address, size, 0) == runtime.cudaError.success:
+    if int(runtime.cudaHostRegister(address, size, 1)) == 0:  # 1: for every device (cudaHostRegisterPortable)
         # The arguments of a finaliser live until it has run: the memory is not unmapped before it is unlocked.
         weakref.finalize(memory.shared, _unlock, address, memory.shared.bytes)
     else:

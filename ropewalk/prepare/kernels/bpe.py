@@ -26,9 +26,11 @@ from .compile import compiled, inlined
 from .lanes import LANES, trailing_zeros, word_at
 from .merges import (
     DOUBTFUL,
+    DOUBTFUL_BIT,
     FACTOR,
     NONE,
     PART_BITS,
+    STOPS,
     TOKEN_BITS,
     UNKNOWN,
     Out,
@@ -45,9 +47,10 @@ from .pattern import SPACE, ascii_piece, decode, mark_starts, marks_behind, may_
 
 PIECE_LIMIT = 256
 RUN_LIMIT = 4 * PIECE_LIMIT
-ROOM = RUN_LIMIT + 8
+COPIED = 16
+ROOM = RUN_LIMIT + COPIED + 8
 """Of what is noted about a run or a piece: characters have four bytes at most."""
-SPARE = 2
+SPARE = COPIED + 2
 """Tokens that may be written behind the last one."""
 
 SHORT_BITS = 16
@@ -63,6 +66,8 @@ another MiB."""
 
 _LINE_FEED = 10
 _STARTS, _UNIT = np.uint32(1 << 31), np.uint32((1 << 31) - 1)
+_SECOND, _LAST = np.uint64(0x3F << 6), np.uint64(0x3F)
+"""Bits of a code point that the second of three bytes holds, and the last one."""
 _PART, _FLAGS = np.uint64((1 << PART_BITS) - 1), np.uint64(3 * PART_BITS)
 _TOKEN, _COUNT = np.uint64((1 << TOKEN_BITS) - 1), np.uint64(3 * TOKEN_BITS)
 
@@ -79,8 +84,8 @@ class Memory(NamedTuple):
     room: Room
     units: Units
     """Of a run; the highest bit says that a piece starts with it."""
-    places: Offsets
-    """Where they stand in the text; then which of them may merge with the one before."""
+    merging: Offsets
+    """Which of them may merge with the one before."""
     starts: Words
     """A bit for each byte of the longest document and one more."""
     tail: Bytes
@@ -233,104 +238,157 @@ def _encode_run(
 ) -> tuple[int, int]:
     """(end, number of tokens, which are written) of the whole pieces from `begin` on that have no ASCII but single line
     feeds, no other white space and no doubtful border; 0 tokens when the first piece is none of these."""
-    characters, packed, units, places = tables.characters, tables.packed, memory.units, memory.places
+    units, line_feed = memory.units, tables.single[_LINE_FEED]
+    place, count = _write_units(data, begin, stop, tables.characters, tables.packed, tables.borders, line_feed, units)
+    return place, _merge_run(
+        count, _find_merges(units, count, tables.filter, memory.merging), memory, tables, out, written
+    )
+
+
+@compiled
+def _write_units(
+    data: Bytes,
+    begin: int,
+    stop: int,
+    characters: Units,
+    packed: Words,
+    borders: Words,
+    line_feed: int,
+    units: Units,
+) -> tuple[Any, Any]:
+    """(end, units) of a run, which are written. By itself, it stays in the registers of the processor, of which each
+    character waits for memory: the fewer instructions, the more characters wait at once."""
     one, two = np.uint64(1), np.uint64(2)
-    place, count, kind = begin, np.uint64(0), np.int64(-1)
+    place = piece = np.int64(begin)
+    kind = np.int64(-1)
+    # Unsigned: numba lets negative indices count from the end, which costs a select each.
+    count = tail = np.uint64(0)
     whole = True
     while place < stop and count < np.uint64(RUN_LIMIT):
-        byte = data[place]
-        if byte < 0x80:
+        word = _word_from(data, place)
+        byte = word & np.uint64(0xFF)
+        if byte >= np.uint64(0xE0) and byte < np.uint64(0xF0):
+            last = word >> np.uint64(16) & _LAST
+            code = (word & np.uint64(0xF)) << np.uint64(12) | word >> two & _SECOND | last
+            size = 3
+        elif byte < np.uint64(0x80):
             if byte != _LINE_FEED or kind == SPACE:
                 whole = characters[byte] & 3 != kind
                 break
             kind = np.int64(SPACE)
-            units[count] = tables.single[_LINE_FEED] | _STARTS
-            places[count] = place
+            units[count] = np.uint32(line_feed) | _STARTS
+            piece = place
             count += one
             place += 1
             continue
-        code, size = decode(data, place)
-        if size > 3:
-            whole = characters[code] & 3 != kind
+        elif byte < np.uint64(0xE0):
+            last = word >> np.uint64(8) & _LAST
+            code = (word & np.uint64(0x1F)) << np.uint64(6) | last
+            size = 2
+        else:
+            whole = characters[decode(data, place)[0]] & 3 != kind
             break
         entry = packed[code]
         flags = np.int64(entry >> _FLAGS)
         starts = flags & 3 != kind
-        unusual = UNKNOWN if starts else UNKNOWN | DOUBTFUL
-        if flags & 3 == SPACE or (flags & unusual and (flags & UNKNOWN or _is_border(data, place, tables))):
+        # Every twelfth character of Chinese is doubtful, so that a branch would often be predicted wrongly.
+        doubtful = np.int64(borders[byte] >> tail) & flags >> DOUBTFUL_BIT & np.int64(not starts)
+        if flags & STOPS | doubtful:
             whole = starts
             break
-        kind = flags & 3
-        # Always three, as above; only the first one can merge with the one before: characters are merged already.
+        kind, tail = flags & 3, last
+        piece = place if starts else piece
         units[count] = np.uint32(entry & _PART) | np.uint32(starts) << np.uint32(31)
+        # Two, whether there are as many: that cannot be predicted.
         units[count + one] = entry >> np.uint64(PART_BITS) & _PART
-        units[count + two] = entry >> np.uint64(2 * PART_BITS) & _PART
-        places[count] = place
+        if flags & 8:
+            units[count + two] = entry >> np.uint64(2 * PART_BITS) & _PART
         count += np.uint64((flags >> 2 & 3) + 1)
         place += size
-    number = np.int64(count)
-    if place < stop and (number >= RUN_LIMIT or not whole):
-        number -= 1
-        while number > 0 and units[number] < _STARTS:
-            number -= 1
-        place = places[number]
-    return place, _merge_run(number, memory, tables, out, written)
+    if place < stop and (count >= np.uint64(RUN_LIMIT) or not whole):
+        count -= one
+        while count > np.uint64(0) and units[count] < _STARTS:
+            count -= one
+        place = piece
+    return place, np.int64(count)
 
 
 @inlined
-def _merge_run(count: Any, memory: Memory, tables: Tables, out: Out, written: int) -> Any:
+def _find_merges(units: Units, count: int, filter: Words, merging: Offsets) -> Any:
+    """Writes which units may merge with the one before; how many.
+
+    Where a piece starts cannot be predicted, so that every pair is looked up, and none by a branch.
+    """
+    found = np.uint64(0)
+    before = _token(units[0])
+    for right in range(np.uint64(1), np.uint64(count)):
+        unit = units[right]
+        token = _token(unit)
+        merging[found] = right
+        found += may_merge(before, token, filter) & ~np.uint64(unit >> np.uint32(31))
+        before = token
+    return np.int64(found)
+
+
+@inlined
+def _merge_run(count: Any, found: Any, memory: Memory, tables: Tables, out: Out, written: int) -> Any:
     """Writes the units of a run, merged; how many tokens they are, 0 when a piece is too long.
 
     A pair merges at once where neither it nor what it becomes can merge with a neighbour: no order of merges matters
     then. Otherwise its whole piece is merged by rank.
     """
-    units, merging = memory.units, memory.places
-    # Where a piece starts cannot be predicted, so that every pair is looked up, and none by a branch.
-    found: Any = 0
-    for right in range(1, count):
-        unit = units[right]
-        passes = may_merge(_token(units[right - 1]), _token(unit), tables)
-        merging[found] = right
-        found += np.int64(passes & ~np.uint64(unit >> np.uint32(31)))
+    units, merging = memory.units, memory.merging
+    units[count] = _STARTS  # what is behind the last unit is another piece
     done: Any = 0
     number: Any = written
-    first_before: Any = -1
-    joined = 0
+    joined: Any = 0
     for index in range(found):
         place: Any = np.int64(merging[index])
         if place < done:
             continue
-        rank = pair(_token(units[place - 1]), _token(units[place]), tables)
+        left, right, following = _token(units[place - 1]), _token(units[place]), _token(units[place + 1])
+        rank = pair(left, right, tables)
         if rank == NONE:
             continue
         number = _copy(units, done, place, out, number)
         done = place
+        token = np.int64(tables.merged[np.int64(rank)])
+        # Without branches, since none of the answers can be predicted.
+        before = may_merge(np.int64(out[number - 2]), token, tables.filter)
+        behind = may_merge(right, following, tables.filter) | may_merge(token, following, tables.filter)
+        merges = before & np.uint64(units[place - 1] < _STARTS) | behind & np.uint64(units[place + 1] < _STARTS)
+        if (merges == 0) & (np.int64(out[number - 1]) == left):
+            out[number - 1] = token
+            done = place + 1
+            merging[joined] = place
+            joined += 1
+            continue
         first, after = place - 1, place + 1
         while units[first] < _STARTS:
             first -= 1
-        joined = joined if first == first_before else 0
-        first_before = first
-        token = np.int64(tables.merged[np.int64(rank)])
-        free = np.int64(out[number - 1]) == _token(units[place - 1])
-        if after < count and units[after] < _STARTS:
-            following = _token(units[after])
-            free &= may_merge(_token(units[place]), following, tables) | may_merge(token, following, tables) == 0
-        if place - 1 > first:
-            free &= may_merge(np.int64(out[number - 2]), token, tables) == 0
-        if free:
-            out[number - 1] = token
-            done = after
-            joined += 1
-            continue
-        while after < count and units[after] < _STARTS:
+        while units[after] < _STARTS:
             after += 1
         if after - first > PIECE_LIMIT:
             return 0
-        number -= place - first - joined
+        number -= place - first
+        while joined > 0 and merging[joined - 1] > first:  # these have made one unit of two
+            joined -= 1
+            number += 1
         _copy(units, first, after, out, number)
         number += merge(out, number, after - first, memory.room, tables)
         done = after
     return _copy(units, done, count, out, number) - written
+
+
+@inlined
+def _word_from(data: Bytes, place: int) -> Any:
+    """The eight bytes from `place` on, the first one lowest, zeros behind the end of `data`."""
+    if place + 8 <= len(data):
+        return word_at(data, place)
+    word = np.uint64(0)
+    for offset in range(len(data) - place):
+        word |= np.uint64(data[place + offset]) << np.uint64(8 * offset)
+    return word
 
 
 @inlined
@@ -342,10 +400,14 @@ def _token(unit: Any) -> Any:
 @inlined
 def _copy(units: Units, first: int, last: int, out: Out, number: int) -> Any:
     """The number of tokens after those of `units` from `first` to `last` are added to them."""
-    # Unsigned, since numba lets a negative index count from the end, which keeps LLVM from copying many at once.
+    # COPIED at once, however many there are: their number cannot be predicted. What is too much is written over.
+    # Unsigned, since numba lets a negative index count from the end, which keeps LLVM from vectors.
     source, target = np.uint64(first), np.uint64(number)
-    for place in range(np.uint64(last - first)):
-        out[target + place] = units[source + place] & _UNIT
+    while source < np.uint64(last):
+        for place in range(np.uint64(COPIED)):
+            out[target + place] = units[source + place] & _UNIT
+        source += np.uint64(COPIED)
+        target += np.uint64(COPIED)
     return number + last - first
 
 
@@ -398,7 +460,7 @@ def _encode_piece(
 @inlined
 def _is_border(data: Bytes, place: int, tables: Tables) -> Any:
     """Whether a token may join parts of the characters before and behind `place`."""
-    return tables.borders[np.int64(data[place - 1]) << 8 | np.int64(data[place])] != 0
+    return tables.borders[data[place]] >> np.uint64(data[place - 1] & 63) & np.uint64(1) != 0
 
 
 @inlined

@@ -1,8 +1,8 @@
 """Bytes of a text side by side: 64 of them compared at once, eight of them read as a word.
 
 Numba writes no vector comparisons whose result is a bit a byte, though LLVM has them on every processor (AVX-512: one
-instruction for 64 bytes, SSE2: four). These are functions of a few LLVM instructions for kernels to use; they check no
-bounds.
+instruction for 64 bytes, SSE2: four), and no products of 128 bits. These are functions of a few LLVM instructions for
+kernels to use; they check no bounds.
 """
 
 from __future__ import annotations
@@ -52,6 +52,18 @@ def _trailing_zeros(context: Any, word: Any) -> Any:
     return types.int64(types.uint64), build
 
 
+def _folded_product(context: Any, one: Any, other: Any) -> Any:
+    """The two halves of the 128 bits of a product of words, one xor the other."""
+
+    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        wide = ir.IntType(128)
+        product = builder.mul(*(builder.zext(argument, wide) for argument in arguments))
+        upper = builder.trunc(builder.lshr(product, ir.Constant(wide, 64)), _WORD)
+        return builder.xor(upper, builder.trunc(product, _WORD))
+
+    return types.uint64(types.uint64, types.uint64), build
+
+
 def _loaded(context: Any, builder: Any, signature: Any, arguments: Any, kind: Any) -> Any:
     """A value of `kind` from the array that is the first argument, at the place that is the second."""
     array = context.make_array(signature.args[0])(context, builder, arguments[0])
@@ -64,3 +76,4 @@ def _loaded(context: Any, builder: Any, signature: Any, arguments: Any, kind: An
 bytes_between: Any = intrinsic(prefer_literal=True)(_bytes_between)
 word_at: Any = intrinsic(_word_at)
 trailing_zeros: Any = intrinsic(_trailing_zeros)
+folded_product: Any = intrinsic(_folded_product)

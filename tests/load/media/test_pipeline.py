@@ -311,15 +311,16 @@ def test_an_error_of_a_thread_reaches_the_caller(folder: Path, monkeypatch: pyte
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("by_threads", [0, 3, 4])
-def test_the_gpu_gives_the_images_of_the_cpu(folder: Path, by_threads: int) -> None:
+@pytest.mark.parametrize("workers", ["threads", "processes"])
+@pytest.mark.parametrize("on_cpu", [0, 3, 4])
+def test_the_gpu_gives_the_images_of_the_cpu(folder: Path, on_cpu: int, workers: str) -> None:
     media = training(folder)
     steps = tuple(
-        dataclasses.replace(step, executor="cpu" if number < by_threads else "auto")
+        dataclasses.replace(step, executor="cpu" if number < on_cpu else "auto")
         for number, step in enumerate(media.transforms)
     )
     host = open_media(media, seed=4)
-    device = open_media(dataclasses.replace(media, transforms=steps), seed=4, device="cuda")
+    device = open_media(training(folder, transforms=steps, workers=workers), seed=4, device="cuda")
     for _ in range(40):
         one, other = host.next(), device.next()
         assert other.images.is_cuda

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ropewalk.load.media.shared import Shared, mapped
-from ropewalk.load.media.staging import Allocate, Results, Staging, pageable, shared
+from ropewalk.load.media.staging import Allocate, Results, Staging, pageable, shared, shared_page_locked
 
 KINDS = pytest.mark.parametrize("allocate", [pageable, shared])
 
@@ -65,3 +65,31 @@ def test_shared_memory_is_the_same_for_all_who_map_it_and_has_no_name() -> None:
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(descriptor)
     assert seen[4999] == 7
+
+
+def test_memory_is_unlocked_when_nobody_holds_it_and_a_refusal_is_told(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    locked: dict[int, int] = {}
+
+    class Runtime:
+        """What is asked of the CUDA runtime, noted; it refuses more than a page."""
+
+        def cudaHostRegister(self, address: int, size: int, flags: int) -> int:
+            if size > 4096:
+                return 1
+            locked[address] = size
+            return 0
+
+        def cudaHostUnregister(self, address: int) -> int:
+            del locked[address]
+            return 0
+
+    monkeypatch.setattr(torch.cuda, "cudart", Runtime)
+    memory = shared_page_locked(1000)
+    assert locked == {memory.bytes.data_ptr(): 1000}
+    large = shared_page_locked(5000)
+    assert "5000 bytes of memory could not be page-locked" in caplog.text
+    del memory, large
+    gc.collect()
+    assert not locked

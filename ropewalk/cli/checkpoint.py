@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,7 +15,6 @@ from ropewalk.checkpoint.format import (
     list_checkpoints,
     read_checkpoint_manifest,
     resolve_checkpoint,
-    sealed,
     verify_checkpoint,
 )
 
@@ -43,7 +43,7 @@ def list_command(run: RunFolder, json: Json = False) -> None:
             "path": str(path),
             "step": manifest.step,
             "tokens": manifest.tokens,
-            "bytes": sum(entry.bytes for entry in manifest.files.values()),
+            "bytes": manifest.bytes,
         }
         for path, manifest in manifests
     ]
@@ -67,10 +67,10 @@ def show(checkpoint: Place, json: Json = False) -> None:
     rows = [("path", str(path)), ("step", str(manifest.step)), ("tokens", amount(manifest.tokens))]
     rows += [(key, str(value)) for key, value in manifest.spec.items()]
     rows += [
-        (name, f"{amount(entry.bytes, 'B')}, {len(entry.tensors)} tensors, xxh3 {entry.checksum}")
+        (name, f"{amount(entry.bytes, 'B')}, {len(manifest.places(name))} tensors, {len(entry.chunks)} chunks")
         for name, entry in manifest.files.items()
     ]
-    emit({"path": str(path), **sealed(manifest)}, as_json=json, text=table(rows))
+    emit({"path": str(path), **dataclasses.asdict(manifest)}, as_json=json, text=table(rows))
 
 
 @app.command()

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from ropewalk.base.errors import StorageError
+from ropewalk.base.files import storage
 
 from .commit import Attempt, commit
 from .disk import Disk
@@ -31,8 +31,8 @@ class Saved:
     copy_s: float
     persist_s: float
     """Seconds from the end of the copy until it was durable."""
-    error: StorageError | None = None
-    """Why it is not there; None when it is."""
+    error: Exception | None = None
+    """Why it is not there; None when it is. A StorageError is the disk's fault; anything else is ours."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,8 @@ class Persister:
                     self._idle.notify_all()
 
     def _persist(self, job: _Job) -> Saved:
-        snapshot, error, path = job.snapshot, None, job.folder
+        snapshot, path = job.snapshot, job.folder
+        error: Exception | None = None
         start = time.perf_counter()
         try:
             snapshot.wait_copied()
@@ -116,8 +117,9 @@ class Persister:
                 disk=self._disk,
                 attempt=self._attempt,
             )
-            job.after()
-        except StorageError as failure:
+            with storage(f"deleting old checkpoints below {job.folder}"):
+                job.after()
+        except Exception as failure:  # told to whoever trains, who may go on
             error = failure
         finally:
             snapshot.release()

@@ -240,14 +240,15 @@ def set_aside(path: Path) -> Path:
     return aside
 
 
-def retain(folder: Path, *, keep_last: int, disk: Disk | None = None) -> list[Path]:
-    """Deletes all but the newest `keep_last` checkpoints, and what a crash left half written; returns what went."""
+def retain(folder: Path, *, keep_last: int, keep_every: int = 0, disk: Disk | None = None) -> list[Path]:
+    """Deletes all but the newest `keep_last` checkpoints and those of steps that `keep_every` divides, and what a crash
+    left half written; returns what went."""
     disk = disk or LocalDisk()
     listed = list_checkpoints(folder)
     for leftover in (*folder.glob(f"*{PARTIAL}"), *folder.glob(f"*{REPLACED}")):
         if leftover not in listed:
             disk.remove(leftover)
-    doomed = listed[:-keep_last]
+    doomed = [path for path in listed[:-keep_last] if not (keep_every and _step(path) % keep_every == 0)]
     for path in doomed:
         # Renamed first: a crash in the middle of deleting leaves garbage, not half a checkpoint.
         trash = path.with_name(path.name + PARTIAL)
@@ -257,6 +258,10 @@ def retain(folder: Path, *, keep_last: int, disk: Disk | None = None) -> list[Pa
         point(f"checkpoint.retired:{path.name}")
         disk.remove(trash)
     return doomed
+
+
+def _step(path: Path) -> int:
+    return int(path.name.removesuffix(REPLACED).rpartition("-")[2])
 
 
 def _on_host(part: Held) -> Held:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 import time
 from collections.abc import Iterable, Mapping
@@ -52,7 +53,7 @@ class Trainer:
         if settings.train.threads:
             torch.set_num_threads(settings.train.threads)
         self._events = EventLog(run, rank=place.rank)
-        self._keeper = Keeper(run, keep_last=settings.checkpoint.keep_last, warn=self._warn)
+        self._keeper = Keeper(run, settings.checkpoint, warn=self._warn, ranks=plan.world)
         self._peak = peak_flops(self._device, plan.precision)
         self._meter = Meter(self._device, peak_flops=self._peak)
         self._layers = LayerWatch(
@@ -62,7 +63,7 @@ class Trainer:
             scaled_loss=plan.precision == "fp16",
         )
         self._policy = Policy(settings.train.guard)
-        points = Points(on_gradients=[self._on_gradients])
+        points = Points(on_gradients=[self._on_gradients], before_update=[lambda _: self._keeper.fence()])
         self._course = Course(settings, self._keeper, device=self._device, points=points)
         self.interrupt = Interrupt()
 
@@ -104,9 +105,10 @@ class Trainer:
             if ended or _is_due(at.step, settings.train.validate_every_steps):
                 with label("validate"), self._meter.paused():
                     ended = self._validate(running) or ended
-            if ended or _is_due(at.step, settings.checkpoint.save_every_steps):
+            if ended or self._keeper.due(at.step):
                 with label("save"), self._meter.paused():
                     self._save(ended=ended)
+            self._report_saves()
 
     def _next_batch(self, running: Running) -> Batch:
         """The batch of the step at hand, in rows as long as it wants them."""
@@ -122,6 +124,7 @@ class Trainer:
         at = self._course.at
         self._look_for_anomalies()
         record = self._meter.read(at.step, tokens=at.tokens, lr=lr)
+        self._keeper.saw_step(record["step_s"])
         self._events.write("step", phase=at.phase, **record)
         self._progress.advance(at.step, line(record, steps=self._settings.planned.steps))
         for hook in self._hooks:
@@ -158,16 +161,36 @@ class Trainer:
 
     def _save(self, *, ended: bool) -> None:
         self._look_for_anomalies()
-        start = time.perf_counter()
         state = self._course.state(ended=ended)
         # Saved, such weights would push the last good ones out of retention.
         if not all_finite(state.model.values()):
             raise UserError(_diverged("the weights are no longer finite", state.step))
-        path = self._keeper.save(state)
-        size = sum(file.stat().st_size for file in path.iterdir())
-        self._events.write("saved", step=state.step, path=str(path), seconds=time.perf_counter() - start, bytes=size)
-        for hook in self._hooks:
-            hook.after_save(state.step, str(path))
+        self._keeper.save(state)
+        if ended:
+            # The next phase may take the memory, and the end of a run is not announced before it is durable.
+            self._keeper.settle()
+
+    def _report_saves(self) -> None:
+        """Tells which checkpoints have become durable, and how often they will come."""
+        for saved in self._keeper.finished():
+            if saved.error:
+                self._events.write("save_failed", step=saved.step, error=str(saved.error))
+                continue
+            self._events.write(
+                "saved",
+                step=saved.step,
+                path=str(saved.path),
+                seconds=saved.blocked_s,
+                copy_s=saved.copy_s,
+                persist_s=saved.persist_s,
+                bytes=saved.bytes,
+            )
+            for hook in self._hooks:
+                hook.after_save(saved.step, str(saved.path))
+        decision = self._keeper.decide()
+        if decision:
+            self._events.write("save_interval", step=self._course.at.step, **dataclasses.asdict(decision))
+            self._progress.say(f"checkpoints: {decision}")
 
     def _look_for_anomalies(self) -> None:
         """Tells what went wrong since the last look, and does what the guard says."""
@@ -243,9 +266,12 @@ class Trainer:
     def _leave(self) -> None:
         """Saves what is made and ends as Ctrl-C does; the same command continues from here."""
         step = self._course.at.step
+        self._keeper.settle()
         if step and not self._keeper.holds(step):
             self._save(ended=False)
+            self._keeper.settle()
             self._progress.say(f"interrupted: saved step {step}")
+        self._report_saves()
         raise KeyboardInterrupt
 
     def _end(self) -> dict[str, float]:
@@ -257,7 +283,8 @@ class Trainer:
         return {"step": step, "tokens": self._course.at.tokens, **self._losses()}
 
     def close(self) -> None:
-        """Stops the reading thread and closes the diary."""
+        """Finishes what is being saved, stops the reading thread and closes the diary."""
+        self._keeper.close()
         self._course.close()
         self._events.close()
 

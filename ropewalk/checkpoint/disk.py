@@ -9,6 +9,8 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
@@ -90,3 +92,61 @@ class _OpenFile:
 
     def sync(self) -> None:
         os.fsync(self._descriptor)
+
+
+class Watched:
+    """A disk that tells how long its slowest call under way has lasted: one that hangs never raises anything."""
+
+    def __init__(self, disk: Disk) -> None:
+        self._disk = disk
+        self._began: dict[int, float] = {}
+
+    def waiting_s(self) -> float:
+        """Seconds that the call under way has lasted, 0 when there is none; from any thread."""
+        now = time.monotonic()
+        return max((now - began for began in list(self._began.values())), default=0.0)
+
+    @contextlib.contextmanager
+    def create(self, path: Path) -> Iterator[Open]:
+        with contextlib.ExitStack() as stack:
+            with self._call():
+                file = stack.enter_context(self._disk.create(path))
+            yield _WatchedFile(file, self)
+
+    def make_folder(self, path: Path) -> None:
+        with self._call():
+            self._disk.make_folder(path)
+
+    def rename(self, old: Path, new: Path) -> None:
+        with self._call():
+            self._disk.rename(old, new)
+
+    def sync_folder(self, path: Path) -> None:
+        with self._call():
+            self._disk.sync_folder(path)
+
+    def remove(self, path: Path) -> None:
+        with self._call():
+            self._disk.remove(path)
+
+    @contextlib.contextmanager
+    def _call(self) -> Iterator[None]:
+        thread = threading.get_ident()
+        self._began[thread] = time.monotonic()
+        try:
+            yield
+        finally:
+            del self._began[thread]
+
+
+class _WatchedFile:
+    def __init__(self, file: Open, disk: Watched) -> None:
+        self._file, self._disk = file, disk
+
+    def write(self, data: bytes | memoryview) -> None:
+        with self._disk._call():
+            self._file.write(data)
+
+    def sync(self) -> None:
+        with self._disk._call():
+            self._file.sync()

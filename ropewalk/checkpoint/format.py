@@ -157,6 +157,12 @@ def read_checkpoint_manifest(path: Path) -> CheckpointManifest:
             data = file.read_bytes()
     except FileNotFoundError:
         raise DataError(f"{file}: no such checkpoint manifest") from None
+    return parse_checkpoint_manifest(data, path)
+
+
+def parse_checkpoint_manifest(data: bytes, path: Path) -> CheckpointManifest:
+    """The manifest with these bytes, of the checkpoint folder `path`; raises DataError when it is altered."""
+    file = path / FILE
     tree = _unsealed(data)
     if tree is None:
         raise DataError(f"{file}: damaged checkpoint: the manifest is not what was written{REMEDY}")
@@ -212,7 +218,8 @@ def _unsealed(data: bytes) -> dict[str, Any] | None:
 
 def file_entry(tree: dict[str, Any]) -> FileEntry:
     """A file's entry from JSON."""
-    return FileEntry(bytes=tree["bytes"], chunks=tuple(tree["chunks"]), chunk_bytes=tree["chunk_bytes"])
+    packing = {"frames": tuple(tree["frames"]), "frame_bytes": tree["frame_bytes"]} if tree.get("frames") else {}
+    return FileEntry(bytes=tree["bytes"], chunks=tuple(tree["chunks"]), chunk_bytes=tree["chunk_bytes"], **packing)
 
 
 def tensor_entry(tree: dict[str, Any]) -> TensorEntry:

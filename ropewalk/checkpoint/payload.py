@@ -7,6 +7,7 @@ that holds it, and a reader that wants one tensor checks the chunks it touches a
 
 from __future__ import annotations
 
+import itertools
 import json
 import mmap
 import os
@@ -22,6 +23,7 @@ from ropewalk.base.errors import DataError
 from ropewalk.base.files import point, storage
 
 from .disk import Disk
+from .packing import FRAME_BYTES, frames, unpack
 
 CHUNK_BYTES = 4 << 20
 """Large enough that a manifest of a terabyte has 2.6e5 hashes, small enough that one tensor is read alone. The hash
@@ -66,8 +68,12 @@ class FileEntry:
 
     bytes: int
     chunks: tuple[str, ...]
-    """xxh3-64 of every `chunk_bytes` in hexadecimal."""
+    """xxh3-64 of every `chunk_bytes` in hexadecimal, of the file as it is stored."""
     chunk_bytes: int = CHUNK_BYTES
+    frames: tuple[int, ...] = ()
+    """Of a packed file (packing.py): the stored bytes of each frame. Places of tensors are those before packing."""
+    frame_bytes: int = FRAME_BYTES
+    """What each frame but the last one holds."""
 
 
 def layout(parts: Sequence[tuple[str, str, tuple[int, ...], int]]) -> tuple[bytes, list[int]]:
@@ -99,12 +105,14 @@ class Pace:
 
 
 def write_payload(
-    disk: Disk, path: Path, blocks: Iterable[bytes | memoryview], *, pace: Pace | None = None
+    disk: Disk, path: Path, blocks: Iterable[bytes | memoryview], *, pace: Pace | None = None, packed: int = 0
 ) -> FileEntry:
-    """Writes `blocks` one after the other and waits until they are durable."""
+    """Writes `blocks` one after the other and waits until they are durable; `packed` as numbers of so many bytes, or
+    as they are when it is 0."""
     hashes = _Hashes()
+    sizes: list[int] = []
     with disk.create(path) as file:
-        for block in blocks:
+        for block in _packed(blocks, packed, sizes) if packed else blocks:
             for piece in _cut(memoryview(block).cast("B")):
                 if pace:
                     time.sleep(pace.delay(len(piece)))
@@ -113,14 +121,22 @@ def write_payload(
         point(f"checkpoint.written:{path.name}")
         file.sync()
     point(f"checkpoint.payload:{path.name}")
-    return FileEntry(bytes=hashes.size, chunks=hashes.close())
+    return FileEntry(bytes=hashes.size, chunks=hashes.close(), chunk_bytes=CHUNK_BYTES, frames=tuple(sizes))
+
+
+def digest(data: memoryview) -> str:
+    """xxh3-64 of bytes in memory, a chunk at a time."""
+    made = xxhash.xxh3_64()
+    for piece in _cut(data):
+        made.update(piece)
+    return made.hexdigest()
 
 
 def entry_of(data: bytes | memoryview) -> FileEntry:
     """What the manifest says of a file with these bytes."""
     hashes = _Hashes()
     hashes.add(memoryview(data).cast("B"))
-    return FileEntry(bytes=hashes.size, chunks=hashes.close())
+    return FileEntry(bytes=hashes.size, chunks=hashes.close(), chunk_bytes=CHUNK_BYTES)
 
 
 class Payload:
@@ -131,6 +147,8 @@ class Payload:
         self._path, self._entry, self._owners = path, entry, owners or {}
         self._map: mmap.mmap | bytes = b""
         self._checked: set[int] = set()
+        self._starts = list(itertools.accumulate(entry.frames, initial=0))
+        self._unpacked: tuple[int, bytes] = (-1, b"")
         try:
             with storage(f"reading {path}"), open(path, "rb") as file:
                 size = os.fstat(file.fileno()).st_size
@@ -152,6 +170,22 @@ class Payload:
                 self._checked.add(number)
         return memoryview(self._map)[begin:end]
 
+    def raw(self, begin: int, end: int) -> memoryview:
+        """As `read`, of the file before it was packed."""
+        if not self._entry.frames or begin == end:
+            return self.read(begin, end)
+        size = self._entry.frame_bytes
+        parts = [self._frame(number) for number in range(begin // size, -(-end // size))]
+        first = begin // size * size
+        return memoryview(parts[0] if len(parts) == 1 else b"".join(parts))[begin - first : end - first]
+
+    def _frame(self, number: int) -> bytes:
+        """An unpacked frame; the last one is kept, since tensors are read in order."""
+        if self._unpacked[0] != number:
+            stored = self.read(self._starts[number], self._starts[number + 1])
+            self._unpacked = (number, unpack(stored))
+        return self._unpacked[1]
+
     def problems(self) -> Iterator[str]:
         """What is wrong with the file, chunk by chunk."""
         yield from filter(None, map(self._wrong, range(len(self._entry.chunks))))
@@ -162,9 +196,17 @@ class Payload:
         with memoryview(self._map) as whole, whole[begin:end] as chunk:
             if xxhash.xxh3_64_hexdigest(chunk) == self._entry.chunks[number]:
                 return ""
-        hit = [name for name, (first, last) in self._owners.items() if first < end and last > begin]
+        hit = [name for name, place in self._owners.items() if self._touches(place, begin, end)]
         what = f" ({', '.join(hit[:4])}{' ...' if len(hit) > 4 else ''})" if hit else ""
         return f"{self._path}: damaged checkpoint: bytes {begin} to {end}{what} are not what was written{REMEDY}"
+
+    def _touches(self, place: tuple[int, int], begin: int, end: int) -> bool:
+        """Whether bytes `begin` to `end` of the file hold some of what lies at `place`."""
+        first, last = place
+        if self._entry.frames and first < last:
+            size = self._entry.frame_bytes
+            first, last = self._starts[first // size], self._starts[-(-last // size)]
+        return first < end and last > begin
 
 
 REMEDY = "; use an older checkpoint"
@@ -195,6 +237,13 @@ class _Hashes:
     def _next(self) -> None:
         self._done.append(self._hash.hexdigest())
         self._hash = xxhash.xxh3_64()
+
+
+def _packed(blocks: Iterable[bytes | memoryview], item: int, sizes: list[int]) -> Iterator[bytes]:
+    """Packed frames; notes their sizes."""
+    for frame in frames(blocks, item=item):
+        sizes.append(len(frame))
+        yield frame
 
 
 def _cut(data: memoryview) -> Iterator[memoryview]:

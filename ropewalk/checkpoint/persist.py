@@ -14,6 +14,7 @@ from ropewalk.base.files import storage
 from .commit import Attempt, commit
 from .disk import Disk
 from .format import CheckpointManifest
+from .packing import Packer
 from .payload import Pace
 from .snapshot import Snapshot
 from .tensors import write_parts
@@ -41,15 +42,30 @@ class _Job:
     manifest: CheckpointManifest
     tokenizer: bytes
     snapshot: Snapshot
+    before: Callable[[], None]
     after: Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Loan:
+    step: int
+    snapshot: Snapshot
+    work: Callable[[], None]
 
 
 class Persister:
     """Writes snapshots in the order they were taken; an error is told, not raised, so that training lives on."""
 
-    def __init__(self, disk: Disk, *, attempt: Attempt | None = None, pace: Pace | None = None) -> None:
-        self._disk, self._attempt, self._pace = disk, attempt or Attempt(), pace
-        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+    def __init__(
+        self,
+        disk: Disk,
+        *,
+        attempt: Attempt | None = None,
+        pace: Pace | None = None,
+        packer: Packer | None = None,
+    ) -> None:
+        self._disk, self._attempt, self._pace, self._packer = disk, attempt or Attempt(), pace, packer
+        self._jobs: queue.SimpleQueue[_Job | _Loan | None] = queue.SimpleQueue()
         self._done: queue.SimpleQueue[Saved] = queue.SimpleQueue()
         self._idle = threading.Condition()
         self._open = 0
@@ -63,12 +79,27 @@ class Persister:
         snapshot: Snapshot,
         *,
         tokenizer: bytes,
+        before: Callable[[], None] = lambda: None,
         after: Callable[[], None] = lambda: None,
     ) -> None:
-        """Has the snapshot written below `folder`; `after` runs in the background when it is durable (retention)."""
+        """Has the snapshot written below `folder`. In the background, `before` runs when it is copied and nothing is
+        written yet (faster copies), `after` when it is durable (retention)."""
         with self._idle:
             self._open += 1
-        self._jobs.put(_Job(folder, manifest, tokenizer, snapshot, after))
+        self._jobs.put(_Job(folder, manifest, tokenizer, snapshot, before, after))
+
+    def lend(self, snapshot: Snapshot, work: Callable[[], None], *, step: int) -> None:
+        """Has `work` done in the background when the snapshot of `step` is copied; nothing is written, and only a
+        failure is told."""
+        with self._idle:
+            self._open += 1
+        self._jobs.put(_Loan(step, snapshot, work))
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is under way."""
+        with self._idle:
+            return self._open == 0
 
     def finished(self) -> list[Saved]:
         """What has ended since the last call, in order."""
@@ -77,20 +108,31 @@ class Persister:
             found.append(self._done.get())
         return found
 
-    def drain(self, *, timeout_s: float | None = None) -> bool:
-        """Waits until nothing is under way; whether that came to pass within the time."""
-        with self._idle:
-            return self._idle.wait_for(lambda: self._open == 0, timeout_s)
+    def hurry(self) -> None:
+        """From the next snapshot on, writes as fast as the disk can."""
+        self._pace = None
 
-    def close(self) -> None:
-        """Finishes what is under way and ends the thread."""
+    def drain(self, *, timeout_s: float | None = None, give_up: Callable[[], bool] = lambda: False) -> bool:
+        """Waits until nothing is under way, the time is over or `give_up` says so; whether nothing is."""
+        end = None if timeout_s is None else time.monotonic() + timeout_s
+        with self._idle:
+            while not self._idle.wait_for(lambda: self._open == 0, 0.05):
+                if give_up() or (end is not None and time.monotonic() > end):
+                    return False
+        return True
+
+    def close(self, *, give_up: Callable[[], bool] = lambda: False) -> None:
+        """Finishes what is under way and ends the thread; one that `give_up` says is lost is left to itself."""
         self._jobs.put(None)
-        self._thread.join()
+        if self.drain(give_up=give_up):
+            self._thread.join()
 
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:
             try:
-                self._done.put(self._persist(job))
+                saved = _lend(job) if isinstance(job, _Loan) else self._persist(job)
+                if saved:
+                    self._done.put(saved)
             finally:
                 with self._idle:
                     self._open -= 1
@@ -102,6 +144,7 @@ class Persister:
         start = time.perf_counter()
         try:
             snapshot.wait_copied()
+            job.before()
             start = time.perf_counter()
             path = commit(
                 job.folder,
@@ -113,6 +156,8 @@ class Persister:
                     disk=self._disk,
                     attempt=self._attempt,
                     pace=self._pace,
+                    digests=snapshot.digests,
+                    packer=self._packer,
                 ),
                 disk=self._disk,
                 attempt=self._attempt,
@@ -133,3 +178,23 @@ class Persister:
             persist_s=time.perf_counter() - start,
             error=error,
         )
+
+
+def _lend(loan: _Loan) -> Saved | None:
+    """Does the work; how it failed, or nothing."""
+    try:
+        loan.snapshot.wait_copied()
+        loan.work()
+    except Exception as failure:  # told to whoever trains
+        return Saved(
+            step=loan.step,
+            path=Path(),
+            bytes=0,
+            blocked_s=loan.snapshot.blocked_s,
+            copy_s=loan.snapshot.copy_s,
+            persist_s=0.0,
+            error=failure,
+        )
+    finally:
+        loan.snapshot.release()
+    return None

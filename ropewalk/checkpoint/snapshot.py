@@ -18,7 +18,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from .layouts import Held
+from .layouts import Held, as_bytes
+from .payload import digest
 
 Overlap = Literal["step", "none"]
 """`step`: the copy runs during the next forward and backward pass. `none`: the caller waits for it."""
@@ -33,6 +34,10 @@ class Snapshot:
     began: float
     _copied: Future[None]
     _slot: _Slot
+    digests: dict[str, dict[str, str]] = field(default_factory=dict)
+    """By group and name, the hash of what was copied, taken right after the copy: a bit that flips in the buffer
+    before it is written is found. Training does not wait for it."""
+    _hashed: Future[None] = field(default_factory=Future)
     blocked_s: float = 0.0
     """Seconds that training has waited for it so far."""
     copy_s: float = 0.0
@@ -45,8 +50,9 @@ class Snapshot:
         self.blocked_s += time.perf_counter() - start
 
     def wait_copied(self) -> None:
-        """As `wait`, for whoever is not training."""
+        """Returns when the copy is done and hashed; for whoever is not training."""
         self._copied.result()
+        self._hashed.result()
 
     def release(self) -> None:
         """Gives the buffer back."""
@@ -75,12 +81,17 @@ class Stager:
         """Makes the buffers for such parts ahead of the first snapshot; returns their bytes."""
         return sum(_fit(slot, parts) for slot in self._slots)
 
-    def take(self, parts: Mapping[str, Sequence[Held]]) -> Snapshot:
-        """Begins a snapshot of `parts`; waits first when both buffers are still on their way."""
+    def take(
+        self, parts: Mapping[str, Sequence[Held]], *, give_up: Callable[[], bool] = lambda: False
+    ) -> Snapshot | None:
+        """Begins a snapshot of `parts`. When both buffers are still on their way, waits for one, or until `give_up`
+        says so: then there is none."""
         began = time.perf_counter()
         slot = self._slots[self._taken % len(self._slots)]
+        while not slot.free.acquire(timeout=0.05):
+            if give_up():
+                return None
         self._taken += 1
-        slot.free.acquire()
         _fit(slot, parts)
         targets, pairs = _places(slot, parts)
         snapshot = Snapshot(targets, began, Future(), slot)
@@ -127,6 +138,11 @@ def _finish(snapshot: Snapshot, work: Callable[[], object]) -> None:
     else:
         snapshot.copy_s = time.perf_counter() - start
         snapshot._copied.set_result(None)
+        snapshot.digests = {
+            group: {part.name: digest(as_bytes(part.local)) for part in parts}
+            for group, parts in snapshot.parts.items()
+        }
+    snapshot._hashed.set_result(None)
 
 
 def _fit(slot: _Slot, parts: Mapping[str, Sequence[Held]]) -> int:

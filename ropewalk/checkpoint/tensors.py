@@ -7,9 +7,11 @@ reads says which box of which tensor it wants, reads the ranges that hold it, an
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import platform
 import shutil
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,8 +21,8 @@ import torch
 from torch import Tensor
 
 from ropewalk import __version__
-from ropewalk.base.errors import DataError
-from ropewalk.base.files import PARTIAL, point
+from ropewalk.base.errors import DataError, StorageError
+from ropewalk.base.files import PARTIAL
 from ropewalk.model.spec import Spec
 
 from .boxes import Box, fill, rows_of, whole
@@ -36,9 +38,13 @@ from .format import (
     read_checkpoint_manifest,
 )
 from .layouts import Held, as_bytes, held, written
-from .payload import Pace, Payload, layout, write_payload
+from .packing import Packer
+from .payload import Pace, Payload, digest, layout, write_payload
+from .prune import retire, step_of
 
 TOKENIZER = "tokenizer.json"
+PACKED = ".planes"
+"""Suffix of a safetensors file that is packed, which other readers do not understand."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -90,15 +96,31 @@ def write_parts(
     disk: Disk,
     attempt: Attempt,
     pace: Pace | None = None,
+    digests: Mapping[str, Mapping[str, str]] | None = None,
+    packer: Packer | None = None,
 ) -> Record:
-    """Writes one file a group, and on rank 0 the tokenizer; returns when they are durable."""
+    """Writes one file a group, and on rank 0 the tokenizer; returns when they are durable.
+
+    `packer` decides whether a file is packed. `digests`: what the parts hashed to when they were made, by group and
+    name; StorageError when one has changed since.
+    """
     files, tensors = {}, {}
     for group, group_parts in parts.items():
         name = f"{group}.safetensors" if attempt.world == 1 else f"{group}-{attempt.rank:05d}.safetensors"
         ordered = sorted(group_parts, key=lambda part: part.name)
         data = [as_bytes(part.local) for part in ordered]
         header, begins = layout([(p.name, p.dtype, p.box.shape, len(d)) for p, d in zip(ordered, data, strict=True)])
-        files[name] = write_payload(disk, place / name, [header, *data], pace=pace)
+        expected = (digests or {}).get(group, {})
+        blocks = _unaltered(group, {p.name: d for p, d in zip(ordered, data, strict=True)}, expected)
+        largest = max(range(len(data)), key=lambda number: len(data[number]), default=None)
+        item = item_bytes(ordered[largest].dtype) if largest is not None else 1
+        packed = packer is not None and largest is not None and packer.chooses(data[largest], item=item)
+        name += PACKED * packed
+        start = time.perf_counter()
+        chain: Iterable[bytes | memoryview] = itertools.chain([header], blocks)
+        files[name] = write_payload(disk, place / name, chain, pace=pace, packed=item * packed)
+        if packer and not packed:
+            packer.wrote(files[name].bytes, seconds=time.perf_counter() - start)
         tensors[group] = {
             part.name: TensorEntry(
                 dtype=part.dtype,
@@ -158,7 +180,7 @@ class Reader:
             part = stored.meet(box)
             if part is not None:
                 first, last = rows_of(part, stored)
-                data = self._payload(piece.file).read(piece.begin + first * item, piece.begin + last * item)
+                data = self._payload(piece.file).raw(piece.begin + first * item, piece.begin + last * item)
                 fill(target, box, part, stored, data, item)
         kind: torch.dtype = getattr(torch, entry.dtype)
         # torch does not reinterpret what holds nothing.
@@ -240,28 +262,32 @@ def set_aside(path: Path) -> Path:
     return aside
 
 
-def retain(folder: Path, *, keep_last: int, keep_every: int = 0, disk: Disk | None = None) -> list[Path]:
-    """Deletes all but the newest `keep_last` checkpoints and those of steps that `keep_every` divides, and what a crash
-    left half written; returns what went."""
+def retain(
+    folder: Path, *, keep_last: int, keep_every: int = 0, in_use: Collection[Path] = (), disk: Disk | None = None
+) -> list[Path]:
+    """Deletes all but the newest `keep_last` checkpoints, those of steps that `keep_every` divides and those `in_use`,
+    and what a crash left half written; returns what went."""
     disk = disk or LocalDisk()
     listed = list_checkpoints(folder)
     for leftover in (*folder.glob(f"*{PARTIAL}"), *folder.glob(f"*{REPLACED}")):
         if leftover not in listed:
             disk.remove(leftover)
-    doomed = [path for path in listed[:-keep_last] if not (keep_every and _step(path) % keep_every == 0)]
+    stay = [path for path in listed if path in in_use or (keep_every and step_of(path) % keep_every == 0)]
+    doomed = [path for path in listed[:-keep_last] if path not in stay]
     for path in doomed:
-        # Renamed first: a crash in the middle of deleting leaves garbage, not half a checkpoint.
-        trash = path.with_name(path.name + PARTIAL)
-        disk.rename(path, trash)
-        # Durable before anything inside goes: a power cut must not bring the name back without the files.
-        disk.sync_folder(folder)
-        point(f"checkpoint.retired:{path.name}")
-        disk.remove(trash)
+        retire(path, disk=disk)
     return doomed
 
 
-def _step(path: Path) -> int:
-    return int(path.name.removesuffix(REPLACED).rpartition("-")[2])
+def _unaltered(group: str, data: Mapping[str, memoryview], expected: Mapping[str, str]) -> Iterator[memoryview]:
+    """The bytes of each part; after it has been written, it must still hash to what is expected of it."""
+    for name, block in data.items():
+        yield block
+        if name in expected and digest(block) != expected[name]:
+            raise StorageError(
+                f"{group}/{name}: the copy in memory changed before it was written, so this checkpoint is given up; "
+                "older ones are intact. Test this machine's memory"
+            )
 
 
 def _on_host(part: Held) -> Held:

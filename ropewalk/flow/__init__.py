@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from .authoring import diff as diff
     from .authoring import new_recipe as new_recipe
     from .authoring import show as show
+    from .checkpoints import prune_checkpoints as prune_checkpoints
+    from .checkpoints import reshard_checkpoint as reshard_checkpoint
     from .models import export_model as export_model
     from .models import grow_model as grow_model
     from .models import import_model as import_model
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from .prepared import prepare_report as prepare_report
     from .prepared import what_if as what_if
     from .recipe import Recipe as Recipe
+    from .trials import chaos as chaos
     from .verbs import answer as answer
     from .verbs import detach as detach
     from .verbs import evaluate as evaluate
@@ -33,6 +36,8 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "authoring": ("check", "describe", "diff", "new_recipe", "show"),
+    "trials": ("chaos",),
+    "checkpoints": ("prune_checkpoints", "reshard_checkpoint"),
     "models": ("export_model", "grow_model", "import_model"),
     "prepared": ("explain", "prepare_report", "what_if"),
     "recipe": ("Recipe",),

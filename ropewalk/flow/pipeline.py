@@ -141,7 +141,7 @@ class Flow:
     def _training_inputs(self) -> dict[str, Any]:
         """All that decides the weights."""
         recipe = self._recipe
-        cosmetic = {"log_every_steps", "layers_every_steps", "validate_every_steps", "validate_rows"}
+        cosmetic = {"faults", "log_every_steps", "layers_every_steps", "validate_every_steps", "validate_rows"}
         phases = phases_of(recipe.train, sequence_length=recipe.load.sequence_length)
         return {
             "data": self._prepared("hash"),

@@ -6,7 +6,9 @@
     │   ├── DataError        an input, shard or checkpoint is missing, damaged or of another version
     │   ├── RunConflict      the run directory belongs to another recipe or another process
     │   └── MissingPackage   an optional dependency is needed; says what to install
-    └── StorageError         the disk is full, read-only or failing: exit 2; what was committed is intact
+    ├── StorageError         the disk is full, read-only or failing: exit 2; what was committed is intact
+    ├── HardwareError        two computations that must agree do not: exit 2; what was committed is intact
+    └── Preempted            the scheduler wanted the machine back and the state is saved: exit 0
 
 Any other exception is a bug and keeps its traceback.
 """
@@ -69,6 +71,16 @@ class StorageError(RopewalkError):
     """Storage refused a write or a read; what was committed before is intact."""
 
 
+class HardwareError(RopewalkError):
+    """The machine computes wrongly; what was committed before the last check is intact."""
+
+
+class Preempted(RopewalkError):
+    """The run was asked to make room and did; nothing is wrong, the same command continues."""
+
+    exit_code = 0
+
+
 _STORAGE_REMEDIES = {
     errno.ENOSPC: "the disk is full; free some space and run the same command again, it continues",
     errno.EDQUOT: "the disk quota is used up; free some space and run the same command again",
@@ -78,6 +90,9 @@ _STORAGE_REMEDIES = {
     errno.EPERM: "permission denied; choose another folder or change its permissions",
     errno.EEXIST: "a file stands where a folder is needed; remove it or choose another folder",
     errno.ENOTDIR: "a file stands where a folder is needed; remove it or choose another folder",
+    errno.EXDEV: "the folder spans two file systems; keep a run on one, without mounts or links inside it",
+    errno.ESTALE: "the network file system lost the folder; mount it again, then run the same command again",
+    errno.ETIMEDOUT: "the storage did not answer in time; check it, then run the same command again",
     errno.EIO: "the device reported an input/output error; check the disk, then run the same command again",
 }
 

@@ -1,13 +1,17 @@
 """What a checkpoint is on disk: a folder `step-00000100` of safetensors files and a manifest. No torch.
 
 The folder appears by one rename after everything in it is durable, so it exists whole or not at all; the manifest's
-checksums tell whether it is still what was written.
+hashes tell whether it is still what was written. A tensor may lie in pieces, one for each rank that held a part of it:
+each piece names its file, its place there, and its place in the whole tensor.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
+import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,21 +19,41 @@ from typing import Any
 import xxhash
 
 from ropewalk.base.errors import DataError
-from ropewalk.base.files import read_json, storage, upgraded
+from ropewalk.base.files import storage, upgraded
 
-FORMAT = 2
+from .payload import CODES, REMEDY, FileEntry, Payload
+
+FORMAT = 3
 FILE = "manifest.json"
+LATEST = "latest.json"
+"""Beside the checkpoints; names the newest."""
+REPLACED = ".replaced"
+"""Suffix of a checkpoint while another of the same step takes its place."""
 _PREFIX = "step-"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class FileEntry:
-    """One file of a checkpoint."""
+class Piece:
+    """Where a box of a tensor lies."""
 
-    bytes: int
-    checksum: str
-    tensors: dict[str, dict[str, Any]]
-    """`dtype` and `shape` by tensor name; empty for a file of another kind."""
+    file: str
+    begin: int
+    """First byte in the file."""
+    offset: tuple[int, ...]
+    """The box's corner in the whole tensor."""
+    shape: tuple[int, ...]
+    """Its sides."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TensorEntry:
+    """One tensor of a checkpoint; its pieces cover it, each number once."""
+
+    dtype: str
+    """torch's name: `bfloat16`."""
+    shape: tuple[int, ...]
+    """Of the whole tensor."""
+    pieces: tuple[Piece, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,12 +64,20 @@ class CheckpointManifest:
     tokens: int
     """Training tokens read so far."""
     seed: int
+    """Every random number of a run is a function of it and of a place: there is no other state."""
     spec: dict[str, Any]
     """The model with every size decided: enough to build it again."""
     data: dict[str, Any]
     """The loader's state."""
     files: dict[str, FileEntry]
-    version: str
+    tensors: dict[str, dict[str, TensorEntry]]
+    """By group (`model`, `optimizer`) and name."""
+    versions: dict[str, str]
+    """Of ropewalk, torch and Python that wrote it."""
+    world: int = 1
+    """Ranks that wrote it."""
+    parent: str = ""
+    """The checkpoint that its run went on from before this one; empty at the beginning."""
     phase: int = 0
     """Number of the phase, counted from 0."""
     phase_step: int = 0
@@ -57,6 +89,21 @@ class CheckpointManifest:
     chat: str = ""
     """Name of the chat template of its data; empty when there was none."""
 
+    @property
+    def bytes(self) -> int:
+        """Of all files but the manifest."""
+        return sum(entry.bytes for entry in self.files.values())
+
+    def places(self, file: str) -> dict[str, tuple[int, int]]:
+        """First and last byte (exclusive) in `file` of each tensor that has a piece there."""
+        found = {}
+        for group, entries in self.tensors.items():
+            for name, entry in entries.items():
+                for piece in entry.pieces:
+                    if piece.file == file:
+                        found[f"{group}/{name}"] = (piece.begin, piece.begin + piece_bytes(entry.dtype, piece.shape))
+        return found
+
 
 def step_path(folder: Path, step: int) -> Path:
     """Where the checkpoint of `step` lies."""
@@ -65,8 +112,13 @@ def step_path(folder: Path, step: int) -> Path:
 
 def list_checkpoints(folder: Path) -> list[Path]:
     """Every finished checkpoint below `folder`, oldest first; what a crash left behind is not listed."""
-    found = [p for p in folder.glob(f"{_PREFIX}*") if p.name[len(_PREFIX) :].isdigit() and p.is_dir()]
-    return sorted(found, key=lambda path: int(path.name[len(_PREFIX) :]))
+    found: dict[int, Path] = {}
+    # Sorted, a step comes before its replaced twin, which counts only when a crash left it alone.
+    for path in sorted(folder.glob(f"{_PREFIX}*")):
+        step = path.name.removesuffix(REPLACED)[len(_PREFIX) :]
+        if step.isdigit() and path.is_dir():
+            found.setdefault(int(step), path)
+    return [found[step] for step in sorted(found)]
 
 
 def resolve_checkpoint(path: Path) -> Path:
@@ -80,22 +132,117 @@ def resolve_checkpoint(path: Path) -> Path:
     raise DataError(f"{path}: no checkpoint here; name a `step-...` folder or a run directory that has been trained")
 
 
-def sealed(manifest: CheckpointManifest) -> dict[str, Any]:
-    """The manifest as JSON with its own checksum."""
+def sealed(manifest: CheckpointManifest) -> bytes:
+    """The manifest as JSON whose last field is the hash of every byte before it."""
     tree = {"format": FORMAT, **dataclasses.asdict(manifest)}
-    return {**tree, "checksum": _tree_checksum(tree)}
+    text = json.dumps(tree, indent=1, ensure_ascii=False, allow_nan=False)
+    body = text.removesuffix("\n}").encode() + _SEAL
+    return body + checksum(body).encode() + _END
+
+
+def identity(manifest: CheckpointManifest) -> str:
+    """Hash of what a checkpoint holds, whoever wrote it after which interruptions."""
+    tree = dataclasses.asdict(manifest)
+    return _tree_checksum({key: value for key, value in tree.items() if key not in ("parent", "versions")})
+
+
+_SEAL, _END = b',\n "checksum": "', b'"\n}\n'
 
 
 def read_checkpoint_manifest(path: Path) -> CheckpointManifest:
     """The manifest of the checkpoint folder `path`; raises DataError when it is missing or altered."""
     file = path / FILE
-    tree = read_json(file, what="checkpoint manifest")
-    if not isinstance(tree, dict) or tree.pop("checksum", None) != _tree_checksum(tree):
-        raise DataError(f"{file}: damaged checkpoint: the manifest is not what was written; use an older checkpoint")
-    tree = upgraded(tree, path=file, what="checkpoint", current=FORMAT, upgrades={1: _one_phase})
+    try:
+        with storage(f"reading {file}"):
+            data = file.read_bytes()
+    except FileNotFoundError:
+        raise DataError(f"{file}: no such checkpoint manifest") from None
+    return parse_checkpoint_manifest(data, path)
+
+
+def parse_checkpoint_manifest(data: bytes, path: Path) -> CheckpointManifest:
+    """The manifest with these bytes, of the checkpoint folder `path`; raises DataError when it is altered."""
+    file = path / FILE
+    tree = _unsealed(data)
+    if tree is None:
+        raise DataError(f"{file}: damaged checkpoint: the manifest is not what was written{REMEDY}")
+    upgrades: dict[int, Callable[[Any], dict[str, Any]]]
+    upgrades = {1: _one_phase, 2: functools.partial(_one_piece, folder=path)}
+    tree = upgraded(tree, path=file, what="checkpoint", current=FORMAT, upgrades=upgrades)
     tree.pop("format")
-    files = {name: FileEntry(**entry) for name, entry in tree.pop("files").items()}
-    return CheckpointManifest(files=files, **tree)
+    files = {name: file_entry(entry) for name, entry in tree.pop("files").items()}
+    tensors = {
+        group: {name: tensor_entry(entry) for name, entry in entries.items()}
+        for group, entries in tree.pop("tensors").items()
+    }
+    return CheckpointManifest(files=files, tensors=tensors, **tree)
+
+
+def verify_checkpoint(path: Path) -> list[str]:
+    """Reads every byte of a checkpoint; returns what is wrong, nothing when all is as written."""
+    try:
+        manifest = read_checkpoint_manifest(path)
+    except DataError as error:
+        return [str(error)]
+    return list(_problems(path, manifest))
+
+
+def _problems(path: Path, manifest: CheckpointManifest) -> Iterator[str]:
+    for name, entry in manifest.files.items():
+        try:
+            yield from Payload(path / name, entry, owners=manifest.places(name)).problems()
+        except DataError as error:
+            yield str(error)
+
+
+def checksum(data: bytes | memoryview) -> str:
+    """xxh3-64 in hexadecimal."""
+    return xxhash.xxh3_64_hexdigest(data)
+
+
+def _unsealed(data: bytes) -> dict[str, Any] | None:
+    """The manifest without its hash; None when it is not what was written."""
+    try:
+        tree = json.loads(data)
+    except ValueError:
+        return None
+    if not isinstance(tree, dict):
+        return None
+    told = tree.pop("checksum", None)
+    if isinstance(tree.get("format"), int) and tree["format"] < 3:
+        return tree if told == _tree_checksum(tree) else None
+    body, seal, _ = data.rpartition(_SEAL)
+    whole = body + seal
+    return tree if data == whole + checksum(whole).encode() + _END else None
+
+
+def file_entry(tree: dict[str, Any]) -> FileEntry:
+    """A file's entry from JSON."""
+    packing = {"frames": tuple(tree["frames"]), "frame_bytes": tree["frame_bytes"]} if tree.get("frames") else {}
+    return FileEntry(bytes=tree["bytes"], chunks=tuple(tree["chunks"]), chunk_bytes=tree["chunk_bytes"], **packing)
+
+
+def tensor_entry(tree: dict[str, Any]) -> TensorEntry:
+    """A tensor's entry from JSON."""
+    pieces = tuple(
+        Piece(file=p["file"], begin=p["begin"], offset=tuple(p["offset"]), shape=tuple(p["shape"]))
+        for p in tree["pieces"]
+    )
+    return TensorEntry(dtype=tree["dtype"], shape=tuple(tree["shape"]), pieces=pieces)
+
+
+def piece_bytes(dtype: str, shape: tuple[int, ...]) -> int:
+    """Bytes of a box of a type."""
+    return math.prod(shape) * item_bytes(dtype)
+
+
+def item_bytes(dtype: str) -> int:
+    """Bytes of one number of a type, by torch's name."""
+    digits = "".join(filter(str.isdigit, CODES[dtype].split("_")[0]))
+    return int(digits or 8) // 8
+
+
+# Older formats
 
 
 def _one_phase(tree: dict[str, Any]) -> dict[str, Any]:
@@ -110,38 +257,46 @@ def _one_phase(tree: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def verify_checkpoint(path: Path) -> list[str]:
-    """Reads every byte of a checkpoint; returns what is wrong, nothing when all is as written."""
+def _one_piece(tree: dict[str, Any], *, folder: Path) -> dict[str, Any]:
+    """Format 2 had one rank, one hash a file, and left the places of the tensors to the files' own headers."""
+    files, tensors = {}, {}
+    for name, entry in tree["files"].items():
+        size = max(1, entry["bytes"])
+        files[name] = {"bytes": entry["bytes"], "chunks": [entry["checksum"]], "chunk_bytes": size}
+        begins = _begins(folder / name) if entry["tensors"] else {}
+        tensors[name.removesuffix(".safetensors")] = {
+            tensor: {
+                **told,
+                "pieces": [
+                    {
+                        "file": name,
+                        "begin": begins.get(tensor, 0),
+                        "offset": [0] * len(told["shape"]),
+                        "shape": told["shape"],
+                    }
+                ],
+            }
+            for tensor, told in entry["tensors"].items()
+        }
+    tensors.pop("tokenizer.json", None)
+    versions = {"ropewalk": tree["version"]}
+    return {
+        **{key: value for key, value in tree.items() if key not in ("files", "version")},
+        "files": files,
+        "tensors": tensors,
+        "versions": versions,
+    }
+
+
+def _begins(path: Path) -> dict[str, int]:
+    """Where each tensor begins, from the file's header; nothing when it cannot be read, which its hash will tell."""
     try:
-        manifest = read_checkpoint_manifest(path)
-    except DataError as error:
-        return [str(error)]
-    wrong = []
-    for name, entry in manifest.files.items():
-        try:
-            read_verified(path / name, entry)
-        except DataError as error:
-            wrong.append(str(error))
-    return wrong
-
-
-def read_verified(path: Path, entry: FileEntry) -> bytes:
-    """The bytes of one file, checked against its manifest entry."""
-    try:
-        with storage(f"reading {path}"):
-            data = path.read_bytes()
-    except FileNotFoundError:
-        raise DataError(f"{path}: damaged checkpoint: this file is missing; use an older checkpoint") from None
-    if len(data) != entry.bytes:
-        raise DataError(f"{path}: damaged checkpoint: {len(data)} bytes, {entry.bytes} were written; use an older one")
-    if checksum(data) != entry.checksum:
-        raise DataError(f"{path}: damaged checkpoint: its bytes are not what was written; use an older checkpoint")
-    return data
-
-
-def checksum(data: bytes) -> str:
-    """xxh3-64 in hexadecimal."""
-    return xxhash.xxh3_64_hexdigest(data)
+        with open(path, "rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(length)) if length < 1 << 30 else {}
+        return {name: 8 + length + told["data_offsets"][0] for name, told in header.items() if name != "__metadata__"}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return {}
 
 
 def _tree_checksum(tree: dict[str, Any]) -> str:

@@ -1,36 +1,50 @@
-"""State <-> checkpoint folder."""
+"""State <-> checkpoint folder, in any layout of ranks.
+
+Each rank writes the boxes that it holds; a tensor that several ranks hold alike is written by one of them. Whoever
+reads says which box of which tensor it wants, reads the ranges that hold it, and checks them on the way.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-import os
+import itertools
+import platform
 import shutil
-from collections.abc import Mapping
+import time
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import safetensors.torch
+import numpy as np
+import torch
 from torch import Tensor
 
 from ropewalk import __version__
-from ropewalk.base.errors import DataError
-from ropewalk.base.files import PARTIAL, committed_folder, point, write_json
+from ropewalk.base.errors import DataError, StorageError
+from ropewalk.base.files import PARTIAL
 from ropewalk.model.spec import Spec
 
+from .boxes import Box, fill, rows_of, whole
+from .commit import Attempt, Record, commit
+from .disk import Disk, LocalDisk
 from .format import (
-    FILE,
+    REPLACED,
     CheckpointManifest,
-    FileEntry,
-    checksum,
+    Piece,
+    TensorEntry,
+    item_bytes,
     list_checkpoints,
     read_checkpoint_manifest,
-    read_verified,
-    sealed,
-    step_path,
 )
+from .layouts import Held, as_bytes, held, written
+from .packing import Packer
+from .payload import Pace, Payload, digest, layout, write_payload
+from .prune import retire, step_of
 
-MODEL, OPTIMIZER, TOKENIZER = "model.safetensors", "optimizer.safetensors", "tokenizer.json"
+TOKENIZER = "tokenizer.json"
+PACKED = ".planes"
+"""Suffix of a safetensors file that is packed, which other readers do not understand."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,56 +65,172 @@ class State:
     phase_ended: bool = False
     validation: dict[str, Any] = field(default_factory=dict)
     chat: str = ""
+    parent: str = ""
     """These as in `CheckpointManifest`."""
 
 
-def save(folder: Path, state: State) -> Path:
-    """Commits the checkpoint of `state.step` below `folder` and returns its path; blocks until it is durable."""
-    path = step_path(folder, state.step)
-    payloads = {
-        MODEL: (safetensors.torch.save(_contiguous(state.model)), state.model),
-        OPTIMIZER: (safetensors.torch.save(_contiguous(state.optimizer)), state.optimizer),
-        TOKENIZER: (state.tokenizer, {}),
+def save(folder: Path, state: State, *, disk: Disk | None = None, attempt: Attempt | None = None) -> Path:
+    """Commits the checkpoint of `state.step` below `folder` and returns its path; blocks until it is durable.
+
+    All ranks of the attempt must call, each with its own parts of the tensors.
+    """
+    disk, attempt = disk or LocalDisk(), attempt or Attempt()
+    parts = {
+        group: [_on_host(part) for part in written(tensors, rank=attempt.rank)]
+        for group, tensors in groups_of(state).items()
     }
-    with committed_folder(path) as partial:
-        files = {name: _write(partial / name, data, tensors) for name, (data, tensors) in payloads.items()}
-        manifest = CheckpointManifest(
-            step=state.step,
-            tokens=state.tokens,
-            seed=state.seed,
-            spec=dataclasses.asdict(state.spec),
-            data=state.data,
-            files=files,
-            version=__version__,
-            phase=state.phase,
-            phase_step=state.phase_step,
-            phase_ended=state.phase_ended,
-            validation=state.validation,
-            chat=state.chat,
+    return commit(
+        folder,
+        manifest_of(state),
+        write=lambda place: write_parts(place, parts, tokenizer=state.tokenizer, disk=disk, attempt=attempt),
+        disk=disk,
+        attempt=attempt,
+    )
+
+
+def write_parts(
+    place: Path,
+    parts: Mapping[str, Iterable[Held]],
+    *,
+    tokenizer: bytes,
+    disk: Disk,
+    attempt: Attempt,
+    pace: Pace | None = None,
+    digests: Mapping[str, Mapping[str, str]] | None = None,
+    packer: Packer | None = None,
+) -> Record:
+    """Writes one file a group, and on rank 0 the tokenizer; returns when they are durable.
+
+    `packer` decides whether a file is packed. `digests`: what the parts hashed to when they were made, by group and
+    name; StorageError when one has changed since.
+    """
+    files, tensors = {}, {}
+    for group, group_parts in parts.items():
+        name = f"{group}.safetensors" if attempt.world == 1 else f"{group}-{attempt.rank:05d}.safetensors"
+        ordered = sorted(group_parts, key=lambda part: part.name)
+        data = [as_bytes(part.local) for part in ordered]
+        header, begins = layout([(p.name, p.dtype, p.box.shape, len(d)) for p, d in zip(ordered, data, strict=True)])
+        expected = (digests or {}).get(group, {})
+        blocks = _unaltered(group, {p.name: d for p, d in zip(ordered, data, strict=True)}, expected)
+        largest = max(range(len(data)), key=lambda number: len(data[number]), default=None)
+        item = item_bytes(ordered[largest].dtype) if largest is not None else 1
+        packed = packer is not None and largest is not None and packer.chooses(data[largest], item=item)
+        name += PACKED * packed
+        start = time.perf_counter()
+        chain: Iterable[bytes | memoryview] = itertools.chain([header], blocks)
+        files[name] = write_payload(disk, place / name, chain, pace=pace, packed=item * packed)
+        if packer and not packed:
+            packer.wrote(files[name].bytes, seconds=time.perf_counter() - start)
+        tensors[group] = {
+            part.name: TensorEntry(
+                dtype=part.dtype,
+                shape=part.shape,
+                pieces=(Piece(file=name, begin=begin, offset=part.box.offset, shape=part.box.shape),),
+            )
+            for part, begin in zip(ordered, begins, strict=True)
+        }
+    if attempt.rank == 0:
+        files[TOKENIZER] = write_payload(disk, place / TOKENIZER, [tokenizer])
+    return Record(files=files, tensors=tensors)
+
+
+def groups_of(state: State) -> dict[str, Mapping[str, Tensor]]:
+    """The tensors of a state by the file they go to."""
+    return {"model": state.model, "optimizer": state.optimizer}
+
+
+def manifest_of(state: State) -> CheckpointManifest:
+    """What the manifest says before anything is written."""
+    return CheckpointManifest(
+        step=state.step,
+        tokens=state.tokens,
+        seed=state.seed,
+        spec=dataclasses.asdict(state.spec),
+        data=state.data,
+        files={},
+        tensors={},
+        versions={"ropewalk": __version__, "torch": torch.__version__, "python": platform.python_version()},
+        parent=state.parent,
+        phase=state.phase,
+        phase_step=state.phase_step,
+        phase_ended=state.phase_ended,
+        validation=state.validation,
+        chat=state.chat,
+    )
+
+
+class Reader:
+    """A checkpoint open for reading: gives any box of any tensor, every byte checked on the way."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.manifest = read_checkpoint_manifest(path)
+        self._open: dict[str, Payload] = {}
+
+    def tensor(self, group: str, name: str, box: Box | None = None) -> Tensor:
+        """A box of a tensor (None: all of it), on the CPU; reads the ranges that hold it and no others."""
+        entry = self.manifest.tensors[group].get(name)
+        if entry is None:
+            raise DataError(f"{self.path}: no tensor `{name}` in its {group}; it is of another model")
+        box = box or whole(entry.shape)
+        item = item_bytes(entry.dtype)
+        target = np.empty(box.size * item, np.uint8)
+        for piece in entry.pieces:
+            stored = Box(piece.offset, piece.shape)
+            part = stored.meet(box)
+            if part is not None:
+                first, last = rows_of(part, stored)
+                data = self._payload(piece.file).raw(piece.begin + first * item, piece.begin + last * item)
+                fill(target, box, part, stored, data, item)
+        kind: torch.dtype = getattr(torch, entry.dtype)
+        # torch does not reinterpret what holds nothing.
+        return (
+            torch.from_numpy(target).view(kind).reshape(box.shape) if box.size else torch.empty(box.shape, dtype=kind)
         )
-        write_json(partial / FILE, sealed(manifest))
-    return path
+
+    def tensors(self, group: str) -> dict[str, Tensor]:
+        """Every tensor of a group, whole."""
+        return {name: self.tensor(group, name) for name in self.manifest.tensors.get(group, {})}
+
+    def into(self, group: str, target: Mapping[str, Tensor]) -> None:
+        """Fills `target`, plain tensors or parts of DTensors of any layout, in place. Type and shape must match."""
+        for part in held(target):
+            entry = self.manifest.tensors[group].get(part.name)
+            stored = (entry.dtype, entry.shape) if entry else "nothing"
+            if entry is None or stored != (part.dtype, part.shape):
+                raise DataError(f"{self.path}: {group}/{part.name} holds {stored}, {part.dtype} {part.shape} is asked")
+            part.local.copy_(self.tensor(group, part.name, part.box))
+
+    def file(self, name: str) -> bytes:
+        """A file that holds no tensors."""
+        return bytes(self._payload(name).read(0, self.manifest.files[name].bytes))
+
+    def _payload(self, name: str) -> Payload:
+        if name not in self._open:
+            entry = self.manifest.files[name]
+            self._open[name] = Payload(self.path / name, entry, owners=self.manifest.places(name))
+        return self._open[name]
 
 
 def load(path: Path, *, optimizer: bool = True) -> State:
     """The state in the checkpoint folder `path`, every byte checked; without `optimizer` its tensors stay unread."""
-    manifest = read_checkpoint_manifest(path)
-    wanted = (MODEL, OPTIMIZER, TOKENIZER) if optimizer else (MODEL, TOKENIZER)
-    data = {name: read_verified(path / name, manifest.files[name]) for name in wanted}
+    reader = Reader(path)
+    manifest = reader.manifest
     return State(
         step=manifest.step,
         tokens=manifest.tokens,
         seed=manifest.seed,
         spec=Spec(**manifest.spec),
         data=manifest.data,
-        model=safetensors.torch.load(data[MODEL]),
-        optimizer=safetensors.torch.load(data[OPTIMIZER]) if optimizer else {},
-        tokenizer=data[TOKENIZER],
+        model=reader.tensors("model"),
+        optimizer=reader.tensors("optimizer") if optimizer else {},
+        tokenizer=reader.file(TOKENIZER),
         phase=manifest.phase,
         phase_step=manifest.phase_step,
         phase_ended=manifest.phase_ended,
         validation=manifest.validation,
         chat=manifest.chat,
+        parent=manifest.parent,
     )
 
 
@@ -128,36 +258,37 @@ def set_aside(path: Path) -> Path:
     """Renames a damaged checkpoint to `step-00000100.damaged`: it no longer counts among those to keep."""
     aside = path.with_name(path.name + ".damaged")
     shutil.rmtree(aside, ignore_errors=True)
-    os.replace(path, aside)
+    LocalDisk().rename(path, aside)
     return aside
 
 
-def retain(folder: Path, *, keep_last: int) -> list[Path]:
-    """Deletes all but the newest `keep_last` checkpoints, and what a crash left half written; returns what went."""
-    for leftover in folder.glob(f"*{PARTIAL}"):
-        shutil.rmtree(leftover)
-    doomed = list_checkpoints(folder)[:-keep_last]
+def retain(
+    folder: Path, *, keep_last: int, keep_every: int = 0, in_use: Collection[Path] = (), disk: Disk | None = None
+) -> list[Path]:
+    """Deletes all but the newest `keep_last` checkpoints, those of steps that `keep_every` divides and those `in_use`,
+    and what a crash left half written; returns what went."""
+    disk = disk or LocalDisk()
+    listed = list_checkpoints(folder)
+    for leftover in (*folder.glob(f"*{PARTIAL}"), *folder.glob(f"*{REPLACED}")):
+        if leftover not in listed:
+            disk.remove(leftover)
+    stay = [path for path in listed if path in in_use or (keep_every and step_of(path) % keep_every == 0)]
+    doomed = [path for path in listed[:-keep_last] if path not in stay]
     for path in doomed:
-        # Renamed first: a crash in the middle of deleting leaves garbage, not half a checkpoint.
-        trash = path.with_name(path.name + PARTIAL)
-        os.replace(path, trash)
-        point(f"checkpoint.retired:{path.name}")
-        shutil.rmtree(trash)
+        retire(path, disk=disk)
     return doomed
 
 
-def _write(path: Path, data: bytes, tensors: Mapping[str, Tensor]) -> FileEntry:
-    with open(path, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    point(f"checkpoint.payload:{path.name}")
-    described = {
-        name: {"dtype": str(t.dtype).removeprefix("torch."), "shape": list(t.shape)}
-        for name, t in sorted(tensors.items())
-    }
-    return FileEntry(bytes=len(data), checksum=checksum(data), tensors=described)
+def _unaltered(group: str, data: Mapping[str, memoryview], expected: Mapping[str, str]) -> Iterator[memoryview]:
+    """The bytes of each part; after it has been written, it must still hash to what is expected of it."""
+    for name, block in data.items():
+        yield block
+        if name in expected and digest(block) != expected[name]:
+            raise StorageError(
+                f"{group}/{name}: the copy in memory changed before it was written, so this checkpoint is given up; "
+                "older ones are intact. Test this machine's memory"
+            )
 
 
-def _contiguous(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+def _on_host(part: Held) -> Held:
+    return dataclasses.replace(part, local=part.local.cpu())

@@ -1,20 +1,21 @@
-"""`ropewalk checkpoint list | show | verify`"""
+"""`ropewalk checkpoint list | show | verify | reshard | export | prune`"""
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
-from ropewalk.base.errors import DataError
+from ropewalk import flow
+from ropewalk.base.errors import DataError, UserError
 from ropewalk.base.progress import amount
 from ropewalk.checkpoint.format import FILE as MANIFEST
 from ropewalk.checkpoint.format import (
     list_checkpoints,
     read_checkpoint_manifest,
     resolve_checkpoint,
-    sealed,
     verify_checkpoint,
 )
 
@@ -24,9 +25,10 @@ from .options import Json, RunFolder, verb
 app = verb(
     help="""Example: ropewalk checkpoint verify runs/quickstart
 
-    Looks at checkpoints without loading them."""
+    Looks at checkpoints without loading them; writes them for other ranks or for elsewhere; deletes old ones."""
 )
 
+Target = Annotated[Path, typer.Argument(help="Folder to write; must not exist.", show_default=False)]
 Place = Annotated[Path, typer.Argument(help="A checkpoint, or a run directory for its newest.", show_default=False)]
 
 
@@ -43,7 +45,7 @@ def list_command(run: RunFolder, json: Json = False) -> None:
             "path": str(path),
             "step": manifest.step,
             "tokens": manifest.tokens,
-            "bytes": sum(entry.bytes for entry in manifest.files.values()),
+            "bytes": manifest.bytes,
         }
         for path, manifest in manifests
     ]
@@ -67,10 +69,10 @@ def show(checkpoint: Place, json: Json = False) -> None:
     rows = [("path", str(path)), ("step", str(manifest.step)), ("tokens", amount(manifest.tokens))]
     rows += [(key, str(value)) for key, value in manifest.spec.items()]
     rows += [
-        (name, f"{amount(entry.bytes, 'B')}, {len(entry.tensors)} tensors, xxh3 {entry.checksum}")
+        (name, f"{amount(entry.bytes, 'B')}, {len(manifest.places(name))} tensors, {len(entry.chunks)} chunks")
         for name, entry in manifest.files.items()
     ]
-    emit({"path": str(path), **sealed(manifest)}, as_json=json, text=table(rows))
+    emit({"path": str(path), **dataclasses.asdict(manifest)}, as_json=json, text=table(rows))
 
 
 @app.command()
@@ -88,3 +90,64 @@ def verify(checkpoint: Place, json: Json = False) -> None:
     emit(wrong, as_json=json, text="\n".join(f"{path}: whole" for path in wrong))
     if damaged:
         raise typer.Exit(2)
+
+
+@app.command()
+def reshard(
+    checkpoint: Place,
+    folder: Target,
+    ranks: Annotated[int, typer.Option("--ranks", min=1, help="How many ranks to write for.", show_default=False)],
+    mesh: Annotated[
+        str, typer.Option("--mesh", help="As 2x4: first sides split in 2, second in 4. Left out: first sides only.")
+    ] = "",
+    json: Json = False,
+) -> None:
+    """Example: ropewalk checkpoint reshard runs/quickstart resharded --ranks 8 --mesh 2x4
+
+    Writes the same state as so many ranks would, a few megabytes at a time, then reads it back and compares. A run
+    needs no such thing: any number of ranks reads any checkpoint.
+    """
+    made = flow.reshard_checkpoint(checkpoint, folder, ranks=ranks, mesh=mesh)
+    text = f"{made['checkpoint']}: step {made['step']} in {made['files']} files, {amount(made['bytes'], 'B')}, compared"
+    emit(made, as_json=json, text=text)
+
+
+@app.command()
+def export(
+    checkpoint: Place,
+    folder: Target,
+    layout: Annotated[
+        Literal["auto", "llama", "gpt2"], typer.Option("--layout", help="`auto` takes the one that fits.")
+    ] = "auto",
+    json: Json = False,
+) -> None:
+    """Example: ropewalk checkpoint export runs/quickstart quickstart-hf
+
+    Writes a checkpoint as a Hugging Face directory, as `ropewalk model export` does.
+    """
+    made = flow.export_model(checkpoint, folder, layout=layout)
+    emit(made, as_json=json, text=f"{made['folder']}: step {made['step']}, {made['layout']} layout")
+
+
+@app.command()
+def prune(
+    run: RunFolder,
+    keep_last: Annotated[int, typer.Option("--keep-last", min=1, help="Newest checkpoints to keep.")] = 2,
+    keep_every: Annotated[
+        int, typer.Option("--keep-every", min=0, help="Also keep those of steps that it divides; 0: none.")
+    ] = 0,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would go and delete nothing.")] = False,
+    json: Json = False,
+) -> None:
+    """Example: ropewalk checkpoint prune runs/quickstart --keep-last 1
+
+    Deletes old checkpoints. What stays is read first: a damaged one does not count, and nothing goes when none is
+    whole.
+    """
+    if not (run / "checkpoints").is_dir():
+        raise UserError(f"{run}: no checkpoints here; name a run directory that has been trained")
+    done = flow.prune_checkpoints(run, keep_last=keep_last, keep_every=keep_every, dry_run=dry_run)
+    word = "would go" if dry_run else "deleted"
+    rows = [(path, "whole, stays") for path in done["kept"]]
+    rows += [(path, "damaged, stays; does not count") for path in done["damaged"]]
+    emit(done, as_json=json, text=table(sorted(rows + [(path, word) for path in done["gone"]])))

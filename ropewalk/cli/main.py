@@ -29,8 +29,9 @@ VERBS = {
     "train": "As far as the trained model.",
     "evaluate": "As far as the measured model.",
     "generate": "Continue a text with a trained model.",
-    "checkpoint": "List, show or verify checkpoints.",
+    "checkpoint": "List, show, verify, reshard, export or prune checkpoints.",
     "doctor": "Why a run is as fast as it is, and what would make it faster.",
+    "chaos": "Kill, fill up, flip and hang a copy of a run; does it end with the same bits?",
     "monitor": "Where a run stands.",
     "report": "Draw a run's report anew.",
 }

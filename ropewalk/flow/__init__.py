@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from .authoring import diff as diff
     from .authoring import new_recipe as new_recipe
     from .authoring import show as show
+    from .checkpoints import prune_checkpoints as prune_checkpoints
+    from .checkpoints import reshard_checkpoint as reshard_checkpoint
     from .doctor import doctor_data as doctor_data
     from .models import export_model as export_model
     from .models import grow_model as grow_model
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from .prepared import prune_stages as prune_stages
     from .prepared import what_if as what_if
     from .recipe import Recipe as Recipe
+    from .trials import chaos as chaos
     from .tuning import tune_data as tune_data
     from .verbs import answer as answer
     from .verbs import detach as detach
@@ -36,10 +39,12 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "authoring": ("check", "describe", "diff", "new_recipe", "show"),
+    "checkpoints": ("prune_checkpoints", "reshard_checkpoint"),
     "doctor": ("doctor_data",),
     "models": ("export_model", "grow_model", "import_model"),
     "prepared": ("explain", "prepare_report", "prune_stages", "what_if"),
     "recipe": ("Recipe",),
+    "trials": ("chaos",),
     "tuning": ("tune_data",),
     "verbs": (
         *("answer", "detach", "evaluate", "generate", "monitor", "plan", "prepare"),

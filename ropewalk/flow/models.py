@@ -22,7 +22,7 @@ def export_model(checkpoint: Path, folder: Path, *, layout: Layout | Literal["au
     """Writes a checkpoint (of a run: its newest) as a Hugging Face directory, adapters merged; where and in which
     layout."""
     path = resolve_checkpoint(checkpoint)
-    _refuse_to_overwrite(folder)
+    refuse_to_overwrite(folder)
     directory = needs_torch("ropewalk.model.directory", "exporting a model")
     state = _load(path)
     chosen = choose_layout(state.spec, layout)
@@ -41,7 +41,7 @@ def export_model(checkpoint: Path, folder: Path, *, layout: Layout | Literal["au
 
 def import_model(folder: Path, checkpoints: Path, *, dtype: Literal["keep", "float32"] = "keep") -> Result:
     """Writes the model of a local Hugging Face directory as a checkpoint of step 0 below `checkpoints`."""
-    _refuse_to_overwrite(checkpoints)
+    refuse_to_overwrite(checkpoints)
     directory = needs_torch("ropewalk.model.directory", "importing a model")
     found = directory.read_directory(folder, dtype=dtype)
     path = _save(checkpoints, spec=found.spec, weights=found.weights, tokenizer=found.tokenizer, chat=found.chat)
@@ -69,7 +69,7 @@ def grow_model(
     """
     path = resolve_checkpoint(checkpoint)
     sizes = parse(Growth, "", "", overrides).value.model
-    _refuse_to_overwrite(checkpoints)
+    refuse_to_overwrite(checkpoints)
     growth = needs_torch("ropewalk.model.growth", "growing a model")
     state = _load(path)
     spec = larger(state.spec, sizes)
@@ -100,6 +100,7 @@ def _save(folder: Path, *, spec: Spec, weights: Any, tokenizer: bytes, chat: str
     return path
 
 
-def _refuse_to_overwrite(folder: Path) -> None:
+def refuse_to_overwrite(folder: Path) -> None:
+    """Raises UserError when `folder` holds something."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder}: exists; name a folder that does not, or delete this one")

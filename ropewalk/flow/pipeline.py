@@ -13,7 +13,7 @@ from ropewalk.base.errors import DataError, MissingPackage, RunConflict, UserErr
 from ropewalk.base.events import EventLog, events_path, read_events, steps
 from ropewalk.base.files import locked, read_json, write_json
 from ropewalk.base.progress import Progress, Silent
-from ropewalk.checkpoint.format import list_checkpoints, read_checkpoint_manifest, resolve_checkpoint, sealed
+from ropewalk.checkpoint.format import identity, list_checkpoints, read_checkpoint_manifest, resolve_checkpoint
 from ropewalk.config.read import Resolved
 from ropewalk.config.threads import share_cores
 from ropewalk.config.write import plain
@@ -158,7 +158,7 @@ class Flow:
     def _training_inputs(self) -> dict[str, Any]:
         """All that decides the weights."""
         recipe = self._recipe
-        cosmetic = {"log_every_steps", "layers_every_steps", "validate_every_steps", "validate_rows"}
+        cosmetic = {"faults", "log_every_steps", "layers_every_steps", "validate_every_steps", "validate_rows"}
         phases = phases_of(recipe.train, sequence_length=recipe.load.sequence_length)
         return {
             "data": self._prepared("hash"),
@@ -196,8 +196,8 @@ class Flow:
 
     def _evaluate(self) -> Result:
         path = list_checkpoints(self._folder / "checkpoints")[-1]
-        manifest = sealed(read_checkpoint_manifest(path))["checksum"]
-        inputs = {"checkpoint": manifest, "settings": plain(self._recipe.evaluate), "seed": self._recipe.seed}
+        checkpoint = identity(read_checkpoint_manifest(path))
+        inputs = {"checkpoint": checkpoint, "settings": plain(self._recipe.evaluate), "seed": self._recipe.seed}
 
         def work() -> Result:
             module = needs_torch("ropewalk.evaluate.checkpoint", "evaluation")
@@ -339,8 +339,7 @@ def _identity(checkpoint: str) -> str | None:
         # Gigabytes need not be read to tell that they are the same files.
         files = sorted(Path(checkpoint).glob("*.safetensors"))
         return fingerprint([(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files])
-    identity: str = sealed(read_checkpoint_manifest(resolve_checkpoint(Path(checkpoint))))["checksum"]
-    return identity
+    return identity(read_checkpoint_manifest(resolve_checkpoint(Path(checkpoint))))
 
 
 def _result(record: Any) -> Result:

@@ -76,6 +76,10 @@ class Executor(Protocol):
     def score(self, batch: Batch) -> Scores:
         """Log-probabilities of the targets. All ranks must call."""
 
+    def digest(self, batch: Batch) -> int:
+        """A number that any flipped bit changes in the loss and gradients of the batch's first microbatch. Waits for
+        the device; weights, gradients and optimizer stay as they are."""
+
     def model_state(self) -> dict[str, Tensor]:
         """The parameters by name, trained or not, as the optimizer sees them: float32 in every precision."""
 
@@ -158,6 +162,14 @@ class OneDevice:
             log_probabilities.append(score.view(there.targets.shape))
             first.append(choice.view(there.targets.shape))
         return Scores(torch.cat(log_probabilities), torch.cat(first))
+
+    def digest(self, batch: Batch) -> int:
+        size = self._plan.microbatch_rows_of(batch.tokens.shape[1])
+        first = next(iter(batch.split(size))).to(self._device)
+        loss = self._weighted_loss(first, dropout=self._dropout(torch.arange(len(first), device=self._device)))
+        weights = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        gradients = torch.autograd.grad(loss, weights, allow_unused=True)
+        return bit_sum([loss.detach(), *(gradient for gradient in gradients if gradient is not None)])
 
     def model_state(self) -> dict[str, Tensor]:
         return {name: parameter.detach() for name, parameter in self._parameters.items()}
@@ -243,6 +255,18 @@ def guards(optimizer: torch.optim.Optimizer) -> bool:
     """Whether `optimizer` leaves weights, moments and counters as they are when its `found_inf` is 1, decided on the
     device: the contract between torch's GradScaler and its fused optimizers, which ours declare too."""
     return getattr(optimizer, "_step_supports_amp_scaling", False)
+
+
+def bit_sum(tensors: Iterable[Tensor]) -> int:
+    """The bits of all numbers read as integers, times the place of their tensor, and added up: exact in any order, and
+    changed by any one flipped bit. Stays on the device until the end."""
+    kinds = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    sums = [
+        tensor.detach().contiguous().reshape(-1).view(kinds[tensor.element_size()]).sum(dtype=torch.int64)
+        * (2 * place + 1)
+        for place, tensor in enumerate(tensors)
+    ]
+    return int(torch.stack(sums).sum())
 
 
 def _announce(callbacks: list[Callable[[Named], None]], gradients: Named) -> None:

@@ -14,6 +14,8 @@ import numpy.typing as npt
 import pyarrow as pa
 from tokenizers import pre_tokenizers
 
+from ropewalk.store.shards import Tokens, TokenType
+
 from .byte_level import byte_letters
 from .columns import Offsets, text_buffers
 from .kernels import bpe as kernel
@@ -57,15 +59,17 @@ class BytePairEncoder:
             starts=np.empty(0, np.uint64),
             tail=np.zeros(LANES, np.uint8),
         )
-        self._out = np.empty(0, np.uint32)
+        self._out: Tokens = np.empty(0, np.uint32)
 
-    def encode(self, text: pa.LargeStringArray, *, end: int) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.int64]]:
+    def encode(
+        self, text: pa.LargeStringArray, *, end: int, dtype: TokenType = "uint32"
+    ) -> tuple[Tokens, npt.NDArray[np.int64]]:
         """(tokens of all documents, `end` behind each; how many each has). A document that the kernel leaves to others
-        has none. The tokens are valid until the next call."""
+        has none. The tokens are valid until the next call; the kernel is compiled for each type that is asked for."""
         data, offsets = text_buffers(text)
         room = int(offsets[-1] - offsets[0]) + len(text) + kernel.SPARE
-        if room > len(self._out):
-            self._out = np.empty(room, np.uint32)
+        if room > len(self._out) or self._out.dtype != dtype:
+            self._out = np.empty(room, dtype)
         if len(self._memory.starts) < _blocks(offsets):
             self._memory = self._memory._replace(starts=np.empty(_blocks(offsets), np.uint64))
         lengths = np.empty(len(text), np.int64)

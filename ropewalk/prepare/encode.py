@@ -104,7 +104,8 @@ def _runs(task: EncodeTask, encoder: Encoder) -> Iterator[Run]:
                 yield _dialogue_run(task, encoder, part)
                 continue
             if not checked:
-                check(encoder, opened(task.tokenizer, REFERENCE), [stretch(part["text"], size=CHECK_BYTES)])
+                sample = [stretch(part["text"], size=CHECK_BYTES)]
+                check(encoder, opened(task.tokenizer, REFERENCE), sample, dtype=task.dtype)
                 checked = True
             yield _plain_run(task, encoder, part, first + rows[start:stop])
         first += len(batch)

@@ -24,7 +24,7 @@ import numpy.typing as npt
 import pyarrow as pa
 from tokenizers import Tokenizer
 
-from ropewalk.store.shards import Tokens, TokenType
+from ropewalk.store.shards import Tokens, TokenType, token_type
 
 from . import bpe
 from .columns import text_buffers
@@ -125,11 +125,11 @@ def encode_texts(encoder: Encoder, texts: Sequence[str]) -> list[Tokens]:
     return [tokens[:-1] for tokens in _documents(encoded)]
 
 
-def check(encoder: Encoder, reference: Encoder, texts: Sequence[str]) -> None:
-    """Raises Difference when the two give other tokens for any of `texts`."""
+def check(encoder: Encoder, reference: Encoder, texts: Sequence[str], *, dtype: TokenType = "uint32") -> None:
+    """Raises Difference when the two give other tokens, which are of type `dtype`, for any of `texts`."""
     column = pa.array(texts, pa.large_string())
     for one, other, text in zip(
-        *(_documents(coder.encode(column, end=0, dtype="uint32")) for coder in (encoder, reference)),
+        *(_documents(coder.encode(column, end=0, dtype=dtype)) for coder in (encoder, reference)),
         texts,
         strict=True,
     ):
@@ -155,6 +155,7 @@ class HuggingFace:
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self._tokenizer.encode_special_tokens = True
+        self.vocabulary: int = self._tokenizer.get_vocab_size()
 
     def encode(self, text: pa.LargeStringArray, *, end: int, dtype: TokenType) -> Encoded:
         encodings = self._tokenizer.encode_batch_fast(text.to_pylist(), add_special_tokens=False)
@@ -206,8 +207,8 @@ class BytePairs:
         self._reference = HuggingFace(content)
 
     def encode(self, text: pa.LargeStringArray, *, end: int, dtype: TokenType) -> Encoded:
-        wide, lengths = self._encoder.encode(text, end=end)
-        tokens: Tokens = wide.astype(dtype)
+        passing, lengths = self._encoder.encode(text, end=end, dtype=dtype)
+        tokens = passing.copy()
         left = np.flatnonzero(lengths == 0)
         if not len(left):
             return Encoded(tokens, lengths)
@@ -248,8 +249,9 @@ def closed(tokens: npt.NDArray[np.uint32], lengths: npt.NDArray[np.int64], *, en
 
 def _objection(content: bytes, algorithm: str, sample: Sequence[str]) -> str:
     """Why an encoder cannot be used, "" when it can."""
+    reference = HuggingFace(content)
     try:
-        check(open_encoder(content, algorithm), HuggingFace(content), [*HARD, *sample])
+        check(open_encoder(content, algorithm), reference, [*HARD, *sample], dtype=token_type(reference.vocabulary))
     # gigatoken raises plain exceptions of several kinds for what it does not know; each of them means the same here.
     except Exception as error:
         return str(error) or type(error).__name__

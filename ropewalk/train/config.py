@@ -189,6 +189,25 @@ class Guard:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Faults:
+    """What is done about machines that hang, dawdle, compute wrongly or are taken away."""
+
+    hang_s: Annotated[float, Range(least=0), CONTINUES] = 300.0
+    """Seconds without a step after which a process counts as hanging: it writes where each of its threads stands and
+    ends with status 70, for a launcher to start it again. At least `hang_steps` times as long as a step; 0 never."""
+    hang_steps: Annotated[float, Range(least=1), CONTINUES] = 20.0
+    """How many times as long as the median step a step may last."""
+    straggler_sigma: Annotated[float, Range(above=0), CONTINUES] = 4.0
+    """A rank is told to be slow when its steps take so many standard deviations longer than the others'."""
+    probe_every_steps: Annotated[int, Range(least=0), CONTINUES] = 0
+    """Steps between probes for silent corruption: a microbatch is computed twice and must give the same bits, and so
+    must the replicas' updates. A probe costs two microbatches; 0 probes never."""
+    grace_s: Annotated[float, Range(above=0), CONTINUES] = 30.0
+    """Seconds between the request to make room (SIGTERM, or SIGUSR1 as Slurm sends it) and the end: the state is saved
+    if it can be in that time, and the run ends with status 0."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Train:
     """Batches -> weights."""
 
@@ -225,6 +244,8 @@ class Train:
     """Ends a phase when validation no longer gains."""
     guard: Guard = field(default_factory=Guard)
     """What happens when a step goes wrong."""
+    faults: Faults = field(default_factory=Faults)
+    """What is done about machines that fail."""
     clip_norm: Annotated[float, Range(least=0)] = 1.0
     """Largest gradient norm; longer gradients are scaled down to it. 0 switches clipping off."""
     precision: Literal["auto", "fp32", "bf16", "bf16-pure", "fp16"] = "auto"

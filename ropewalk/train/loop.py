@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 import time
 from collections.abc import Iterable, Mapping
@@ -10,11 +11,13 @@ from pathlib import Path
 
 import torch
 
-from ropewalk.base.errors import UserError
+from ropewalk.base.errors import Preempted, StorageError, UserError
 from ropewalk.base.events import EventLog, read_events
 from ropewalk.base.events import steps as steps_of
 from ropewalk.base.files import point
 from ropewalk.base.progress import Progress, Silent, duration
+from ropewalk.checkpoint.disk import Disk
+from ropewalk.checkpoint.tensors import State
 from ropewalk.config.ranks import ranks
 from ropewalk.load.batch import Batch
 from ropewalk.load.expected import Expected
@@ -24,6 +27,7 @@ from ropewalk.parallel.labels import label
 from ropewalk.parallel.mesh import pick_device
 
 from .anomalies import Policy, RollBack
+from .corruption import probe
 from .course import Course
 from .hooks import Hook
 from .interrupt import Interrupt
@@ -34,27 +38,35 @@ from .peak import peak_flops
 from .phase import Running
 from .reading import ReadingWatch
 from .settings import Settings, read_settings
+from .watchdog import Watchdog, read_heartbeats, stragglers
 
 
-def train(run: Path, *, progress: Progress | None = None, hooks: Iterable[Hook] = ()) -> dict[str, float]:
-    """Trains the run in directory `run` to its last step, from its newest whole checkpoint; the last figures."""
-    trainer = Trainer(run, read_settings(run), progress or Silent(), list(hooks))
-    with contextlib.closing(trainer), trainer.interrupt:
+def train(
+    run: Path, *, progress: Progress | None = None, hooks: Iterable[Hook] = (), disk: Disk | None = None
+) -> dict[str, float]:
+    """Trains the run in directory `run` to its last step, from its newest whole checkpoint; the last figures.
+
+    Checkpoints go to `disk`: this machine's, unless somebody wants to see how a bad one is borne.
+    """
+    trainer = Trainer(run, read_settings(run), progress or Silent(), list(hooks), disk=disk)
+    with contextlib.closing(trainer), trainer.interrupt, trainer.watchdog:
         return trainer.train()
 
 
 class Trainer:
     """One process's part in a training run."""
 
-    def __init__(self, run: Path, settings: Settings, progress: Progress, hooks: list[Hook]) -> None:
-        self._settings, self._progress, self._hooks = settings, progress, hooks
+    def __init__(
+        self, run: Path, settings: Settings, progress: Progress, hooks: list[Hook], *, disk: Disk | None = None
+    ) -> None:
+        self._run, self._settings, self._progress, self._hooks = run, settings, progress, hooks
         plan = settings.planned.phases[0].plan
         place = ranks()
         self._device = pick_device(plan, place)
         if settings.train.threads:
             torch.set_num_threads(settings.train.threads)
         self._events = EventLog(run, rank=place.rank)
-        self._keeper = Keeper(run, keep_last=settings.checkpoint.keep_last, warn=self._warn)
+        self._keeper = Keeper(run, settings.checkpoint, warn=self._warn, ranks=plan.world, place=place, disk=disk)
         self._peak = peak_flops(self._device, plan.precision)
         self._meter = Meter(self._device, peak_flops=self._peak)
         self._layers = LayerWatch(
@@ -64,10 +76,12 @@ class Trainer:
             scaled_loss=plan.precision == "fp16",
         )
         self._policy = Policy(settings.train.guard)
-        points = Points(on_gradients=[self._on_gradients])
+        points = Points(on_gradients=[self._on_gradients], before_update=[lambda _: self._keeper.fence()])
         self._reading = ReadingWatch(self._events, say=progress.say, warn=self._warn, adapt=settings.load.adapt)
         self._course = Course(settings, self._keeper, device=self._device, points=points, stalls=self._reading.stalls)
         self.interrupt = Interrupt()
+        self.watchdog = Watchdog(run, settings.train.faults, rank=place.rank)
+        self._world = plan.world
 
     def train(self) -> dict[str, float]:
         course = self._course
@@ -78,7 +92,8 @@ class Trainer:
             try:
                 self._enter(course.running)
                 self._train_phase(course.running)
-                course.advance()
+                with self.watchdog.paused():
+                    course.advance()
             except RollBack as failure:
                 self._roll_back(failure)
         return self._end()
@@ -90,13 +105,16 @@ class Trainer:
         while not ended:
             if self.interrupt.asked:
                 self._leave()
-            with label("data wait"), self._meter.watch("data"):
+            self._keeper.step_began()
+            with label("data wait"), self._meter.watch("data"), self._keeper.traffic():
                 batch = self._next_batch(running)
+            self._probe(running, batch)
             lr = running.learning_rate(at.phase_step)
             with self._layers.watching(running.executor, step=at.step + 1), deterministic(self._device):
                 result = running.executor.step(batch, lr=lr)
             self._meter.add(result, tokens=running.data.loader.filled, flops=running.flops(at.phase_step))
             at.phase_step, at.step, at.tokens = at.phase_step + 1, at.step + 1, at.tokens + batch.tokens.numel()
+            self.watchdog.beat(at.step)
             point(f"train.step:{at.step}")
             for hook in self._hooks:
                 hook.after_step(at.step)
@@ -105,11 +123,15 @@ class Trainer:
                 with label("log"):
                     self._log(lr)
             if ended or _is_due(at.step, settings.train.validate_every_steps):
-                with label("validate"), self._meter.paused():
+                with label("validate"), self._meter.paused(), self.watchdog.paused():
                     ended = self._validate(running) or ended
-            if ended or _is_due(at.step, settings.checkpoint.save_every_steps):
-                with label("save"), self._meter.paused():
+            if ended or self._keeper.due(at.step):
+                with label("save"), self._meter.paused(), self.watchdog.paused():
                     self._save(ended=ended)
+            elif self._keeper.copy_due(at.step):
+                with label("save"), self._meter.paused():
+                    self._keeper.copy(self._sound_state(ended=False))
+            self._report_saves()
 
     def _next_batch(self, running: Running) -> Batch:
         """The batch of the step at hand, in rows as long as it wants them."""
@@ -121,10 +143,31 @@ class Trainer:
             batch = hook.on_batch(at.step + 1, batch)
         return batch
 
+    def _probe(self, running: Running, batch: Batch) -> None:
+        """Looks for silent corruption before the step at hand, when that is due."""
+        step = self._course.at.step + 1
+        if _is_due(step, self._settings.train.faults.probe_every_steps):
+            start = time.perf_counter()
+            with self._meter.paused(), self.watchdog.paused(), deterministic(self._device):
+                probe(running.executor, batch, step=step, world=self._world)
+            self._events.write("probed", step=step, seconds=time.perf_counter() - start)
+
+    def _look_for_stragglers(self) -> None:
+        """Tells which ranks are slower than the others, by their heartbeats."""
+        if self._world == 1:
+            return
+        paces = {rank: told["step_s"] for rank, told in read_heartbeats(self._run).items() if told["step_s"]}
+        for rank, sigma in stragglers(paces, sigma=self._settings.train.faults.straggler_sigma).items():
+            self._events.write(
+                "straggler", step=self._course.at.step, slow_rank=rank, step_s=paces[rank], sigma=round(sigma, 2)
+            )
+
     def _log(self, lr: float) -> None:
         at = self._course.at
         self._look_for_anomalies()
         record = self._meter.read(at.step, tokens=at.tokens, lr=lr) | self._reading.read(at.step)
+        self._keeper.saw_step(record["step_s"])
+        self._look_for_stragglers()
         self._events.write("step", phase=at.phase, **record)
         self._progress.advance(at.step, line(record, steps=self._settings.planned.steps))
         for hook in self._hooks:
@@ -161,18 +204,50 @@ class Trainer:
         running.executor.load_state(self._keeper.best_weights(best), {})
 
     def _save(self, *, ended: bool) -> None:
+        state = self._sound_state(ended=ended)
+        self._keeper.save(state)
+        if ended:
+            # The next phase may take the memory, and the end of a run is not announced before it is durable.
+            self._keeper.settle()
+            self._report_saves()
+            while not self._keeper.holds(state.step):
+                # Each failure counts; the last one allowed raises.
+                self._keeper.save(state)
+                self._keeper.settle()
+                self._report_saves()
+
+    def _sound_state(self, *, ended: bool) -> State:
+        """The state at hand, after a look at what may be wrong with it."""
         self._look_for_anomalies()
-        start = time.perf_counter()
         state = self._course.state(ended=ended)
         # Saved, such weights would push the last good ones out of retention.
         if not all_finite(state.model.values()):
             raise UserError(_diverged("the weights are no longer finite", state.step))
-        path = self._keeper.save(state)
-        size = sum(file.stat().st_size for file in path.iterdir())
-        self._events.write("saved", step=state.step, path=str(path), seconds=time.perf_counter() - start, bytes=size)
-        self._expect_again(self._settings.checkpoint.save_every_steps, time.perf_counter() - start)
-        for hook in self._hooks:
-            hook.after_save(state.step, str(path))
+        return state
+
+    def _report_saves(self) -> None:
+        """Tells which checkpoints have become durable, and how often they will come."""
+        for saved in self._keeper.finished():
+            if saved.error:
+                self._events.write("save_failed", step=saved.step, error=str(saved.error))
+                continue
+            self._events.write(
+                "saved",
+                step=saved.step,
+                path=str(saved.path),
+                seconds=saved.blocked_s,
+                copy_s=saved.copy_s,
+                persist_s=saved.persist_s,
+                bytes=saved.bytes,
+            )
+            for hook in self._hooks:
+                hook.after_save(saved.step, str(saved.path))
+        for copied in self._keeper.copied():
+            self._events.write("copied", **dataclasses.asdict(copied))
+        decision = self._keeper.decide()
+        if decision:
+            self._events.write("save_interval", step=self._course.at.step, **dataclasses.asdict(decision))
+            self._progress.say(f"checkpoints: {decision}")
 
     def _expect_again(self, every_steps: int, seconds: float) -> None:
         """Tells the loader that the steps pause for as long again, `every_steps` from now: it reads on meanwhile."""
@@ -209,10 +284,16 @@ class Trainer:
     def _restore(self, *, rolling_back: bool = False) -> None:
         """Takes over the newest whole checkpoint, or begins the first phase."""
         start = time.perf_counter()
-        path = self._course.restore()
+        with self.watchdog.paused():
+            path = self._course.restore()
         if path or rolling_back:
             seconds = time.perf_counter() - start
             self._events.write("restored", step=self._course.at.step, path=str(path or ""), seconds=seconds)
+        found = self._keeper.found
+        if found and path:
+            self._events.write("gathered", **dataclasses.asdict(found))
+            places = ", ".join(f"{size} bytes from {source}" for source, size in found.sources.items())
+            self._progress.say(f"step {found.step}: {places}")
         if path and not rolling_back:
             self._progress.say(f"continuing from {path}")
 
@@ -254,14 +335,41 @@ class Trainer:
         self._start = time.perf_counter()
 
     def _leave(self) -> None:
-        """Saves what is made and ends as Ctrl-C does; the same command continues from here."""
+        """Saves what is made and ends as Ctrl-C does, or well when a scheduler asked; the same command continues."""
+        with self.watchdog.paused():
+            if self.interrupt.preempted_at is not None:
+                self._make_room(self.interrupt.preempted_at)
+            self._keeper.settle()
+            self._save_last()
+        raise KeyboardInterrupt
+
+    def _make_room(self, asked: float) -> None:
+        """Ends in the grace time, with the step at hand saved when that can be done by then."""
+        step, grace = self._course.at.step, self._settings.train.faults.grace_s
+        fits = self._keeper.hurry(asked + grace - time.monotonic())
+        try:
+            if fits:
+                self._keeper.settle()
+                self._save_last()
+        except StorageError as error:
+            self._warn(str(error))
+        saved = self._keeper.holds(step)
+        self._events.write("preempted", step=step, saved=saved, seconds=time.monotonic() - asked)
+        state = f"step {step} is saved" if saved else f"no time to save step {step}, older checkpoints are intact"
+        raise Preempted(f"preempted: {state}; the same command continues")
+
+    def _save_last(self) -> None:
+        """Makes a checkpoint of the step at hand, when there is none."""
         step = self._course.at.step
         if step and not self._keeper.holds(step):
             self._save(ended=False)
+            self._keeper.settle()
             self._progress.say(f"interrupted: saved step {step}")
-        raise KeyboardInterrupt
+        self._report_saves()
 
     def _end(self) -> dict[str, float]:
+        self._keeper.end()
+        self._report_saves()
         step, seconds = self._course.at.step, time.perf_counter() - self._start
         self._events.write("train_finished", step=step, seconds=seconds)
         self._progress.end(f"{step} steps in {duration(seconds)}")
@@ -270,7 +378,8 @@ class Trainer:
         return {"step": step, "tokens": self._course.at.tokens, **self._losses()}
 
     def close(self) -> None:
-        """Stops the reading thread and closes the diary."""
+        """Finishes what is being saved, stops the reading thread and closes the diary."""
+        self._keeper.close()
         self._course.close()
         self._events.close()
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import random
 import shutil
 from pathlib import Path
 
 import pytest
+import safetensors.torch
 import torch
+import xxhash
 
 from ropewalk.base.errors import DataError
 from ropewalk.checkpoint.format import (
@@ -32,10 +35,10 @@ def state(step: int = 5) -> State:
     weight = torch.randn(6, 4, generator=draw)
     return State(
         step=step,
-        tokens=step * 64,
+        tokens=step * small_spec().sequence_length,
         seed=3,
         spec=small_spec(),
-        data={"step": step},
+        data={"row": step},
         model={"embedding.weight": weight, "turned": weight.T.clone().T, "scalar": torch.tensor(float(step))},
         optimizer={"step/embedding.weight": torch.tensor(4.0), "exp_avg/embedding.weight": weight * 2},
         tokenizer='{"naïve": "🪢"}'.encode(),
@@ -68,8 +71,8 @@ def test_every_dtype_and_shape_comes_back(tmp_path: Path, dtype: torch.dtype, sh
     tensor = torch.arange(6).reshape(2, 3).to(dtype) if shape == (2, 3) else torch.ones(shape).to(dtype)
     path = save(tmp_path, State(**{**fields(state()), "model": {"x": tensor}, "optimizer": {}}))
     assert identical(load(path), State(**{**fields(state()), "model": {"x": tensor}, "optimizer": {}}))
-    described = read_checkpoint_manifest(path).files["model.safetensors"].tensors["x"]
-    assert described == {"dtype": str(dtype).removeprefix("torch."), "shape": list(shape)}
+    described = read_checkpoint_manifest(path).tensors["model"]["x"]
+    assert (described.dtype, described.shape) == (str(dtype).removeprefix("torch."), shape)
 
 
 def fields(value: State) -> dict[str, object]:
@@ -144,7 +147,7 @@ def test_retention_keeps_the_newest_and_sweeps_what_crashes_left(tmp_path: Path)
     (tmp_path / "step-00000003.partial").mkdir()
     gone = retain(tmp_path, keep_last=2)
     assert gone == [step_path(tmp_path, 1), step_path(tmp_path, 2)]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000010", "step-100000000"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["latest.json", "step-00000010", "step-100000000"]
     assert retain(tmp_path, keep_last=5) == []
 
 
@@ -163,7 +166,11 @@ def test_saving_a_step_again_replaces_it(tmp_path: Path) -> None:
     save(tmp_path, other)
     assert identical(load(path), other)
     assert sorted(p.name for p in tmp_path.rglob("*")) == sorted(
-        ["step-00000005", "manifest.json", "model.safetensors", "optimizer.safetensors", "tokenizer.json"]
+        [
+            "latest.json",
+            "step-00000005",
+            *("manifest.json", "model.safetensors", "optimizer.safetensors", "tokenizer.json"),
+        ]
     )
 
 
@@ -179,20 +186,58 @@ def test_a_run_a_folder_or_a_step_names_the_checkpoint(tmp_path: Path, monkeypat
 
 def test_a_newer_format_is_refused_by_name(tmp_path: Path) -> None:
     path = save(tmp_path, state())
-    reseal(path, {"format": 3})
-    with pytest.raises(DataError, match="this checkpoint has format 3, this ropewalk reads up to 2"):
+    text = (path / "manifest.json").read_text().replace('"format": 3', '"format": 4')
+    body = text[: text.rindex('"checksum": "') + len('"checksum": "')]
+    (path / "manifest.json").write_text(f'{body}{xxhash.xxh3_64_hexdigest(body.encode())}"\n}}\n')
+    with pytest.raises(DataError, match="this checkpoint has format 4, this ropewalk reads up to 3"):
         load(path)
 
 
-def reseal(path: Path, changes: dict[str, object]) -> None:
-    """Alters the manifest as its writer would: with the checksum that fits, computed here on its own."""
-    import xxhash
+@pytest.mark.parametrize("version", [1, 2])
+def test_older_formats_are_read(tmp_path: Path, version: int) -> None:
+    assert identical(load(write_old(tmp_path, state(), version=version)), state())
 
-    tree = json.loads((path / "manifest.json").read_text()) | changes
-    del tree["checksum"]
+
+def test_damage_to_an_older_format_is_found(tmp_path: Path) -> None:
+    path = write_old(tmp_path, state(), version=2)
+    data = bytearray((path / "model.safetensors").read_bytes())
+    data[-1] ^= 1
+    (path / "model.safetensors").write_bytes(data)
+    with pytest.raises(DataError, match=r"model\.safetensors: damaged checkpoint: bytes 0 to"):
+        load(path)
+
+
+def write_old(folder: Path, what: State, *, version: int) -> Path:
+    """A checkpoint as the first versions wrote it: one hash a file, no places of tensors, a hash of the sorted tree."""
+    path = folder / f"step-{what.step:08d}"
+    path.mkdir(parents=True)
+    contents = {
+        "model.safetensors": (safetensors.torch.save({k: v.contiguous() for k, v in what.model.items()}), what.model),
+        "optimizer.safetensors": (safetensors.torch.save(dict(what.optimizer)), what.optimizer),
+        "tokenizer.json": (what.tokenizer, {}),
+    }
+    files = {}
+    for name, (data, tensors) in contents.items():
+        (path / name).write_bytes(data)
+        described = {k: {"dtype": str(t.dtype)[6:], "shape": list(t.shape)} for k, t in tensors.items()}
+        files[name] = {"bytes": len(data), "checksum": xxhash.xxh3_64_hexdigest(data), "tensors": described}
+    tree = {
+        "format": version,
+        "step": what.step,
+        "tokens": what.tokens,
+        "seed": what.seed,
+        "spec": dataclasses.asdict(what.spec),
+        "data": what.data,
+        "files": files,
+        "version": "0.1.0",
+    }
+    if version == 1:
+        tree["data"] = {"step": what.step}
+        tree["tokens"] = what.data["row"] * what.spec.sequence_length
     text = json.dumps(tree, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     tree["checksum"] = xxhash.xxh3_64_hexdigest(text.encode())
-    (path / "manifest.json").write_text(json.dumps(tree))
+    (path / "manifest.json").write_text(json.dumps(tree, ensure_ascii=False, indent=1))
+    return path
 
 
 def test_a_copy_of_a_checkpoint_is_a_checkpoint(tmp_path: Path) -> None:

@@ -97,6 +97,14 @@ def test_random_vocabularies_encode_as_hugging_face_does(number: int, texts: lis
     assert documents(encoder, texts) == [expected(tokenizer, text) for text in texts]
 
 
+def test_tokens_are_the_same_in_either_type() -> None:
+    texts = pa.array(["it's 绳索，麻绳。\n\n  x = 'y'", "", "麻绳\n绳索绳索，" * 90, prose(1)], pa.large_string())
+    wide, wide_lengths = TRAINED_ENCODER.encode(texts, end=77)
+    expected_tokens, expected_lengths = wide.tolist(), wide_lengths.tolist()
+    narrow, lengths = TRAINED_ENCODER.encode(texts, end=77, dtype="uint16")
+    assert (narrow.dtype, narrow.tolist(), lengths.tolist()) == (np.uint16, expected_tokens, expected_lengths)
+
+
 def test_random_vocabularies_do_join_parts_of_characters() -> None:
     joining = [token for token in RANDOM[0][0].get_vocab() if not _is_text(bytes(map(LETTERS.index, token)))]
     assert len(joining) > 350

@@ -189,7 +189,8 @@ class Diary(Hook):
 
 def test_hooks_are_called_at_their_moments(tmp_path: Path) -> None:
     diary = Diary()
-    run = make_run(tmp_path, train__steps=4, checkpoint__save_every_steps=3, train__validate_every_steps=0)
+    changes = {"checkpoint__save_every_steps": 3, "checkpoint__write": "blocking"}
+    run = make_run(tmp_path, train__steps=4, train__validate_every_steps=0, **changes)
     train(run, hooks=[diary])
     assert diary.notes == [
         ("before_training", 0),

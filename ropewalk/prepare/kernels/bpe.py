@@ -286,7 +286,7 @@ def _write_units(
             code = (word & np.uint64(0x1F)) << np.uint64(6) | last
             size = 2
         else:
-            whole = characters[decode(data, place)[0]] & 3 != kind
+            whole = characters[decode(data, int(place))[0]] & 3 != kind
             break
         entry = packed[code]
         flags = np.int64(entry >> _FLAGS)
@@ -381,7 +381,7 @@ def _merge_run(count: Any, found: Any, memory: Memory, tables: Tables, out: Out,
 
 
 @inlined
-def _word_from(data: Bytes, place: int) -> Any:
+def _word_from(data: Bytes, place: Any) -> Any:
     """The eight bytes from `place` on, the first one lowest, zeros behind the end of `data`."""
     if place + 8 <= len(data):
         return word_at(data, place)

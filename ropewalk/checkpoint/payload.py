@@ -1,0 +1,252 @@
+"""Payload files: safetensors, hashed chunk by chunk while they are written, checked chunk by chunk when they are read.
+
+No torch. A file is a header (8 bytes of length, JSON) and the tensors one after the other, as any safetensors reader
+expects. The manifest keeps the xxh3-64 of every 4 MiB of the file, header included: a flipped bit is found in the chunk
+that holds it, and a reader that wants one tensor checks the chunks it touches and no others.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import mmap
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from ropewalk.base.errors import DataError
+from ropewalk.base.files import point, storage
+
+from .disk import Disk
+from .packing import FRAME_BYTES, frames, unpack
+
+CHUNK_BYTES = 4 << 20
+"""Large enough that a manifest of a terabyte has 2.6e5 hashes, small enough that one tensor is read alone. The hash
+runs at about 20 GB/s a core, far above any disk."""
+
+CODES = {
+    "float64": "F64",
+    "float32": "F32",
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "float8_e4m3fn": "F8_E4M3",
+    "float8_e5m2": "F8_E5M2",
+    "int64": "I64",
+    "int32": "I32",
+    "int16": "I16",
+    "int8": "I8",
+    "uint64": "U64",
+    "uint32": "U32",
+    "uint16": "U16",
+    "uint8": "U8",
+    "bool": "BOOL",
+}
+"""torch's names of types -> safetensors'."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One tensor, or a rank's piece of it, to be written."""
+
+    name: str
+    dtype: str
+    """torch's name: `bfloat16`."""
+    shape: tuple[int, ...]
+    """Of these bytes."""
+    data: memoryview
+    """Contiguous, as long as shape and type say."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FileEntry:
+    """One file of a checkpoint."""
+
+    bytes: int
+    chunks: tuple[str, ...]
+    """xxh3-64 of every `chunk_bytes` in hexadecimal, of the file as it is stored."""
+    chunk_bytes: int = CHUNK_BYTES
+    frames: tuple[int, ...] = ()
+    """Of a packed file (packing.py): the stored bytes of each frame. Places of tensors are those before packing."""
+    frame_bytes: int = FRAME_BYTES
+    """What each frame but the last one holds."""
+
+
+def layout(parts: Sequence[tuple[str, str, tuple[int, ...], int]]) -> tuple[bytes, list[int]]:
+    """The header of a file of (name, dtype, shape, bytes) in this order, and where each begins in the file."""
+    tree: dict[str, Any] = {}
+    place = 0
+    for name, dtype, shape, size in parts:
+        tree[name] = {"dtype": CODES[dtype], "shape": list(shape), "data_offsets": [place, place + size]}
+        place += size
+    text = json.dumps(tree, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    begins = [8 + len(text) + entry["data_offsets"][0] for entry in tree.values()]
+    return len(text).to_bytes(8, "little") + text, begins
+
+
+class Pace:
+    """Lets bytes pass at most at a given rate, for storage that others use too."""
+
+    def __init__(self, bytes_per_s: float, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._rate, self._clock = bytes_per_s, clock
+        self._due = clock()
+
+    def delay(self, size: int) -> float:
+        """Seconds to wait before the next `size` bytes."""
+        now = self._clock()
+        wait = max(0.0, self._due - now)
+        self._due = max(self._due, now) + size / self._rate
+        return wait
+
+
+def write_payload(
+    disk: Disk, path: Path, blocks: Iterable[bytes | memoryview], *, pace: Pace | None = None, packed: int = 0
+) -> FileEntry:
+    """Writes `blocks` one after the other and waits until they are durable; `packed` as numbers of so many bytes, or
+    as they are when it is 0."""
+    hashes = _Hashes()
+    sizes: list[int] = []
+    with disk.create(path) as file:
+        for block in _packed(blocks, packed, sizes) if packed else blocks:
+            for piece in _cut(memoryview(block).cast("B")):
+                if pace:
+                    time.sleep(pace.delay(len(piece)))
+                file.write(piece)
+                hashes.add(piece)
+        point(f"checkpoint.written:{path.name}")
+        file.sync()
+    point(f"checkpoint.payload:{path.name}")
+    return FileEntry(bytes=hashes.size, chunks=hashes.close(), chunk_bytes=CHUNK_BYTES, frames=tuple(sizes))
+
+
+def digest(data: memoryview) -> str:
+    """xxh3-64 of bytes in memory, a chunk at a time."""
+    made = xxhash.xxh3_64()
+    for piece in _cut(data):
+        made.update(piece)
+    return made.hexdigest()
+
+
+def entry_of(data: bytes | memoryview) -> FileEntry:
+    """What the manifest says of a file with these bytes."""
+    hashes = _Hashes()
+    hashes.add(memoryview(data).cast("B"))
+    return FileEntry(bytes=hashes.size, chunks=hashes.close(), chunk_bytes=CHUNK_BYTES)
+
+
+class Payload:
+    """A file open for reading, memory-mapped; every byte it gives has been checked."""
+
+    def __init__(self, path: Path, entry: FileEntry, *, owners: Mapping[str, tuple[int, int]] | None = None) -> None:
+        """`owners` tells which tensor lies where, for the message when a chunk is damaged."""
+        self._path, self._entry, self._owners = path, entry, owners or {}
+        self._map: mmap.mmap | bytes = b""
+        self._checked: set[int] = set()
+        self._starts = list(itertools.accumulate(entry.frames, initial=0))
+        self._unpacked: tuple[int, bytes] = (-1, b"")
+        try:
+            with storage(f"reading {path}"), open(path, "rb") as file:
+                size = os.fstat(file.fileno()).st_size
+                if size != entry.bytes:
+                    raise DataError(f"{path}: damaged checkpoint: {size} bytes, {entry.bytes} were written{REMEDY}")
+                if size:
+                    self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except FileNotFoundError:
+            raise DataError(f"{path}: damaged checkpoint: this file is missing{REMEDY}") from None
+
+    def read(self, begin: int, end: int) -> memoryview:
+        """Bytes `begin` to `end`; raises DataError when a chunk they lie in is not what was written."""
+        size = self._entry.chunk_bytes
+        for number in range(begin // size, -(-end // size)):
+            if number not in self._checked:
+                wrong = self._wrong(number)
+                if wrong:
+                    raise DataError(wrong)
+                self._checked.add(number)
+        return memoryview(self._map)[begin:end]
+
+    def raw(self, begin: int, end: int) -> memoryview:
+        """As `read`, of the file before it was packed."""
+        if not self._entry.frames or begin == end:
+            return self.read(begin, end)
+        size = self._entry.frame_bytes
+        parts = [self._frame(number) for number in range(begin // size, -(-end // size))]
+        first = begin // size * size
+        return memoryview(parts[0] if len(parts) == 1 else b"".join(parts))[begin - first : end - first]
+
+    def _frame(self, number: int) -> bytes:
+        """An unpacked frame; the last one is kept, since tensors are read in order."""
+        if self._unpacked[0] != number:
+            stored = self.read(self._starts[number], self._starts[number + 1])
+            self._unpacked = (number, unpack(stored))
+        return self._unpacked[1]
+
+    def problems(self) -> Iterator[str]:
+        """What is wrong with the file, chunk by chunk."""
+        yield from filter(None, map(self._wrong, range(len(self._entry.chunks))))
+
+    def _wrong(self, number: int) -> str:
+        size = self._entry.chunk_bytes
+        begin, end = number * size, min((number + 1) * size, self._entry.bytes)
+        with memoryview(self._map) as whole, whole[begin:end] as chunk:
+            if xxhash.xxh3_64_hexdigest(chunk) == self._entry.chunks[number]:
+                return ""
+        hit = [name for name, place in self._owners.items() if self._touches(place, begin, end)]
+        what = f" ({', '.join(hit[:4])}{' ...' if len(hit) > 4 else ''})" if hit else ""
+        return f"{self._path}: damaged checkpoint: bytes {begin} to {end}{what} are not what was written{REMEDY}"
+
+    def _touches(self, place: tuple[int, int], begin: int, end: int) -> bool:
+        """Whether bytes `begin` to `end` of the file hold some of what lies at `place`."""
+        first, last = place
+        if self._entry.frames and first < last:
+            size = self._entry.frame_bytes
+            first, last = self._starts[first // size], self._starts[-(-last // size)]
+        return first < end and last > begin
+
+
+REMEDY = "; use an older checkpoint"
+
+
+class _Hashes:
+    """xxh3-64 of every CHUNK_BYTES of what passes."""
+
+    def __init__(self) -> None:
+        self.size = 0
+        self._hash = xxhash.xxh3_64()
+        self._done: list[str] = []
+
+    def add(self, data: memoryview) -> None:
+        while data:
+            room = CHUNK_BYTES - self.size % CHUNK_BYTES
+            part, data = data[:room], data[room:]
+            self._hash.update(part)
+            self.size += len(part)
+            if self.size % CHUNK_BYTES == 0:
+                self._next()
+
+    def close(self) -> tuple[str, ...]:
+        if self.size % CHUNK_BYTES:
+            self._next()
+        return tuple(self._done)
+
+    def _next(self) -> None:
+        self._done.append(self._hash.hexdigest())
+        self._hash = xxhash.xxh3_64()
+
+
+def _packed(blocks: Iterable[bytes | memoryview], item: int, sizes: list[int]) -> Iterator[bytes]:
+    """Packed frames; notes their sizes."""
+    for frame in frames(blocks, item=item):
+        sizes.append(len(frame))
+        yield frame
+
+
+def _cut(data: memoryview) -> Iterator[memoryview]:
+    """In pieces that are hashed while they are still in the processor's cache."""
+    for start in range(0, len(data), CHUNK_BYTES):
+        yield data[start : start + CHUNK_BYTES]

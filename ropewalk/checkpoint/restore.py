@@ -1,0 +1,246 @@
+"""Which step a run goes on from, when copies lie at several places.
+
+The newest step for which every file of a manifest is found whole, each wherever it is: own memory, a peer's, the disk,
+the remote store. A manifest names its files by the hashes of their chunks, so a file is the right one whoever kept it.
+When a copy is damaged the next place is asked; when none is left, an older step is taken. Damaged copies are named,
+and taken out of sight where they lie.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ropewalk.base.errors import DataError, StorageError
+from ropewalk.base.files import storage
+
+from .commit import Record, joined
+from .copies import Key, Offer, Source, plain_name
+from .format import FILE, CheckpointManifest, identity, list_checkpoints, read_checkpoint_manifest, sealed, step_path
+from .payload import FileEntry, Payload
+from .tensors import State, load, set_aside
+
+_AT_ONCE = 4
+"""Files that are fetched and checked side by side."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Taken:
+    """Where a file came from."""
+
+    source: str
+    bytes: int
+    seconds: float
+    """To fetch it and to check every byte."""
+
+
+@dataclass(kw_only=True, slots=True)
+class Report:
+    """How a run found back."""
+
+    step: int = 0
+    files: dict[str, Taken] = field(default_factory=dict)
+    seconds: float = 0.0
+    """From the first question to the state in memory, every byte verified."""
+    damaged: list[str] = field(default_factory=list)
+    """Copies that were not what was written, by place; they are out of sight now."""
+    unreachable: list[str] = field(default_factory=list)
+    """Places that did not answer."""
+    passed_over: list[str] = field(default_factory=list)
+    """Newer steps that could not be put together, and what they lacked."""
+
+    @property
+    def bytes(self) -> int:
+        """Of all files."""
+        return sum(taken.bytes for taken in self.files.values())
+
+    @property
+    def sources(self) -> dict[str, int]:
+        """Bytes by place."""
+        total: dict[str, int] = {}
+        for taken in self.files.values():
+            total[taken.source] = total.get(taken.source, 0) + taken.bytes
+        return total
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Copy:
+    source: Source
+    offer: Offer
+
+
+_Bad = tuple[_Copy, str]
+"""A copy, and the file of it that is damaged; its other files may serve."""
+
+
+def restore(sources: Sequence[Source], *, scratch: Path) -> tuple[State | None, Report]:
+    """The newest state that `sources`, the fastest first, have together; None when they have none.
+
+    Files that are not on this machine pass through the folder `scratch`, which is gone afterwards. When there are
+    copies and none is whole, raises DataError: starting from scratch would silently throw away a run. A place that
+    does not answer is told in the report.
+    """
+    start, report = time.perf_counter(), Report()
+    copies = list(_copies(sources, report))
+    bad: list[_Bad] = []
+    try:
+        for manifest in _candidates(copies, report):
+            folder = step_path(scratch, manifest.step)
+            lacking = _assemble(folder, manifest, copies, report, bad)
+            state = None if lacking else _loaded(folder, report)
+            if state:
+                report.step, report.seconds = state.step, time.perf_counter() - start
+                return state, report
+            report.passed_over.append(f"step {manifest.step}: {', '.join(lacking) or 'not readable'}")
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+        _quarantine(bad, report)
+    if report.damaged or copies:
+        lines = [*report.damaged, *report.unreachable, *report.passed_over]
+        raise DataError("\n".join([*lines, "no step is whole at any place; remove its copies to start from scratch"]))
+    return None, report
+
+
+def _copies(sources: Sequence[Source], report: Report) -> Iterator[_Copy]:
+    for source in sources:
+        try:
+            offers, wrong = source.offers()
+        except StorageError as error:
+            report.unreachable.append(f"{source.name}: {error}")
+            continue
+        report.damaged += wrong
+        yield from (_Copy(source, offer) for offer in offers)
+
+
+def _candidates(copies: Iterable[_Copy], report: Report) -> list[CheckpointManifest]:
+    """Every manifest that the copies give, newest step first: those of whole checkpoints, and those that the shards
+    of one launch give together."""
+    shards: dict[tuple[int, str, int], dict[int, CheckpointManifest]] = {}
+    for copy in copies:
+        key = copy.offer.key
+        shards.setdefault((key.step, key.attempt, key.world), {}).setdefault(key.rank, copy.offer.manifest)
+    found: dict[str, CheckpointManifest] = {}
+    for (step, _, world), parts in sorted(shards.items(), reverse=True, key=lambda item: item[0][0]):
+        if len(parts) < world:
+            report.passed_over.append(f"step {step}: shards of {world - len(parts)} of {world} ranks are nowhere")
+            continue
+        records = [Record(files=parts[rank].files, tensors=parts[rank].tensors) for rank in range(world)]
+        try:
+            whole = joined(parts[0], records, path=Path(f"step {step}"))
+        except StorageError as error:
+            report.passed_over.append(str(error))
+            continue
+        # A whole checkpoint stands for all ranks that wrote it.
+        whole = dataclasses.replace(whole, world=parts[0].world)
+        found.setdefault(identity(whole), whole)
+    return list(found.values())
+
+
+def _assemble(
+    folder: Path, manifest: CheckpointManifest, copies: Sequence[_Copy], report: Report, bad: list[_Bad]
+) -> list[str]:
+    """Makes `folder` a checkpoint of files from anywhere; returns the files that no place has whole."""
+    shutil.rmtree(folder, ignore_errors=True)
+    with storage(f"creating {folder}"):
+        folder.mkdir(parents=True)
+        (folder / FILE).write_bytes(sealed(manifest))
+    report.files.clear()
+
+    def take(name: str) -> Taken | None:
+        entry, owners = manifest.files[name], manifest.places(name)
+        return _take(folder / plain_name(name), entry, copies, report, bad, owners=owners)
+
+    # Side by side: checking one file and waiting for another take turns. Lists may be appended to from any thread.
+    with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="restore") as pool:
+        taken = dict(zip(manifest.files, pool.map(take, manifest.files), strict=True))
+    report.files.update({name: one for name, one in taken.items() if one})
+    return [name for name, one in taken.items() if one is None]
+
+
+def _take(
+    target: Path,
+    entry: FileEntry,
+    copies: Iterable[_Copy],
+    report: Report,
+    bad: list[_Bad],
+    *,
+    owners: dict[str, tuple[int, int]],
+) -> Taken | None:
+    """The file from the first place that has it whole."""
+    for copy in copies:
+        if (copy, target.name) in bad or copy.offer.manifest.files.get(target.name) != entry:
+            continue
+        start = time.perf_counter()
+        target.unlink(missing_ok=True)
+        try:
+            copy.source.fetch(copy.offer, target.name, target)
+            # The load checks every chunk in any case; what comes unchecked is checked here, while others can be asked.
+            wrong = [] if copy.source.checks else list(Payload(target, entry, owners=owners).problems())
+        except DataError as error:
+            wrong = [str(error)]
+        except StorageError as error:
+            report.unreachable.append(f"{copy.source.name}: {error}")
+            continue
+        if not wrong:
+            return Taken(source=copy.source.name, bytes=entry.bytes, seconds=time.perf_counter() - start)
+        where = f"{copy.source.name}: {copy.offer.key}: "
+        report.damaged += [where + message.replace(str(target), target.name) for message in wrong]
+        bad.append((copy, target.name))
+    return None
+
+
+def _loaded(folder: Path, report: Report) -> State | None:
+    try:
+        return load(folder)
+    except DataError as error:
+        # Right a moment ago, when it was put together: the memory it lies in cannot be trusted.
+        report.damaged.append(str(error))
+        return None
+
+
+def _quarantine(bad: Iterable[_Bad], report: Report) -> None:
+    done: list[_Copy] = []
+    for copy, _ in bad:
+        if copy in done:
+            continue
+        done.append(copy)
+        try:
+            copy.source.quarantine(copy.offer)
+        except StorageError as error:
+            report.unreachable.append(f"{copy.source.name}: {error}")
+
+
+class DiskSource:
+    """The checkpoints of a run's folder as a place to restore from."""
+
+    name = "disk"
+    checks = False
+
+    def __init__(self, folder: Path, run: str) -> None:
+        self._folder, self._run = folder, run
+
+    def offers(self) -> tuple[list[Offer], list[str]]:
+        found, wrong = [], []
+        for path in list_checkpoints(self._folder):
+            try:
+                manifest = read_checkpoint_manifest(path)
+            except DataError as error:
+                wrong.append(f"{self.name}: {error}")
+                set_aside(path)
+                continue
+            found.append(Offer(Key(run=self._run, step=manifest.step, attempt="disk"), manifest, str(path)))
+        return found, wrong
+
+    def fetch(self, offer: Offer, file: str, target: Path) -> None:
+        source = Path(offer.where) / file
+        if not source.exists():
+            raise DataError(f"{source}: damaged checkpoint: this file is missing")
+        target.symlink_to(source.resolve())
+
+    def quarantine(self, offer: Offer) -> None:
+        set_aside(Path(offer.where))

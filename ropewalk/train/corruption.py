@@ -1,0 +1,45 @@
+"""Processors that compute wrongly without a word: the same work twice must give the same bits.
+
+Fleets find about one such core in a thousand machines (Hochschild et al. 2021, Dixit et al. 2021). Checksums of files
+do not see them: what is wrong is computed, then stored faithfully. Replicas hold the same weights and apply the same
+update, so their updates are compared; within one process there is nothing to compare with but the process itself, so a
+microbatch is computed twice. That finds a core that errs now and then, not one that errs the same way each time.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from ropewalk.base.errors import HardwareError
+from ropewalk.load.batch import Batch
+from ropewalk.parallel.comm import gather_over_ranks
+from ropewalk.parallel.executor import Executor, bit_sum
+
+
+def probe(executor: Executor, batch: Batch, *, step: int, world: int = 1) -> None:
+    """Raises HardwareError when the work of `step` does not repeat, or the weights of replicas differ.
+
+    All ranks must call. Nothing of the executor changes.
+    """
+    first, second = executor.digest(batch), executor.digest(batch)
+    if first != second:
+        raise HardwareError(
+            f"step {step}: the same microbatch computed twice gave other bits ({first:#x}, {second:#x}); this machine "
+            "computes wrongly. Test its memory and processor; the same command continues from the last checkpoint"
+        )
+    wrong = disagreeing(gather_over_ranks(bit_sum(executor.model_state().values()), world))
+    if wrong:
+        raise HardwareError(
+            f"step {step}: the weights of ranks {', '.join(map(str, wrong))} are not those of the other replicas; "
+            "take these machines out. The same command continues from the last checkpoint"
+        )
+
+
+def disagreeing(hashes: Sequence[int]) -> list[int]:
+    """The ranks whose hash is not the most frequent one; of two that disagree both, since nobody knows which errs."""
+    counts = Counter(hashes).most_common()
+    if len(counts) == 1:
+        return []
+    tied = counts[0][1] == counts[1][1]
+    return [rank for rank, value in enumerate(hashes) if tied or value != counts[0][0]]

@@ -1,0 +1,150 @@
+"""Snapshots hold the state of their moment, and become checkpoints while the state goes on changing."""
+
+from __future__ import annotations
+
+import errno
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from ropewalk.checkpoint.disk import LocalDisk
+from ropewalk.checkpoint.format import list_checkpoints, verify_checkpoint
+from ropewalk.checkpoint.layouts import held
+from ropewalk.checkpoint.payload import Pace
+from ropewalk.checkpoint.persist import Persister
+from ropewalk.checkpoint.snapshot import Stager
+from ropewalk.checkpoint.tensors import State, load, manifest_of
+from tests.tiny import small_spec
+
+
+def state(step: int) -> State:
+    weights = {"w": torch.full((64, 32), float(step)), "b": torch.full((3,), step, dtype=torch.bfloat16)}
+    moments = {"exp_avg/w": torch.full((64, 32), step + 0.5), "step": torch.tensor(float(step))}
+    return State(
+        step=step,
+        tokens=step,
+        seed=0,
+        spec=small_spec(),
+        data={"row": step},
+        model=weights,
+        optimizer=moments,
+        tokenizer=b"{}",
+    )
+
+
+def parts_of(of: State) -> dict[str, list]:
+    return {"model": list(held(of.model)), "optimizer": list(held(of.optimizer))}
+
+
+@pytest.fixture
+def stager() -> Iterator[Stager]:
+    made = Stager()
+    yield made
+    made.close()
+
+
+def test_what_changes_after_the_copy_does_not_reach_the_checkpoint(tmp_path: Path, stager: Stager) -> None:
+    persister = Persister(LocalDisk())
+    live = state(1)
+    for step in range(1, 6):
+        for tensor in (*live.model.values(), *live.optimizer.values()):
+            tensor.fill_(step)
+        snapshot = stager.take(parts_of(live))
+        persister.submit(tmp_path, manifest_of(state(step)), snapshot, tokenizer=b"{}")
+        snapshot.wait()
+        for tensor in live.model.values():
+            tensor.fill_(-1.0)
+    persister.close()
+    assert [saved.step for saved in persister.finished()] == [1, 2, 3, 4, 5]
+    for path in list_checkpoints(tmp_path):
+        found = load(path)
+        assert all((t == found.step).all() for t in (*found.model.values(), *found.optimizer.values()))
+
+
+def test_buffers_are_made_once_and_used_in_turn(stager: Stager) -> None:
+    live = state(1)
+    size = stager.prepare(parts_of(live))
+    # 2 x (64 x 32 float32 + 3 bfloat16) of the model, 2 x (64 x 32 + 1 float32) of the optimizer.
+    assert size == 2 * (64 * 32 * 4 + 3 * 2 + (64 * 32 + 1) * 4)
+    places = []
+    for _ in range(4):
+        snapshot = stager.take(parts_of(live))
+        snapshot.wait()
+        places.append(snapshot.parts["model"][0].local.data_ptr())
+        snapshot.release()
+    assert places[0] == places[2] != places[1] == places[3]
+
+
+def test_a_third_snapshot_waits_for_a_buffer(stager: Stager) -> None:
+    live = state(1)
+    first, _ = stager.take(parts_of(live)), stager.take(parts_of(live))
+    taken = threading.Event()
+
+    def third() -> None:
+        stager.take(parts_of(live))
+        taken.set()
+
+    thread = threading.Thread(target=third)
+    thread.start()
+    assert not taken.wait(0.05)
+    first.release()
+    assert taken.wait(5)
+    thread.join()
+
+
+class Full(LocalDisk):
+    """A disk that is full for its first checkpoints."""
+
+    def __init__(self, failures: int) -> None:
+        self.failures = failures
+
+    def make_folder(self, path: Path) -> None:
+        if self.failures:
+            self.failures -= 1
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        super().make_folder(path)
+
+
+def test_a_failed_save_is_told_and_the_next_one_works(tmp_path: Path, stager: Stager) -> None:
+    persister = Persister(Full(failures=1))
+    for step in (1, 2):
+        snapshot = stager.take(parts_of(state(step)))
+        persister.submit(tmp_path, manifest_of(state(step)), snapshot, tokenizer=b"{}")
+    assert persister.drain(timeout_s=20)
+    first, second = persister.finished()
+    assert "No space left" in str(first.error)
+    assert second.error is None
+    assert [path.name for path in list_checkpoints(tmp_path)] == ["step-00000002"]
+    assert verify_checkpoint(list_checkpoints(tmp_path)[0]) == []
+    persister.close()
+
+
+def test_retention_runs_only_after_the_new_one_is_durable(tmp_path: Path, stager: Stager) -> None:
+    persister = Persister(LocalDisk())
+    seen = []
+    for step in (1, 2):
+        persister.submit(
+            tmp_path,
+            manifest_of(state(step)),
+            stager.take(parts_of(state(step))),
+            tokenizer=b"{}",
+            after=lambda: seen.append([path.name for path in list_checkpoints(tmp_path)]),
+        )
+    persister.close()
+    assert seen == [["step-00000001"], ["step-00000001", "step-00000002"]]
+
+
+def test_a_pace_spreads_bytes_over_time() -> None:
+    now = 0.0
+    pace = Pace(100.0, clock=lambda: now)
+    waits = []
+    for _ in range(5):
+        wait = pace.delay(50)
+        waits.append(wait)
+        now += wait
+    assert waits == [0.0, 0.5, 0.5, 0.5, 0.5]
+    now += 10
+    assert pace.delay(50) == 0.0

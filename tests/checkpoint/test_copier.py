@@ -1,0 +1,187 @@
+"""The tiers of two machines at work, in one process: copies go where they should, and the traffic is told."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ropewalk.base.errors import ConfigError
+from ropewalk.checkpoint.config import Tiers
+from ropewalk.checkpoint.copier import Copier, memory_folder
+from ropewalk.checkpoint.memory import Memory
+from ropewalk.checkpoint.remote import Remote
+from ropewalk.checkpoint.tensors import manifest_of, retain, save
+from ropewalk.config.ranks import Ranks
+from tests.checkpoint.shards import COLUMNS, ROWS, flip, parts_of, same, state
+
+WORLD = 2
+
+
+class Machines:
+    """Two machines with a rank each; every one has the other's copies."""
+
+    def __init__(self, folder: Path, **settings: Any) -> None:
+        secret = folder / "secret"
+        secret.write_text("0123456789abcdef")
+        self.folder = folder
+        self._settings = {
+            "memory": "on",
+            "peers": tuple(f"127.0.0.1:{port}" for port in free_ports(WORLD)),
+            "secret_file": str(secret),
+            "run": "run",
+            "timeout_s": 5.0,
+            **settings,
+        }
+        self.copiers = [self.start(rank) for rank in range(WORLD)]
+
+    def start(self, rank: int) -> Copier:
+        (self.folder / f"machine{rank}").mkdir(exist_ok=True)
+        settings = Tiers(folder=str(self.folder / f"machine{rank}"), **self._settings)
+        return Copier(settings, self.folder / "checkpoints", ranks=Ranks(rank, WORLD, 0), attempt="first")
+
+    def keep(self, step: int) -> None:
+        for rank, copier in enumerate(self.copiers):
+            of = state(step)
+            size = 2 * ROWS * COLUMNS * 4 // WORLD
+            copier.keep(manifest_of(of), parts_of(of, rank=rank, world=WORLD), tokenizer=of.tokenizer, size=size)
+        for copier in self.copiers:
+            copier.settle()
+
+    def lose(self, rank: int) -> None:
+        """The machine is replaced by an empty one."""
+        self.copiers[rank].close()
+        shutil.rmtree(self.folder / f"machine{rank}")
+        self.copiers[rank] = self.start(rank)
+
+    def memory(self, rank: int) -> Memory:
+        return Memory(memory_folder(str(self.folder / f"machine{rank}")))
+
+    def close(self) -> None:
+        for copier in self.copiers:
+            copier.close()
+
+
+def free_ports(count: int) -> list[int]:
+    with ExitStack() as held:
+        sockets = [held.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        return [one.getsockname()[1] for one in sockets]
+
+
+@pytest.fixture
+def machines(tmp_path: Path) -> Iterator[Machines]:
+    made = Machines(tmp_path)
+    yield made
+    made.close()
+
+
+def test_each_machine_holds_the_shards_of_both(machines: Machines) -> None:
+    machines.keep(3)
+    for rank in range(WORLD):
+        assert [(key.step, key.rank) for key in machines.memory(rank).shards("run")] == [(3, 0), (3, 1)]
+    told = [copied for copier in machines.copiers for copied in copier.finished()]
+    assert sorted(copied.tier.split()[0] for copied in told) == ["memory", "memory", "peer", "peer"]
+    assert all(copied.error == "" for copied in told)
+
+
+def test_a_replaced_machine_takes_everything_from_the_other(machines: Machines) -> None:
+    machines.keep(3)
+    machines.keep(4)
+    machines.lose(1)
+    found, report = machines.copiers[1].restore()
+    assert found is not None
+    assert same(found, state(4))
+    assert len(report.sources) == 1
+    assert next(iter(report.sources)).startswith("peer")
+
+
+def test_a_damaged_replica_is_passed_over_for_the_step_before(machines: Machines) -> None:
+    machines.keep(3)
+    machines.keep(4)
+    machines.lose(1)
+    (damaged,) = machines.memory(0).folder.glob("run/rank-00001-of-*/step-00000004*/model-00001.safetensors")
+    flip(damaged, bit=777)
+    found, report = machines.copiers[1].restore()
+    assert found is not None
+    assert same(found, state(3))
+    assert "model-00001.safetensors" in report.damaged[0]
+
+
+def test_forecasts_stand_beside_what_was_measured(machines: Machines) -> None:
+    for step in range(1, 5):
+        machines.keep(step)
+    sent = [copied for copied in machines.copiers[0].finished() if copied.tier.startswith("peer")]
+    assert [copied.step for copied in sent] == [1, 2, 3, 4]
+    assert sent[0].predicted_s is None
+    assert all(copied.predicted_s is not None and copied.predicted_s > 0 for copied in sent[1:])
+    assert all(copied.measured_s > 0 and copied.bytes > 0 for copied in sent)
+
+
+def test_memory_files_and_connections_stay_the_same_over_many_copies(machines: Machines) -> None:
+    for step in range(1, 6):
+        machines.keep(step)
+    files, memory = len(os.listdir("/proc/self/fd")), [machines.memory(rank).used_bytes() for rank in range(WORLD)]
+    threads = threading.active_count()
+    for step in range(6, 56):
+        machines.keep(step)
+    assert len(os.listdir("/proc/self/fd")) <= files + 4
+    assert threading.active_count() <= threads + 4
+    for rank in range(WORLD):
+        assert machines.memory(rank).used_bytes() <= 1.05 * memory[rank]
+        assert len(machines.memory(rank).shards("run")) == 4
+
+
+def test_the_end_of_a_run_gives_all_memory_back(machines: Machines) -> None:
+    machines.keep(3)
+    machines.copiers[0].end()
+    assert [machines.memory(rank).shards("run") for rank in range(WORLD)] == [[], []]
+
+
+def test_what_is_on_its_way_to_the_store_is_not_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, go = threading.Event(), threading.Event()
+    upload = Remote.upload
+
+    def slow(self: Remote, path: Path, **options: Any) -> Any:
+        begun.set()
+        assert go.wait(20)
+        return upload(self, path, **options)
+
+    monkeypatch.setattr(Remote, "upload", slow)
+    folder = tmp_path / "checkpoints"
+    copier = Copier(Tiers(remote=f"file://{tmp_path}/store", run="run"), folder)
+    for step in range(1, 6):
+        copier.stored(save(folder, state(step)))
+        assert begun.wait(20)
+        retain(folder, keep_last=1, in_use=copier.in_use)
+    assert sorted(path.name for path in folder.glob("step-*")) == ["step-00000001", "step-00000005"]
+    go.set()
+    copier.settle()
+    assert [copied.step for copied in copier.finished()] == [1, 5]
+    assert copier.in_use == []
+    copier.close()
+
+
+def test_a_store_gets_a_checkpoint_every_so_many(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoints"
+    settings = Tiers(remote=f"file://{tmp_path}/store", run="run", remote_every=3, remote_keep_last=9)
+    copier = Copier(settings, folder)
+    for step in range(1, 8):
+        copier.stored(save(folder, state(step)))
+        copier.settle()
+    assert [copied.step for copied in copier.finished()] == [1, 4, 7]
+    copier.close()
+
+
+def test_a_missing_secret_is_named(tmp_path: Path) -> None:
+    settings = Tiers(
+        memory="on", folder=str(tmp_path), run="run", peers=("127.0.0.1:0", "127.0.0.1:9"), secret_file="nowhere"
+    )
+    with pytest.raises(ConfigError, match=r"nowhere: no such file"):
+        Copier(settings, tmp_path / "checkpoints")

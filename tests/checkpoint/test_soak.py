@@ -1,0 +1,57 @@
+"""Saving for ever takes no more memory, files or shared memory than saving ten times."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+
+from ropewalk.checkpoint.config import Checkpoints
+from ropewalk.checkpoint.tensors import State
+from ropewalk.train.keeping import Keeper
+from tests.tiny import small_spec
+
+WARM_UP = 15
+PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+def used() -> dict[str, int]:
+    shared = Path("/dev/shm")
+    return {
+        "resident bytes": int(Path("/proc/self/statm").read_text().split()[1]) * PAGE,
+        "descriptors": len(list(Path("/proc/self/fd").iterdir())),
+        "threads": threading.active_count(),
+        "maps": len(Path("/proc/self/maps").read_text().splitlines()),
+        "shared": sum(f"{os.getpid()}" in path.name for path in shared.iterdir()) if shared.is_dir() else 0,
+    }
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads /proc")
+@pytest.mark.parametrize("saves", [pytest.param(50, id="50"), pytest.param(500, id="500", marks=pytest.mark.slow)])
+def test_memory_files_and_threads_stay_flat(tmp_path: Path, saves: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "fsync", lambda _: None)
+    weights = {f"w{number}": torch.zeros(256, 1024) for number in range(8)}  # 8 MiB
+    keeper = Keeper(tmp_path, Checkpoints(save_every_steps=1), warn=pytest.fail)
+    before: dict[str, int] = {}
+    for step in range(1, saves + 1):
+        keeper.fence()
+        weights["w0"].fill_(step)
+        keeper.save(
+            State(step=step, tokens=0, seed=0, spec=small_spec(), data={}, model=weights, optimizer={}, tokenizer=b"{}")
+        )
+        keeper.finished()
+        if step == WARM_UP:
+            keeper.settle()
+            before = used()
+    keeper.settle()
+    after = used()
+    keeper.close()
+    growth = after.pop("resident bytes") - before.pop("resident bytes")
+    # Less than one more buffer: a save that leaked its 8 MiB would have grown by hundreds.
+    assert growth < 6 << 20, f"{growth} bytes more after {saves - WARM_UP} saves"
+    assert after.pop("maps") <= before.pop("maps") + 5
+    assert after == before
+    assert len(list((tmp_path / "checkpoints").iterdir())) == 3

@@ -1,0 +1,80 @@
+"""`ropewalk chaos` passes on a sound run, fails where something is wrong, and touches nothing but its own copies."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ropewalk import flow
+from ropewalk.base.errors import UserError
+from ropewalk.checkpoint.format import list_checkpoints
+from ropewalk.flow import trials as module
+from ropewalk.flow.trials import Laboratory, flip
+from tests.cli.conftest import Call, call, tiny  # noqa: F401 - fixtures
+
+STEPS = "train.steps=12"
+SOME = ("kill at checkpoint.manifest", "disk full", "one device error", "flipped bit in model", "preemption by SIGTERM")
+
+
+def only(some: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leaves these trials alone: each trains a run."""
+    every = module._trials
+
+    def few(*arguments, **settings):
+        return (trial for trial in every(*arguments, **settings) if trial[0].startswith(some))
+
+    monkeypatch.setattr(module, "_trials", few)
+
+
+def test_a_sound_run_passes_and_nothing_is_left(
+    tiny: Path,  # noqa: F811
+    call: Call,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    only(SOME, monkeypatch)
+    ended = call("chaos", "tiny.toml", STEPS, "--quick", "--json")
+    result = json.loads(ended.out)
+    assert ended.status == 0, result
+    assert [trial["passed"] for trial in result["trials"]] == [True] * len(SOME)
+    assert result["failed"] == []
+    assert not list((tiny / "runs").iterdir())
+
+
+def test_a_trial_that_ends_otherwise_fails_by_name_and_its_copy_stays(
+    tiny: Path,  # noqa: F811
+    call: Call,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def spoil(laboratory: Laboratory, run: Path) -> None:
+        """What a run that loses its checkpoint and begins with other data would leave."""
+        laboratory.copy("halfway", run.name)
+        for path in list_checkpoints(run / "checkpoints"):
+            flip(path / "model.safetensors", 0.9, 1)
+
+    def lose(laboratory: Laboratory, run: Path) -> None:
+        laboratory.copy("halfway", run.name)
+        config = run / "config.toml"
+        assert config.exists(), sorted(path.name for path in run.iterdir())
+        config.write_text(config.read_text().replace("peak_lr = 0.003", "peak_lr = 0.004"))
+
+    monkeypatch.setattr(module, "_trials", lambda *_, **__: [("spoilt", spoil), ("other weights", lose)])
+    ended = call("chaos", "tiny.toml", STEPS)
+    assert ended.status == 2
+    assert "spoilt         FAILED: " in ended.out
+    assert "model.safetensors: damaged checkpoint" in ended.out
+    assert "not the bits of the undisturbed run" in ended.out
+    assert len(list((tiny / "runs" / "tiny.chaos").glob("failed-*"))) == 2
+
+
+def test_a_run_too_short_to_strike_is_refused(tiny: Path) -> None:  # noqa: F811
+    with pytest.raises(UserError, match=r"too few to strike between; raise `train.steps`"):
+        flow.chaos("tiny.toml", ["train.steps=2"])
+
+
+@pytest.mark.slow
+def test_every_trial_passes(tiny: Path) -> None:  # noqa: F811
+    result = flow.chaos("tiny.toml", [STEPS])
+    assert result["failed"] == [], result
+    assert len(result["trials"]) > 80

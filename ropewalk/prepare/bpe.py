@@ -24,7 +24,7 @@ from .kernels.lanes import LANES
 from .kernels.merges import DOUBTFUL, UNKNOWN, Room, Tables
 from .kernels.pattern import LETTER, NUMBER, OTHER, SPACE
 
-ALGORITHM = "ropewalk-bpe-2"
+ALGORITHM = "ropewalk-bpe-3"
 """Raised when the kernel changes, though its tokens must not."""
 
 _CODES = 0x110000

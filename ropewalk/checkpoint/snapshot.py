@@ -115,7 +115,8 @@ class Stager:
         with torch.cuda.stream(self._stream):
             for source, target in pairs:
                 target.copy_(source, non_blocking=True)
-                source.record_stream(self._stream)
+                if source.is_cuda:  # counters of steps may lie on the host
+                    source.record_stream(self._stream)
             done = torch.cuda.Event()
             done.record()
         self._pool.submit(_settle, snapshot, done)
@@ -133,16 +134,17 @@ def _finish(snapshot: Snapshot, work: Callable[[], object]) -> None:
     start = time.perf_counter()
     try:
         work()
-    except BaseException as error:
-        snapshot._copied.set_exception(error)
-    else:
         snapshot.copy_s = time.perf_counter() - start
         snapshot._copied.set_result(None)
         snapshot.digests = {
             group: {part.name: digest(as_bytes(part.local)) for part in parts}
             for group, parts in snapshot.parts.items()
         }
-    snapshot._hashed.set_result(None)
+        snapshot._hashed.set_result(None)
+    except BaseException as error:  # belongs to whoever waits
+        for future in (snapshot._copied, snapshot._hashed):
+            if not future.done():
+                future.set_exception(error)
 
 
 def _fit(slot: _Slot, parts: Mapping[str, Sequence[Held]]) -> int:

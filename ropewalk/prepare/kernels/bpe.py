@@ -256,8 +256,7 @@ def _write_units(
     line_feed: int,
     units: Units,
 ) -> tuple[Any, Any]:
-    """(end, units) of a run, which are written. By itself, it stays in the registers of the processor, of which each
-    character waits for memory: the fewer instructions, the more characters wait at once."""
+    """(end, units) of a run, which are written."""
     one, two = np.uint64(1), np.uint64(2)
     place = piece = np.int64(begin)
     kind = np.int64(-1)

@@ -43,7 +43,7 @@ TINY = [
     *("evaluate.samples=2", "evaluate.max_bytes=60000", "evaluate.prompt_tokens=16", "evaluate.new_tokens=16"),
 ]
 QUICK = ['prepare.sources.0.paths=["my-code"]', 'prepare.sources.1.paths=["my-texts"]']
-TRAINING_VERBS = ("quickstart", "run", "prepare", "train", "evaluate", "doctor")
+TRAINING_VERBS = ("quickstart", "run", "prepare", "train", "evaluate", "doctor", "chaos")
 UNDERSTOOD = ("python -m venv .venv", ". .venv/bin/activate")
 """Commands of the shell around ropewalk, which need no proof."""
 

@@ -33,6 +33,7 @@ from .format import (
     TensorEntry,
     checksum,
     file_entry,
+    list_checkpoints,
     sealed,
     step_path,
     tensor_entry,
@@ -121,6 +122,20 @@ def publish(disk: Disk, path: Path, manifest: bytes) -> None:
     _write(disk, beside, told.encode() + b"\n")
     disk.rename(beside, target)
     disk.sync_folder(path.parent)
+
+
+def publish_newest(disk: Disk, folder: Path) -> None:
+    """Names the newest checkpoint of `folder` again where a crash came between committing and naming it."""
+    found = [path for path in list_checkpoints(folder) if (path / FILE).exists()]
+    if not found:
+        return
+    manifest = (found[-1] / FILE).read_bytes()
+    try:
+        told = json.loads((folder / LATEST).read_bytes())
+    except (OSError, ValueError):
+        told = {}
+    if told.get("manifest") != checksum(manifest):
+        publish(disk, found[-1], manifest)
 
 
 def _finish(disk: Disk, path: Path, partial: Path, manifest: CheckpointManifest) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from torch import Tensor
 
 from ropewalk.base.errors import StorageError
+from ropewalk.checkpoint.commit import publish_newest
 from ropewalk.checkpoint.config import Checkpoints
 from ropewalk.checkpoint.copier import Copied, Copier
 from ropewalk.checkpoint.disk import Disk, LocalDisk, Watched
@@ -21,6 +22,7 @@ from ropewalk.checkpoint.layouts import Held, written
 from ropewalk.checkpoint.packing import Packer
 from ropewalk.checkpoint.payload import Pace
 from ropewalk.checkpoint.persist import Persister, Saved
+from ropewalk.checkpoint.prune import step_of
 from ropewalk.checkpoint.restore import Report
 from ropewalk.checkpoint.snapshot import Snapshot, Stager
 from ropewalk.checkpoint.tensors import State, groups_of, load, load_newest, manifest_of, retain, save, set_aside
@@ -72,12 +74,14 @@ class Keeper:
         if path:
             # Newer ones are damaged; left in place, retention would keep them and delete this one.
             for newer in list_checkpoints(self._folder):
-                if newer.name > path.name:
+                if step_of(newer) > step_of(path):
                     set_aside(newer)
         for best in list_checkpoints(self._best):
             # To be made again; should it turn out otherwise this time, it would not be the best of this run.
             if best > step_path(self._best, state.step if state else 0):
                 shutil.rmtree(best)
+        for folder in (self._folder, self._best):
+            publish_newest(self._disk, folder)
         self._saved_at = state.step if state else 0
         if self._copier and state and not self.holds(state.step):
             self._save_again(state)

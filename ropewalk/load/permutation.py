@@ -89,17 +89,22 @@ def mix(value: np.uint64) -> np.uint64:
 
 
 @njit(cache=True, nogil=True)
+def _parts(size: Int) -> tuple[np.uint64, np.uint64, np.uint64]:
+    """The network for 0..size-1: bits of its right part, and masks of the right and the left one."""
+    bits = LEAST_BITS
+    while (_ONE << bits) < np.uint64(size):
+        bits += _ONE
+    half = bits >> _ONE
+    return half, (_ONE << half) - _ONE, (_ONE << (bits - half)) - _ONE
+
+
+@njit(cache=True, nogil=True)
 def forward(index: Int, size: Int, key: np.uint64) -> Int:
     """Where the permutation `key` of 0..size-1 sends `index`."""
     if size < 2:
         return index
-    bound = np.uint64(size)
-    bits = LEAST_BITS
-    while (_ONE << bits) < bound:
-        bits += _ONE
-    half = bits >> _ONE
-    low, high = (_ONE << half) - _ONE, (_ONE << (bits - half)) - _ONE
-    value = np.uint64(index)
+    half, low, high = _parts(size)
+    value, bound = np.uint64(index), np.uint64(size)
     while True:
         left, right = value >> half, value & low
         # The two parts change in turn, so that an odd number of bits needs no larger network. The key is added before
@@ -117,13 +122,8 @@ def backward(index: Int, size: Int, key: np.uint64) -> Int:
     """The index that `forward` sends to `index`: the same rounds from the last to the first."""
     if size < 2:
         return index
-    bound = np.uint64(size)
-    bits = LEAST_BITS
-    while (_ONE << bits) < bound:
-        bits += _ONE
-    half = bits >> _ONE
-    low, high = (_ONE << half) - _ONE, (_ONE << (bits - half)) - _ONE
-    value = np.uint64(index)
+    half, low, high = _parts(size)
+    value, bound = np.uint64(index), np.uint64(size)
     while True:
         left, right = value >> half, value & low
         for number in range(ROUNDS - _ONE, 0, -2):

@@ -23,6 +23,8 @@ class Ranks:
     rank: int = 0
     world: int = 1
     local_rank: int = 0
+    rendezvous: str = "env://"
+    """Where the processes find each other, as torch.distributed says it."""
 
 
 def ranks(environment: Mapping[str, str] = os.environ) -> Ranks:

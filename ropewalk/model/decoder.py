@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +13,15 @@ from .init import initialize
 from .modules import Block, make_norm
 from .positions import rotation, sinusoids
 from .spec import Spec
+
+
+RunBlock = Callable[[Block, Tensor, Callable[[Block, Tensor], Tensor]], Tensor]
+"""Runs a block on its input by calling the function given last; may do so twice, or keep what it saves elsewhere."""
+
+
+def run_plainly(block: Block, x: Tensor, forward: Callable[[Block, Tensor], Tensor]) -> Tensor:
+    """Once, as it is."""
+    return forward(block, x)
 
 
 class Decoder(nn.Module):
@@ -30,11 +39,16 @@ class Decoder(nn.Module):
         self.embedding = nn.Embedding(spec.vocabulary, spec.width) if first else None
         learned = first and spec.position == "learned"
         self.positions = nn.Embedding(spec.sequence_length, spec.width) if learned else None
+        self.embed: Callable[[Tensor], Tensor] | None = None
+        """Looks tokens up where the embedding is split over devices."""
+        self.keep: Callable[[Tensor], Tensor] | None = None
+        """Of B T, the places that this device works on where they are split too."""
         owned = range(spec.layers) if layers is None else layers
         self.blocks = nn.ModuleDict({str(layer): Block(spec, layer) for layer in owned})
         self.norm = make_norm(spec) if last and spec.norm_place != "post" else None
         # A last stage of its own keeps a copy of the tied weight; `parallel` adds up the two gradients.
         own_head = last and not (spec.tied and first)
+        self.run_block: RunBlock = run_plainly
         self.head = nn.Linear(spec.width, spec.vocabulary, bias=False) if own_head else None
 
     def forward(
@@ -60,13 +74,18 @@ class Decoder(nn.Module):
         if self.spec.position == "rope":
             wide = torch.promote_types(x.dtype, torch.float32)
             turn = rotation(positions_BT, self.spec, dtype=wide)
+
+        def forward(block: Block, x: Tensor) -> Tensor:
+            return block(x, turn=turn, attend=attend, dropout=dropout)
+
         for block in self.blocks.values():
-            x = block(x, turn=turn, attend=attend, dropout=dropout)
+            x = self.run_block(block, x, forward)
         return x if self.norm is None else self.norm(x)
 
     def _embed(self, tokens_BT: Tensor, positions_BT: Tensor) -> Tensor:
         assert self.embedding is not None
-        x_BTC = self.embedding(tokens_BT)
+        x_BTC = self.embed(tokens_BT) if self.embed else self.embedding(tokens_BT)
+        positions_BT = self.keep(positions_BT) if self.keep else positions_BT
         if self.positions is not None:
             return x_BTC + self.positions(positions_BT)
         if self.spec.position == "sinusoidal":

@@ -31,8 +31,8 @@ class Dropout:
     """One int64 number, made from seed and step by `dropout_key`."""
     rows_B: Tensor
     """int64, each row's number in the global batch of the step."""
-    first_place: int = 0
-    """Where in the row the tokens at hand begin."""
+    places_T: Tensor | None = None
+    """int64, where in the row the tokens at hand stand, when they are not all of it."""
 
     def __call__(self, x_BTC: Tensor, *, layer: int, site: Site) -> Tensor:
         kept_BTC = self.kept(x_BTC.shape[1], x_BTC.shape[2], layer=layer, site=site)
@@ -41,7 +41,7 @@ class Dropout:
     def kept(self, tokens: int, features: int, *, layer: int, site: Site) -> Tensor:
         """Which features stay, B T C."""
         device = self.key.device
-        place_T = torch.arange(self.first_place, self.first_place + tokens, device=device)
+        place_T = torch.arange(tokens, device=device) if self.places_T is None else self.places_T
         token_BT = _mix64(self.key + (len(SITES) * layer + SITES[site]))
         token_BT = _mix64(token_BT + self.rows_B.unsqueeze(1))
         token_BT = _mix64(token_BT + place_T)

@@ -27,27 +27,44 @@ def make_norm(spec: Spec) -> nn.Module:
     return nn.LayerNorm(spec.width, eps=1e-5)
 
 
-def make_linear(spec: Spec, name: str, *, inputs: int, outputs: int) -> nn.Module:
+def make_linear(spec: Spec, name: str, *, inputs: int, outputs: int) -> Linear:
     """The linear map `name` of a block, with an adapter where the spec has one."""
-    if name not in spec.adapted:
-        return nn.Linear(inputs, outputs, bias=spec.bias)
-    return AdaptedLinear(inputs, outputs, bias=spec.bias, rank=spec.lora_rank, alpha=spec.lora_alpha)
+    rank = spec.lora_rank if name in spec.adapted else 0
+    return Linear(inputs, outputs, bias=spec.bias, rank=rank, alpha=spec.lora_alpha)
 
 
-class AdaptedLinear(nn.Module):
-    """A linear map beside its low-rank adapter (Hu et al. 2021, equation 3): x W^T + b + alpha / rank (x A^T) B^T."""
+def _same(x: Tensor) -> Tensor:
+    return x
 
-    def __init__(self, inputs: int, outputs: int, *, bias: bool, rank: int, alpha: float) -> None:
+
+class Linear(nn.Module):
+    """x W^T + b, and with a low-rank adapter alpha / rank (x A^T) B^T beside it (Hu et al. 2021, equation 3).
+
+    Who splits the matrix over devices sets `enter`, which brings the input together, and `leave`, which adds up what
+    each device computes, before the bias; who computes gradients of weights later sets `product`.
+    """
+
+    def __init__(self, inputs: int, outputs: int, *, bias: bool, rank: int = 0, alpha: float = 1.0) -> None:
         super().__init__()
-        self.scale = alpha / rank
+        self.scale = alpha / rank if rank else 0.0
         self.weight = nn.Parameter(torch.empty(outputs, inputs))
         self.bias = nn.Parameter(torch.empty(outputs)) if bias else None
-        self.lora_a = nn.Parameter(torch.empty(rank, inputs))
-        self.lora_b = nn.Parameter(torch.empty(outputs, rank))
+        self.lora_a = nn.Parameter(torch.empty(rank, inputs)) if rank else None
+        self.lora_b = nn.Parameter(torch.empty(outputs, rank)) if rank else None
+        self.enter: Callable[[Tensor], Tensor] = _same
+        self.leave: Callable[[Tensor], Tensor] | None = None
+        self.product: Callable[[Tensor, Tensor, Tensor | None], Tensor] = F.linear
 
     def forward(self, x: Tensor) -> Tensor:
-        added = F.linear(F.linear(x, self.lora_a), self.lora_b)
-        return torch.add(F.linear(x, self.weight, self.bias), added, alpha=self.scale)
+        x = self.enter(x)
+        # The bias inside the product is free; after partial sums it comes once.
+        y = self.product(x, self.weight, None if self.leave else self.bias)
+        if self.lora_a is not None and self.lora_b is not None:
+            y = torch.add(y, self.product(self.product(x, self.lora_a, None), self.lora_b, None), alpha=self.scale)
+        if self.leave:
+            y = self.leave(y)
+            y = y if self.bias is None else y + self.bias.to(y.dtype)
+        return y
 
 
 class HeadNorm(nn.Module):
@@ -82,9 +99,8 @@ class Attention(nn.Module):
         self.out = make_linear(spec, "attention.out", inputs=spec.heads * spec.head_size, outputs=spec.width)
 
     def forward(self, x_BTC: Tensor, *, turn: Rotation | None, attend: Attend) -> Tensor:
-        batch, tokens, _ = x_BTC.shape
         # -1 rather than the number of groups: a tensor-parallel rank holds only some of them.
-        fused = self.qkv(x_BTC).view(batch, tokens, -1, self.group_heads, self.head_size)
+        fused = self.qkv(x_BTC).unflatten(-1, (-1, self.group_heads, self.head_size))
         queries, keys, values = fused.split((self.group_heads - 2, 1, 1), dim=3)
         q_BHTD = queries.flatten(2, 3).transpose(1, 2)
         k_BGTD = keys.squeeze(3).transpose(1, 2)

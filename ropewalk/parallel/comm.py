@@ -1,8 +1,355 @@
-"""The only caller of collectives. With one process every reduction is the identity."""
+"""The only caller of collectives: groups of ranks, and the same operations as functions with gradients.
+
+A group of one rank communicates nothing. Every operation counts the bytes that this rank sends, as the best algorithm
+known for it does (Thakur et al. 2005): an all-reduce of n bytes over p ranks sends 2 n (p - 1) / p, its two halves
+one of these each.
+"""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
 from torch import Tensor
+
+from .compat import all_gather_flat, reduce_scatter_flat
+
+Operation = Literal["sum", "max", "min"]
+_OPERATIONS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
+
+
+@dataclass(slots=True)
+class Sent:
+    """What went out by one kind of collective."""
+
+    calls: int = 0
+    bytes: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """One collective of a timeline; seconds of `time.perf_counter`."""
+
+    group: str
+    kind: str
+    bytes: float
+    begin: float
+    end: float
+    """When its result was waited for and there: what overlaps with computing ends late, not slowly."""
+
+
+@dataclass(slots=True)
+class Traffic:
+    """What this rank sends, by group and kind of collective, since the last `take`."""
+
+    sent: dict[tuple[str, str], Sent] = field(default_factory=dict)
+    timeline: list[Moment] | None = None
+    """Filled while it is a list."""
+    waited_s: float = 0.0
+    """Time in which this rank did nothing but wait for collectives."""
+
+    def add(self, group: str, kind: str, size: float) -> None:
+        sent = self.sent.setdefault((group, kind), Sent())
+        sent.calls, sent.bytes = sent.calls + 1, sent.bytes + size
+
+    def take(self) -> dict[tuple[str, str], Sent]:
+        """What was sent since the last call."""
+        sent, self.sent = self.sent, {}
+        return sent
+
+
+class Pending:
+    """A collective under way."""
+
+    def __init__(
+        self, works: Sequence[Any], result: Any, *, finish: Callable[[], None] | None = None, moment: Any = None
+    ) -> None:
+        self._works, self._result, self._finish, self._moment = works, result, finish, moment
+
+    def wait(self) -> Any:
+        """The result, when it is there. On a GPU it is the stream that waits, not the host."""
+        begin = time.perf_counter()
+        for work in self._works:
+            work.wait()
+        if self._finish:
+            self._finish()
+        if self._moment:
+            self._moment(begin)
+        self._works, self._finish, self._moment = (), None, None
+        return self._result
+
+
+class Group:
+    """Ranks that communicate with each other; `name` says what for. All of them must call each operation.
+
+    With `exact`, sums are binary trees over the ranks in order: the same bits however many ranks share the work, as
+    long as their number is a power of two.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        ranks: Sequence[int],
+        place: int,
+        handle: Any,
+        traffic: Traffic | None = None,
+        *,
+        exact: bool = False,
+    ) -> None:
+        self.name = name
+        self.ranks = tuple(ranks)
+        """Numbers of its members in the world."""
+        self.size = len(ranks)
+        self.rank = self.ranks.index(place)
+        """This process's place among them."""
+        self.traffic = traffic or Traffic()
+        self.exact = exact
+        self._handle = handle
+
+    def all_reduce(self, x: Tensor, *, operation: Operation = "sum") -> Tensor:
+        """`x` summed over the ranks, in place."""
+        return self.start_all_reduce(x, operation=operation).wait()
+
+    def start_all_reduce(self, x: Tensor, *, operation: Operation = "sum") -> Pending:
+        """Begins `all_reduce`; `x` is not to be touched before the end."""
+        if self.size == 1:
+            return Pending((), x)
+        if self.exact and operation == "sum":
+            return Pending((), x, finish=lambda: self._tree_all_reduce(x))
+        moment = self._count("all_reduce", 2 * _share(x, self.size))
+        whole = x if x.is_contiguous() else x.contiguous()
+        work = dist.all_reduce(whole, _OPERATIONS[operation], group=self._handle, async_op=True)
+        return Pending([work], x, finish=None if whole is x else lambda: _copy(x, whole), moment=moment)
+
+    def all_gather(self, x: Tensor, *, dim: int = 0) -> Tensor:
+        """The ranks' `x` one after the other along `dim`; all of one shape."""
+        if self.size == 1:
+            return x
+        parts = self.start_all_gather(x).wait()
+        return parts.flatten(0, 1) if dim == 0 else torch.cat(parts.unbind(0), dim)
+
+    def start_all_gather(self, x: Tensor, out: Tensor | None = None) -> Pending:
+        """Begins to gather `x` of every rank along a new first dimension."""
+        if self.size == 1:
+            return Pending((), x.unsqueeze(0) if out is None else out.copy_(x.unsqueeze(0)))
+        out = x.new_empty((self.size, *x.shape)) if out is None else out
+        moment = self._count("all_gather", _share(out, self.size))
+        work = all_gather_flat(out.view(-1), x.contiguous().view(-1), group=self._handle)
+        return Pending([work], out, moment=moment)
+
+    def reduce_scatter(self, x: Tensor, *, dim: int = 0) -> Tensor:
+        """This rank's part, along `dim`, of the sum of all ranks' `x`."""
+        if self.size == 1:
+            return x
+        parts = x.unflatten(dim, (self.size, -1)).movedim(dim, 0).contiguous()
+        return self.start_reduce_scatter(parts).wait()
+
+    def start_reduce_scatter(self, parts: Tensor, out: Tensor | None = None) -> Pending:
+        """Begins to sum over ranks `parts`, whose first dimension counts them; each rank gets its own."""
+        if self.size == 1:
+            return Pending((), parts[0] if out is None else out.copy_(parts[0]))
+        out = torch.empty_like(parts[0]) if out is None else out
+        if self.exact:
+            return Pending((), out, finish=lambda: _copy(out, _tree_sum(self.all_to_all(parts))))
+        moment = self._count("reduce_scatter", _share(parts, self.size))
+        work = reduce_scatter_flat(out.view(-1), parts.contiguous().view(-1), group=self._handle)
+        return Pending([work], out, moment=moment)
+
+    def all_to_all(self, parts: Tensor) -> Tensor:
+        """Row i of `parts` goes to rank i; the result's row i comes from it."""
+        if self.size == 1:
+            return parts
+        out = torch.empty_like(parts, memory_format=torch.contiguous_format)
+        moment = self._count("all_to_all", _share(parts, self.size))
+        work = dist.all_to_all_single(out, parts.contiguous(), group=self._handle, async_op=True)
+        return Pending([work], out, moment=moment).wait()
+
+    def broadcast(self, x: Tensor, *, source: int = 0) -> Tensor:
+        """`x` of the group's rank `source`, in place."""
+        if self.size > 1:
+            moment = self._count("broadcast", _bytes(x) if self.rank == source else 0)
+            work = dist.broadcast(x, self.ranks[source], group=self._handle, async_op=True)
+            return Pending([work], x, moment=moment).wait()
+        return x
+
+    def start_shift(self, tensors: Sequence[Tensor]) -> Pending:
+        """Begins to send `tensors` to the next rank of the ring and to receive those of the one before."""
+        if self.size == 1:
+            return Pending((), list(tensors))
+        after, before = self.ranks[(self.rank + 1) % self.size], self.ranks[self.rank - 1]
+        here = [tensor.contiguous() for tensor in tensors]
+        there = [torch.empty_like(tensor) for tensor in here]
+        moment = self._count("shift", sum(map(_bytes, here)))
+        orders = [dist.P2POp(dist.isend, tensor, after, self._handle) for tensor in here]
+        orders += [dist.P2POp(dist.irecv, tensor, before, self._handle) for tensor in there]
+        return Pending(dist.batch_isend_irecv(orders), there, moment=moment)
+
+    def start_send(self, x: Tensor, to: int) -> Pending:
+        """Begins to send `x` to the group's rank `to`, which must receive it."""
+        moment = self._count("send", _bytes(x))
+        order = dist.P2POp(dist.isend, x.detach().contiguous(), self.ranks[to], self._handle)
+        return Pending(dist.batch_isend_irecv([order]), order.tensor, moment=moment)
+
+    def start_receive(self, out: Tensor, source: int) -> Pending:
+        """Begins to receive `out` from the group's rank `source`."""
+        order = dist.P2POp(dist.irecv, out, self.ranks[source], self._handle)
+        return Pending(dist.batch_isend_irecv([order]), out)
+
+    def gather_numbers(self, value: int, *, device: torch.device | str = "cpu") -> list[int]:
+        """The `value` of every rank, in order."""
+        return self.all_gather(torch.tensor([value], dtype=torch.int64, device=device)).tolist()
+
+    def _tree_all_reduce(self, x: Tensor) -> None:
+        flat = x.reshape(-1)
+        side = -(-flat.numel() // self.size)
+        parts = flat.new_zeros(self.size * side)
+        parts[: flat.numel()] = flat
+        mine = _tree_sum(self.all_to_all(parts.view(self.size, side)))
+        x.copy_(self.start_all_gather(mine).wait().view(-1)[: flat.numel()].view_as(x))
+
+    def _count(self, kind: str, size: float) -> Callable[[float], None]:
+        """Counts a collective that begins, and returns what is to be called when its end has been waited for."""
+        traffic, issued = self.traffic, time.perf_counter()
+        traffic.add(self.name, kind, size)
+
+        def ended(waiting_since: float) -> None:
+            now = time.perf_counter()
+            traffic.waited_s += now - waiting_since
+            if traffic.timeline is not None:
+                traffic.timeline.append(Moment(self.name, kind, size, issued, now))
+
+        return ended
+
+
+def alone(name: str = "alone") -> Group:
+    """A group of this process only."""
+    return Group(name, (0,), 0, None)
+
+
+def enter_split(x: Tensor, group: Group) -> Tensor:
+    """`x` as it is; its gradient is summed over ranks. For what all ranks hold and each uses with its own weights
+    (Megatron's f)."""
+    return _Enter.apply(x, group) if group.size > 1 else x
+
+
+def leave_split(x: Tensor, group: Group) -> Tensor:
+    """Partial sums added up; the gradient passes as it is (Megatron's g)."""
+    return _Leave.apply(x, group) if group.size > 1 else x
+
+
+def gather_along(x: Tensor, group: Group, *, dim: int) -> Tensor:
+    """The ranks' parts joined along `dim`, for use with weights that are split: gradients are summed and cut again."""
+    return _Gather.apply(x, group, dim) if group.size > 1 else x
+
+
+def scatter_along(x: Tensor, group: Group, *, dim: int) -> Tensor:
+    """Partial sums added up and cut along `dim`; gradients are joined."""
+    return _Scatter.apply(x, group, dim) if group.size > 1 else x
+
+
+def cut_along(x: Tensor, group: Group, *, dim: int) -> Tensor:
+    """This rank's part of what all ranks hold alike; gradients are joined, so that all hold them alike too."""
+    return _Cut.apply(x, group, dim) if group.size > 1 else x
+
+
+def swap_along(x: Tensor, group: Group, *, cut: int, join: int) -> Tensor:
+    """What was split along `join` is split along `cut` instead, by one all-to-all."""
+    return _Swap.apply(x, group, cut, join) if group.size > 1 else x
+
+
+class _Enter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
+        ctx.group = group
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        return ctx.group.all_reduce(grad.contiguous().clone()), None
+
+
+class _Leave(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
+        return group.all_reduce(x.contiguous().clone())
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        return grad, None
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: Group, dim: int) -> Tensor:
+        ctx.group, ctx.dim = group, dim
+        return group.all_gather(x, dim=dim)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        return ctx.group.reduce_scatter(grad, dim=ctx.dim), None, None
+
+
+class _Scatter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: Group, dim: int) -> Tensor:
+        ctx.group, ctx.dim = group, dim
+        return group.reduce_scatter(x, dim=dim)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        return ctx.group.all_gather(grad, dim=ctx.dim), None, None
+
+
+class _Cut(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: Group, dim: int) -> Tensor:
+        ctx.group, ctx.dim = group, dim
+        return x.chunk(group.size, dim)[group.rank].contiguous()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        return ctx.group.all_gather(grad, dim=ctx.dim), None, None
+
+
+class _Swap(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: Group, cut: int, join: int) -> Tensor:
+        ctx.group, ctx.cut, ctx.join = group, cut, join
+        return _swap(x, group, cut, join)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        return _swap(grad, ctx.group, ctx.join, ctx.cut), None, None, None
+
+
+def _swap(x: Tensor, group: Group, cut: int, join: int) -> Tensor:
+    parts = group.all_to_all(torch.stack(x.chunk(group.size, cut)))
+    return torch.cat(parts.unbind(0), join)
+
+
+def _tree_sum(parts: Tensor) -> Tensor:
+    """The sum along the first dimension by pairs of neighbours, their pairs, and so on."""
+    terms = list(parts.unbind(0))
+    assert len(terms) & (len(terms) - 1) == 0, "a binary tree has a power of two of leaves"
+    while len(terms) > 1:
+        terms = [terms[i] + terms[i + 1] for i in range(0, len(terms), 2)]
+    return terms[0]
+
+
+def _copy(out: Tensor, x: Tensor) -> None:
+    out.copy_(x)
+
+
+def _bytes(x: Tensor) -> int:
+    return x.numel() * x.element_size()
+
+
+def _share(x: Tensor, ranks: int) -> float:
+    return _bytes(x) * (ranks - 1) / ranks
 
 
 def sum_over_ranks(value: Tensor, world: int) -> Tensor:

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+import torch.distributed as dist
+from torch import Tensor
 
 OLDEST, NEWEST = (2, 11), (2, 13)
 """Released versions we test with."""
@@ -54,3 +56,15 @@ def peak_memory_bytes(device: torch.device) -> int:
     import resource
 
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def all_gather_flat(out: Tensor, x: Tensor, *, group: Any) -> Any:
+    """Begins to gather flat `x` of every rank into flat `out`. torch 2.13 gave the function another name."""
+    gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+    return gather(out, x, group=group, async_op=True)
+
+
+def reduce_scatter_flat(out: Tensor, x: Tensor, *, group: Any) -> Any:
+    """Begins to sum flat `x` over ranks; each gets its part in flat `out`. torch 2.13 gave the function another name."""
+    reduce = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+    return reduce(out, x, group=group, async_op=True)

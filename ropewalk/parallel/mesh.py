@@ -1,23 +1,145 @@
-"""The only maker of process groups. One device has none; the mesh of a plan with more is made here."""
+"""The only maker of process groups: a plan's degrees become axes, and every axis a group of ranks.
+
+Ranks are numbered with tensor innermost, then context, shard, replicate, and pipeline outermost: what communicates most
+lies closest together.
+"""
 
 from __future__ import annotations
 
+import datetime
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Literal
+
 import torch
+import torch.distributed as dist
 
 from ropewalk.base.errors import UserError
 from ropewalk.config.ranks import Ranks
 from ropewalk.plan.plan import Plan
+
+from .comm import Group, Traffic
+
+Axis = Literal["pipeline", "replicate", "shard", "context", "tensor"]
+AXES: tuple[Axis, ...] = ("pipeline", "replicate", "shard", "context", "tensor")
+
+COMBINED: tuple[tuple[Axis, ...], ...] = (
+    ("replicate", "shard"),  # who reads other rows
+    ("replicate", "context"),  # who holds the same part of every parameter and saw other tokens
+    ("replicate", "shard", "context"),  # over whom the tokens of a step are dealt
+    AXES,
+)
+"""Groups over several axes that are needed."""
 
 
 def pick_device(plan: Plan, ranks: Ranks) -> torch.device:
     """The device of this process under `plan`; refuses a world that the plan was not made for."""
     if ranks.world != plan.world:
         raise UserError(
-            f"{ranks.world} processes were started, but the plan is for {plan.world}; start the worker without a "
-            "launcher"
+            f"{ranks.world} processes were started, but the plan is for {plan.world}; "
+            + (f"start it with `--nproc {plan.world}`" if ranks.world == 1 else "change `[parallel]` to fit them")
         )
     if plan.device == "cuda":
         if not torch.cuda.is_available():
             raise UserError("the plan wants a GPU, but torch sees none; set `plan.device=cpu` or install a CUDA build")
         return torch.device("cuda", ranks.local_rank)
     return torch.device("cpu")
+
+
+def join(plan: Plan, ranks: Ranks, *, timeout_s: float = 600.0) -> None:
+    """Makes this process a member of the plan's world, which must be entered before any mesh is made. All ranks must
+    call. Nothing to do for one process."""
+    if plan.world == 1 or dist.is_initialized():
+        return
+    backend = plan.backend
+    if backend == "auto":
+        backend = "nccl" if plan.device == "cuda" else "gloo"
+    if backend == "mpi":
+        from .mpi import register  # needs mpi4py
+
+        register()
+    if plan.device == "cuda":
+        torch.cuda.set_device(ranks.local_rank)
+    dist.init_process_group(
+        backend,
+        init_method=ranks.rendezvous,
+        rank=ranks.rank,
+        world_size=ranks.world,
+        timeout=datetime.timedelta(seconds=timeout_s),
+    )
+
+
+def leave() -> None:
+    """Ends this process's membership."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+class Mesh:
+    """The groups of one plan. All ranks must make it at the same moment."""
+
+    def __init__(self, plan: Plan, rank: int = 0) -> None:
+        self.plan, self.rank = plan, rank
+        self.degrees: dict[Axis, int] = {axis: getattr(plan, axis) for axis in AXES}
+        self.place: dict[Axis, int] = dict(zip(AXES, _coordinates(rank, list(self.degrees.values())), strict=True))
+        """Where this rank stands on each axis."""
+        self.traffic = Traffic()
+        self._groups: dict[tuple[Axis, ...], Group] = {}
+        made: dict[tuple[int, ...], object] = {}
+        for axes in (*((axis,) for axis in AXES), *COMBINED):
+            for members in self._partition(axes):
+                if len(members) > 1 and members not in made:
+                    made[members] = dist.group.WORLD if len(members) == plan.world else dist.new_group(list(members))
+                if rank in members:
+                    # Sums over the data are what exact mode orders.
+                    exact = plan.exact and set(axes) <= {"replicate", "shard"}
+                    self._groups[axes] = Group(
+                        "+".join(axes) if axes != AXES else "world",
+                        members,
+                        rank,
+                        made.get(members),
+                        self.traffic,
+                        exact=exact,
+                    )
+
+    def group(self, *axes: Axis) -> Group:
+        """The ranks that differ from this one on `axes` alone."""
+        return self._groups[axes]
+
+    @property
+    def world(self) -> Group:
+        """All ranks."""
+        return self._groups[AXES]
+
+    @property
+    def data(self) -> Group:
+        """The ranks that read other rows than this one."""
+        return self._groups["replicate", "shard"]
+
+    @property
+    def tokens(self) -> Group:
+        """The ranks over which the tokens of a step are dealt."""
+        return self._groups["replicate", "shard", "context"]
+
+    def is_first(self, *axes: Axis) -> bool:
+        """Whether this rank is the first on all of `axes`."""
+        return all(self.place[axis] == 0 for axis in axes)
+
+    def _partition(self, axes: Sequence[Axis]) -> list[tuple[int, ...]]:
+        """All groups along `axes`, in the same order on every rank."""
+        sides = list(self.degrees.values())
+        kept = [axis not in axes for axis in AXES]
+        found: dict[tuple[int, ...], list[int]] = {}
+        for number, place in enumerate(itertools.product(*map(range, sides))):
+            found.setdefault(tuple(itertools.compress(place, kept)), []).append(number)
+        return [tuple(members) for members in found.values()]
+
+
+def _coordinates(rank: int, sides: Sequence[int]) -> list[int]:
+    place = []
+    for side in reversed(sides):
+        place.append(rank % side)
+        rank //= side
+    assert rank == 0, f"more ranks than {math.prod(sides)}"
+    return place[::-1]

@@ -1,4 +1,4 @@
-"""Settings of `plan`: how a step is laid out on the devices."""
+"""Settings of `plan` and `parallel`: how a step is laid out on the devices."""
 
 from __future__ import annotations
 
@@ -19,3 +19,63 @@ class Layout:
     """Where the model runs; `auto` takes a GPU when there is one."""
     memory_bytes: Annotated[int, Range(least=1), CONTINUES] | None = None
     """Memory the run may use. Not set: 80 % of the device's (or of this machine's for the CPU)."""
+
+
+ZeroStage = Literal[1, 2, 3]
+ContextKind = Literal["ring", "ulysses"]
+ScheduleKind = Literal["gpipe", "1f1b", "interleaved", "zero-bubble"]
+Recompute = Literal["none", "attention", "full", "auto"]
+Compression = Literal["none", "bf16", "fp16", "powersgd"]
+Backend = Literal["auto", "nccl", "gloo", "mpi"]
+Offload = Literal["activations", "optimizer", "parameters"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Parallel:
+    """How several processes share a run. The degrees multiply to the number of processes; whatever they leave over of
+    `--nproc` replicates."""
+
+    replicate: Annotated[int, Range(least=1), CONTINUES] | None = None
+    """Copies of the model, each on its own rows. Not set: what the other degrees leave of the processes."""
+    shard: Annotated[int, Range(least=1), CONTINUES] = 1
+    """Ranks that read different rows and share the state of one copy of the model, as `zero` says."""
+    zero: Annotated[ZeroStage, CONTINUES] = 3
+    """What `shard` ranks share (Rajbhandari et al. 2020): 1 the optimizer's state, 2 gradients too, 3 parameters too."""
+    tensor: Annotated[int, Range(least=1), CONTINUES] = 1
+    """Ranks that share every matrix product (Megatron-LM); must divide the key and value heads."""
+    sequence: Annotated[bool, CONTINUES] = True
+    """Whether `tensor` ranks also share what lies between the products, by places of the row (Korthikanti et al. 2022)."""
+    context: Annotated[int, Range(least=1), CONTINUES] = 1
+    """Ranks that share every row, by its places."""
+    context_kind: Annotated[ContextKind, CONTINUES] = "ring"
+    """How `context` ranks attend: keys and values go round (`ring`), or heads are exchanged for places (`ulysses`)."""
+    pipeline: Annotated[int, Range(least=1), CONTINUES] = 1
+    """Ranks that share the layers."""
+    schedule: Annotated[ScheduleKind, CONTINUES] = "1f1b"
+    """Order of the microbatches in a pipeline."""
+    chunks: Annotated[int, Range(least=1), CONTINUES] | None = None
+    """Stages of each pipeline rank. Not set: 2 for `interleaved`, else 1."""
+    recompute: Annotated[Recompute, CONTINUES] = "none"
+    """What is computed again in the backward pass instead of kept: nothing, the inside of `attention`, `full` blocks,
+    or as many blocks as `plan.memory_bytes` asks for (`auto`, planned anew for every length of row)."""
+    partition_activations: Annotated[bool, CONTINUES] = False
+    """Whether `tensor` ranks share what `recompute` keeps (ZeRO-R)."""
+    offload: Annotated[tuple[Offload, ...], CONTINUES] = ()
+    """What lies in the host's memory while it is not used."""
+    offload_path: Annotated[str, CONTINUES] = ""
+    """A folder on a fast disk that takes it instead of the host's memory."""
+    exact: Annotated[bool, CONTINUES] = False
+    """Whether any power of two of data ranks gives the same bits. Price: gradients of every microbatch are reduced by
+    themselves."""
+    balance: Annotated[bool, CONTINUES] = False
+    """Whether rows are dealt to data ranks by the cost of their attention, for packed documents of uneven length."""
+    fusion_bytes: Annotated[int, Range(least=0), CONTINUES] = 25 << 20
+    """Gradients are reduced together up to this size, while the backward pass goes on; 0: each by itself."""
+    compression: Annotated[Compression, CONTINUES] = "none"
+    """How gradients travel between replicas: as they are, rounded, or as low-rank factors (Vogels et al. 2019)."""
+    compression_rank: Annotated[int, Range(least=1), CONTINUES] = 4
+    """Rank of the factors of `powersgd`."""
+    node_ranks: Annotated[int, Range(least=0), CONTINUES] = 0
+    """Replicas of one machine: sums are made there first, then between machines. 0: all at once."""
+    backend: Annotated[Backend, CONTINUES] = "auto"
+    """Who communicates: NCCL for GPUs and gloo for CPUs, or `mpi` under `mpirun`."""

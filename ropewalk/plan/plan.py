@@ -12,7 +12,7 @@ from ropewalk.base.files import read_json, upgraded, write_json
 from ropewalk.base.progress import amount
 from ropewalk.model.spec import Optimizer, Spec
 
-from .config import Layout
+from .config import Backend, Compression, ContextKind, Layout, Offload, Recompute, ScheduleKind
 from .forecast import Memory, Precision, memory
 from .machine import Machine
 
@@ -35,6 +35,33 @@ class Plan:
     shard: int = 1
     context: int = 1
     tensor: int = 1
+    # Below: as in `Parallel`.
+    zero: Literal[0, 1, 2, 3] = 0
+    """0 where `shard` is 1."""
+    sequence: bool = False
+    context_kind: ContextKind = "ring"
+    schedule: ScheduleKind = "1f1b"
+    chunks: int = 1
+    stages: tuple[tuple[int, ...], ...] = ()
+    """The layers of every stage; empty without a pipeline. Stage s lies on pipeline rank s modulo `pipeline`."""
+    recompute: Recompute = "none"
+    recompute_bytes: int | None = None
+    """Memory for activations that `auto` may use."""
+    partition_activations: bool = False
+    offload: tuple[Offload, ...] = ()
+    offload_path: str = ""
+    exact: bool = False
+    balance: bool = False
+    fusion_bytes: int = 25 << 20
+    compression: Compression = "none"
+    compression_rank: int = 4
+    node_ranks: int = 0
+    backend: Backend = "auto"
+
+    @property
+    def data(self) -> int:
+        """Ranks that read different rows."""
+        return self.replicate * self.shard
 
     @property
     def world(self) -> int:
@@ -188,13 +215,18 @@ def load_plan(run: Path) -> Planned:
 
 def _phase(tree: dict[str, Any]) -> PhasePlan:
     return PhasePlan(
-        plan=Plan(**tree["plan"]),
+        plan=_plan(tree["plan"]),
         spec=Spec(**tree["spec"]),
         memory=Memory(**tree["memory"]),
         steps=tree["steps"],
         tokens=tree["tokens"],
         trained=None if tree["trained"] is None else tuple(tree["trained"]),
     )
+
+
+def _plan(tree: dict[str, Any]) -> Plan:
+    stages, offload = tree.get("stages", ()), tree.get("offload", ())
+    return Plan(**{**tree, "stages": tuple(tuple(layers) for layers in stages), "offload": tuple(offload)})
 
 
 def _list_of_phases(tree: dict[str, Any]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from ropewalk.model.config import Lora
 from ropewalk.model.decoder import Decoder, build
 from ropewalk.model.init import initial_value
 from ropewalk.model.lora import adapted, adapter_names, merged, with_lora
-from ropewalk.model.modules import AdaptedLinear
+from ropewalk.model.modules import Linear
 from ropewalk.model.spec import Spec
 
 from .specs import freeze, loras, loud, small, specs
@@ -68,7 +68,7 @@ def test_a_model_without_adapters_is_its_own_merger():
 def test_gradients_are_those_of_the_formula(bias):
     """y = x W^T + b + s (x A^T) B^T, and G the gradient of y: written out by the chain rule."""
     draw = torch.Generator().manual_seed(0)
-    layer = AdaptedLinear(6, 5, bias=bias, rank=3, alpha=7.5).double()
+    layer = Linear(6, 5, bias=bias, rank=3, alpha=7.5).double()
     with torch.no_grad():
         for parameter in layer.parameters():
             parameter.copy_(torch.randn(parameter.shape, generator=draw, dtype=torch.float64))

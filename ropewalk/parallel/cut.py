@@ -1,0 +1,124 @@
+"""Which part of a tensor a rank holds, and how ranks put the whole together.
+
+A tensor may be cut twice: by the tensor axis along the dimension that the model declares, then by the shard axis along
+dimension 0 of what is left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .comm import Group
+
+
+@dataclass(frozen=True, slots=True)
+class Slicing:
+    """One dimension dealt to the ranks of a group."""
+
+    dim: int
+    sizes: tuple[int, ...]
+    """How much each rank gets, in order; 0 where there is nothing left."""
+    group: Group
+
+    @property
+    def begin(self) -> int:
+        return sum(self.sizes[: self.group.rank])
+
+    @property
+    def size(self) -> int:
+        return self.sizes[self.group.rank]
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """This rank's part of a tensor of `shape`."""
+
+    shape: tuple[int, ...]
+    """Of the whole."""
+    slicings: tuple[Slicing, ...] = ()
+    """In the order of cutting: each cuts what the one before left."""
+    first: bool = True
+    """Whether this rank is the first of those that hold the same part."""
+
+    @property
+    def offset(self) -> tuple[int, ...]:
+        """Where the part begins in the whole."""
+        corner = [0] * len(self.shape)
+        for slicing in self.slicings:
+            corner[slicing.dim] += slicing.begin
+        return tuple(corner)
+
+    @property
+    def local_shape(self) -> tuple[int, ...]:
+        """Of the part."""
+        sides = list(self.shape)
+        for slicing in self.slicings:
+            sides[slicing.dim] = slicing.size
+        return tuple(sides)
+
+    @property
+    def is_whole(self) -> bool:
+        return not self.slicings
+
+    def further(self, dim: int, sizes: Sequence[int], group: Group, *, first: bool | None = None) -> Cut:
+        """The part of this part that `group` leaves to this rank."""
+        if group.size == 1:
+            return Cut(self.shape, self.slicings, self.first if first is None else first)
+        slicing = Slicing(dim, tuple(sizes), group)
+        return Cut(self.shape, (*self.slicings, slicing), self.first if first is None else first)
+
+    def take(self, full: Tensor) -> Tensor:
+        """This rank's part of the whole tensor; a view."""
+        assert tuple(full.shape) == self.shape, f"{tuple(full.shape)} is not {self.shape}"
+        for slicing in self.slicings:
+            full = full.narrow(slicing.dim, slicing.begin, slicing.size)
+        return full
+
+    def gather(self, part: Tensor) -> Tensor:
+        """The whole of a tensor that is cut like this one; all ranks of its groups must call. `part` may have more
+        dimensions in front, which are not cut."""
+        extra = part.dim() - len(self.shape)
+        for slicing in reversed(self.slicings):
+            part = _joined(part, slicing, extra + slicing.dim)
+        return part
+
+    def sum(self, partial: Tensor, dim: int) -> Tensor:
+        """`partial` sums over this rank's part of dimension `dim`, added up over all ranks that share it."""
+        for slicing in reversed(self.slicings):
+            if slicing.dim == dim:
+                partial = slicing.group.all_reduce(partial.contiguous())
+        return partial
+
+    def sum_all(self, partial: Tensor) -> Tensor:
+        """`partial` sums over this rank's part of the tensor, added up over all of it."""
+        for slicing in reversed(self.slicings):
+            partial = slicing.group.all_reduce(partial.contiguous())
+        return partial
+
+
+def whole_cut(shape: Sequence[int], *, first: bool = True) -> Cut:
+    """The cut of a tensor of which every rank holds all."""
+    return Cut(tuple(shape), (), first)
+
+
+def chunk_sizes(side: int, ranks: int) -> tuple[int, ...]:
+    """Parts of ceil(side / ranks), the last ones shorter or empty: as `torch.chunk` and FSDP cut."""
+    part = -(-side // ranks)
+    return tuple(max(0, min(part, side - rank * part)) for rank in range(ranks))
+
+
+def _joined(part: Tensor, slicing: Slicing, dim: int) -> Tensor:
+    """The parts of all ranks of a slicing along `dim`. Shorter ones travel padded."""
+    longest = max(slicing.sizes)
+    if part.shape[dim] < longest:
+        missing = list(part.shape)
+        missing[dim] = longest - part.shape[dim]
+        part = torch.cat([part, part.new_zeros(missing)], dim)
+    parts = slicing.group.start_all_gather(part).wait().unbind(0)
+    return torch.cat([p.narrow(dim, 0, size) for p, size in zip(parts, slicing.sizes, strict=True)], dim)
+
+

@@ -41,6 +41,18 @@ class Batch:
         pieces = zip(*(tensor.split(rows) for tensor in self._tensors()), strict=True)
         return [Batch(*piece) for piece in pieces]
 
+    def strided(self, first: int, every: int) -> Batch:
+        """Rows `first`, `first` + `every`, ..."""
+        return self if every == 1 else Batch(*(tensor[first::every] for tensor in self._tensors()))
+
+    def rows(self, numbers: Tensor) -> Batch:
+        """The rows of these numbers."""
+        return Batch(*(tensor[numbers] for tensor in self._tensors()))
+
+    def at(self, places: Tensor) -> Batch:
+        """These places of every row."""
+        return Batch(*(tensor.index_select(1, places) for tensor in self._tensors()))
+
     def cut(self, length: int) -> Batch:
         """The same tokens in rows of `length`, each with positions of its own; `length` divides the rows'."""
         if length == self.tokens.shape[1]:

@@ -1,33 +1,186 @@
-"""The single entry: a plan and a model become an executor."""
+"""The single entry: a plan and a model become an executor.
+
+The order is fixed here: stages of the pipeline, then slices of the tensor axis, then values for what is still empty,
+then what is computed again, then the data axes, then the optimizer.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+
+import torch
+from torch import Tensor, nn
 
 from ropewalk.base.errors import UserError
 from ropewalk.model.decoder import Decoder
+from ropewalk.model.init import initial_value
 from ropewalk.plan.plan import Plan
 
-from .executor import Executor, MakeOptimizer, OneDevice, Points
+from .cut import Cut, Part
+from .data import Replicas, Shards
+from .executor import Executor, MakeOptimizer, Points
 from .guard import SpikeRule
+from .mesh import Mesh
+from .pipeline import Later
+from .precision import PRODUCTS, Masters
+from .rank import RankExecutor
+from .recompute import BlockRunner, always, never, recomputed
+from .tensor import split_model, tensor_cut
 
 
 def apply(
     plan: Plan,
     model: Decoder,
+    mesh: Mesh | None,
     make_optimizer: MakeOptimizer | None,
     *,
+    device: torch.device | None = None,
     trained: Collection[str] | None = None,
     clip_norm: float = 0.0,
     spike: SpikeRule | None = None,
     points: Points | None = None,
     seed: int = 0,
+    init_seed: int = 0,
 ) -> Executor:
-    """The executor of `plan`. `model` lies on its device; `make_optimizer` gets the parameters named by `trained` (all
-    without) as they end up sharded; without it the executor only scores. `spike` says which losses are anomalies;
-    `seed` is that of the phase, for dropout."""
-    if plan.world != 1:
-        raise UserError(f"this version trains on one device; the plan asks for {plan.world}")
-    return OneDevice(
-        plan, model, make_optimizer, trained=trained, clip_norm=clip_norm, spike=spike, points=points, seed=seed
+    """The executor of `plan` on this rank of `mesh` (None: the only one). All ranks must call.
+
+    `model` is the whole one: with values, of which each rank takes its part, or on torch's `meta` device, where each
+    rank fills its part from `init_seed`, on `device`. `make_optimizer` gets the parameters named by `trained` (all
+    without) as they end up cut; without it the executor only scores. `spike` says which losses are anomalies; `seed` is
+    that of the phase, for dropout.
+    """
+    mesh = mesh or Mesh(plan)
+    if plan.world != mesh.world.size:
+        raise UserError(f"the plan is for {plan.world} processes, {mesh.world.size} are here")
+    stages = _stages(plan, model, mesh, device=device, init_seed=init_seed)
+    names = [name for stage in stages.values() for name, _ in stage.named_parameters()]
+    chosen = {name for name in names if trained is None or _whole_name(name, model) in trained}
+    for stage in stages.values():
+        for name, parameter in stage.named_parameters():
+            parameter.requires_grad_(name in chosen)
+        stage.run_block = _runner(plan, mesh)
+    later = _later(plan, stages)
+    pure = make_optimizer is not None and plan.precision == "bf16-pure"
+    masters: list[Masters] = []
+    if pure and plan.zero == 0:
+        masters = [Masters(stage) for stage in stages.values()]
+    data = _data(plan, stages, mesh, masters, trained=chosen, pure=pure)
+    optimizer = None
+    if make_optimizer:
+        mine = {name: p for name, p in data.parameters.items() if name in chosen}
+        optimizer = make_optimizer(mine, {name: data.cuts[name] for name in mine})
+    return RankExecutor(
+        plan,
+        stages,
+        mesh,
+        optimizer,
+        data=data,
+        masters=masters,
+        later=later,
+        attention=recomputed if plan.recompute == "attention" else None,
+        clip_norm=clip_norm,
+        spike=spike,
+        points=points,
+        seed=seed,
     )
+
+
+def local(parts: Mapping[str, Part]) -> dict[str, Tensor]:
+    """The numbers alone of what an executor's state gives."""
+    return {name: part.local for name, part in parts.items()}
+
+
+def _stages(
+    plan: Plan, model: Decoder, mesh: Mesh, *, device: torch.device | None, init_seed: int
+) -> dict[int, Decoder]:
+    """This rank's stages by their number in the whole, cut along the tensor axis and filled."""
+    spec, count = model.spec, plan.pipeline * plan.chunks
+    group = mesh.group("tensor")
+    empty = model.head_weight.is_meta
+    whole = dict(model.named_parameters())
+    found = {}
+    for number in range(mesh.place["pipeline"], count, plan.pipeline):
+        stage = model
+        if count > 1:
+            with torch.device("meta"):
+                stage = Decoder(spec, layers=plan.stages[number], first=number == 0, last=number == count - 1)
+            for name, _ in list(stage.named_parameters()):
+                place, _, attribute = name.rpartition(".")
+                value = whole[_whole_name(name, model)].detach()
+                # A copy: the first and the last stage of one process would share a tied matrix otherwise.
+                setattr(stage.get_submodule(place), attribute, nn.Parameter(value if empty else value.clone()))
+        split_model(stage, group, sequence=plan.sequence)
+        if empty:
+            stage = stage.to_empty(device=device or "cpu")
+            with torch.no_grad():
+                for name, parameter in stage.named_parameters():
+                    value = initial_value(name, tensor_cut(name, spec, group).shape, spec, seed=init_seed)
+                    parameter.copy_(tensor_cut(name, spec, group).take(value))
+        found[number] = stage
+    return found
+
+
+def _data(
+    plan: Plan,
+    stages: Mapping[int, Decoder],
+    mesh: Mesh,
+    masters: list[Masters],
+    *,
+    trained: Collection[str],
+    pure: bool,
+) -> Replicas | Shards:
+    spec = next(iter(stages.values())).spec
+    weights: dict[str, nn.Parameter] = {n: p for stage in stages.values() for n, p in stage.named_parameters()}
+    replicas = mesh.group("replicate", "context")
+    others = mesh.is_first("replicate", "context")
+    if plan.zero == 0:
+        cuts: dict[str, Cut] = {n: tensor_cut(n, spec, mesh.group("tensor"), first=others) for n in weights}
+        parameters = {n: p for each in masters for n, p in each.parameters.items()} if masters else weights
+        reduced = {n: p for n, p in parameters.items() if n in trained}
+        data = Replicas(weights, reduced, cuts, replicas, fusion_bytes=plan.fusion_bytes)
+        data.parameters = parameters
+        return data
+    narrow: dict[str, torch.dtype] = {}
+    masters_dtype = next(iter(weights.values())).dtype
+    if pure:
+        narrow = dict.fromkeys(weights, torch.bfloat16)
+    elif plan.zero == 3 and plan.precision in PRODUCTS:
+        # What autocast would round them to anyway; gathered wide it would keep a narrow copy of each until the backward.
+        matrices = [n for n, w in weights.items() if n.startswith("blocks.") and w.dim() == 2]
+        narrow = dict.fromkeys(matrices, PRODUCTS[plan.precision])
+    blocks = {f"blocks.{k}": b for stage in stages.values() for k, b in stage.blocks.items()}
+    return Shards(
+        weights,
+        {n: tensor_cut(n, spec, mesh.group("tensor"), first=others) for n in weights},
+        mesh.group("shard"),
+        replicas,
+        stage=plan.zero,
+        fusion_bytes=plan.fusion_bytes,
+        trained=trained,
+        modules=blocks,
+        masters=masters_dtype,
+        narrow=narrow,
+        held=plan.pipeline > 1,
+    )
+
+
+def _runner(plan: Plan, mesh: Mesh) -> BlockRunner:
+    group = mesh.group("tensor")
+    return BlockRunner(
+        choose=always if plan.recompute == "full" else never,
+        partition=group if plan.partition_activations and not plan.sequence else None,
+    )
+
+
+def _later(plan: Plan, stages: Mapping[int, Decoder]) -> Later | None:
+    if plan.pipeline == 1 or plan.schedule != "zero-bubble":
+        return None
+    later = Later()
+    for stage in stages.values():
+        later.serve(stage)
+    return later
+
+
+def _whole_name(name: str, model: Decoder) -> str:
+    """The last stage's copy of a tied embedding is no parameter of its own."""
+    return "embedding.weight" if name == "head.weight" and model.spec.tied else name

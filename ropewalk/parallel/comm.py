@@ -191,13 +191,12 @@ class Group:
     def start_send(self, x: Tensor, to: int) -> Pending:
         """Begins to send `x` to the group's rank `to`, which must receive it."""
         moment = self._count("send", _bytes(x))
-        order = dist.P2POp(dist.isend, x.detach().contiguous(), self.ranks[to], self._handle)
-        return Pending(dist.batch_isend_irecv([order]), order.tensor, moment=moment)
+        there = x.detach().contiguous()
+        return Pending([dist.isend(there, self.ranks[to], group=self._handle)], there, moment=moment)
 
     def start_receive(self, out: Tensor, source: int) -> Pending:
         """Begins to receive `out` from the group's rank `source`."""
-        order = dist.P2POp(dist.irecv, out, self.ranks[source], self._handle)
-        return Pending(dist.batch_isend_irecv([order]), out)
+        return Pending([dist.irecv(out, self.ranks[source], group=self._handle)], out)
 
     def gather_numbers(self, value: int, *, device: torch.device | str = "cpu") -> list[int]:
         """The `value` of every rank, in order."""

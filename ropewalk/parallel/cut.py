@@ -100,6 +100,14 @@ class Cut:
         return partial
 
 
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What a rank holds of a tensor: the numbers, and where they belong."""
+
+    local: Tensor
+    cut: Cut
+
+
 def whole_cut(shape: Sequence[int], *, first: bool = True) -> Cut:
     """The cut of a tensor of which every rank holds all."""
     return Cut(tuple(shape), (), first)

@@ -19,6 +19,7 @@ from ropewalk.base.errors import UserError
 from ropewalk.config.ranks import Ranks
 from ropewalk.plan.plan import Plan
 
+from . import mpi
 from .comm import Group, Traffic
 
 Axis = Literal["pipeline", "replicate", "shard", "context", "tensor"]
@@ -52,18 +53,19 @@ def join(plan: Plan, ranks: Ranks, *, timeout_s: float = 600.0) -> None:
     call. Nothing to do for one process."""
     if plan.world == 1 or dist.is_initialized():
         return
-    backend = plan.backend
+    backend: str = plan.backend
     if backend == "auto":
-        backend = "nccl" if plan.device == "cuda" else "gloo"
+        backend = "nccl" if plan.device == "cuda" else "mpi" if ranks.launcher == "mpi" else "gloo"
+    by_mpi = backend == "mpi" or ranks.rendezvous == "mpi://"
     if backend == "mpi":
-        from .mpi import register  # needs mpi4py
-
-        register()
+        backend = mpi.register(ranks)
+    store = mpi.meet() if by_mpi else None
     if plan.device == "cuda":
         torch.cuda.set_device(ranks.local_rank)
     dist.init_process_group(
         backend,
-        init_method=ranks.rendezvous,
+        init_method=None if store else ranks.rendezvous,
+        store=store,
         rank=ranks.rank,
         world_size=ranks.world,
         timeout=datetime.timedelta(seconds=timeout_s),
@@ -71,9 +73,10 @@ def join(plan: Plan, ranks: Ranks, *, timeout_s: float = 600.0) -> None:
 
 
 def leave() -> None:
-    """Ends this process's membership."""
+    """Ends this process's membership. All ranks must call; one that fails just exits, its launcher ends the rest."""
     if dist.is_initialized():
         dist.destroy_process_group()
+        mpi.part()
 
 
 class Mesh:
@@ -86,6 +89,10 @@ class Mesh:
         """Where this rank stands on each axis."""
         self.traffic = Traffic()
         self._groups: dict[tuple[Axis, ...], Group] = {}
+        self.back: Group
+        """The pipeline axis once more, for what travels backwards."""
+        self.ends: Group
+        """The first and the last rank of the pipeline, which share a tied embedding; of others, themselves."""
         made: dict[tuple[int, ...], object] = {}
         for axes in (*((axis,) for axis in AXES), *COMBINED):
             for members in self._partition(axes):
@@ -102,6 +109,8 @@ class Mesh:
                         self.traffic,
                         exact=exact,
                     )
+
+        self._make_pipeline_groups()
 
     def group(self, *axes: Axis) -> Group:
         """The ranks that differ from this one on `axes` alone."""
@@ -125,6 +134,17 @@ class Mesh:
     def is_first(self, *axes: Axis) -> bool:
         """Whether this rank is the first on all of `axes`."""
         return all(self.place[axis] == 0 for axis in axes)
+
+    def _make_pipeline_groups(self) -> None:
+        self.back = self.ends = Group("ends", (self.rank,), self.rank, None, self.traffic)
+        if self.degrees["pipeline"] == 1:
+            return
+        for members in self._partition(("pipeline",)):
+            back, ends = dist.new_group(list(members)), dist.new_group([members[0], members[-1]])
+            if self.rank in members:
+                self.back = Group("pipeline back", members, self.rank, back, self.traffic)
+            if self.rank in (members[0], members[-1]):
+                self.ends = Group("ends", (members[0], members[-1]), self.rank, ends, self.traffic)
 
     def _partition(self, axes: Sequence[Axis]) -> list[tuple[int, ...]]:
         """All groups along `axes`, in the same order on every rank."""

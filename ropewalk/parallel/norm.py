@@ -1,0 +1,68 @@
+"""The length of a gradient whose parts lie on many ranks, and sums over ranks that hold a parameter alike."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from .comm import Group
+from .cut import Cut
+from .mesh import Mesh
+
+
+def global_norm(
+    gradients: Mapping[str, Tensor], cuts: Mapping[str, Cut], mesh: Mesh, *, copies: Mapping[str, int], loss: Tensor
+) -> tuple[Tensor, Tensor]:
+    """(the sum of `loss` over all ranks, the length of the whole gradient). `copies` says how many ranks hold the same
+    part: a square counts once.
+
+    One all-reduce of two numbers. In exact mode squares are added up row by row of the whole parameter, in one order
+    whatever the cut.
+    """
+    device = loss.device
+    if mesh.plan.exact:
+        squares = _exact_squares(gradients, cuts, mesh, device)
+        return mesh.data.all_reduce(loss.clone()), squares.sqrt()
+    by_copies: dict[int, list[Tensor]] = {}
+    for name, gradient in gradients.items():
+        if gradient.numel():
+            by_copies.setdefault(copies[name], []).append(gradient)
+    if mesh.world.size == 1:
+        norms = torch._foreach_norm([g for found in by_copies.values() for g in found])
+        return loss, torch.linalg.vector_norm(torch.stack(norms)) if norms else torch.zeros((), device=device)
+    squares = torch.zeros((), dtype=torch.float64, device=device)
+    for count, found in by_copies.items():
+        norms = torch.stack(torch._foreach_norm(found)).double()
+        squares = squares + (norms * norms).sum() / count
+    both = mesh.world.all_reduce(torch.stack([loss.double(), squares]))
+    return both[0], both[1].sqrt()
+
+
+def sum_partial(gradients: Sequence[Tensor], group: Group) -> None:
+    """Adds up, in place and in one collective, gradients of parameters that all ranks of `group` hold."""
+    if group.size == 1 or not gradients:
+        return
+    flat = group.all_reduce(torch.cat([gradient.reshape(-1) for gradient in gradients]))
+    parts = flat.split([gradient.numel() for gradient in gradients])
+    for gradient, part in zip(gradients, parts, strict=True):
+        gradient.copy_(part.view(gradient.shape))
+
+
+def _exact_squares(
+    gradients: Mapping[str, Tensor], cuts: Mapping[str, Cut], mesh: Mesh, device: torch.device
+) -> Tensor:
+    rows = []
+    shard = mesh.group("shard")
+    for name, gradient in gradients.items():
+        square = gradient.double() ** 2
+        sums = square.flatten(1).sum(1) if square.dim() > 1 else square
+        slicings = cuts[name].slicings
+        if slicings:
+            (slicing,) = slicings
+            assert slicing.group.ranks == shard.ranks, "exact mode cuts along the shard axis alone"
+            sums = Cut((sum(slicing.sizes),), slicings).gather(sums)
+        rows.append(sums)
+    # Every parameter by itself, then all of them: the same numbers in the same order on every rank.
+    return torch.stack([each.sum() for each in rows]).sum() if rows else torch.zeros((), device=device)

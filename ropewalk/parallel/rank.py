@@ -1,0 +1,441 @@
+"""One rank's part in every step, under any plan: the executor of one device is that of a mesh of one.
+
+A step: deal the rows, run the microbatches (one after the other, or as a pipeline's schedule says), bring the gradients
+together (parallel/data.py), judge, clip and update what this rank keeps.
+
+Shapes: B rows, T tokens, C width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from ropewalk.load.batch import Batch
+from ropewalk.model.attend import Attend, attend_for
+from ropewalk.model.decoder import Decoder
+from ropewalk.model.dropout import Dropout, dropout_key
+from ropewalk.model.loss import token_losses, token_scores
+from ropewalk.model.spec import Spec
+from ropewalk.plan.plan import Plan
+from ropewalk.plan.schedules import Shape, make_schedule
+
+from .comm import Group
+from .context import attend_over, places_of
+from .cut import Cut, Part, whole_cut
+from .data import Replicas, Shards
+from .executor import Named, Points, Scores, StepResult, bit_sum, guards
+from .guard import SpikeRule, Watch
+from .labels import label
+from .mesh import Mesh
+from .norm import global_norm, sum_partial
+from .pipeline import Later, Pipeline, run_forward
+from .precision import LossScale, Masters, autocast
+from .tensor import SplitHead, has_partial_gradient, tensor_cut
+
+
+@dataclass(frozen=True, slots=True)
+class Microbatch:
+    """Rows that are computed together, and what this rank works on of them."""
+
+    batch: Batch
+    """This rank's places of each row."""
+    documents: Tensor
+    """Of the whole rows."""
+    rows_B: Tensor
+    """Numbers of the rows in the global batch."""
+
+
+class RankExecutor:
+    """The executor of a plan on one of its ranks; without an optimizer it can only score."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        stages: Mapping[int, Decoder],
+        mesh: Mesh,
+        optimizer: torch.optim.Optimizer | None,
+        *,
+        data: Replicas | Shards,
+        masters: Sequence[Masters] = (),
+        later: Later | None = None,
+        attention: Callable[[Attend], Attend] | None = None,
+        clip_norm: float = 0.0,
+        spike: SpikeRule | None = None,
+        points: Points | None = None,
+        seed: int = 0,
+    ) -> None:
+        self._plan, self._mesh, self._stages, self._data, self._masters = plan, mesh, stages, data, masters
+        self.model = next(iter(stages.values()))
+        self.points = points or Points()
+        self.replicas = mesh.group("replicate", "context")
+        self.spec = self.model.spec
+        self._seed, self._clip_norm, self._later, self._attention = seed, clip_norm, later, attention
+        some = next(self.model.parameters())
+        self._device, self._dtype = some.device, some.dtype
+        self._loss_scale = LossScale(self._device) if plan.precision == "fp16" else None
+        self._watch = Watch(spike, self._device)
+        self._optimizer = optimizer
+        assert optimizer is None or guards(optimizer), "this optimizer would follow a broken gradient"
+        self._trained = {name: p for name, p in data.parameters.items() if p.requires_grad}
+        self._tensor = mesh.group("tensor")
+        self._head = _split_head(self.spec, self._tensor, plan) if self._tensor.size > 1 else None
+        self._is_last = plan.pipeline * plan.chunks - 1 in stages
+        self._partial = [n for n in self._trained if has_partial_gradient(n, self.spec, sequence=plan.sequence)]
+        self._pipelines: dict[int, Pipeline] = {}
+
+    def step(self, batch: Batch, *, lr: float) -> StepResult:
+        # Copied before anything is computed from it: a number made on the host would have to be waited for.
+        with label("copy"):
+            pieces, total = self._deal(batch.to(self._device))
+        self._data.begin()
+        scale = self._loss_scale.value if self._loss_scale else None
+        parts = self._run(pieces, total, scale)
+        gradients = self._data.finish()
+        with label("clip and guard"):
+            sum_partial([gradients[name] for name in self._partial if name in gradients], self._tensor)
+            self._sum_tied(gradients)
+            if self._loss_scale:
+                self._loss_scale.divide(list(gradients.values()))
+            _announce(self.points.on_gradients, gradients)
+            loss, norm = self._loss_and_norm(parts, gradients)
+            self._clip(gradients.values(), norm)
+            _announce(self.points.before_update, gradients)
+            anomaly, skipped = self._watch.judge(loss, norm, scale)
+        with label("update"):
+            self._update(skipped, overflowed=~torch.isfinite(norm), lr=lr)
+        return StepResult(loss, norm, skipped, anomaly, scale)
+
+    @torch.no_grad()
+    def score(self, batch: Batch) -> Scores:
+        group, rows = self._mesh.data, len(batch)
+        # Every data rank takes its share; rows that are missing for an even share are scored twice.
+        share = -(-rows // group.size)
+        numbers = torch.arange(share) * group.size + group.rank
+        mine = batch.rows(numbers % rows)
+        pieces = self._pieces(mine.to(self._device), numbers.to(self._device))
+        with self._data.whole():
+            found = self._score_pieces(pieces)
+        if self._plan.pipeline > 1:
+            shape = (2, share, len(self._places(batch.tokens.shape[1])))
+            wide = torch.promote_types(self._dtype, torch.float32)
+            found = found if self._is_last else torch.empty(shape, dtype=wide, device=self._device)
+            found = self._mesh.group("pipeline").broadcast(found.contiguous(), source=self._plan.pipeline - 1)
+        context = self._mesh.group("context")
+        if context.size > 1:
+            found = context.all_gather(found, dim=2)
+            found = found[:, :, context.all_gather(self._places(batch.tokens.shape[1])).argsort()]
+        if group.size > 1:
+            found = group.start_all_gather(found.contiguous()).wait().transpose(0, 2).transpose(0, 1)
+            found = found.flatten(1, 2)[:, :rows]
+        return Scores(found[0], found[1].bool())
+
+    def digest(self, batch: Batch) -> int:
+        pieces, _ = self._deal(batch.to(self._device))
+        count = min(len(pieces), self._plan.pipeline)
+        with self._data.whole():
+            parts = self._run_alone(pieces[:count])
+        found = [p.grad for stage in self._stages.values() for p in stage.parameters() if p.grad is not None]
+        found += [] if not self._masters else [p.grad for p in self._data.parameters.values() if p.grad is not None]
+        total = bit_sum([*parts, *found])
+        for stage in self._stages.values():
+            stage.zero_grad()
+        for parameter in self._data.parameters.values():
+            parameter.grad = None
+        return total
+
+    def model_state(self) -> dict[str, Part]:
+        return {
+            name: Part(parameter.detach(), self._data.cuts[name])
+            for name, parameter in self._data.parameters.items()
+            if not self._is_copy(name)
+        }
+
+    def optimizer_state(self) -> dict[str, Part]:
+        state = self._need_optimizer().state
+        found = {
+            f"{moment}/{name}": Part(tensor, _moment_cut(tensor, parameter, self._data.cuts[name]))
+            for name, parameter in self._trained.items()
+            if not self._is_copy(name)
+            for moment, tensor in state[parameter].items()
+        }
+        others = {"guard": self._watch.state, "loss_scale": self._loss_scale.state if self._loss_scale else {}}
+        for kind, tensors in others.items():
+            for name, tensor in tensors.items():
+                found[f"{kind}/{name}"] = Part(tensor, whole_cut(tensor.shape, first=self._mesh.rank == 0))
+        return found
+
+    @torch.no_grad()
+    def load_state(self, model: Named, optimizer: Named) -> None:
+        for name, parameter in self._data.parameters.items():
+            whole = self._whole_name(name)
+            assert whole in model, f"{whole}: the state is of another model"
+            parameter.copy_(self._data.cuts[name].take(model[whole]))
+        holders: dict[str, list[str]] = {}
+        for name in self._trained:
+            holders.setdefault(self._whole_name(name), []).append(name)
+        for key, tensor in optimizer.items():
+            kind, name = key.split("/", 1)
+            if kind == "guard":
+                # A run may have been saved under another rule for spikes.
+                if name in self._watch.state:
+                    self._watch.state[name] = tensor.to(self._device, copy=True)
+            elif kind == "loss_scale":
+                assert self._loss_scale, "the state is of another precision"
+                self._loss_scale.state[name] = tensor.to(self._device, copy=True)
+            else:
+                for held in holders.get(name, ()):
+                    self._load_moment(kind, held, tensor)
+        for each in self._masters:
+            each.publish()
+        self._data.publish()
+
+    def _load_moment(self, kind: str, name: str, tensor: Tensor) -> None:
+        parameter, cut = self._trained[name], self._data.cuts[name]
+        # `step` counts live where the optimizer keeps them; moments live with their parameter.
+        device = parameter.device if tensor.dim() or self._device.type == "cuda" else torch.device("cpu")
+        part = _moment_part(tensor, cut)
+        self._need_optimizer().state[parameter][kind] = part.to(device, copy=True).contiguous()
+
+    def _deal(self, batch: Batch) -> tuple[list[Microbatch], Tensor]:
+        """This rank's part of the step's microbatches, and the weight of all tokens of the step.
+
+        Of n microbatches of all data ranks, number i has rows i, i + n, i + 2 n, ... however many ranks there are.
+        """
+        numbers = torch.arange(len(batch), device=self._device) * self._mesh.data.size + self._mesh.data.rank
+        size = self._plan.microbatch_rows_of(batch.tokens.shape[1])
+        count = -(-len(batch) // size)
+        pieces = self._pieces(batch, numbers, count=count)
+        total = torch.stack([piece.batch.weight.sum() for piece in pieces]).sum()
+        total = self._mesh.tokens.all_reduce(total)
+        return pieces, torch.where(total > 0, total, 1)  # a batch in which nothing counts has loss 0, not 0 / 0
+
+    def _pieces(self, batch: Batch, numbers: Tensor, *, count: int | None = None) -> list[Microbatch]:
+        length = batch.tokens.shape[1]
+        count = count or -(-len(batch) // self._plan.microbatch_rows_of(length))
+        places = self._places(length) if self._plan.context > 1 else None
+        found = []
+        for first in range(count):
+            rows = batch.strided(first, count)
+            here = rows if places is None else rows.at(places)
+            found.append(Microbatch(here, rows.documents, numbers[first::count]))
+        return found
+
+    def _places(self, length: int) -> Tensor:
+        """The places of a row that this rank works on."""
+        group = self._mesh.group("context")
+        if group.size == 1:
+            return torch.arange(length, device=self._device)
+        return places_of(length, group, self._plan.context_kind).to(self._device)
+
+    def _run(self, pieces: list[Microbatch], total: Tensor, scale: Tensor | None) -> list[Tensor]:
+        """Forward and backward of all microbatches; this rank's parts of the loss."""
+        if self._plan.pipeline > 1:
+            work = _StageWork(self, pieces, total)
+            # Gradients of all microbatches are there at the end only.
+            with self._data.microbatch(last=False):
+                return self._pipeline(len(pieces)).run(work, scale=scale)
+        parts = []
+        for number, piece in enumerate(pieces):
+            with self._data.microbatch(last=number == len(pieces) - 1):
+                part = self._loss_of(self._forward(self.model, piece, piece.batch.tokens), piece) / total
+                with label("backward"):
+                    (part * scale if scale is not None else part).backward()
+            parts.append(part.detach())
+        return parts
+
+    def _run_alone(self, pieces: list[Microbatch]) -> list[Tensor]:
+        """The same with nothing brought together."""
+        one = torch.ones((), device=self._device)
+        if self._plan.pipeline > 1:
+            return self._pipeline(len(pieces)).run(_StageWork(self, pieces, one))
+        part = self._loss_of(self._forward(self.model, pieces[0], pieces[0].batch.tokens), pieces[0])
+        part.backward()
+        return [part.detach()]
+
+    def _score_pieces(self, pieces: list[Microbatch]) -> Tensor:
+        """(log-probability, first choice) of this rank's rows and places, 2 B T; nothing but on the last stage."""
+        if self._plan.pipeline > 1:
+            work, group = _StageWork(self, pieces, None), self._mesh.group("pipeline")
+            found = run_forward(work, len(pieces), chunks=self._plan.chunks, group=group)
+        else:
+            found = [self._scores_of(self._forward(self.model, p, p.batch.tokens), p) for p in pieces]
+        if not found:
+            return torch.empty(0, device=self._device)
+        # Microbatches took every n-th row.
+        joined = found[0].new_empty(2, sum(f.shape[1] for f in found), found[0].shape[2])
+        for first, each in enumerate(found):
+            joined[:, first :: len(found)] = each
+        return joined
+
+    def _forward(self, model: Decoder, piece: Microbatch, x: Tensor) -> Tensor:
+        """Hidden states of a stage."""
+        with autocast(self._plan.precision, self._device), label("forward"):
+            return model(
+                x, positions_BT=piece.batch.positions, attend=self._attend(piece), dropout=self._dropout(piece)
+            )
+
+    def _loss_of(self, hidden_BTC: Tensor, piece: Microbatch) -> Tensor:
+        """The weighted sum of this rank's losses."""
+        model = self._stages[max(self._stages)]
+        with autocast(self._plan.precision, self._device), label("loss"):
+            if self._head:
+                losses = self._head.losses(hidden_BTC, model.head_weight, piece.batch.targets).flatten()
+            else:
+                losses = token_losses(hidden_BTC.flatten(0, 1), model.head_weight, piece.batch.targets.flatten())
+        return (losses * piece.batch.weight.flatten().to(losses.dtype)).sum()
+
+    def _scores_of(self, hidden_BTC: Tensor, piece: Microbatch) -> Tensor:
+        model, targets = self._stages[max(self._stages)], piece.batch.targets
+        with autocast(self._plan.precision, self._device):
+            if self._head:
+                score, choice = self._head.scores(hidden_BTC, model.head_weight, targets)
+            else:
+                score, choice = token_scores(hidden_BTC.flatten(0, 1), model.head_weight, targets.flatten())
+        return torch.stack([score.view(targets.shape), choice.view(targets.shape).to(score.dtype)])
+
+    def _attend(self, piece: Microbatch) -> Attend:
+        first_head = self._tensor.rank * (self.spec.heads // self._tensor.size)
+        context = self._mesh.group("context")
+        if context.size > 1:
+            attend = attend_over(
+                self.spec,
+                context,
+                kind=self._plan.context_kind,
+                documents_BT=piece.documents,
+                first_head=first_head,
+                length=piece.documents.shape[1],
+            )
+        else:
+            attend = attend_for(self.spec, documents_BT=piece.documents, first_head=first_head)
+        return self._attention(attend) if self._attention else attend
+
+    def _dropout(self, piece: Microbatch) -> Dropout | None:
+        """The masks of these rows of the step at hand. The step is the optimizer's own count of updates, which every
+        checkpoint holds already: masks go on after a kill, and are drawn again after a skipped update."""
+        rate = self.spec.dropout
+        if not rate or self._optimizer is None or not torch.is_grad_enabled():
+            return None
+        counts = (state["step"] for state in self._optimizer.state.values())
+        step = torch.as_tensor(next(counts, 0), device=self._device)
+        places = self._places(piece.documents.shape[1])
+        if self._plan.sequence:
+            places = places.chunk(self._tensor.size)[self._tensor.rank]
+        return Dropout(rate, dropout_key(self._seed, step), piece.rows_B, places)
+
+    def _pipeline(self, microbatches: int) -> Pipeline:
+        """The schedule for so many microbatches; the group's numbers of stages are the plan's."""
+        if microbatches not in self._pipelines:
+            plan = self._plan
+            self._pipelines[microbatches] = Pipeline(
+                make_schedule(
+                    plan.schedule, Shape(ranks=plan.pipeline, microbatches=microbatches, chunks=plan.chunks)
+                ),
+                stages=plan.pipeline * plan.chunks,
+                forward=self._mesh.group("pipeline"),
+                backward=self._mesh.back,
+                later=self._later,
+            )
+        return self._pipelines[microbatches]
+
+    def _sum_tied(self, gradients: dict[str, Tensor]) -> None:
+        """The first stage looks tokens up in the matrix that the last one ends with: their gradients belong together."""
+        if self._mesh.ends.size > 1 and self.spec.tied:
+            for name in ("embedding.weight", "head.weight"):
+                if name in gradients:
+                    self._mesh.ends.all_reduce(gradients[name])
+
+    def _loss_and_norm(self, parts: Sequence[Tensor], gradients: Named) -> tuple[Tensor, Tensor]:
+        """The loss of the global batch and the length of its gradient, on every rank."""
+        wide = torch.promote_types(self._dtype, torch.float32)
+        local = torch.stack(list(parts)).sum() if parts else torch.zeros((), dtype=wide, device=self._device)
+        # All ranks of the tensor axis have the same loss.
+        share = local.double() / self._tensor.size
+        counted = {name: g for name, g in gradients.items() if not self._is_copy(name)}
+        copies = {name: self._copies(name) for name in counted}
+        loss, norm = global_norm(counted, self._data.cuts, self._mesh, copies=copies, loss=share)
+        return loss.to(local.dtype), norm.to(local.dtype)
+
+    def _copies(self, name: str) -> int:
+        """How many ranks hold this very part of a gradient."""
+        whole_on_tensor = all(slicing.group is not self._tensor for slicing in self._data.cuts[name].slicings)
+        return self.replicas.size * (self._tensor.size if whole_on_tensor else 1)
+
+    def _clip(self, gradients: Iterable[Tensor], norm: Tensor) -> None:
+        if self._clip_norm:
+            scale = (self._clip_norm / (norm + 1e-6)).clamp(max=1.0)
+            torch._foreach_mul_(list(gradients), scale)
+
+    def _update(self, skipped: Tensor, *, overflowed: Tensor, lr: float) -> None:
+        """The guarded update: where `skipped` is 1 nothing changes, decided on the device."""
+        optimizer = self._need_optimizer()
+        for group in optimizer.param_groups:
+            group["lr"] = lr * group.get("lr_ratio", 1.0)
+        vars(optimizer).update(found_inf=skipped, grad_scale=None)
+        optimizer.step()
+        for each in self._masters:
+            each.publish()
+        self._data.publish()
+        if self._loss_scale:
+            self._loss_scale.update(overflowed.float())
+
+    def _is_copy(self, name: str) -> bool:
+        """Whether this parameter is the last stage's copy of the embedding."""
+        return name == "head.weight" and self.spec.tied
+
+    def _whole_name(self, name: str) -> str:
+        return "embedding.weight" if self._is_copy(name) else name
+
+    def _need_optimizer(self) -> torch.optim.Optimizer:
+        assert self._optimizer is not None, "an executor made without an optimizer only scores"
+        return self._optimizer
+
+
+class _StageWork:
+    """What a pipeline asks of this rank's stages in one step; without `total` scores instead of losses."""
+
+    def __init__(self, executor: RankExecutor, pieces: list[Microbatch], total: Tensor | None) -> None:
+        self._executor, self._pieces, self._total = executor, pieces, total
+
+    def forward(self, stage: int, microbatch: int, x: Tensor | None) -> Tensor:
+        it, piece = self._executor, self._pieces[microbatch]
+        hidden = it._forward(it._stages[stage], piece, piece.batch.tokens if x is None else x)
+        if stage < it._plan.pipeline * it._plan.chunks - 1:
+            return hidden
+        return it._scores_of(hidden, piece) if self._total is None else it._loss_of(hidden, piece) / self._total
+
+    def like(self, microbatch: int) -> Tensor:
+        it, tokens = self._executor, self._pieces[microbatch].batch.tokens
+        places = tokens.shape[1] // (it._tensor.size if it._plan.sequence else 1)
+        return torch.empty(tokens.shape[0], places, it.spec.width, dtype=it._dtype, device=it._device)
+
+
+def _split_head(spec: Spec, group: Group, plan: Plan) -> SplitHead:
+    return SplitHead(group, plan.sequence, tensor_cut("embedding.weight", spec, group).offset[0])
+
+
+def _moment_cut(tensor: Tensor, parameter: nn.Parameter, cut: Cut) -> Cut:
+    """Which part of the whole moment a rank has: its dimensions are the parameter's, or 1, or there are none."""
+    if tensor.dim() != len(cut.shape):
+        return whole_cut(tensor.shape, first=cut.first and all(s.group.rank == 0 for s in cut.slicings))
+    shape = tuple(w if side == p else side for side, p, w in zip(tensor.shape, parameter.shape, cut.shape, strict=True))
+    kept = tuple(s for s in cut.slicings if shape[s.dim] == cut.shape[s.dim])
+    # Of a mean over a dimension that is cut, all ranks of the cut hold the same.
+    dropped = [s for s in cut.slicings if s not in kept]
+    return Cut(shape, kept, cut.first and all(s.group.rank == 0 for s in dropped))
+
+
+def _moment_part(tensor: Tensor, cut: Cut) -> Tensor:
+    """This rank's part of a whole moment of a parameter that is cut like this."""
+    if tensor.dim() != len(cut.shape):
+        return tensor
+    kept = tuple(s for s in cut.slicings if tensor.shape[s.dim] == cut.shape[s.dim])
+    return Cut(tuple(tensor.shape), kept).take(tensor)
+
+
+def _announce(callbacks: list[Callable[[Named], None]], gradients: Named) -> None:
+    for callback in callbacks:
+        callback(gradients)

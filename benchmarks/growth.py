@@ -81,7 +81,7 @@ def train(
 ) -> Trained:
     """Trains from step `first` of the data on, for `steps` steps or until the held-out loss meets `target`."""
     plan = Plan(device=DEVICE, precision="fp32", batch_rows=ROWS, microbatch_rows=ROWS)
-    executor = apply(plan, model, lambda parameters: make_optimizer(parameters, Optimizer()), clip_norm=1.0)
+    executor = apply(plan, model, None, lambda parameters, _: make_optimizer(parameters, Optimizer()), clip_norm=1.0)
     held_out = held_out_rows(data, sequence_length=LENGTH, rows=VALIDATE_ROWS)
     loader = Loader(data, sequence_length=LENGTH, batch_rows=ROWS, seed=seed)
     loader.seek({"row": first * ROWS})

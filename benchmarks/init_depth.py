@@ -216,7 +216,7 @@ def unigram_loss() -> float:
 def executor_of(contender: Contender, *, seed: int) -> Executor:
     plan = Plan(device="cpu", precision="fp32", batch_rows=ROWS, microbatch_rows=ROWS)
     model = started(contender, seed=seed)
-    return apply(plan, model, lambda parameters: make_optimizer(parameters, Optimizer()), clip_norm=1.0)
+    return apply(plan, model, None, lambda parameters, _: make_optimizer(parameters, Optimizer()), clip_norm=1.0)
 
 
 def train(contender: Contender, *, lr: float, steps: int, seed: int) -> Outcome:

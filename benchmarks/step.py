@@ -53,7 +53,7 @@ def ours(case: str) -> Callable[[], float]:
     settings = Model(layers=layers, width=width, heads=heads, hidden=hidden)
     model = build(resolve(settings, vocabulary=VOCABULARY, sequence_length=length), seed=0)
     plan = Plan(device="cpu", precision="bf16", batch_rows=rows, microbatch_rows=rows)
-    executor = apply(plan, model, lambda parameters: make_optimizer(parameters, Optimizer()), clip_norm=1.0)
+    executor = apply(plan, model, None, lambda parameters, _: make_optimizer(parameters, Optimizer()), clip_norm=1.0)
     data = tokens(case)
     batch = Batch(
         tokens=data[:, :-1],

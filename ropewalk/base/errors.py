@@ -8,6 +8,7 @@
     │   └── MissingPackage   an optional dependency is needed; says what to install
     ├── StorageError         the disk is full, read-only or failing: exit 2; what was committed is intact
     ├── HardwareError        two computations that must agree do not: exit 2; what was committed is intact
+    ├── WorkersFailed        processes started for a run fail again and again: exit 1; shows their last words
     └── Preempted            the scheduler wanted the machine back and the state is saved: exit 0
 
 Any other exception is a bug and keeps its traceback.
@@ -73,6 +74,12 @@ class StorageError(RopewalkError):
 
 class HardwareError(RopewalkError):
     """The machine computes wrongly; what was committed before the last check is intact."""
+
+
+class WorkersFailed(RopewalkError):
+    """Processes that were started for a run failed as often as they may; what was committed before is intact."""
+
+    exit_code = 1
 
 
 class Preempted(RopewalkError):

@@ -6,6 +6,7 @@ their own or nothing.
 
 from __future__ import annotations
 
+import sys
 import time
 from typing import Protocol
 
@@ -35,6 +36,24 @@ class Silent:
     def advance(self, done: float, note: str = "") -> None: ...
     def end(self, note: str = "") -> None: ...
     def say(self, text: str) -> None: ...
+
+
+class Lines:
+    """A `Progress` of plain lines on stderr, for a log file."""
+
+    def begin(self, task: str, total: float | None, unit: str) -> None:
+        self.say(f"{task}: {total:.0f} {unit}" if total else task)
+
+    def advance(self, done: float, note: str = "") -> None:
+        if note:
+            self.say(note)
+
+    def end(self, note: str = "") -> None:
+        self.say(note)
+
+    def say(self, text: str) -> None:
+        sys.stderr.write(f"{text}\n")
+        sys.stderr.flush()
 
 
 class Eta:

@@ -12,6 +12,7 @@ name of its own, which all ranks know.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import time
@@ -84,13 +85,17 @@ def commit(
         try:
             record = write(partial)
             if attempt.world > 1:
-                _leave_record(disk, partial, attempt.rank, record)
+                _leave(disk, partial, attempt.rank, dataclasses.asdict(record))
             if attempt.rank == 0:
                 records = _gather(partial, record, attempt)
                 _finish(disk, path, partial, joined(manifest, records, path=path))
-        except BaseException:
+        except BaseException as error:
             if attempt.rank == 0:
                 disk.remove(partial)
+            else:
+                # Rank 0 need not wait for what will not come. A disk that refuses this too has told why already.
+                with contextlib.suppress(OSError):
+                    _leave(disk, partial, attempt.rank, {"error": f"{type(error).__name__}: {error}"})
             raise
     return path
 
@@ -160,9 +165,10 @@ def _finish(disk: Disk, path: Path, partial: Path, manifest: CheckpointManifest)
     point(f"checkpoint.published:{path.name}")
 
 
-def _leave_record(disk: Disk, partial: Path, rank: int, record: Record) -> None:
+def _leave(disk: Disk, partial: Path, rank: int, told: dict[str, Any]) -> None:
+    """A rank's record for rank 0: what it wrote, or the error because of which it did not."""
     name = _record_name(rank)
-    text = json.dumps(dataclasses.asdict(record)).encode()
+    text = json.dumps(told).encode()
     # The hash tells a record that is whole from one that is being written.
     _write(disk, partial / (name + PARTIAL), checksum(text).encode() + text)
     disk.rename(partial / (name + PARTIAL), partial / name)
@@ -197,6 +203,8 @@ def _read_record(path: Path) -> Record | None:
     if data[:16] != checksum(data[16:]).encode():
         return None
     tree: dict[str, Any] = json.loads(data[16:])
+    if "error" in tree:
+        raise StorageError(f"{path}: this rank could not write its part ({tree['error']}); older ones are intact")
     return Record(
         files={name: file_entry(entry) for name, entry in tree["files"].items()},
         tensors={

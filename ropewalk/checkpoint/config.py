@@ -105,5 +105,8 @@ class Checkpoints:
     """Checkpoints kept, newest first; older ones are deleted after a new one is durable."""
     keep_every_steps: Annotated[int, Range(least=0), CONTINUES] = 0
     """Checkpoints of steps that it divides are kept for good; 0: none."""
+    keep_verified: Annotated[int, Range(least=0), CONTINUES] = 1
+    """Checkpoints that have been read back, every byte, and found whole, before any other is deleted; the newest such
+    stay even where `keep_last` says otherwise. Each is read once, in the background. 0: none is read."""
     tiers: Tiers = field(default_factory=Tiers)
     """Copies in memory, in other machines' memory and in a store."""

@@ -30,6 +30,7 @@ from .layouts import Held
 from .memory import Memory, MemorySource
 from .peers import Peer, PeerServer, PeerSource
 from .placement import place
+from .priority import give_way
 from .prune import step_of
 from .remote import Remote, RemoteSource
 from .restore import DiskSource, Report, restore
@@ -70,14 +71,23 @@ class Copier:
     """The copies of one rank's states."""
 
     def __init__(
-        self, settings: Tiers, folder: Path, *, ranks: Ranks | None = None, attempt: str = "", keep_every: int = 0
+        self,
+        settings: Tiers,
+        folder: Path,
+        *,
+        ranks: Ranks | None = None,
+        run: str = "",
+        attempt: str = "",
+        keep_every: int = 0,
     ) -> None:
-        """`folder`: where the checkpoints of the run are. `attempt`: a name that all ranks of this launch share and no
-        other launch has; one rank alone makes its own."""
+        """`folder`: where the checkpoints of the run are. `run`: what `run_name` is on rank 0. `attempt`: a name that
+        all ranks of this launch share and no other launch has. One rank alone makes both itself."""
         self._settings, self._folder, self._keep_every = settings, folder, keep_every
         self._ranks = ranks or Ranks()
-        self.run = plain_name(settings.run) if settings.run else _identity(folder)
-        assert attempt or self._ranks.world == 1, "ranks whose shards fit together share the name of their launch"
+        assert (attempt and (run or settings.run)) or self._ranks.world == 1, (
+            "ranks whose shards fit together share these names"
+        )
+        self.run = run or run_name(settings, folder)
         self._attempt = attempt or secrets.token_hex(4)
         self.learner = Learner()
         self._done: queue.SimpleQueue[Copied] = queue.SimpleQueue()
@@ -139,17 +149,19 @@ class Copier:
             found.append(self._done.get())
         return found
 
-    def restore(self) -> tuple[State | None, Report]:
+    def restore(self, *, accepts: Callable[[str], bool] = lambda _: True) -> tuple[State | None, Report]:
         """The newest state that all places have together; see `restore`."""
         sources: list[Source] = []
         if self._memory:
             sources.append(MemorySource(self._memory, self.run))
         sources += [PeerSource(peer, self.run) for peer in self._others()]
-        sources.append(DiskSource(self._folder, self.run))
+        sources.append(DiskSource(self._folder, self.run, renames=self._ranks.rank == 0))
         if self._remote:
             sources.append(RemoteSource(self._remote, self.run))
-        scratch = (self._memory.folder / self.run if self._memory else self._folder) / "restore.partial"
-        return restore(sources, scratch=scratch)
+        scratch = (
+            self._memory.folder / self.run if self._memory else self._folder
+        ) / f"restore-{self._ranks.rank}.partial"
+        return restore(sources, scratch=scratch, accepts=accepts)
 
     def settle(self) -> None:
         """Waits until nothing is on its way."""
@@ -371,6 +383,7 @@ class _Latest(Generic[J]):
             self._changed.notify_all()
 
     def _run(self) -> None:
+        give_way()
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._closed or self._waiting is not None)
@@ -389,8 +402,11 @@ class _Latest(Generic[J]):
                     self._changed.notify_all()
 
 
-def _identity(folder: Path) -> str:
-    """The name of the run among its copies, made the first time; a run directory that was copied gets a new one."""
+def run_name(settings: Tiers, folder: Path) -> str:
+    """The name of the run among its copies: the recipe's, or one made the first time. A run directory that was copied
+    gets a new one."""
+    if settings.run:
+        return plain_name(settings.run)
     path, here = folder / IDENTITY, str(folder.resolve())
     told = read_json(path, what="name of the run among its copies") if path.exists() else {}
     if told.get("folder") != here:

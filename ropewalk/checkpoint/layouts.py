@@ -9,7 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ropewalk.parallel.cut import Part
+
 from .boxes import Box, whole
+
+Tensors = Mapping[str, Tensor | Part]
+"""Plain tensors, which all ranks hold, parts of tensors, or DTensors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,16 +35,19 @@ class Held:
         return str(self.local.dtype).removeprefix("torch.")
 
 
-def held(tensors: Mapping[str, Tensor]) -> Iterator[Held]:
+def held(tensors: Tensors) -> Iterator[Held]:
     """What this rank holds of each tensor: all of a plain one, its part of a DTensor."""
     for name, tensor in tensors.items():
-        if hasattr(tensor, "placements"):
+        if isinstance(tensor, Part):
+            cut = tensor.cut
+            yield Held(name, cut.shape, Box(cut.offset, cut.local_shape), tensor.local.detach())
+        elif hasattr(tensor, "placements"):
             yield _held_part(name, tensor)
         else:
             yield Held(name, tuple(tensor.shape), whole(tuple(tensor.shape)), tensor.detach())
 
 
-def written(tensors: Mapping[str, Tensor], *, rank: int = 0) -> Iterator[Held]:
+def written(tensors: Tensors, *, rank: int = 0) -> Iterator[Held]:
     """What this rank writes: every number of every tensor is written by one rank.
 
     Of ranks that hold the same part, the one that is first on every mesh dimension that repeats it; a plain tensor,
@@ -49,8 +57,14 @@ def written(tensors: Mapping[str, Tensor], *, rank: int = 0) -> Iterator[Held]:
         tensor = tensors[part.name]
         if part.box.size == 0 and part.shape and 0 not in part.shape:
             continue  # fewer rows than ranks: this one has none
-        if _is_first(tensor) if hasattr(tensor, "placements") else rank == 0:
+        if _writes(tensor, rank):
             yield part
+
+
+def _writes(tensor: Any, rank: int) -> bool:
+    if isinstance(tensor, Part):
+        return tensor.cut.first
+    return _is_first(tensor) if hasattr(tensor, "placements") else rank == 0
 
 
 def _held_part(name: str, tensor: Any) -> Held:

@@ -16,6 +16,7 @@ from .disk import Disk
 from .format import CheckpointManifest
 from .packing import Packer
 from .payload import Pace
+from .priority import give_way
 from .snapshot import Snapshot
 from .tensors import write_parts
 
@@ -32,6 +33,8 @@ class Saved:
     copy_s: float
     persist_s: float
     """Seconds from the end of the copy until it was durable."""
+    after_s: float = 0.0
+    """Seconds from then until what it made superfluous was gone, which may mean reading it back."""
     error: Exception | None = None
     """Why it is not there; None when it is. A StorageError is the disk's fault; anything else is ours."""
 
@@ -42,6 +45,7 @@ class _Job:
     manifest: CheckpointManifest
     tokenizer: bytes
     snapshot: Snapshot
+    attempt: Attempt
     before: Callable[[], None]
     after: Callable[[], None]
 
@@ -60,11 +64,10 @@ class Persister:
         self,
         disk: Disk,
         *,
-        attempt: Attempt | None = None,
         pace: Pace | None = None,
         packer: Packer | None = None,
     ) -> None:
-        self._disk, self._attempt, self._pace, self._packer = disk, attempt or Attempt(), pace, packer
+        self._disk, self._pace, self._packer = disk, pace, packer
         self._jobs: queue.SimpleQueue[_Job | _Loan | None] = queue.SimpleQueue()
         self._done: queue.SimpleQueue[Saved] = queue.SimpleQueue()
         self._idle = threading.Condition()
@@ -79,14 +82,15 @@ class Persister:
         snapshot: Snapshot,
         *,
         tokenizer: bytes,
+        attempt: Attempt | None = None,
         before: Callable[[], None] = lambda: None,
         after: Callable[[], None] = lambda: None,
     ) -> None:
         """Has the snapshot written below `folder`. In the background, `before` runs when it is copied and nothing is
-        written yet (faster copies), `after` when it is durable (retention)."""
+        written yet (faster copies), `after` when it is durable, or on ranks other than 0 when this rank's part is."""
         with self._idle:
             self._open += 1
-        self._jobs.put(_Job(folder, manifest, tokenizer, snapshot, before, after))
+        self._jobs.put(_Job(folder, manifest, tokenizer, snapshot, attempt or Attempt(), before, after))
 
     def lend(self, snapshot: Snapshot, work: Callable[[], None], *, step: int) -> None:
         """Has `work` done in the background when the snapshot of `step` is copied; nothing is written, and only a
@@ -128,6 +132,7 @@ class Persister:
             self._thread.join()
 
     def _work(self) -> None:
+        give_way()
         while (job := self._jobs.get()) is not None:
             try:
                 saved = _lend(job) if isinstance(job, _Loan) else self._persist(job)
@@ -142,6 +147,7 @@ class Persister:
         snapshot, path = job.snapshot, job.folder
         error: Exception | None = None
         start = time.perf_counter()
+        durable = None
         try:
             snapshot.wait_copied()
             job.before()
@@ -154,14 +160,15 @@ class Persister:
                     snapshot.parts,
                     tokenizer=job.tokenizer,
                     disk=self._disk,
-                    attempt=self._attempt,
+                    attempt=job.attempt,
                     pace=self._pace,
                     digests=snapshot.digests,
                     packer=self._packer,
                 ),
                 disk=self._disk,
-                attempt=self._attempt,
+                attempt=job.attempt,
             )
+            durable = time.perf_counter()
             with storage(f"deleting old checkpoints below {job.folder}"):
                 job.after()
         except Exception as failure:  # told to whoever trains, who may go on
@@ -169,13 +176,16 @@ class Persister:
         finally:
             snapshot.release()
         size = sum(p.local.numel() * p.local.element_size() for parts in snapshot.parts.values() for p in parts)
+        end = time.perf_counter()
+        durable = durable or end
         return Saved(
             step=job.manifest.step,
             path=path,
             bytes=size,
             blocked_s=snapshot.blocked_s,
             copy_s=snapshot.copy_s,
-            persist_s=time.perf_counter() - start,
+            persist_s=durable - start,
+            after_s=end - durable,
             error=error,
         )
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import shutil
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -44,6 +44,8 @@ class Report:
     """How a run found back."""
 
     step: int = 0
+    identity: str = ""
+    """Of its content."""
     files: dict[str, Taken] = field(default_factory=dict)
     seconds: float = 0.0
     """From the first question to the state in memory, every byte verified."""
@@ -78,9 +80,12 @@ _Bad = tuple[_Copy, str]
 """A copy, and the file of it that is damaged; its other files may serve."""
 
 
-def restore(sources: Sequence[Source], *, scratch: Path) -> tuple[State | None, Report]:
+def restore(
+    sources: Sequence[Source], *, scratch: Path, accepts: Callable[[str], bool] = lambda _: True
+) -> tuple[State | None, Report]:
     """The newest state that `sources`, the fastest first, have together; None when they have none.
 
+    `accepts` is asked for each by its identity (format.py), so that ranks can agree on one.
     Files that are not on this machine pass through the folder `scratch`, which is gone afterwards. When there are
     copies and none is whole, raises DataError: starting from scratch would silently throw away a run. A place that
     does not answer is told in the report.
@@ -89,11 +94,14 @@ def restore(sources: Sequence[Source], *, scratch: Path) -> tuple[State | None, 
     copies = list(_copies(sources, report))
     bad: list[_Bad] = []
     try:
-        for manifest in _candidates(copies, report):
+        for name, manifest in _candidates(copies, report).items():
+            if not accepts(name):
+                continue
             folder = step_path(scratch, manifest.step)
             lacking = _assemble(folder, manifest, copies, report, bad)
             state = None if lacking else _loaded(folder, report)
             if state:
+                report.identity = name
                 report.step, report.seconds = state.step, time.perf_counter() - start
                 return state, report
             report.passed_over.append(f"step {manifest.step}: {', '.join(lacking) or 'not readable'}")
@@ -117,9 +125,9 @@ def _copies(sources: Sequence[Source], report: Report) -> Iterator[_Copy]:
         yield from (_Copy(source, offer) for offer in offers)
 
 
-def _candidates(copies: Iterable[_Copy], report: Report) -> list[CheckpointManifest]:
-    """Every manifest that the copies give, newest step first: those of whole checkpoints, and those that the shards
-    of one launch give together."""
+def _candidates(copies: Iterable[_Copy], report: Report) -> dict[str, CheckpointManifest]:
+    """Every manifest that the copies give, by its identity, newest step first: those of whole checkpoints, and those
+    that the shards of one launch give together."""
     shards: dict[tuple[int, str, int], dict[int, CheckpointManifest]] = {}
     for copy in copies:
         key = copy.offer.key
@@ -138,7 +146,7 @@ def _candidates(copies: Iterable[_Copy], report: Report) -> list[CheckpointManif
         # A whole checkpoint stands for all ranks that wrote it.
         whole = dataclasses.replace(whole, world=parts[0].world)
         found.setdefault(identity(whole), whole)
-    return list(found.values())
+    return found
 
 
 def _assemble(
@@ -221,8 +229,9 @@ class DiskSource:
     name = "disk"
     checks = False
 
-    def __init__(self, folder: Path, run: str) -> None:
-        self._folder, self._run = folder, run
+    def __init__(self, folder: Path, run: str, *, renames: bool = True) -> None:
+        """`renames`: damaged checkpoints are set aside; of ranks that share the folder, one may."""
+        self._folder, self._run, self._renames = folder, run, renames
 
     def offers(self) -> tuple[list[Offer], list[str]]:
         found, wrong = [], []
@@ -231,7 +240,7 @@ class DiskSource:
                 manifest = read_checkpoint_manifest(path)
             except DataError as error:
                 wrong.append(f"{self.name}: {error}")
-                set_aside(path)
+                self._set_aside(path)
                 continue
             found.append(Offer(Key(run=self._run, step=manifest.step, attempt="disk"), manifest, str(path)))
         return found, wrong
@@ -243,4 +252,8 @@ class DiskSource:
         target.symlink_to(source.resolve())
 
     def quarantine(self, offer: Offer) -> None:
-        set_aside(Path(offer.where))
+        self._set_aside(Path(offer.where))
+
+    def _set_aside(self, path: Path) -> None:
+        if self._renames:
+            set_aside(path)

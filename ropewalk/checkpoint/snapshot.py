@@ -20,6 +20,7 @@ from torch import Tensor
 
 from .layouts import Held, as_bytes
 from .payload import digest
+from .priority import give_way
 
 Overlap = Literal["step", "none"]
 """`step`: the copy runs during the next forward and backward pass. `none`: the caller waits for it."""
@@ -32,22 +33,45 @@ class Snapshot:
     parts: dict[str, list[Held]]
     """By group; the tensors lie in a buffer that is free again after `release`."""
     began: float
-    _copied: Future[None]
     _slot: _Slot
+    _from_host: Future[None] = field(default_factory=Future)
+    """When what lay in host memory is copied."""
+    _from_gpu: tuple[torch.cuda.Event, torch.cuda.Event] | None = None
+    """When the copy of what lay on the GPU began, and ended."""
+    _copied: Future[None] = field(default_factory=Future)
+    """When both are."""
     digests: dict[str, dict[str, str]] = field(default_factory=dict)
     """By group and name, the hash of what was copied, taken right after the copy: a bit that flips in the buffer
     before it is written is found. Training does not wait for it."""
     _hashed: Future[None] = field(default_factory=Future)
-    blocked_s: float = 0.0
-    """Seconds that training has waited for it so far."""
+    _waits: list[tuple[torch.cuda.Event, torch.cuda.Event]] = field(default_factory=list)
+    """Before and after the places in the GPU's queue that wait for the copy."""
+    _host_waited_s: float = 0.0
     copy_s: float = 0.0
     """Seconds that the copy took."""
 
     def wait(self) -> None:
-        """Returns when the copy is done: the state may change."""
+        """Returns when the state may change. On a GPU that is at once: what is asked of it from here on waits for the
+        copy, while the host goes on asking."""
         start = time.perf_counter()
-        self._copied.result()
-        self.blocked_s += time.perf_counter() - start
+        self._from_host.result()
+        if self._from_gpu:
+            before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            before.record()
+            torch.cuda.current_stream().wait_event(self._from_gpu[1])
+            after.record()
+            self._waits.append((before, after))
+        self.waited(time.perf_counter() - start)
+
+    def waited(self, seconds: float) -> None:
+        """Training has waited for it so long."""
+        self._host_waited_s += seconds
+
+    @property
+    def blocked_s(self) -> float:
+        """Seconds that training has waited for it so far, host or GPU."""
+        passed = (before.elapsed_time(after) / 1e3 for before, after in self._waits if after.query())
+        return self._host_waited_s + sum(passed)
 
     def wait_copied(self) -> None:
         """Returns when the copy is done and hashed; for whoever is not training."""
@@ -74,6 +98,8 @@ class Stager:
         self._overlap = overlap
         self._slots = [_Slot() for _ in range(buffers)]
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="snapshot")
+        # Training waits for copies, never for hashes.
+        self._hashing = ThreadPoolExecutor(1, thread_name_prefix="hash", initializer=give_way)
         self._stream: torch.cuda.Stream | None = None
         self._taken = 0
 
@@ -94,57 +120,71 @@ class Stager:
         self._taken += 1
         _fit(slot, parts)
         targets, pairs = _places(slot, parts)
-        snapshot = Snapshot(targets, began, Future(), slot)
-        if any(source.is_cuda for source, _ in pairs):
-            self._copy_from_gpu(snapshot, pairs)
-        else:
-            self._pool.submit(_copy, snapshot, pairs)
-        snapshot.blocked_s = time.perf_counter() - began
+        snapshot = Snapshot(targets, began, slot)
+        on_gpu = [pair for pair in pairs if pair[0].is_cuda]
+        if on_gpu:
+            snapshot._from_gpu = self._copy_from_gpu(on_gpu)
+        self._pool.submit(self._finish, snapshot, [pair for pair in pairs if not pair[0].is_cuda])
+        snapshot.waited(time.perf_counter() - began)
         if self._overlap == "none":
             snapshot.wait()
         return snapshot
 
     def close(self) -> None:
-        """Ends the thread."""
+        """Ends the threads."""
         self._pool.shutdown()
+        self._hashing.shutdown()
 
-    def _copy_from_gpu(self, snapshot: Snapshot, pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
-        """Copies on a stream of their own, after what the step has queued; a thread waits for their end."""
+    def _copy_from_gpu(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> tuple[torch.cuda.Event, torch.cuda.Event]:
+        """Copies on a stream of their own, after what the step has queued; their begin and end."""
         self._stream = self._stream or torch.cuda.Stream()
         self._stream.wait_stream(torch.cuda.current_stream())
+        # `blocking`: the thread that waits for it sleeps and leaves the core to others.
+        began, ended = (torch.cuda.Event(enable_timing=True, blocking=True) for _ in range(2))
         with torch.cuda.stream(self._stream):
+            began.record()
             for source, target in pairs:
                 target.copy_(source, non_blocking=True)
-                if source.is_cuda:  # counters of steps may lie on the host
-                    source.record_stream(self._stream)
-            done = torch.cuda.Event()
-            done.record()
-        self._pool.submit(_settle, snapshot, done)
+                source.record_stream(self._stream)
+            ended.record()
+        return began, ended
+
+    def _finish(self, snapshot: Snapshot, on_host: Sequence[tuple[Tensor, Tensor]]) -> None:
+        start = time.perf_counter()
+        try:
+            _copy(on_host)
+            snapshot._from_host.set_result(None)
+            snapshot.copy_s = time.perf_counter() - start
+            if snapshot._from_gpu:
+                began, ended = snapshot._from_gpu
+                ended.synchronize()
+                snapshot.copy_s = max(snapshot.copy_s, began.elapsed_time(ended) / 1e3)
+            snapshot._copied.set_result(None)
+        except BaseException as error:  # belongs to whoever waits
+            for future in (snapshot._from_host, snapshot._copied, snapshot._hashed):
+                if not future.done():
+                    future.set_exception(error)
+            return
+        self._hashing.submit(_hash, snapshot)
 
 
-def _copy(snapshot: Snapshot, pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
-    _finish(snapshot, lambda: [target.copy_(source) for source, target in pairs])
+def _copy(pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
+    """One call for all tensors, on one thread: that takes the interpreter from training once, and one core copies as
+    fast as memory allows (13.6 GB/s beside 12.8 with two threads, and 13.1 of `memcpy`, on two cores of an EPYC)."""
+    if pairs:
+        torch._foreach_copy_([target for _, target in pairs], [source for source, _ in pairs])
 
 
-def _settle(snapshot: Snapshot, done: torch.cuda.Event) -> None:
-    _finish(snapshot, done.synchronize)
-
-
-def _finish(snapshot: Snapshot, work: Callable[[], object]) -> None:
-    start = time.perf_counter()
+def _hash(snapshot: Snapshot) -> None:
     try:
-        work()
-        snapshot.copy_s = time.perf_counter() - start
-        snapshot._copied.set_result(None)
         snapshot.digests = {
             group: {part.name: digest(as_bytes(part.local)) for part in parts}
             for group, parts in snapshot.parts.items()
         }
-        snapshot._hashed.set_result(None)
     except BaseException as error:  # belongs to whoever waits
-        for future in (snapshot._copied, snapshot._hashed):
-            if not future.done():
-                future.set_exception(error)
+        snapshot._hashed.set_exception(error)
+        return
+    snapshot._hashed.set_result(None)
 
 
 def _fit(slot: _Slot, parts: Mapping[str, Sequence[Held]]) -> int:

@@ -11,7 +11,7 @@ import itertools
 import platform
 import shutil
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,14 +22,12 @@ from torch import Tensor
 
 from ropewalk import __version__
 from ropewalk.base.errors import DataError, StorageError
-from ropewalk.base.files import PARTIAL
 from ropewalk.model.spec import Spec
 
 from .boxes import Box, fill, rows_of, whole
 from .commit import Attempt, Record, commit
 from .disk import Disk, LocalDisk
 from .format import (
-    REPLACED,
     CheckpointManifest,
     Piece,
     TensorEntry,
@@ -37,10 +35,9 @@ from .format import (
     list_checkpoints,
     read_checkpoint_manifest,
 )
-from .layouts import Held, as_bytes, held, written
+from .layouts import Held, Tensors, as_bytes, held, written
 from .packing import Packer
 from .payload import Pace, Payload, digest, layout, write_payload
-from .prune import retire, step_of
 
 TOKENIZER = "tokenizer.json"
 PACKED = ".planes"
@@ -56,8 +53,8 @@ class State:
     seed: int
     spec: Spec
     data: dict[str, Any]
-    model: Mapping[str, Tensor]
-    optimizer: Mapping[str, Tensor]
+    model: Tensors
+    optimizer: Tensors
     tokenizer: bytes
     """The tokenizer's file: a checkpoint generates text without anything beside it."""
     phase: int = 0
@@ -134,7 +131,7 @@ def write_parts(
     return Record(files=files, tensors=tensors)
 
 
-def groups_of(state: State) -> dict[str, Mapping[str, Tensor]]:
+def groups_of(state: State) -> dict[str, Tensors]:
     """The tensors of a state by the file they go to."""
     return {"model": state.model, "optimizer": state.optimizer}
 
@@ -260,23 +257,6 @@ def set_aside(path: Path) -> Path:
     shutil.rmtree(aside, ignore_errors=True)
     LocalDisk().rename(path, aside)
     return aside
-
-
-def retain(
-    folder: Path, *, keep_last: int, keep_every: int = 0, in_use: Collection[Path] = (), disk: Disk | None = None
-) -> list[Path]:
-    """Deletes all but the newest `keep_last` checkpoints, those of steps that `keep_every` divides and those `in_use`,
-    and what a crash left half written; returns what went."""
-    disk = disk or LocalDisk()
-    listed = list_checkpoints(folder)
-    for leftover in (*folder.glob(f"*{PARTIAL}"), *folder.glob(f"*{REPLACED}")):
-        if leftover not in listed:
-            disk.remove(leftover)
-    stay = [path for path in listed if path in in_use or (keep_every and step_of(path) % keep_every == 0)]
-    doomed = [path for path in listed[:-keep_last] if path not in stay]
-    for path in doomed:
-        retire(path, disk=disk)
-    return doomed
 
 
 def _unaltered(group: str, data: Mapping[str, memoryview], expected: Mapping[str, str]) -> Iterator[memoryview]:

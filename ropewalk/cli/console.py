@@ -10,6 +10,7 @@ from typing import Any, TextIO
 import typer
 
 from ropewalk.base.progress import Eta, amount, duration
+from ropewalk.config.ranks import ranks
 
 LINE_EVERY_S = 10.0
 """Between plain lines of one task, where nothing can be redrawn."""
@@ -69,7 +70,10 @@ class Console:
 
 
 def emit(value: Any, *, as_json: bool, text: str) -> None:
-    """The result of a verb on stdout: `value` as one JSON object, or `text`."""
+    """The result of a verb on stdout: `value` as one JSON object, or `text`. Of the processes that a launcher started
+    only the first one has a result to show."""
+    if ranks().rank > 0:
+        return
     typer.echo(json.dumps(value, ensure_ascii=False, default=str) if as_json else text)
 
 

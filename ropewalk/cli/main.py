@@ -16,7 +16,8 @@ import typer
 from typer.core import TyperGroup
 
 from ropewalk import __version__
-from ropewalk.base.errors import RopewalkError, UserError, storage_error
+from ropewalk.base.errors import ConfigError, RopewalkError, UserError, storage_error
+from ropewalk.config.ranks import ranks
 
 VERBS = {
     "quickstart": "The whole path on the Python of this machine, in minutes.",
@@ -24,9 +25,10 @@ VERBS = {
     "recipe": "Check, show or compare recipes.",
     "run": "Raw files to report: prepare, plan, train, evaluate.",
     "prepare": "Raw files to token shards; explain a document, try thresholds, report.",
-    "plan": "What a recipe will need, before anything is spent.",
+    "plan": "What a recipe will need, before anything is spent; draw its pipeline.",
     "model": "Describe a recipe's model; export, import or grow a trained one.",
     "train": "As far as the trained model.",
+    "launch": "Write a recipe's job for Slurm or Kubernetes.",
     "evaluate": "As far as the measured model.",
     "generate": "Continue a text with a trained model.",
     "checkpoint": "List, show, verify, reshard, export or prune checkpoints.",
@@ -102,7 +104,9 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _fail(error: RopewalkError, arguments: list[str]) -> None:
-    if "--json" in arguments:
+    rank = ranks().rank
+    if "--json" in arguments and rank == 0:
         typer.echo(json.dumps({"error": type(error).__name__, "message": str(error)}))
-    typer.echo(str(error), err=True)
+    if not (rank and isinstance(error, ConfigError)):  # the first process says the same
+        typer.echo(f"rank {rank}: {error}" if rank else str(error), err=True)
     raise SystemExit(error.exit_code)

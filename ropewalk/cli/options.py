@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
@@ -16,6 +16,15 @@ Overrides = Annotated[
 RunFolder = Annotated[Path, typer.Argument(help="A run directory, e.g. runs/quickstart.", show_default=False)]
 Runs = Annotated[Path, typer.Option("--runs", help="Folder of run directories.")]
 New = Annotated[bool, typer.Option("--new", help="Set an existing run aside and start anew.")]
+Nproc = Annotated[
+    int | None,
+    typer.Option(
+        "--nproc",
+        min=1,
+        help="Processes of this machine that train. Left out: as many as [parallel] asks for.",
+        show_default=False,
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")]
 
 
@@ -29,3 +38,25 @@ def verb(*, help: str = "", cls: type[TyperGroup] | None = None) -> typer.Typer:
         add_completion=False,
         help=help or None,
     )
+
+
+class WithDefault(TyperGroup):
+    """A group whose first word may be a recipe instead of a command: the hidden command then takes it."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        named = args and (args[0] in self.commands or args[0] in ctx.help_option_names)
+        return super().parse_args(ctx, args if named else [self._default, *args])
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return [name for name in self.commands if name != self._default]
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        return ["RECIPE [OVERRIDES]...", "|", "COMMAND"]
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        self.commands[self._default].format_options(ctx, formatter)
+        self.format_commands(ctx, formatter)
+
+    @property
+    def _default(self) -> str:
+        return next(name for name, command in self.commands.items() if command.hidden)

@@ -1,26 +1,72 @@
-"""`ropewalk plan`"""
+"""`ropewalk plan`, `ropewalk plan draw`"""
 
 from __future__ import annotations
 
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
 
 from ropewalk import flow
 from ropewalk.base.progress import amount
+from ropewalk.plan.config import ScheduleKind
 
 from .console import emit, table
-from .options import Json, Overrides, RecipeFile, verb
+from .options import Json, Overrides, RecipeFile, WithDefault, verb
 
-app = verb()
+app = verb(
+    help="""Example: ropewalk plan recipes/books.toml model.layers=8
+
+    Forecasts parameters, memory, tokens and FLOPs of a recipe on this machine. Needs neither torch nor prepared
+    data.""",
+    cls=WithDefault,
+)
 
 
-@app.command()
+@app.command(name="forecast", hidden=True)
 def plan(recipe: RecipeFile, overrides: Overrides = None, json: Json = False) -> None:
     """Example: ropewalk plan recipes/books.toml model.layers=8
 
-    Forecasts parameters, memory, tokens and FLOPs of a recipe on this machine. Needs neither torch nor prepared data.
+    Forecasts what a recipe needs.
     """
     planned = flow.plan(recipe, overrides or ())
     emit(planned, as_json=json, text=plan_text(planned))
+
+
+@app.command()
+def draw(
+    recipe: RecipeFile,
+    overrides: Overrides = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="The SVG file to write. Left out: NAME-SCHEDULE.svg.")
+    ] = None,
+    schedule: Annotated[
+        ScheduleKind | None, typer.Option("--schedule", help="Another than the plan's.", show_default=False)
+    ] = None,
+    ranks: Annotated[int | None, typer.Option("--ranks", min=2, help="Pipeline ranks.", show_default=False)] = None,
+    chunks: Annotated[
+        int | None, typer.Option("--chunks", min=1, help="Stages of each rank.", show_default=False)
+    ] = None,
+    microbatches: Annotated[
+        int | None, typer.Option("--microbatches", min=1, help="Microbatches of a step.", show_default=False)
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Example: ropewalk plan draw recipes/books.toml --schedule zero-bubble --ranks 4 --microbatches 8
+
+    Draws the pipeline of a recipe as SVG: what each rank computes when, how long it waits and how many microbatches it
+    holds. Options try what the recipe does not say.
+    """
+    drawn = flow.draw_plan(
+        recipe,
+        overrides or (),
+        out=out,
+        schedule=schedule,
+        ranks=ranks,
+        chunks=chunks,
+        microbatches=microbatches,
+    )
+    emit(drawn, as_json=json, text=_drawn_text(drawn))
 
 
 def plan_text(planned: dict[str, Any]) -> str:
@@ -50,3 +96,22 @@ def _phase_rows(phase: dict[str, Any]) -> list[tuple[str, str]]:
             f"{amount(derived['flops'])} ({amount(derived['flops_per_token'])} a token, full attention)",
         ),
     ]
+
+
+def _drawn_text(drawn: dict[str, Any]) -> str:
+    equal = drawn["equal_stages_bubble"]
+    closed = "" if equal is None else f" ({equal:.1%} in closed form for equal stages)"
+    return table(
+        [
+            ("drawing", drawn["drawing"]),
+            ("schedule", f"{drawn['schedule']}, {drawn['microbatches']} microbatches on {drawn['ranks']} ranks"),
+            ("layers", " | ".join(_range(layers) for layers in drawn["stages"])),
+            ("bubble", f"{drawn['bubble']:.1%} of all ranks' time{closed}"),
+            ("waits", " | ".join(f"{share:.1%}" for share in drawn["idle"])),
+            ("holds", f"{' | '.join(map(str, drawn['peak_live']))} forward passes at most"),
+        ]
+    )
+
+
+def _range(layers: list[int]) -> str:
+    return str(layers[0]) if len(layers) == 1 else f"{layers[0]}-{layers[-1]}"

@@ -7,35 +7,12 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
 
 from ropewalk import flow
 from ropewalk.base.progress import amount
 
 from .console import Console, emit, table
-from .options import Json, New, Overrides, RecipeFile, Runs, verb
-
-DEFAULT = "data"
-"""The command behind `ropewalk prepare RECIPE`, which needs no name."""
-
-
-class _WithDefault(TyperGroup):
-    """A group whose first word may be a recipe instead of a command."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        named = args and (args[0] in self.commands or args[0] in ctx.help_option_names)
-        return super().parse_args(ctx, args if named else [DEFAULT, *args])
-
-    def list_commands(self, ctx: Any) -> list[str]:
-        return [name for name in self.commands if name != DEFAULT]
-
-    def collect_usage_pieces(self, ctx: Any) -> list[str]:
-        return ["RECIPE [OVERRIDES]...", "|", "COMMAND"]
-
-    def format_options(self, ctx: Any, formatter: Any) -> None:
-        self.commands[DEFAULT].format_options(ctx, formatter)
-        self.format_commands(ctx, formatter)
-
+from .options import Json, New, Overrides, RecipeFile, Runs, WithDefault, verb
 
 app = verb(
     help="""Example: ropewalk prepare recipes/books.toml
@@ -43,11 +20,11 @@ app = verb(
     Turns raw files into filtered, deduplicated token shards with a manifest and a ledger in which every document has a
     row. Prepared data is shared by all runs whose settings and files are the same, and what has not changed since the
     last time is not done again.""",
-    cls=_WithDefault,
+    cls=WithDefault,
 )
 
 
-@app.command(name=DEFAULT, hidden=True)
+@app.command(name="data", hidden=True)
 def prepare(
     recipe: RecipeFile,
     overrides: Overrides = None,

@@ -7,19 +7,21 @@ from pathlib import Path
 from ropewalk import flow
 
 from .console import Console, emit
-from .options import Json, New, Overrides, Runs, verb
+from .options import Json, New, Nproc, Overrides, Runs, verb
 from .results import run_text
 
 app = verb()
 
 
 @app.command()
-def quickstart(overrides: Overrides = None, runs: Runs = Path("runs"), new: New = False, json: Json = False) -> None:
+def quickstart(
+    overrides: Overrides = None, runs: Runs = Path("runs"), new: New = False, nproc: Nproc = None, json: Json = False
+) -> None:
     """Example: ropewalk quickstart
 
     Trains a small model of Python on the sources and documentation of the Python on this machine, evaluates it and
     writes runs/quickstart/report.html. It is `ropewalk run` on a built-in recipe: a few minutes on two CPU cores,
     nothing is downloaded.
     """
-    result = flow.quickstart(overrides or (), runs=runs, new=new, progress=Console())
-    emit(result, as_json=json, text=run_text(result))
+    result = flow.quickstart(overrides or (), runs=runs, new=new, progress=Console(), nproc=nproc)
+    emit(result, as_json=json, text=run_text(result) if result else "")

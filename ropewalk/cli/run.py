@@ -7,7 +7,7 @@ from pathlib import Path
 from ropewalk import flow
 
 from .console import Console, emit
-from .options import Json, New, Overrides, RecipeFile, Runs, verb
+from .options import Json, New, Nproc, Overrides, RecipeFile, Runs, verb
 from .results import run_text
 
 app = verb()
@@ -19,6 +19,7 @@ def run(
     overrides: Overrides = None,
     runs: Runs = Path("runs"),
     new: New = False,
+    nproc: Nproc = None,
     json: Json = False,
 ) -> None:
     """Example: ropewalk run recipes/books.toml train.steps=200
@@ -26,5 +27,5 @@ def run(
     Takes a recipe from raw files to a report. Stages whose inputs have not changed are skipped; killed at any
     instant, the same command continues.
     """
-    result = flow.run(recipe, overrides or (), runs=runs, new=new, progress=Console())
-    emit(result, as_json=json, text=run_text(result))
+    result = flow.run(recipe, overrides or (), runs=runs, new=new, progress=Console(), nproc=nproc)
+    emit(result, as_json=json, text=run_text(result) if result else "")

@@ -11,7 +11,7 @@ from ropewalk import flow
 from ropewalk.base.errors import UserError
 
 from .console import Console, emit, table
-from .options import Json, New, Overrides, RecipeFile, Runs, verb
+from .options import Json, New, Nproc, Overrides, RecipeFile, Runs, verb
 from .plan import plan_text
 from .results import trained_text
 
@@ -24,6 +24,7 @@ def train(
     overrides: Overrides = None,
     runs: Runs = Path("runs"),
     new: New = False,
+    nproc: Nproc = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Resolve, check, print the plan and stop.")] = False,
     detach: Annotated[
         bool, typer.Option("--detach", help="Train in a process of its own that outlives this one.")
@@ -39,18 +40,19 @@ def train(
     """Example: ropewalk train recipes/books.toml
 
     Prepares what is not yet prepared and trains to the last step, from the newest checkpoint. There is no resume:
-    the same command continues.
+    the same command continues. With --nproc several processes share the work as the recipe's [parallel] says; started
+    by torchrun, srun or mpirun, the processes that these start do.
     """
     settings = overrides or ()
     if profile and detach:
         raise UserError("--profile prints a table at the end, which a detached process cannot; leave one of them out")
     if dry_run:
-        planned = flow.plan(recipe, settings)
+        planned = flow.plan(recipe, settings, nproc=nproc)
         emit(planned, as_json=json, text=plan_text(planned))
     elif detach:
-        started = flow.detach(recipe, settings, runs=runs, new=new, progress=Console())
+        started = flow.detach(recipe, settings, runs=runs, new=new, progress=Console(), nproc=nproc)
         emit(started, as_json=json, text=table([(key, str(value)) for key, value in started.items()]))
     else:
         wanted = profile_steps if profile else 0
-        result = flow.train(recipe, settings, runs=runs, new=new, progress=Console(), profile=wanted)
-        emit(result, as_json=json, text=trained_text(result))
+        result = flow.train(recipe, settings, runs=runs, new=new, progress=Console(), profile=wanted, nproc=nproc)
+        emit(result, as_json=json, text=trained_text(result) if result else "")

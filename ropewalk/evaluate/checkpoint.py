@@ -12,11 +12,11 @@ from tokenizers import Tokenizer
 from ropewalk.base.files import read_json
 from ropewalk.base.progress import Progress
 from ropewalk.checkpoint.tensors import TOKENIZER, load
-from ropewalk.config.ranks import ranks
+from ropewalk.config.ranks import Ranks
 from ropewalk.model.decoder import Decoder
 from ropewalk.parallel.apply import apply
 from ropewalk.parallel.mesh import pick_device
-from ropewalk.plan.plan import load_plan
+from ropewalk.plan.plan import alone, load_plan
 from ropewalk.prepare.chat import ChatEncoder, Turn, template_named
 from ropewalk.prepare.tokenizer import encode, end_of_text
 
@@ -29,9 +29,9 @@ def evaluate_checkpoint(
     path: Path, *, run: Path, data: Path, settings: Evaluate, seed: int, progress: Progress
 ) -> dict[str, Any]:
     """Measures the checkpoint on the held-out text in `data`, writes the results into `run` and returns them."""
-    plan = load_plan(run).phases[-1].plan
-    model, step, _ = load_model(path, device=pick_device(plan, ranks()))
-    executor = apply(plan, model, None)
+    plan = alone(load_plan(run).phases[-1].plan)
+    model, step, _ = load_model(path, device=pick_device(plan, Ranks()))
+    executor = apply(plan, model, None, None)
     measured = evaluate(
         executor,
         model,

@@ -13,7 +13,10 @@ if TYPE_CHECKING:
     from .authoring import show as show
     from .checkpoints import prune_checkpoints as prune_checkpoints
     from .checkpoints import reshard_checkpoint as reshard_checkpoint
+    from .cluster import launch_kubernetes as launch_kubernetes
+    from .cluster import launch_slurm as launch_slurm
     from .doctor import doctor_data as doctor_data
+    from .drawing import draw_plan as draw_plan
     from .models import export_model as export_model
     from .models import grow_model as grow_model
     from .models import import_model as import_model
@@ -40,7 +43,9 @@ if TYPE_CHECKING:
 _HOMES = {
     "authoring": ("check", "describe", "diff", "new_recipe", "show"),
     "checkpoints": ("prune_checkpoints", "reshard_checkpoint"),
+    "cluster": ("launch_kubernetes", "launch_slurm"),
     "doctor": ("doctor_data",),
+    "drawing": ("draw_plan",),
     "models": ("export_model", "grow_model", "import_model"),
     "prepared": ("explain", "prepare_report", "prune_stages", "what_if"),
     "recipe": ("Recipe",),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import importlib.util
 import time
 from pathlib import Path
 from typing import Any, Literal
@@ -14,16 +15,19 @@ from ropewalk.base.events import EventLog, events_path, read_events, steps
 from ropewalk.base.files import locked, read_json, write_json
 from ropewalk.base.progress import Progress, Silent
 from ropewalk.checkpoint.format import identity, list_checkpoints, read_checkpoint_manifest, resolve_checkpoint
+from ropewalk.config.ranks import ranks
 from ropewalk.config.read import Resolved
 from ropewalk.config.threads import share_cores
 from ropewalk.config.write import plain
+from ropewalk.launch.team import Team, train_together
 from ropewalk.model.frozen import trained_names
 from ropewalk.model.layouts import CONFIG as HUGGING_FACE
 from ropewalk.model.lora import with_lora
 from ropewalk.model.spec import resolve
 from ropewalk.monitor.report import write_report
+from ropewalk.plan.choose import choose
 from ropewalk.plan.machine import Machine, this_machine
-from ropewalk.plan.plan import Planned, choose, save_plan
+from ropewalk.plan.plan import Planned, load_plan, save_plan
 from ropewalk.prepare.pipeline import Prepared, plan_inputs, prepare
 from ropewalk.store.foreign.corpora import absolute, read_prepared
 from ropewalk.store.manifest import FILE as MANIFEST
@@ -32,6 +36,7 @@ from ropewalk.store.origin import Origin
 from ropewalk.train.phases import phases_of
 
 from .adopt import adopt, check_mixtures, plan_adoption
+from .meeting import Meeting
 from .opening import check_inputs, open_run, set_aside
 from .recipe import Recipe
 from .stages import Result, Stages, fingerprint, read_record
@@ -49,22 +54,37 @@ def advance(
     progress: Progress | None = None,
     begin_training: bool = False,
     profile_steps: int = 0,
+    processes: int | None = None,
 ) -> Result:
     """Takes the recipe's run as far as stage `until`, from wherever it stands; the result of that stage.
 
     Killed at any instant, the same call continues. `new` sets an existing run aside first; `begin_training` leaves
     the run as a worker started by hand expects it; `profile_steps` steps of training are profiled, and the result has
-    their table.
+    their table. `processes` train, on this machine; None: as many as `[parallel]` asks for. Where a launcher
+    (torchrun, srun, mpirun) started several processes, all must call: the first does everything and the others train
+    with it.
     """
     check_inputs(resolved)
     folder = runs / resolved.value.name
+    place = ranks()
+    if place.world > 1 and (begin_training or processes not in (None, place.world)):
+        raise UserError(f"{place.launcher} started {place.world} processes; leave out --nproc and --detach")
+    meeting = Meeting(folder, place)
+    if place.rank > 0:
+        return _assist(folder, meeting)
     if new:
         _refuse_if_running(folder)
         set_aside(folder)
     with locked(folder), EventLog(folder) as events:
         open_run(folder, resolved, events)
-        flow = Flow(folder, resolved.value, events, progress or Silent(), profile_steps=profile_steps)
+        flow = Flow(
+            *(folder, resolved.value, events, progress or Silent()),
+            profile_steps=profile_steps,
+            processes=place.world if place.world > 1 else processes,
+            meeting=meeting,
+        )
         result = flow.run(until)
+        meeting.tell("nothing")
         if begin_training:
             flow.begin_training()
         return {**result, "profile": flow.profile} if profile_steps else result
@@ -74,9 +94,18 @@ class Flow:
     """One pass over the stages of a run whose directory is open and locked."""
 
     def __init__(
-        self, folder: Path, recipe: Recipe, events: EventLog, progress: Progress, *, profile_steps: int = 0
+        self,
+        folder: Path,
+        recipe: Recipe,
+        events: EventLog,
+        progress: Progress,
+        *,
+        profile_steps: int,
+        processes: int | None,
+        meeting: Meeting,
     ) -> None:
         self._folder, self._recipe, self._progress = folder, recipe, progress
+        self._processes, self._meeting = processes, meeting
         self._profile_steps = profile_steps
         self.profile: Result | None = None
         """The table of the profiled steps."""
@@ -142,7 +171,7 @@ class Flow:
         )
 
     def _plan(self) -> Result:
-        planned = plan_recipe(self._recipe, vocabulary=self._prepared("vocabulary"))
+        planned = plan_recipe(self._recipe, vocabulary=self._prepared("vocabulary"), processes=self._processes)
         inputs = {"planned": dataclasses.asdict(planned)}
 
         def work() -> Result:
@@ -171,6 +200,10 @@ class Flow:
 
     def _train(self) -> Result:
         def work() -> Result:
+            wanted = planned_processes(self._folder)
+            if wanted > 1 and ranks().world == 1:
+                return self._train_in_a_team(wanted)
+            self._meeting.tell("train")
             if self._profile_steps:
                 module = needs_torch("ropewalk.train.profile", "training")
                 made = module.train_profiled(self._folder, steps=self._profile_steps, progress=self._progress)
@@ -193,6 +226,15 @@ class Flow:
                 "is kept beside it), or give the recipe another `name`"
             )
         return result
+
+    def _train_in_a_team(self, processes: int) -> Result:
+        """Training by several processes of this machine."""
+        if self._profile_steps:
+            raise UserError("--profile looks at one process; leave it out, or train with one")
+        if importlib.util.find_spec("torch") is None:
+            raise MissingPackage("torch", "training", "train")
+        train_together(self._folder, team_of(self._recipe, processes), progress=self._progress)
+        return trained_figures(self._folder)
 
     def _evaluate(self) -> Result:
         path = list_checkpoints(self._folder / "checkpoints")[-1]
@@ -236,6 +278,33 @@ class Flow:
             return False  # training goes on from an older one, and says so
 
 
+def _assist(folder: Path, meeting: Meeting) -> Result:
+    """What a process does that is not the first of its world: it trains when there is something to train. The result
+    is the first one's."""
+    if meeting.hear() == "train":
+        needs_torch("ropewalk.train.loop", "training").train(folder)
+    return {}
+
+
+def team_of(recipe: Recipe, processes: int) -> Team:
+    """So many workers, as the recipe's `train.faults` has them treated."""
+    faults = recipe.train.faults
+    return Team(processes=processes, max_restarts=faults.max_restarts, grace_s=faults.grace_s)
+
+
+def planned_processes(folder: Path) -> int:
+    """How many processes the plan of a run is for."""
+    return load_plan(folder).phases[0].plan.world
+
+
+def trained_figures(folder: Path) -> Result:
+    """The last figures of a training, from its diary."""
+    events = list(read_events(events_path(folder)))
+    trained, validated = steps(events), steps(events, "validation")
+    result: Result = {"step": trained[-1]["step"], "tokens": trained[-1]["tokens"], "train_loss": trained[-1]["loss"]}
+    return result | ({"validation_loss": validated[-1]["loss"]} if validated else {})
+
+
 def prepared_result(made: Prepared) -> Result:
     """What the stage `prepare` tells the others."""
     return {
@@ -266,8 +335,11 @@ def removal_line(counts: Result) -> str:
     )
 
 
-def plan_recipe(recipe: Recipe, *, vocabulary: int, machine: Machine | None = None) -> Planned:
-    """The plans of a recipe's phases on this machine (or another) for a tokenizer of `vocabulary` tokens."""
+def plan_recipe(
+    recipe: Recipe, *, vocabulary: int, machine: Machine | None = None, processes: int | None = None
+) -> Planned:
+    """The plans of a recipe's phases on this machine (or another) for a tokenizer of `vocabulary` tokens and so many
+    `processes` (None: as many as `[parallel]` asks for)."""
     machine = machine or this_machine()
     plans = []
     for phase in phases_of(recipe.train, sequence_length=recipe.load.sequence_length):
@@ -278,6 +350,8 @@ def plan_recipe(recipe: Recipe, *, vocabulary: int, machine: Machine | None = No
                 spec,
                 recipe.plan,
                 machine,
+                parallel=recipe.parallel,
+                processes=processes,
                 batch_rows=phase.batch_rows,
                 steps=phase.steps,
                 precision=recipe.train.precision,

@@ -11,7 +11,7 @@ from ropewalk.config.schema import Range
 from ropewalk.evaluate.config import Evaluate
 from ropewalk.load.config import Load
 from ropewalk.model.config import Model
-from ropewalk.plan.config import Layout
+from ropewalk.plan.config import Layout, Parallel
 from ropewalk.prepare.config import Prepare
 from ropewalk.train.config import Train
 from ropewalk.train.phases import length_problems
@@ -33,6 +33,8 @@ class Recipe:
     """The model."""
     plan: Layout = field(default_factory=Layout)
     """How a step is laid out on the devices."""
+    parallel: Parallel = field(default_factory=Parallel)
+    """How several processes share a run."""
     train: Train = field(default_factory=Train)
     """Batches -> weights."""
     checkpoint: Checkpoints = field(default_factory=Checkpoints)

@@ -14,6 +14,7 @@ from ropewalk.checkpoint.format import read_checkpoint_manifest, resolve_checkpo
 from ropewalk.config.read import Resolved, parse, parse_tree
 from ropewalk.config.write import plain
 from ropewalk.launch.local import start_detached
+from ropewalk.launch.team import start_team_detached
 from ropewalk.monitor.console import status_lines
 from ropewalk.monitor.report import write_report
 from ropewalk.monitor.run import read_run
@@ -21,7 +22,7 @@ from ropewalk.plan.machine import this_machine
 from ropewalk.prepare.chat import TEMPLATES
 
 from .opening import check_inputs, read_recipe
-from .pipeline import Stage, advance, expected_vocabulary, needs_torch, plan_recipe
+from .pipeline import Stage, advance, expected_vocabulary, needs_torch, plan_recipe, planned_processes, team_of
 from .recipe import Recipe
 from .stages import Result
 
@@ -38,16 +39,26 @@ def run(
     new: bool = False,
     progress: Progress | None = None,
     until: Stage = "report",
+    nproc: int | None = None,
 ) -> Result:
-    """Raw files to report, or as far as stage `until`; the result of the last stage. The same call continues a run."""
-    return advance(resolve_recipe(recipe, overrides), runs=runs, until=until, new=new, progress=progress)
+    """Raw files to report, or as far as stage `until`; the result of the last stage. The same call continues a run.
+
+    `nproc` processes of this machine train; None: as many as `[parallel]` asks for.
+    """
+    resolved = resolve_recipe(recipe, overrides)
+    return advance(resolved, runs=runs, until=until, new=new, progress=progress, processes=nproc)
 
 
 def quickstart(
-    overrides: Sequence[str] = (), *, runs: Path = RUNS, new: bool = False, progress: Progress | None = None
+    overrides: Sequence[str] = (),
+    *,
+    runs: Path = RUNS,
+    new: bool = False,
+    progress: Progress | None = None,
+    nproc: int | None = None,
 ) -> Result:
     """`run` on the built-in recipe, whose corpus is the Python of this machine; the run's summary."""
-    return run(quickstart_recipe(overrides), runs=runs, new=new, progress=progress)
+    return run(quickstart_recipe(overrides), runs=runs, new=new, progress=progress, nproc=nproc)
 
 
 def quickstart_recipe(overrides: Sequence[str] = ()) -> Resolved[Recipe]:
@@ -68,11 +79,12 @@ def prepare(
     return run(recipe, overrides, runs=runs, new=new, progress=progress, until="prepare")
 
 
-def plan(recipe: RecipeLike, overrides: Sequence[str] = ()) -> dict[str, Any]:
-    """What the recipe's run will need on this machine; also checks that its input files exist."""
+def plan(recipe: RecipeLike, overrides: Sequence[str] = (), *, nproc: int | None = None) -> dict[str, Any]:
+    """What the recipe's run will need on this machine, with `nproc` processes or as many as `[parallel]` asks for; also
+    checks that its input files exist."""
     resolved = resolve_recipe(recipe, overrides)
     check_inputs(resolved)
-    planned = plan_recipe(resolved.value, vocabulary=expected_vocabulary(resolved.value))
+    planned = plan_recipe(resolved.value, vocabulary=expected_vocabulary(resolved.value), processes=nproc)
     return {**planned.tree(), "machine": str(this_machine())}
 
 
@@ -84,14 +96,20 @@ def train(
     new: bool = False,
     progress: Progress | None = None,
     profile: int = 0,
+    nproc: int | None = None,
 ) -> Result:
     """As far as the trained model; steps, tokens and last losses.
+
+    `nproc` processes of this machine train, one of which may die: all then go on from the newest checkpoint. None: as
+    many as `[parallel]` asks for.
 
     `profile` says how many steps to profile: the result then has their table as `profile`, and the run a folder
     `profile/` with the trace. The weights are the same.
     """
     resolved = resolve_recipe(recipe, overrides)
-    return advance(resolved, runs=runs, until="train", new=new, progress=progress, profile_steps=profile)
+    return advance(
+        resolved, runs=runs, until="train", new=new, progress=progress, profile_steps=profile, processes=nproc
+    )
 
 
 def detach(
@@ -101,12 +119,15 @@ def detach(
     runs: Path = RUNS,
     new: bool = False,
     progress: Progress | None = None,
+    nproc: int | None = None,
 ) -> Result:
     """As far as the plan here, then training in a process of its own: its number, its log and how to watch it."""
     resolved = resolve_recipe(recipe, overrides)
-    advance(resolved, runs=runs, until="plan", new=new, progress=progress, begin_training=True)
+    advance(resolved, runs=runs, until="plan", new=new, progress=progress, begin_training=True, processes=nproc)
     folder = runs / resolved.value.name
-    started = start_detached(folder)
+    processes = planned_processes(folder)
+    team = team_of(resolved.value, processes)
+    started = start_team_detached(folder, team) if processes > 1 else start_detached(folder)
     return {"pid": started.pid, "log": str(started.log), "watch": f"ropewalk monitor {folder}"}
 
 

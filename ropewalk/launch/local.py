@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,12 +24,12 @@ def command(run: Path) -> list[str]:
     return [sys.executable, "-m", "ropewalk.train", str(run)]
 
 
-def start_detached(run: Path) -> Started:
-    """Starts the worker in a session of its own, so that it outlives this process and its terminal; output goes to a
-    log.
+def start_detached(run: Path, words: Sequence[str] | None = None) -> Started:
+    """Starts the worker, or another command, in a session of its own, so that it outlives this process and its
+    terminal; output goes to a log.
     """
     with open(run / LOG, "ab") as log:
         process = subprocess.Popen(
-            command(run), stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            words or command(run), stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
         )
     return Started(process.pid, run / LOG)

@@ -3,6 +3,8 @@
 The forward pass of model/modules.py and model/decoder.py over sizes in place of tensors: each operation keeps what the
 gradients that will be asked for need, and a storage that several keep counts once. A test compares with the storages
 that autograd really keeps on a CPU. A GPU keeps the same or less: its RMSNorm is fused.
+
+What is computed again in the backward pass (`Recompute`) and what several ranks share (`Division`) is left out.
 """
 
 from __future__ import annotations
@@ -12,22 +14,81 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Literal
 
+from .sharding import split_of
 from .spec import Spec
 
 Precision = Literal["fp32", "bf16"]
+Recompute = Literal["none", "attention", "full"] | frozenset[int]
+"""What is computed again: nothing, the inside of attention, all blocks, or the blocks of these layers."""
 
 
-def saved_bytes(spec: Spec, *, rows: int, precision: Precision, trained: Collection[str] | None = None) -> int:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Division:
+    """Ranks that share the activations of a row; degrees must divide what they split."""
+
+    tensor: int = 1
+    """Ranks that share every matrix product, by heads and hidden features."""
+    sequence: bool = False
+    """Whether these also share what lies between the products, by places of the row."""
+    context: int = 1
+    """Ranks that share every row, by its places; masks are then made piece by piece and not kept."""
+    partition: bool = False
+    """Whether `tensor` ranks share the inputs of blocks that are computed again (ZeRO-R)."""
+
+    @property
+    def places(self) -> int:
+        """Ranks over which the places of the stream between the products are dealt."""
+        return self.context * (self.tensor if self.sequence else 1)
+
+
+WHOLE = Division()
+
+
+def saved_bytes(
+    spec: Spec,
+    *,
+    rows: int,
+    precision: Precision,
+    trained: Collection[str] | None = None,
+    recompute: Recompute = "none",
+    division: Division = WHOLE,
+) -> int:
     """Bytes kept after the forward pass and loss of `rows` full rows: all but weights and logits.
 
-    `trained` names the parameters that get a gradient; None: all.
+    `trained` names the parameters that get a gradient; None: all. Blocks that are computed again also count rotations
+    and masks, which they will use.
     """
-    return sum(kept.bytes for kept in _pass(spec, rows, precision, trained).kept)
+    return sum(kept.bytes for kept in _pass(spec, rows, precision, trained, recompute, division).kept)
+
+
+@dataclass(frozen=True, slots=True)
+class BlockBytes:
+    """What one block keeps."""
+
+    input: int
+    """Of its input, which it also keeps when it is computed again."""
+    inner: int
+    """Of what is computed inside and goes when it is computed again."""
+    copies: int = 0
+    """Of narrow copies of weights: autocast holds them until the forward pass ends, computed again or not."""
+
+
+def block_bytes(
+    spec: Spec,
+    *,
+    rows: int,
+    precision: Precision,
+    trained: Collection[str] | None = None,
+    division: Division = WHOLE,
+) -> tuple[BlockBytes, ...]:
+    """What each block keeps of `rows` full rows, where it is not or where it is computed again."""
+    return tuple(_pass(spec, rows, precision, trained, "full", division).blocks)
 
 
 def saved_copy_bytes(spec: Spec, *, trained: Collection[str] | None = None) -> int:
     """The part of `saved_bytes` in bf16 that is narrow copies of weights, made by autocast."""
-    return sum(kept.bytes for kept in _pass(spec, 1, "bf16", trained).kept if kept.of_weight)
+    kept = _pass(spec, 1, "bf16", trained, "none", WHOLE).kept
+    return sum(storage.bytes for storage in kept if storage.of_weight)
 
 
 def saved_logit_bytes(spec: Spec, *, tokens: int) -> int:
@@ -54,50 +115,100 @@ class _Value:
     """float32 in either precision, as the residual stream; else as narrow as the inputs of matrix products."""
 
 
-def _pass(spec: Spec, rows: int, precision: Precision, trained: Collection[str] | None) -> _Pass:
+def _pass(
+    spec: Spec,
+    rows: int,
+    precision: Precision,
+    trained: Collection[str] | None,
+    recompute: Recompute,
+    division: Division,
+) -> _Pass:
     """A forward pass and its loss, recorded."""
-    record = _Pass(spec, rows, precision, frozenset(spec.shapes() if trained is None else trained))
+    names = frozenset(spec.shapes() if trained is None else trained)
+    record = _Pass(spec, rows, precision, names, attention_again=recompute == "attention", division=division)
+    layers = {"none": (), "attention": (), "full": range(spec.layers)}
+    again = layers[recompute] if isinstance(recompute, str) else recompute
     x = record.embedding()
     for layer in range(spec.layers):
-        x = record.block(x, f"blocks.{layer}")
+        run = record.block_again if layer in again else record.block
+        x = run(x, f"blocks.{layer}")
     x = x if spec.norm_place == "post" else record.norm(x, "norm")
-    record.product(x, "embedding.weight" if spec.tied else "head.weight", outputs=spec.vocabulary)
+    head = "embedding.weight" if spec.tied else "head.weight"
+    record.product(record.entered(x), head, outputs=spec.vocabulary // division.tensor)
     record.keep(_Storage(8 * record.tokens))  # targets
+    if division.tensor > 1:
+        record.keep(_Storage((4 + 1) * record.tokens))  # the logarithm of each sum, and who has the target
     return record
 
 
 class _Pass:
     """One forward pass: what it has kept so far."""
 
-    def __init__(self, spec: Spec, rows: int, precision: Precision, trained: frozenset[str]) -> None:
-        self.spec, self.trained = spec, trained
-        self.tokens = rows * spec.sequence_length
+    def __init__(
+        self,
+        spec: Spec,
+        rows: int,
+        precision: Precision,
+        trained: frozenset[str],
+        *,
+        attention_again: bool,
+        division: Division,
+    ) -> None:
+        self.spec, self.trained, self.division = spec, trained, division
+        self.tokens = rows * spec.sequence_length // division.context
+        """Of the products and of attention."""
+        self.stream_tokens = rows * spec.sequence_length // division.places
+        """Of all that lies between."""
         self.kept: set[_Storage] = set()
-        self._shapes = spec.shapes()
+        self.blocks: list[BlockBytes] = []
+        """Of those that are computed again."""
+        self._attention_again = attention_again
+        self._shapes = {name: _part(name, shape, spec, division) for name, shape in spec.shapes().items()}
+        self._heads, self._groups = spec.heads // division.tensor, spec.kv_heads // division.tensor
+        self._hidden = spec.hidden // division.tensor
         self._autocast = precision == "bf16"
         self._narrow = 2 if self._autocast else 4
-        pages = (rows if spec.documents == "separate" else 1) * (spec.heads if spec.position == "alibi" else 1)
+        pages = (rows if spec.documents == "separate" else 1) * (self._heads if spec.position == "alibi" else 1)
         # All layers share them.
         self._mask = _Storage(self._narrow * pages * spec.sequence_length**2)
         self._turn = _Storage(4 * self.tokens * spec.head_size)
+        masked = spec.window is not None or spec.position == "alibi" or spec.documents == "separate"
+        self._masked = masked and division.context == 1
 
     def keep(self, *storages: _Storage) -> None:
         self.kept.update(storages)
 
     def embedding(self) -> _Value:
         """Tables keep the numbers of the rows that were looked up, in int64."""
-        tables = [name for name in ("embedding.weight", "positions.weight") if name in self.trained]
-        self.keep(*(_Storage(8 * self.tokens) for _ in tables))
-        return self.dropout(self._new(self.spec.width, gradient=bool(tables), wide=True))
+        tables = {"embedding.weight": self.tokens, "positions.weight": self.stream_tokens}
+        tables = {name: tokens for name, tokens in tables.items() if name in self.trained}
+        self.keep(*(_Storage(8 * tokens) for tokens in tables.values()))
+        if "embedding.weight" in tables and self.division.tensor > 1:
+            self.keep(_Storage(4 * self.tokens))  # which of them this rank has
+        return self.dropout(self._stream(gradient=bool(tables)))
+
+    def block_again(self, x: _Value, name: str) -> _Value:
+        """A block that keeps its input and what all blocks share, in place of what it computes."""
+        before, self.kept = self.kept, set()
+        y = self.block(x, name)
+        inside, self.kept = self.kept - {x.storage, self._turn, self._mask}, before
+        inner = sum(storage.bytes for storage in inside if not storage.of_weight)
+        share = _Storage(x.storage.bytes // self.division.tensor) if self.division.partition else x.storage
+        copies = sum(storage.bytes for storage in inside if storage.of_weight)
+        self.blocks.append(BlockBytes(share.bytes, inner, copies))
+        if y.gradient:
+            self.keep(share)
+            self.keep(*[self._turn] * (self.spec.position == "rope"), *[self._mask] * self._masked)
+        return y
 
     def block(self, x: _Value, name: str) -> _Value:
         for branch in ("attention", "mlp"):
             y = x if self.spec.norm_place == "post" else self.norm(x, f"{name}.{branch}_norm")
             y = self.attention(y, f"{name}.attention") if branch == "attention" else self.mlp(y, f"{name}.mlp")
-            y = self.dropout(y)
+            y = self.dropout(self.left(y))
             if self.spec.norm_place == "both":
-                y = self.norm(self._widened(y, self.spec.width), f"{name}.{branch}_post_norm")
-            x = self._new(self.spec.width, gradient=x.gradient or y.gradient, wide=True)
+                y = self.norm(self._widened_stream(y), f"{name}.{branch}_post_norm")
+            x = self._stream(gradient=x.gradient or y.gradient)
             if self.spec.norm_place == "post":
                 x = self.norm(x, f"{name}.{branch}_norm")
         return x
@@ -107,24 +218,34 @@ class _Pass:
         if not self.spec.dropout:
             return x
         if x.gradient:
-            self.keep(_Storage(self.tokens * self.spec.width))
-        return self._new(self.spec.width, gradient=x.gradient, wide=x.wide)
+            self.keep(_Storage(self.stream_tokens * self.spec.width))
+        return self._stream(gradient=x.gradient, wide=x.wide)
 
     def norm(self, x: _Value, name: str) -> _Value:
         if self.spec.norm == "none":
             return x
         weight, bias = f"{name}.weight" in self.trained, f"{name}.bias" in self.trained
         if self.spec.norm == "rms":
-            return self._rms(x, weight=weight, features=self.spec.width, means=1)
+            self._keep_rms(x, weight=weight, tokens=self.stream_tokens, features=self.spec.width, means=1)
+            return self._stream(gradient=x.gradient or weight)
         gradient = x.gradient or weight or bias
         if gradient:
-            self.keep(x.storage, _Storage(8 * self.tokens))  # with mean and deviation
-        return self._new(self.spec.width, gradient=gradient, wide=True)
+            self.keep(x.storage, _Storage(8 * self.stream_tokens))  # with mean and deviation
+        return self._stream(gradient=gradient)
+
+    def entered(self, x: _Value) -> _Value:
+        """The stream as a product meets it: all places of it, gathered."""
+        gathers = self.division.sequence and self.division.tensor > 1
+        return self._new(self.spec.width, gradient=x.gradient, wide=x.wide) if gathers else x
+
+    def left(self, y: _Value) -> _Value:
+        """What a product leaves to the stream: partial sums of several ranks, added up."""
+        return self._stream(gradient=y.gradient, wide=y.wide) if self.division.tensor > 1 else y
 
     def attention(self, x: _Value, name: str) -> _Value:
         spec = self.spec
-        heads, groups, size = spec.heads, spec.kv_heads, spec.head_size
-        fused = self.linear(x, f"{name}.qkv")
+        heads, groups, size = self._heads, self._groups, spec.head_size
+        fused = self.linear(self.entered(x), f"{name}.qkv")
         query = key = fused
         if 1 < groups < heads:
             # Queries that stand in groups are copied side by side.
@@ -138,9 +259,10 @@ class _Pass:
         attended = self._new(heads * size, gradient=gradient)
         if gradient:
             # With a logarithm a head. The fused projection stays whole because the values are a view of it.
-            logarithms = _Storage(4 * self.tokens * heads)
-            self.keep(query.storage, key.storage, fused.storage, attended.storage, logarithms)
-            if spec.window is not None or spec.position == "alibi" or spec.documents == "separate":
+            self.keep(query.storage, key.storage, fused.storage)
+            if not self._attention_again:
+                self.keep(attended.storage, _Storage(4 * self.tokens * heads))
+            if self._masked:
                 self.keep(self._mask)
         if (spec.position == "rope" or spec.qk_norm) and heads > 1:
             # New queries stand heads first, and so does the result: it is copied to tokens first.
@@ -150,12 +272,12 @@ class _Pass:
     def mlp(self, x: _Value, name: str) -> _Value:
         """Gated: gate, up, f(gate) and the product. Else input (ReLU: its positive part) and output of the
         activation."""
-        inner = self.linear(x, f"{name}.up")
-        hidden = self._new(self.spec.hidden, gradient=inner.gradient)
+        inner = self.linear(self.entered(x), f"{name}.up")
+        hidden = self._new(self._hidden, gradient=inner.gradient)
         if inner.gradient:
             self.keep(inner.storage)
             if self.spec.gated:
-                self.keep(_Storage(self._narrow * self.tokens * self.spec.hidden))
+                self.keep(_Storage(self._narrow * self.tokens * self._hidden))
         return self.linear(hidden, f"{name}.down")
 
     def linear(self, x: _Value, name: str) -> _Value:
@@ -182,17 +304,18 @@ class _Pass:
         size = self.spec.head_size
         if x.gradient and self._autocast:
             self.keep(_Storage(2 * size, of_weight=True))
-        wide = self._widened(x, heads * size)
-        y = self._rms(wide, weight=name in self.trained, features=heads * size, means=heads)
-        return self._new(heads * size, gradient=y.gradient)
+        copied = self._autocast and not x.wide
+        wide = self._new(heads * size, gradient=x.gradient, wide=True) if copied else x
+        weight = name in self.trained
+        self._keep_rms(wide, weight=weight, tokens=self.tokens, features=heads * size, means=heads)
+        return self._new(heads * size, gradient=x.gradient or weight)
 
-    def _rms(self, x: _Value, *, weight: bool, features: int, means: int) -> _Value:
+    def _keep_rms(self, x: _Value, *, weight: bool, tokens: int, features: int, means: int) -> None:
         """Unfused, as on a CPU: the input and its means for its gradient, the normalised input for the weight's."""
         if x.gradient:
-            self.keep(x.storage, _Storage(4 * self.tokens * means))
+            self.keep(x.storage, _Storage(4 * tokens * means))
         if weight:
-            self.keep(_Storage(4 * self.tokens * features))
-        return self._new(features, gradient=x.gradient or weight, wide=True)
+            self.keep(_Storage(4 * tokens * features))
 
     def _rotated(self, x: _Value, heads: int) -> _Value:
         if x.gradient:
@@ -200,9 +323,19 @@ class _Pass:
             self.keep(_Storage(2 * self.tokens * self.spec.head_size) if self._autocast else self._turn)
         return self._new(heads * self.spec.head_size, gradient=x.gradient)
 
-    def _widened(self, x: _Value, features: int) -> _Value:
+    def _widened_stream(self, x: _Value) -> _Value:
         copied = self._autocast and not x.wide
-        return self._new(features, gradient=x.gradient, wide=True) if copied else x
+        return self._stream(gradient=x.gradient) if copied else x
+
+    def _stream(self, *, gradient: bool, wide: bool = True) -> _Value:
+        return _Value(_Storage((4 if wide else self._narrow) * self.stream_tokens * self.spec.width), gradient, wide)
 
     def _new(self, features: int, *, gradient: bool, wide: bool = False) -> _Value:
         return _Value(_Storage((4 if wide else self._narrow) * self.tokens * features), gradient, wide)
+
+
+def _part(name: str, shape: tuple[int, ...], spec: Spec, division: Division) -> tuple[int, ...]:
+    """The shape of one rank's part of a parameter."""
+    cut = split_of(name, spec).dimension
+    # Biases of split outputs have no dimension 1 to cut: only matrices are `row`.
+    return tuple(side // division.tensor if dim == cut else side for dim, side in enumerate(shape))

@@ -129,6 +129,7 @@ def additive_mask(
     """What is added to the scores of queries and keys at these places of a row: -inf where unseen.
 
     T x S, or with ALiBi or documents (1 or B) x (1 or H) x T x S: three dimensions would take torch's slow path.
+    `documents_BT` are those of the whole rows.
 
     Numbers rather than booleans: torch would turn booleans into numbers again in every layer and keep each copy.
     """
@@ -137,7 +138,7 @@ def additive_mask(
     if spec.window is not None:
         seen &= distance_TS < spec.window
     if documents_BT is not None:
-        seen = seen & (documents_BT.unsqueeze(2) == documents_BT.unsqueeze(1)).unsqueeze(1)
+        seen = seen & (documents_BT[:, query_T].unsqueeze(2) == documents_BT[:, key_S].unsqueeze(1)).unsqueeze(1)
     penalty = torch.zeros((), dtype=dtype, device=key_S.device)
     if spec.position == "alibi":
         # Press et al. 2022, equation in section 3: the score loses slope x distance.

@@ -14,7 +14,6 @@ from .modules import Block, make_norm
 from .positions import rotation, sinusoids
 from .spec import Spec
 
-
 RunBlock = Callable[[Block, Tensor, Callable[[Block, Tensor], Tensor]], Tensor]
 """Runs a block on its input by calling the function given last; may do so twice, or keep what it saves elsewhere."""
 

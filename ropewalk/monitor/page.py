@@ -17,7 +17,7 @@ _HERE = Path(__file__).parent
 
 def page(title: str, *body: Child) -> Markup:
     """A complete HTML document."""
-    style, script = _own("page.css"), _own("hover.js")
+    style, script = joined((asset("drawing.css"), asset("page.css"))), asset("hover.js")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
     head = element(
@@ -70,5 +70,6 @@ def table(
     return element("table", head, body, class_=class_)
 
 
-def _own(name: str) -> Markup:
+def asset(name: str) -> Markup:
+    """A style sheet or script of this folder; `drawing.css` has the colours and what drawings need by themselves."""
     return Markup((_HERE / name).read_text(encoding="utf-8"))

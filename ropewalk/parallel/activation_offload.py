@@ -51,6 +51,8 @@ class ActivationOffload:
         self._small_bytes = small_bytes
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
         self._disk = _Disk(folder, waiting_bytes) if folder else None
+        self.moved_bytes = 0
+        """Bytes that have left so far."""
         self._last: weakref.ref[Parcel] | None = None
 
     def open(self, block: Block) -> Parcel | None:
@@ -64,8 +66,14 @@ class ActivationOffload:
         self._last = weakref.ref(parcel)
         return parcel
 
+    @property
+    def most_waiting_bytes(self) -> int:
+        """The most that ever waited to be written."""
+        return self._disk.most_waiting_bytes if self._disk else 0
+
     def send(self, flat: Tensor, parcel: Parcel) -> _Away:
         """Begins to move the bytes `flat` away."""
+        self.moved_bytes += flat.nbytes
         if not flat.is_cuda:
             return self._disk.write(flat, None, parcel) if self._disk else _OnHost(flat.clone(), None)
         stream = self._streams.setdefault(flat.device, torch.cuda.Stream(flat.device))
@@ -100,8 +108,9 @@ class Parcel:
     def pack(self, x: Tensor) -> Any:
         """A ticket for `x`, which begins to leave; or `x` itself, where it stays."""
         storage = x.untyped_storage()
+        # Not the tensor itself where it stays: saved by who made it, it would hold the graph that holds it.
         if storage.nbytes() < self._small_bytes or self._is_weight(storage):
-            return x
+            return x.detach()
         item = self._sent(storage)
         if item is None:
             flat = torch.empty(0, dtype=torch.uint8, device=x.device).set_(storage)
@@ -109,7 +118,7 @@ class Parcel:
             self._items.append(weakref.ref(item))
             self._seen[storage.data_ptr()] = StorageWeakRef(storage), self._items[-1]
         elif item.parcel is not self:
-            return x  # blocks share it, as rotations and masks: it stays on the device for others anyway
+            return x.detach()  # blocks share it, as rotations and masks: it stays on the device for others anyway
         return _Ticket(item, x.dtype, x.shape, x.stride(), int(x.storage_offset()))
 
     def unpack(self, packed: Any) -> Tensor:
@@ -238,7 +247,7 @@ class _Disk:
             self._folder.mkdir(parents=True, exist_ok=True)
             return tempfile.TemporaryFile(dir=self._folder, buffering=0)
         except OSError as error:
-            raise storage_error(error, doing=f"{self._folder}: activations do not fit") or error from None
+            raise storage_error(error, doing=f"moving activations to {self._folder}") or error from None
 
 
 class _OnDisk:
@@ -267,7 +276,7 @@ class _OnDisk:
                 done = os.pwrite(self._file.fileno(), view, offset)
                 view, offset = view[done:], offset + done
         except OSError as error:
-            raise storage_error(error, doing="writing activations to `parallel.offload_path`") or error from None
+            raise storage_error(error, doing="moving activations to `parallel.offload_path`") or error from None
 
     def _fetch(self, device: torch.device) -> Tensor:
         self.written.result()  # done before in this thread; raises what it raised

@@ -6,25 +6,31 @@ then what is computed again, then the data axes, then the optimizer.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection, Mapping
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from ropewalk.base.errors import UserError
+from ropewalk.base.files import storage
 from ropewalk.model.decoder import Decoder
 from ropewalk.model.init import initial_value
 from ropewalk.plan.plan import Plan
+from ropewalk.plan.schedules import Shape, peak_live
 
+from .compress import Hierarchical, make_compressor
 from .cut import Cut, Part
 from .data import Replicas, Shards
 from .executor import Executor, MakeOptimizer, Points
 from .guard import SpikeRule
 from .mesh import Mesh
+from .offload import HostOptimizer
 from .pipeline import Later
 from .precision import PRODUCTS, Masters
 from .rank import RankExecutor
-from .recompute import BlockRunner, always, never, recomputed
+from .recompute import make_run_block, recomputed
 from .tensor import split_model, tensor_cut
 
 
@@ -49,32 +55,47 @@ def apply(
     without) as they end up cut; without it the executor only scores. `spike` says which losses are anomalies; `seed` is
     that of the phase, for dropout.
     """
+    here = mesh.world.size if mesh else 1
+    if plan.world != here:
+        raise UserError(f"the plan is for {plan.world} processes, {here} are here")
     mesh = mesh or Mesh(plan)
-    if plan.world != mesh.world.size:
-        raise UserError(f"the plan is for {plan.world} processes, {mesh.world.size} are here")
     stages = _stages(plan, model, mesh, device=device, init_seed=init_seed)
     names = [name for stage in stages.values() for name, _ in stage.named_parameters()]
     chosen = {name for name in names if trained is None or _whole_name(name, model) in trained}
-    for stage in stages.values():
+    for number, stage in stages.items():
         for name, parameter in stage.named_parameters():
             parameter.requires_grad_(name in chosen)
-        stage.run_block = _runner(plan, mesh)
+        stage.run_block = make_run_block(
+            plan,
+            model.spec,
+            mesh,
+            layers=[int(layer) for layer in stage.blocks],
+            last=number == plan.pipeline * plan.chunks - 1,
+            trained=trained,
+            live_microbatches=_live(plan, mesh),
+        )
     later = _later(plan, stages)
     pure = make_optimizer is not None and plan.precision == "bf16-pure"
     masters: list[Masters] = []
     if pure and plan.zero == 0:
         masters = [Masters(stage) for stage in stages.values()]
-    data = _data(plan, stages, mesh, masters, trained=chosen, pure=pure)
-    optimizer = None
+    data = _data(plan, stages, mesh, masters, trained=chosen, pure=pure, seed=seed)
+    optimizer, host = None, None
     if make_optimizer:
         mine = {name: p for name, p in data.parameters.items() if name in chosen}
-        optimizer = make_optimizer(mine, {name: data.cuts[name] for name in mine})
+        make = functools.partial(_made, make_optimizer, cuts={name: data.cuts[name] for name in mine})
+        if "optimizer" in plan.offload:
+            host = HostOptimizer(mine, make, waits=True, folder=_folder(plan, mesh))
+            optimizer = host.optimizer
+        else:
+            optimizer = make(mine)
     return RankExecutor(
         plan,
         stages,
         mesh,
         optimizer,
         data=data,
+        host=host,
         masters=masters,
         later=later,
         attention=recomputed if plan.recompute == "attention" else None,
@@ -128,6 +149,7 @@ def _data(
     *,
     trained: Collection[str],
     pure: bool,
+    seed: int,
 ) -> Replicas | Shards:
     spec = next(iter(stages.values())).spec
     weights: dict[str, nn.Parameter] = {n: p for stage in stages.values() for n, p in stage.named_parameters()}
@@ -137,7 +159,9 @@ def _data(
         cuts: dict[str, Cut] = {n: tensor_cut(n, spec, mesh.group("tensor"), first=others) for n in weights}
         parameters = {n: p for each in masters for n, p in each.parameters.items()} if masters else weights
         reduced = {n: p for n, p in parameters.items() if n in trained}
-        data = Replicas(weights, reduced, cuts, replicas, fusion_bytes=plan.fusion_bytes)
+        summing = Hierarchical(*mesh.node) if mesh.node else replicas
+        compressor = make_compressor(plan, summing, seed=seed)
+        data = Replicas(weights, reduced, cuts, replicas, fusion_bytes=plan.fusion_bytes, compressor=compressor)
         data.parameters = parameters
         return data
     narrow: dict[str, torch.dtype] = {}
@@ -145,7 +169,7 @@ def _data(
     if pure:
         narrow = dict.fromkeys(weights, torch.bfloat16)
     elif plan.zero == 3 and plan.precision in PRODUCTS:
-        # What autocast would round them to anyway; gathered wide it would keep a narrow copy of each until the backward.
+        # What autocast would round them to anyway; gathered wide, a narrow copy of each would stay for the backward.
         matrices = [n for n, w in weights.items() if n.startswith("blocks.") and w.dim() == 2]
         narrow = dict.fromkeys(matrices, PRODUCTS[plan.precision])
     blocks = {f"blocks.{k}": b for stage in stages.values() for k, b in stage.blocks.items()}
@@ -161,15 +185,33 @@ def _data(
         masters=masters_dtype,
         narrow=narrow,
         held=plan.pipeline > 1,
+        host="parameters" in plan.offload,
+        folder=_folder(plan, mesh),
     )
 
 
-def _runner(plan: Plan, mesh: Mesh) -> BlockRunner:
-    group = mesh.group("tensor")
-    return BlockRunner(
-        choose=always if plan.recompute == "full" else never,
-        partition=group if plan.partition_activations and not plan.sequence else None,
-    )
+def _live(plan: Plan, mesh: Mesh) -> int:
+    """Microbatches whose activations this rank holds at once."""
+    if plan.pipeline == 1:
+        return 1
+    shape = Shape(ranks=plan.pipeline, microbatches=max(1, plan.microbatches), chunks=plan.chunks)
+    return peak_live(plan.schedule, rank=mesh.place["pipeline"], shape=shape)
+
+
+def _folder(plan: Plan, mesh: Mesh) -> Path | None:
+    """Where this rank keeps what lies neither on the device nor in the host's memory."""
+    if not plan.offload_path:
+        return None
+    folder = Path(plan.offload_path) / f"rank-{mesh.rank:05d}"
+    with storage(f"making {folder}"):
+        folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def _made(
+    make: MakeOptimizer, parameters: dict[str, nn.Parameter], *, cuts: Mapping[str, Cut]
+) -> torch.optim.Optimizer:
+    return make(parameters, cuts)
 
 
 def _later(plan: Plan, stages: Mapping[int, Decoder]) -> Later | None:

@@ -349,15 +349,3 @@ def _bytes(x: Tensor) -> int:
 
 def _share(x: Tensor, ranks: int) -> float:
     return _bytes(x) * (ranks - 1) / ranks
-
-
-def sum_over_ranks(value: Tensor, world: int) -> Tensor:
-    """`value` added up over all ranks; all ranks must call. One process needs no communication."""
-    assert world == 1, "plans with more than one process are refused before this point"
-    return value
-
-
-def gather_over_ranks(value: int, world: int) -> list[int]:
-    """The `value` of every rank, in order; all ranks must call."""
-    assert world == 1, "plans with more than one process are refused before this point"
-    return [value]

@@ -65,6 +65,6 @@ def all_gather_flat(out: Tensor, x: Tensor, *, group: Any) -> Any:
 
 
 def reduce_scatter_flat(out: Tensor, x: Tensor, *, group: Any) -> Any:
-    """Begins to sum flat `x` over ranks; each gets its part in flat `out`. torch 2.13 gave the function another name."""
+    """Begins to sum flat `x` over ranks; each gets its part in flat `out`. As above."""
     reduce = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
     return reduce(out, x, group=group, async_op=True)

@@ -24,8 +24,13 @@ from ropewalk.plan.config import ContextKind
 from .comm import Group, swap_along
 from .tiles import attend_tile, attend_tile_backward, wide_type
 
-TILE_SCORES = 1 << 23
-"""Most scores, over all rows and heads, of a tile that needs a mask: 32 MB in float32, a few times over."""
+TILE_EDGE = {"cpu": 256, "cuda": 1024}
+"""Most queries and keys of a tile that needs a mask. Smaller ones leave out more of what a window or documents hide and
+stay in a CPU's cache: with 8192 places ALiBi takes 4.5 s at 256, 5.8 at 128, 6.0 at 1024 (4 heads of 64, one core).
+Larger ones are fewer launches: with 16,384 places 279 ms at 1024, 891 at 512, 249 at 2048, where a window of 1000 takes
+81 instead of 51 (16 heads of 128, H200)."""
+TILE_SCORES = 1 << 26
+"""Most scores, over all rows and heads, of such a tile: 256 MB in float32, a few times over."""
 
 
 def places_of(length: int, group: Group, kind: ContextKind) -> Tensor:
@@ -68,8 +73,8 @@ class UlyssesAttend:
     """Every rank attends over whole rows with its part of the heads, of which there must be a multiple of the ranks.
 
     Key and value heads that ranks cannot share evenly are repeated to the least number that they can: with G heads and
-    w > G ranks that divide evenly, each travels w / G times. Keeps B H/w (wT) D numbers for the backward pass, as many
-    as the ring. A spec that needs a mask makes that of whole rows.
+    w > G ranks that divide evenly, each travels w / G times. Otherwise as much is kept for the backward pass as in a
+    ring. A spec that needs a mask makes that of whole rows.
     """
 
     def __init__(self, spec: Spec, group: Group, *, documents_BT: Tensor | None, first_head: int) -> None:
@@ -81,8 +86,10 @@ class UlyssesAttend:
         group, heads, kv_heads = self._group, q_BHTD.shape[1], k_BGTD.shape[1]
         assert heads % group.size == 0, f"{group.size} ranks cannot share {heads} heads"
         if self._attend is None:
-            first = self._first_head + group.rank * (heads // group.size)
-            self._attend = attend_for(self._spec, documents_BT=self._documents_BT, first_head=first)
+            first, documents_BT = self._first_head + group.rank * (heads // group.size), self._documents_BT
+            if documents_BT is not None:
+                documents_BT = documents_BT.to(q_BHTD.device, non_blocking=True)
+            self._attend = attend_for(self._spec, documents_BT=documents_BT, first_head=first)
         copies = math.lcm(kv_heads, group.size) // kv_heads
         if copies > 1:
             k_BGTD, v_BGTD = (x.repeat_interleave(copies, dim=1) for x in (k_BGTD, v_BGTD))
@@ -124,12 +131,11 @@ class RingAttend:
         assert q_BHTD.shape[2] * self.group.size == self._length, f"{q_BHTD.shape[2]} places of {self._length}"
         return _Ring.apply(q_BHTD, k_BGTD, v_BGTD, self)
 
-    def tiles(self, source: int, *, rows: int) -> list[Tile]:
-        """What this rank has to compute with the keys of rank `source`; those that hold a query's own key come first.
-
-        `rows` is the number of rows times heads: it decides how small tiles with a mask are.
-        """
-        edge = max(1, math.isqrt(TILE_SCORES // rows))
+    def tiles(self, source: int, q_BHTD: Tensor) -> list[Tile]:
+        """What the queries of this rank have to do with the keys of rank `source`; where they meet their own comes
+        first."""
+        rows, heads = q_BHTD.shape[:2]
+        edge = max(1, min(TILE_EDGE[q_BHTD.device.type], math.isqrt(TILE_SCORES // (rows * heads))))
         if (source, edge) not in self._tiles:
             queries, keys = (_starts(rank, self.group.size, self._side) for rank in (self.group.rank, source))
             found = [
@@ -240,13 +246,13 @@ class _Ring(torch.autograd.Function):
 
 def ring_forward(ring: RingAttend, q_BHTD: Tensor, k_BGTD: Tensor, v_BGTD: Tensor) -> tuple[Tensor, Tensor]:
     """The attended values of this rank's places, and the logarithms B H T of the sums in their softmax."""
-    group, rows = ring.group, q_BHTD.shape[0] * q_BHTD.shape[1]
+    group = ring.group
     out_BHTD = torch.zeros_like(q_BHTD, dtype=wide_type(q_BHTD))
     logsum_BHT = torch.full_like(out_BHTD[..., 0], float("-inf"))
     parts = [k_BGTD, v_BGTD]
     for step in range(group.size):
         coming = group.start_shift(parts) if step < group.size - 1 else None
-        for tile in ring.tiles((group.rank - step) % group.size, rows=rows):
+        for tile in ring.tiles((group.rank - step) % group.size, q_BHTD):
             some_q, (some_k, some_v) = q_BHTD[:, :, tile.queries], (x[:, :, tile.keys] for x in parts)
             found = attend_tile(some_q, some_k, some_v, causal=tile.kind == "causal", mask=ring.mask(tile, q_BHTD))
             _merge(out_BHTD[:, :, tile.queries], logsum_BHT[:, :, tile.queries], *found)
@@ -269,7 +275,7 @@ def ring_backward(
     Gradients of keys and values follow them one step behind, each rank adding its own; they make their last step home
     while the rank is busy with the rest of its own part, so that no transfer is without work beside it.
     """
-    group, rows, wide = ring.group, q_BHTD.shape[0] * q_BHTD.shape[1], wide_type(q_BHTD)
+    group, wide = ring.group, wide_type(q_BHTD)
     dq_BHTD = torch.zeros_like(q_BHTD, dtype=wide)
 
     def add(tiles: list[Tile], parts: list[Tensor], sums: list[Tensor]) -> list[Tensor]:
@@ -286,9 +292,9 @@ def ring_backward(
             sums[1][:, :, tile.keys] += dv
         return sums
 
-    mine = ring.tiles(group.rank, rows=rows)
-    first = [tile for tile in mine if tile.query_place != tile.key_place]
-    last = [tile for tile in mine if tile.query_place == tile.key_place]
+    mine = ring.tiles(group.rank, q_BHTD)
+    half = (len(mine) + 1) // 2  # of a causal row the two triangles, which are the work of one full tile
+    last, first = mine[:half], mine[half:]
     parts = [k_BGTD, v_BGTD]
     coming = group.start_shift(parts) if group.size > 1 else None
     home = add(first, parts, [torch.zeros_like(x, dtype=wide) for x in parts])
@@ -297,7 +303,7 @@ def ring_backward(
         assert coming is not None
         parts = coming.wait()
         coming = group.start_shift(parts) if step < group.size - 1 else None
-        tiles = ring.tiles((group.rank - step) % group.size, rows=rows)
+        tiles = ring.tiles((group.rank - step) % group.size, q_BHTD)
         sums = add(tiles, parts, [torch.zeros_like(x, dtype=wide) for x in parts])
         if travelling:
             for total, before in zip(sums, travelling.wait(), strict=True):

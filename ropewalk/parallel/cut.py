@@ -128,5 +128,3 @@ def _joined(part: Tensor, slicing: Slicing, dim: int) -> Tensor:
         part = torch.cat([part, part.new_zeros(missing)], dim)
     parts = slicing.group.start_all_gather(part).wait().unbind(0)
     return torch.cat([p.narrow(dim, 0, size) for p, size in zip(parts, slicing.sizes, strict=True)], dim)
-
-

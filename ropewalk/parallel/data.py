@@ -1,7 +1,7 @@
 """Data parallelism: how the gradients of ranks that read different rows come together, and who keeps what.
 
-`Replicas` keep everything and add up gradients (DDP: Li et al. 2020). `Shards` cut every parameter along dimension 0 and
-keep a part of the optimizer's state (ZeRO-1), of the gradients too (2), of the parameters too (3; Rajbhandari et al.
+`Replicas` keep everything and add up gradients (DDP: Li et al. 2020). `Shards` cut every parameter along dimension 0
+and keep a part of the optimizer's state (ZeRO-1), of gradients too (2), of parameters too (3; Rajbhandari et al.
 2020). Both reduce in buckets while the backward pass goes on.
 
 Why not torch's DDP and `fully_shard`: the sums of exact mode, the bytes that a bar of ours counts, optimizers that see
@@ -13,12 +13,16 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from ropewalk.base.files import storage
 
 from .comm import Group, Pending
 from .compress import Compressor, Plain
@@ -70,8 +74,8 @@ class Replicas:
         self._buckets: list[_Bucket] = []
         self._ready = _InOrder(self._start)
         self._last = False
-        if group.size == 1:
-            return
+        if group.size == 1 and not group.exact:
+            return  # exact sums are trees over microbatches too
         for names in fused(parameters, fusion_bytes):
             bucket = _Bucket({name: parameters[name] for name in names})
             self._buckets.append(bucket)
@@ -92,6 +96,7 @@ class Replicas:
             self._ready.reset(self._buckets)
             for bucket in self._buckets:
                 bucket.flat.zero_()
+                bucket.missing = set(bucket.parameters)
         yield
         if self._group.exact:
             self._ready.flush()
@@ -153,12 +158,13 @@ class Shards:
         masters: torch.dtype,
         narrow: Mapping[str, torch.dtype],
         held: bool = False,
-        first: bool = True,
+        host: bool = False,
+        folder: Path | None = None,
     ) -> None:
         self._shard, self._replicas, self._stage, self._held = shard, replicas, stage, held
         trained = set(trained)
         sizes = {name: chunk_sizes(weight.shape[0], shard.size) for name, weight in weights.items()}
-        self.cuts = {name: cuts[name].further(0, sizes[name], shard, first=first) for name in weights}
+        self.cuts = {name: cuts[name].further(0, sizes[name], shard) for name in weights}
         self.parameters: Parameters = {}
         self._units: dict[str, _Unit] = {}
         if stage == 3:
@@ -175,6 +181,7 @@ class Shards:
                 frees=stage == 3,
                 masters=masters,
                 narrow=narrow,
+                place=_own_place(host, folder),
             )
             self._units[key] = unit
             self.parameters |= unit.parameters
@@ -274,6 +281,8 @@ class Shards:
 
         def backward(gradient: Tensor) -> Tensor:
             unit.backward = True
+            if place + 1 < len(self._blocks):
+                self._blocks[place + 1].release()  # its input has its gradient: frozen weights are done with as well
             before()
             return gradient
 
@@ -291,7 +300,7 @@ class Shards:
 
     def _start(self, unit: _Unit) -> None:
         unit.start_reduce(self._replicas)
-        if self._stage == 3 and not self._held and unit is not self._units[""]:
+        if self._stage == 3 and not self._held and unit is not self._units[""] and not unit.has_frozen:
             unit.release()
         self._in_flight.append(unit)
         # What is under way holds memory: two buckets, one that travels and one that is being filled.
@@ -314,6 +323,24 @@ def fused(parameters: Mapping[str, Tensor], fusion_bytes: int) -> list[list[str]
         buckets[-1].append(name)
         room -= size
     return buckets
+
+
+def _own_place(host: bool, folder: Path | None) -> Callable[[str, Tensor], Tensor] | None:
+    """How a part leaves the device: to the host's memory, page-locked where a GPU reads it, or to a file that the
+    system brings into memory as it is read."""
+    if not host:
+        return None
+
+    def move(name: str, part: Tensor) -> Tensor:
+        if folder and part.numel():
+            path = folder / f"{name}.{os.getpid()}"
+            with storage(f"writing {path}"):
+                file = torch.from_file(str(path), shared=True, size=part.numel(), dtype=part.dtype).view(part.shape)
+                path.unlink()  # the mapping keeps it; nothing is left when this process ends
+            return file.copy_(part)
+        return part.cpu().pin_memory() if part.is_cuda else part
+
+    return move
 
 
 class _InOrder:
@@ -384,9 +411,12 @@ class _Unit:
         frees: bool,
         masters: torch.dtype,
         narrow: Mapping[str, torch.dtype],
+        place: Callable[[str, Tensor], Tensor] | None = None,
     ) -> None:
+        """`place` moves a rank's part of a parameter to where it is to lie between its uses."""
         self._weights, self._group, self._frees = weights, group, frees
         self._trained = [name for name in weights if name in trained]
+        self.has_frozen = len(self._trained) < len(weights)
         self._rows = {name: chunk_sizes(weight.shape[0], group.size) for name, weight in weights.items()}
         # Rows of the longest part times numbers of a row.
         self._sides = {n: self._rows[n][0] * (w.numel() // w.shape[0]) for n, w in weights.items()}
@@ -406,6 +436,10 @@ class _Unit:
             n: nn.Parameter(part.to(masters, copy=True) if separate else part, requires_grad=n in trained)
             for n, part in mine.items()
         }
+        self._device = next(iter(weights.values())).device
+        if place:
+            for name, parameter in self.parameters.items():
+                parameter.data = place(name, parameter.data)
         for name, dtype in narrow.items():
             if name in weights and weights[name].dtype != dtype:
                 weights[name].data = weights[name].data.to(dtype)
@@ -484,13 +518,11 @@ class _Unit:
             return
         if self._tree._levels:
             self.gradient = self._tree.total()
-        for piece, name in zip(self.gradient.split([self._sides[n] for n in self._trained]), self._trained, strict=True):
+        for piece, name in zip(
+            self.gradient.split([self._sides[n] for n in self._trained]), self._trained, strict=True
+        ):
             parameter = self.parameters[name]
-            parameter.grad = piece[: parameter.numel()].view(parameter.shape)
-
-    @property
-    def _device(self) -> torch.device:
-        return next(iter(self.parameters.values())).device
+            parameter.grad = piece[: parameter.numel()].view(parameter.shape).to(parameter.device)
 
     def _mine(self, name: str, weight: Tensor) -> Tensor:
         rows = self._rows[name]

@@ -66,6 +66,7 @@ class Executor(Protocol):
     points: Points
     replicas: Group
     """The ranks that hold the same parts of everything."""
+    device: torch.device
 
     def step(self, batch: Batch, *, lr: float) -> StepResult:
         """All microbatches, reduction, guard, clipping and update with learning rate `lr`. All ranks must call."""
@@ -83,6 +84,10 @@ class Executor(Protocol):
 
     def optimizer_state(self) -> dict[str, Part]:
         """The optimizer's tensors as `moment/parameter`; also `guard/...`, in fp16 `loss_scale/...`."""
+
+    def lengths(self, parts: Named) -> list[Tensor]:
+        """The Euclidean lengths of whole tensors of which every rank brings its parts, by the names of parameters. All
+        ranks must call."""
 
     def load_state(self, model: Named, optimizer: Named) -> None:
         """Takes over whole tensors, as the two functions above give parts of them."""

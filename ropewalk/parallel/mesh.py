@@ -93,14 +93,19 @@ class Mesh:
         """The pipeline axis once more, for what travels backwards."""
         self.ends: Group
         """The first and the last rank of the pipeline, which share a tied embedding; of others, themselves."""
+        self.control: Group
+        """All ranks once more, for what hosts tell each other: nothing on it waits for a GPU."""
+        self.node: tuple[Group, Group] | None = None
+        """Replicas of this machine, and those at the same place of other machines; where sums are made in two steps."""
         made: dict[tuple[int, ...], object] = {}
         for axes in (*((axis,) for axis in AXES), *COMBINED):
             for members in self._partition(axes):
                 if len(members) > 1 and members not in made:
                     made[members] = dist.group.WORLD if len(members) == plan.world else dist.new_group(list(members))
                 if rank in members:
-                    # Sums over the data are what exact mode orders.
-                    exact = plan.exact and set(axes) <= {"replicate", "shard"}
+                    # Sums over the data are what exact mode orders; an axis of one rank sums nothing.
+                    summed = {axis for axis in axes if self.degrees[axis] > 1}
+                    exact = plan.exact and summed <= {"replicate", "shard"}
                     self._groups[axes] = Group(
                         "+".join(axes) if axes != AXES else "world",
                         members,
@@ -111,6 +116,8 @@ class Mesh:
                     )
 
         self._make_pipeline_groups()
+        self._make_control_group()
+        self._make_node_groups()
 
     def group(self, *axes: Axis) -> Group:
         """The ranks that differ from this one on `axes` alone."""
@@ -145,6 +152,30 @@ class Mesh:
                 self.back = Group("pipeline back", members, self.rank, back, self.traffic)
             if self.rank in (members[0], members[-1]):
                 self.ends = Group("ends", (members[0], members[-1]), self.rank, ends, self.traffic)
+
+    def _make_node_groups(self) -> None:
+        side = self.plan.node_ranks
+        if not side:
+            return
+        for members in self._partition(("replicate", "context")):
+            inner = [members[start : start + side] for start in range(0, len(members), side)]
+            outer = [members[place::side] for place in range(side)]
+            found = {}
+            for name, groups in (("node", inner), ("between nodes", outer)):
+                for each in groups:
+                    handle = dist.new_group(list(each)) if len(each) > 1 else None
+                    if self.rank in each:
+                        found[name] = Group(name, each, self.rank, handle, self.traffic)
+            if self.rank in members:
+                self.node = (found["node"], found["between nodes"])
+
+    def _make_control_group(self) -> None:
+        members = range(self.plan.world)
+        handle = None
+        if len(members) > 1:
+            own = "gloo" if dist.get_backend() == "nccl" else None
+            handle = dist.new_group(list(members), backend=own)
+        self.control = Group("control", members, self.rank, handle, self.traffic)
 
     def _partition(self, axes: Sequence[Axis]) -> list[tuple[int, ...]]:
         """All groups along `axes`, in the same order on every rank."""

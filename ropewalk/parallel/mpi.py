@@ -20,7 +20,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import TCPStore
 from torch.distributed import ReduceOp
 
-from ropewalk.base.errors import MissingPackage, UserError
+from ropewalk.base.errors import MissingPackage, Preempted, UserError
 from ropewalk.config.ranks import Ranks
 
 NAME = "mpi4py"
@@ -54,10 +54,13 @@ def meet() -> TCPStore:
 
 
 def part() -> None:
-    """Ends MPI in this process, where this module began it; all must call. Who does not, because it failed, makes
-    `mpirun` end the others."""
-    begun = sys.modules.get("mpi4py")
-    if begun and not begun.rc.finalize:
+    """Ends MPI in this process, where this module began it; waits for all to do so.
+
+    A process that fails while the others work on must not wait for them: it ends without, which makes `mpirun` end the
+    others. An interruption or a preemption is agreed upon, so that all come here.
+    """
+    begun, error = sys.modules.get("mpi4py"), sys.exception()
+    if begun and not begun.rc.finalize and (error is None or isinstance(error, KeyboardInterrupt | Preempted)):
         _mpi().Finalize()
 
 

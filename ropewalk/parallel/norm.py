@@ -13,18 +13,14 @@ from .mesh import Mesh
 
 
 def global_norm(
-    gradients: Mapping[str, Tensor], cuts: Mapping[str, Cut], mesh: Mesh, *, copies: Mapping[str, int], loss: Tensor
+    gradients: Mapping[str, Tensor], mesh: Mesh, *, copies: Mapping[str, int], loss: Tensor
 ) -> tuple[Tensor, Tensor]:
     """(the sum of `loss` over all ranks, the length of the whole gradient). `copies` says how many ranks hold the same
     part: a square counts once.
 
-    One all-reduce of two numbers. In exact mode squares are added up row by row of the whole parameter, in one order
-    whatever the cut.
+    One all-reduce of two numbers.
     """
     device = loss.device
-    if mesh.plan.exact:
-        squares = _exact_squares(gradients, cuts, mesh, device)
-        return mesh.data.all_reduce(loss.clone()), squares.sqrt()
     by_copies: dict[int, list[Tensor]] = {}
     for name, gradient in gradients.items():
         if gradient.numel():
@@ -40,6 +36,20 @@ def global_norm(
     return both[0], both[1].sqrt()
 
 
+def whole_lengths(parts: Mapping[str, Tensor], cuts: Mapping[str, Cut], mesh: Mesh) -> list[Tensor]:
+    """The lengths of whole tensors whose parts lie on several ranks, in the order given; one all-reduce an axis."""
+    lengths = list(torch._foreach_norm(list(parts.values())))
+    cutting = [group for group in (mesh.group("tensor"), mesh.group("shard")) if group.size > 1]
+    if not cutting:
+        return lengths
+    squares = torch.stack(lengths).double().square()
+    for group in cutting:
+        cut_here = [any(s.group.ranks == group.ranks for s in cuts[name].slicings) for name in parts]
+        shares = torch.tensor([1.0 if here else 1 / group.size for here in cut_here], dtype=torch.float64)
+        squares = group.all_reduce(squares * shares.to(squares.device))
+    return list(squares.sqrt().unbind(0))
+
+
 def sum_partial(gradients: Sequence[Tensor], group: Group) -> None:
     """Adds up, in place and in one collective, gradients of parameters that all ranks of `group` hold."""
     if group.size == 1 or not gradients:
@@ -50,9 +60,9 @@ def sum_partial(gradients: Sequence[Tensor], group: Group) -> None:
         gradient.copy_(part.view(gradient.shape))
 
 
-def _exact_squares(
-    gradients: Mapping[str, Tensor], cuts: Mapping[str, Cut], mesh: Mesh, device: torch.device
-) -> Tensor:
+def exact_norm(gradients: Mapping[str, Tensor], cuts: Mapping[str, Cut], mesh: Mesh) -> Tensor:
+    """The length of the whole gradient, the same bits whatever the cut: squares are added up row by row, the rows of
+    all ranks gathered, and these added up in one order. Price: a collective a parameter."""
     rows = []
     shard = mesh.group("shard")
     for name, gradient in gradients.items():
@@ -63,6 +73,6 @@ def _exact_squares(
             (slicing,) = slicings
             assert slicing.group.ranks == shard.ranks, "exact mode cuts along the shard axis alone"
             sums = Cut((sum(slicing.sizes),), slicings).gather(sums)
-        rows.append(sums)
+        rows.append(sums.sum())
     # Every parameter by itself, then all of them: the same numbers in the same order on every rank.
-    return torch.stack([each.sum() for each in rows]).sum() if rows else torch.zeros((), device=device)
+    return torch.stack(rows).sum().sqrt()

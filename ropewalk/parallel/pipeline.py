@@ -196,8 +196,8 @@ def _messages(actions: Sequence[Action], stages: int) -> list[Message]:
 
 
 class Later:
-    """Gradients of weights that are computed when there is time for them (Qi et al. 2023): the backward pass of a linear
-    map gives its input's gradient at once and leaves the product for its weight to `run`."""
+    """Gradients of weights that are computed when there is time for them (Qi et al. 2023): the backward pass of a
+    linear map gives its input's gradient at once and leaves the product for its weight to `run`."""
 
     def __init__(self) -> None:
         self._waiting: dict[Any, list[Callable[[], None]]] = {}

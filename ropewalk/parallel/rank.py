@@ -8,11 +8,11 @@ Shapes: B rows, T tokens, C width.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ropewalk.load.batch import Batch
 from ropewalk.model.attend import Attend, attend_for
@@ -25,15 +25,17 @@ from ropewalk.plan.schedules import Shape, make_schedule
 
 from .comm import Group
 from .context import attend_over, places_of
-from .cut import Cut, Part, whole_cut
-from .data import Replicas, Shards
+from .cut import Cut, Part, Slicing, whole_cut
+from .data import BinaryCounter, Replicas, Shards
 from .executor import Named, Points, Scores, StepResult, bit_sum, guards
 from .guard import SpikeRule, Watch
 from .labels import label
 from .mesh import Mesh
-from .norm import global_norm, sum_partial
+from .norm import exact_norm, global_norm, sum_partial, whole_lengths
+from .offload import HostOptimizer
 from .pipeline import Later, Pipeline, run_forward
 from .precision import LossScale, Masters, autocast
+from .recompute import BlockRunner
 from .tensor import SplitHead, has_partial_gradient, tensor_cut
 
 
@@ -60,6 +62,7 @@ class RankExecutor:
         optimizer: torch.optim.Optimizer | None,
         *,
         data: Replicas | Shards,
+        host: HostOptimizer | None = None,
         masters: Sequence[Masters] = (),
         later: Later | None = None,
         attention: Callable[[Attend], Attend] | None = None,
@@ -75,12 +78,14 @@ class RankExecutor:
         self.spec = self.model.spec
         self._seed, self._clip_norm, self._later, self._attention = seed, clip_norm, later, attention
         some = next(self.model.parameters())
-        self._device, self._dtype = some.device, some.dtype
-        self._loss_scale = LossScale(self._device) if plan.precision == "fp16" else None
-        self._watch = Watch(spike, self._device)
-        self._optimizer = optimizer
+        self.device, self._dtype = some.device, some.dtype
+        self._loss_scale = LossScale(self.device) if plan.precision == "fp16" else None
+        self._watch = Watch(spike, self.device)
+        self._optimizer, self._host = optimizer, host
         assert optimizer is None or guards(optimizer), "this optimizer would follow a broken gradient"
-        self._trained = {name: p for name, p in data.parameters.items() if p.requires_grad}
+        self._parameters = data.parameters | (host.parameters if host else {})
+        """What the optimizer updates and a checkpoint keeps, on the device or on the host."""
+        self._trained = {name: self._parameters[name] for name, p in data.parameters.items() if p.requires_grad}
         self._tensor = mesh.group("tensor")
         self._head = _split_head(self.spec, self._tensor, plan) if self._tensor.size > 1 else None
         self._is_last = plan.pipeline * plan.chunks - 1 in stages
@@ -90,10 +95,13 @@ class RankExecutor:
     def step(self, batch: Batch, *, lr: float) -> StepResult:
         # Copied before anything is computed from it: a number made on the host would have to be waited for.
         with label("copy"):
-            pieces, total = self._deal(batch.to(self._device))
+            pieces, total = self._deal(batch.to(self.device))
+        self._set_rate(lr)
+        if self._host:
+            self._host.begin()
         self._data.begin()
         scale = self._loss_scale.value if self._loss_scale else None
-        parts = self._run(pieces, total, scale)
+        parts = self._run_within_memory(pieces, total, scale)
         gradients = self._data.finish()
         with label("clip and guard"):
             sum_partial([gradients[name] for name in self._partial if name in gradients], self._tensor)
@@ -102,11 +110,13 @@ class RankExecutor:
                 self._loss_scale.divide(list(gradients.values()))
             _announce(self.points.on_gradients, gradients)
             loss, norm = self._loss_and_norm(parts, gradients)
-            self._clip(gradients.values(), norm)
+            factor = (self._clip_norm / (norm + 1e-6)).clamp(max=1.0) if self._clip_norm else None
+            if factor is not None and not self._host:
+                torch._foreach_mul_(list(gradients.values()), factor)
             _announce(self.points.before_update, gradients)
             anomaly, skipped = self._watch.judge(loss, norm, scale)
         with label("update"):
-            self._update(skipped, overflowed=~torch.isfinite(norm), lr=lr)
+            self._update(skipped, factor, overflowed=~torch.isfinite(norm))
         return StepResult(loss, norm, skipped, anomaly, scale)
 
     @torch.no_grad()
@@ -116,13 +126,13 @@ class RankExecutor:
         share = -(-rows // group.size)
         numbers = torch.arange(share) * group.size + group.rank
         mine = batch.rows(numbers % rows)
-        pieces = self._pieces(mine.to(self._device), numbers.to(self._device))
+        pieces = self._pieces(mine.to(self.device), numbers.to(self.device))
         with self._data.whole():
             found = self._score_pieces(pieces)
         if self._plan.pipeline > 1:
             shape = (2, share, len(self._places(batch.tokens.shape[1])))
             wide = torch.promote_types(self._dtype, torch.float32)
-            found = found if self._is_last else torch.empty(shape, dtype=wide, device=self._device)
+            found = found if self._is_last else torch.empty(shape, dtype=wide, device=self.device)
             found = self._mesh.group("pipeline").broadcast(found.contiguous(), source=self._plan.pipeline - 1)
         context = self._mesh.group("context")
         if context.size > 1:
@@ -134,7 +144,7 @@ class RankExecutor:
         return Scores(found[0], found[1].bool())
 
     def digest(self, batch: Batch) -> int:
-        pieces, _ = self._deal(batch.to(self._device))
+        pieces, _ = self._deal(batch.to(self.device))
         count = min(len(pieces), self._plan.pipeline)
         with self._data.whole():
             parts = self._run_alone(pieces[:count])
@@ -150,14 +160,14 @@ class RankExecutor:
     def model_state(self) -> dict[str, Part]:
         return {
             name: Part(parameter.detach(), self._data.cuts[name])
-            for name, parameter in self._data.parameters.items()
+            for name, parameter in self._parameters.items()
             if not self._is_copy(name)
         }
 
     def optimizer_state(self) -> dict[str, Part]:
         state = self._need_optimizer().state
         found = {
-            f"{moment}/{name}": Part(tensor, _moment_cut(tensor, parameter, self._data.cuts[name]))
+            f"{moment}/{name}": Part(tensor, _moment_cut(moment, tensor, self._data.cuts[name]))
             for name, parameter in self._trained.items()
             if not self._is_copy(name)
             for moment, tensor in state[parameter].items()
@@ -168,9 +178,12 @@ class RankExecutor:
                 found[f"{kind}/{name}"] = Part(tensor, whole_cut(tensor.shape, first=self._mesh.rank == 0))
         return found
 
+    def lengths(self, parts: Named) -> list[Tensor]:
+        return whole_lengths(parts, self._data.cuts, self._mesh)
+
     @torch.no_grad()
     def load_state(self, model: Named, optimizer: Named) -> None:
-        for name, parameter in self._data.parameters.items():
+        for name, parameter in self._parameters.items():
             whole = self._whole_name(name)
             assert whole in model, f"{whole}: the state is of another model"
             parameter.copy_(self._data.cuts[name].take(model[whole]))
@@ -182,13 +195,15 @@ class RankExecutor:
             if kind == "guard":
                 # A run may have been saved under another rule for spikes.
                 if name in self._watch.state:
-                    self._watch.state[name] = tensor.to(self._device, copy=True)
+                    self._watch.state[name] = tensor.to(self.device, copy=True)
             elif kind == "loss_scale":
                 assert self._loss_scale, "the state is of another precision"
-                self._loss_scale.state[name] = tensor.to(self._device, copy=True)
+                self._loss_scale.state[name] = tensor.to(self.device, copy=True)
             else:
                 for held in holders.get(name, ()):
                     self._load_moment(kind, held, tensor)
+        if self._host:
+            self._host.publish()
         for each in self._masters:
             each.publish()
         self._data.publish()
@@ -196,22 +211,34 @@ class RankExecutor:
     def _load_moment(self, kind: str, name: str, tensor: Tensor) -> None:
         parameter, cut = self._trained[name], self._data.cuts[name]
         # `step` counts live where the optimizer keeps them; moments live with their parameter.
-        device = parameter.device if tensor.dim() or self._device.type == "cuda" else torch.device("cpu")
-        part = _moment_part(tensor, cut)
-        self._need_optimizer().state[parameter][kind] = part.to(device, copy=True).contiguous()
+        device = parameter.device if tensor.dim() or self.device.type == "cuda" else torch.device("cpu")
+        part, state = _moment_part(kind, tensor, cut), self._need_optimizer().state[parameter]
+        if self._host and kind in state:
+            state[kind].copy_(part)  # it may lie in a file
+        else:
+            state[kind] = part.to(device, copy=True).contiguous()
 
     def _deal(self, batch: Batch) -> tuple[list[Microbatch], Tensor]:
         """This rank's part of the step's microbatches, and the weight of all tokens of the step.
 
         Of n microbatches of all data ranks, number i has rows i, i + n, i + 2 n, ... however many ranks there are.
         """
-        numbers = torch.arange(len(batch), device=self._device) * self._mesh.data.size + self._mesh.data.rank
+        numbers = torch.arange(len(batch), device=self.device) * self._mesh.data.size + self._mesh.data.rank
         size = self._plan.microbatch_rows_of(batch.tokens.shape[1])
         count = -(-len(batch) // size)
         pieces = self._pieces(batch, numbers, count=count)
-        total = torch.stack([piece.batch.weight.sum() for piece in pieces]).sum()
-        total = self._mesh.tokens.all_reduce(total)
-        return pieces, torch.where(total > 0, total, 1)  # a batch in which nothing counts has loss 0, not 0 / 0
+        # In float64: uneven weights added up in another order would otherwise be another loss.
+        sums = [piece.batch.weight.sum(dtype=torch.float64) for piece in pieces]
+        total = self._exact_sum(sums) if self._plan.exact else self._mesh.tokens.all_reduce(torch.stack(sums).sum())
+        total = torch.where(total > 0, total, 1)  # a batch in which nothing counts has loss 0, not 0 / 0
+        return pieces, total.to(torch.promote_types(self._dtype, torch.float32))
+
+    def _exact_sum(self, terms: Sequence[Tensor]) -> Tensor:
+        """One number for each microbatch of every data rank, added up in the order of the gradients."""
+        tree = BinaryCounter()
+        for term in self._mesh.data.all_reduce(torch.stack(list(terms))).unbind(0):
+            tree.add(term)
+        return tree.total()
 
     def _pieces(self, batch: Batch, numbers: Tensor, *, count: int | None = None) -> list[Microbatch]:
         length = batch.tokens.shape[1]
@@ -228,8 +255,22 @@ class RankExecutor:
         """The places of a row that this rank works on."""
         group = self._mesh.group("context")
         if group.size == 1:
-            return torch.arange(length, device=self._device)
-        return places_of(length, group, self._plan.context_kind).to(self._device)
+            return torch.arange(length, device=self.device)
+        return places_of(length, group, self._plan.context_kind).to(self.device)
+
+    def _run_within_memory(self, pieces: list[Microbatch], total: Tensor, scale: Tensor | None) -> list[Tensor]:
+        """`_run`, again with less kept when the memory did not suffice and a plan for it can be changed. With several
+        ranks the others would wait for collectives that do not come."""
+        while True:
+            try:
+                return self._run(pieces, total, scale)
+            except torch.OutOfMemoryError:
+                runners = [stage.run_block for stage in self._stages.values()]
+                if self._mesh.world.size > 1 or not any(isinstance(r, BlockRunner) and r.tighten() for r in runners):
+                    raise
+            for parameter in self._data.parameters.values():
+                parameter.grad = None
+            self._data.begin()
 
     def _run(self, pieces: list[Microbatch], total: Tensor, scale: Tensor | None) -> list[Tensor]:
         """Forward and backward of all microbatches; this rank's parts of the loss."""
@@ -249,7 +290,7 @@ class RankExecutor:
 
     def _run_alone(self, pieces: list[Microbatch]) -> list[Tensor]:
         """The same with nothing brought together."""
-        one = torch.ones((), device=self._device)
+        one = torch.ones((), device=self.device)
         if self._plan.pipeline > 1:
             return self._pipeline(len(pieces)).run(_StageWork(self, pieces, one))
         part = self._loss_of(self._forward(self.model, pieces[0], pieces[0].batch.tokens), pieces[0])
@@ -264,7 +305,7 @@ class RankExecutor:
         else:
             found = [self._scores_of(self._forward(self.model, p, p.batch.tokens), p) for p in pieces]
         if not found:
-            return torch.empty(0, device=self._device)
+            return torch.empty(0, device=self.device)
         # Microbatches took every n-th row.
         joined = found[0].new_empty(2, sum(f.shape[1] for f in found), found[0].shape[2])
         for first, each in enumerate(found):
@@ -273,7 +314,7 @@ class RankExecutor:
 
     def _forward(self, model: Decoder, piece: Microbatch, x: Tensor) -> Tensor:
         """Hidden states of a stage."""
-        with autocast(self._plan.precision, self._device), label("forward"):
+        with autocast(self._plan.precision, self.device), label("forward"):
             return model(
                 x, positions_BT=piece.batch.positions, attend=self._attend(piece), dropout=self._dropout(piece)
             )
@@ -281,7 +322,7 @@ class RankExecutor:
     def _loss_of(self, hidden_BTC: Tensor, piece: Microbatch) -> Tensor:
         """The weighted sum of this rank's losses."""
         model = self._stages[max(self._stages)]
-        with autocast(self._plan.precision, self._device), label("loss"):
+        with autocast(self._plan.precision, self.device), label("loss"):
             if self._head:
                 losses = self._head.losses(hidden_BTC, model.head_weight, piece.batch.targets).flatten()
             else:
@@ -290,7 +331,7 @@ class RankExecutor:
 
     def _scores_of(self, hidden_BTC: Tensor, piece: Microbatch) -> Tensor:
         model, targets = self._stages[max(self._stages)], piece.batch.targets
-        with autocast(self._plan.precision, self._device):
+        with autocast(self._plan.precision, self.device):
             if self._head:
                 score, choice = self._head.scores(hidden_BTC, model.head_weight, targets)
             else:
@@ -320,7 +361,7 @@ class RankExecutor:
         if not rate or self._optimizer is None or not torch.is_grad_enabled():
             return None
         counts = (state["step"] for state in self._optimizer.state.values())
-        step = torch.as_tensor(next(counts, 0), device=self._device)
+        step = torch.as_tensor(next(counts, 0), device=self.device)
         places = self._places(piece.documents.shape[1])
         if self._plan.sequence:
             places = places.chunk(self._tensor.size)[self._tensor.rank]
@@ -331,9 +372,7 @@ class RankExecutor:
         if microbatches not in self._pipelines:
             plan = self._plan
             self._pipelines[microbatches] = Pipeline(
-                make_schedule(
-                    plan.schedule, Shape(ranks=plan.pipeline, microbatches=microbatches, chunks=plan.chunks)
-                ),
+                make_schedule(plan.schedule, Shape(ranks=plan.pipeline, microbatches=microbatches, chunks=plan.chunks)),
                 stages=plan.pipeline * plan.chunks,
                 forward=self._mesh.group("pipeline"),
                 backward=self._mesh.back,
@@ -342,7 +381,7 @@ class RankExecutor:
         return self._pipelines[microbatches]
 
     def _sum_tied(self, gradients: dict[str, Tensor]) -> None:
-        """The first stage looks tokens up in the matrix that the last one ends with: their gradients belong together."""
+        """The first stage looks tokens up in the matrix that the last one ends with: their gradients are of one."""
         if self._mesh.ends.size > 1 and self.spec.tied:
             for name in ("embedding.weight", "head.weight"):
                 if name in gradients:
@@ -351,12 +390,14 @@ class RankExecutor:
     def _loss_and_norm(self, parts: Sequence[Tensor], gradients: Named) -> tuple[Tensor, Tensor]:
         """The loss of the global batch and the length of its gradient, on every rank."""
         wide = torch.promote_types(self._dtype, torch.float32)
-        local = torch.stack(list(parts)).sum() if parts else torch.zeros((), dtype=wide, device=self._device)
+        if self._plan.exact:
+            return self._exact_sum(parts), exact_norm(gradients, self._data.cuts, self._mesh).to(wide)
+        local = torch.stack(list(parts)).sum() if parts else torch.zeros((), dtype=wide, device=self.device)
         # All ranks of the tensor axis have the same loss.
         share = local.double() / self._tensor.size
         counted = {name: g for name, g in gradients.items() if not self._is_copy(name)}
         copies = {name: self._copies(name) for name in counted}
-        loss, norm = global_norm(counted, self._data.cuts, self._mesh, copies=copies, loss=share)
+        loss, norm = global_norm(counted, self._mesh, copies=copies, loss=share)
         return loss.to(local.dtype), norm.to(local.dtype)
 
     def _copies(self, name: str) -> int:
@@ -364,18 +405,19 @@ class RankExecutor:
         whole_on_tensor = all(slicing.group is not self._tensor for slicing in self._data.cuts[name].slicings)
         return self.replicas.size * (self._tensor.size if whole_on_tensor else 1)
 
-    def _clip(self, gradients: Iterable[Tensor], norm: Tensor) -> None:
-        if self._clip_norm:
-            scale = (self._clip_norm / (norm + 1e-6)).clamp(max=1.0)
-            torch._foreach_mul_(list(gradients), scale)
-
-    def _update(self, skipped: Tensor, *, overflowed: Tensor, lr: float) -> None:
-        """The guarded update: where `skipped` is 1 nothing changes, decided on the device."""
-        optimizer = self._need_optimizer()
-        for group in optimizer.param_groups:
+    def _set_rate(self, lr: float) -> None:
+        for group in self._need_optimizer().param_groups:
             group["lr"] = lr * group.get("lr_ratio", 1.0)
-        vars(optimizer).update(found_inf=skipped, grad_scale=None)
-        optimizer.step()
+
+    def _update(self, skipped: Tensor, factor: Tensor | None, *, overflowed: Tensor) -> None:
+        """The guarded update: where `skipped` is 1 nothing changes, decided on the device. The host's optimizer takes
+        gradients before clipping, and the `factor`."""
+        if self._host:
+            self._host.step(skipped, scale=factor)
+        else:
+            optimizer = self._need_optimizer()
+            vars(optimizer).update(found_inf=skipped, grad_scale=None)
+            optimizer.step()
         for each in self._masters:
             each.publish()
         self._data.publish()
@@ -410,29 +452,37 @@ class _StageWork:
     def like(self, microbatch: int) -> Tensor:
         it, tokens = self._executor, self._pieces[microbatch].batch.tokens
         places = tokens.shape[1] // (it._tensor.size if it._plan.sequence else 1)
-        return torch.empty(tokens.shape[0], places, it.spec.width, dtype=it._dtype, device=it._device)
+        return torch.empty(tokens.shape[0], places, it.spec.width, dtype=it._dtype, device=it.device)
 
 
 def _split_head(spec: Spec, group: Group, plan: Plan) -> SplitHead:
     return SplitHead(group, plan.sequence, tensor_cut("embedding.weight", spec, group).offset[0])
 
 
-def _moment_cut(tensor: Tensor, parameter: nn.Parameter, cut: Cut) -> Cut:
-    """Which part of the whole moment a rank has: its dimensions are the parameter's, or 1, or there are none."""
-    if tensor.dim() != len(cut.shape):
-        return whole_cut(tensor.shape, first=cut.first and all(s.group.rank == 0 for s in cut.slicings))
-    shape = tuple(w if side == p else side for side, p, w in zip(tensor.shape, parameter.shape, cut.shape, strict=True))
-    kept = tuple(s for s in cut.slicings if shape[s.dim] == cut.shape[s.dim])
-    # Of a mean over a dimension that is cut, all ranks of the cut hold the same.
-    dropped = [s for s in cut.slicings if s not in kept]
-    return Cut(shape, kept, cut.first and all(s.group.rank == 0 for s in dropped))
+MEANS = {"row_var": 1, "col_var": 0}
+"""Moments that are means over a dimension of their parameter (Adafactor): which one."""
 
 
-def _moment_part(tensor: Tensor, cut: Cut) -> Tensor:
+def _moment_slicings(moment: str, dims: int, cut: Cut) -> tuple[tuple[Slicing, ...], tuple[Slicing, ...]]:
+    """The cuts of a parameter that a moment of it shares, and those of which all ranks hold the same."""
+    if dims != len(cut.shape):
+        return (), cut.slicings
+    kept = tuple(s for s in cut.slicings if s.dim != MEANS.get(moment))
+    return kept, tuple(s for s in cut.slicings if s not in kept)
+
+
+def _moment_cut(moment: str, tensor: Tensor, cut: Cut) -> Cut:
+    """Which part of the whole moment a rank has: it is cut as its parameter is, a mean only along what it keeps."""
+    kept, same = _moment_slicings(moment, tensor.dim(), cut)
+    shape = list(tensor.shape)
+    for slicing in kept:
+        shape[slicing.dim] = cut.shape[slicing.dim]
+    return Cut(tuple(shape), kept, cut.first and all(s.group.rank == 0 for s in same))
+
+
+def _moment_part(moment: str, tensor: Tensor, cut: Cut) -> Tensor:
     """This rank's part of a whole moment of a parameter that is cut like this."""
-    if tensor.dim() != len(cut.shape):
-        return tensor
-    kept = tuple(s for s in cut.slicings if tensor.shape[s.dim] == cut.shape[s.dim])
+    kept, _ = _moment_slicings(moment, tensor.dim(), cut)
     return Cut(tuple(tensor.shape), kept).take(tensor)
 
 

@@ -13,8 +13,9 @@ What a block keeps may be dealt to the ranks that hold it alike (ZeRO-R) or leav
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -23,12 +24,16 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.checkpoint import checkpoint
 
+from ropewalk.model.activations import Division
 from ropewalk.model.attend import Attend
 from ropewalk.model.modules import Block
-from ropewalk.plan.memory import Planner
+from ropewalk.model.spec import Spec
+from ropewalk.plan.memory import Estimator, Foreseen, Planner, foresee
+from ropewalk.plan.plan import Plan
 
 from .activation_offload import ActivationOffload
-from .comm import Group, alone
+from .comm import Group
+from .mesh import Mesh
 
 Forward = Callable[[Block, Tensor], Tensor]
 Choose = Callable[[Block, Tensor, Forward], bool]
@@ -58,6 +63,50 @@ def recomputed(attend: Attend) -> Attend:
     return attend_again
 
 
+def make_run_block(
+    plan: Plan,
+    spec: Spec,
+    mesh: Mesh,
+    *,
+    layers: Collection[int],
+    last: bool = True,
+    trained: Collection[str] | None = None,
+    live_microbatches: int = 1,
+) -> BlockRunner:
+    """How `plan` runs the blocks of a stage that has `layers`, and the head if it is the `last`.
+
+    `live_microbatches` share what the plan allows for activations. `trained` names parameters of the whole model.
+    """
+    tensor, context = mesh.group("tensor"), mesh.group("context")
+    partition = tensor if plan.partition_activations and not plan.sequence else None
+    choose: Choose = always if plan.recompute == "full" else never
+    if plan.recompute == "auto":
+        assert plan.recompute_bytes is not None, "a plan that computes again what it must says how much it may keep"
+        division = Division(
+            tensor=tensor.size, sequence=plan.sequence, context=context.size, partition=partition is not None
+        )
+
+        def prior(rows: int, length: int) -> Foreseen:
+            return foresee(
+                spec,
+                rows=rows,
+                length=length,
+                precision="fp32" if plan.precision == "fp32" else "bf16",
+                trained=trained,
+                division=division,
+                layers=layers,
+                last=last,
+            )
+
+        planner = Planner(plan.recompute_bytes // live_microbatches, Estimator(prior))
+        choose = AutoRecompute(planner, groups=(tensor, context), places=division.places)
+    offload = None
+    if "activations" in plan.offload:
+        # What the last block saves would come back at once.
+        offload = ActivationOffload(sorted(layers)[:-1], folder=Path(plan.offload_path) if plan.offload_path else None)
+    return BlockRunner(choose=choose, partition=partition, offload=offload)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BlockRunner:
     """Runs blocks as `Decoder.run_block` asks: some twice, what they keep kept elsewhere."""
@@ -80,6 +129,10 @@ class BlockRunner:
             # The hooks see what the block saves, or of one that is computed again what `checkpoint` does: its input.
             return _again(forward, block, x) if again else forward(block, x)
 
+    def tighten(self, *, excess_bytes: int = 0) -> bool:
+        """As `AutoRecompute.tighten`; False where there is no plan to change."""
+        return isinstance(self.choose, AutoRecompute) and self.choose.tighten(excess_bytes=excess_bytes)
+
 
 class Keep(Protocol):
     """Where a tensor stays until the backward pass."""
@@ -98,18 +151,14 @@ class _Shared:
         self._group, self._keep = group, keep
 
     def pack(self, x: Tensor) -> Any:
-        group, flat = self._group, x.detach().reshape(-1)
-        side = -(-flat.numel() // group.size)
-        # A copy, so that the rest can go; the last shares may be shorter, and travel padded.
-        mine = flat.new_zeros(side)
-        part = flat[group.rank * side : (group.rank + 1) * side]
-        mine[: part.numel()] = part
+        # A copy, so that the rest can go. Shares are even: the ranks divide the heads, and these the width.
+        mine = x.detach().reshape(self._group.size, -1)[self._group.rank].clone()
         return self._keep.pack(mine) if self._keep else mine, x.shape
 
     def unpack(self, packed: Any) -> Tensor:
         kept, shape = packed
         mine = self._keep.unpack(kept) if self._keep else kept
-        return self._group.all_gather(mine)[: shape.numel()].view(shape)
+        return self._group.all_gather(mine).view(shape)
 
 
 class AutoRecompute:
@@ -117,30 +166,31 @@ class AutoRecompute:
 
     The first time a size of input comes, every block runs twice: once to count what it saves, with only that alive,
     and once to be computed again, which needs the least memory (Mimose's shuttling collector). From then on the plan
-    of that size is followed. `group` are the ranks that run the same blocks together and so must choose alike: the
+    of that size is followed. `groups` hold the ranks that run the same blocks together and so must choose alike: the
     largest count among them is everybody's.
 
     `places` is how many ranks split the places of a row: the length of a row is that many times that of the input.
     """
 
-    def __init__(self, planner: Planner, *, group: Group | None = None, places: int = 1) -> None:
+    def __init__(self, planner: Planner, *, groups: Sequence[Group] = (), places: int = 1) -> None:
         self.planner = planner
-        self._group = group or alone()
+        self._groups = [group for group in groups if group.size > 1]
         self._places = places
         self._size = (0, 0)
 
     def __call__(self, block: Block, x: Tensor, forward: Forward) -> bool:
         rows, length = self._size = x.shape[0], x.shape[1] * self._places
         if self.planner.wants(block.layer, rows, length):
-            counted = torch.tensor(inner_bytes(block, x, forward), device=x.device)
-            most = self._group.all_reduce(counted, operation="max")
-            self.planner.observe(block.layer, rows, length, int(most))
+            counted = inner_bytes(block, x, forward)
+            for group in self._groups:
+                counted = max(group.gather_numbers(counted, device=x.device))
+            self.planner.observe(block.layer, rows, length, counted)
             return True
         return block.layer in self.planner.plan_for(rows, length)
 
     def tighten(self, *, excess_bytes: int = 0) -> bool:
         """After the last microbatch ran out of memory, or needed `excess_bytes` more than it might: inputs of its size
-        or larger will be planned to need less. False when nothing is left to recompute. All ranks of the group must
+        or larger will be planned to need less. False when nothing is left to recompute. All ranks of the groups must
         call."""
         return self.planner.tighten(*self._size, excess_bytes=excess_bytes)
 

@@ -40,11 +40,13 @@ class Parallel:
     shard: Annotated[int, Range(least=1), CONTINUES] = 1
     """Ranks that read different rows and share the state of one copy of the model, as `zero` says."""
     zero: Annotated[ZeroStage, CONTINUES] = 3
-    """What `shard` ranks share (Rajbhandari et al. 2020): 1 the optimizer's state, 2 gradients too, 3 parameters too."""
+    """What `shard` ranks share (ZeRO, Rajbhandari et al. 2020): 1 the optimizer's state, 2 gradients too, 3 parameters
+    too."""
     tensor: Annotated[int, Range(least=1), CONTINUES] = 1
     """Ranks that share every matrix product (Megatron-LM); must divide the key and value heads."""
     sequence: Annotated[bool, CONTINUES] = True
-    """Whether `tensor` ranks also share what lies between the products, by places of the row (Korthikanti et al. 2022)."""
+    """Whether `tensor` ranks also share what lies between the products, by places of the row (Korthikanti et al.
+    2022)."""
     context: Annotated[int, Range(least=1), CONTINUES] = 1
     """Ranks that share every row, by its places."""
     context_kind: Annotated[ContextKind, CONTINUES] = "ring"

@@ -8,6 +8,7 @@ Where the paper chooses layers greedily, the plan here is the one with the fewes
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
@@ -20,7 +21,6 @@ from ropewalk.model.activations import (
     Precision,
     block_bytes,
     saved_bytes,
-    saved_copy_bytes,
     saved_logit_bytes,
 )
 from ropewalk.model.spec import Spec
@@ -71,18 +71,17 @@ def foresee(
     spec = dataclasses.replace(spec, sequence_length=length)
     blocks = block_bytes(spec, rows=rows, precision=precision, trained=trained, division=division)
     total = saved_bytes(spec, rows=rows, precision=precision, trained=trained, division=division, recompute="full")
-    copies = saved_copy_bytes(spec, trained=trained, division=division) if precision == "bf16" else 0
     tokens = rows * length // division.context
     # With their gradient; above this size the loss cuts them into chunks.
     logits = min(saved_logit_bytes(spec, tokens=tokens) // division.tensor, LOGIT_BYTES)
-    rest = total - sum(block.input for block in blocks) + copies + (2 * logits if last else 0)
-    owned = range(spec.layers) if layers is None else sorted(layers)
-    return Foreseen(blocks={layer: blocks[layer] for layer in owned}, rest=rest)
+    owned = {layer: blocks[layer] for layer in (range(spec.layers) if layers is None else sorted(layers))}
+    rest = total - sum(block.input for block in blocks) + sum(block.copies for block in owned.values())
+    return Foreseen(blocks=owned, rest=rest + (2 * logits if last else 0))
 
 
 def fewest(foreseen: Foreseen, budget_bytes: int) -> frozenset[int]:
-    """The fewest layers to compute again so that the peak is within the budget, and of such plans the one that keeps
-    least; when none fits, the plan of the lowest peak.
+    """The fewest layers to compute again so that the peak is within the budget; of such plans the one that keeps least,
+    and of equal ones that of the lowest layers, which live longest. When none fits, the plan of the lowest peak.
 
     One pass over the layers holds, for every number of layers computed again so far, the least that can be kept: less
     is never worse for what follows, so nothing else matters. The paper's greedy choice, largest layer first, may take
@@ -98,8 +97,7 @@ def fewest(foreseen: Foreseen, budget_bytes: int) -> frozenset[int]:
             if whole <= room:
                 options.append((count + 1, kept + block.input, (*again, layer)))
             for number, bytes_kept, chosen in options:
-                if number not in longer or bytes_kept < longer[number][0]:
-                    longer[number] = bytes_kept, chosen
+                longer[number] = min(longer.get(number, (bytes_kept, chosen)), (bytes_kept, chosen))
         plans = longer
     for count in sorted(plans):
         kept, again = plans[count]
@@ -112,12 +110,12 @@ def fewest(foreseen: Foreseen, budget_bytes: int) -> frozenset[int]:
 class Estimator:
     """What blocks keep as a function of the size of their input: `prior`, corrected by what was counted.
 
-    The correction is c0 + c1 x rows x length + c2 x rows x length^2 for each layer, fitted by least squares; as long as
-    the counts do not determine it, the smallest such correction.
+    The correction is a x rows x length + b x rows x length^2 + c for each layer, fitted by least squares: `a` alone to
+    one count, `a` and `b` to two.
     """
 
     def __init__(self, prior: Callable[[int, int], Foreseen]) -> None:
-        self._prior = prior
+        self._prior = functools.lru_cache(maxsize=256)(prior)
         self._counts: dict[int, dict[tuple[int, int], int]] = {}
         self._fits: dict[int, tuple[float, ...]] = {}
 
@@ -126,19 +124,15 @@ class Estimator:
         self._counts.setdefault(layer, {})[rows, length] = inner_bytes
         self._fits.pop(layer, None)
 
-    def has(self, layer: int, rows: int, length: int) -> bool:
-        """Whether this block was counted at this size."""
-        return (rows, length) in self._counts.get(layer, {})
-
-    def counted(self, layer: int) -> int:
-        """How many sizes were counted of a block."""
-        return len(self._counts.get(layer, {}))
+    def sizes(self, layer: int) -> Collection[tuple[int, int]]:
+        """The rows and lengths at which a block was counted."""
+        return self._counts.get(layer, {}).keys()
 
     def estimate(self, rows: int, length: int) -> Foreseen:
         """What a microbatch of this size will keep."""
         prior = self._prior(rows, length)
         blocks = {
-            layer: BlockBytes(block.input, self._corrected(layer, rows, length, block.inner))
+            layer: dataclasses.replace(block, inner=self._corrected(layer, rows, length, block.inner))
             for layer, block in prior.blocks.items()
         }
         return Foreseen(blocks=blocks, rest=prior.rest)
@@ -151,20 +145,21 @@ class Estimator:
             return counts[rows, length]
         if layer not in self._fits:
             self._fits[layer] = self._fit(layer, counts)
-        correction = float(np.dot(self._fits[layer], _terms(rows, length)))
+        fit = self._fits[layer]
+        correction = sum(factor * term for factor, term in zip(fit, _terms(rows, length), strict=False))
         return max(0, round(prior_bytes + correction))
 
     def _fit(self, layer: int, counts: dict[tuple[int, int], int]) -> tuple[float, ...]:
-        terms = np.array([_terms(*size) for size in counts])
+        terms = np.array([_terms(*size)[: len(counts)] for size in counts])
         off = [count - self._prior(*size).blocks[layer].inner for size, count in counts.items()]
-        # Columns of like size: else the smallest correction would be all in the largest term.
+        # Columns of like size, so that none is lost to rounding.
         scale = terms.max(axis=0)
         solved = np.linalg.lstsq(terms / scale, np.array(off, dtype=float), rcond=None)[0]
-        return tuple(solved / scale)
+        return tuple(float(factor) for factor in solved / scale)
 
 
 def _terms(rows: int, length: int) -> tuple[float, float, float]:
-    return 1.0, float(rows * length), float(rows * length * length)
+    return float(rows * length), float(rows * length * length), 1.0
 
 
 class Planner:
@@ -178,9 +173,9 @@ class Planner:
         self._plans: dict[tuple[int, int], frozenset[int]] = {}
 
     def wants(self, layer: int, rows: int, length: int) -> bool:
-        """Whether the block of `layer` should be counted at this size."""
-        known = self.estimator
-        return not known.has(layer, rows, length) and known.counted(layer) < self._sizes_counted
+        """Whether the block of `layer` should be counted at this size: once a bucket, until the fit is trusted."""
+        counted = {(known_rows, bucket_length(known)) for known_rows, known in self.estimator.sizes(layer)}
+        return (rows, bucket_length(length)) not in counted and len(counted) < self._sizes_counted
 
     def observe(self, layer: int, rows: int, length: int, inner_bytes: int) -> None:
         """Takes a count of `Estimator.observe`; plans are made anew."""

@@ -7,14 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from ropewalk.base.errors import DataError, UserError
+from ropewalk.base.errors import DataError
 from ropewalk.base.files import read_json, upgraded, write_json
-from ropewalk.base.progress import amount
-from ropewalk.model.spec import Optimizer, Spec
+from ropewalk.model.spec import Spec
 
-from .config import Backend, Compression, ContextKind, Layout, Offload, Recompute, ScheduleKind
-from .forecast import Memory, Precision, memory
-from .machine import Machine
+from .config import Backend, Compression, ContextKind, Offload, Recompute, ScheduleKind
+from .forecast import Memory, Precision
 
 FORMAT = 2
 FILE = "plan.json"
@@ -143,57 +141,15 @@ class Planned:
         return {"format": FORMAT, "phases": [phase.tree() for phase in self.phases], "derived": derived}
 
 
-def choose(
-    spec: Spec,
-    layout: Layout,
-    machine: Machine,
-    *,
-    batch_rows: int,
-    steps: int,
-    precision: Precision | Literal["auto"],
-    optimizer: Optimizer = "adamw",
-    tokens: int | None = None,
-    trained: tuple[str, ...] | None = None,
-) -> PhasePlan:
-    """The plan of a phase for one process: the device, and the largest microbatch whose forecast fits its memory.
-
-    `spec` has the phase's row length; `tokens` is given where ramps make it less than all steps in full; `trained`
-    where not every parameter is.
-    """
-    device = layout.device
-    if device == "auto":
-        device = "cuda" if machine.gpus else "cpu"
-    if device == "cuda" and not machine.gpus:
-        raise UserError("`plan.device` is cuda, but this machine shows no GPU; set `plan.device=cpu`")
-    budget = layout.memory_bytes or round(
-        0.8 * (machine.gpus[0].memory_bytes if device == "cuda" else machine.memory_bytes)
+def alone(plan: Plan) -> Plan:
+    """The same work on one device."""
+    return Plan(
+        device=plan.device,
+        precision=plan.precision,
+        batch_rows=plan.batch_rows,
+        microbatch_rows=plan.microbatch_rows,
+        sequence_length=plan.sequence_length,
     )
-    if precision == "auto":
-        hardware = machine.gpus[0].capability >= 8.0 if device == "cuda" else machine.bf16
-        precision = "bf16" if hardware else "fp32"
-
-    def needed_with(rows: int) -> Memory:
-        return memory(spec, rows=rows, precision=precision, optimizer=optimizer, trained=trained)
-
-    divisors = _candidates(spec, batch_rows, device)
-    fitting = (rows for rows in divisors if needed_with(rows).total <= budget)
-    rows = layout.microbatch_rows or next(fitting, divisors[-1])
-    if batch_rows % rows:
-        raise UserError(
-            f"`plan.microbatch_rows` ({rows}) does not divide `train.batch_rows` ({batch_rows}); choose a divisor"
-        )
-    plan = Plan(
-        device=device,
-        precision=precision,
-        batch_rows=batch_rows,
-        microbatch_rows=rows,
-        sequence_length=spec.sequence_length,
-    )
-    needed = needed_with(rows)
-    if needed.total > budget:
-        raise UserError(_does_not_fit(needed, budget, rows))
-    read = steps * batch_rows * spec.sequence_length if tokens is None else tokens
-    return PhasePlan(plan=plan, spec=spec, memory=needed, steps=steps, tokens=read, trained=trained)
 
 
 def save_plan(run: Path, planned: Planned) -> None:
@@ -233,25 +189,3 @@ def _list_of_phases(tree: dict[str, Any]) -> dict[str, Any]:
     """Format 1 knew one phase, without its tokens."""
     phase = {key: tree[key] for key in ("plan", "spec", "memory", "steps")}
     return {"format": 2, "phases": [{**phase, "tokens": tree["derived"]["tokens"], "trained": None}]}
-
-
-CPU_MICROBATCH_TOKENS = 4096
-"""On a CPU a larger microbatch gains nothing (the matrices are big enough) and loses cache: flat above this."""
-
-
-def _candidates(spec: Spec, batch_rows: int, device: str) -> list[int]:
-    """Rows of a microbatch worth trying, largest first."""
-    divisors = [rows for rows in range(batch_rows, 0, -1) if batch_rows % rows == 0]
-    if device == "cpu":
-        small = [rows for rows in divisors if rows * spec.sequence_length <= CPU_MICROBATCH_TOKENS]
-        return small or divisors[-1:]
-    return divisors
-
-
-def _does_not_fit(needed: Memory, budget: int, rows: int) -> str:
-    parts = ", ".join(f"{name} {amount(value, 'B')}" for name, value in dataclasses.asdict(needed).items())
-    remedy = "set a smaller `plan.microbatch_rows`" if rows > 1 else "choose a smaller model or a shorter row"
-    return (
-        f"plan: {amount(needed.total, 'B')} needed with {rows} {'rows' if rows > 1 else 'row'} a microbatch, "
-        f"{amount(budget, 'B')} allowed ({parts}); {remedy}, or raise `plan.memory_bytes`"
-    )

@@ -184,6 +184,7 @@ def _wrong_work(schedule: Schedule, shape: Shape) -> Iterator[str]:
 
 def _wrong_order(schedule: Schedule, shape: Shape) -> Iterator[str]:
     left = [deque(own) for own in schedule]
+    # Without any room even 1F1B locks, since neighbours send to each other at the same time.
     for rank, _ in in_order(schedule, stages=shape.stages, buffered=1):
         left[rank].popleft()
     stuck = [f"rank {rank} before {own[0]}" for rank, own in enumerate(left) if own]

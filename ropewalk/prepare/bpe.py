@@ -7,6 +7,7 @@ import itertools
 import json
 import unicodedata
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -17,14 +18,14 @@ from tokenizers import pre_tokenizers
 from ropewalk.store.shards import Tokens, TokenType
 
 from .byte_level import byte_letters
-from .columns import Offsets, text_buffers
+from .columns import Mask, Offsets, text_buffers
 from .kernels import bpe as kernel
-from .kernels import merges, pattern
+from .kernels import merges, pattern, runs
 from .kernels.lanes import LANES
-from .kernels.merges import DOUBTFUL, UNKNOWN, Room, Tables
+from .kernels.merges import DOUBTFUL, UNKNOWN, Room, Tables, Words
 from .kernels.pattern import LETTER, NUMBER, OTHER, SPACE
 
-ALGORITHM = "ropewalk-bpe-3"
+ALGORITHM = "ropewalk-bpe-4"
 """Raised when the kernel changes, though its tokens must not."""
 
 _CODES = 0x110000
@@ -54,8 +55,8 @@ class BytePairEncoder:
             long=np.zeros(kernel.LONG_ENTRY << kernel.LONG_BITS, np.uint64),
             long_tokens=np.empty(kernel.LONG_TOKENS << kernel.LONG_BITS, np.uint32),
             room=_room(kernel.ROOM),
-            units=np.empty(kernel.ROOM, np.uint32),
-            merging=np.empty(kernel.ROOM, np.int64),
+            units=np.empty(runs.UNITS, np.uint32),
+            joining=np.empty(runs.UNITS, np.int64),
             starts=np.empty(0, np.uint64),
             tail=np.zeros(LANES, np.uint8),
         )
@@ -87,13 +88,11 @@ def tables_of(content: bytes) -> Tables | str:
     pairs = [tuple(pair) if isinstance(pair, list) else tuple(pair.split(" ")) for pair in tree["model"]["merges"]]
     tables = _empty(len(pairs))
     tables.single[:] = [vocabulary[letter] for letter in byte_letters()]
-    left, right, merged = (
+    left, right, tables.merged[:] = (
         np.array([vocabulary[name] for name in names], np.uint32)
         for names in ([a for a, _ in pairs], [b for _, b in pairs], [a + b for a, b in pairs])
     )
-    spelled = {letter: byte for byte, letter in enumerate(byte_letters())}
-    wide = np.array([spelled[a[-1]] >= 0x80 and spelled[b[0]] >= 0x80 for a, b in pairs], bool)
-    if not merges.fill_merges(left, right, merged, wide, tables):
+    if not merges.fill_pairs(left, right, np.arange(len(pairs)), tables.pairs):
         return "two of its merges are of the same pair"
     kinds = character_kinds()
     # Where the kind changes from one code point to the next; a test compares all of them.
@@ -101,10 +100,12 @@ def tables_of(content: bytes) -> Tables | str:
     if not same_kinds(np.union1d(changes, changes + 1), kinds):
         return "its pieces follow another version of Unicode"
     merges.fill_characters(kinds, tables, np.empty(4, np.uint8), _room(merges.GROUP))
-    for one, other in pairs:
-        _mark_border(bytes(map(spelled.__getitem__, one)), bytes(map(spelled.__getitem__, other)), tables)
+    spelled = {letter: byte for byte, letter in enumerate(byte_letters())}
+    strings = [(bytes(map(spelled.__getitem__, one)), bytes(map(spelled.__getitem__, other))) for one, other in pairs]
+    for one, other in strings:
+        _mark_border(one, other, tables)
     _pack(tables)
-    return tables
+    return _with_joins(tables, left, right, strings)
 
 
 def count_pieces(text: pa.LargeStringArray, counts: Counter[bytes]) -> None:
@@ -161,7 +162,7 @@ def _refusal(tree: dict[str, Any]) -> str:
         return "it has added tokens that are not special"
     if not set(byte_letters()) <= model["vocab"].keys():
         return "some bytes have no token"
-    if max(model["vocab"].values()) + 1 >> merges.PART_BITS:
+    if max(model["vocab"].values()) + 1 >> merges.TOKEN_BITS:
         return "its vocabulary is too large"
     return ""
 
@@ -176,28 +177,82 @@ def _room(count: int) -> Room:
 
 
 def _empty(count: int) -> Tables:
-    """Tables for so many merges."""
-    slots = 1 << max(4, (3 * count).bit_length())
+    """Tables for so many merges, without joins."""
     return Tables(
         characters=np.zeros(_CODES, np.uint32),
         parts=np.zeros(4 * _CODES, np.uint32),
         packed=np.zeros(merges.PACKED_CODES, np.uint64),
         single=np.zeros(256, np.uint32),
-        pairs=np.full(slots, -1, np.int64).view(np.uint64),
+        pairs=_pair_table(count),
         merged=np.zeros(count, np.uint32),
+        joins=_pair_table(0),
         filter=np.zeros(1 << merges.FILTER_BITS - 6, np.uint64),
         borders=np.zeros(256, np.uint64),
     )
 
 
+def _pair_table(count: int) -> Words:
+    """An empty one for so many merges."""
+    return np.full(1 << max(4, (3 * count).bit_length()), merges.NONE)
+
+
 def _pack(tables: Tables) -> None:
     """Fills `packed` from `characters` and `parts`."""
-    flags = tables.characters[: merges.PACKED_CODES] & 0x3F
-    flags[(flags & UNKNOWN != 0) | (flags & 3 == SPACE) | (flags >> 2 & 3 == 3)] |= merges.STOPS
-    tables.packed[:] = flags.astype(np.uint64) << 3 * merges.PART_BITS
-    for place in range(3):
-        tokens = tables.parts[place : 4 * merges.PACKED_CODES : 4].astype(np.uint64)
-        tables.packed[:] |= tokens << place * merges.PART_BITS
+    entries = tables.characters[: merges.PACKED_CODES].astype(np.uint64)
+    kind, more = entries & 3, entries >> 2 & 3
+    flags = kind << 1
+    flags[entries & DOUBTFUL != 0] |= merges.UNIT_DOUBTFUL
+    flags[~_in_runs(entries)] |= merges.UNIT_STOPS
+    flags[more == 2] |= merges.UNIT_THREE
+    flags[more != 0] |= 1 << merges.UNIT_MORE_BIT
+    first, second = (tables.parts[place : 4 * merges.PACKED_CODES : 4].astype(np.uint64) for place in (0, 1))
+    tables.packed[:] = first << merges.UNIT_BITS | flags
+    tables.packed[:] |= (second << merges.UNIT_BITS | kind << 1) << 32
+
+
+def _in_runs(entries: npt.NDArray[np.uint64]) -> Mask:
+    """Which of `characters` belong to runs: those of three bytes, the line feed, and ASCII punctuation that is not
+    doubtful."""
+    codes, kind = np.arange(len(entries)), entries & 3
+    found: Mask = (codes >= 0x800) & (kind != SPACE) | (codes < 0x80) & (kind == OTHER) & (entries & DOUBTFUL == 0)
+    found[ord("\n")] = True
+    found[ord("'")] = False  # it may begin a contraction
+    found[entries & UNKNOWN != 0] = False
+    return found
+
+
+def _with_joins(
+    tables: Tables,
+    left: npt.NDArray[np.uint32],
+    right: npt.NDArray[np.uint32],
+    strings: Sequence[tuple[bytes, bytes]],
+) -> Tables:
+    """The tables with `joins` and `filter`: of all merges, those that may take place in a run."""
+    run_kinds = _run_kinds(tables)
+    joined = {rank: kind for rank, pair in enumerate(strings) if (kind := _joined_kind(*pair, run_kinds)) is not None}
+    ranks, flags = np.array([*joined], np.int64), np.array([*joined.values()], np.uint32) << np.uint32(1)
+    tables = tables._replace(joins=_pair_table(len(ranks)))
+    merges.fill_pairs(left[ranks], right[ranks], ranks, tables.joins)
+    shift = np.uint32(merges.UNIT_BITS)
+    merges.fill_filter(left[ranks] << shift | flags, right[ranks] << shift | flags, tables.filter)
+    return tables
+
+
+def _run_kinds(tables: Tables) -> dict[str, int]:
+    """The kind of each character of a run, but for the line feed, which joins nothing."""
+    kinds = (tables.packed & merges.UNIT_KIND).astype(np.int64) >> 1
+    codes = np.flatnonzero((tables.packed & merges.UNIT_STOPS == 0) & (kinds != SPACE))
+    return dict(zip(map(chr, codes.tolist()), kinds[codes].tolist(), strict=True))
+
+
+def _joined_kind(left: bytes, right: bytes, run_kinds: dict[str, int]) -> int | None:
+    """The kind of the characters of a run that a merge joins; None for one that joins others, parts of characters or
+    characters of different kinds, which are never in one piece."""
+    try:
+        kinds = {run_kinds.get(character) for character in left.decode() + right.decode()}
+    except UnicodeDecodeError:
+        return None
+    return kinds.pop() if len(kinds) == 1 else None
 
 
 def _mark_border(left: bytes, right: bytes, tables: Tables) -> None:

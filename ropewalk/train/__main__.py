@@ -1,32 +1,23 @@
-"""The worker: `python -m ropewalk.train RUN`. Takes one argument, the run directory."""
+"""The worker: `python -m ropewalk.train RUN`. Takes one argument, the run directory.
+
+One process alone holds the lock of the run; of several it is their launcher that does.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from pathlib import Path
 
 from ropewalk.base.errors import RopewalkError
+from ropewalk.base.events import EventLog
 from ropewalk.base.files import locked
+from ropewalk.base.progress import Lines, Progress
+from ropewalk.base.relay import LOGS, PROGRESS, Relay
+from ropewalk.config.ranks import Ranks, ranks
 from ropewalk.config.threads import share_cores
 
 from .settings import read_settings
-
-
-class _Lines:
-    """A `Progress` of plain lines, for a log file."""
-
-    def begin(self, task: str, total: float | None, unit: str) -> None:
-        self.say(f"{task}: {total:.0f} {unit}" if total else task)
-
-    def advance(self, done: float, note: str = "") -> None:
-        if note:
-            self.say(note)
-
-    def end(self, note: str = "") -> None:
-        self.say(note)
-
-    def say(self, text: str) -> None:
-        print(text, file=sys.stderr, flush=True)
 
 
 def main(arguments: list[str]) -> int:
@@ -34,21 +25,34 @@ def main(arguments: list[str]) -> int:
     if len(arguments) != 1:
         print("usage: python -m ropewalk.train RUN_DIRECTORY", file=sys.stderr)
         return 2
-    run = Path(arguments[0])
+    run, place = Path(arguments[0]), ranks()
     try:
         share_cores()
         from .loop import train  # after the line above: torch reads the environment when it is imported
 
         read_settings(run)  # before the lock, which would make a folder of any name
-        with locked(run):
-            train(run, progress=_Lines())
+        with locked(run) if place.world == 1 else contextlib.nullcontext():
+            train(run, progress=_progress(run, place))
     except RopewalkError as error:
         print(error, file=sys.stderr)
+        if error.exit_code and run.is_dir():
+            with EventLog(run, rank=place.rank) as events:
+                events.write("failed", error=type(error).__name__, message=str(error))
         return error.exit_code
     except KeyboardInterrupt:
         print("interrupted; the same command continues", file=sys.stderr)
         return 130
     return 0
+
+
+def _progress(run: Path, place: Ranks) -> Progress:
+    """Lines for the log; of several processes the first one also tells whoever launched them."""
+    if place.world == 1 or place.rank > 0:
+        return Lines()
+    progress = Relay(run / LOGS / PROGRESS, Lines())
+    if place.restart:
+        progress.say(f"a worker ended; all of them start again ({place.restart})")
+    return progress
 
 
 if __name__ == "__main__":

@@ -205,6 +205,8 @@ class Faults:
     grace_s: Annotated[float, Range(above=0), CONTINUES] = 30.0
     """Seconds between the request to make room (SIGTERM, or SIGUSR1 as Slurm sends it) and the end: the state is saved
     if it can be in that time, and the run ends with status 0."""
+    max_restarts: Annotated[int, Range(least=0), CONTINUES] = 3
+    """How often all processes of `--nproc` start again from the newest checkpoint because one of them died."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

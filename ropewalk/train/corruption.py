@@ -13,11 +13,10 @@ from collections.abc import Sequence
 
 from ropewalk.base.errors import HardwareError
 from ropewalk.load.batch import Batch
-from ropewalk.parallel.comm import gather_over_ranks
 from ropewalk.parallel.executor import Executor, bit_sum
 
 
-def probe(executor: Executor, batch: Batch, *, step: int, world: int = 1) -> None:
+def probe(executor: Executor, batch: Batch, *, step: int) -> None:
     """Raises HardwareError when the work of `step` does not repeat, or the weights of replicas differ.
 
     All ranks must call. Nothing of the executor changes.
@@ -28,7 +27,9 @@ def probe(executor: Executor, batch: Batch, *, step: int, world: int = 1) -> Non
             f"step {step}: the same microbatch computed twice gave other bits ({first:#x}, {second:#x}); this machine "
             "computes wrongly. Test its memory and processor; the same command continues from the last checkpoint"
         )
-    wrong = disagreeing(gather_over_ranks(bit_sum(executor.model_state().values()), world))
+    group = executor.replicas
+    weights = bit_sum(part.local for part in executor.model_state().values())
+    wrong = [group.ranks[place] for place in disagreeing(group.gather_numbers(weights, device=executor.device))]
     if wrong:
         raise HardwareError(
             f"step {step}: the weights of ranks {', '.join(map(str, wrong))} are not those of the other replicas; "

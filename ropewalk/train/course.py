@@ -10,6 +10,7 @@ from ropewalk.base.errors import RunConflict
 from ropewalk.checkpoint.tensors import State
 from ropewalk.load.stalls import Stalls
 from ropewalk.parallel.executor import Points
+from ropewalk.parallel.mesh import Mesh
 
 from .keeping import Keeper
 from .phase import Position, Running
@@ -20,10 +21,17 @@ class Course:
     """How far a run has come, and the phase that is at work."""
 
     def __init__(
-        self, settings: Settings, keeper: Keeper, *, device: torch.device, points: Points, stalls: Stalls
+        self,
+        settings: Settings,
+        keeper: Keeper,
+        *,
+        device: torch.device,
+        points: Points,
+        stalls: Stalls,
+        mesh: Mesh | None = None,
     ) -> None:
         self._settings, self._keeper, self._device, self._points = settings, keeper, device, points
-        self._stalls = stalls
+        self._stalls, self._mesh = stalls, mesh
         # Every phase reads the same files: once is enough.
         self._verifies = settings.load.verify == "open"
         self.at = Position()
@@ -46,8 +54,13 @@ class Course:
         return path
 
     def advance(self) -> None:
-        """Goes on to the phase after the one that is over."""
-        self._open(self.at.phase + 1, before=self.state(ended=True))
+        """Goes on to the phase after the one that is over, whose checkpoint is durable."""
+        if self._mesh and self._mesh.world.size > 1:
+            # No rank has the whole state but on the disk.
+            _, before = self._keeper.newest()
+        else:
+            before = self.state(ended=True)
+        self._open(self.at.phase + 1, before=before)
 
     def state(self, *, ended: bool = False) -> State:
         """All that the run needs to go on from here; `ended` when its phase is over."""
@@ -72,6 +85,7 @@ class Course:
             points=self._points,
             verify=self._verifies,
             stalls=self._stalls,
+            mesh=self._mesh,
         )
         # What is to be skipped has to be known by every phase.
         self._verifies = self._verifies and self._settings.load.on_damage == "skip"

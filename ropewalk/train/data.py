@@ -34,9 +34,17 @@ class Data:
 
 
 def open_data(
-    settings: Settings, phase: PhaseSpec, *, verify: bool, device: torch.device, stalls: Stalls | None = None
+    settings: Settings,
+    phase: PhaseSpec,
+    *,
+    verify: bool,
+    device: torch.device,
+    stalls: Stalls | None = None,
+    rank: int = 0,
+    world: int = 1,
 ) -> Data:
-    """The data of a phase, batches on `device`; `verify` reads all of it once, `stalls` counts the waiting."""
+    """The data of a phase, the rows of reader `rank` of `world` in batches on `device`; `verify` reads all of it once,
+    `stalls` counts the waiting."""
     manifest = read_manifest(settings.data)
     length = phase.sequence_length
     sources = tuple(share.source for share in phase.mixture) or None
@@ -51,6 +59,8 @@ def open_data(
             shuffle=settings.load.shuffle,
             verify=verify,
             on_damage=settings.load.on_damage,
+            rank=rank,
+            world=world,
             device=device,
             threads=settings.load.threads,
             ahead_bytes=settings.load.ahead_bytes,

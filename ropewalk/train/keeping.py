@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
+import queue
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
 from ropewalk.base.errors import StorageError
-from ropewalk.checkpoint.commit import publish_newest
+from ropewalk.base.files import PARTIAL
+from ropewalk.checkpoint.commit import Attempt, publish_newest
 from ropewalk.checkpoint.config import Checkpoints
-from ropewalk.checkpoint.copier import Copied, Copier
+from ropewalk.checkpoint.copier import Copied, Copier, run_name
+from ropewalk.checkpoint.copies import plain_name
 from ropewalk.checkpoint.disk import Disk, LocalDisk, Watched
+from ropewalk.checkpoint.finding import Found, find_anywhere, find_on_disk
 from ropewalk.checkpoint.format import CheckpointManifest, list_checkpoints, step_path
 from ropewalk.checkpoint.frequency import Decision, Frequency
 from ropewalk.checkpoint.layouts import Held, written
@@ -24,9 +30,14 @@ from ropewalk.checkpoint.payload import Pace
 from ropewalk.checkpoint.persist import Persister, Saved
 from ropewalk.checkpoint.prune import step_of
 from ropewalk.checkpoint.restore import Report
+from ropewalk.checkpoint.retention import Verified, retain
 from ropewalk.checkpoint.snapshot import Snapshot, Stager
-from ropewalk.checkpoint.tensors import State, groups_of, load, load_newest, manifest_of, retain, save, set_aside
+from ropewalk.checkpoint.tensors import Reader, State, groups_of, manifest_of, save, set_aside
+from ropewalk.checkpoint.together import Alone, Together, decided
 from ropewalk.config.ranks import Ranks
+
+_DECIDE_EVERY = 16
+"""Steps between decisions of several ranks, which must wait for each other to decide."""
 
 
 class Keeper:
@@ -34,6 +45,9 @@ class Keeper:
 
     In the background, `save` begins a copy and returns; the state must not change before `fence`, and `finished` tells
     when a checkpoint is durable.
+
+    Every rank of a run has one, and calls it at the same steps. Each writes its own parts of the tensors; rank 0 makes
+    them one checkpoint, decides what a run goes on from, and deletes. Only on rank 0 does `finished` mean durable.
     """
 
     def __init__(
@@ -44,8 +58,17 @@ class Keeper:
         warn: Callable[[str], None],
         ranks: int = 1,
         place: Ranks | None = None,
+        attempt: str = "0",
+        together: Together | None = None,
         disk: Disk | None = None,
     ) -> None:
+        """`attempt`: a name that all ranks of this launch share and no earlier launch of the run had; one rank alone
+        needs none. `together`: the collectives of several ranks."""
+        self._place, self._launch, self._together = place or Ranks(), plain_name(attempt), together or Alone()
+        assert self._place.world == 1 or (together and attempt != "0"), "several ranks decide and name things together"
+        self._saves, self._asked = 0, 0
+        self._damaged: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._verified = Verified(tell=self._damaged.put)
         self._folder = run / "checkpoints"
         self._best = self._folder / "best"
         self._settings, self._warn = settings, warn
@@ -54,34 +77,29 @@ class Keeper:
         self._decision = self._frequency.decide()
         self._saved_at = 0
         self._failures = 0
-        self._given_up: list[Saved] = []
+        self._untold: list[Saved] = []
         self._persist_s = 0.0
         self._deadline: float | None = None
         self._stager: Stager | None = None
         self._persister: Persister | None = None
         self._copying: Snapshot | None = None
-        tiers, every = settings.tiers, settings.keep_every_steps
-        self._copier = Copier(tiers, self._folder, ranks=place, keep_every=every) if tiers.used else None
+        self._copier = self._make_copier() if settings.tiers.used else None
         self.found: Report | None = None
         """Where the state of the last `newest` came from, when there are copies elsewhere than on the disk."""
 
     def newest(self) -> tuple[Path | None, State | None]:
-        """The newest whole checkpoint; nothing that came after it is left in its way."""
+        """The newest whole checkpoint, the same on every rank; nothing that came after it is left in its way.
+
+        All ranks must call."""
         self.settle()
-        path, state, wrong = self._gathered(self._copier) if self._copier else load_newest(self._folder)
-        for message in wrong:
+        found = self._find()
+        state = found.state
+        path = found.path or (step_path(self._folder, state.step) if state else None)
+        for message in found.wrong:
             self._warn(f"{message} (continuing from an older one)")
-        if path:
-            # Newer ones are damaged; left in place, retention would keep them and delete this one.
-            for newer in list_checkpoints(self._folder):
-                if step_of(newer) > step_of(path):
-                    set_aside(newer)
-        for best in list_checkpoints(self._best):
-            # To be made again; should it turn out otherwise this time, it would not be the best of this run.
-            if best > step_path(self._best, state.step if state else 0):
-                shutil.rmtree(best)
-        for folder in (self._folder, self._best):
-            publish_newest(self._disk, folder)
+        if self._leads:
+            self._clear_way(path, state.step if state else 0)
+        self._together.barrier()
         self._saved_at = state.step if state else 0
         if self._copier and state and not self.holds(state.step):
             self._save_again(state)
@@ -98,16 +116,17 @@ class Keeper:
         self._frequency.saw_step(seconds)
 
     def holds(self, step: int) -> bool:
-        """Whether there is a checkpoint of `step`."""
-        return step_path(self._folder, step).exists()
+        """Whether there is a checkpoint of `step`. All ranks must call."""
+        return bool(self._decided(step_path(self._folder, step).exists))
 
     def save(self, state: State) -> None:
         """Begins a checkpoint; what it makes superfluous goes when it is durable."""
         best_step = state.validation.get("early_stop", {}).get("best_step", 0)
-        parts = {group: list(written(tensors)) for group, tensors in groups_of(state).items()}
+        parts = self._parts(state)
         stager, persister = self._workers(parts)
         self.fence()
         self._saved_at = state.step
+        attempt = self._next_attempt()
         snapshot = self._copying = stager.take(parts, give_up=self._is_stuck)
         if snapshot is None:
             self._give_up(state.step)
@@ -118,23 +137,27 @@ class Keeper:
             manifest,
             snapshot,
             tokenizer=state.tokenizer,
+            attempt=attempt,
             before=lambda: self._copy(manifest, snapshot, tokenizer=state.tokenizer),
-            after=lambda: self._stored(state.step, best_step=best_step),
+            after=functools.partial(self._stored, state.step, save=self._saves, best_step=best_step),
         )
         if self._settings.write == "blocking":
             start = time.perf_counter()
             if not persister.drain(give_up=self._is_stuck):
                 self._give_up(state.step)
-            snapshot.blocked_s += time.perf_counter() - start
+            snapshot.waited(time.perf_counter() - start)
 
     def copy_due(self, step: int) -> bool:
-        """Whether `step` is to be kept in memory alone; not while a save is under way, which needs the buffers."""
+        """Whether `step` is to be kept in memory alone; not while a save is under way, which needs the buffers. All
+        ranks must call."""
         every = self._settings.tiers.memory_every_steps
-        return bool(self._copier and every and step % every == 0 and (not self._persister or self._persister.idle))
+        if not self._copier or not every or step % every:
+            return False
+        return self._together.agree(not self._persister or self._persister.idle)
 
     def copy(self, state: State) -> None:
         """Begins a copy to memory and to peers; the disk knows nothing of it."""
-        parts = {group: list(written(tensors)) for group, tensors in groups_of(state).items()}
+        parts = self._parts(state)
         stager, persister = self._workers(parts)
         self.fence()
         snapshot = self._copying = stager.take(parts, give_up=self._is_stuck)
@@ -144,25 +167,32 @@ class Keeper:
             persister.lend(snapshot, work, step=state.step)
 
     def fence(self) -> None:
-        """Waits until the copy under way no longer needs the state."""
-        if self._copying:
-            self._copying.wait()
-            self._copying = None
+        """Waits until the copy under way no longer needs the state; on a GPU it is the current stream that waits."""
+        copying, self._copying = self._copying, None
+        if copying:
+            copying.wait()
 
     def finished(self) -> list[Saved]:
         """Saves that have become durable, or failed, since the last call; StorageError when too many have failed."""
-        found = [*(self._persister.finished() if self._persister else []), *self._given_up]
-        self._given_up = []
-        for saved in found:
+        found = [*self._untold, *(self._persister.finished() if self._persister else [])]
+        self._untold = []
+        while not self._damaged.empty():
+            self._warn(f"{self._damaged.get()} (an older one is kept in its place)")
+        for number, saved in enumerate(found):
             if saved.error is None:
                 self._failures = 0
                 self._persist_s = saved.copy_s + saved.persist_s
-                self._frequency.saw_save(blocked_s=saved.blocked_s, persist_s=saved.persist_s)
+                # The next one is written when all of it is done.
+                self._frequency.saw_save(blocked_s=saved.blocked_s, persist_s=saved.persist_s + saved.after_s)
                 continue
-            self._failures += 1
-            left = self._settings.failures - self._failures
+            left = self._settings.failures - self._failures - 1
             if left < 0 or not isinstance(saved.error, StorageError):
-                raise saved.error
+                if number == 0:
+                    raise saved.error
+                # What came before it is told first.
+                self._untold = found[number:]
+                return found[:number]
+            self._failures += 1
             self._warn(f"step {saved.step} could not be saved: {saved.error} ({left} more may fail)")
         return found
 
@@ -184,10 +214,15 @@ class Keeper:
         return self._copier.learner.busy() if self._copier else contextlib.nullcontext()
 
     def decide(self) -> Decision | None:
-        """The new interval of `auto`, when it has changed by a tenth or more; None otherwise."""
+        """The new interval of `auto`, when it has changed by a tenth or more; None otherwise. All ranks must call."""
         if self._settings.save_every == "steps":
             return None
-        new, old = self._frequency.decide(), self._decision
+        self._asked += 1
+        if self._place.world > 1 and self._asked % _DECIDE_EVERY:
+            return None
+        # By what rank 0 measured: ranks that go by their own clocks would save different steps.
+        told = self._decided(lambda: dataclasses.asdict(self._frequency.decide()))
+        new, old = Decision(**told), self._decision
         if abs(new.steps - old.steps) < 0.1 * old.steps and new.bound == old.bound:
             return None
         self._decision = new
@@ -201,11 +236,11 @@ class Keeper:
 
     def hurry(self, seconds: float) -> bool:
         """From now on nobody waits longer than `seconds` altogether, and the disk is used in full; whether a save can
-        be expected to become durable by then."""
+        be expected to become durable by then. All ranks must call."""
         self._deadline = time.monotonic() + seconds
         if self._persister:
             self._persister.hurry()
-        return self._persist_s < seconds
+        return self._together.agree(self._persist_s < seconds)
 
     def close(self) -> None:
         """Finishes what is under way and ends the threads; what hangs is left to itself."""
@@ -218,47 +253,88 @@ class Keeper:
             self._copier.close()
 
     def end(self) -> None:
-        """The run has ended well: its copies in memory are no longer needed."""
+        """The run has ended well: its copies in memory are no longer needed. All ranks must call."""
         if self._copier:
             self.settle()
+            self._copier.settle()
+            # Ranks of one machine share that memory.
+            self._together.barrier()
             self._copier.end()
 
     def save_best(self, state: State) -> None:
-        """Commits the checkpoint of a best validation."""
+        """Commits the checkpoint of a best validation. All ranks must call."""
         # The background deletes what it takes for leftovers.
         self.settle()
-        save(self._best, state, disk=self._disk)
+        save(self._best, state, disk=self._disk, attempt=self._next_attempt())
+        # Only now may every rank read it.
+        self._together.barrier()
 
     def best_weights(self, step: int) -> Mapping[str, Tensor]:
         """The weights of the best validation, made at `step`."""
-        return load(step_path(self._best, step), optimizer=False).model
+        return Reader(step_path(self._best, step)).tensors("model")
 
     def retain(self, *, best_step: int = 0) -> None:
         """Keeps as many checkpoints as the settings say, and the best from that of `best_step` on. Also called at the
         start: a kill between a save and its retention leaves one checkpoint too many."""
         # A save that is under way looks like something that a crash left; it ends with its own retention.
-        if not self._persister or self._persister.drain(timeout_s=0.0):
-            self._retain(best_step=best_step)
+        if self._leads and (not self._persister or self._persister.drain(timeout_s=0.0)):
+            self._retain(best_step=best_step, save=0)
 
-    def _retain(self, *, best_step: int) -> None:
-        settings = self._settings
+    def _retain(self, *, best_step: int, save: int) -> None:
+        settings, is_left = self._settings, functools.partial(self._is_left, save=save)
         retain(
             self._folder,
             keep_last=settings.keep_last,
             keep_every=settings.keep_every_steps,
+            keep_verified=settings.keep_verified,
             in_use=self._copier.in_use if self._copier else (),
+            is_left=is_left,
+            verified=self._verified,
             disk=self._disk,
         )
         newest = [path for path in list_checkpoints(self._best) if path >= step_path(self._best, best_step)]
         if newest:
-            retain(self._best, keep_last=len(newest), disk=self._disk)
+            # The newest is read when its weights are taken over; the others are worse.
+            retain(self._best, keep_last=len(newest), keep_verified=0, is_left=is_left, disk=self._disk)
 
-    def _gathered(self, copier: Copier) -> tuple[Path | None, State | None, list[str]]:
-        """The newest state of all places, as `load_newest` has that of the disk."""
-        state, self.found = copier.restore()
-        for message in self.found.unreachable:
+    def _is_left(self, path: Path, *, save: int) -> bool:
+        """Whether nobody writes to a half-written folder any more: it is of another launch, or of a save before number
+        `save`. Other ranks may be ahead of this one."""
+        launch, _, number = path.name.removesuffix(PARTIAL).partition(".")[2].rpartition("-")
+        return self._place.world == 1 or launch != self._launch or int(number) < save
+
+    @property
+    def _leads(self) -> bool:
+        """Whether this rank decides and deletes."""
+        return self._place.rank == 0
+
+    def _decided(self, decide: Callable[[], Any]) -> Any:
+        """What rank 0 finds. All ranks must call."""
+        return decided(self._together, decide, leads=self._leads)
+
+    def _find(self) -> Found:
+        """The newest state, the same on every rank."""
+        if not self._copier:
+            return find_on_disk(self._folder, self._together, leads=self._leads)
+        found = find_anywhere(self._copier, self._together, leads=self._leads)
+        self.found = found.report
+        for message in found.report.unreachable if found.report else ():
             self._warn(message)
-        return step_path(self._folder, state.step) if state else None, state, self.found.damaged
+        return found
+
+    def _clear_way(self, path: Path | None, step: int) -> None:
+        """Moves aside what is newer than the state at hand, and names the newest again."""
+        if path:
+            # Newer ones are damaged; left in place, retention would keep them and delete this one.
+            for newer in list_checkpoints(self._folder):
+                if step_of(newer) > step_of(path):
+                    set_aside(newer)
+        for best in list_checkpoints(self._best):
+            # To be made again; should it turn out otherwise this time, it would not be the best of this run.
+            if best > step_path(self._best, step):
+                shutil.rmtree(best)
+        for folder in (self._folder, self._best):
+            publish_newest(self._disk, folder)
 
     def _save_again(self, state: State) -> None:
         """Makes a checkpoint of a state that came from elsewhere."""
@@ -280,10 +356,12 @@ class Keeper:
                 manifest, parts, tokenizer=tokenizer, size=size + len(tokenizer), digests=snapshot.digests
             )
 
-    def _stored(self, step: int, *, best_step: int) -> None:
+    def _stored(self, step: int, *, save: int, best_step: int) -> None:
+        if not self._leads:
+            return
         if self._copier:
             self._copier.stored(step_path(self._folder, step))
-        self._retain(best_step=best_step)
+        self._retain(best_step=best_step, save=save)
 
     def _is_stuck(self) -> bool:
         late = self._deadline is not None and time.monotonic() > self._deadline
@@ -300,7 +378,38 @@ class Keeper:
         """Counts a save that found no buffer free, or waited for a disk that hangs, among those that failed."""
         path = step_path(self._folder, step)
         failed = Saved(step=step, path=path, bytes=0, blocked_s=0.0, copy_s=0.0, persist_s=0.0, error=self._stuck())
-        self._given_up.append(failed)
+        self._untold.append(failed)
+
+    def _parts(self, state: State) -> dict[str, list[Held]]:
+        """What this rank writes of each group."""
+        rank = self._place.rank
+        return {group: list(written(tensors, rank=rank)) for group, tensors in groups_of(state).items()}
+
+    def _next_attempt(self) -> Attempt:
+        """Of the next save. Ranks save the same steps in the same order, so they agree on its name, and a save that
+        was given up cannot be mistaken for it."""
+        self._saves += 1
+        place = self._place
+        return Attempt(
+            rank=place.rank,
+            world=place.world,
+            name=f"{self._launch}-{self._saves}",
+            patience_s=self._settings.timeout_s,
+        )
+
+    def _make_copier(self) -> Copier:
+        tiers = self._settings.tiers
+        run = self._decided(lambda: run_name(tiers, self._folder))
+        several = self._place.world > 1
+        return Copier(
+            tiers,
+            self._folder,
+            ranks=self._place,
+            run=run,
+            # One rank alone makes a name that no launch before it had.
+            attempt=self._launch if several else "",
+            keep_every=self._settings.keep_every_steps,
+        )
 
     def _workers(self, parts: Mapping[str, Sequence[Held]]) -> tuple[Stager, Persister]:
         if self._stager is None or self._persister is None:

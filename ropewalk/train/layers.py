@@ -112,7 +112,8 @@ class Measurement:
     def note_gradients(self, gradients: Named) -> None:
         """Takes the gradients before clipping, and the weights that they will change."""
         weights = self._executor.model_state()
-        self._before = {name: weights[name].clone() for name in gradients}
+        gradients = {name: gradient for name, gradient in gradients.items() if name in weights}
+        self._before = {name: weights[name].local.clone() for name in gradients}
         self._note_norms("gradient", gradients)
         self._note_norms("weight", self._before)
 
@@ -120,7 +121,7 @@ class Measurement:
     def note_update(self) -> None:
         """Takes the weights after the step."""
         weights = self._executor.model_state()
-        torch._foreach_sub_(list(self._before.values()), [weights[name] for name in self._before])
+        torch._foreach_sub_(list(self._before.values()), [weights[name].local for name in self._before])
         self._note_norms("update", self._before)
         self._before = {}
 
@@ -148,7 +149,7 @@ class Measurement:
         ]
 
     def _note_norms(self, figure: Figure, tensors: Named) -> None:
-        norms = torch._foreach_norm(list(tensors.values()))
+        norms = self._executor.lengths(tensors)
         self._numbers |= {(figure, name): norm for name, norm in zip(tensors, norms, strict=True)}
 
 

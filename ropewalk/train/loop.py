@@ -22,9 +22,10 @@ from ropewalk.config.ranks import ranks
 from ropewalk.load.batch import Batch
 from ropewalk.load.expected import Expected
 from ropewalk.parallel.compat import deterministic, version_warning
+from ropewalk.parallel.cut import Part
 from ropewalk.parallel.executor import Points
 from ropewalk.parallel.labels import label
-from ropewalk.parallel.mesh import pick_device
+from ropewalk.parallel.mesh import Mesh, join, leave, pick_device
 
 from .anomalies import Policy, RollBack
 from .corruption import probe
@@ -38,6 +39,7 @@ from .peak import peak_flops
 from .phase import Running
 from .reading import ReadingWatch
 from .settings import Settings, read_settings
+from .together import MeshTogether, Wishes
 from .watchdog import Watchdog, read_heartbeats, stragglers
 
 
@@ -63,10 +65,24 @@ class Trainer:
         plan = settings.planned.phases[0].plan
         place = ranks()
         self._device = pick_device(plan, place)
+        join(plan, place)
+        self._mesh = Mesh(plan, place.rank)
+        self._together = MeshTogether(self._mesh.control)
+        self._wishes = Wishes(self._mesh.control)
+        self._leads = place.rank == 0
         if settings.train.threads:
             torch.set_num_threads(settings.train.threads)
         self._events = EventLog(run, rank=place.rank)
-        self._keeper = Keeper(run, settings.checkpoint, warn=self._warn, ranks=plan.world, place=place, disk=disk)
+        self._keeper = Keeper(
+            run,
+            settings.checkpoint,
+            warn=self._warn,
+            ranks=plan.world,
+            place=place,
+            attempt=self._together.broadcast(f"{time.time_ns():x}-{place.restart}"),
+            together=self._together if plan.world > 1 else None,
+            disk=disk,
+        )
         self._peak = peak_flops(self._device, plan.precision)
         self._meter = Meter(self._device, peak_flops=self._peak)
         self._layers = LayerWatch(
@@ -78,7 +94,9 @@ class Trainer:
         self._policy = Policy(settings.train.guard)
         points = Points(on_gradients=[self._on_gradients], before_update=[lambda _: self._keeper.fence()])
         self._reading = ReadingWatch(self._events, say=progress.say, warn=self._warn, adapt=settings.load.adapt)
-        self._course = Course(settings, self._keeper, device=self._device, points=points, stalls=self._reading.stalls)
+        self._course = Course(
+            settings, self._keeper, device=self._device, points=points, stalls=self._reading.stalls, mesh=self._mesh
+        )
         self.interrupt = Interrupt()
         self.watchdog = Watchdog(run, settings.train.faults, rank=place.rank)
         self._world = plan.world
@@ -103,7 +121,7 @@ class Trainer:
         at, phase, settings = self._course.at, running.phase, self._settings
         ended = False
         while not ended:
-            if self.interrupt.asked:
+            if self._wishes.exchange(self.interrupt.asked):
                 self._leave()
             self._keeper.step_began()
             with label("data wait"), self._meter.watch("data"), self._keeper.traffic():
@@ -112,8 +130,9 @@ class Trainer:
             lr = running.learning_rate(at.phase_step)
             with self._layers.watching(running.executor, step=at.step + 1), deterministic(self._device):
                 result = running.executor.step(batch, lr=lr)
-            self._meter.add(result, tokens=running.data.loader.filled, flops=running.flops(at.phase_step))
-            at.phase_step, at.step, at.tokens = at.phase_step + 1, at.step + 1, at.tokens + batch.tokens.numel()
+            self._meter.add(result, tokens=running.tokens_read(), flops=running.flops(at.phase_step))
+            at.phase_step, at.step = at.phase_step + 1, at.step + 1
+            at.tokens += batch.tokens.numel() * self._mesh.data.size
             self.watchdog.beat(at.step)
             point(f"train.step:{at.step}")
             for hook in self._hooks:
@@ -149,12 +168,12 @@ class Trainer:
         if _is_due(step, self._settings.train.faults.probe_every_steps):
             start = time.perf_counter()
             with self._meter.paused(), self.watchdog.paused(), deterministic(self._device):
-                probe(running.executor, batch, step=step, world=self._world)
+                probe(running.executor, batch, step=step)
             self._events.write("probed", step=step, seconds=time.perf_counter() - start)
 
     def _look_for_stragglers(self) -> None:
         """Tells which ranks are slower than the others, by their heartbeats."""
-        if self._world == 1:
+        if not self._leads or self._world == 1:
             return
         paces = {rank: told["step_s"] for rank, told in read_heartbeats(self._run).items() if told["step_s"]}
         for rank, sigma in stragglers(paces, sigma=self._settings.train.faults.straggler_sigma).items():
@@ -221,7 +240,7 @@ class Trainer:
         self._look_for_anomalies()
         state = self._course.state(ended=ended)
         # Saved, such weights would push the last good ones out of retention.
-        if not all_finite(state.model.values()):
+        if not self._together.agree(all_finite(_local(tensor) for tensor in state.model.values())):
             raise UserError(_diverged("the weights are no longer finite", state.step))
         return state
 
@@ -337,8 +356,8 @@ class Trainer:
     def _leave(self) -> None:
         """Saves what is made and ends as Ctrl-C does, or well when a scheduler asked; the same command continues."""
         with self.watchdog.paused():
-            if self.interrupt.preempted_at is not None:
-                self._make_room(self.interrupt.preempted_at)
+            if not self._together.agree(self.interrupt.preempted_at is None):
+                self._make_room(self.interrupt.preempted_at or time.monotonic())
             self._keeper.settle()
             self._save_last()
         raise KeyboardInterrupt
@@ -382,6 +401,7 @@ class Trainer:
         self._keeper.close()
         self._course.close()
         self._events.close()
+        leave()
 
     def _on_gradients(self, gradients: Mapping[str, torch.Tensor]) -> None:
         for hook in self._hooks:
@@ -396,6 +416,10 @@ class Trainer:
     def _warn(self, message: str) -> None:
         self._events.write("warning", message=message)
         self._progress.say(f"warning: {message}")
+
+
+def _local(tensor: torch.Tensor | Part) -> torch.Tensor:
+    return tensor.local if isinstance(tensor, Part) else tensor
 
 
 def _is_due(done: int, every: int) -> bool:

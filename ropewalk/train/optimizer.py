@@ -10,9 +10,9 @@ from ropewalk.model.spec import Spec
 
 from .config import Optimizer, OptimizerKind
 from .optimizers import adafactor, adamw, lamb, muon
-from .optimizers.groups import Parameters
+from .optimizers.groups import Cuts, Parameters
 
-KINDS: dict[OptimizerKind, Callable[[Parameters, Optimizer, Spec | None], torch.optim.Optimizer]] = {
+KINDS: dict[OptimizerKind, Callable[[Parameters, Optimizer, Spec | None, Cuts], torch.optim.Optimizer]] = {
     "adamw": adamw.make,
     "adafactor": adafactor.make,
     "lamb": lamb.make,
@@ -20,6 +20,12 @@ KINDS: dict[OptimizerKind, Callable[[Parameters, Optimizer, Spec | None], torch.
 }
 
 
-def make_optimizer(parameters: Parameters, settings: Optimizer, *, spec: Spec | None = None) -> torch.optim.Optimizer:
-    """The optimizer of the settings; the learning rate is set by each step. Muon needs the model's `spec`."""
-    return KINDS[settings.kind](parameters, settings, spec)
+def make_optimizer(
+    parameters: Parameters, settings: Optimizer, *, spec: Spec | None = None, cuts: Cuts | None = None
+) -> torch.optim.Optimizer:
+    """The optimizer of the settings; the learning rate is set by each step. Muon needs the model's `spec`.
+
+    `cuts` says of which parameters this rank holds a part. The update is that of the whole parameter, and all ranks
+    that share it must step together.
+    """
+    return KINDS[settings.kind](parameters, settings, spec, cuts or {})

@@ -6,22 +6,26 @@ import dataclasses
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ropewalk.checkpoint.tensors import State
 from ropewalk.load.stalls import Stalls
-from ropewalk.model.decoder import build
+from ropewalk.model.decoder import Decoder
 from ropewalk.model.spec import Spec
 from ropewalk.parallel.apply import apply
+from ropewalk.parallel.cut import Cut, Part
 from ropewalk.parallel.executor import Executor, Points
 from ropewalk.parallel.guard import SpikeRule
+from ropewalk.parallel.mesh import Mesh
 from ropewalk.plan.plan import PhasePlan
 
-from .config import Guard
+from .config import Guard, Optimizer
 from .data import Data, open_data
 from .optimizer import make_optimizer
+from .optimizers.groups import Parameters
 from .patience import Plateau, Stopper
 from .phases import PhaseSpec
 from .schedule import Extent, learning_rate
@@ -52,16 +56,32 @@ class Running:
         points: Points,
         verify: bool,
         stalls: Stalls | None = None,
+        mesh: Mesh | None = None,
     ) -> None:
         self.phase: PhaseSpec = settings.phases[index]
         self.planned: PhasePlan = settings.planned.phases[index]
         self.spec = settings.model(index)
         self.seed = self.phase.seed(settings.seed)
-        self.data: Data = open_data(settings, self.phase, verify=verify, device=device, stalls=stalls)
+        mesh = mesh or Mesh(self.planned.plan)
+        self._readers, self._world = mesh.data.size, mesh.world.size
+        self.data: Data = open_data(
+            settings,
+            self.phase,
+            verify=verify,
+            device=device,
+            stalls=stalls,
+            rank=mesh.data.rank,
+            world=mesh.data.size,
+        )
+        with torch.device("meta"):
+            model = Decoder(self.spec)
         self.executor: Executor = apply(
             self.planned.plan,
-            build(self.spec, seed=settings.seed, device=device),
-            functools.partial(make_optimizer, settings=settings.train.optimizer, spec=self.spec),
+            model,
+            mesh,
+            functools.partial(_optimizer, settings=settings.train.optimizer, spec=self.spec),
+            device=device,
+            init_seed=settings.seed,
             trained=self.planned.trained,
             clip_norm=settings.train.clip_norm,
             spike=_spike_rule(settings.train.guard),
@@ -103,8 +123,8 @@ class Running:
             seed=seed,
             spec=self.spec,
             data=self.data.loader.state(),
-            model=self.executor.model_state(),
-            optimizer=self.executor.optimizer_state(),
+            model=_plain(self.executor.model_state(), self._world),
+            optimizer=_plain(self.executor.optimizer_state(), self._world),
             tokenizer=self.data.tokenizer,
             phase=at.phase,
             phase_step=at.phase_step,
@@ -125,6 +145,10 @@ class Running:
             self._flops[length] = spec.flops_per_token(trained=self.planned.trained)
         return self._flops[length] * self.phase.rows(step) * self.phase.sequence_length
 
+    def tokens_read(self) -> int:
+        """Tokens of the last batch over all readers, as many as this one had that are not padding."""
+        return self.data.loader.filled * self._readers
+
     def close(self) -> None:
         """Stops the reading thread."""
         self.data.loader.close()
@@ -135,6 +159,17 @@ class Running:
         trained = self.planned.trained or tuple(self.spec.shapes())
         kept = {key: key.split("/", 1) for key in optimizer}
         return {key: optimizer[key] for key, (kind, name) in kept.items() if name in trained or kind == "loss_scale"}
+
+
+def _optimizer(
+    parameters: Parameters, cuts: Mapping[str, Cut], *, settings: Optimizer, spec: Spec
+) -> torch.optim.Optimizer:
+    return make_optimizer(parameters, settings, spec=spec, cuts=cuts)
+
+
+def _plain(parts: Mapping[str, Part], world: int) -> dict[str, Any]:
+    """Parts as a checkpoint takes them; one rank alone has whole tensors."""
+    return dict(parts) if world > 1 else {name: part.local for name, part in parts.items()}
 
 
 def _spike_rule(guard: Guard) -> SpikeRule | None:

@@ -16,7 +16,8 @@ from pathlib import Path
 import torch
 
 from ropewalk.checkpoint.format import list_checkpoints, verify_checkpoint
-from ropewalk.checkpoint.tensors import State, load_newest, retain, save
+from ropewalk.checkpoint.retention import retain
+from ropewalk.checkpoint.tensors import State, load_newest, save
 from ropewalk.model.config import Model
 from ropewalk.model.spec import resolve
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import threading
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from ropewalk.checkpoint.config import Checkpoints
 from ropewalk.checkpoint.disk import LocalDisk
 from ropewalk.checkpoint.format import list_checkpoints, verify_checkpoint
 from ropewalk.checkpoint.layouts import held
@@ -17,6 +19,7 @@ from ropewalk.checkpoint.payload import Pace
 from ropewalk.checkpoint.persist import Persister
 from ropewalk.checkpoint.snapshot import Stager
 from ropewalk.checkpoint.tensors import State, load, manifest_of
+from ropewalk.train.keeping import Keeper
 from tests.tiny import small_spec
 
 
@@ -148,3 +151,15 @@ def test_a_pace_spreads_bytes_over_time() -> None:
     assert waits == [0.0, 0.5, 0.5, 0.5, 0.5]
     now += 10
     assert pace.delay(50) == 0.0
+
+
+def test_a_copy_that_fails_reaches_who_waits_for_it_and_for_its_hash(tmp_path: Path) -> None:
+    keeper = Keeper(tmp_path, Checkpoints(), warn=pytest.fail)
+    # No storage to copy from, as when the memory of a tensor is gone.
+    keeper.save(dataclasses.replace(state(1), model={"w": torch.empty(4, device="meta")}))
+    with pytest.raises(NotImplementedError):
+        keeper.fence()
+    keeper.settle()
+    with pytest.raises(NotImplementedError):
+        keeper.finished()
+    keeper.close()

@@ -21,7 +21,8 @@ from ropewalk.checkpoint.format import (
     step_path,
     verify_checkpoint,
 )
-from ropewalk.checkpoint.tensors import State, load, load_newest, retain, save, set_aside
+from ropewalk.checkpoint.retention import retain
+from ropewalk.checkpoint.tensors import State, load, load_newest, save, set_aside
 from tests.tiny import small_spec
 
 DTYPES = [

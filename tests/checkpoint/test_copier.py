@@ -18,7 +18,8 @@ from ropewalk.checkpoint.config import Tiers
 from ropewalk.checkpoint.copier import Copier, memory_folder
 from ropewalk.checkpoint.memory import Memory
 from ropewalk.checkpoint.remote import Remote
-from ropewalk.checkpoint.tensors import manifest_of, retain, save
+from ropewalk.checkpoint.retention import retain
+from ropewalk.checkpoint.tensors import manifest_of, save
 from ropewalk.config.ranks import Ranks
 from tests.checkpoint.shards import COLUMNS, ROWS, flip, parts_of, same, state
 

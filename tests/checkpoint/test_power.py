@@ -11,7 +11,8 @@ from ropewalk.base.errors import DataError
 from ropewalk.checkpoint.commit import Attempt
 from ropewalk.checkpoint.disk import LocalDisk
 from ropewalk.checkpoint.format import list_checkpoints
-from ropewalk.checkpoint.tensors import State, load_newest, retain, save
+from ropewalk.checkpoint.retention import retain
+from ropewalk.checkpoint.tensors import State, load_newest, save
 from tests.checkpoint.power import RecordingDisk, states
 from tests.checkpoint.power import State as After
 from tests.tiny import small_spec

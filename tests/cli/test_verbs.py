@@ -37,6 +37,7 @@ def values(call: Call, *arguments: str) -> dict:
         ["prepare", "what-if", "tiny.toml", "filter.min_bytes=300"],
         ["prepare", "report", "tiny.toml"],
         ["plan", "tiny.toml"],
+        ["plan", "draw", "tiny.toml", "--ranks", "2"],
         ["model", "describe", "tiny.toml"],
         ["train", "tiny.toml"],
         ["train", "tiny.toml", "--dry-run"],

@@ -13,7 +13,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from ropewalk.model.config import Model
 from ropewalk.model.decoder import Decoder, build
 from ropewalk.model.spec import Spec, resolve
-from ropewalk.parallel.executor import OneDevice
+from ropewalk.parallel.apply import apply
+from ropewalk.parallel.rank import RankExecutor
 from ropewalk.plan.plan import Plan
 from ropewalk.store.manifest import Manifest, ShardEntry, SourceEntry, TokenizerEntry, write_manifest
 from ropewalk.store.shards import document_key, write_shard
@@ -46,10 +47,10 @@ def vivid(spec: Spec, *, seed: int = 0) -> Decoder:
     return model
 
 
-def one_device(model: Decoder, *, rows: int = 4) -> OneDevice:
+def one_device(model: Decoder, *, rows: int = 4) -> RankExecutor:
     """An executor for scoring."""
     plan = Plan(device="cpu", precision="fp32", batch_rows=rows, microbatch_rows=rows)
-    return OneDevice(plan, model, None)
+    return apply(plan, model, None, None)
 
 
 def train_tokenizer(texts: Iterable[str], *, prefix_space: bool = False) -> Tokenizer:

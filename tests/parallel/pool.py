@@ -25,14 +25,14 @@ class Pool:
         self._workers: list[tuple[Any, Connection]] = []
         atexit.register(self.close)
 
-    def run(self, job: Callable[..., Any], *arguments: Any, world: int) -> list[Any]:
-        """`job(rank, *arguments)` on ranks 0..world-1."""
+    def run(self, job: Callable[..., Any], *arguments: Any, world: int, timeout_s: float = TIMEOUT_S) -> list[Any]:
+        """`job(rank, *arguments)` on ranks 0..world-1, each of which has `timeout_s` after the one before to answer."""
         while len(self._workers) < world:
             self._workers.append(_start())
         with tempfile.TemporaryDirectory() as folder:
             for rank, (_, pipe) in enumerate(self._workers[:world]):
                 pipe.send((job, arguments, rank, world, f"file://{folder}/store"))
-            answers = [self._receive(rank) for rank in range(world)]
+            answers = [self._receive(rank, timeout_s) for rank in range(world)]
         wrong = [answer for kind, answer in answers if kind == "error"]
         if wrong:
             self.close()  # the others may hang in a collective
@@ -46,10 +46,10 @@ class Pool:
             process.join()
         self._workers = []
 
-    def _receive(self, rank: int) -> tuple[str, Any]:
+    def _receive(self, rank: int, timeout_s: float) -> tuple[str, Any]:
         process, pipe = self._workers[rank]
-        if not pipe.poll(TIMEOUT_S):
-            return "error", f"rank {rank} did not answer within {TIMEOUT_S} s"
+        if not pipe.poll(timeout_s):
+            return "error", f"rank {rank} did not answer within {timeout_s} s"
         try:
             return pipe.recv()
         except EOFError:

@@ -11,7 +11,7 @@ from ropewalk.load.batch import Batch
 from ropewalk.model.config import Model
 from ropewalk.model.decoder import build
 from ropewalk.model.spec import resolve
-from ropewalk.parallel.apply import apply
+from ropewalk.parallel.apply import apply, local
 from ropewalk.parallel.compat import deterministic
 from ropewalk.parallel.executor import Executor
 from ropewalk.plan.forecast import Precision
@@ -28,7 +28,7 @@ def executor(
     spec = resolve(Model(layers=2, width=64, heads=4, kv_heads=2), vocabulary=128, sequence_length=32)
     plan = Plan(device=device, precision=precision, batch_rows=8, microbatch_rows=4)
     model = build(spec, seed=0, device=device)
-    return apply(plan, model, lambda p: make_optimizer(p, Optimizer(kind=kind), spec=spec), clip_norm=1.0)
+    return apply(plan, model, None, lambda p, _: make_optimizer(p, Optimizer(kind=kind), spec=spec), clip_norm=1.0)
 
 
 def batch() -> Batch:
@@ -81,9 +81,11 @@ def test_narrow_numbers_follow_fp32(precision: Precision, kind: OptimizerKind) -
 def test_a_gradient_that_is_not_finite_changes_nothing(kind: OptimizerKind) -> None:
     made = executor("cuda", kind=kind)
     made.step(batch(), lr=1e-3)
-    before = {name: value.clone() for name, value in {**made.model_state(), **made.optimizer_state()}.items()}
+    before = {
+        name: value.clone() for name, value in {**local(made.model_state()), **local(made.optimizer_state())}.items()
+    }
     made.points.before_update.append(lambda gradients: next(iter(gradients.values())).fill_(float("nan")))
     made.points.on_gradients.append(lambda gradients: next(iter(gradients.values())).fill_(float("nan")))
     assert made.step(batch(), lr=1e-3).skipped.item() == 1
-    after = {**made.model_state(), **made.optimizer_state()}
+    after = {**local(made.model_state()), **local(made.optimizer_state())}
     assert all(torch.equal(before[name], after[name]) for name in before)

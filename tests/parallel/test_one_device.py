@@ -13,10 +13,11 @@ from ropewalk.base.errors import UserError
 from ropewalk.config.ranks import Ranks
 from ropewalk.load.batch import Batch
 from ropewalk.model.decoder import Decoder, build
-from ropewalk.parallel.apply import apply
+from ropewalk.parallel.apply import apply, local
 from ropewalk.parallel.compat import deterministic
-from ropewalk.parallel.executor import OneDevice, Points
+from ropewalk.parallel.executor import Points
 from ropewalk.parallel.mesh import pick_device
+from ropewalk.parallel.rank import RankExecutor
 from ropewalk.plan.plan import Plan
 from ropewalk.train.config import Optimizer, OptimizerKind
 from ropewalk.train.optimizer import KINDS, make_optimizer
@@ -40,11 +41,11 @@ def executor(
     precision: str = "fp32",
     kind: OptimizerKind = "adamw",
     seed: int = 0,
-) -> OneDevice:
+) -> RankExecutor:
     plan = Plan(device="cpu", precision=precision, batch_rows=ROWS, microbatch_rows=microbatch)  # type: ignore[arg-type]
     model = build(SPEC, seed=seed, dtype=dtype)
     settings = dataclasses.replace(DECAY, kind=kind)
-    return OneDevice(plan, model, lambda p: make_optimizer(p, settings, spec=SPEC), clip_norm=clip)
+    return apply(plan, model, None, lambda p, _: make_optimizer(p, settings, spec=SPEC), clip_norm=clip)
 
 
 def reweighted(batch: Batch, weight: Tensor) -> Batch:
@@ -103,7 +104,7 @@ def test_five_steps_equal_the_formulas_written_out(clip: float) -> None:
         assert result.loss.item() == pytest.approx(loss, abs=1e-12)
         assert result.grad_norm.item() == pytest.approx(norm, abs=1e-12)
         assert result.skipped.item() == 0
-    assert largest_difference(ours.model_state(), dict(hand.model.named_parameters())) < 1e-12
+    assert largest_difference(local(ours.model_state()), dict(hand.model.named_parameters())) < 1e-12
 
 
 @pytest.mark.parametrize("microbatch", [1, 2, 4])
@@ -116,7 +117,7 @@ def test_accumulation_changes_neither_loss_nor_weights(microbatch: int) -> None:
         batch = reweighted(random_batch(SPEC, rows=ROWS, seed=number), weight)
         results = [each.step(batch, lr=1e-2) for each in (whole, parts)]
         assert results[0].loss.item() == pytest.approx(results[1].loss.item(), abs=1e-12)
-    assert largest_difference(whole.model_state(), parts.model_state()) < 1e-12
+    assert largest_difference(local(whole.model_state()), local(parts.model_state())) < 1e-12
 
 
 def test_uneven_weights_give_the_weighted_mean() -> None:
@@ -124,7 +125,7 @@ def test_uneven_weights_give_the_weighted_mean() -> None:
     weight = torch.tensor([1.0, 0.25, 0.0, 3.0, 0.0, 0.0, 1.0, 0.5]).unsqueeze(1).expand(-1, SPEC.sequence_length)
     batch = reweighted(random_batch(SPEC, rows=ROWS), weight)
     assert ours.step(batch, lr=1e-2).loss.item() == pytest.approx(hand.step(batch, 1e-2)[0], abs=1e-12)
-    assert largest_difference(ours.model_state(), dict(hand.model.named_parameters())) < 1e-12
+    assert largest_difference(local(ours.model_state()), dict(hand.model.named_parameters())) < 1e-12
 
 
 def test_a_masked_target_has_no_influence() -> None:
@@ -136,7 +137,7 @@ def test_a_masked_target_has_no_influence() -> None:
     first, second = executor(), executor()
     first.step(reweighted(batch, weight), lr=1e-2)
     second.step(dataclasses.replace(batch, weight=weight, targets=targets), lr=1e-2)
-    assert identical(first.model_state(), second.model_state())
+    assert identical(local(first.model_state()), local(second.model_state()))
 
 
 @pytest.mark.parametrize("bad", [float("inf"), float("-inf"), float("nan")])
@@ -146,15 +147,15 @@ def test_a_gradient_that_is_not_finite_changes_no_bit(kind: OptimizerKind, bad: 
     ours = executor(dtype=torch.float32, kind=kind)
     for number in range(steps_before):
         ours.step(random_batch(SPEC, rows=ROWS, seed=number), lr=1e-2)
-    weights, moments = copy_of(ours.model_state()), copy_of(ours.optimizer_state())
+    weights, moments = copy_of(local(ours.model_state())), copy_of(local(ours.optimizer_state()))
     ours.points.on_gradients.append(lambda g: g["blocks.0.mlp.up.weight"].view(-1)[3].fill_(bad))
     result = ours.step(random_batch(SPEC, rows=ROWS, seed=9), lr=1e-2)
     assert result.skipped.item() == 1
-    assert identical(ours.model_state(), weights)
+    assert identical(local(ours.model_state()), weights)
     if steps_before:
-        assert identical(ours.optimizer_state(), moments)
+        assert identical(local(ours.optimizer_state()), moments)
     else:
-        assert all(not tensor.any() for tensor in ours.optimizer_state().values())
+        assert all(not tensor.any() for tensor in local(ours.optimizer_state()).values())
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -167,8 +168,8 @@ def test_a_skipped_step_leaves_no_trace_in_the_next(kind: OptimizerKind) -> None
         disturbed.step(random_batch(SPEC, rows=ROWS, seed=50 + number), lr=1e-2)
         disturbed.points.on_gradients.clear()
         disturbed.step(random_batch(SPEC, rows=ROWS, seed=number), lr=1e-2)
-    assert identical(straight.model_state(), disturbed.model_state())
-    assert identical(straight.optimizer_state(), disturbed.optimizer_state())
+    assert identical(local(straight.model_state()), local(disturbed.model_state()))
+    assert identical(local(straight.optimizer_state()), local(disturbed.optimizer_state()))
 
 
 def test_points_come_in_order_with_the_gradients_of_that_moment() -> None:
@@ -214,22 +215,22 @@ def test_state_taken_over_is_the_same_state_and_goes_on_the_same(kind: Optimizer
     first, second = executor(dtype=torch.float32, kind=kind), executor(dtype=torch.float32, kind=kind, seed=1)
     for number in range(3):
         first.step(random_batch(SPEC, rows=ROWS, seed=number), lr=1e-2)
-    second.load_state(copy_of(first.model_state()), copy_of(first.optimizer_state()))
-    assert identical(first.model_state(), second.model_state())
-    assert identical(first.optimizer_state(), second.optimizer_state())
+    second.load_state(copy_of(local(first.model_state())), copy_of(local(first.optimizer_state())))
+    assert identical(local(first.model_state()), local(second.model_state()))
+    assert identical(local(first.optimizer_state()), local(second.optimizer_state()))
     for each in (first, second):
         each.step(random_batch(SPEC, rows=ROWS, seed=9), lr=1e-2)
-    assert identical(first.model_state(), second.model_state())
-    assert identical(first.optimizer_state(), second.optimizer_state())
+    assert identical(local(first.model_state()), local(second.model_state()))
+    assert identical(local(first.optimizer_state()), local(second.optimizer_state()))
 
 
 DROPPING = small_spec(dropout=0.3, documents="separate", position="alibi")
 
 
-def dropping(*, microbatch: int, seed: int = 5) -> OneDevice:
+def dropping(*, microbatch: int, seed: int = 5) -> RankExecutor:
     plan = Plan(device="cpu", precision="fp32", batch_rows=ROWS, microbatch_rows=microbatch)
     model = build(DROPPING, seed=0, dtype=torch.float64)
-    return OneDevice(plan, model, lambda parameters: make_optimizer(parameters, DECAY), seed=seed)
+    return apply(plan, model, None, lambda parameters, _: make_optimizer(parameters, DECAY), seed=seed)
 
 
 def packed_batch(number: int) -> Batch:
@@ -244,12 +245,12 @@ def test_dropout_and_documents_are_the_same_under_any_microbatch_and_after_a_res
         losses = [each.step(packed_batch(number), lr=1e-2).loss.item() for each in (whole, parts, other)]
         assert losses[0] == pytest.approx(losses[1], abs=1e-12)
         assert losses[0] != pytest.approx(losses[2], abs=1e-6)
-    assert largest_difference(whole.model_state(), parts.model_state()) < 1e-12
+    assert largest_difference(local(whole.model_state()), local(parts.model_state())) < 1e-12
     again = dropping(microbatch=2)
-    again.load_state(copy_of(parts.model_state()), copy_of(parts.optimizer_state()))
+    again.load_state(copy_of(local(parts.model_state())), copy_of(local(parts.optimizer_state())))
     for each in (parts, again):
         each.step(packed_batch(9), lr=1e-2)
-    assert identical(parts.model_state(), again.model_state())
+    assert identical(local(parts.model_state()), local(again.model_state()))
 
 
 def test_separate_documents_score_as_if_alone() -> None:
@@ -263,7 +264,7 @@ def test_separate_documents_score_as_if_alone() -> None:
 def test_an_optimizer_that_would_follow_a_broken_gradient_is_refused() -> None:
     plan = Plan(device="cpu", precision="fp32", batch_rows=ROWS, microbatch_rows=ROWS)
     with pytest.raises(AssertionError, match="would follow a broken gradient"):
-        OneDevice(plan, build(SPEC, seed=0), lambda parameters: torch.optim.SGD(parameters.values()))
+        apply(plan, build(SPEC, seed=0), None, lambda parameters, _: torch.optim.SGD(parameters.values()))
 
 
 def test_state_of_another_model_is_refused() -> None:
@@ -279,7 +280,7 @@ def test_bf16_stays_close_to_fp32() -> None:
         losses = [each.step(batch, lr=1e-3).loss.item() for each in (wide, narrow)]
         # bfloat16 has 8 bits: 0.4 % a rounding, and the loss is a mean of many.
         assert losses[1] == pytest.approx(losses[0], rel=4e-3)
-    assert all(parameter.dtype == torch.float32 for parameter in narrow.model_state().values())
+    assert all(parameter.dtype == torch.float32 for parameter in local(narrow.model_state()).values())
 
 
 @pytest.mark.parametrize("microbatch", [3, 8])
@@ -295,8 +296,8 @@ def test_score_is_the_log_softmax_at_the_target(microbatch: int) -> None:
 
 def test_more_than_one_process_is_refused() -> None:
     plan = Plan(device="cpu", precision="fp32", batch_rows=8, microbatch_rows=4, shard=2)
-    with pytest.raises(UserError, match="trains on one device; the plan asks for 2"):
-        apply(plan, build(SPEC, seed=0), None)
+    with pytest.raises(UserError, match="the plan is for 2 processes, 1 are here"):
+        apply(plan, build(SPEC, seed=0), None, None)
     with pytest.raises(UserError, match="4 processes were started, but the plan is for 2"):
         pick_device(plan, Ranks(rank=0, world=4, local_rank=0))
 
@@ -309,11 +310,13 @@ def test_the_same_steps_on_a_gpu_give_the_same_bits(precision: str) -> None:
     plan = Plan(device="cuda", precision=precision, batch_rows=ROWS, microbatch_rows=4)  # type: ignore[arg-type]
     ends = []
     for _ in range(2):
-        ours = OneDevice(plan, build(spec, seed=0, device="cuda"), lambda p: make_optimizer(p, DECAY), clip_norm=1.0)
+        ours = apply(
+            plan, build(spec, seed=0, device="cuda"), None, lambda p, _: make_optimizer(p, DECAY), clip_norm=1.0
+        )
         for number in range(5):
             with deterministic(torch.device("cuda")):
                 ours.step(random_batch(spec, rows=ROWS, seed=number), lr=1e-3)
-        ends.append(copy_of(ours.model_state()))
+        ends.append(copy_of(local(ours.model_state())))
     assert identical(*ends)
 
 

@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from ropewalk.model.decoder import build
-from ropewalk.parallel.executor import OneDevice
+from ropewalk.parallel.apply import apply, local
 from ropewalk.parallel.precision import LossScale
+from ropewalk.parallel.rank import RankExecutor
 from ropewalk.plan.forecast import Precision
 from ropewalk.plan.plan import Plan
 from ropewalk.train.config import Optimizer
@@ -24,17 +25,17 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
-def executor(precision: Precision, *, microbatch: int = 4) -> OneDevice:
+def executor(precision: Precision, *, microbatch: int = 4) -> RankExecutor:
     plan = Plan(device="cpu", precision=precision, batch_rows=ROWS, microbatch_rows=microbatch)
-    return OneDevice(plan, build(SPEC, seed=0), lambda p: make_optimizer(p, Optimizer()), clip_norm=1.0)
+    return apply(plan, build(SPEC, seed=0), None, lambda p, _: make_optimizer(p, Optimizer()), clip_norm=1.0)
 
 
-def scale_of(made: OneDevice) -> float:
-    return made.optimizer_state()["loss_scale/value"].item()
+def scale_of(made: RankExecutor) -> float:
+    return local(made.optimizer_state())["loss_scale/value"].item()
 
 
-def set_scale(made: OneDevice, value: float) -> None:
-    made.load_state(made.model_state(), {"loss_scale/value": torch.tensor(value)})
+def set_scale(made: RankExecutor, value: float) -> None:
+    made.load_state(local(made.model_state()), {"loss_scale/value": torch.tensor(value)})
 
 
 def copy_of(state: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -56,9 +57,9 @@ def test_losses_stay_close_to_fp32(precision: Precision) -> None:
 def test_the_model_computes_in_bfloat16_and_the_optimizer_in_float32() -> None:
     made = executor("bf16-pure")
     made.step(random_batch(SPEC, rows=ROWS), lr=1e-3)
-    masters = made.model_state()
+    masters = local(made.model_state())
     assert {p.dtype for p in made.model.parameters()} == {torch.bfloat16}
-    assert {t.dtype for t in [*masters.values(), *made.optimizer_state().values()]} == {torch.float32}
+    assert {t.dtype for t in [*masters.values(), *local(made.optimizer_state()).values()]} == {torch.float32}
     for name, weight in made.model.named_parameters():
         assert torch.equal(weight, masters[name].bfloat16())
         assert weight.grad is None
@@ -71,7 +72,7 @@ def test_steps_too_small_for_bfloat16_add_up() -> None:
         made.step(random_batch(SPEC, rows=ROWS), lr=2e-5)
     scale = "norm.weight"
     # A step of 2e-5 is lost beside 1, where bfloat16 numbers are 4e-3 apart; a hundred of them are not.
-    assert (made.model_state()[scale] - 1).abs().max() > 1.5e-3
+    assert (local(made.model_state())[scale] - 1).abs().max() > 1.5e-3
     assert any(not torch.equal(weight, start[name]) for name, weight in made.model.named_parameters())
 
 
@@ -102,11 +103,11 @@ def test_an_overflow_skips_the_update_and_halves_the_scale() -> None:
     made = executor("fp16")
     made.step(random_batch(SPEC, rows=ROWS), lr=1e-3)
     set_scale(made, 2.0**40)
-    before = copy_of({**made.model_state(), **made.optimizer_state()})
+    before = copy_of({**local(made.model_state()), **local(made.optimizer_state())})
     result = made.step(random_batch(SPEC, rows=ROWS), lr=1e-3)
     assert (result.skipped.item(), result.loss_scale.item()) == (1, 2.0**40)  # type: ignore[union-attr]
     assert torch.isfinite(result.loss)
-    after = {**made.model_state(), **made.optimizer_state()}
+    after = {**local(made.model_state()), **local(made.optimizer_state())}
     changed = {name for name in before if not torch.equal(before[name], after[name])}
     assert changed <= {"loss_scale/value", "loss_scale/good_steps"}
     assert scale_of(made) == 2.0**39
@@ -135,12 +136,12 @@ def test_state_taken_over_goes_on_the_same(precision: Precision) -> None:
     first, second = executor(precision), executor(precision)
     for number in range(3):
         first.step(random_batch(SPEC, rows=ROWS, seed=number), lr=1e-2)
-    second.load_state(copy_of(first.model_state()), copy_of(first.optimizer_state()))
+    second.load_state(copy_of(local(first.model_state())), copy_of(local(first.optimizer_state())))
     for each in (first, second):
         each.step(random_batch(SPEC, rows=ROWS, seed=9), lr=1e-2)
     for mine, theirs in (
-        (first.model_state(), second.model_state()),
-        (first.optimizer_state(), second.optimizer_state()),
+        (local(first.model_state()), local(second.model_state())),
+        (local(first.optimizer_state()), local(second.optimizer_state())),
     ):
         assert mine.keys() == theirs.keys()
         assert all(torch.equal(mine[name], theirs[name]) for name in mine)
@@ -149,6 +150,6 @@ def test_state_taken_over_goes_on_the_same(precision: Precision) -> None:
 def test_scoring_alone_leaves_the_weights_as_they_are() -> None:
     model = build(SPEC, seed=0)
     plan = Plan(device="cpu", precision="bf16-pure", batch_rows=ROWS, microbatch_rows=ROWS)
-    scores = OneDevice(plan, model, None).score(random_batch(SPEC, rows=ROWS))
+    scores = apply(plan, model, None, None).score(random_batch(SPEC, rows=ROWS))
     assert scores.log_probabilities.dtype == torch.float32
     assert {p.dtype for p in model.parameters()} == {torch.float32}

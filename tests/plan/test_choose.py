@@ -10,10 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ropewalk.base.errors import DataError, UserError
+from ropewalk.plan.choose import choose
 from ropewalk.plan.config import Layout
 from ropewalk.plan.forecast import memory
 from ropewalk.plan.machine import Gpu, Machine, memory_limits
-from ropewalk.plan.plan import PhasePlan, Planned, choose, load_plan, save_plan
+from ropewalk.plan.plan import PhasePlan, Planned, load_plan, save_plan
 from tests.tiny import small_spec
 
 GIB = 1 << 30

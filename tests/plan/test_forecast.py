@@ -18,7 +18,7 @@ from ropewalk.model.frozen import trained_names
 from ropewalk.model.lora import with_lora
 from ropewalk.model.loss import token_losses
 from ropewalk.model.spec import Spec
-from ropewalk.parallel.executor import OneDevice
+from ropewalk.parallel.apply import apply
 from ropewalk.plan import forecast
 from ropewalk.plan.forecast import memory
 from ropewalk.plan.plan import Plan
@@ -118,8 +118,13 @@ def peak_of_a_step(
     """Bytes that a second step adds at its fullest moment: weights and moments stand before."""
     plan = Plan(device="cpu", precision=precision, batch_rows=2 * rows, microbatch_rows=rows)
     settings = Optimizer(kind=kind)
-    executor = OneDevice(
-        plan, build(spec, seed=0), lambda p: make_optimizer(p, settings, spec=spec), clip_norm=1.0, trained=trained
+    executor = apply(
+        plan,
+        build(spec, seed=0),
+        None,
+        lambda p, _: make_optimizer(p, settings, spec=spec),
+        clip_norm=1.0,
+        trained=trained,
     )
     batch = random_batch(spec, rows=2 * rows)
     executor.step(batch, lr=1e-3)
@@ -200,8 +205,8 @@ def test_forecast_bounds_the_peak_on_a_gpu(shape: dict[str, Any], precision: Pre
     spec, rows = small_spec(**{**settings, **shape}), 8
     torch.cuda.empty_cache()
     plan = Plan(device="cuda", precision=precision, batch_rows=2 * rows, microbatch_rows=rows)
-    executor = OneDevice(
-        plan, build(spec, seed=0, device="cuda"), lambda p: make_optimizer(p, Optimizer()), clip_norm=1.0
+    executor = apply(
+        plan, build(spec, seed=0, device="cuda"), None, lambda p, _: make_optimizer(p, Optimizer()), clip_norm=1.0
     )
     torch.cuda.reset_peak_memory_stats()
     for _ in range(2):

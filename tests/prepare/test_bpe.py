@@ -19,7 +19,8 @@ from ropewalk.prepare import tokenizer as tokenizers
 from ropewalk.prepare.byte_level import byte_letters
 from ropewalk.prepare.encoders import HARD
 from ropewalk.prepare.kernels.bpe import LONG_BYTES, PIECE_LIMIT, SHORT_BYTES
-from ropewalk.prepare.kernels.merges import UNKNOWN, Tables
+from ropewalk.prepare.kernels.merges import NONE, UNKNOWN, Tables
+from ropewalk.prepare.kernels.runs import RUN_BYTES
 
 LETTERS = byte_letters()
 SIGNS = [
@@ -88,6 +89,20 @@ TRAINED = tokenizers.train((prose(n) + "it's 绳索，麻绳。\n\n  x = 'y'" fo
 TRAINED.encode_special_tokens = True
 TRAINED_ENCODER = encoder_of(TRAINED)
 KINDS = bpe.character_kinds()
+HAN = "不人一有花天云山风月春日无来"
+HAN_SIGNS = [*HAN, *HAN, "，", "。", "，", "\n", "\n", "(", ")", "'", "s", " ", "1", "\u3000", "é", "龘", "𠀀"]
+HAN_TEXTS = st.lists(st.sampled_from(HAN_SIGNS), max_size=120).map("".join)
+
+
+def verses(seed: int, *, length: int = 400) -> str:
+    draw = random.Random(seed)
+    weights = [*range(len(HAN), 0, -1), 3, 3, 1, 1, 1]
+    return "".join(draw.choices([*HAN, "，", "。\n", "(", "！", "……"], weights, k=length))
+
+
+TRAINED_ON_HAN = tokenizers.train(map(verses, range(40)), vocabulary=700)
+TRAINED_ON_HAN.encode_special_tokens = True
+HAN_ENCODER = encoder_of(TRAINED_ON_HAN)
 
 
 @settings(max_examples=300, deadline=None)
@@ -95,6 +110,28 @@ KINDS = bpe.character_kinds()
 def test_random_vocabularies_encode_as_hugging_face_does(number: int, texts: list[str]) -> None:
     tokenizer, encoder = RANDOM[number]
     assert documents(encoder, texts) == [expected(tokenizer, text) for text in texts]
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(HAN_TEXTS, min_size=1, max_size=4))
+def test_characters_that_often_merge_are_encoded_as_hugging_face_does(texts: list[str]) -> None:
+    assert documents(HAN_ENCODER, texts) == [expected(TRAINED_ON_HAN, text) for text in texts]
+
+
+def test_a_vocabulary_of_han_joins_whole_characters() -> None:
+    tables = bpe.tables_of(TRAINED_ON_HAN.to_str().encode())
+    assert isinstance(tables, Tables)
+    merges = json.loads(TRAINED_ON_HAN.to_str())["model"]["merges"]
+    made = [bytes(map(LETTERS.index, left + right)) for left, right in merges]
+    joining = [text for text in made if _is_text(text) and len(text.decode()) > 1]
+    assert np.count_nonzero(tables.joins != NONE) == len(joining) > 200
+
+
+@pytest.mark.parametrize("length", [RUN_BYTES // 3 - 1, RUN_BYTES // 3, RUN_BYTES // 3 + 1, 5 * RUN_BYTES])
+def test_text_is_encoded_alike_however_many_runs_it_takes(length: int) -> None:
+    texts = [verses(seed, length=length) for seed in range(100, 104)]
+    for tokenizer, encoder in ((TRAINED_ON_HAN, HAN_ENCODER), (TRAINED, TRAINED_ENCODER), RANDOM[0]):
+        assert documents(encoder, texts) == [expected(tokenizer, text) for text in texts]
 
 
 def test_tokens_are_the_same_in_either_type() -> None:

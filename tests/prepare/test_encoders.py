@@ -136,6 +136,7 @@ def test_an_encoder_that_differs_on_the_sample_is_refused(monkeypatch: pytest.Mo
     assert "a quipu" in choice.refused[GIGATOKEN]
 
 
+@settings(deadline=None)
 @given(st.lists(st.text(), min_size=1), st.integers(0, 50))
 def test_a_stretch_is_a_part_of_the_text(texts: list[str], size: int) -> None:
     found = stretch(column(*texts), size=size)

@@ -63,6 +63,7 @@ def _seen(data: npt.NDArray[np.uint8], place: int) -> tuple[int, int, int, int]:
     return letters, high, word_at(data, place), trailing_zeros(letters)
 
 
+@settings(deadline=None)  # the first example compiles
 @given(st.binary(min_size=LANES + 5, max_size=LANES + 5), st.integers(0, 5))
 def test_bytes_side_by_side_are_told_as_one_by_one(content: bytes, place: int) -> None:
     letters, high, word, zeros = _seen(np.frombuffer(content, np.uint8), place)
@@ -73,6 +74,7 @@ def test_bytes_side_by_side_are_told_as_one_by_one(content: bytes, place: int) -
     assert zeros == (LANES if letters == 0 else (letters & -letters).bit_length() - 1)
 
 
+@settings(deadline=None)
 @given(st.lists(st.lists(st.integers(0, 60_000), max_size=40), max_size=6), st.sampled_from(["uint16", "uint32"]))
 def test_every_document_is_closed(documents: list[list[int]], dtype: str) -> None:
     tokens = np.array([token for document in documents for token in document], np.uint32)

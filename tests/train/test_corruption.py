@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from ropewalk.base.errors import HardwareError
 from ropewalk.checkpoint.format import list_checkpoints
-from ropewalk.load.batch import Batch
-from ropewalk.parallel.executor import OneDevice, bit_sum
+from ropewalk.parallel.executor import bit_sum
+from ropewalk.parallel.rank import Microbatch, RankExecutor
 from ropewalk.train.config import Faults
 from ropewalk.train.corruption import disagreeing
 from ropewalk.train.loop import train
@@ -40,17 +40,17 @@ def test_one_flipped_bit_in_one_gradient_ends_the_run_before_it_is_saved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = make_run(tmp_path, train__faults=Faults(probe_every_steps=5))
-    sound, calls = OneDevice._weighted_loss, []
+    sound, calls = RankExecutor._loss_of, []
 
-    def errs(self: OneDevice, batch: Batch, **dropout: object) -> torch.Tensor:
-        loss = sound(self, batch, **dropout)
+    def errs(self: RankExecutor, hidden: torch.Tensor, piece: Microbatch) -> torch.Tensor:
+        loss = sound(self, hidden, piece)
         calls.append(None)
         if len(calls) == 2 * 4 + 2:  # four steps of two microbatches, then the second half of the probe
             weight = self.model.get_parameter("embedding.weight")
             weight.register_hook(flip_one_bit)
         return loss
 
-    monkeypatch.setattr(OneDevice, "_weighted_loss", errs)
+    monkeypatch.setattr(RankExecutor, "_loss_of", errs)
     with pytest.raises(HardwareError, match=r"step 5: the same microbatch computed twice gave other bits"):
         train(run)
     assert [path.name for path in list_checkpoints(run / "checkpoints")] == ["step-00000003"]

@@ -18,7 +18,9 @@ from ropewalk.model.frozen import trained_names
 from ropewalk.model.lora import with_lora
 from ropewalk.model.loss import token_losses
 from ropewalk.model.spec import Spec
-from ropewalk.parallel.executor import Executor, OneDevice
+from ropewalk.parallel.apply import apply, local
+from ropewalk.parallel.executor import Executor
+from ropewalk.parallel.rank import RankExecutor
 from ropewalk.plan.plan import Plan
 from ropewalk.train import phase as phase_module
 from ropewalk.train.config import Optimizer, Phase
@@ -40,12 +42,14 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def executor(
     spec: Spec, *, precision: str = "fp32", dtype: torch.dtype = torch.float32, frozen: tuple[str, ...] = ()
-) -> OneDevice:
+) -> RankExecutor:
     plan = Plan(device="cpu", precision=precision, batch_rows=ROWS, microbatch_rows=FIRST_ROWS)  # type: ignore[arg-type]
     settings = Optimizer(weight_decay=DECAY)
     trained = trained_names(spec, frozen) if frozen or spec.lora_rank else None
     model = build(spec, seed=0, dtype=dtype)
-    return OneDevice(plan, model, lambda p: make_optimizer(p, settings, spec=spec), trained=trained, clip_norm=CLIP)
+    return apply(
+        plan, model, None, lambda p, _: make_optimizer(p, settings, spec=spec), trained=trained, clip_norm=CLIP
+    )
 
 
 def measured(made: Executor, spec: Spec) -> dict[str, LayerFigures]:
@@ -126,9 +130,9 @@ def test_figures_equal_a_computation_by_hand_in_float64() -> None:
 def test_the_update_is_that_of_the_weights_which_the_optimizer_sees(precision: str) -> None:
     spec = small_spec()
     made = executor(spec, precision=precision)
-    before = {name: weight.clone() for name, weight in made.model_state().items()}
+    before = {name: weight.clone() for name, weight in local(made.model_state()).items()}
     found = measured(made, spec)
-    after = made.model_state()
+    after = local(made.model_state())
     for name, layer in found.items():
         inside = [full for full in after if name in layers_of(full)]
         change = torch.cat([(after[full] - before[full]).double().flatten() for full in inside])
@@ -151,7 +155,7 @@ def test_adapters_are_measured_by_themselves() -> None:
     made = executor(spec)
     adapters = [
         weight.clone()
-        for name, weight in made.model_state().items()
+        for name, weight in local(made.model_state()).items()
         if name.startswith("blocks.0.mlp.") and "lora" in name
     ]
     found = measured(made, spec)
@@ -280,7 +284,7 @@ def test_on_a_gpu_a_measured_step_waits_only_to_be_read(precision: str) -> None:
     spec = small_spec()
     plan = Plan(device="cuda", precision=precision, batch_rows=ROWS, microbatch_rows=FIRST_ROWS)  # type: ignore[arg-type]
     model = build(spec, seed=0, device="cuda")
-    made = OneDevice(plan, model, lambda p: make_optimizer(p, Optimizer(), spec=spec), clip_norm=CLIP)
+    made = apply(plan, model, None, lambda p, _: make_optimizer(p, Optimizer(), spec=spec), clip_norm=CLIP)
     batch = random_batch(spec, rows=ROWS).pinned()
     made.step(batch, lr=LR)
     torch.cuda.set_sync_debug_mode("error")

@@ -18,7 +18,8 @@ from ropewalk.base.events import Event, read_events
 from ropewalk.checkpoint.format import list_checkpoints, verify_checkpoint
 from ropewalk.checkpoint.tensors import load
 from ropewalk.load.batch import Batch
-from ropewalk.parallel.executor import OneDevice, StepResult
+from ropewalk.parallel.executor import StepResult
+from ropewalk.parallel.rank import RankExecutor
 from ropewalk.train import loop
 from ropewalk.train.hooks import Hook
 from ropewalk.train.loop import train
@@ -126,9 +127,9 @@ def test_a_damaged_newest_checkpoint_costs_only_the_steps_since_the_one_before(
 
 def poison(monkeypatch: pytest.MonkeyPatch, *, at: int) -> None:
     """Makes a weight nan after the update of step `at`."""
-    honest, seen = OneDevice.step, 0
+    honest, seen = RankExecutor.step, 0
 
-    def step(self: OneDevice, batch: Batch, *, lr: float) -> StepResult:
+    def step(self: RankExecutor, batch: Batch, *, lr: float) -> StepResult:
         nonlocal seen
         seen += 1
         result = honest(self, batch, lr=lr)
@@ -136,7 +137,7 @@ def poison(monkeypatch: pytest.MonkeyPatch, *, at: int) -> None:
             next(iter(self.model.parameters())).data[:] = float("nan")
         return result
 
-    monkeypatch.setattr(OneDevice, "step", step)
+    monkeypatch.setattr(RankExecutor, "step", step)
 
 
 @pytest.mark.parametrize(

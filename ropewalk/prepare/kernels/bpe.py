@@ -6,10 +6,8 @@ What makes it fast:
   cannot be predicted, others in a second one. 98 % of the pieces of English and code are found in the first.
 - A piece of other characters starts as characters, not as bytes: one table gives the kind and the token of a character.
   That is exact unless a token joins a part of one character to another character. Such tokens are rare (15 of 16,000 in
-  a vocabulary trained on English, Chinese and code); where a piece may hold one of them, it starts as bytes.
-- A run of other characters than ASCII is first written down character by character, with next to no branches; then a
-  bit filter tells what may merge, since most neighbours are no pair that merges. In Chinese few are, and most of those
-  merge by themselves. These pieces are not remembered: in Chinese they hardly ever come back.
+  a vocabulary trained on English, Chinese and code); where one of them may be, both characters start as bytes.
+- Runs of characters without spaces, as in Chinese, are encoded many pieces at a time (`runs.py`).
 
 A document with a piece of more than PIECE_LIMIT units is left to the caller, since merging by repeated search is
 quadratic; so is one with a character that this Python's Unicode does not know.
@@ -26,11 +24,8 @@ from .compile import compiled, inlined
 from .lanes import LANES, trailing_zeros, word_at
 from .merges import (
     DOUBTFUL,
-    DOUBTFUL_BIT,
     FACTOR,
     NONE,
-    PART_BITS,
-    STOPS,
     TOKEN_BITS,
     UNKNOWN,
     Out,
@@ -39,17 +34,14 @@ from .merges import (
     Units,
     Words,
     encode_bytes,
-    may_merge,
     merge,
-    pair,
 )
 from .pattern import SPACE, ascii_piece, decode, mark_starts, marks_behind, may_contract, space_end
+from .runs import COPIED, PIECE_LIMIT, encode_run
 
-PIECE_LIMIT = 256
-RUN_LIMIT = 4 * PIECE_LIMIT
-COPIED = 16
-ROOM = RUN_LIMIT + COPIED + 8
-"""Of what is noted about a run or a piece: characters have four bytes at most."""
+SPACE_LIMIT = 4 * PIECE_LIMIT
+ROOM = SPACE_LIMIT + 8
+"""Of what is noted about a piece: characters have four bytes at most."""
 SPARE = COPIED + 2
 """Tokens that may be written behind the last one."""
 
@@ -64,11 +56,6 @@ LONG_ENTRY = 1 + LONG_BYTES // 8
 """Words of an entry, 1 MiB in all: how many bytes and tokens a piece has, and its bytes. Its tokens lie apart, in
 another MiB."""
 
-_LINE_FEED = 10
-_STARTS, _UNIT = np.uint32(1 << 31), np.uint32((1 << 31) - 1)
-_SECOND, _LAST = np.uint64(0x3F << 6), np.uint64(0x3F)
-"""Bits of a code point that the second of three bytes holds, and the last one."""
-_PART, _FLAGS = np.uint64((1 << PART_BITS) - 1), np.uint64(3 * PART_BITS)
 _TOKEN, _COUNT = np.uint64((1 << TOKEN_BITS) - 1), np.uint64(3 * TOKEN_BITS)
 
 
@@ -83,8 +70,8 @@ class Memory(NamedTuple):
     """LONG_TOKENS for each of them."""
     room: Room
     units: Units
-    """Of a run; the highest bit says that a piece starts with it."""
-    merging: Offsets
+    """Of a run, as `runs.py` says."""
+    joining: Offsets
     """Which of them may merge with the one before."""
     starts: Words
     """A bit for each byte of the longest document and one more."""
@@ -118,7 +105,8 @@ def _encode_document(data: Bytes, begin: int, stop: int, tables: Tables, memory:
     while position < stop:
         count = 0
         if data[position] >= 0x80:
-            after, count = _encode_run(data, position, stop, tables, memory, out, written)
+            units, joining, room = memory.units, memory.joining, memory.room
+            after, count = encode_run(data, position, stop, tables, units, joining, room, out, written)
             at_marks = False
         else:
             if not marks:
@@ -232,189 +220,15 @@ def _encode_long(data: Bytes, begin: int, after: int, tables: Tables, memory: Me
     return count
 
 
-@inlined
-def _encode_run(
-    data: Bytes, begin: int, stop: int, tables: Tables, memory: Memory, out: Out, written: int
-) -> tuple[int, int]:
-    """(end, number of tokens, which are written) of the whole pieces from `begin` on that have no ASCII but single line
-    feeds, no other white space and no doubtful border; 0 tokens when the first piece is none of these."""
-    units, line_feed = memory.units, tables.single[_LINE_FEED]
-    place, count = _write_units(data, begin, stop, tables.characters, tables.packed, tables.borders, line_feed, units)
-    return place, _merge_run(
-        count, _find_merges(units, count, tables.filter, memory.merging), memory, tables, out, written
-    )
-
-
-@compiled
-def _write_units(
-    data: Bytes,
-    begin: int,
-    stop: int,
-    characters: Units,
-    packed: Words,
-    borders: Words,
-    line_feed: int,
-    units: Units,
-) -> tuple[Any, Any]:
-    """(end, units) of a run, which are written."""
-    one, two = np.uint64(1), np.uint64(2)
-    place = piece = np.int64(begin)
-    kind = np.int64(-1)
-    # Unsigned: numba lets negative indices count from the end, which costs a select each.
-    count = tail = np.uint64(0)
-    whole = True
-    while place < stop and count < np.uint64(RUN_LIMIT):
-        word = _word_from(data, place)
-        byte = word & np.uint64(0xFF)
-        if byte >= np.uint64(0xE0) and byte < np.uint64(0xF0):
-            last = word >> np.uint64(16) & _LAST
-            code = (word & np.uint64(0xF)) << np.uint64(12) | word >> two & _SECOND | last
-            size = 3
-        elif byte < np.uint64(0x80):
-            if byte != _LINE_FEED or kind == SPACE:
-                whole = characters[byte] & 3 != kind
-                break
-            kind = np.int64(SPACE)
-            units[count] = np.uint32(line_feed) | _STARTS
-            piece = place
-            count += one
-            place += 1
-            continue
-        elif byte < np.uint64(0xE0):
-            last = word >> np.uint64(8) & _LAST
-            code = (word & np.uint64(0x1F)) << np.uint64(6) | last
-            size = 2
-        else:
-            whole = characters[decode(data, int(place))[0]] & 3 != kind
-            break
-        entry = packed[code]
-        flags = np.int64(entry >> _FLAGS)
-        starts = flags & 3 != kind
-        # Every twelfth character of Chinese is doubtful, so that a branch would often be predicted wrongly.
-        doubtful = np.int64(borders[byte] >> tail) & flags >> DOUBTFUL_BIT & np.int64(not starts)
-        if flags & STOPS | doubtful:
-            whole = starts
-            break
-        kind, tail = flags & 3, last
-        piece = place if starts else piece
-        units[count] = np.uint32(entry & _PART) | np.uint32(starts) << np.uint32(31)
-        # Two, whether there are as many: that cannot be predicted.
-        units[count + one] = entry >> np.uint64(PART_BITS) & _PART
-        if flags & 8:
-            units[count + two] = entry >> np.uint64(2 * PART_BITS) & _PART
-        count += np.uint64((flags >> 2 & 3) + 1)
-        place += size
-    if place < stop and (count >= np.uint64(RUN_LIMIT) or not whole):
-        count -= one
-        while count > np.uint64(0) and units[count] < _STARTS:
-            count -= one
-        place = piece
-    return place, np.int64(count)
-
-
-@inlined
-def _find_merges(units: Units, count: int, filter: Words, merging: Offsets) -> Any:
-    """Writes which units may merge with the one before; how many.
-
-    Where a piece starts cannot be predicted, so that every pair is looked up, and none by a branch.
-    """
-    found = np.uint64(0)
-    before = _token(units[0])
-    for right in range(np.uint64(1), np.uint64(count)):
-        unit = units[right]
-        token = _token(unit)
-        merging[found] = right
-        found += may_merge(before, token, filter) & ~np.uint64(unit >> np.uint32(31))
-        before = token
-    return np.int64(found)
-
-
-@inlined
-def _merge_run(count: Any, found: Any, memory: Memory, tables: Tables, out: Out, written: int) -> Any:
-    """Writes the units of a run, merged; how many tokens they are, 0 when a piece is too long.
-
-    A pair merges at once where neither it nor what it becomes can merge with a neighbour: no order of merges matters
-    then. Otherwise its whole piece is merged by rank.
-    """
-    units, merging = memory.units, memory.merging
-    units[count] = _STARTS  # what is behind the last unit is another piece
-    done: Any = 0
-    number: Any = written
-    joined: Any = 0
-    for index in range(found):
-        place: Any = np.int64(merging[index])
-        if place < done:
-            continue
-        left, right, following = _token(units[place - 1]), _token(units[place]), _token(units[place + 1])
-        rank = pair(left, right, tables)
-        if rank == NONE:
-            continue
-        number = _copy(units, done, place, out, number)
-        done = place
-        token = np.int64(tables.merged[np.int64(rank)])
-        # Without branches, since none of the answers can be predicted.
-        before = may_merge(np.int64(out[number - 2]), token, tables.filter)
-        behind = may_merge(right, following, tables.filter) | may_merge(token, following, tables.filter)
-        merges = before & np.uint64(units[place - 1] < _STARTS) | behind & np.uint64(units[place + 1] < _STARTS)
-        if (merges == 0) & (np.int64(out[number - 1]) == left):
-            out[number - 1] = token
-            done = place + 1
-            merging[joined] = place
-            joined += 1
-            continue
-        first, after = place - 1, place + 1
-        while units[first] < _STARTS:
-            first -= 1
-        while units[after] < _STARTS:
-            after += 1
-        if after - first > PIECE_LIMIT:
-            return 0
-        number -= place - first
-        while joined > 0 and merging[joined - 1] > first:  # these have made one unit of two
-            joined -= 1
-            number += 1
-        _copy(units, first, after, out, number)
-        number += merge(out, number, after - first, memory.room, tables)
-        done = after
-    return _copy(units, done, count, out, number) - written
-
-
-@inlined
-def _word_from(data: Bytes, place: Any) -> Any:
-    """The eight bytes from `place` on, the first one lowest, zeros behind the end of `data`."""
-    if place + 8 <= len(data):
-        return word_at(data, place)
-    word = np.uint64(0)
-    for offset in range(len(data) - place):
-        word |= np.uint64(data[place + offset]) << np.uint64(8 * offset)
-    return word
-
-
-@inlined
-def _token(unit: Any) -> Any:
-    """A unit of a run without its mark."""
-    return np.int64(unit & _UNIT)
-
-
-@inlined
-def _copy(units: Units, first: int, last: int, out: Out, number: int) -> Any:
-    """The number of tokens after those of `units` from `first` to `last` are added to them."""
-    # COPIED at once, however many there are: their number cannot be predicted. What is too much is written over.
-    # Unsigned, since numba lets a negative index count from the end, which keeps LLVM from vectors.
-    source, target = np.uint64(first), np.uint64(number)
-    while source < np.uint64(last):
-        for place in range(np.uint64(COPIED)):
-            out[target + place] = units[source + place] & _UNIT
-        source += np.uint64(COPIED)
-        target += np.uint64(COPIED)
-    return number + last - first
-
-
 @compiled
 def _encode_piece(
     data: Bytes, begin: int, stop: int, tables: Tables, room: Room, out: Out, written: int
 ) -> tuple[int, int]:
-    """(end, number of tokens, which are written) of the piece that starts at `begin`; 0 tokens: left to the caller."""
+    """(end, number of tokens, which are written) of the piece that starts at `begin`; 0 tokens: left to the caller.
+
+    It starts as characters, those on both sides of a doubtful border as bytes. All others are whole before they merge
+    with another, since a merge has a higher rank than those that make its parts.
+    """
     characters, parts = tables.characters, tables.parts
     place = begin
     count = 0
@@ -427,21 +241,25 @@ def _encode_piece(
     kind = entry & 3
     if kind == SPACE:
         after = space_end(data, begin, stop, characters)
-        if after - begin > RUN_LIMIT:
+        if after - begin > SPACE_LIMIT:
             return after, 0
         return after, encode_bytes(data, begin, after, tables, room, out, written)
-    doubt = False
+    first, before = 0, begin
     while True:
         if entry & UNKNOWN:
             return place, 0
-        if entry & DOUBTFUL and place > begin:
-            doubt |= _is_border(data, place, tables)
         value, more = entry >> 6, entry >> 2 & 3
-        out[written + count] = np.int64(parts[4 * value]) if more else value
-        count += 1
-        for part in range(1, more + 1):
-            out[written + count] = parts[4 * value + part]
+        if entry & DOUBTFUL and place > begin and _is_border(data, place, tables):
+            count = _write_bytes(data, before, place, tables, out, written, first)
+            first, count = count, _write_bytes(data, place, place + size, tables, out, written, count)
+        else:
+            first = count
+            out[written + count] = np.int64(parts[4 * value]) if more else value
             count += 1
+            for part in range(1, more + 1):
+                out[written + count] = parts[4 * value + part]
+                count += 1
+        before = place
         place += size
         if place == stop or count > PIECE_LIMIT:
             break
@@ -451,9 +269,15 @@ def _encode_piece(
             break
     if count > PIECE_LIMIT:
         return place, 0
-    if doubt:
-        return place, encode_bytes(data, begin, place, tables, room, out, written)
-    return place, merge(out, written, count, room, tables)
+    return place, merge(out, written, count, room, tables.pairs, tables.merged)
+
+
+@inlined
+def _write_bytes(data: Bytes, begin: int, after: int, tables: Tables, out: Out, written: int, count: int) -> Any:
+    """The number of tokens of a piece after those of single bytes are added to `count`."""
+    for place in range(after - begin):
+        out[written + count + place] = tables.single[data[begin + place]]
+    return count + after - begin
 
 
 @inlined

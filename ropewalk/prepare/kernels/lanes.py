@@ -43,6 +43,16 @@ def _word_at(context: Any, data: Any, place: Any) -> Any:
     return types.uint64(data, types.int64), build
 
 
+def _put_word(context: Any, data: Any, place: Any, word: Any) -> Any:
+    """Writes a word to two places of `data` (uint32, contiguous) from `place` on, its lower half first."""
+
+    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        builder.store(arguments[2], _pointer(context, builder, signature, arguments, _WORD)).align = 4
+        return context.get_dummy_value()
+
+    return types.void(data, types.int64, types.uint64), build
+
+
 def _trailing_zeros(context: Any, word: Any) -> Any:
     """How many of the lowest bits of a word are 0; 64 when all are."""
 
@@ -66,14 +76,19 @@ def _folded_product(context: Any, one: Any, other: Any) -> Any:
 
 def _loaded(context: Any, builder: Any, signature: Any, arguments: Any, kind: Any) -> Any:
     """A value of `kind` from the array that is the first argument, at the place that is the second."""
-    array = context.make_array(signature.args[0])(context, builder, arguments[0])
-    pointer = builder.bitcast(builder.gep(array.data, [arguments[1]]), kind.as_pointer())
-    value = builder.load(pointer)
+    value = builder.load(_pointer(context, builder, signature, arguments, kind))
     value.align = 1
     return value
 
 
+def _pointer(context: Any, builder: Any, signature: Any, arguments: Any, kind: Any) -> Any:
+    """To that place, as one of a value of `kind`."""
+    array = context.make_array(signature.args[0])(context, builder, arguments[0])
+    return builder.bitcast(builder.gep(array.data, [arguments[1]]), kind.as_pointer())
+
+
 bytes_between: Any = intrinsic(prefer_literal=True)(_bytes_between)
 word_at: Any = intrinsic(_word_at)
+put_word: Any = intrinsic(_put_word)
 trailing_zeros: Any = intrinsic(_trailing_zeros)
 folded_product: Any = intrinsic(_folded_product)

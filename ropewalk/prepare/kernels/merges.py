@@ -14,18 +14,22 @@ Words = npt.NDArray[np.uint64]
 Units = npt.NDArray[np.uint32]
 Out = npt.NDArray[Any]
 
-DOUBTFUL_BIT = 4
-DOUBTFUL, UNKNOWN = 1 << DOUBTFUL_BIT, 32
+DOUBTFUL, UNKNOWN = 16, 32
 """Flags of characters: a token may join a part of the character before to this one or to a part of it; the kind is not
 known, so that a document with this character is left to the caller."""
-STOPS = 64
-"""Flag in `packed`: a run of characters ends here, at white space or where its tokens have no place."""
-
 FILTER_BITS = 18
-"""32 KiB, as much as the nearest cache of a processor: with 4,000 merges 1.5 % of the pairs that do not merge pass."""
-TOKEN_BITS, PART_BITS = 20, 19
-"""Of a token's id; of one in `packed`."""
+"""32 KiB, as much as the nearest cache of a processor: with 800 joins 0.3 % of the pairs that do not merge pass, with
+20,000 7 %. 8 and 16 KiB are no faster."""
+TOKEN_BITS = 20
+"""Of a token's id."""
 PACKED_CODES = 1 << 16
+
+UNIT_BITS = 12
+"""Of the flags in a unit of a run, which is token << UNIT_BITS | flags: those below and the kind << 1."""
+UNIT_DOUBTFUL, UNIT_KIND, UNIT_STOPS, UNIT_THREE = 1, 3 << 1, 8, 16
+"""DOUBTFUL; the bits of the kind; no character of a run; a character of three tokens."""
+UNIT_MORE_BIT = 5
+"""Set for a character of two tokens or three."""
 GROUP = 8
 """Ranks that are compared at once; arrays of them are filled up to a multiple."""
 
@@ -45,16 +49,18 @@ class Tables(NamedTuple):
     parts: Units
     """The tokens of each character, four places a code point."""
     packed: Words
-    """Both of the two for the first PACKED_CODES: flags << 57, that is to say STOPS | UNKNOWN | DOUBTFUL |
-    (tokens - 1) << 2 | kind, and three tokens of 19 bits, the first one lowest."""
+    """Both of the two for the first PACKED_CODES, as two units, the first one lower. The flags are those of the first,
+    but for the kind, which both have."""
     single: Units
     """The token of each byte."""
     pairs: Words
     """Merges by open addressing, the size a power of two: left << 44 | right << 24 | rank; all ones where empty."""
     merged: Units
     """The token of each merge, by rank."""
+    joins: Words
+    """Those of `pairs` that join whole characters of a run, in the same way: so few that they stay in a cache."""
     filter: Words
-    """One bit for the hash of each merge that joins characters which are not ASCII."""
+    """One bit for the hash of the two units of each join."""
     borders: Words
     """By the first byte of a character, a bit for each last byte & 63 of the one before: whether a token may join a
     part of one to the other. ASCII before counts as the byte that has its lowest bits, which only costs time."""
@@ -72,24 +78,26 @@ class Room(NamedTuple):
 
 
 @compiled
-def fill_merges(left: Units, right: Units, merged: Units, wide: npt.NDArray[np.bool_], tables: Tables) -> bool:
-    """Enters the merges in order of rank into `pairs` and `merged`, and the `wide` ones, which join characters that are
-    not ASCII, into `filter`; False when a pair stands there twice."""
-    mask = len(tables.pairs) - 1
-    for rank in range(len(left)):
-        key = np.uint64(left[rank]) << np.uint64(TOKEN_BITS) | np.uint64(right[rank])
-        mixed = key * FACTOR
-        if wide[rank]:
-            bit = mixed >> np.uint64(64 - FILTER_BITS)
-            tables.filter[np.int64(bit >> np.uint64(6))] |= np.uint64(1) << (bit & np.uint64(63))
-        slot = np.int64(mixed >> _RANK_BITS) & mask
-        while tables.pairs[slot] != NONE:
-            if tables.pairs[slot] >> _RANK_BITS == key:
+def fill_pairs(left: Units, right: Units, ranks: Offsets, pairs: Words) -> bool:
+    """Enters merges into an empty table; False when a pair stands there twice."""
+    mask = len(pairs) - 1
+    for index in range(len(left)):
+        key = np.uint64(left[index]) << np.uint64(TOKEN_BITS) | np.uint64(right[index])
+        slot = np.int64(key * FACTOR >> _RANK_BITS) & mask
+        while pairs[slot] != NONE:
+            if pairs[slot] >> _RANK_BITS == key:
                 return False
             slot = (slot + 1) & mask
-        tables.pairs[slot] = key << _RANK_BITS | np.uint64(rank)
-        tables.merged[rank] = merged[rank]
+        pairs[slot] = key << _RANK_BITS | np.uint64(ranks[index])
     return True
+
+
+@compiled
+def fill_filter(left: Units, right: Units, filter: Words) -> None:
+    """Lets pairs of units pass."""
+    for index in range(len(left)):
+        bit = _filter_bit(np.uint64(left[index]), np.uint64(right[index]))
+        filter[bit >> np.uint64(6)] |= np.uint64(1) << (bit & np.uint64(63))
 
 
 @compiled
@@ -103,7 +111,7 @@ def fill_characters(kinds: npt.NDArray[np.uint8], tables: Tables, data: Bytes, r
         if size:
             for place in range(size):
                 tables.parts[4 * code + place] = tables.single[data[place]]
-            count = merge(tables.parts, 4 * code, size, room, tables)
+            count = merge(tables.parts, 4 * code, size, room, tables.pairs, tables.merged)
             value = np.int64(tables.parts[4 * code]) if count == 1 else code
             tables.characters[code] = value << 6 | (count - 1) << 2 | kinds[code]
 
@@ -113,21 +121,21 @@ def encode_bytes(data: Bytes, begin: int, after: int, tables: Tables, room: Room
     """How many tokens the bytes from `begin` to `after` have, which are written."""
     for place in range(after - begin):
         out[written + place] = tables.single[data[begin + place]]
-    return merge(out, written, after - begin, room, tables)
+    return merge(out, written, after - begin, room, tables.pairs, tables.merged)
 
 
 @compiled
-def merge(units: Out, start: int, count: int, room: Room, tables: Tables) -> int:
-    """Merges `count` units from `start` on in place, the pair of lowest rank first, the leftmost of equals, until none
+def merge(tokens: Out, start: int, count: int, room: Room, pairs: Words, merged: Units) -> int:
+    """Merges `count` tokens from `start` on in place, the pair of lowest rank first, the leftmost of equals, until none
     is left; how many remain.
 
-    A unit that merges into the one before leaves its place empty; the places are closed at the end. To find the lowest
+    A token that merges into the one before leaves its place empty; the places are closed at the end. To find the lowest
     of up to eight ranks takes no branch, and most pieces have no more.
     """
     ranks, next, last = room.ranks, room.next, room.last
     groups = (count + GROUP - 2) // GROUP
     for place in range(count - 1):
-        ranks[place] = _ranked(units, start, place, place + 1, tables)
+        ranks[place] = _ranked(tokens, start, place, place + 1, pairs)
     for place in range(count - 1, groups * GROUP):
         ranks[place] = NONE
     for place in range(count):
@@ -139,48 +147,53 @@ def merge(units: Out, start: int, count: int, room: Room, tables: Tables) -> int
         if best == NONE:
             break
         at = np.int64(best & (np.uint64(1) << _PLACE_BITS) - np.uint64(1))
-        units[start + at] = tables.merged[np.int64(best >> _PLACE_BITS)]
+        tokens[start + at] = merged[np.int64(best >> _PLACE_BITS)]
         behind = next[next[at]]
         ranks[next[at]] = NONE
         next[at] = behind
         ranks[at] = NONE
         if behind < count:
             last[behind] = at
-            ranks[at] = _ranked(units, start, at, behind, tables)
+            ranks[at] = _ranked(tokens, start, at, behind, pairs)
         if at > 0:
-            ranks[last[at]] = _ranked(units, start, last[at], at, tables)
+            ranks[last[at]] = _ranked(tokens, start, last[at], at, pairs)
     number = place = 0
     while place < count:
-        units[start + number] = units[start + place]
+        tokens[start + number] = tokens[start + place]
         number += 1
         place = next[place]
     return number
 
 
 @inlined
-def pair(left: np.int64, right: np.int64, tables: Tables) -> Any:
-    """The rank of a merge, NONE for a pair that does not merge."""
+def pair(left: Any, right: Any, pairs: Words) -> Any:
+    """The rank of a merge of two tokens, NONE for a pair that does not merge."""
     key = np.uint64(left << TOKEN_BITS | right)
-    mask = len(tables.pairs) - 1
+    mask = len(pairs) - 1
     slot = np.int64(key * FACTOR >> _RANK_BITS) & mask
-    entry = tables.pairs[slot]
+    entry = pairs[slot]
     while entry >> _RANK_BITS != key and entry != NONE:
         slot = (slot + 1) & mask
-        entry = tables.pairs[slot]
+        entry = pairs[slot]
     return NONE if entry == NONE else entry & _RANK
 
 
 @inlined
-def may_merge(left: np.int64, right: np.int64, filter: Words) -> Any:
-    """1 when the filter lets a pair of units of a run pass, else 0."""
-    bit = np.uint64(left << TOKEN_BITS | right) * FACTOR >> np.uint64(64 - FILTER_BITS)
+def may_join(left: Any, right: Any, filter: Words) -> Any:
+    """1 when the filter lets two units (uint64) without other flags than their kind pass, else 0."""
+    bit = _filter_bit(left, right)
     return filter[bit >> np.uint64(6)] >> (bit & np.uint64(63)) & np.uint64(1)
 
 
 @inlined
-def _ranked(units: Out, start: int, left: Any, right: Any, tables: Tables) -> Any:
-    """The rank of the units at two places, with the place of the left one."""
-    rank = pair(np.int64(units[start + left]), np.int64(units[start + right]), tables)
+def _filter_bit(left: Any, right: Any) -> Any:
+    return (left << np.uint64(32) | right) * FACTOR >> np.uint64(64 - FILTER_BITS)
+
+
+@inlined
+def _ranked(tokens: Out, start: int, left: Any, right: Any, pairs: Words) -> Any:
+    """The rank of the tokens at two places, with the place of the left one."""
+    rank = pair(np.int64(tokens[start + left]), np.int64(tokens[start + right]), pairs)
     return NONE if rank == NONE else rank << _PLACE_BITS | np.uint64(left)
 
 

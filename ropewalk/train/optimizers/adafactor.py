@@ -10,8 +10,9 @@ from torch import Tensor
 from ropewalk.model.spec import Spec
 
 from ..config import Optimizer
-from .groups import Parameters, decay_groups
-from .guarded import Guarded, Moments
+from .groups import Cuts, Parameters, by_parameter, decay_groups
+from .guarded import Guarded, Moments, Update
+from .whole import Mean
 
 DECAY_POWER = 0.8
 """Section 7: the second moment decays by 1 - step^-0.8, so that no correction for its start is needed."""
@@ -21,9 +22,9 @@ LARGEST_RMS = 1.0
 """Section 6: d, the root mean square above which an update is scaled down to it."""
 
 
-def make(parameters: Parameters, settings: Optimizer, spec: Spec | None) -> torch.optim.Optimizer:
+def make(parameters: Parameters, settings: Optimizer, spec: Spec | None, cuts: Cuts) -> torch.optim.Optimizer:
     """Adafactor on every parameter."""
-    return Guarded(decay_groups(parameters, settings.weight_decay, rule=Adafactor()))
+    return Guarded(decay_groups(parameters, settings.weight_decay, rule=Adafactor()), by_parameter(parameters, cuts))
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +40,7 @@ class Adafactor:
 
     def update(
         self, weight: Tensor, gradient: Tensor, moments: Moments, *, step: Tensor, lr: float, decay: float
-    ) -> tuple[Tensor, Moments]:
+    ) -> Update:
         recent = (step**-DECAY_POWER).to(gradient.dtype)
         square = gradient * gradient + SMALLEST
         inner = tuple(range(1, weight.dim()))
@@ -47,13 +48,15 @@ class Adafactor:
             moments = {"variance": _mixed(moments["variance"], square, recent)}
             update = gradient * moments["variance"].rsqrt()
         else:
-            rows = _mixed(moments["row_var"], square.mean(2, keepdim=True), recent)
-            columns = _mixed(moments["col_var"], square.mean(1, keepdim=True), recent)
+            of_rows, of_columns = yield [Mean(square, (2,)), Mean(square, (1,))]
+            rows = _mixed(moments["row_var"], of_rows, recent)
+            columns = _mixed(moments["col_var"], of_columns, recent)
             moments = {"row_var": rows, "col_var": columns}
             # The estimate is rows x columns / mean(rows). Roots before the product: 1e-30 squared is 0 in float32.
-            update = gradient * (rows / rows.mean(1, keepdim=True)).rsqrt() * columns.rsqrt()
-        rms = update.square().mean(inner, keepdim=True).sqrt()
-        update = update / (rms / LARGEST_RMS).clamp(min=1.0)
+            (of_all,) = yield [Mean(rows, (1,))]
+            update = gradient * (rows / of_all).rsqrt() * columns.rsqrt()
+        (mean_square,) = yield [Mean(update.square(), inner)]
+        update = update / (mean_square.sqrt() / LARGEST_RMS).clamp(min=1.0)
         return weight * (1 - lr * decay) - lr * update, moments
 
 

@@ -10,12 +10,12 @@ from torch import Tensor
 from ropewalk.model.spec import Spec
 
 from ..config import Optimizer
-from .groups import Parameters, decay_groups
-from .guarded import Moments
+from .groups import Cuts, Parameters, decay_groups
+from .guarded import Moments, Update
 
 
-def make(parameters: Parameters, settings: Optimizer, spec: Spec | None) -> torch.optim.Optimizer:
-    """AdamW in one fused kernel."""
+def make(parameters: Parameters, settings: Optimizer, spec: Spec | None, cuts: Cuts) -> torch.optim.Optimizer:
+    """AdamW in one fused kernel. Every number is updated by itself: how parameters are cut does not matter."""
     return torch.optim.AdamW(
         decay_groups(parameters, settings.weight_decay),
         lr=0.0,
@@ -38,8 +38,9 @@ class Adam:
 
     def update(
         self, weight: Tensor, gradient: Tensor, moments: Moments, *, step: Tensor, lr: float, decay: float
-    ) -> tuple[Tensor, Moments]:
+    ) -> Update:
         direction, moments = self.direction(gradient, moments, step=step)
+        yield ()  # every number by itself: nothing to ask
         return weight * (1 - lr * decay) - lr * direction, moments
 
     def direction(self, gradient: Tensor, moments: Moments, *, step: Tensor) -> tuple[Tensor, Moments]:

@@ -1,13 +1,18 @@
-"""Which parameters decay."""
+"""Which parameters decay, and which are cut."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
+from ropewalk.parallel.cut import Cut
+
 Parameters = dict[str, nn.Parameter]
+Cuts = Mapping[str, Cut]
+"""How parameters are cut, by name; those not named are whole."""
 Group = dict[str, Any]
 
 
@@ -25,3 +30,8 @@ def decay_groups(parameters: Parameters, weight_decay: float, **shared: Any) -> 
 def decays(name: str, parameter: torch.Tensor) -> bool:
     """Whether weight decay applies."""
     return parameter.dim() >= 2 and name != "positions.weight"
+
+
+def by_parameter(parameters: Parameters, cuts: Cuts) -> dict[nn.Parameter, Cut]:
+    """The cuts of those parameters that are cut."""
+    return {parameter: cuts[name] for name, parameter in parameters.items() if name in cuts}

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Protocol
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from ropewalk.parallel.cut import Cut, whole_cut
+
 from .groups import Group
+from .whole import Asking, run_together
 
 Moments = dict[str, Tensor]
-"""What a rule remembers of one parameter, by the names under which checkpoints keep it."""
+"""What a rule remembers of one parameter, by the names under which checkpoints keep it: of the shape of the part that
+this rank holds, or 1 where the rule keeps one number for a whole dimension."""
+
+Update = Asking[tuple[Tensor, Moments]]
+"""An update under way, which may ask about the whole of its parameters (whole.py)."""
 
 
 class Rule(Protocol):
@@ -25,11 +34,25 @@ class Rule(Protocol):
 
     def update(
         self, weight: Tensor, gradient: Tensor, moments: Moments, *, step: Tensor, lr: float, decay: float
-    ) -> tuple[Tensor, Moments]:
-        """The new weights and the new moments; the old ones stay as they are.
+    ) -> Update:
+        """Ends with the new weights and the new moments; the old ones stay as they are.
 
         `step` counts from 1, in float64, with as many dimensions as the weights; `decay` is the decoupled weight decay.
         """
+
+
+TOGETHER_NUMEL = 1 << 26
+"""Parameters of which ranks hold parts are updated together, so that few messages go round; the parts of one round have
+at most so many numbers (about 0.8 GB of new moments and directions in float32)."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """Parameters of one shape, cut alike, of one group of torch."""
+
+    weights: list[Tensor]
+    cut: Cut
+    group: Group
 
 
 class Guarded(torch.optim.Optimizer):
@@ -46,42 +69,73 @@ class Guarded(torch.optim.Optimizer):
     found_inf: Tensor | None = None
     grad_scale: Tensor | None = None
 
-    def __init__(self, groups: list[Group]) -> None:
+    def __init__(self, groups: list[Group], cuts: Mapping[Any, Cut] | None = None) -> None:
         super().__init__(groups, {"lr": 0.0})
-        self._stack_numel = max(p.numel() for group in self.param_groups for p in group["params"]) // 2
+        self._cuts = cuts or {}
+        parameters = [p for group in self.param_groups for p in group["params"]]
+        self._stack_numel = max(_numel(self._cut(p)) for p in parameters) // 2
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         assert self.grad_scale is None, "gradients come unscaled"
+        for batches in self._rounds():
+            updates = [self._begin(batch) for batch in batches]
+            for batch, (weight, new) in zip(batches, run_together(updates), strict=True):
+                self._end(batch, weight, new)
+
+    def _rounds(self) -> Iterator[list[_Batch]]:
+        """Batches that are updated together: those of whole parameters one by one, the others as room allows."""
+        together: list[_Batch] = []
+        room = TOGETHER_NUMEL
+        for batch in self._batches():
+            if batch.cut.is_whole:
+                yield [batch]
+                continue
+            size = len(batch.weights) * _numel(batch.cut)
+            if together and size > room:
+                yield together
+                together, room = [], TOGETHER_NUMEL
+            together.append(batch)
+            room -= size
+        if together:
+            yield together
+
+    def _batches(self) -> Iterator[_Batch]:
+        """Parameters that have a gradient, those of one shape and cut together, as many as may be stacked. Ranks that
+        share parameters must find gradients for the same ones."""
         for group in self.param_groups:
-            for weights in self._batches(group["params"]):
-                self._update(weights, group)
+            alike: dict[object, list[Tensor]] = {}
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    cut = self._cut(parameter)
+                    alike.setdefault((cut.shape, cut.slicings), []).append(parameter)
+            for parameters in alike.values():
+                cut = self._cut(parameters[0])
+                size = max(1, self._stack_numel // _numel(cut))
+                for start in range(0, len(parameters), size):
+                    yield _Batch(parameters[start : start + size], cut, group)
 
-    def _batches(self, parameters: list[Tensor]) -> Iterator[list[Tensor]]:
-        """Parameters that have a gradient, those of one shape together, as many as may be stacked."""
-        by_shape: dict[torch.Size, list[Tensor]] = {}
-        for parameter in parameters:
-            if parameter.grad is not None:
-                by_shape.setdefault(parameter.shape, []).append(parameter)
-        for shape, alike in by_shape.items():
-            size = max(1, self._stack_numel // shape.numel())
-            yield from (alike[start : start + size] for start in range(0, len(alike), size))
-
-    def _update(self, weights: list[Tensor], group: Group) -> None:
-        rule: Rule = group["rule"]
-        states = [self.state[weight] for weight in weights]
-        for weight, state in zip(weights, states, strict=True):
-            if not state:
-                state.update(step=torch.zeros((), device=weight.device), **rule.begin(weight))
-        gradient = _stack([weight.grad for weight in weights if weight.grad is not None])
-        weight = _stack(weights)
+    def _begin(self, batch: _Batch) -> tuple[Update, Cut]:
+        rule: Rule = batch.group["rule"]
+        for weight in batch.weights:
+            if not self.state[weight]:
+                self.state[weight].update(step=torch.zeros((), device=weight.device), **rule.begin(weight))
+        states = [self.state[weight] for weight in batch.weights]
+        gradient = _stack([weight.grad for weight in batch.weights if weight.grad is not None])
         moments = {name: _stack([state[name] for state in states]) for name in states[0]}
-        step = moments.pop("step") + 1
-        spread = step.double().view(-1, *[1] * weights[0].dim())
-        updated, new = rule.update(weight, gradient, moments, step=spread, lr=group["lr"], decay=group["weight_decay"])
-        self._commit(weights, updated)
-        for name, tensor in {**new, "step": step}.items():
+        step = (moments.pop("step") + 1).double().view(-1, *[1] * len(batch.cut.shape))
+        lr, decay = batch.group["lr"], batch.group["weight_decay"]
+        return rule.update(_stack(batch.weights), gradient, moments, step=step, lr=lr, decay=decay), batch.cut
+
+    def _end(self, batch: _Batch, weight: Tensor, new: Moments) -> None:
+        states = [self.state[weight] for weight in batch.weights]
+        self._commit(batch.weights, weight)
+        for name, tensor in new.items():
             self._commit([state[name] for state in states], tensor)
+        self._commit([state["step"] for state in states], _stack([state["step"] for state in states]) + 1)
+
+    def _cut(self, parameter: Tensor) -> Cut:
+        return self._cuts.get(parameter) or whole_cut(parameter.shape)
 
     def _commit(self, old: list[Tensor], new: Tensor) -> None:
         if self.found_inf is not None:
@@ -93,3 +147,8 @@ class Guarded(torch.optim.Optimizer):
 def _stack(tensors: list[Tensor]) -> Tensor:
     """All tensors along a new first dimension; one alone is not copied."""
     return torch.stack(tensors) if len(tensors) > 1 else tensors[0].unsqueeze(0)
+
+
+def _numel(cut: Cut) -> int:
+    """Numbers of a part, or a little less where ranks hold different numbers: they must all find the same."""
+    return max(1, math.prod(cut.shape) // math.prod(slicing.group.size for slicing in cut.slicings))

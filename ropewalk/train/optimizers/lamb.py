@@ -11,13 +11,15 @@ from ropewalk.model.spec import Spec
 
 from ..config import Optimizer
 from .adamw import Adam, adam
-from .groups import Parameters, decay_groups
-from .guarded import Guarded, Moments
+from .groups import Cuts, Parameters, by_parameter, decay_groups
+from .guarded import Guarded, Moments, Update
+from .whole import Norm
 
 
-def make(parameters: Parameters, settings: Optimizer, spec: Spec | None) -> torch.optim.Optimizer:
+def make(parameters: Parameters, settings: Optimizer, spec: Spec | None, cuts: Cuts) -> torch.optim.Optimizer:
     """LAMB on every parameter."""
-    return Guarded(decay_groups(parameters, settings.weight_decay, rule=Lamb(adam=adam(settings))))
+    groups = decay_groups(parameters, settings.weight_decay, rule=Lamb(adam=adam(settings)))
+    return Guarded(groups, by_parameter(parameters, cuts))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,11 +38,11 @@ class Lamb:
 
     def update(
         self, weight: Tensor, gradient: Tensor, moments: Moments, *, step: Tensor, lr: float, decay: float
-    ) -> tuple[Tensor, Moments]:
+    ) -> Update:
         direction, moments = self.adam.direction(gradient, moments, step=step)
         direction = direction + decay * weight
         if weight.dim() < 3:
             return weight - lr * direction, moments
-        here, there = (torch.linalg.matrix_norm(each, keepdim=True) for each in (weight, direction))
+        here, there = yield [Norm(weight), Norm(direction)]
         ratio = torch.where((here > 0) & (there > 0), here / there, 1.0)
         return weight - lr * ratio * direction, moments

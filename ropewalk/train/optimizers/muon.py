@@ -22,8 +22,9 @@ from ropewalk.model.spec import Spec
 
 from ..config import Optimizer
 from .adamw import adam
-from .groups import Group, Parameters, decay_groups
-from .guarded import Guarded, Moments
+from .groups import Cuts, Group, Parameters, by_parameter, decay_groups
+from .guarded import Guarded, Moments, Update
+from .whole import Mapped
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 """Jordan et al. 2024: a quintic with the steepest slope at 0 that still leaves singular values in [0.7, 1.2]."""
@@ -33,7 +34,7 @@ RMS = 0.2
 AdamW's usually are, so that one learning rate and one weight decay serve both."""
 
 
-def make(parameters: Parameters, settings: Optimizer, spec: Spec | None) -> torch.optim.Optimizer:
+def make(parameters: Parameters, settings: Optimizer, spec: Spec | None, cuts: Cuts) -> torch.optim.Optimizer:
     """Muon on the matrices inside blocks, AdamW on the rest."""
     assert spec is not None, "Muon must know which matrices are fused"
     known = splits(spec)
@@ -48,7 +49,7 @@ def make(parameters: Parameters, settings: Optimizer, spec: Spec | None) -> torc
         groups += decay_groups(matrices, settings.weight_decay, rule=rule)
     rest = {name: p for name, p in parameters.items() if not is_hidden_matrix(name, p)}
     groups += decay_groups(rest, settings.weight_decay, rule=adam(settings), lr_ratio=settings.rest_lr_ratio)
-    return Guarded(groups)
+    return Guarded(groups, by_parameter(parameters, cuts))
 
 
 def is_hidden_matrix(name: str, parameter: Tensor) -> bool:
@@ -69,12 +70,16 @@ class Orthogonal:
 
     def update(
         self, weight: Tensor, gradient: Tensor, moments: Moments, *, step: Tensor, lr: float, decay: float
-    ) -> tuple[Tensor, Moments]:
+    ) -> Update:
         mean = torch.lerp(moments["momentum_buffer"], gradient, 1 - self.momentum)
         ahead = torch.lerp(gradient, mean, self.momentum)
-        pieces = [_scale(piece) * orthogonal(piece) for piece in _unfused(ahead, self.parts)]
-        update = _fused(pieces, self.parts)
+        (update,) = yield [Mapped(ahead, self.orthogonal_parts)]
         return weight * (1 - lr * decay) - lr * update, {"momentum_buffer": mean}
+
+    def orthogonal_parts(self, matrix: Tensor) -> Tensor:
+        """Each whole matrix of N A B with every map in it made orthogonal and brought to `RMS`."""
+        pieces = [_scale(piece) * orthogonal(piece) for piece in _unfused(matrix, self.parts)]
+        return _fused(pieces, self.parts)
 
 
 def orthogonal(matrix: Tensor) -> Tensor:

@@ -1,0 +1,94 @@
+"""`ropewalk launch slurm`, `ropewalk launch kubernetes`"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ropewalk import flow
+from ropewalk.launch.kubernetes import KubernetesSettings
+from ropewalk.launch.slurm import SlurmSettings
+
+from .console import emit, table
+from .options import Json, Overrides, RecipeFile, Runs, verb
+
+app = verb(
+    help="""Example: ropewalk launch slurm recipes/books.toml --nodes 2 --gpus-per-node 8
+
+    Writes the job of a recipe for a cluster: a text file to read, change and submit. On this machine alone,
+    `ropewalk train --nproc` needs no job."""
+)
+
+Nodes = Annotated[int, typer.Option("--nodes", min=1, help="Machines.")]
+Gpus = Annotated[
+    int, typer.Option("--gpus-per-node", min=0, help="GPUs of each machine, a process for each; 0: one on the CPU.")
+]
+Out = Annotated[Path | None, typer.Option("--out", help="The file to write.", show_default=False)]
+
+
+@app.command()
+def slurm(
+    recipe: RecipeFile,
+    overrides: Overrides = None,
+    nodes: Nodes = 1,
+    gpus_per_node: Gpus = 0,
+    time: Annotated[str, typer.Option("--time", help="Limit of the job, as Slurm writes it.")] = "24:00:00",
+    partition: Annotated[str, typer.Option("--partition", help="Where to run.", show_default=False)] = "",
+    account: Annotated[str, typer.Option("--account", help="Who pays.", show_default=False)] = "",
+    setup: Annotated[
+        list[str] | None,
+        typer.Option("--setup", help="A line that the job begins with; may be repeated.", show_default=False),
+    ] = None,
+    runs: Runs = Path("runs"),
+    out: Out = None,
+    json: Json = False,
+) -> None:
+    """Example: ropewalk launch slurm recipes/books.toml --nodes 2 --gpus-per-node 8 --setup ". .venv/bin/activate"
+
+    Writes NAME.sbatch: a torchrun on every machine, started by srun. The folder must be one that all machines see.
+    """
+    settings = SlurmSettings(time=time, partition=partition, account=account, setup=setup or ())
+    made = flow.launch_slurm(
+        recipe,
+        overrides or (),
+        nodes=nodes,
+        gpus_per_node=gpus_per_node,
+        settings=settings,
+        runs=runs,
+        out=out,
+    )
+    emit(made, as_json=json, text=table([(key, str(value)) for key, value in made.items()]))
+
+
+@app.command()
+def kubernetes(
+    recipe: RecipeFile,
+    image: Annotated[str, typer.Option("--image", help="An image with ropewalk in it.", show_default=False)],
+    overrides: Overrides = None,
+    nodes: Nodes = 1,
+    gpus_per_node: Gpus = 0,
+    claim: Annotated[
+        str, typer.Option("--claim", help="A volume claim for data and runs. Left out: a new one.", show_default=False)
+    ] = "",
+    storage: Annotated[str, typer.Option("--storage", help="Size of a new volume.")] = "100Gi",
+    runs: Runs = Path("runs"),
+    out: Out = None,
+    json: Json = False,
+) -> None:
+    """Example: ropewalk launch kubernetes recipes/books.toml --image example.org/ropewalk:0.1 --nodes 2
+
+    Writes NAME.yaml: an Indexed Job, a Service by which its pods find each other, the recipe, and a volume for data and
+    runs. Needs nothing in the cluster but Kubernetes.
+    """
+    made = flow.launch_kubernetes(
+        recipe,
+        overrides or (),
+        settings=KubernetesSettings(image=image, claim=claim, storage=storage),
+        nodes=nodes,
+        gpus_per_node=gpus_per_node,
+        runs=runs,
+        out=out,
+    )
+    emit(made, as_json=json, text=table([(key, str(value)) for key, value in made.items()]))

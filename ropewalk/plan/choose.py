@@ -1,0 +1,125 @@
+"""The plan of a phase: device, precision, degrees, and the largest microbatch that fits."""
+
+from __future__ import annotations
+
+import dataclasses
+from math import prod
+from typing import Literal
+
+from ropewalk.base.errors import UserError
+from ropewalk.base.progress import amount
+from ropewalk.model.spec import Optimizer, Spec
+
+from .config import Layout, Parallel
+from .divide import of_rank
+from .forecast import Memory, Precision, memory
+from .layout import degrees, laid_out
+from .machine import Machine
+from .plan import PhasePlan, Plan
+
+
+def choose(
+    spec: Spec,
+    layout: Layout,
+    machine: Machine,
+    *,
+    parallel: Parallel | None = None,
+    processes: int | None = None,
+    batch_rows: int,
+    steps: int,
+    precision: Precision | Literal["auto"],
+    optimizer: Optimizer = "adamw",
+    tokens: int | None = None,
+    trained: tuple[str, ...] | None = None,
+) -> PhasePlan:
+    """The plan of a phase: the device, the degrees of `parallel` for so many `processes` (None: what they multiply to),
+    and the largest microbatch whose forecast fits the memory of a rank.
+
+    `spec` has the phase's row length; `tokens` is given where ramps make it less than all steps in full; `trained`
+    where not every parameter is.
+    """
+    device = layout.device
+    if device == "auto":
+        device = "cuda" if machine.gpus else "cpu"
+    if device == "cuda" and not machine.gpus:
+        raise UserError("`plan.device` is cuda, but this machine shows no GPU; set `plan.device=cpu`")
+    parallel = parallel or Parallel()
+    sides = degrees(parallel, processes)
+    world, readers = prod(sides.values()), sides["replicate"] * sides["shard"]
+    # Processes on the CPU of one machine share its memory; each GPU has its own.
+    share = machine.gpus[0].memory_bytes if device == "cuda" else machine.memory_bytes // world
+    budget = layout.memory_bytes or round(0.8 * share)
+    if precision == "auto":
+        hardware = machine.gpus[0].capability >= 8.0 if device == "cuda" else machine.bf16
+        precision = "bf16" if hardware else "fp32"
+
+    def planned_with(rows: int) -> Plan:
+        plan = Plan(
+            device=device,
+            precision=precision,
+            batch_rows=batch_rows,
+            microbatch_rows=rows,
+            sequence_length=spec.sequence_length,
+        )
+        return laid_out(plan, parallel, spec, processes=processes)
+
+    def needed_with(rows: int) -> Memory:
+        whole = memory(spec, rows=rows, precision=precision, optimizer=optimizer, trained=trained)
+        return of_rank(whole, planned_with(rows), spec, trained=trained) if world > 1 else whole
+
+    if batch_rows % readers:
+        raise UserError(
+            f"{readers} ranks cannot share `train.batch_rows` ({batch_rows}) evenly; choose a multiple, or fewer ranks"
+        )
+    divisors = _candidates(spec, batch_rows // readers, device, parallel=parallel, batch_rows=batch_rows)
+    rows = layout.microbatch_rows or next(r for r in divisors if needed_with(r).total <= budget or r == divisors[-1])
+    if batch_rows // readers % rows:
+        raise UserError(
+            f"`plan.microbatch_rows` ({rows}) does not divide `train.batch_rows` ({batch_rows})"
+            + (f" of {readers} ranks" if readers > 1 else "")
+            + "; choose a divisor"
+        )
+    needed = needed_with(rows)
+    if needed.total > budget and parallel.recompute != "auto":
+        raise UserError(_does_not_fit(needed, budget, rows))
+    read = steps * batch_rows * spec.sequence_length if tokens is None else tokens
+    plan = planned_with(rows)
+    if parallel.recompute == "auto":
+        # What the rest of the memory leaves for activations.
+        plan = dataclasses.replace(plan, recompute_bytes=max(0, budget - needed.total + needed.activations))
+    return PhasePlan(plan=plan, spec=spec, memory=needed, steps=steps, tokens=read, trained=trained)
+
+
+CPU_MICROBATCH_TOKENS = 4096
+"""On a CPU a larger microbatch gains nothing (the matrices are big enough) and loses cache: flat above this."""
+
+
+EXACT_MICROBATCHES = 8
+"""Microbatches of a step in exact mode, whatever the number of ranks: up to so many may share them."""
+
+
+def _candidates(spec: Spec, rank_rows: int, device: str, *, parallel: Parallel, batch_rows: int) -> list[int]:
+    """Rows of a microbatch worth trying, largest first."""
+    if parallel.exact:
+        return [max(1, batch_rows // EXACT_MICROBATCHES)]
+    # A pipeline wants several microbatches a rank: with four the bubble is at most (p - 1) / (p + 3).
+    least = 4 * parallel.pipeline if parallel.pipeline > 1 else 1
+    most = max(1, rank_rows // least)
+    if parallel.pipeline > 1 and parallel.schedule == "interleaved":
+        divisors = [r for r in range(most, 0, -1) if rank_rows % r == 0 and rank_rows // r % parallel.pipeline == 0]
+    else:
+        divisors = [r for r in range(most, 0, -1) if rank_rows % r == 0]
+    divisors = divisors or [1]
+    if device == "cpu":
+        small = [rows for rows in divisors if rows * spec.sequence_length <= CPU_MICROBATCH_TOKENS]
+        return small or divisors[-1:]
+    return divisors
+
+
+def _does_not_fit(needed: Memory, budget: int, rows: int) -> str:
+    parts = ", ".join(f"{name} {amount(value, 'B')}" for name, value in dataclasses.asdict(needed).items())
+    remedy = "set a smaller `plan.microbatch_rows`" if rows > 1 else "choose a smaller model or a shorter row"
+    return (
+        f"plan: {amount(needed.total, 'B')} needed with {rows} {'rows' if rows > 1 else 'row'} a microbatch, "
+        f"{amount(budget, 'B')} allowed ({parts}); {remedy}, or raise `plan.memory_bytes`"
+    )

@@ -1,0 +1,49 @@
+"""What of a model's memory falls to one rank of a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+
+from ropewalk.model.activations import Division, Precision, Recompute, saved_bytes
+from ropewalk.model.spec import Spec
+
+from .forecast import Memory
+from .plan import Plan
+from .schedules import Shape, peak_live
+
+
+def of_rank(whole: Memory, plan: Plan, spec: Spec, *, trained: Collection[str] | None = None) -> Memory:
+    """`whole`, the forecast for one device, as the fullest rank has it.
+
+    Weights, gradients and moments by the formulas of Rajbhandari et al. 2020, table 1, with the tensor and pipeline
+    degrees; small parameters that every tensor rank holds whole are counted as split. Activations by the exact count of
+    what a rank keeps of a microbatch, times the microbatches that the fullest rank of a pipeline holds.
+    """
+    split = plan.tensor * plan.pipeline
+    moments = split * (plan.shard if plan.zero >= 1 else 1)
+    gradients = split * (plan.shard if plan.zero >= 2 else 1)
+    weights = split * (plan.shard if plan.zero >= 3 else 1)
+    recompute: Recompute = "none" if plan.recompute == "auto" else plan.recompute
+    narrow: Precision = "fp32" if plan.precision == "fp32" else "bf16"
+    rows = plan.microbatch_rows
+    alone = saved_bytes(spec, rows=rows, precision=narrow, trained=trained)
+    division = Division(
+        tensor=plan.tensor,
+        sequence=plan.sequence,
+        context=plan.context,
+        partition=plan.partition_activations,
+    )
+    kept = saved_bytes(spec, rows=rows, precision=narrow, trained=trained, recompute=recompute, division=division)
+    activations = round(whole.activations * kept / alone) // plan.pipeline
+    if plan.pipeline > 1:
+        shape = Shape(ranks=plan.pipeline, microbatches=max(1, plan.microbatches), chunks=plan.chunks)
+        activations = activations * peak_live(plan.schedule, rank=0, shape=shape) // plan.chunks
+    return replace(
+        whole,
+        weights=-(-whole.weights // weights),
+        gradients=-(-whole.gradients // gradients),
+        optimizer=-(-whole.optimizer // moments),
+        activations=activations,
+        workspace=-(-whole.workspace // (plan.tensor * plan.context)),
+    )

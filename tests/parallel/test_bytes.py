@@ -1,0 +1,224 @@
+"""What a rank holds and sends, counted while it trains, against the formulas of the papers.
+
+ZeRO (Rajbhandari et al. 2020, sections 5 and 7): of n ranks each holds 1/n of the optimizer's state, then of gradients,
+then of parameters; stages 1 and 2 send what plain data parallelism sends, stage 3 one and a half times as much. Numbers
+here are exact, with the rows that are missing for an even share counted where they are padded.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from ropewalk.model.decoder import build
+from ropewalk.parallel.apply import apply
+from ropewalk.parallel.executor import Points
+from ropewalk.parallel.mesh import Mesh
+from ropewalk.plan.plan import Plan
+from ropewalk.train.config import Optimizer
+from ropewalk.train.optimizer import make_optimizer
+from tests.parallel.plans import case
+from tests.parallel.pool import POOL
+from tests.tiny import random_batch, small_spec
+
+pytestmark = pytest.mark.xdist_group("pool")
+
+# 61 tokens and vectors of 16: most parameters have rows that 8 ranks do not share evenly.
+SPEC = small_spec(sequence_length=16, bias=True, kv_heads=2)
+SHAPES = SPEC.shapes()
+NUMBER = 4
+"""Bytes of a float32."""
+STEP = 4
+"""Bytes of torch's count of steps, one a parameter."""
+
+Sent = dict[tuple[str, str], tuple[int, float]]
+"""Calls and bytes by group and kind."""
+
+
+def part(name: str, ranks: int, rank: int) -> int:
+    """Numbers of a parameter that a rank holds."""
+    rows, *rest = SHAPES[name]
+    share = -(-rows // ranks)
+    return max(0, min(share, rows - rank * share)) * (rest[0] if rest else 1)
+
+
+def padded(names: Iterable[str], ranks: int) -> int:
+    """Numbers that travel for one rank's parts of these parameters, or that it gets of their sum."""
+    return sum(part(name, ranks, 0) for name in names)
+
+
+WHOLE = padded(SHAPES, 1)
+
+
+def measured(rank: int, plan: Plan) -> tuple[dict[str, int], Sent]:
+    """(bytes held, what was sent) in the second step under `plan`."""
+    mesh = Mesh(plan, rank)
+    held: dict[str, int] = {}
+    kept: list[torch.optim.Optimizer] = []
+
+    def optimizer(parameters: Any, cuts: Any) -> torch.optim.Optimizer:
+        kept.append(make_optimizer(parameters, Optimizer(), spec=SPEC, cuts=cuts))
+        return kept[0]
+
+    def at_update(gradients: Mapping[str, Tensor]) -> None:
+        held["gradients"] = _bytes([*gradients.values(), *_gradients(executor.model)])
+
+    executor = apply(plan, build(SPEC, seed=1), mesh, optimizer, points=Points(before_update=[at_update]))
+
+    def at_forward(*_: Any) -> None:
+        units = getattr(executor._data, "_units", {}).values()  # type: ignore[attr-defined]
+        parts = [unit.gradient for unit in units if unit.gradient is not None]
+        held["gradients between microbatches"] = _bytes([*parts, *_gradients(executor.model)])
+
+    executor.model.register_forward_pre_hook(at_forward)
+    batch = random_batch(SPEC, rows=plan.batch_rows).strided(mesh.data.rank, mesh.data.size)
+    for _ in range(2):
+        mesh.traffic.take()
+        executor.step(batch, lr=1e-2)
+    sent = {key: (each.calls, each.bytes) for key, each in mesh.traffic.take().items()}
+    local = [each.local for each in executor.model_state().values()]
+    held["parameters"] = _bytes([*(p.detach() for p in executor.model.parameters()), *local])
+    held["optimizer"] = _bytes([tensor for state in kept[0].state.values() for tensor in state.values()])
+    return held, sent
+
+
+def _gradients(model: torch.nn.Module) -> list[Tensor]:
+    return [p.grad for p in model.parameters() if p.grad is not None]
+
+
+def _bytes(tensors: Iterable[Tensor]) -> int:
+    """Of all storages, each counted once."""
+    storages = [tensor.untyped_storage() for tensor in tensors]
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages if storage.nbytes()}.values())
+
+
+def plan_of(*, microbatches: int = 1, **settings: Any) -> Plan:
+    """A row a microbatch, the same number of these on every data rank."""
+    ranks = settings.get("replicate", 1) * settings.get("shard", 1)
+    return case("", **{"batch_rows": ranks * microbatches, **settings}).plan
+
+
+@functools.cache
+def found(ranks: int, zero: int, microbatches: int) -> list[tuple[dict[str, int], Sent]]:
+    degrees = {"shard": ranks, "zero": zero} if zero else {"replicate": ranks}
+    return POOL.run(measured, plan_of(microbatches=microbatches, **degrees), world=ranks)
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+@pytest.mark.parametrize("zero", [0, 1, 2, 3])
+def test_rank_holds_its_share_and_no_more(zero: int, ranks: int) -> None:
+    for rank, (held, _) in enumerate(found(ranks, zero, 2)):
+        share = sum(part(name, ranks, rank) for name in SHAPES)
+        assert held["optimizer"] == 2 * NUMBER * (share if zero else WHOLE) + STEP * len(SHAPES)
+        assert held["gradients"] == NUMBER * (padded(SHAPES, ranks) if zero else WHOLE)
+        # Stages 0 and 1 add up the microbatches of a step where they are computed.
+        between = padded(SHAPES, ranks) if zero >= 2 else WHOLE
+        assert held["gradients between microbatches"] == NUMBER * between
+        assert held["parameters"] == NUMBER * (share if zero == 3 else WHOLE)
+
+
+def test_padding_is_less_than_a_row_for_each_rank_and_parameter() -> None:
+    for ranks in (2, 4, 8):
+        rows = sum(shape[1] if len(shape) > 1 else 1 for shape in SHAPES.values())
+        assert WHOLE <= ranks * padded(SHAPES, ranks) < WHOLE + ranks * rows
+
+
+def data_bytes(sent: Sent) -> dict[str, float]:
+    """Bytes of gradients and parameters by kind: the loss, its weight and the norm are a number or two each."""
+    return {kind: size for (group, kind), (_, size) in sent.items() if group in ("shard", "replicate+context")}
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+def test_stages_1_and_2_send_what_replicas_send(ranks: int) -> None:
+    share = (ranks - 1) / ranks * NUMBER
+    for _, sent in found(ranks, 0, 1):
+        assert data_bytes(sent) == {"all_reduce": 2 * WHOLE * share}
+    for zero in (1, 2):
+        for _, sent in found(ranks, zero, 1):
+            each = ranks * padded(SHAPES, ranks) * share
+            assert data_bytes(sent) == {"reduce_scatter": each, "all_gather": each}
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+def test_stage_3_sends_half_as_much_again_for_blocks(ranks: int) -> None:
+    """Of blocks; what lies outside of them is gathered once and stays for the microbatch."""
+    blocks = ranks * padded([name for name in SHAPES if name.startswith("blocks.")], ranks)
+    rest = ranks * padded([name for name in SHAPES if not name.startswith("blocks.")], ranks)
+    share = (ranks - 1) / ranks * NUMBER
+    for _, sent in found(ranks, 3, 1):
+        assert data_bytes(sent) == {
+            "reduce_scatter": (blocks + rest) * share,
+            "all_gather": (2 * blocks + rest) * share,
+        }
+
+
+def sums(fusion_bytes: int, *, microbatches: int = 1) -> int:
+    plan = plan_of(replicate=2, fusion_bytes=fusion_bytes, microbatches=microbatches)
+    (calls,) = {sent["replicate+context", "all_reduce"][0] for _, sent in POOL.run(measured, plan, world=2)}
+    return calls
+
+
+def test_sums_of_a_step_follow_the_fusion_threshold() -> None:
+    largest = max(NUMBER * part(name, 1, 0) for name in SHAPES)
+    assert sums(0) == len(SHAPES)
+    assert sums(NUMBER * WHOLE) == 1
+    # Buckets are filled in one order: two neighbours together exceed the threshold.
+    for threshold in (largest, 2 * largest):
+        least = -(-NUMBER * WHOLE // threshold)
+        assert least <= sums(threshold) <= 2 * least
+
+
+def test_accumulation_sends_once_a_step() -> None:
+    assert sums(NUMBER * WHOLE, microbatches=4) == 1
+    for zero, calls in ((1, 1), (2, 2)):
+        for _, sent in found(2, zero, 2):
+            assert sent["shard", "reduce_scatter"][0] == calls
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"replicate": 2},
+        {"shard": 2, "zero": 3},
+        {"tensor": 2, "sequence": True},
+        {"context": 2},
+        {"context": 2, "tensor": 2},
+    ],
+    ids=str,
+)
+def test_group_of_one_sends_nothing(settings: dict[str, Any]) -> None:
+    plan = plan_of(**settings)
+    for _, sent in POOL.run(measured, plan, world=plan.world):
+        for group, _ in sent:
+            axes = ["pipeline", "replicate", "shard", "context", "tensor"] if group == "world" else group.split("+")
+            assert any(getattr(plan, axis) > 1 for axis in axes), f"{group} is a rank alone"
+
+
+def peak_live(rank: int, plan: Plan, layers: int) -> dict[int, int]:
+    """Most microbatches that each stage of this rank held at once."""
+    mesh = Mesh(plan, rank)
+    spec = small_spec(sequence_length=16, layers=layers)
+
+    def optimizer(parameters: Any, cuts: Any) -> torch.optim.Optimizer:
+        return make_optimizer(parameters, Optimizer(), spec=spec, cuts=cuts)
+
+    executor = apply(plan, build(spec, seed=1), mesh, optimizer)
+    executor.step(random_batch(spec, rows=plan.batch_rows), lr=1e-2)
+    (pipeline,) = executor._pipelines.values()  # type: ignore[attr-defined]
+    return pipeline.peak_live
+
+
+@pytest.mark.parametrize("microbatches", [3, 8])
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+def test_stage_keeps_as_many_microbatches_as_its_schedule_says(schedule: str, microbatches: int) -> None:
+    ranks = 4
+    plan = case("", "deep", pipeline=ranks, schedule=schedule, batch_rows=microbatches).plan
+    for stage, live in enumerate(POOL.run(peak_live, plan, 4, world=ranks)):
+        expected = microbatches if schedule == "gpipe" else min(microbatches, ranks - stage)
+        assert live == {stage: expected}

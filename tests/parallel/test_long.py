@@ -1,0 +1,108 @@
+"""A training step on a row of 114,688 tokens over eight ranks, against one process that attends by chunks.
+
+Shapes: B rows, H heads, T places, D head size.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from ropewalk.model.attend import Attend, attend_for
+from ropewalk.model.decoder import Decoder, build
+from ropewalk.model.loss import token_losses
+from ropewalk.parallel.context import attend_over, places_of
+from ropewalk.parallel.mesh import Mesh
+from ropewalk.plan.plan import Plan
+from tests.parallel.pool import POOL
+from tests.tiny import random_batch, small_spec
+
+pytestmark = [pytest.mark.xdist_group("pool"), pytest.mark.slow]
+
+LENGTH, WORLD = 114_688, 8
+QUERIES, KEYS = 256, 2048
+SPEC = small_spec(sequence_length=LENGTH, layers=1, width=8, heads=1, hidden=16)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Step:
+    loss: float
+    gradients: dict[str, Tensor]
+    kept_bytes: int
+    """Kept by the forward pass for the backward pass, parameters not counted."""
+
+
+def model() -> Decoder:
+    """A model whose queries choose: a fresh one's scores are next to nothing, and attention an average."""
+    made = build(SPEC, seed=0, dtype=torch.float64)
+    for name, parameter in made.named_parameters():
+        if name.endswith("attention.qkv.weight"):
+            parameter.data *= 30
+    return made
+
+
+def forward(model: Decoder, attend: Attend, places_T: Tensor) -> tuple[Tensor, int]:
+    """What these places add to the mean loss of the row, and the bytes kept."""
+    batch, kept = random_batch(SPEC, rows=1), {}
+    weights = {parameter.data_ptr() for parameter in model.parameters()}
+
+    def keep(x: Tensor) -> Tensor:
+        if x.data_ptr() not in weights:
+            kept[x.data_ptr(), x.nbytes] = x.nbytes
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
+        hidden = model(batch.tokens[:, places_T], positions_BT=batch.positions[:, places_T], attend=attend)
+        losses = token_losses(hidden.flatten(0, 1), model.head_weight, batch.targets[0, places_T])
+    return losses.sum() / LENGTH, sum(kept.values())
+
+
+def split_step(rank: int) -> Step:
+    plan = Plan(device="cpu", precision="fp32", batch_rows=1, microbatch_rows=1, context=WORLD)
+    group, split = Mesh(plan, rank).group("context"), model()
+    attend = attend_over(SPEC, group, kind="ring", length=LENGTH)
+    loss, kept = forward(split, attend, places_of(LENGTH, group, "ring"))
+    loss.backward()
+    gradients = {name: group.all_reduce(p.grad) for name, p in split.named_parameters() if p.grad is not None}
+    return Step(loss=group.all_reduce(loss.detach()).item(), gradients=gradients, kept_bytes=kept)
+
+
+def by_chunks(layer: int, q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor) -> Tensor:
+    """Causal attention by its definition, in chunks that stay in the cache and are computed again in the backward pass.
+
+    Scores here are far from what overflows, so exponentials are added up as they are.
+    """
+
+    def some(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        above, below = torch.zeros_like(q), torch.zeros_like(q[..., :1])
+        parts = list(zip(k.split(KEYS, dim=2), v.split(KEYS, dim=2), strict=True))
+        for number, (keys, values) in enumerate(parts):
+            weights = ((q * q.shape[-1] ** -0.5) @ keys.mT).exp()
+            if number == len(parts) - 1:  # the chunk's own places are the last keys
+                weights = weights.tril(keys.shape[2] - QUERIES)
+            above, below = above + weights @ values, below + weights.sum(-1, keepdim=True)
+        return above / below
+
+    ends = range(QUERIES, LENGTH + 1, QUERIES)
+    chunks = ((q_BHTD[:, :, end - QUERIES : end], k_BHTD[:, :, :end], v_BHTD[:, :, :end]) for end in ends)
+    return torch.cat([checkpoint(some, *chunk, use_reentrant=False) for chunk in chunks], dim=2)
+
+
+def test_a_step_on_a_long_row_over_eight_ranks_equals_one_process_and_keeps_an_eighth() -> None:
+    steps = POOL.run(split_step, world=WORLD, timeout_s=400)
+    whole, every_T = model(), torch.arange(LENGTH)
+    loss, _ = forward(whole, by_chunks, every_T)
+    loss.backward()
+    assert len(steps[0].gradients) == len(SPEC.shapes())
+    for step in steps:
+        assert step.loss == pytest.approx(loss.item(), abs=1e-12)
+        for name, parameter in whole.named_parameters():
+            assert parameter.grad is not None
+            difference = (step.gradients[name] - parameter.grad).abs().max() / parameter.grad.abs().max()
+            assert difference.item() < 1e-12, name
+    _, kept = forward(whole, attend_for(SPEC), every_T)
+    assert all(step.kept_bytes == pytest.approx(kept / WORLD, rel=0.1) for step in steps)

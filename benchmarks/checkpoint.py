@@ -119,7 +119,7 @@ class DcpAsync:
 
 def at_once(given: dict[str, torch.Tensor], *, packed: bool) -> Iterator[dict[str, float]]:
     """Ours, waiting for the copy with nothing to do meanwhile."""
-    with tempfile.TemporaryDirectory(dir=Path.cwd()) as place:
+    with tempfile.TemporaryDirectory(dir=scratch()) as place:
         saver = Ours(Path(place), given, packed=packed)
         for step in range(1, SAVES + 1):
             start, spent = time.perf_counter(), time.process_time()
@@ -149,7 +149,7 @@ def beside_training(name: str, given: dict[str, torch.Tensor]) -> Iterator[dict[
         steps(lambda: None)
         return time.perf_counter() - start
 
-    with tempfile.TemporaryDirectory(dir=Path.cwd()) as place:
+    with tempfile.TemporaryDirectory(dir=scratch()) as place:
         saver = (Ours if name == "ropewalk" else DcpAsync)(Path(place), given)
         without()
         before = without()
@@ -211,7 +211,7 @@ def memory_rates(size: int) -> dict[str, float]:
 
 def peer(name: str, given: dict[str, torch.Tensor]) -> Iterator[dict[str, float]]:
     save = savers(given)[name]()
-    with tempfile.TemporaryDirectory(dir=Path.cwd()) as place:
+    with tempfile.TemporaryDirectory(dir=scratch()) as place:
         for number in range(SAVES):
             path = Path(place) / str(number)
             start, spent = time.perf_counter(), time.process_time()
@@ -277,6 +277,13 @@ def savers(given: dict[str, torch.Tensor]) -> dict[str, Callable[[], Save]]:
 
     made = (torch_save, safetensors_save, dcp_save, dcp_async, torch_checkpointing)
     return dict(zip(PEERS, made, strict=True))
+
+
+def scratch() -> Path:
+    """A folder on the disk of this checkout that git ignores, should a run be cut short."""
+    folder = harness.ROOT / ".bench"
+    folder.mkdir(exist_ok=True)
+    return folder
 
 
 def sync(path: Path) -> None:

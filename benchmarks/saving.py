@@ -229,7 +229,9 @@ def contend(name: str, size: Size, device: torch.device, *, count: int) -> dict[
     total = sum(tensor.nbytes for group in training.tensors().values() for tensor in group.values())
     tell(name, state_gb=total / 1e9, step_s=statistics.median(alone))
     found: list[Measured] = []
-    with tempfile.TemporaryDirectory(dir=".") as place:
+    scratch = ROOT / ".bench"  # which git ignores, should a run be cut short
+    scratch.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=scratch) as place:
         saver: Saver = Ours(Path(place), training.spec) if name == "ropewalk" else Dcp(Path(place))
         while len(found) < count and (not found or time.perf_counter() - start + 2 * found[-1].done_s < LIMIT_S):
             one = save_once(training, saver, len(found) + 1)

@@ -18,7 +18,7 @@ from ropewalk.config.ranks import Ranks
 
 LOOK_EVERY_S = 0.1
 
-What = Literal["train", "nothing"]
+What = Literal["train", "verify", "nothing"]
 """What there is to do together."""
 
 

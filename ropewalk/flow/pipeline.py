@@ -19,6 +19,7 @@ from ropewalk.config.ranks import ranks
 from ropewalk.config.read import Resolved
 from ropewalk.config.threads import share_cores
 from ropewalk.config.write import plain
+from ropewalk.launch.local import command
 from ropewalk.launch.team import Team, train_together
 from ropewalk.model.frozen import trained_names
 from ropewalk.model.layouts import CONFIG as HUGGING_FACE
@@ -34,6 +35,7 @@ from ropewalk.store.manifest import FILE as MANIFEST
 from ropewalk.store.manifest import Manifest, read_manifest
 from ropewalk.store.origin import Origin
 from ropewalk.train.phases import phases_of
+from ropewalk.train.settings import VERDICT
 
 from .adopt import adopt, check_mixtures, plan_adoption
 from .meeting import Meeting
@@ -55,12 +57,14 @@ def advance(
     begin_training: bool = False,
     profile_steps: int = 0,
     processes: int | None = None,
+    verify: bool = False,
 ) -> Result:
     """Takes the recipe's run as far as stage `until`, from wherever it stands; the result of that stage.
 
     Killed at any instant, the same call continues. `new` sets an existing run aside first; `begin_training` leaves
     the run as a worker started by hand expects it; `profile_steps` steps of training are profiled, and the result has
-    their table. `processes` train, on this machine; None: as many as `[parallel]` asks for. Where a launcher
+    their table; `verify` compares the plan with one device after that stage, and gives the verdict. `processes` train, on
+    this machine; None: as many as `[parallel]` asks for. Where a launcher
     (torchrun, srun, mpirun) started several processes, all must call: the first does everything and the others train
     with it.
     """
@@ -84,6 +88,8 @@ def advance(
             meeting=meeting,
         )
         result = flow.run(until)
+        if verify:
+            result = flow.verify()
         meeting.tell("nothing")
         if begin_training:
             flow.begin_training()
@@ -131,6 +137,18 @@ class Flow:
     def begin_training(self) -> None:
         """Notes that training has begun, for a worker that will do it elsewhere."""
         self._stages.begin("train", self._training_inputs())
+
+    def verify(self) -> Result:
+        """Whether the plan computes what one device does; the run stays as it is."""
+        processes = planned_processes(self._folder)
+        if processes == 1 or ranks().world > 1:
+            self._meeting.tell("verify")
+            module = needs_torch("ropewalk.train.verify", "verification")
+            return dict(module.verify(self._folder, progress=self._progress))
+        (self._folder / VERDICT).unlink(missing_ok=True)
+        team = Team(processes=processes, max_restarts=0, worker=[*command(self._folder), "--verify"])
+        train_together(self._folder, team, progress=self._progress)
+        return dict(read_json(self._folder / VERDICT, what="verdict"))
 
     def _prepare(self) -> Result:
         if self._recipe.load.corpus:
@@ -279,10 +297,13 @@ class Flow:
 
 
 def _assist(folder: Path, meeting: Meeting) -> Result:
-    """What a process does that is not the first of its world: it trains when there is something to train. The result
-    is the first one's."""
-    if meeting.hear() == "train":
+    """What a process does that is not the first of its world: it trains or verifies when the first one does. The result
+    of training is the first one's; the verdict is everybody's."""
+    what = meeting.hear()
+    if what == "train":
         needs_torch("ropewalk.train.loop", "training").train(folder)
+    elif what == "verify":
+        return dict(needs_torch("ropewalk.train.verify", "verification").verify(folder))
     return {}
 
 

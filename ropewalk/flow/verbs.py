@@ -112,6 +112,22 @@ def train(
     )
 
 
+def verify(
+    recipe: RecipeLike,
+    overrides: Sequence[str] = (),
+    *,
+    runs: Path = RUNS,
+    new: bool = False,
+    progress: Progress | None = None,
+    nproc: int | None = None,
+) -> Result:
+    """Whether the recipe's model under the recipe's plan computes what one device does: three steps in float64 on a few
+    short rows of its data, without training. The verdict has `equal`, the largest differences and, where there is one,
+    the first parameter that differs (docs/formats.md)."""
+    resolved = resolve_recipe(recipe, overrides)
+    return advance(resolved, runs=runs, until="plan", new=new, progress=progress, processes=nproc, verify=True)
+
+
 def detach(
     recipe: RecipeLike,
     overrides: Sequence[str] = (),

@@ -95,6 +95,8 @@ class Mesh:
         """The first and the last rank of the pipeline, which share a tied embedding; of others, themselves."""
         self.control: Group
         """All ranks once more, for what hosts tell each other: nothing on it waits for a GPU."""
+        self.rows: Group
+        """`data` once more, for rows that travel from host to host before a step; alone unless they are balanced."""
         self.node: tuple[Group, Group] | None = None
         """Replicas of this machine, and those at the same place of other machines; where sums are made in two steps."""
         made: dict[tuple[int, ...], object] = {}
@@ -117,6 +119,7 @@ class Mesh:
 
         self._make_pipeline_groups()
         self._make_control_group()
+        self._make_rows_group()
         self._make_node_groups()
 
     def group(self, *axes: Axis) -> Group:
@@ -176,6 +179,16 @@ class Mesh:
             own = "gloo" if dist.get_backend() == "nccl" else None
             handle = dist.new_group(list(members), backend=own)
         self.control = Group("control", members, self.rank, handle, self.traffic)
+
+    def _make_rows_group(self) -> None:
+        self.rows = Group("rows", (self.rank,), self.rank, None, self.traffic)
+        if not self.plan.balance or self.plan.data == 1:
+            return
+        own = "gloo" if dist.get_backend() == "nccl" else None
+        for members in self._partition(("replicate", "shard")):
+            handle = dist.new_group(list(members), backend=own)
+            if self.rank in members:
+                self.rows = Group("rows", members, self.rank, handle, self.traffic)
 
     def _partition(self, axes: Sequence[Axis]) -> list[tuple[int, ...]]:
         """All groups along `axes`, in the same order on every rank."""

@@ -23,6 +23,7 @@ from ropewalk.model.spec import Spec
 from ropewalk.plan.plan import Plan
 from ropewalk.plan.schedules import Shape, make_schedule
 
+from .balance import Dealer, numbers_of
 from .comm import Group
 from .context import attend_over, places_of
 from .cut import Cut, Part, Slicing, whole_cut
@@ -91,11 +92,12 @@ class RankExecutor:
         self._is_last = plan.pipeline * plan.chunks - 1 in stages
         self._partial = [n for n in self._trained if has_partial_gradient(n, self.spec, sequence=plan.sequence)]
         self._pipelines: dict[int, Pipeline] = {}
+        self._dealer = Dealer(mesh.rows, self.spec) if plan.balance else None
 
     def step(self, batch: Batch, *, lr: float) -> StepResult:
         # Copied before anything is computed from it: a number made on the host would have to be waited for.
         with label("copy"):
-            pieces, total = self._deal(batch.to(self.device))
+            pieces, total = self._deal(*self._own_rows(batch))
         self._set_rate(lr)
         if self._host:
             self._host.begin()
@@ -144,7 +146,8 @@ class RankExecutor:
         return Scores(found[0], found[1].bool())
 
     def digest(self, batch: Batch) -> int:
-        pieces, _ = self._deal(batch.to(self.device))
+        batch = batch.to(self.device)
+        pieces, _ = self._deal(batch, numbers_of(batch, self._mesh.data))
         count = min(len(pieces), self._plan.pipeline)
         with self._data.whole():
             parts = self._run_alone(pieces[:count])
@@ -218,12 +221,21 @@ class RankExecutor:
         else:
             state[kind] = part.to(device, copy=True).contiguous()
 
-    def _deal(self, batch: Batch) -> tuple[list[Microbatch], Tensor]:
+    def _own_rows(self, batch: Batch) -> tuple[Batch, Tensor]:
+        """The rows that this rank computes, and their numbers in the global batch, on the device."""
+        if self._dealer is None:
+            batch = batch.to(self.device)
+            return batch, numbers_of(batch, self._mesh.data)
+        rows, numbers = self._dealer(batch)
+        if self.device.type == "cuda":
+            rows, numbers = rows.pinned(), numbers.pin_memory()
+        return rows.to(self.device), numbers.to(self.device, non_blocking=True)
+
+    def _deal(self, batch: Batch, numbers: Tensor) -> tuple[list[Microbatch], Tensor]:
         """This rank's part of the step's microbatches, and the weight of all tokens of the step.
 
         Of n microbatches of all data ranks, number i has rows i, i + n, i + 2 n, ... however many ranks there are.
         """
-        numbers = torch.arange(len(batch), device=self.device) * self._mesh.data.size + self._mesh.data.rank
         size = self._plan.microbatch_rows_of(batch.tokens.shape[1])
         count = -(-len(batch) // size)
         pieces = self._pieces(batch, numbers, count=count)

@@ -71,6 +71,12 @@ class Parallel:
     themselves."""
     balance: Annotated[bool, CONTINUES] = False
     """Whether rows are dealt to data ranks by the cost of their attention, for packed documents of uneven length."""
+    resplit: Annotated[bool, CONTINUES] = False
+    """Whether the layers of a pipeline are dealt anew by measured times when the run continues. Without, it is only
+    said that they should be."""
+    devices: Annotated[int, Range(least=1), CONTINUES] = 1
+    """GPUs that one process drives, a copy of the model on each; with a CPU, threads. Processes (`--nproc`) are quicker
+    and do the rest of this section too."""
     fusion_bytes: Annotated[int, Range(least=0), CONTINUES] = 25 << 20
     """Gradients are reduced together up to this size, while the backward pass goes on; 0: each by itself."""
     compression: Annotated[Compression, CONTINUES] = "none"

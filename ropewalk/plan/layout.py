@@ -83,6 +83,8 @@ def problems(plan: Plan, spec: Spec) -> Iterator[str]:
         except UserError as error:
             yield str(error)
     yield from _data_problems(plan)
+    if plan.devices > 1:
+        yield from _devices_problems(plan)
     if plan.exact:
         yield from _exact_problems(plan)
 
@@ -144,6 +146,21 @@ def _data_problems(plan: Plan) -> Iterator[str]:
         yield "`parallel.backend` mpi stages through the host; leave it to `auto` for GPUs"
 
 
+def _devices_problems(plan: Plan) -> Iterator[str]:
+    if plan.world > 1:
+        yield "`parallel.devices` is for one process; leave it out, and start a process for each device with `--nproc`"
+    if plan.microbatches % plan.devices:
+        yield (
+            f"{plan.devices} devices cannot share the {plan.microbatches} microbatches of a step evenly; choose "
+            "`train.batch_rows` as a multiple, or another `plan.microbatch_rows`"
+        )
+    if plan.offload or plan.recompute == "auto" or plan.precision == "bf16-pure":
+        yield (
+            "`parallel.devices` knows no offload, no `recompute` by memory and no precision bf16-pure; leave it out, "
+            "and start a process for each device with `--nproc`"
+        )
+
+
 def _exact_problems(plan: Plan) -> Iterator[str]:
     if plan.tensor * plan.context * plan.pipeline > 1:
         yield "`parallel.exact` holds for replicas and shards; tensor, context and pipeline must be 1"
@@ -155,3 +172,7 @@ def _exact_problems(plan: Plan) -> Iterator[str]:
         )
     if plan.compression != "none" or plan.node_ranks:
         yield "`parallel.exact` has an order of sums of its own; leave `compression` and `node_ranks` out"
+    if plan.balance:
+        yield "`parallel.exact` fixes which rows are added up first, `parallel.balance` changes it; leave one out"
+    if plan.devices > 1:
+        yield "`parallel.exact` holds for processes, not for the `parallel.devices` of one; leave one of them out"

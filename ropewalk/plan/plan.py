@@ -50,6 +50,8 @@ class Plan:
     offload_path: str = ""
     exact: bool = False
     balance: bool = False
+    resplit: bool = False
+    devices: int = 1
     fusion_bytes: int = 25 << 20
     compression: Compression = "none"
     compression_rank: int = 4

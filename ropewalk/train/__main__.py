@@ -1,4 +1,5 @@
-"""The worker: `python -m ropewalk.train RUN`. Takes one argument, the run directory.
+"""The worker: `python -m ropewalk.train RUN`. Takes one argument, the run directory; with `--verify` after it, compares
+the plan with one device instead of training.
 
 One process alone holds the lock of the run; of several it is their launcher that does.
 """
@@ -19,20 +20,25 @@ from ropewalk.config.threads import share_cores
 
 from .settings import read_settings
 
+VERIFY = "--verify"
+
 
 def main(arguments: list[str]) -> int:
-    """Trains the run named by the only argument; the exit status."""
-    if len(arguments) != 1:
-        print("usage: python -m ropewalk.train RUN_DIRECTORY", file=sys.stderr)
+    """Trains, or verifies, the run named by the first argument; the exit status."""
+    if len(arguments) not in (1, 2) or arguments[1:] not in ([], [VERIFY]):
+        print(f"usage: python -m ropewalk.train RUN_DIRECTORY [{VERIFY}]", file=sys.stderr)
         return 2
     run, place = Path(arguments[0]), ranks()
     try:
         share_cores()
-        from .loop import train  # after the line above: torch reads the environment when it is imported
+        # After the line above: torch reads the environment when it is imported.
+        from .loop import train
+        from .verify import verify
 
         read_settings(run)  # before the lock, which would make a folder of any name
+        work = verify if VERIFY in arguments else train
         with locked(run) if place.world == 1 else contextlib.nullcontext():
-            train(run, progress=_progress(run, place))
+            work(run, progress=_progress(run, place))
     except RopewalkError as error:
         print(error, file=sys.stderr)
         if error.exit_code and run.is_dir():

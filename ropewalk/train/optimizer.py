@@ -21,11 +21,19 @@ KINDS: dict[OptimizerKind, Callable[[Parameters, Optimizer, Spec | None, Cuts], 
 
 
 def make_optimizer(
-    parameters: Parameters, settings: Optimizer, *, spec: Spec | None = None, cuts: Cuts | None = None
+    parameters: Parameters,
+    settings: Optimizer,
+    *,
+    spec: Spec | None = None,
+    cuts: Cuts | None = None,
+    exact: bool = False,
 ) -> torch.optim.Optimizer:
     """The optimizer of the settings; the learning rate is set by each step. Muon needs the model's `spec`.
 
     `cuts` says of which parameters this rank holds a part. The update is that of the whole parameter, and all ranks
-    that share it must step together.
+    that share it must step together. With `exact`, AdamW gives the same bits however parameters are cut; the others
+    add up numbers of several ranks, in an order that depends on these.
     """
+    if exact and settings.kind == "adamw":
+        return adamw.make_exact(parameters, settings, cuts or {})
     return KINDS[settings.kind](parameters, settings, spec, cuts or {})

@@ -79,7 +79,9 @@ class Running:
             self.planned.plan,
             model,
             mesh,
-            functools.partial(_optimizer, settings=settings.train.optimizer, spec=self.spec),
+            functools.partial(
+                _optimizer, settings=settings.train.optimizer, spec=self.spec, exact=self.planned.plan.exact
+            ),
             device=device,
             init_seed=settings.seed,
             trained=self.planned.trained,
@@ -162,9 +164,9 @@ class Running:
 
 
 def _optimizer(
-    parameters: Parameters, cuts: Mapping[str, Cut], *, settings: Optimizer, spec: Spec
+    parameters: Parameters, cuts: Mapping[str, Cut], *, settings: Optimizer, spec: Spec, exact: bool
 ) -> torch.optim.Optimizer:
-    return make_optimizer(parameters, settings, spec=spec, cuts=cuts)
+    return make_optimizer(parameters, settings, spec=spec, cuts=cuts, exact=exact)
 
 
 def _plain(parts: Mapping[str, Part], world: int) -> dict[str, Any]:

@@ -16,6 +16,9 @@ from ropewalk.plan.plan import Planned, load_plan
 from .config import Train
 from .phases import PhaseSpec, phases_of
 
+VERDICT = "verify.json"
+"""What `--verify` found, in the run directory."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:

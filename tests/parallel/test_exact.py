@@ -46,7 +46,7 @@ def trained(rank: int, plan: Plan, first: int, last: int, state: State | None) -
     mesh = Mesh(plan, rank)
 
     def optimizer(parameters: Any, cuts: Any) -> torch.optim.Optimizer:
-        return make_optimizer(parameters, Optimizer(), spec=SPEC, cuts=cuts)
+        return make_optimizer(parameters, Optimizer(), cuts=cuts, exact=plan.exact)
 
     executor = apply(plan, build(SPEC, seed=1), mesh, optimizer, clip_norm=CLIP, seed=3)
     if state:

@@ -6,11 +6,12 @@ Shapes: B rows, H heads, T places, D head size.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 from ropewalk.model.attend import Attend, attend_for
 from ropewalk.model.decoder import Decoder, build
@@ -72,24 +73,48 @@ def split_step(rank: int) -> Step:
 
 
 def by_chunks(layer: int, q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor) -> Tensor:
-    """Causal attention by its definition, in chunks that stay in the cache and are computed again in the backward pass.
+    """Causal attention of whole rows, some queries at a time."""
+    return ByChunks.apply(q_BHTD, k_BHTD, v_BHTD)
 
-    Scores here are far from what overflows, so exponentials are added up as they are.
-    """
 
-    def some(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        above, below = torch.zeros_like(q), torch.zeros_like(q[..., :1])
-        parts = list(zip(k.split(KEYS, dim=2), v.split(KEYS, dim=2), strict=True))
-        for number, (keys, values) in enumerate(parts):
-            weights = ((q * q.shape[-1] ** -0.5) @ keys.mT).exp()
-            if number == len(parts) - 1:  # the chunk's own places are the last keys
-                weights = weights.tril(keys.shape[2] - QUERIES)
-            above, below = above + weights @ values, below + weights.sum(-1, keepdim=True)
-        return above / below
+class ByChunks(torch.autograd.Function):
+    """Keeps nothing but its inputs; each chunk is computed again, and derived by autograd, in the backward pass."""
 
-    ends = range(QUERIES, LENGTH + 1, QUERIES)
-    chunks = ((q_BHTD[:, :, end - QUERIES : end], k_BHTD[:, :, :end], v_BHTD[:, :, :end]) for end in ends)
-    return torch.cat([checkpoint(some, *chunk, use_reentrant=False) for chunk in chunks], dim=2)
+    @staticmethod
+    def forward(ctx: Any, *qkv: Tensor) -> Tensor:
+        ctx.save_for_backward(*qkv)
+        return torch.cat([some_queries(*chunk) for chunk in chunks(*qkv)], dim=2)
+
+    @staticmethod
+    def backward(ctx: Any, grad_BHTD: Tensor) -> tuple[Tensor, ...]:
+        gradients = [torch.zeros_like(x) for x in ctx.saved_tensors]
+        places = zip(chunks(*ctx.saved_tensors), grad_BHTD.split(QUERIES, dim=2), chunks(*gradients), strict=True)
+        for chunk, grad, totals in places:
+            leaves = [x.detach().requires_grad_() for x in chunk]
+            with torch.enable_grad():
+                out = some_queries(*leaves)
+            for total, found in zip(totals, torch.autograd.grad(out, leaves, grad), strict=True):
+                total += found
+        return tuple(gradients)
+
+
+def chunks(q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Some queries with all the keys and values up to the last of them."""
+    for end in range(QUERIES, LENGTH + 1, QUERIES):
+        yield q_BHTD[:, :, end - QUERIES : end], k_BHTD[:, :, :end], v_BHTD[:, :, :end]
+
+
+def some_queries(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Attention by its definition. Scores here are far from what overflows: exponentials are added up as they are, of
+    so many keys at a time as stay in the cache."""
+    above, below = torch.zeros_like(q), torch.zeros_like(q[..., :1])
+    parts = list(zip(k.split(KEYS, dim=2), v.split(KEYS, dim=2), strict=True))
+    for number, (keys, values) in enumerate(parts):
+        weights = ((q * q.shape[-1] ** -0.5) @ keys.mT).exp()
+        if number == len(parts) - 1:  # the queries' own places are the last
+            weights = weights.tril(keys.shape[2] - QUERIES)
+        above, below = above + weights @ values, below + weights.sum(-1, keepdim=True)
+    return above / below
 
 
 def test_a_step_on_a_long_row_over_eight_ranks_equals_one_process_and_keeps_an_eighth() -> None:

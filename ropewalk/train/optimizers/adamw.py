@@ -10,12 +10,13 @@ from torch import Tensor
 from ropewalk.model.spec import Spec
 
 from ..config import Optimizer
-from .groups import Cuts, Parameters, decay_groups
-from .guarded import Moments, Update
+from .groups import Cuts, Parameters, by_parameter, decay_groups
+from .guarded import Guarded, Moments, Update
 
 
 def make(parameters: Parameters, settings: Optimizer, spec: Spec | None, cuts: Cuts) -> torch.optim.Optimizer:
-    """AdamW in one fused kernel. Every number is updated by itself: how parameters are cut does not matter."""
+    """AdamW in one fused kernel. Every number is updated by itself: how parameters are cut matters for the last bit of
+    a few numbers at most."""
     return torch.optim.AdamW(
         decay_groups(parameters, settings.weight_decay),
         lr=0.0,
@@ -23,6 +24,13 @@ def make(parameters: Parameters, settings: Optimizer, spec: Spec | None, cuts: C
         eps=settings.epsilon,
         fused=True,
     )
+
+
+def make_exact(parameters: Parameters, settings: Optimizer, cuts: Cuts) -> torch.optim.Optimizer:
+    """AdamW that gives a number the same bits wherever it stands in its tensor. The fused kernel of the CPU does not:
+    what is left over of its vectors goes through other instructions, which round otherwise."""
+    groups = decay_groups(parameters, settings.weight_decay, rule=adam(settings))
+    return Guarded(groups, by_parameter(parameters, cuts))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,0 +1,211 @@
+"""`train --verify`: a run's own model under its own plan beside one device, for a few steps in float64.
+
+The first rank computes the plain side before all of them run the plan; then it shows its numbers to the others,
+parameter by parameter, and each looks how far its part is away. So nobody holds more than the plan and one parameter
+asks for, and a difference is known by rank.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ropewalk.base.errors import UserError
+from ropewalk.base.files import write_json
+from ropewalk.base.progress import Progress, Silent, amount
+from ropewalk.config.ranks import Ranks, ranks
+from ropewalk.parallel.cut import Part
+from ropewalk.parallel.mesh import Mesh, join, leave, pick_device
+from ropewalk.plan.divide import of_rank
+from ropewalk.plan.forecast import memory
+from ropewalk.plan.machine import this_machine
+
+from .settings import VERDICT, Settings, read_settings
+from .together import MeshTogether
+from .trial import STEPS, Outcome, Trial, make_trial, run_plainly, run_plan, trial_plan
+
+FORMAT = 1
+LIMITS = {"loss": 1e-12, "grad_norm": 1e-12, "gradient": 1e-12, "parameter": 1e-10}
+"""Greatest differences that are rounding, in units of max(1, the largest of their kind on one device). Sums of n
+numbers in another order differ by about sqrt(n) * 1e-16, once more in every layer; AdamW divides a gradient by its own
+size, and so lets the rounding of very small ones grow. Mistakes are larger by many orders: `tests/train/test_verify.py`
+makes some."""
+WAIT_S = 3600.0
+"""How long the others wait for the first rank's plain side."""
+
+NOT_HERE = -1.0
+"""In a table of differences: this rank holds nothing of the parameter."""
+KINDS = ("gradient", "parameter")
+FIGURES = ("loss", "grad_norm")
+
+
+def verify(run: Path, *, progress: Progress | None = None) -> dict[str, Any]:
+    """Whether the plan of the run in directory `run` computes what one device does: the verdict, also written to
+    `verify.json` (docs/formats.md). All ranks must call, and get the same; the run itself stays as it is."""
+    settings, place, progress = read_settings(run), ranks(), progress or Silent()
+    plan = settings.planned.phases[0].plan
+    device = pick_device(plan, place)
+    if settings.train.threads:
+        torch.set_num_threads(settings.train.threads)
+    check_memory(settings, place, device)
+    start = time.perf_counter()
+    join(plan, place, timeout_s=WAIT_S)
+    phases = [
+        _verify_phase(make_trial(settings, phase), rank=place.rank, device=device, progress=progress)
+        for phase in _different(settings)
+    ]
+    leave()
+    verdict = {
+        "format": FORMAT,
+        "equal": all(phase["equal"] for phase in phases),
+        "processes": plan.world,
+        "steps": STEPS,
+        "limits": LIMITS,
+        "phases": phases,
+        "seconds": round(time.perf_counter() - start, 3),
+    }
+    if place.rank == 0:
+        write_json(run / VERDICT, verdict)
+    return verdict
+
+
+def check_memory(settings: Settings, place: Ranks, device: torch.device) -> None:
+    """Refuses a model that does not fit twice, before anything is computed."""
+    need = max(memory_needed(settings, phase, local_world=place.local_world) for phase in _different(settings))
+    if device.type == "cuda":
+        there = torch.cuda.get_device_properties(device).total_memory
+    else:
+        there = this_machine().memory_bytes
+    if need > there:
+        raise UserError(
+            f"--verify needs about {amount(need, 'B')} for this model in float64, whole on one device and under the "
+            f"plan; {amount(there, 'B')} are here. Verify the same `[parallel]` with fewer `model.layers` or a smaller "
+            "`model.width`: the layers are alike"
+        )
+
+
+def memory_needed(settings: Settings, phase: int, *, local_world: int) -> int:
+    """Bytes at the fullest moment: the plain side, or what it leaves and all of the plan's ranks on a machine. GPUs
+    hold a rank each, and what the plain side leaves lies in the host's memory."""
+    planned, optimizer = settings.planned.phases[phase], settings.train.optimizer.kind
+    plan, _ = trial_plan(planned.plan, length=planned.spec.sequence_length)
+    spec = dataclasses.replace(planned.spec, sequence_length=plan.sequence_length or planned.spec.sequence_length)
+    single = memory(spec, rows=1, precision="fp32", optimizer=optimizer, trained=planned.trained)
+    rank = of_rank(single, plan, spec, trained=planned.trained) if plan.world > 1 else single
+    # Twice everywhere: numbers of eight bytes instead of four.
+    if plan.device == "cuda":
+        return 2 * max(single.total, rank.total)
+    return 2 * max(single.total, single.weights + single.gradients + rank.total * local_world)
+
+
+def _different(settings: Settings) -> list[int]:
+    """The phases that compute something else than those before them."""
+    seen = set()
+    found = []
+    for phase, planned in enumerate(settings.planned.phases):
+        what = (settings.model(phase), planned.plan, planned.trained)
+        if what not in seen:
+            found.append(phase)
+        seen.add(what)
+    return found
+
+
+def _verify_phase(trial: Trial, *, rank: int, device: torch.device, progress: Progress) -> dict[str, Any]:
+    mesh = Mesh(trial.plan, rank)
+    together = MeshTogether(mesh.control)
+    plain = None
+    if rank == 0:
+        progress.say(f"verify: {STEPS} steps on one device, in float64")
+        plain = run_plainly(trial, device=device)
+        progress.say(f"verify: the same under the plan of {trial.plan.world} processes")
+    together.barrier()
+    outcome = run_plan(trial, mesh, device=device)
+    away = _differences(trial, outcome, plain, mesh)
+    figures = mesh.control.start_all_gather(torch.tensor([outcome.losses, outcome.norms]).double()).wait()
+    verdict: dict[str, Any] = together.broadcast(_verdict(trial, plain, figures, away) if plain else None)
+    return verdict
+
+
+def _differences(trial: Trial, outcome: Outcome, plain: Outcome | None, mesh: Mesh) -> Tensor:
+    """How far every rank's parts are from the whole tensors that the first one has: rank, parameter, kind."""
+    away = torch.full((len(trial.names), len(KINDS)), NOT_HERE, dtype=torch.float64)
+    shapes = trial.spec.shapes()
+    for number, name in enumerate(trial.names):
+        for kind, field in enumerate(("gradients", "parameters")):
+            if field == "gradients" and not trial.is_trained(name):
+                continue
+            true: Mapping[str, Part] = getattr(plain, field) if plain else {}
+            whole = true[name].local if plain else torch.empty(shapes[name], dtype=torch.float64)
+            mesh.control.broadcast(whole)
+            held: Part | None = getattr(outcome, field).get(name)
+            if held:
+                away[number, kind] = _distance(held.local.cpu(), held.cut.take(whole))
+    return mesh.control.start_all_gather(away).wait()
+
+
+def _verdict(trial: Trial, plain: Outcome, figures_RFS: Tensor, away_RPK: Tensor) -> dict[str, Any]:
+    """What to say of a phase.
+
+    Shapes: R ranks, F figures, S steps, P parameters, K kinds of tensors.
+    """
+    true_FS = torch.tensor([plain.losses, plain.norms], dtype=torch.float64)
+    beside_RF = (figures_RFS - true_FS).abs().amax(2) / true_FS.abs().amax(1).clamp(min=1.0)
+    beside_RF = beside_RF.nan_to_num(nan=math.inf)
+    unit_K = torch.tensor([_largest(plain.gradients), _largest(plain.parameters)]).double().clamp(min=1.0)
+    away_RPK = torch.where(away_RPK == NOT_HERE, away_RPK, away_RPK / unit_K)
+    largest = [*beside_RF.amax(0).tolist(), *away_RPK.amax((0, 1)).tolist()]
+    first = next(_wrong(trial, beside_RF, away_RPK), None)
+    return {
+        "phase": trial.settings.phases[trial.phase].name,
+        "equal": first is None,
+        "rows": trial.plan.batch_rows,
+        "tokens": trial.plan.sequence_length,
+        "left_out": list(trial.left_out),
+        "largest": {kind: _number(value) for kind, value in zip((*FIGURES, *KINDS), largest, strict=True)},
+        "first": first,
+    }
+
+
+def _wrong(trial: Trial, beside_RF: Tensor, away_RPK: Tensor) -> Iterator[dict[str, Any]]:
+    """What is more than rounding: gradients in the order of the model, from which the rest follows, then parameters,
+    then the figures of the steps."""
+    for kind, what in enumerate(KINDS):
+        for number, name in enumerate(trial.names):
+            away_R = away_RPK[:, number, kind]
+            expected = what == "parameter" or trial.is_trained(name)
+            if expected and (away_R.max() > LIMITS[what] or away_R.max() < 0):
+                yield {"what": what, "parameter": name, **_worst(away_R, LIMITS[what])}
+    for figure, what in enumerate(FIGURES):
+        if beside_RF[:, figure].max() > LIMITS[what]:
+            yield {"what": what, "parameter": None, **_worst(beside_RF[:, figure], LIMITS[what])}
+
+
+def _worst(away_R: Tensor, limit: float) -> dict[str, Any]:
+    """The rank that is farthest away, and all that are too far. None where no rank has anything."""
+    if away_R.max() < 0:
+        return {"difference": None, "rank": None, "ranks": []}
+    rank, too_far = int(away_R.argmax()), (away_R > limit).nonzero()[:, 0]
+    return {"difference": _number(float(away_R[rank])), "rank": rank, "ranks": too_far.tolist()}
+
+
+def _largest(parts: Mapping[str, Part]) -> float:
+    return max(float(part.local.abs().max()) for part in parts.values())
+
+
+def _distance(held: Tensor, true: Tensor) -> float:
+    if held.shape != true.shape:
+        return math.inf
+    away = float((held - true).abs().max()) if held.numel() else 0.0
+    return away if math.isfinite(away) else math.inf
+
+
+def _number(value: float) -> float | str:
+    """JSON has no infinity."""
+    return max(0.0, value) if math.isfinite(value) else "inf"

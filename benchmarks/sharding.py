@@ -4,11 +4,11 @@
     python benchmarks/sharding.py --quick
 
 Ours keep everything (DDP), or share the optimizer's state (ZeRO-1), gradients (2) and parameters (3). Against them
-stand `DistributedDataParallel`, the same with `ZeroRedundancyOptimizer`, and `fully_shard` (FSDP2) that keeps parameters
-between forward and backward (ZeRO-2) or not (3). All train the same decoder of ours. The two processes hold all
-contenders and give each a step in turn: what else the machine does meets them alike. Reported are steps a second
-(median), the processor's seconds a step, and the bytes of parameters, gradients and optimizer state of rank 0 at the
-update.
+stand `DistributedDataParallel`, the same with `ZeroRedundancyOptimizer`, and `fully_shard` (FSDP2) that keeps
+parameters between forward and backward (ZeRO-2) or not (3). `exact` is ours with `parallel.exact`, for its price. All
+train the same decoder of ours. The two processes hold all contenders and give each a step in turn: what else the
+machine does meets them alike. Reported are steps a second (median), the processor's seconds a step, and the bytes of
+parameters, gradients and optimizer state of rank 0 at the update.
 """
 
 from __future__ import annotations
@@ -44,7 +44,12 @@ def worker(rank: int, case: str, rounds: int, store: str, pipe: Any) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=store, rank=rank, world_size=RANKS)
     makers = {
-        **{f"ZeRO-{zero}" if zero else "DDP": lambda zero=zero: ours(rank, case, zero) for zero in range(4)},
+        "DDP": lambda: ours(rank, case, 0),
+        "ZeRO-1": lambda: ours(rank, case, 1),
+        "ZeRO-2": lambda: ours(rank, case, 2),
+        "ZeRO-3": lambda: ours(rank, case, 3),
+        "DDP exact": lambda: ours(rank, case, 0, exact=True),
+        "ZeRO-3 exact": lambda: ours(rank, case, 3, exact=True),
         "torch-ddp": lambda: ddp(rank, case, shared=False),
         "torch-zero-optimizer": lambda: ddp(rank, case, shared=True),
         "fsdp2-kept": lambda: fsdp(rank, case, reshard=False),
@@ -97,7 +102,7 @@ def tokens(case: str) -> Any:
     return torch.randint(0, VOCABULARY, (rows, length + 1), generator=torch.Generator().manual_seed(0))
 
 
-def ours(rank: int, case: str, zero: int) -> Contender:
+def ours(rank: int, case: str, zero: int, *, exact: bool = False) -> Contender:
     import torch
 
     from ropewalk.load.batch import Batch
@@ -111,14 +116,19 @@ def ours(rank: int, case: str, zero: int) -> Contender:
     rows, length, microbatches = CASES[case][4:]
     degrees: dict[str, Any] = {"shard": RANKS, "zero": zero} if zero else {"replicate": RANKS}
     plan = Plan(
-        device="cpu", precision="fp32", batch_rows=rows, microbatch_rows=rows // RANKS // microbatches, **degrees
+        device="cpu",
+        precision="fp32",
+        batch_rows=rows,
+        microbatch_rows=rows // RANKS // microbatches,
+        exact=exact,
+        **degrees,
     )
     kept: list[Any] = []
     gradients: list[Any] = []
 
     def optimizer(parameters: Any, cuts: Any) -> torch.optim.Optimizer:
         settings = Optimizer(weight_decay=DECAY, beta1=0.9, beta2=0.95, epsilon=1e-8)
-        kept.append(make_optimizer(parameters, settings, cuts=cuts))
+        kept.append(make_optimizer(parameters, settings, cuts=cuts, exact=exact))
         return kept[0]
 
     points = Points(before_update=[lambda named: gradients.__setitem__(slice(None), list(named.values()))])

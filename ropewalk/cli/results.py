@@ -34,6 +34,37 @@ def trained_text(result: dict[str, Any]) -> str:
     return f"{profile_text(result['profile'])}\n\n{figures}" if "profile" in result else figures
 
 
+def verdict_text(verdict: dict[str, Any]) -> str:
+    """What `--verify` found, phase by phase."""
+    lines = []
+    for phase in verdict["phases"]:
+        name = f"phase {phase['phase']}: " if len(verdict["phases"]) > 1 else ""
+        lines.append(f"{name}{_verdict_line(phase, verdict)}")
+        limits = verdict["limits"]
+        found = [(kind, _scientific(size), _scientific(limits[kind])) for kind, size in phase["largest"].items()]
+        lines += aligned([("largest difference", "found", "limit"), *found])
+        if phase["left_out"]:
+            lines.append(f"without {', '.join(phase['left_out'])}, which rounds on purpose")
+    return "\n".join(lines)
+
+
+def _verdict_line(phase: dict[str, Any], verdict: dict[str, Any]) -> str:
+    of = f"{verdict['steps']} steps of {phase['rows']} rows of {phase['tokens']} tokens in float64"
+    first = phase["first"]
+    if first is None:
+        return f"equal: {verdict['processes']} processes compute what one device does ({of})"
+    what = f"the {first['what']} of {first['parameter']}" if first["parameter"] else f"the {first['what']}"
+    if first["rank"] is None:
+        return f"not equal: {what} is on no rank ({of})"
+    size = _scientific(first["difference"])
+    others = f" of {', '.join(map(str, first['ranks']))}" if len(first["ranks"]) > 1 else ""
+    return f"not equal: {what} differs by {size}, most on rank {first['rank']}{others} ({of})"
+
+
+def _scientific(value: float | str) -> str:
+    return value if isinstance(value, str) else f"{value:.1e}"
+
+
 def profile_text(profile: dict[str, Any]) -> str:
     """Where the time of a step goes, by part and by operator; with a column for the GPU where there is one."""
     busy = profile["device_busy_ms"]

@@ -13,7 +13,7 @@ from ropewalk.base.errors import UserError
 from .console import Console, emit, table
 from .options import Json, New, Nproc, Overrides, RecipeFile, Runs, verb
 from .plan import plan_text
-from .results import trained_text
+from .results import trained_text, verdict_text
 
 app = verb()
 
@@ -35,6 +35,13 @@ def train(
     profile_steps: Annotated[
         int, typer.Option("--profile-steps", min=1, help="Steps that --profile looks at, after two of warm-up.")
     ] = 5,
+    verify: Annotated[
+        bool,
+        typer.Option("--verify", help="Do not train: compare three steps of the plan with one device, in float64."),
+    ] = False,
+    timeline: Annotated[
+        int, typer.Option("--timeline", min=0, help="Steps whose phases and collectives are drawn, for every rank.")
+    ] = 0,
     json: Json = False,
 ) -> None:
     """Example: ropewalk train recipes/books.toml
@@ -43,12 +50,17 @@ def train(
     the same command continues. With --nproc several processes share the work as the recipe's [parallel] says; started
     by torchrun, srun or mpirun, the processes that these start do.
     """
-    settings = overrides or ()
+    settings = [*(overrides or ()), *([f"train.timeline_steps={timeline}"] if timeline else [])]
     if profile and detach:
         raise UserError("--profile prints a table at the end, which a detached process cannot; leave one of them out")
     if dry_run:
         planned = flow.plan(recipe, settings, nproc=nproc)
         emit(planned, as_json=json, text=plan_text(planned))
+    elif verify:
+        verdict = flow.verify(recipe, settings, runs=runs, new=new, progress=Console(), nproc=nproc)
+        emit(verdict, as_json=json, text=verdict_text(verdict))
+        if not verdict["equal"]:
+            raise typer.Exit(1)
     elif detach:
         started = flow.detach(recipe, settings, runs=runs, new=new, progress=Console(), nproc=nproc)
         emit(started, as_json=json, text=table([(key, str(value)) for key, value in started.items()]))

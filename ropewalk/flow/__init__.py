@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from .verbs import report as report
     from .verbs import run as run
     from .verbs import train as train
+    from .verbs import verify as verify
 
 _HOMES = {
     "authoring": ("check", "describe", "diff", "new_recipe", "show"),
@@ -53,7 +54,7 @@ _HOMES = {
     "tuning": ("tune_data",),
     "verbs": (
         *("answer", "detach", "evaluate", "generate", "monitor", "plan", "prepare"),
-        *("quickstart", "recipe_from", "report", "run", "train"),
+        *("quickstart", "recipe_from", "report", "run", "train", "verify"),
     ),
 }
 _MODULES = {name: module for module, names in _HOMES.items() for name in names}

@@ -63,10 +63,9 @@ def advance(
 
     Killed at any instant, the same call continues. `new` sets an existing run aside first; `begin_training` leaves
     the run as a worker started by hand expects it; `profile_steps` steps of training are profiled, and the result has
-    their table; `verify` compares the plan with one device after that stage, and gives the verdict. `processes` train, on
-    this machine; None: as many as `[parallel]` asks for. Where a launcher
-    (torchrun, srun, mpirun) started several processes, all must call: the first does everything and the others train
-    with it.
+    their table; `verify` compares the plan with one device after that stage, and gives the verdict. `processes` train,
+    on this machine; None: as many as `[parallel]` asks for. Where a launcher (torchrun, srun, mpirun) started several
+    processes, all must call: the first does everything and the others train with it.
     """
     check_inputs(resolved)
     folder = runs / resolved.value.name
@@ -206,6 +205,7 @@ class Flow:
         """All that decides the weights."""
         recipe = self._recipe
         cosmetic = {"faults", "log_every_steps", "layers_every_steps", "validate_every_steps", "validate_rows"}
+        cosmetic |= {"timeline_steps"}
         phases = phases_of(recipe.train, sequence_length=recipe.load.sequence_length)
         return {
             "data": self._prepared("hash"),

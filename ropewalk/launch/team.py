@@ -74,8 +74,9 @@ def train_together(run: Path, team: Team, *, progress: Progress) -> None:
     if diary.failed:
         raise UserError(diary.failed["message"])
     # The agent too tells survivors to make room, when it is about to start all of them again.
-    if room_wanted.is_set() and diary.preempted:
-        raise Preempted(f"preempted at step {diary.preempted['step']}; the same command continues")
+    if room_wanted.is_set() and (diary.preempted or agent.returncode):
+        where = f"at step {diary.preempted['step']}" if diary.preempted else "before anything was trained"
+        raise Preempted(f"preempted {where}; the same command continues")
     if interrupted:
         raise KeyboardInterrupt
     if agent.returncode:

@@ -25,6 +25,7 @@ from .cut import Cut, Part
 from .data import Replicas, Shards
 from .executor import Executor, MakeOptimizer, Points
 from .guard import SpikeRule
+from .local import Devices, other_devices
 from .mesh import Mesh
 from .offload import HostOptimizer
 from .pipeline import Later
@@ -98,6 +99,7 @@ def apply(
         host=host,
         masters=masters,
         later=later,
+        devices=_devices(plan, stages),
         attention=recomputed if plan.recompute == "attention" else None,
         clip_norm=clip_norm,
         spike=spike,
@@ -221,6 +223,13 @@ def _later(plan: Plan, stages: Mapping[int, Decoder]) -> Later | None:
     for stage in stages.values():
         later.serve(stage)
     return later
+
+
+def _devices(plan: Plan, stages: Mapping[int, Decoder]) -> Devices | None:
+    if plan.devices == 1:
+        return None
+    (model,) = stages.values()
+    return Devices(model, other_devices(next(model.parameters()).device, plan.devices))
 
 
 def _whole_name(name: str, model: Decoder) -> str:

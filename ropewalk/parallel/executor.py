@@ -85,6 +85,10 @@ class Executor(Protocol):
     def optimizer_state(self) -> dict[str, Part]:
         """The optimizer's tensors as `moment/parameter`; also `guard/...`, in fp16 `loss_scale/...`."""
 
+    def stage_seconds(self) -> dict[int, float]:
+        """Seconds in which each stage of this rank computed since the last call, by its number in the whole; empty
+        without a pipeline."""
+
     def lengths(self, parts: Named) -> list[Tensor]:
         """The Euclidean lengths of whole tensors of which every rank brings its parts, by the names of parameters. All
         ranks must call."""

@@ -44,6 +44,10 @@ def pick_device(plan: Plan, ranks: Ranks) -> torch.device:
     if plan.device == "cuda":
         if not torch.cuda.is_available():
             raise UserError("the plan wants a GPU, but torch sees none; set `plan.device=cpu` or install a CUDA build")
+        if torch.cuda.device_count() < plan.devices:
+            raise UserError(
+                f"`parallel.devices` is {plan.devices}, but torch sees {torch.cuda.device_count()} GPUs; lower it"
+            )
         return torch.device("cuda", ranks.local_rank)
     return torch.device("cpu")
 

@@ -7,9 +7,11 @@ what comes early. Hidden states and gradients travel by two groups, so that on a
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -61,7 +63,10 @@ class Pipeline:
         forward: Group,
         backward: Group,
         later: Later | None = None,
+        busy: Busy | None = None,
     ) -> None:
+        """`busy` counts the time of every stage."""
+        self._busy = busy or Busy(torch.device("cpu"))
         self._lists, self._stages, self._rank = lists, stages, forward.rank
         self._groups = (forward, backward)
         self._later = later
@@ -81,15 +86,18 @@ class Pipeline:
                 self._forward(work, action.stage, action.microbatch)
             elif action.kind == "W":
                 assert self._later is not None, "a schedule with W needs products that wait"
-                self._later.run((action.stage, action.microbatch))
+                with self._busy.counting(action.stage):
+                    self._later.run((action.stage, action.microbatch))
             else:
                 self._backward(action, scale)
         self._mail.finish()
+        self._busy.settle()
         return [self._losses[number] for number in sorted(self._losses)]
 
     def _forward(self, work: Work, stage: int, microbatch: int) -> None:
         x = self._mail.receive(Message(False, stage, microbatch)).requires_grad_() if stage else None
-        y = work.forward(stage, microbatch, x)
+        with self._busy.counting(stage):
+            y = work.forward(stage, microbatch, x)
         if stage == self._stages - 1:
             self._losses[microbatch] = y.detach()
         else:
@@ -103,14 +111,54 @@ class Pipeline:
         live = self._live.pop((stage, microbatch))
         last = stage == self._stages - 1
         gradient = scale if last else self._mail.receive(Message(True, stage, microbatch))
-        if action.kind == "I" and self._later:
-            with self._later.collecting((stage, microbatch)):
+        with self._busy.counting(stage):
+            if action.kind == "I" and self._later:
+                with self._later.collecting((stage, microbatch)):
+                    live.y.backward(gradient)
+            else:
                 live.y.backward(gradient)
-        else:
-            live.y.backward(gradient)
         if live.x is not None:
             assert live.x.grad is not None, "nothing in this stage depends on its input"
             self._mail.send(Message(True, stage - 1, microbatch), live.x.grad)
+
+
+class Busy:
+    """Seconds in which stages compute, without their waiting for messages; on a GPU by its own clock, since what is
+    queued there takes no time of the host."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._on_gpu = device.type == "cuda"
+        self._seconds: dict[int, float] = {}
+        self._queued: deque[tuple[int, torch.cuda.Event, torch.cuda.Event]] = deque()
+
+    @contextlib.contextmanager
+    def counting(self, stage: int) -> Iterator[None]:
+        """Time in the block is that of `stage`."""
+        if self._on_gpu:
+            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            begin.record()
+            yield
+            end.record()
+            self._queued.append((stage, begin, end))
+        else:
+            started = time.perf_counter()
+            yield
+            self._add(stage, time.perf_counter() - started)
+
+    def settle(self) -> None:
+        """Adds up what a GPU has done by now; does not wait for it."""
+        while self._queued and self._queued[0][2].query():
+            stage, begin, end = self._queued.popleft()
+            self._add(stage, begin.elapsed_time(end) / 1e3)
+
+    def take(self) -> dict[int, float]:
+        """Seconds by stage since the last call, those of unfinished work left for the next one."""
+        self.settle()
+        seconds, self._seconds = self._seconds, {}
+        return seconds
+
+    def _add(self, stage: int, seconds: float) -> None:
+        self._seconds[stage] = self._seconds.get(stage, 0.0) + seconds
 
 
 def run_forward(work: Work, microbatches: int, *, chunks: int, group: Group) -> list[Tensor]:

@@ -8,6 +8,7 @@ Shapes: B rows, T tokens, C width.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -31,10 +32,11 @@ from .data import BinaryCounter, Replicas, Shards
 from .executor import Named, Points, Scores, StepResult, bit_sum, guards
 from .guard import SpikeRule, Watch
 from .labels import label
+from .local import Devices
 from .mesh import Mesh
 from .norm import exact_norm, global_norm, sum_partial, whole_lengths
 from .offload import HostOptimizer
-from .pipeline import Later, Pipeline, run_forward
+from .pipeline import Busy, Later, Pipeline, run_forward
 from .precision import LossScale, Masters, autocast
 from .recompute import BlockRunner
 from .tensor import SplitHead, has_partial_gradient, tensor_cut
@@ -51,6 +53,10 @@ class Microbatch:
     rows_B: Tensor
     """Numbers of the rows in the global batch."""
 
+    def to(self, device: torch.device) -> Microbatch:
+        """The microbatch on `device`."""
+        return Microbatch(self.batch.to(device), self.documents.to(device), self.rows_B.to(device))
+
 
 class RankExecutor:
     """The executor of a plan on one of its ranks; without an optimizer it can only score."""
@@ -66,6 +72,7 @@ class RankExecutor:
         host: HostOptimizer | None = None,
         masters: Sequence[Masters] = (),
         later: Later | None = None,
+        devices: Devices | None = None,
         attention: Callable[[Attend], Attend] | None = None,
         clip_norm: float = 0.0,
         spike: SpikeRule | None = None,
@@ -78,6 +85,7 @@ class RankExecutor:
         self.replicas = mesh.group("replicate", "context")
         self.spec = self.model.spec
         self._seed, self._clip_norm, self._later, self._attention = seed, clip_norm, later, attention
+        self._devices = devices
         some = next(self.model.parameters())
         self.device, self._dtype = some.device, some.dtype
         self._loss_scale = LossScale(self.device) if plan.precision == "fp16" else None
@@ -92,6 +100,7 @@ class RankExecutor:
         self._is_last = plan.pipeline * plan.chunks - 1 in stages
         self._partial = [n for n in self._trained if has_partial_gradient(n, self.spec, sequence=plan.sequence)]
         self._pipelines: dict[int, Pipeline] = {}
+        self._busy = Busy(self.device)
         self._dealer = Dealer(mesh.rows, self.spec) if plan.balance else None
 
     def step(self, batch: Batch, *, lr: float) -> StepResult:
@@ -181,6 +190,9 @@ class RankExecutor:
                 found[f"{kind}/{name}"] = Part(tensor, whole_cut(tensor.shape, first=self._mesh.rank == 0))
         return found
 
+    def stage_seconds(self) -> dict[int, float]:
+        return self._busy.take()
+
     def lengths(self, parts: Named) -> list[Tensor]:
         return whole_lengths(parts, self._data.cuts, self._mesh)
 
@@ -210,6 +222,8 @@ class RankExecutor:
         for each in self._masters:
             each.publish()
         self._data.publish()
+        if self._devices:
+            self._devices.publish()
 
     def _load_moment(self, kind: str, name: str, tensor: Tensor) -> None:
         parameter, cut = self._trained[name], self._data.cuts[name]
@@ -287,25 +301,34 @@ class RankExecutor:
     def _run(self, pieces: list[Microbatch], total: Tensor, scale: Tensor | None) -> list[Tensor]:
         """Forward and backward of all microbatches; this rank's parts of the loss."""
         if self._plan.pipeline > 1:
-            work = _StageWork(self, pieces, total)
             # Gradients of all microbatches are there at the end only.
             with self._data.microbatch(last=False):
-                return self._pipeline(len(pieces)).run(work, scale=scale)
+                return self._pipeline(len(pieces)).run(_StageWork(self, pieces, total), scale=scale)
+        work = functools.partial(self._train_on, total=total, scale=scale)
+        if self._devices:
+            parts = self._devices.each(work, pieces)
+            self._devices.gather()
+            return parts
         parts = []
         for number, piece in enumerate(pieces):
             with self._data.microbatch(last=number == len(pieces) - 1):
-                part = self._loss_of(self._forward(self.model, piece, piece.batch.tokens), piece) / total
-                with label("backward"):
-                    (part * scale if scale is not None else part).backward()
-            parts.append(part.detach())
+                parts.append(work(self.model, piece))
         return parts
+
+    def _train_on(self, model: Decoder, piece: Microbatch, *, total: Tensor, scale: Tensor | None) -> Tensor:
+        """Forward and backward of a microbatch where `model` and it are; its part of the loss."""
+        loss = self._loss_of(model, self._forward(model, piece, piece.batch.tokens), piece)
+        part = loss / total.to(loss.device)
+        with label("backward"):
+            (part * scale.to(loss.device) if scale is not None else part).backward()
+        return part.detach()
 
     def _run_alone(self, pieces: list[Microbatch]) -> list[Tensor]:
         """The same with nothing brought together."""
         one = torch.ones((), device=self.device)
         if self._plan.pipeline > 1:
             return self._pipeline(len(pieces)).run(_StageWork(self, pieces, one))
-        part = self._loss_of(self._forward(self.model, pieces[0], pieces[0].batch.tokens), pieces[0])
+        part = self._loss_of(self.model, self._forward(self.model, pieces[0], pieces[0].batch.tokens), pieces[0])
         part.backward()
         return [part.detach()]
 
@@ -314,8 +337,10 @@ class RankExecutor:
         if self._plan.pipeline > 1:
             work, group = _StageWork(self, pieces, None), self._mesh.group("pipeline")
             found = run_forward(work, len(pieces), chunks=self._plan.chunks, group=group)
+        elif self._devices:
+            found = self._devices.each(self._score_on, pieces)
         else:
-            found = [self._scores_of(self._forward(self.model, p, p.batch.tokens), p) for p in pieces]
+            found = [self._score_on(self.model, piece) for piece in pieces]
         if not found:
             return torch.empty(0, device=self.device)
         # Microbatches took every n-th row.
@@ -324,6 +349,9 @@ class RankExecutor:
             joined[:, first :: len(found)] = each
         return joined
 
+    def _score_on(self, model: Decoder, piece: Microbatch) -> Tensor:
+        return self._scores_of(model, self._forward(model, piece, piece.batch.tokens), piece)
+
     def _forward(self, model: Decoder, piece: Microbatch, x: Tensor) -> Tensor:
         """Hidden states of a stage."""
         with autocast(self._plan.precision, self.device), label("forward"):
@@ -331,9 +359,8 @@ class RankExecutor:
                 x, positions_BT=piece.batch.positions, attend=self._attend(piece), dropout=self._dropout(piece)
             )
 
-    def _loss_of(self, hidden_BTC: Tensor, piece: Microbatch) -> Tensor:
-        """The weighted sum of this rank's losses."""
-        model = self._stages[max(self._stages)]
+    def _loss_of(self, model: Decoder, hidden_BTC: Tensor, piece: Microbatch) -> Tensor:
+        """The weighted sum of this rank's losses, with the head of `model`."""
         with autocast(self._plan.precision, self.device), label("loss"):
             if self._head:
                 losses = self._head.losses(hidden_BTC, model.head_weight, piece.batch.targets).flatten()
@@ -341,8 +368,8 @@ class RankExecutor:
                 losses = token_losses(hidden_BTC.flatten(0, 1), model.head_weight, piece.batch.targets.flatten())
         return (losses * piece.batch.weight.flatten().to(losses.dtype)).sum()
 
-    def _scores_of(self, hidden_BTC: Tensor, piece: Microbatch) -> Tensor:
-        model, targets = self._stages[max(self._stages)], piece.batch.targets
+    def _scores_of(self, model: Decoder, hidden_BTC: Tensor, piece: Microbatch) -> Tensor:
+        targets = piece.batch.targets
         with autocast(self._plan.precision, self.device):
             if self._head:
                 score, choice = self._head.scores(hidden_BTC, model.head_weight, targets)
@@ -372,9 +399,9 @@ class RankExecutor:
         rate = self.spec.dropout
         if not rate or self._optimizer is None or not torch.is_grad_enabled():
             return None
-        counts = (state["step"] for state in self._optimizer.state.values())
-        step = torch.as_tensor(next(counts, 0), device=self.device)
-        places = self._places(piece.documents.shape[1])
+        counts, device = (state["step"] for state in self._optimizer.state.values()), piece.rows_B.device
+        step = torch.as_tensor(next(counts, 0), device=device)
+        places = self._places(piece.documents.shape[1]).to(device)
         if self._plan.sequence:
             places = places.chunk(self._tensor.size)[self._tensor.rank]
         return Dropout(rate, dropout_key(self._seed, step), piece.rows_B, places)
@@ -389,6 +416,7 @@ class RankExecutor:
                 forward=self._mesh.group("pipeline"),
                 backward=self._mesh.back,
                 later=self._later,
+                busy=self._busy,
             )
         return self._pipelines[microbatches]
 
@@ -433,6 +461,8 @@ class RankExecutor:
         for each in self._masters:
             each.publish()
         self._data.publish()
+        if self._devices:
+            self._devices.publish()
         if self._loss_scale:
             self._loss_scale.update(overflowed.float())
 
@@ -456,10 +486,13 @@ class _StageWork:
 
     def forward(self, stage: int, microbatch: int, x: Tensor | None) -> Tensor:
         it, piece = self._executor, self._pieces[microbatch]
-        hidden = it._forward(it._stages[stage], piece, piece.batch.tokens if x is None else x)
+        model = it._stages[stage]
+        hidden = it._forward(model, piece, piece.batch.tokens if x is None else x)
         if stage < it._plan.pipeline * it._plan.chunks - 1:
             return hidden
-        return it._scores_of(hidden, piece) if self._total is None else it._loss_of(hidden, piece) / self._total
+        if self._total is None:
+            return it._scores_of(model, hidden, piece)
+        return it._loss_of(model, hidden, piece) / self._total
 
     def like(self, microbatch: int) -> Tensor:
         it, tokens = self._executor, self._pieces[microbatch].batch.tokens

@@ -45,9 +45,9 @@ def choose(
         raise UserError("`plan.device` is cuda, but this machine shows no GPU; set `plan.device=cpu`")
     parallel = parallel or Parallel()
     sides = degrees(parallel, processes)
-    world, readers = prod(sides.values()), sides["replicate"] * sides["shard"]
-    # Processes on the CPU of one machine share its memory; each GPU has its own.
-    share = machine.gpus[0].memory_bytes if device == "cuda" else machine.memory_bytes // world
+    world, readers = prod(sides.values()), sides["replicate"] * sides["shard"] * parallel.devices
+    # Processes on the CPU of one machine share its memory, and so do its threads; each GPU has its own.
+    share = machine.gpus[0].memory_bytes if device == "cuda" else machine.memory_bytes // (world * parallel.devices)
     budget = layout.memory_bytes or round(0.8 * share)
     if precision == "auto":
         hardware = machine.gpus[0].capability >= 8.0 if device == "cuda" else machine.bf16

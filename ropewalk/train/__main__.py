@@ -7,6 +7,7 @@ One process alone holds the lock of the run; of several it is their launcher tha
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from pathlib import Path
 
@@ -62,4 +63,11 @@ def _progress(run: Path, place: Ranks) -> Progress:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    status = main(sys.argv[1:])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if ranks().world > 1:
+        # Threads of torch's collectives now and then abort a process that ends in the ordinary way, after all is done
+        # (torch 2.13: 5 of 60 runs of four processes).
+        os._exit(status)
+    sys.exit(status)

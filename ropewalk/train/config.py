@@ -260,6 +260,9 @@ class Train:
     layers_every_steps: Annotated[int, Range(least=0), CONTINUES] = 0
     """Steps between measurements of each layer (gradient, update and activation norms), which name the one that
     vanishes or explodes; 0 measures none."""
+    timeline_steps: Annotated[int, Range(least=0), CONTINUES] = 0
+    """Steps whose phases and collectives every rank writes down, after two of warm-up: `timeline/` of the run, for
+    https://ui.perfetto.dev; 0 writes none."""
     validate_every_steps: Annotated[int, Range(least=0), CONTINUES] = 100
     """Steps between measurements of the validation loss; 0 measures at the end of each phase only."""
     validate_rows: Annotated[int, Range(least=1), CONTINUES] = 64

@@ -111,6 +111,12 @@ class Keeper:
             return step % self._settings.save_every_steps == 0
         return step - self._saved_at >= self._decision.steps
 
+    def steps_until_due(self, step: int) -> int:
+        """Steps from `step`, which is done, to the next one that is to be saved."""
+        if self._settings.save_every == "steps":
+            return self._settings.save_every_steps - step % self._settings.save_every_steps
+        return max(1, self._saved_at + self._decision.steps - step)
+
     def saw_step(self, seconds: float) -> None:
         """A step took so long; `auto` needs to know."""
         self._frequency.saw_step(seconds)

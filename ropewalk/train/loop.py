@@ -20,7 +20,7 @@ from ropewalk.checkpoint.disk import Disk
 from ropewalk.checkpoint.tensors import State
 from ropewalk.config.ranks import ranks
 from ropewalk.load.batch import Batch
-from ropewalk.load.expected import Expected
+from ropewalk.load.expected import Expected, Kind
 from ropewalk.parallel.compat import deterministic, version_warning
 from ropewalk.parallel.cut import Part
 from ropewalk.parallel.executor import Points
@@ -39,6 +39,7 @@ from .peak import peak_flops
 from .phase import Running
 from .reading import ReadingWatch
 from .settings import Settings, read_settings
+from .stages import StageWatch
 from .together import MeshTogether, Wishes
 from .watchdog import Watchdog, read_heartbeats, stragglers
 
@@ -96,6 +97,9 @@ class Trainer:
         self._reading = ReadingWatch(self._events, say=progress.say, warn=self._warn, adapt=settings.load.adapt)
         self._course = Course(
             settings, self._keeper, device=self._device, points=points, stalls=self._reading.stalls, mesh=self._mesh
+        )
+        self._stages = StageWatch(
+            run, settings.planned, self._mesh.control, events=self._events, say=progress.say if self._leads else None
         )
         self.interrupt = Interrupt()
         self.watchdog = Watchdog(run, settings.train.faults, rank=place.rank)
@@ -225,6 +229,8 @@ class Trainer:
     def _save(self, *, ended: bool) -> None:
         state = self._sound_state(ended=ended)
         self._keeper.save(state)
+        if self._course.running:
+            self._stages.look(self._course.running.executor, phase=state.phase, step=state.step)
         if ended:
             # The next phase may take the memory, and the end of a run is not announced before it is durable.
             self._keeper.settle()
@@ -250,6 +256,9 @@ class Trainer:
             if saved.error:
                 self._events.write("save_failed", step=saved.step, error=str(saved.error))
                 continue
+            self._expect_save(saved.copy_s + saved.persist_s)
+            if not self._leads:
+                continue  # rank 0 alone knows when it is whole
             self._events.write(
                 "saved",
                 step=saved.step,
@@ -270,10 +279,17 @@ class Trainer:
 
     def _expect_again(self, every_steps: int, seconds: float) -> None:
         """Tells the loader that the steps pause for as long again, `every_steps` from now: it reads on meanwhile."""
+        self._expect("evaluation", every_steps, seconds)
+
+    def _expect_save(self, seconds: float) -> None:
+        """Tells the loader that the storage will be busy for as long again: what is read then is at hand before."""
+        self._expect("checkpoint", self._keeper.steps_until_due(self._course.at.step), seconds)
+
+    def _expect(self, kind: Kind, in_steps: int, seconds: float) -> None:
         running, done = self._course.running, self._course.at.phase_step
-        if running and every_steps:
-            rows = sum(running.phase.rows(step) for step in range(done, done + every_steps))
-            running.data.loader.expect(Expected(kind="evaluation", at=rows, seconds=seconds))
+        if running and in_steps:
+            rows = sum(running.phase.rows(step) for step in range(done, done + in_steps))
+            running.data.loader.expect(Expected(kind=kind, at=rows, seconds=seconds))
 
     def _look_for_anomalies(self) -> None:
         """Tells what went wrong since the last look, and does what the guard says."""

@@ -68,7 +68,8 @@ class Running:
             settings,
             self.phase,
             verify=verify,
-            device=device,
+            # Rows that are dealt by their cost travel before they are copied to the device.
+            device=torch.device("cpu") if mesh.rows.size > 1 else device,
             stalls=stalls,
             rank=mesh.data.rank,
             world=mesh.data.size,

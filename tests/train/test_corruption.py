@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from ropewalk.base.errors import HardwareError
 from ropewalk.checkpoint.format import list_checkpoints
+from ropewalk.model.decoder import Decoder
 from ropewalk.parallel.executor import bit_sum
 from ropewalk.parallel.rank import Microbatch, RankExecutor
 from ropewalk.train.config import Faults
@@ -42,8 +43,8 @@ def test_one_flipped_bit_in_one_gradient_ends_the_run_before_it_is_saved(
     run = make_run(tmp_path, train__faults=Faults(probe_every_steps=5))
     sound, calls = RankExecutor._loss_of, []
 
-    def errs(self: RankExecutor, hidden: torch.Tensor, piece: Microbatch) -> torch.Tensor:
-        loss = sound(self, hidden, piece)
+    def errs(self: RankExecutor, model: Decoder, hidden: torch.Tensor, piece: Microbatch) -> torch.Tensor:
+        loss = sound(self, model, hidden, piece)
         calls.append(None)
         if len(calls) == 2 * 4 + 2:  # four steps of two microbatches, then the second half of the probe
             weight = self.model.get_parameter("embedding.weight")

@@ -1,0 +1,102 @@
+"""One process that drives several devices: a copy of the model on each, and a thread for each copy.
+
+The microbatches of a step go to the devices in turn; gradients are added up on the first device, where the one update
+is made, and the new weights are copied to the others. Loss, norm, clipping and checkpoints are those of one device,
+except that the sum over microbatches has another order.
+
+It needs no launcher and no collectives, and it is the slower way: the threads take turns at running Python (they share
+its lock, which torch gives up only inside kernels), the sum and the copies wait for the last device and overlap with
+nothing, and all of the optimizer's state lies on the first device. Processes (`parallel.replicate`) have none of these
+limits. torch.nn.DataParallel, which this resembles, also copies the weights and splits the rows of every microbatch,
+and gathers outputs rather than gradients; here devices meet once a step.
+
+On a CPU the devices are threads over the same cores and the same memory: for tests.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Protocol, Self, TypeVar
+
+import torch
+from torch import Tensor
+
+from ropewalk.model.decoder import Decoder
+
+
+class Movable(Protocol):
+    """What can be brought to a device."""
+
+    def to(self, device: torch.device) -> Self: ...
+
+
+Item = TypeVar("Item", bound=Movable)
+
+
+class Devices:
+    """`model` on its own device, and copies of it on the `others`."""
+
+    def __init__(self, model: Decoder, others: Sequence[torch.device]) -> None:
+        self._models = [model, *(_copy(model, device) for device in others)]
+        self._places = [next(each.parameters()).device for each in self._models]
+        self._threads = concurrent.futures.ThreadPoolExecutor(len(self._models), thread_name_prefix="device")
+
+    def each(self, work: Callable[[Decoder, Item], Tensor], items: Sequence[Item]) -> list[Tensor]:
+        """`work(model, item)` for every item: of n devices, number i on device i mod n, one after the other there and
+        all devices at once. Results come in order, on the first device."""
+        gradients = torch.is_grad_enabled()  # each thread has a switch of its own
+
+        def share(place: int) -> list[Tensor]:
+            model, device = self._models[place], self._places[place]
+            with torch.set_grad_enabled(gradients), _at(device):
+                return [work(model, item.to(device)) for item in items[place :: len(self._models)]]
+
+        started = [self._threads.submit(share, place) for place in range(len(self._models))]
+        concurrent.futures.wait(started)  # all of them, before one that failed is heard
+        shares = [future.result() for future in started]
+        count = len(self._models)
+        return [shares[number % count][number // count].to(self._places[0]) for number in range(len(items))]
+
+    @torch.no_grad()
+    def gather(self) -> None:
+        """Adds the gradients of the others to those of the first, in their order, and forgets them."""
+        first, *others = (dict(model.named_parameters()) for model in self._models)
+        for name, parameter in first.items():
+            for other in others:
+                gradient, other[name].grad = other[name].grad, None
+                if gradient is not None:
+                    moved = gradient.to(parameter.device)
+                    parameter.grad = moved if parameter.grad is None else parameter.grad.add_(moved)
+
+    @torch.no_grad()
+    def publish(self) -> None:
+        """Gives the others the weights of the first."""
+        first, *others = self._models
+        for other in others:
+            for mine, theirs in zip(first.parameters(), other.parameters(), strict=True):
+                theirs.copy_(mine, non_blocking=True)
+
+
+def other_devices(device: torch.device, count: int) -> list[torch.device]:
+    """The devices of this machine beside `device`, the first of `count`."""
+    if device.type == "cpu":
+        return [device] * (count - 1)
+    return [torch.device(device.type, number) for number in range(1, count)]
+
+
+def _copy(model: Decoder, device: torch.device) -> Decoder:
+    with torch.device("meta"):
+        made = Decoder(model.spec)
+    made = made.to(next(model.parameters()).dtype).to_empty(device=device)
+    made.run_block = model.run_block
+    made.load_state_dict(model.state_dict())
+    for mine, theirs in zip(model.parameters(), made.parameters(), strict=True):
+        theirs.requires_grad_(mine.requires_grad)
+    return made
+
+
+def _at(device: torch.device) -> contextlib.AbstractContextManager:
+    """Kernels that name no device run on this one."""
+    return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()

@@ -49,7 +49,8 @@ def verdict_text(verdict: dict[str, Any]) -> str:
 
 
 def _verdict_line(phase: dict[str, Any], verdict: dict[str, Any]) -> str:
-    of = f"{verdict['steps']} steps of {phase['rows']} rows of {phase['tokens']} tokens in float64"
+    rows = "1 row" if phase["rows"] == 1 else f"{phase['rows']} rows"
+    of = f"{verdict['steps']} steps of {rows} of {phase['tokens']} tokens in float64"
     first = phase["first"]
     if first is None:
         return f"equal: {verdict['processes']} processes compute what one device does ({of})"

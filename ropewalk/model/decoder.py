@@ -78,6 +78,7 @@ class Decoder(nn.Module):
             return block(x, turn=turn, attend=attend, dropout=dropout)
 
         for block in self.blocks.values():
+            assert isinstance(block, Block)
             x = self.run_block(block, x, forward)
         return x if self.norm is None else self.norm(x)
 

@@ -196,7 +196,8 @@ class Group:
 
     def start_receive(self, out: Tensor, source: int) -> Pending:
         """Begins to receive `out` from the group's rank `source`."""
-        return Pending([dist.irecv(out, self.ranks[source], group=self._handle)], out)
+        moment = self._count("receive", 0)
+        return Pending([dist.irecv(out, self.ranks[source], group=self._handle)], out, moment=moment)
 
     def gather_numbers(self, value: int, *, device: torch.device | str = "cpu") -> list[int]:
         """The `value` of every rank, in order."""

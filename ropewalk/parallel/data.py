@@ -315,7 +315,7 @@ def fused(parameters: Mapping[str, Tensor], fusion_bytes: int) -> list[list[str]
     """Names of trained parameters in buckets of up to `fusion_bytes`, last ones first: as gradients arrive."""
     buckets: list[list[str]] = []
     room = 0
-    for name in reversed(parameters):
+    for name in reversed(list(parameters)):
         size = parameters[name].numel() * parameters[name].element_size()
         if not buckets or size > room:
             buckets.append([])
@@ -425,7 +425,9 @@ class _Unit:
         """This rank's part of the sum so far, flat."""
         self.missing: set[str] = set()
         self.backward = False
-        self._present, self._gathering, self._reducing = True, None, None
+        self._present = True
+        self._gathering: Pending | None = None
+        self._reducing: Pending | None = None
         self._tree = BinaryCounter()
         self._full_bytes = {n: w.numel() * narrow.get(n, w.dtype).itemsize for n, w in weights.items()}
         mine = {name: self._mine(name, weight.data) for name, weight in weights.items()}
@@ -472,7 +474,7 @@ class _Unit:
                 weight.untyped_storage().resize_(self._full_bytes[name])
             rows = piece.reshape(-1, *weight.shape[1:])[: weight.shape[0]]
             # The graph keeps these very tensors; their values are what they were.
-            with torch.no_grad(), torch.autograd._unsafe_preserve_version_counter(weight):
+            with torch.no_grad(), torch.autograd._unsafe_preserve_version_counter(weight):  # type: ignore[attr-defined]
                 weight.copy_(rows)
         self._present = True
 

@@ -30,8 +30,7 @@ def global_norm(
         return loss, torch.linalg.vector_norm(torch.stack(norms)) if norms else torch.zeros((), device=device)
     squares = torch.zeros((), dtype=torch.float64, device=device)
     for count, found in by_copies.items():
-        norms = torch.stack(torch._foreach_norm(found)).double()
-        squares = squares + (norms * norms).sum() / count
+        squares = squares + torch.stack(torch._foreach_norm(found)).double().square().sum() / count
     both = mesh.world.all_reduce(torch.stack([loss.double(), squares]))
     return both[0], both[1].sqrt()
 

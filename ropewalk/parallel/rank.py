@@ -198,6 +198,8 @@ class RankExecutor:
 
     @torch.no_grad()
     def load_state(self, model: Named, optimizer: Named) -> None:
+        strange = model.keys() - self.spec.shapes().keys()
+        assert not strange, f"{min(strange)}: the state is of another model"
         for name, parameter in self._parameters.items():
             whole = self._whole_name(name)
             assert whole in model, f"{whole}: the state is of another model"

@@ -1,7 +1,7 @@
 """Which data rank computes which rows of a step, so that the busiest one has as little to do as can be.
 
-Rows of packed documents have as many tokens each but not as many pairs of tokens that meet: a row of one document has
-T / d times the pairs of a row of d documents. A step ends when its busiest rank does. The rows of the step stay the
+Rows of packed documents have as many tokens each but not as many pairs of tokens that meet: a row of one document has d
+times the pairs of a row of d equal ones. A step ends when its busiest rank does. The rows of the step stay the
 same, so does their sum: only who computes them changes.
 """
 
@@ -15,6 +15,10 @@ import numpy as np
 
 from ropewalk.model.spec import Spec
 
+EVEN = 2.0**-8
+"""The share above the mean at which swapping ends: other noise of a step is larger. 1,024 rows are dealt to 64
+ranks in 1.8 ms then, instead of 34 ms to the last swap (one core)."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RowCost:
@@ -24,9 +28,6 @@ class RowCost:
     """Of a query with one key that it sees."""
     token: int
     """Of a token in everything but attention."""
-
-    def __call__(self, *, pairs: int, tokens: int) -> int:
-        return self.pair * pairs + self.token * tokens
 
 
 def row_cost(spec: Spec) -> RowCost:
@@ -71,9 +72,10 @@ def _dealt(weights: np.ndarray, ranks: int) -> list[list[int]]:
 
 
 def _swap(weights: np.ndarray, found: list[list[int]]) -> None:
-    """Swaps rows of the busiest rank, in place, while that makes it and the other end below where it was."""
-    while True:
-        loads = [int(weights[rows].sum()) for rows in found]
+    """Swaps rows of the busiest rank, in place, while that makes it and the other end below where it was, and it is
+    more than `EVEN` above the mean."""
+    loads = [int(weights[rows].sum()) for rows in found]
+    while max(loads) * len(found) > (1 + EVEN) * sum(loads):
         busiest = loads.index(max(loads))
         best = (0, 0, 0, 0)  # what the pair of ranks wins, the other rank, the places of the two rows
         for other, load in enumerate(loads):
@@ -87,7 +89,10 @@ def _swap(weights: np.ndarray, found: list[list[int]]) -> None:
         won_most, other, here, there = best
         if won_most == 0:
             return
-        found[busiest][here], found[other][there] = found[other][there], found[busiest][here]
+        mine, theirs = found[busiest][here], found[other][there]
+        found[busiest][here], found[other][there] = theirs, mine
+        moved_most = int(weights[mine] - weights[theirs])
+        loads[busiest], loads[other] = loads[busiest] - moved_most, loads[other] + moved_most
 
 
 def _busiest(weights: np.ndarray, dealt: Sequence[Sequence[int]]) -> int:

@@ -34,12 +34,13 @@ from .hooks import Hook
 from .interrupt import Interrupt
 from .keeping import Keeper
 from .layers import LayerWatch
-from .metrics import Meter, all_finite, line
+from .metrics import Meter, all_finite, all_ranks, line
 from .peak import peak_flops
 from .phase import Running
 from .reading import ReadingWatch
 from .settings import Settings, read_settings
 from .stages import StageWatch
+from .timeline import Timeline
 from .together import MeshTogether, Wishes
 from .watchdog import Watchdog, read_heartbeats, stragglers
 
@@ -85,7 +86,7 @@ class Trainer:
             disk=disk,
         )
         self._peak = peak_flops(self._device, plan.precision)
-        self._meter = Meter(self._device, peak_flops=self._peak)
+        self._meter = Meter(self._device, peak_flops=self._peak, traffic=self._mesh.traffic)
         self._layers = LayerWatch(
             settings.train.layers_every_steps,
             events=self._events,
@@ -104,6 +105,15 @@ class Trainer:
         self.interrupt = Interrupt()
         self.watchdog = Watchdog(run, settings.train.faults, rank=place.rank)
         self._world = plan.world
+        self._timeline = Timeline(
+            run,
+            steps=settings.train.timeline_steps,
+            rank=place.rank,
+            world=plan.world,
+            traffic=self._mesh.traffic,
+            together=self._together,
+            say=progress.say,
+        )
 
     def train(self) -> dict[str, float]:
         course = self._course
@@ -128,6 +138,7 @@ class Trainer:
             if self._wishes.exchange(self.interrupt.asked):
                 self._leave()
             self._keeper.step_began()
+            self._timeline.step_began(at.step + 1)
             with label("data wait"), self._meter.watch("data"), self._keeper.traffic():
                 batch = self._next_batch(running)
             self._probe(running, batch)
@@ -155,6 +166,7 @@ class Trainer:
                 with label("save"), self._meter.paused():
                     self._keeper.copy(self._sound_state(ended=False))
             self._report_saves()
+            self._timeline.step_ended()
 
     def _next_batch(self, running: Running) -> Batch:
         """The batch of the step at hand, in rows as long as it wants them."""
@@ -192,6 +204,10 @@ class Trainer:
         self._keeper.saw_step(record["step_s"])
         self._look_for_stragglers()
         self._events.write("step", phase=at.phase, **record)
+        if self._world > 1:
+            told = all_ranks(record, self._mesh.control)
+            if self._leads:
+                self._events.write("ranks", step=at.step, **told)
         self._progress.advance(at.step, line(record, steps=self._settings.planned.steps))
         for hook in self._hooks:
             hook.on_metrics(at.step, record)
@@ -403,6 +419,7 @@ class Trainer:
         self._report_saves()
 
     def _end(self) -> dict[str, float]:
+        self._timeline.finish()
         self._keeper.end()
         self._report_saves()
         step, seconds = self._course.at.step, time.perf_counter() - self._start

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ropewalk.base.clock import Stopwatch
+from ropewalk.parallel.comm import Group, Traffic
 from ropewalk.parallel.compat import peak_memory_bytes
 from ropewalk.parallel.executor import StepResult
 
@@ -21,8 +22,9 @@ from ropewalk.parallel.executor import StepResult
 class Meter:
     """Sums results of steps on the device and turns them into one record an interval."""
 
-    def __init__(self, device: torch.device, *, peak_flops: float | None) -> None:
+    def __init__(self, device: torch.device, *, peak_flops: float | None, traffic: Traffic | None = None) -> None:
         self._device = device
+        self._traffic = traffic or Traffic()
         self._peak = peak_flops
         self._anomalies: list[Tensor] = []
         self._scale: Tensor | None
@@ -56,7 +58,8 @@ class Meter:
             [t.double() for t in (self._loss, self._finite, self._skipped, *last)]
         ).tolist()
         seconds = time.perf_counter() - self._start
-        spent = self.watch.take()
+        spent, sent, exposed = self.watch.take(), self._traffic.take(), self._traffic.waited_s
+        data_wait = spent.get("data", 0.0)
         flops = self._flops / seconds
         if self._peak:
             # A peak measured while the machine was busy is too low; what was reached is a better bound.
@@ -70,7 +73,10 @@ class Meter:
             "skipped": int(skipped),
             "loss_scale": scale[0] if scale else None,
             "step_s": seconds / self._steps,
-            "data_wait_s": spent.get("data", 0.0) / self._steps,
+            "data_wait_s": data_wait / self._steps,
+            "exposed_s": exposed / self._steps,
+            "busy_s": max(0.0, seconds - data_wait - exposed) / self._steps,
+            "sent_bytes": {f"{group} {kind}": each.bytes / self._steps for (group, kind), each in sent.items()},
             "tokens_per_s": self._tokens / seconds,
             "flops_per_s": flops,
             "mfu": flops / self._peak if self._peak else None,
@@ -86,11 +92,13 @@ class Meter:
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Time in the block does not count as training. Waits for the device first: its queued steps do count."""
+        """Time in the block does not count as training, nor does what is sent in it. Waits for the device first: its
+        queued steps do count."""
         self._loss.item()
-        begin = time.perf_counter()
+        begin, waited, sent = time.perf_counter(), self._traffic.waited_s, self._traffic.take()
         yield
         self._start += time.perf_counter() - begin
+        self._traffic.waited_s, self._traffic.sent = waited, sent
 
     def _clear(self) -> None:
         self._loss = torch.zeros((), dtype=torch.float64, device=self._device)
@@ -100,12 +108,24 @@ class Meter:
         self._norm = torch.zeros((), device=self._device)
         self._scale = None
         self._steps = 0
+        self._traffic.take()
+        self._traffic.waited_s = 0.0
         self._start = time.perf_counter()
 
 
 def all_finite(tensors: Iterable[torch.Tensor]) -> bool:
     """Whether no number is infinite or nan; waits for the device once."""
     return bool(torch.stack([torch.isfinite(tensor).all() for tensor in tensors]).all())
+
+
+def all_ranks(record: dict[str, Any], group: Group) -> dict[str, Any]:
+    """Who waited for whom in the interval of `record`: figures of every rank, and the rank that computed longest. All
+    ranks of `group` must call, with their own records."""
+    fields = ("busy_s", "data_wait_s", "exposed_s")
+    mine = torch.tensor([record[field] for field in fields], dtype=torch.float64)
+    table = group.start_all_gather(mine).wait().T.tolist()
+    busy = table[0]
+    return {**dict(zip(fields, table, strict=True)), "slowest_rank": busy.index(max(busy))}
 
 
 def line(record: dict[str, Any], *, steps: int) -> str:

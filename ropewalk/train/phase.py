@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ropewalk.checkpoint.layouts import wholes
 from ropewalk.checkpoint.tensors import State
 from ropewalk.load.stalls import Stalls
 from ropewalk.model.decoder import Decoder
@@ -74,11 +75,9 @@ class Running:
             rank=mesh.data.rank,
             world=mesh.data.size,
         )
-        with torch.device("meta"):
-            model = Decoder(self.spec)
         self.executor: Executor = apply(
             self.planned.plan,
-            model,
+            empty(self.spec),
             mesh,
             functools.partial(
                 _optimizer, settings=settings.train.optimizer, spec=self.spec, exact=self.planned.plan.exact
@@ -108,12 +107,13 @@ class Running:
             )
             self.executor.load_state(weights, {})
         elif before:
-            weights = carried(before.model, before.spec, self.spec, seed=self.seed)
-            self.executor.load_state(weights, {} if self.phase.fresh_moments else self._known(before.optimizer))
+            weights = carried(wholes(before.model), before.spec, self.spec, seed=self.seed)
+            known = {} if self.phase.fresh_moments else self._known(wholes(before.optimizer))
+            self.executor.load_state(weights, known)
 
     def resume(self, state: State) -> None:
         """Goes on from a checkpoint in the middle of this phase."""
-        self.executor.load_state(state.model, state.optimizer)
+        self.executor.load_state(wholes(state.model), wholes(state.optimizer))
         self.data.loader.seek(state.data)
         self.plateau.load(state.validation.get("plateau", {}))
         self.stopper.load(state.validation.get("early_stop", {}))
@@ -162,6 +162,12 @@ class Running:
         trained = self.planned.trained or tuple(self.spec.shapes())
         kept = {key: key.split("/", 1) for key in optimizer}
         return {key: optimizer[key] for key, (kind, name) in kept.items() if name in trained or kind == "loss_scale"}
+
+
+def empty(spec: Spec) -> Decoder:
+    """The whole model without values: each rank fills its own part."""
+    with torch.device("meta"):
+        return Decoder(spec)
 
 
 def _optimizer(

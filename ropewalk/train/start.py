@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ropewalk.base.errors import UserError
 from ropewalk.checkpoint.format import resolve_checkpoint
+from ropewalk.checkpoint.layouts import wholes
 from ropewalk.checkpoint.tensors import TOKENIZER, load
 from ropewalk.model.layouts import CONFIG
 from ropewalk.model.lora import adapted, merged
@@ -70,4 +71,4 @@ def _read(place: Path) -> tuple[Path, Mapping[str, Tensor], Spec, bytes]:
         return place, found.weights, found.spec, found.tokenizer
     path = resolve_checkpoint(place)
     state = load(path, optimizer=False)
-    return path, state.model, state.spec, state.tokenizer
+    return path, wholes(state.model), state.spec, state.tokenizer

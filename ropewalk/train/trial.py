@@ -76,6 +76,8 @@ class Outcome:
     norms: list[float]
     gradients: Mapping[str, Part]
     """Of the first step, before clipping; of what is trained."""
+    updated: Mapping[str, Part]
+    """Parameters after the first step: who is the first to go wrong is seen before it spreads."""
     parameters: Mapping[str, Part]
     """After the last step."""
 
@@ -98,10 +100,10 @@ def make_trial(settings: Settings, phase: int) -> Trial:
 def trial_plan(plan: Plan, *, length: int) -> tuple[Plan, tuple[str, ...]]:
     """`plan` for as few and short rows as its degrees allow, `length` being that of the run's; and what was left out.
 
-    A step has a microbatch for each rank of a pipeline, else two where the run has several: sums over microbatches
-    are part of what is compared.
+    A step has a microbatch for each rank of a pipeline and each device of a process, at least two where the run has
+    several: sums over microbatches are part of what is compared.
     """
-    microbatches = min(plan.microbatches, max(2, plan.pipeline))
+    microbatches = min(plan.microbatches, max(2, plan.pipeline, plan.devices))
     short = _short(plan, length)
     changed = dataclasses.replace(
         plan,
@@ -140,16 +142,19 @@ def run_plan(trial: Trial, mesh: Mesh, *, device: torch.device) -> Outcome:
         init_seed=trial.settings.seed,
     )
     losses, norms = [], []
+    updated: dict[str, Part] = {}
     for batch in trial.batches:
         result = executor.step(batch.strided(mesh.data.rank, mesh.data.size), lr=trial.rate)
         losses.append(float(result.loss))
         norms.append(float(result.grad_norm))
+        updated = updated or {n: Part(part.local.clone(), part.cut) for n, part in executor.model_state().items()}
     parameters = executor.model_state()
     return Outcome(
         losses=losses,
         norms=norms,
         # The last stage's copy of a tied matrix is no parameter of its own.
         gradients={n: Part(g, parameters[n].cut) for n, g in gradients.items() if n in parameters},
+        updated=updated,
         parameters=parameters,
     )
 
@@ -166,8 +171,9 @@ def run_plainly(trial: Trial, *, device: torch.device) -> Outcome:
     optimizer = make_optimizer(mine, train.optimizer, spec=spec)
     losses, norms = [], []
     first: dict[str, Part] = {}
+    updated: dict[str, Part] = {}
     for step, batch in enumerate(trial.batches):
-        losses.append(_backward(model, batch.to(device), seed=trial.seed, step=step))
+        losses.append(backward_by_rows(model, batch.to(device), seed=trial.seed, step=step))
         gradients = [parameter.grad for parameter in mine.values() if parameter.grad is not None]
         assert len(gradients) == len(mine), "every parameter has a part in the loss"
         first = first or {name: _whole(p.grad) for name, p in mine.items() if p.grad is not None}
@@ -180,11 +186,11 @@ def run_plainly(trial: Trial, *, device: torch.device) -> Outcome:
         vars(optimizer).update(found_inf=torch.zeros((), device=device), grad_scale=None)
         optimizer.step()
         optimizer.zero_grad()
-    parameters = {name: _whole(parameter) for name, parameter in model.named_parameters()}
-    return Outcome(losses=losses, norms=norms, gradients=first, parameters=parameters)
+        updated = updated or _wholes(model)
+    return Outcome(losses=losses, norms=norms, gradients=first, updated=updated, parameters=_wholes(model))
 
 
-def _backward(model: Decoder, batch: Batch, *, seed: int, step: int) -> float:
+def backward_by_rows(model: Decoder, batch: Batch, *, seed: int, step: int) -> float:
     """The loss of a step, a row at a time; its gradients are added to the parameters'."""
     spec, total, loss = model.spec, batch.weight.double().sum(), 0.0
     for number in range(len(batch)):
@@ -225,6 +231,10 @@ def _short(plan: Plan, length: int) -> int:
     unit = (plan.context * halves if plan.context > 1 else 1) * (plan.tensor if plan.sequence else 1)
     short = max(unit, SHORT // unit * unit)
     return short if short < length else length
+
+
+def _wholes(model: Decoder) -> dict[str, Part]:
+    return {name: _whole(parameter) for name, parameter in model.named_parameters()}
 
 
 def _whole(tensor: Tensor) -> Part:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,6 @@ import torch
 
 from ropewalk.base.events import Event, read_events
 from ropewalk.checkpoint.format import list_checkpoints
-from ropewalk.model.decoder import build
 from ropewalk.train import loop, phase
 from ropewalk.train.hooks import Hook
 from ropewalk.train.loop import train
@@ -58,4 +56,5 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def in_float64(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs compute in float64: what differs then is not rounding."""
-    monkeypatch.setattr(phase, "build", functools.partial(build, dtype=torch.float64))
+    empty = phase.empty
+    monkeypatch.setattr(phase, "empty", lambda spec: empty(spec).double())

@@ -254,14 +254,14 @@ class Listener:
 def test_a_block_of_wrong_size_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, factor: float, model: dict[str, Any], part: str
 ) -> None:
-    def build_sick(*arguments: Any, **settings: Any) -> Decoder:
-        made = build(*arguments, **settings)
+    def build_sick(spec: Spec) -> Decoder:
+        made = build(spec, seed=0)
         with torch.no_grad():
             for matrix in (p for p in made.get_submodule(f"blocks.5.{part}".rstrip(".")).parameters() if p.dim() == 2):
                 matrix.mul_(factor)
         return made
 
-    monkeypatch.setattr(phase_module, "build", build_sick)
+    monkeypatch.setattr(phase_module, "empty", build_sick)
     run = make_run(tmp_path, train__layers_every_steps=1, train__steps=2, model__layers=8, **model)
     listener = Listener()
     train(run, progress=listener)

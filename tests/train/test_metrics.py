@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from ropewalk.base import clock
+from ropewalk.parallel.comm import Traffic
 from ropewalk.parallel.executor import StepResult
 from ropewalk.train import metrics
 from ropewalk.train.metrics import Meter, all_finite, line
@@ -51,10 +52,14 @@ def take_steps(meter: Meter, time: Clock, losses: list[float]) -> None:
 
 
 def test_means_run_over_the_interval(time: Clock) -> None:
-    here = meter()
+    traffic = Traffic()
+    here = meter(traffic=traffic)
     take_steps(here, time, [4.0, 3.0, 2.0, 1.0])
+    traffic.add("replicas", "all_reduce", 1000)
+    traffic.waited_s += 0.8
     record = here.read(40, tokens=40000, lr=0.5)
     memory = record.pop("memory_bytes")
+    assert record.pop("sent_bytes") == {"replicas all_reduce": 250.0}
     assert record == pytest.approx(
         {
             "step": 40,
@@ -66,6 +71,8 @@ def test_means_run_over_the_interval(time: Clock) -> None:
             "loss_scale": None,
             "step_s": 0.5,
             "data_wait_s": 0.1,
+            "exposed_s": 0.2,
+            "busy_s": 0.2,
             "tokens_per_s": 2000.0,
             "flops_per_s": 12_000.0,
             "mfu": 0.5,

@@ -3,7 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
-# One torch thread a test worker: two workers on two cores, and sums in the same order everywhere.
+# One torch thread a test worker: two workers on two cores, and sums in the same order everywhere. Tests of several
+# processes share one pool, so that all of them go to one worker.
 TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 NUMBA_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
 
 .PHONY: help quickstart test test-slow lint bench docs clean
@@ -35,10 +36,10 @@ quickstart: $(VENV)/.train
 	@$(BIN)/ropewalk quickstart
 
 test: $(VENV)/.dev
-	@$(TEST_ENV) $(BIN)/python -m pytest -n 2 -m "not slow"
+	@$(TEST_ENV) $(BIN)/python -m pytest -n 2 --dist loadgroup -m "not slow"
 
 test-slow: $(VENV)/.dev
-	@$(TEST_ENV) $(BIN)/python -m pytest -n 2 -m slow
+	@$(TEST_ENV) $(BIN)/python -m pytest -n 2 --dist loadgroup -m slow
 
 lint: $(VENV)/.dev
 	@$(BIN)/ruff check .

@@ -53,6 +53,8 @@ def train(
     settings = [*(overrides or ()), *([f"train.timeline_steps={timeline}"] if timeline else [])]
     if profile and detach:
         raise UserError("--profile prints a table at the end, which a detached process cannot; leave one of them out")
+    if verify and (profile or detach):
+        raise UserError("--verify trains nothing; leave out --profile and --detach")
     if dry_run:
         planned = flow.plan(recipe, settings, nproc=nproc)
         emit(planned, as_json=json, text=plan_text(planned))

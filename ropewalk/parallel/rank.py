@@ -8,6 +8,7 @@ Shapes: B rows, T tokens, C width.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -356,7 +357,9 @@ class RankExecutor:
 
     def _forward(self, model: Decoder, piece: Microbatch, x: Tensor) -> Tensor:
         """Hidden states of a stage."""
-        with autocast(self._plan.precision, self.device), label("forward"):
+        # Scoring is part of a block that has its own name.
+        named = label("forward") if torch.is_grad_enabled() else contextlib.nullcontext()
+        with autocast(self._plan.precision, self.device), named:
             return model(
                 x, positions_BT=piece.batch.positions, attend=self._attend(piece), dropout=self._dropout(piece)
             )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ropewalk.base.errors import UserError
+from ropewalk.cli.main import main
 from ropewalk.cli.results import verdict_text
 from ropewalk.model.config import Lora
 from ropewalk.model.decoder import build
@@ -238,11 +240,28 @@ def test_memory_holds_the_model_and_its_moments_twice(tmp_path: Path) -> None:
     assert numbers / 4 * state < need < numbers / 4 * state + 10_000_000
 
 
-def test_the_command_says_equal_and_trains_nothing(tmp_path: Path) -> None:
-    ended = train_by_command(tmp_path, "--nproc", "2", "--verify", "parallel.tensor=2", "--json")
+TORCHRUN = [str(Path(sys.executable).with_name("torchrun")), "--nproc-per-node", "2", "--no-python"]
+
+
+@pytest.mark.parametrize(("words", "before"), [(["--nproc", "2"], []), ([], TORCHRUN)], ids=["--nproc", "torchrun"])
+def test_the_command_says_equal_and_trains_nothing(words: list[str], before: list[str], tmp_path: Path) -> None:
+    ended = train_by_command(tmp_path, *words, "--verify", "parallel.tensor=2", "--json", before=before)
     assert ended.status == 0, ended.err
     verdict = json.loads(ended.out)
     assert (verdict["equal"], verdict["processes"], verdict["steps"]) == (True, 2, 3)
     run = tmp_path / "runs" / "tiny"
     assert json.loads((run / VERDICT).read_text()) == verdict
     assert not (run / "checkpoints").exists()
+
+
+def test_the_command_fails_when_something_differs(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = {"what": "update", "parameter": "norm.weight", "difference": "inf", "rank": 1, "ranks": [1]}
+    phase = {"phase": "1", "equal": False, "rows": 2, "tokens": 16, "left_out": [], "largest": {}, "first": first}
+    verdict = {"equal": False, "processes": 2, "steps": 3, "limits": LIMITS, "phases": [phase]}
+    monkeypatch.setattr("ropewalk.flow.verbs.verify", lambda *arguments, **named: verdict)
+    with pytest.raises(SystemExit) as ended:
+        main(["train", "any.toml", "--verify"])
+    assert ended.value.code == 1
+    assert "not equal: the update of norm.weight differs by inf, most on rank 1 (" in capsys.readouterr().out

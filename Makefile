@@ -36,10 +36,10 @@ quickstart: $(VENV)/.train
 	@$(BIN)/ropewalk quickstart
 
 test: $(VENV)/.dev
-	@$(TEST_ENV) $(BIN)/python -m pytest -n 2 --dist loadgroup -m "not slow"
+	@$(TEST_ENV) $(BIN)/python -m pytest -n 2 -m "not slow"
 
 test-slow: $(VENV)/.dev
-	@$(TEST_ENV) $(BIN)/python -m pytest -n 2 --dist loadgroup -m slow
+	@$(TEST_ENV) $(BIN)/python -m pytest -n 2 -m slow
 
 lint: $(VENV)/.dev
 	@$(BIN)/ruff check .

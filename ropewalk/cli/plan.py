@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -87,15 +88,44 @@ def _phase_rows(phase: dict[str, Any]) -> list[tuple[str, str]]:
     layout, memory, derived = phase["plan"], phase["memory"], phase["derived"]
     return [
         ("device", f"{layout['device']}, {layout['precision']}"),
+        *_layout_rows(layout),
         ("parameters", amount(derived["parameters"])),
         ("step", f"{layout['batch_rows']} rows in microbatches of {layout['microbatch_rows']}"),
-        ("memory", " + ".join(f"{name} {amount(value, 'B')}" for name, value in memory.items())),
+        (
+            "memory a rank" if _layout_rows(layout) else "memory",
+            " + ".join(f"{name} {amount(value, 'B')}" for name, value in memory.items()),
+        ),
         ("tokens", f"{amount(phase['tokens'])} in {phase['steps']} steps"),
         (
             "FLOPs",
             f"{amount(derived['flops'])} ({amount(derived['flops_per_token'])} a token, full attention)",
         ),
     ]
+
+
+def _layout_rows(layout: dict[str, Any]) -> list[tuple[str, str]]:
+    """How several processes share the work; nothing for one."""
+    degrees = {axis: layout[axis] for axis in ("pipeline", "replicate", "shard", "context", "tensor")}
+    world = prod(degrees.values())
+    if world == 1:
+        return []
+    used = [f"{axis} {degree}" for axis, degree in degrees.items() if degree > 1]
+    rows = [("processes", f"{world} = {' x '.join(used)}")]
+    if layout["zero"]:
+        shares = ("optimizer state", "gradients", "parameters")[: layout["zero"]]
+        rows.append(("shard", f"ZeRO-{layout['zero']}: shares {', '.join(shares)}"))
+    if layout["tensor"] > 1:
+        rows.append(("tensor", "with sequence parallelism" if layout["sequence"] else "without sequence parallelism"))
+    if layout["context"] > 1:
+        rows.append(("context", layout["context_kind"]))
+    if layout["pipeline"] > 1:
+        stages = " | ".join(_range(list(layers)) for layers in layout["stages"])
+        rows.append(("pipeline", f"{layout['schedule']}, layers {stages}"))
+    others = {"recompute": "none", "compression": "none", "exact": False, "balance": False}
+    changed = [f"{key} {layout[key]}" for key, usual in others.items() if layout[key] != usual]
+    if layout["offload"]:
+        changed.append(f"offload {', '.join(layout['offload'])}")
+    return [*rows, ("options", ", ".join(changed))] if changed else rows
 
 
 def _drawn_text(drawn: dict[str, Any]) -> str:

@@ -1,0 +1,33 @@
+"""Which test worker gets which test: those that share the pool of processes (tests/parallel/pool.py) all go to one.
+
+pytest-xdist's own `--dist loadgroup` does this by the mark `xdist_group`; with pytest 9.2 it no longer sees the mark,
+since a test's name can no longer be changed after the fact. Here the mark is read from the file.
+"""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import pytest
+from xdist.scheduler import LoadScopeScheduling
+
+ROOT = Path(__file__).parents[1]
+MARK = 'xdist_group("pool")'
+
+
+class PoolTogether(LoadScopeScheduling):
+    """Every test by itself, those of the pool as one."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return "pool" if _uses_pool(nodeid.split("::")[0]) else nodeid
+
+
+@functools.cache
+def _uses_pool(file: str) -> bool:
+    return MARK in (ROOT / file).read_text(encoding="utf-8")
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> PoolTogether:
+    return PoolTogether(config, log)

@@ -47,6 +47,8 @@ def values(call: Call, *arguments: str) -> dict:
         ["checkpoint", "show", RUN],
         ["checkpoint", "verify", RUN],
         ["doctor", "data", "tiny.toml"],
+        ["launch", "slurm", "tiny.toml"],
+        ["launch", "kubernetes", "tiny.toml", "--image", "example.org/ropewalk:0.1"],
         ["monitor", RUN],
         ["report", RUN],
         ["recipe", "check", "tiny.toml"],

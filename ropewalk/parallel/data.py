@@ -25,8 +25,8 @@ from torch import Tensor, nn
 from ropewalk.base.files import storage
 
 from .comm import Group, Pending
-from .compress import Compressor, Plain
-from .cut import Cut, chunk_sizes
+from .compress import Compressor, Plain, PowerSgd
+from .cut import Cut, Part, Slicing, chunk_sizes, whole_cut
 
 Parameters = dict[str, nn.Parameter]
 
@@ -114,6 +114,30 @@ class Replicas:
             for bucket in self._buckets:
                 bucket.pending.wait()
         return {name: p.grad for name, p in self.parameters.items() if p.grad is not None}
+
+    def owed(self) -> dict[str, Part]:
+        """What compression has not yet sent: an error of each rank by itself, and factors that all share."""
+        if not isinstance(self._compressor, PowerSgd):
+            return {}
+        group, found = self._group, {}
+        for name, tensor in self._compressor.state.items():
+            if name.startswith("error/"):
+                slicing = Slicing(0, (1,) * group.size, group)
+                found[name] = Part(tensor.unsqueeze(0), Cut((group.size, *tensor.shape), (slicing,)))
+            else:
+                found[name] = Part(tensor, whole_cut(tensor.shape, first=group.rank == 0))
+        return found
+
+    def owe(self, name: str, tensor: Tensor) -> None:
+        """Takes over a whole tensor of what `owed` gave. Errors of another number of ranks are nobody's: they begin
+        anew."""
+        if not isinstance(self._compressor, PowerSgd):
+            return
+        if not name.startswith("error/"):
+            self._compressor.state[name] = tensor.to(next(iter(self.parameters.values())).device, copy=True)
+        elif len(tensor) == self._group.size:
+            mine = tensor[self._group.rank]
+            self._compressor.state[name] = mine.to(next(iter(self.parameters.values())).device, copy=True)
 
     def publish(self) -> None:
         """The update is done; nobody else needs to know."""

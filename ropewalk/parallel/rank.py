@@ -189,6 +189,8 @@ class RankExecutor:
         for kind, tensors in others.items():
             for name, tensor in tensors.items():
                 found[f"{kind}/{name}"] = Part(tensor, whole_cut(tensor.shape, first=self._mesh.rank == 0))
+        if isinstance(self._data, Replicas):
+            found |= {f"compression/{name}": part for name, part in self._data.owed().items()}
         return found
 
     def stage_seconds(self) -> dict[int, float]:
@@ -214,6 +216,9 @@ class RankExecutor:
                 # A run may have been saved under another rule for spikes.
                 if name in self._watch.state:
                     self._watch.state[name] = tensor.to(self.device, copy=True)
+            elif kind == "compression":
+                if isinstance(self._data, Replicas):
+                    self._data.owe(name, tensor)
             elif kind == "loss_scale":
                 assert self._loss_scale, "the state is of another precision"
                 self._loss_scale.state[name] = tensor.to(self.device, copy=True)

@@ -9,11 +9,17 @@ import pytest
 import torch
 from torch import Tensor
 
+from ropewalk.model.decoder import build
+from ropewalk.parallel.apply import apply, local
 from ropewalk.parallel.comm import Group, Pending
 from ropewalk.parallel.compress import Compressor, Hierarchical, Plain, PowerSgd, Rounded, make_compressor
+from ropewalk.parallel.executor import Executor
 from ropewalk.parallel.mesh import Mesh
 from ropewalk.plan.plan import Plan
+from ropewalk.train.config import Optimizer
+from ropewalk.train.optimizer import make_optimizer
 from tests.parallel.pool import POOL
+from tests.tiny import random_batch, small_spec
 
 pytestmark = pytest.mark.xdist_group("pool")
 
@@ -228,3 +234,40 @@ class Nobody:
 def test_the_plan_names_the_compressor(compression: Any, kind: type) -> None:
     plan = Plan(device="cpu", precision="fp32", batch_rows=1, microbatch_rows=1, compression=compression)
     assert isinstance(make_compressor(plan, Nobody(), seed=0), kind)
+
+
+def interrupted(rank: int, at: int) -> dict[str, Tensor]:
+    """Weights after six steps with PowerSGD; from `at` on in a new executor that took over the state of the first."""
+    plan = Plan(
+        device="cpu",
+        precision="fp32",
+        batch_rows=4,
+        microbatch_rows=1,
+        replicate=2,
+        compression="powersgd",
+        compression_rank=1,
+    )
+    spec = small_spec()
+    mesh = Mesh(plan, rank)
+
+    def make() -> Executor:
+        return apply(plan, build(spec, seed=0), mesh, lambda p, cuts: make_optimizer(p, Optimizer(), cuts=cuts))
+
+    executor = make()
+    for step in range(6):
+        if step == at:
+            whole = [
+                {name: part.cut.gather(part.local) for name, part in state.items()}
+                for state in (executor.model_state(), executor.optimizer_state())
+            ]
+            assert any(name.startswith("compression/error/") for name in whole[1])
+            executor = make()
+            executor.load_state(*whole)
+        executor.step(random_batch(spec, rows=4, seed=step).strided(rank, 2), lr=1e-2)
+    return local(executor.model_state())
+
+
+def test_what_powersgd_owes_outlives_an_interruption() -> None:
+    straight, stopped = POOL.run(interrupted, 6, world=2), POOL.run(interrupted, 3, world=2)
+    for one, other in zip(straight, stopped, strict=True):
+        assert all(torch.equal(one[name], other[name]) for name in one)

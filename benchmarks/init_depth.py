@@ -193,14 +193,7 @@ def rows_of(text: Tensor, rows: int, *, seed: int) -> Batch:
     """Rows from random places of a text."""
     generator = torch.Generator().manual_seed(seed)
     starts = torch.randint(len(text) - LENGTH - 1, (rows, 1), generator=generator)
-    drawn = text[starts + torch.arange(LENGTH + 1)].long()
-    return Batch(
-        tokens=drawn[:, :-1],
-        targets=drawn[:, 1:],
-        weight=torch.ones(rows, LENGTH),
-        positions=torch.arange(LENGTH).expand(rows, -1),
-        documents=torch.zeros(rows, LENGTH, dtype=torch.int32),
-    )
+    return Batch.of_rows(text[starts + torch.arange(LENGTH + 1)].long())
 
 
 def held_out() -> Batch:

@@ -114,7 +114,7 @@ def ours(rank: int, case: str, zero: int, *, exact: bool = False) -> Contender:
     from ropewalk.train.config import Optimizer
     from ropewalk.train.optimizer import make_optimizer
 
-    rows, length, microbatches = CASES[case][4:]
+    rows, _, microbatches = CASES[case][4:]
     degrees: dict[str, Any] = {"shard": RANKS, "zero": zero} if zero else {"replicate": RANKS}
     plan = Plan(
         device="cpu",
@@ -134,14 +134,7 @@ def ours(rank: int, case: str, zero: int, *, exact: bool = False) -> Contender:
 
     points = Points(before_update=[lambda named: gradients.__setitem__(slice(None), list(named.values()))])
     executor = apply(plan, build_model(case), Mesh(plan, rank), optimizer, clip_norm=CLIP, points=points)
-    data = tokens(case)
-    batch = Batch(
-        tokens=data[:, :-1],
-        targets=data[:, 1:],
-        weight=torch.ones(rows, length),
-        positions=torch.arange(length).expand(rows, -1),
-        documents=torch.zeros(rows, length, dtype=torch.int32),
-    ).strided(rank, RANKS)
+    batch = Batch.of_rows(tokens(case)).strided(rank, RANKS)
 
     def held() -> int:
         parts = [part.local for part in executor.model_state().values()]

@@ -54,14 +54,7 @@ def ours(case: str) -> Callable[[], float]:
     model = build(resolve(settings, vocabulary=VOCABULARY, sequence_length=length), seed=0)
     plan = Plan(device="cpu", precision="bf16", batch_rows=rows, microbatch_rows=rows)
     executor = apply(plan, model, None, lambda parameters, _: make_optimizer(parameters, Optimizer()), clip_norm=1.0)
-    data = tokens(case)
-    batch = Batch(
-        tokens=data[:, :-1],
-        targets=data[:, 1:],
-        weight=torch.ones(rows, length),
-        positions=torch.arange(length).expand(rows, -1),
-        documents=torch.zeros(rows, length, dtype=torch.int32),
-    )
+    batch = Batch.of_rows(tokens(case))
     return lambda: executor.step(batch, lr=1e-3).loss.item()
 
 

@@ -161,15 +161,7 @@ def small_spec(*, vocabulary: int = 61, sequence_length: int = 12, **settings: A
 def random_batch(spec: Spec, *, rows: int, seed: int = 0) -> Batch:
     """Rows of random tokens, every target with weight 1."""
     draw = torch.Generator().manual_seed(seed)
-    tokens = torch.randint(0, spec.vocabulary, (rows, spec.sequence_length + 1), generator=draw)
-    length = spec.sequence_length
-    return Batch(
-        tokens=tokens[:, :-1],
-        targets=tokens[:, 1:],
-        weight=torch.ones(rows, length),
-        positions=torch.arange(length).expand(rows, -1),
-        documents=torch.zeros(rows, length, dtype=torch.int32),
-    )
+    return Batch.of_rows(torch.randint(0, spec.vocabulary, (rows, spec.sequence_length + 1), generator=draw))
 
 
 def _encode(text: str) -> list[int]:

@@ -83,24 +83,16 @@ def windows(document: int, tokens: int, length: int) -> Iterator[Window]:
 
 def _batch(documents: Sequence[np.ndarray], here: list[Window], *, length: int, rows: int, end_of_text: int) -> Batch:
     """Always `rows` rows of `length`, so that every batch has one shape; what is padded has weight 0."""
-    tokens = np.full((rows, length), end_of_text, np.int64)
-    targets = np.full((rows, length), end_of_text, np.int64)
+    tokens = np.full((rows, length + 1), end_of_text, np.int64)
     weight = np.zeros((rows, length), np.float32)
     for row, window in enumerate(here):
         text = documents[window.document]
         size = window.stop - window.start
-        targets[row, :size] = text[window.start : window.stop]
-        tokens[row, 1:size] = targets[row, : size - 1]
+        tokens[row, 1 : size + 1] = text[window.start : window.stop]
         if window.start:
             tokens[row, 0] = text[window.start - 1]
         weight[row, window.fresh - window.start : size] = 1
-    return Batch(
-        tokens=torch.from_numpy(tokens),
-        targets=torch.from_numpy(targets),
-        weight=torch.from_numpy(weight),
-        positions=torch.arange(length).expand(rows, -1),
-        documents=torch.zeros(rows, length, dtype=torch.int32),
-    )
+    return Batch.of_rows(torch.from_numpy(tokens), weight=torch.from_numpy(weight))
 
 
 def _add(scores: DocumentScores, executor: Executor, batch: Batch, here: list[Window]) -> None:

@@ -25,6 +25,19 @@ class Batch:
     documents: Tensor
     """int32, numbers the documents of a row: equal numbers, same document."""
 
+    @staticmethod
+    def of_rows(rows: Tensor, *, weight: Tensor | None = None) -> Batch:
+        """Rows of T + 1 tokens, each of one document from its beginning; all targets count alike, or as `weight`
+        says."""
+        tokens = rows[:, :-1]
+        return Batch(
+            tokens=tokens,
+            targets=rows[:, 1:],
+            weight=torch.ones(tokens.shape, device=rows.device) if weight is None else weight,
+            positions=torch.arange(tokens.shape[1], device=rows.device).expand_as(tokens),
+            documents=torch.zeros(tokens.shape, dtype=torch.int32, device=rows.device),
+        )
+
     def __len__(self) -> int:
         return self.tokens.shape[0]
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ropewalk.base.seeds import seed_for
 
 from .laws import LAWS, Matrix, adapter
-from .sharding import split_of
+from .sharding import split_of, whole_name
 from .spec import Spec
 
 
@@ -31,8 +31,7 @@ def initial_value(name: str, shape: tuple[int, ...], spec: Spec, *, seed: int) -
         return torch.ones(shape)
     if name.endswith((".bias", ".lora_b")):
         return torch.zeros(shape)
-    # A tied head that a pipeline stage holds by itself starts as the embedding does.
-    source = "embedding.weight" if name == "head.weight" and spec.tied else name
+    source = whole_name(name, spec)
     generator = torch.Generator().manual_seed(seed_for(seed, "init", source))
     if name.endswith(".lora_a"):
         return torch.empty(shape).normal_(std=adapter(shape[1]).std, generator=generator)

@@ -63,6 +63,12 @@ def split_of(name: str, spec: Spec) -> Split:
     return Split("replicate")
 
 
+def whole_name(name: str, spec: Spec) -> str:
+    """The parameter that `name` is in the whole model: the last stage of a pipeline has a head of its own also where
+    the head is tied, and that is a copy of the embedding, no parameter by itself."""
+    return "embedding.weight" if name == "head.weight" and spec.tied else name
+
+
 def _adapter_split(name: str, spec: Spec) -> Split:
     """W + B A: B has the outputs of W, A its inputs."""
     part, _, kind = name.rpartition(".")

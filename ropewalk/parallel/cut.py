@@ -6,7 +6,7 @@ dimension 0 of what is left.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -71,8 +71,12 @@ class Cut:
         slicing = Slicing(dim, tuple(sizes), group)
         return Cut(self.shape, (*self.slicings, slicing), self.first if first is None else first)
 
-    def take(self, full: Tensor) -> Tensor:
-        """This rank's part of the whole tensor; a view."""
+    def take(self, full: Tensor | Part) -> Tensor:
+        """This rank's part of the whole tensor, a view; of one that was read in parts, the part."""
+        if isinstance(full, Part):
+            there = full.cut.shape, full.cut.offset, full.cut.local_shape
+            assert there == (self.shape, self.offset, self.local_shape), f"the part {there} is another one"
+            return full.local
         assert tuple(full.shape) == self.shape, f"{tuple(full.shape)} is not {self.shape}"
         for slicing in self.slicings:
             full = full.narrow(slicing.dim, slicing.begin, slicing.size)
@@ -106,6 +110,10 @@ class Part:
 
     local: Tensor
     cut: Cut
+
+
+Choose = Callable[[str, str, tuple[int, ...]], Cut | None]
+"""By group (`model`, `optimizer`), name and shape of a whole tensor, the part of it that is needed; None: nothing."""
 
 
 def whole_cut(shape: Sequence[int], *, first: bool = True) -> Cut:

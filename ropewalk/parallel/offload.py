@@ -7,7 +7,8 @@ is that of the same optimizer on the device, and none is late: the next forward 
 What overlaps with the backward pass depends on what an update has to wait for. Clipping needs the length of all
 gradients: then it is the copies alone, and the updates of one bucket overlap with the copies of others at the end. With
 nothing to wait for, updates are made as gradients arrive and taken back, bit for bit, when the guard leaves the step
-out; meanwhile the host remembers the state before (SuperOffload does so too, Lian et al. 2025).
+out; meanwhile the host remembers the state before (SuperOffload does so too, Lian et al. 2025), which takes as much
+memory again. Who says that gradients are final is parallel/rank.py, as replicas and shards tell it.
 
 Price, AdamW on 124 M parameters in float32, beside 243 ms of computing (H200, 16 cores, torch 2.11): 1.1 ms on the
 device; 80 ms on the host, of which 60 remain visible when updates wait; 125 when they do not, of which 45 remain
@@ -17,14 +18,15 @@ visible, most of them the embedding's, whose gradient is the last; 470 from file
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from .data import fused
+from .buckets import fused
+from .executor import communicates
 from .state_files import StateFiles
 
 BUCKET_BYTES = 16 << 20
@@ -66,9 +68,9 @@ class HostOptimizer:
 
     A step: `begin`, then `ready` for each parameter whose gradient (`weights[name].grad`) is final, as early as that
     may be, then `step`. `make` makes the optimizer from the host's own weights, which are `parameters`, in `dtype`
-    (that of the weights where not given). With `waits` updates are made in `step`, for gradients that are scaled there
-    or optimizers that communicate. With `folder` weights and moments lie in files there and only a few buckets of
-    `bucket_bytes` of weights are in memory; updates wait, and gradients stay on the device until then.
+    (that of the weights where not given). With `waits` updates are made in `step`, for gradients that are scaled there;
+    those of an optimizer that communicates always are. With `folder` weights and moments lie in files there and only a
+    few buckets of `bucket_bytes` of weights are in memory; updates wait, and gradients stay on the device until then.
     """
 
     def __init__(
@@ -82,7 +84,6 @@ class HostOptimizer:
         folder: Path | None = None,
     ) -> None:
         self._weights = weights
-        self._waits = waits or folder is not None
         self._device = next(iter(weights.values())).device
         self._stream = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="host-optimizer")
@@ -94,13 +95,18 @@ class HostOptimizer:
         """The host's weights, which are what a checkpoint keeps: nothing has to come from the device for it."""
         self.optimizer = make(self.parameters)
         """Its `state` holds the moments by the host's weights; its groups take learning rates."""
+        self.waits = waits or folder is not None or communicates(self.optimizer)
+        """Whether nothing changes before `step`."""
         for bucket in self._buckets:
             self._make_state(bucket)
 
     def begin(self) -> None:
-        """A step begins, with the learning rates of the optimizer's groups."""
+        """A step begins, with the learning rates of the optimizer's groups. What one that never came to its end has
+        changed is taken back."""
         self._guard(torch.zeros(()))
+        wait([bucket.done for bucket in self._buckets if bucket.done])
         for bucket in self._buckets:
+            self._take_back(bucket)
             bucket.missing, bucket.arrived, bucket.done = set(bucket.names), None, None
             if self._files:
                 self._files.start_read(bucket.number)
@@ -118,10 +124,10 @@ class HostOptimizer:
 
         Waits for the device, and for the host.
         """
-        assert scale is None or self._waits, "updates were made before the scale was known"
+        assert scale is None or self.waits, "updates were made before the scale was known"
         left_out = skipped.detach().to("cpu", torch.float32).reshape(())
         factor = None if scale is None else scale.detach().cpu()
-        if self._waits:
+        if self.waits:
             self._guard(left_out)
         if self._stream:
             # What computes with the old weights is over before the new ones arrive.
@@ -132,16 +138,16 @@ class HostOptimizer:
                 continue
             if bucket.arrived is None:
                 self._start(bucket)
-            if self._waits:
+            if self.waits:
                 bucket.done = self._thread.submit(self._update, bucket, factor)
         for bucket in self._buckets:
             assert bucket.done is not None
             bucket.done.result()
-            if not self._waits and left_out:
+            if left_out:
                 self._take_back(bucket)
             elif not self._files:
                 self._publish(bucket)
-            bucket.arrived, bucket.before = None, {}
+            bucket.arrived, bucket.done, bucket.before = None, None, {}
         if self._files:
             self._files.settle()
         if self._stream:
@@ -182,7 +188,7 @@ class HostOptimizer:
 
     def _start(self, bucket: _Bucket) -> None:
         bucket.arrived = self._fetch(bucket)
-        if not self._waits:
+        if not self.waits:
             bucket.done = self._thread.submit(self._update_for_now, bucket)
 
     def _fetch(self, bucket: _Bucket) -> _Arriving:
@@ -214,10 +220,12 @@ class HostOptimizer:
 
     @torch.no_grad()
     def _take_back(self, bucket: _Bucket) -> None:
+        """Makes everything as it was before an update that may be taken back; nothing where none was made."""
         for name, before in bucket.before.items():
             self.parameters[name].copy_(before.pop("weight"))
             for kind, tensor in before.items():
                 self.optimizer.state[self.parameters[name]][kind].copy_(tensor)
+        bucket.before = {}
 
     def _update_in_files(self, bucket: _Bucket, scale: Tensor | None) -> None:
         """Updates a bucket in memory and sends it back to its file."""

@@ -26,7 +26,7 @@ class Hook:
 
     def on_gradients(self, step: int, gradients: Mapping[str, Tensor]) -> None:
         """All gradients of the step are there, not yet clipped; they may be changed in place. Must not wait for the
-        device."""
+        device. Where the optimizer is on the host, its work begins after this rather than during the backward pass."""
 
     def after_step(self, step: int) -> None:
         """`step` steps are complete. Called every step: must not wait for the device."""

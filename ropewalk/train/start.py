@@ -52,10 +52,6 @@ def carried(weights: Mapping[str, Tensor], before: Spec, after: Spec, *, seed: i
     return adapted(plain, after, seed=seed) if after.lora_rank else plain
 
 
-def _adapters(spec: Spec) -> tuple[object, ...]:
-    return spec.lora_rank, spec.lora_alpha, spec.lora_targets
-
-
 def _canonical(tokenizer: bytes) -> str:
     """The same for two files that mean the same."""
     from tokenizers import Tokenizer  # a worker that starts from scratch does without

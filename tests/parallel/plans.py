@@ -173,6 +173,8 @@ def _pairs() -> list[Case]:
         case("ZeRO-1 over 2 x pipeline 2", "deep", shard=2, zero=1, pipeline=2),
         case("ZeRO-2 over 2 x pipeline 2", "rich", shard=2, zero=2, pipeline=2, schedule="zero-bubble"),
         case("ZeRO-3 over 2 x pipeline 2", "deep", shard=2, zero=3, pipeline=2),
+        # The inner stages have nothing outside of blocks.
+        case("ZeRO-3 over 2 x pipeline 4", "deep", shard=2, zero=3, pipeline=4),
         case("tensor 2 x ring 2", "rich", tensor=2, sequence=True, context=2),
         case("tensor 2 x ulysses 2", tensor=2, sequence=True, context=2, context_kind="ulysses"),
         case("tensor 2 x pipeline 2", "rich", tensor=2, sequence=True, pipeline=2),

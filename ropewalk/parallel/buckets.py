@@ -1,0 +1,88 @@
+"""Gradients travel in buckets: which parameters share one, when it starts, and in which order terms are added up."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Generic, Protocol, TypeVar
+
+from torch import Tensor
+
+UNDER_WAY = 2
+"""Most buckets that are under way where somebody waits for their ends: one that travels and one that is being filled.
+What is under way holds memory, and what has not ended is not final."""
+
+Final = Callable[[Collection[str]], None]
+"""Told the names of parameters whose gradients are those of the global batch."""
+
+
+class Awaited(Protocol):
+    """What is complete when nothing is missing."""
+
+    missing: set[str]
+
+
+Bucket = TypeVar("Bucket", bound=Awaited)
+
+
+def fused(parameters: Mapping[str, Tensor], fusion_bytes: int) -> list[list[str]]:
+    """The names of `parameters` in buckets of up to `fusion_bytes`, last ones first: as gradients arrive."""
+    buckets: list[list[str]] = []
+    room = 0
+    for name in reversed(list(parameters)):
+        size = parameters[name].numel() * parameters[name].element_size()
+        if not buckets or size > room:
+            buckets.append([])
+            room = max(fusion_bytes, size)
+        buckets[-1].append(name)
+        room -= size
+    return buckets
+
+
+class InOrder(Generic[Bucket]):
+    """Starts what is complete, in the same order on every rank: a later bucket waits for the ones before it."""
+
+    def __init__(self, start: Callable[[Bucket], None]) -> None:
+        self._start = start
+        self._waiting: list[Bucket] = []
+        self._ordered = True
+
+    def reset(self, buckets: Sequence[Bucket], *, ordered: bool = True) -> None:
+        """All of `buckets` are to come; not `ordered` where they get complete in the same order on every rank."""
+        self._waiting, self._ordered = list(buckets), ordered
+
+    def look(self) -> None:
+        """Something has arrived."""
+        if self._ordered:
+            while self._waiting and not self._waiting[0].missing:
+                self._start(self._waiting.pop(0))
+        else:
+            for bucket in [bucket for bucket in self._waiting if not bucket.missing]:
+                self._waiting.remove(bucket)
+                self._start(bucket)
+
+    def flush(self) -> None:
+        """Nothing more arrives: starts the rest."""
+        while self._waiting:
+            self._start(self._waiting.pop(0))
+
+
+class BinaryCounter:
+    """Adds up terms as a balanced binary tree over their order, holding log2 n of them: as a counter carries bits."""
+
+    def __init__(self) -> None:
+        self._levels: list[Tensor | None] = []
+
+    def add(self, term: Tensor) -> None:
+        for level, held in enumerate(self._levels):
+            if held is None:
+                self._levels[level] = term
+                return
+            term, self._levels[level] = held + term, None
+        self._levels.append(term)
+
+    def total(self) -> Tensor:
+        """The sum; begins anew."""
+        held = [level for level in self._levels if level is not None]
+        self._levels = []
+        return functools.reduce(lambda low, high: high + low, held)

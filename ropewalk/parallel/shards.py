@@ -1,0 +1,248 @@
+"""Data parallelism of ranks that share what they keep: every parameter is cut along dimension 0.
+
+A rank keeps its part of the optimizer's state (ZeRO-1), of gradients too (2), of parameters too (3; Rajbhandari et al.
+2020). Gradients are reduced in units while the backward pass goes on; parallel/replicas.py says why this is not torch's
+`fully_shard`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+from collections.abc import Callable, Collection, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ropewalk.base.files import storage
+
+from .buckets import UNDER_WAY, Final, InOrder, fused
+from .comm import Group
+from .cut import Cut, chunk_sizes
+from .unit import Unit
+
+
+class Shards:
+    """Every rank of `shard` keeps its part of each parameter's rows; `replicas` hold the same parts.
+
+    Before use the rows come together by an all-gather, gradients go apart by a reduce-scatter. Of stage 3, units are
+    the parameters of each of `modules`, which are used together; the root's are there during a whole microbatch. Below,
+    they are buckets of what is `trained`, which travel at every step, and of the rest, which travel when they are set.
+    `held` keeps all of them from the first to the last microbatch of a step and reduces once, as a pipeline wants it.
+    """
+
+    def __init__(
+        self,
+        weights: Mapping[str, nn.Parameter],
+        cuts: Mapping[str, Cut],
+        shard: Group,
+        replicas: Group,
+        *,
+        stage: int,
+        fusion_bytes: int,
+        trained: Collection[str],
+        modules: Mapping[str, nn.Module],
+        masters: torch.dtype,
+        narrow: Mapping[str, torch.dtype],
+        held: bool = False,
+        host: bool = False,
+        folder: Path | None = None,
+    ) -> None:
+        self._stage, self._held = stage, held
+        self._exact = shard.exact or replicas.exact
+        sizes = {name: chunk_sizes(weight.shape[0], shard.size) for name, weight in weights.items()}
+        self.cuts = {name: cuts[name].further(0, sizes[name], shard) for name in weights}
+        groups = _by_module(weights, modules) if stage == 3 else _by_size(weights, fusion_bytes, trained)
+        self._units = {
+            key: Unit(
+                {name: weights[name] for name in names},
+                shard,
+                replicas,
+                trained=set(trained),
+                frees=stage == 3,
+                masters=masters,
+                narrow=narrow,
+                place=_own_place(host, folder),
+            )
+            for key, names in groups.items()
+            if names
+        }
+        self._trained = [unit for unit in self._units.values() if unit.trained]
+        # The order of the parameters is the model's, whatever the units are.
+        parameters = {name: p for unit in self._units.values() for name, p in unit.parameters.items()}
+        self.parameters = {name: parameters[name] for name in weights}
+        for unit in self._trained:
+            for name in unit.trained:
+                weights[name].register_post_accumulate_grad_hook(functools.partial(self._arrived, unit, name))
+        self._complete = InOrder(self._start)
+        self._reduces, self._last = False, False
+        self._under_way: list[Unit] = []
+        self._final: Final | None = None
+        self._blocks = [self._units[key] for key in modules] if stage == 3 else []
+        if stage == 3 and not held:
+            for place, (key, module) in enumerate(modules.items()):
+                self._follow(module, self._units[key], place)
+
+    def listen(self, final: Final) -> None:
+        """As `Replicas.listen`."""
+        self._final = None if self._exact else final
+
+    def begin(self) -> None:
+        """A step begins."""
+        self._under_way = []
+        for unit in self._units.values():
+            unit.begin()
+            if self._held:
+                unit.start_gather()
+        if self._held:
+            for unit in self._units.values():
+                unit.finish_gather()
+
+    @contextlib.contextmanager
+    def microbatch(self, *, last: bool) -> Iterator[None]:
+        """Forward and backward of one microbatch; of stage 1, gradients travel in the `last` one."""
+        self._last = last
+        self._reduces = (last or self._stage > 1 or self._exact) and not self._held
+        for unit in self._units.values():
+            unit.expect()
+        # Of stage 3 the units get complete in an order that the model decides, the same on every rank.
+        self._complete.reset(self._trained, ordered=self._stage < 3)
+        if self._stage == 3 and not self._held:
+            self._units[""].start_gather()
+            self._units[""].finish_gather()
+        yield
+        if self._reduces:
+            self._complete.flush()
+            self._settle(0)
+        if self._stage == 3 and not self._held:
+            for unit in self._units.values():
+                unit.release()
+
+    def finish(self) -> dict[str, Tensor]:
+        """This rank's parts of the gradients of the global batch, by name."""
+        if self._held:
+            for unit in self._trained:
+                unit.expect()
+                self._start(unit)
+            self._settle(0)
+            for unit in self._units.values():
+                unit.release()
+        for unit in self._trained:
+            unit.spread_gradient()
+        return {name: p.grad for name, p in self.parameters.items() if p.grad is not None}
+
+    def publish(self, *, everything: bool = False) -> None:
+        """The update is done, or with `everything` all parameters were set: of stages 1 and 2, the new rows go to all
+        ranks of the shard."""
+        for parameter in self.parameters.values():
+            parameter.grad = None
+        if self._stage < 3:
+            changed = list(self._units.values()) if everything else self._trained
+            for unit in changed:
+                unit.start_gather()
+            for unit in changed:
+                unit.finish_gather()
+
+    @contextlib.contextmanager
+    def whole(self) -> Iterator[None]:
+        """In the block all parameters are there when they are used, and no gradient travels."""
+        self._reduces = False
+        if self._stage < 3 or self._held:
+            if self._held and self._stage == 3:
+                for unit in self._units.values():
+                    unit.start_gather()
+                    unit.finish_gather()
+            yield
+        else:
+            self._units[""].start_gather()
+            self._units[""].finish_gather()
+            yield
+        if self._stage == 3:
+            for unit in self._units.values():
+                unit.release()
+
+    def _follow(self, module: nn.Module, unit: Unit, place: int) -> None:
+        """Gathers before the module runs, forward and backward, the next one already while it does."""
+
+        def before(*_: Any) -> None:
+            unit.start_gather()
+            unit.finish_gather()
+            self._prefetch(place - 1 if unit.backward else place + 1)
+
+        def after(_module: nn.Module, _inputs: Any, output: Tensor) -> None:
+            if unit.backward:
+                return  # computed again inside the backward pass, which comes next
+            unit.release()
+            if output.requires_grad:
+                output.register_hook(backward)
+
+        def backward(gradient: Tensor) -> Tensor:
+            unit.backward = True
+            if place + 1 < len(self._blocks):
+                self._blocks[place + 1].release()  # its input has its gradient: frozen weights are done with as well
+            before()
+            return gradient
+
+        module.register_forward_pre_hook(before)
+        module.register_forward_hook(after)
+
+    def _prefetch(self, place: int) -> None:
+        if 0 <= place < len(self._blocks):
+            self._blocks[place].start_gather()
+
+    def _arrived(self, unit: Unit, name: str, _: Tensor) -> None:
+        unit.missing.discard(name)
+        if self._reduces:
+            self._complete.look()
+
+    def _start(self, unit: Unit) -> None:
+        unit.start_reduce()
+        if self._stage == 3 and not self._held and unit is not self._units[""] and not unit.has_frozen:
+            unit.release()
+        self._under_way.append(unit)
+        self._settle(UNDER_WAY)
+
+    def _settle(self, most: int) -> None:
+        """Waits, in the order of their starts, until at most so many units are under way."""
+        while len(self._under_way) > most:
+            unit = self._under_way.pop(0)
+            unit.finish_reduce()
+            if self._final and self._last:
+                unit.spread_gradient()
+                self._final(unit.trained)
+
+
+def _by_module(weights: Mapping[str, Tensor], modules: Mapping[str, nn.Module]) -> dict[str, list[str]]:
+    """The names of each module's parameters; those outside of all of them are the root's, under the empty name."""
+    groups = {key: [name for name in weights if name.startswith(f"{key}.")] for key in modules}
+    inside = {name for names in groups.values() for name in names}
+    return groups | {"": [name for name in weights if name not in inside]}
+
+
+def _by_size(weights: Mapping[str, Tensor], fusion_bytes: int, trained: Collection[str]) -> dict[str, list[str]]:
+    """Names in buckets, none of which has both parameters that are trained and others."""
+    changing = {name: weight for name, weight in weights.items() if name in trained}
+    frozen = {name: weight for name, weight in weights.items() if name not in trained}
+    buckets = [*fused(changing, fusion_bytes), *fused(frozen, fusion_bytes)]
+    return {str(number): names for number, names in enumerate(buckets)}
+
+
+def _own_place(host: bool, folder: Path | None) -> Callable[[str, Tensor], Tensor] | None:
+    """How a part leaves the device: to the host's memory, page-locked where a GPU reads it, or to a file that the
+    system brings into memory as it is read."""
+    if not host:
+        return None
+
+    def move(name: str, part: Tensor) -> Tensor:
+        if folder and part.numel():
+            path = folder / f"{name}.{os.getpid()}"
+            with storage(f"writing {path}"):
+                file = torch.from_file(str(path), shared=True, size=part.numel(), dtype=part.dtype).view(part.shape)
+                path.unlink()  # the mapping keeps it; nothing is left when this process ends
+            return file.copy_(part)
+        return part.cpu().pin_memory() if part.is_cuda else part
+
+    return move

@@ -1,0 +1,151 @@
+"""Parameters whose rows ranks share, as they travel: together before use, apart after the backward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from .buckets import BinaryCounter
+from .comm import Group, Pending
+from .cut import chunk_sizes
+
+
+class Unit:
+    """Parameters of which every rank of `group` keeps some rows, and ranks of `replicas` the same.
+
+    On the way they are a matrix of (ranks, numbers of one rank): of each parameter the rows of rank 0, padded to those
+    of the others, then of rank 1, and so on.
+    """
+
+    def __init__(
+        self,
+        weights: Mapping[str, nn.Parameter],
+        group: Group,
+        replicas: Group,
+        *,
+        trained: set[str],
+        frees: bool,
+        masters: torch.dtype,
+        narrow: Mapping[str, torch.dtype],
+        place: Callable[[str, Tensor], Tensor] | None = None,
+    ) -> None:
+        """With `frees`, whole parameters are there between `finish_gather` and `release` only. `place` moves a rank's
+        part of a parameter to where it is to lie between its uses."""
+        self._weights, self._group, self._replicas, self._frees = weights, group, replicas, frees
+        self._exact = group.exact or replicas.exact
+        self.trained = [name for name in weights if name in trained]
+        self.has_frozen = len(self.trained) < len(weights)
+        self._rows = {name: chunk_sizes(weight.shape[0], group.size) for name, weight in weights.items()}
+        # Rows of the longest part times numbers of a row.
+        self._sides = {n: self._rows[n][0] * (w.numel() // w.shape[0]) for n, w in weights.items()}
+        self._masters = masters
+        self.gradient: Tensor | None = None
+        """This rank's part of the sum so far, flat; exact sums are held by the counter."""
+        self._counter = BinaryCounter()
+        self.missing: set[str] = set()
+        self.backward = False
+        self._present = True
+        self._gathering: Pending | None = None
+        self._reducing: Pending | None = None
+        self._full_bytes = {n: w.numel() * narrow.get(n, w.dtype).itemsize for n, w in weights.items()}
+        mine = {name: self._mine(name, weight.data) for name, weight in weights.items()}
+        # A part of its own, unless it can be a view of the whole.
+        separate = frees or any(w.dtype != masters or narrow.get(n, w.dtype) != w.dtype for n, w in weights.items())
+        self.parameters = {
+            n: nn.Parameter(part.to(masters, copy=True) if separate else part, requires_grad=n in trained)
+            for n, part in mine.items()
+        }
+        self._device = next(iter(weights.values())).device
+        if place:
+            for name, parameter in self.parameters.items():
+                parameter.data = place(name, parameter.data)
+        for name, dtype in narrow.items():
+            if name in weights and weights[name].dtype != dtype:
+                weights[name].data = weights[name].data.to(dtype)
+        if frees:
+            self.release()
+
+    def begin(self) -> None:
+        """A step begins: nothing is added up yet."""
+        self.gradient, self._counter = None, BinaryCounter()
+
+    def expect(self) -> None:
+        """A microbatch begins: all gradients are missing."""
+        self.missing, self.backward = set(self.trained), False
+
+    def start_gather(self) -> None:
+        """Begins to bring the whole parameters together, unless they are there or under way."""
+        if (self._present and self._frees) or self._gathering is not None:
+            return
+        dtype = max((w.dtype for w in self._weights.values()), key=lambda kind: kind.itemsize)
+        flat = torch.zeros(sum(self._sides.values()), dtype=dtype, device=self._device)
+        for part, name in zip(flat.split(list(self._sides.values())), self._weights, strict=True):
+            own = self.parameters[name].detach()
+            part[: own.numel()] = own.reshape(-1)
+        self._gathering = self._group.start_all_gather(flat)
+
+    def finish_gather(self) -> None:
+        if self._gathering is None:
+            return
+        parts = self._gathering.wait()
+        self._gathering = None
+        for name, piece in zip(self._weights, parts.split(list(self._sides.values()), dim=1), strict=True):
+            weight = self._weights[name]
+            if self._frees:
+                weight.untyped_storage().resize_(self._full_bytes[name])
+            rows = piece.reshape(-1, *weight.shape[1:])[: weight.shape[0]]
+            # The graph keeps these very tensors; their values are what they were.
+            with torch.no_grad(), torch.autograd._unsafe_preserve_version_counter(weight):  # type: ignore[attr-defined]
+                weight.copy_(rows)
+        self._present = True
+
+    def release(self) -> None:
+        """Frees the whole parameters; the part stays."""
+        if self._frees and self._gathering is not None:
+            self.finish_gather()
+        if self._frees and self._present:
+            for weight in self._weights.values():
+                weight.untyped_storage().resize_(0)
+            self._present = False
+
+    def start_reduce(self) -> None:
+        """Begins to send the gradients of this microbatch to those who keep them."""
+        sides = [self._sides[name] for name in self.trained]
+        parts = torch.zeros(self._group.size, sum(sides), dtype=self._masters, device=self._device)
+        for piece, name in zip(parts.split(sides, dim=1), self.trained, strict=True):
+            weight = self._weights[name]
+            if weight.grad is not None:
+                flat = weight.grad.reshape(-1)
+                side = self._sides[name]
+                full, rest = divmod(flat.numel(), side) if side else (0, 0)
+                piece[:full] = flat[: full * side].view(full, side)
+                if rest:
+                    piece[full, :rest] = flat[full * side :]
+                weight.grad = None
+        self._reducing = self._group.start_reduce_scatter(parts)
+
+    def finish_reduce(self) -> None:
+        """Adds what has arrived to the sum of this step."""
+        assert self._reducing is not None
+        part = self._replicas.all_reduce(self._reducing.wait())
+        self._reducing = None
+        if self._exact:
+            self._counter.add(part)
+        else:
+            self.gradient = part if self.gradient is None else self.gradient.add_(part)
+
+    def spread_gradient(self) -> None:
+        """Gives each parameter its part of the sum, which is then theirs alone; what was given stays."""
+        total = self._counter.total() if self._exact else self.gradient
+        self.gradient = None
+        if total is None:
+            return
+        for piece, name in zip(total.split([self._sides[n] for n in self.trained]), self.trained, strict=True):
+            parameter = self.parameters[name]
+            parameter.grad = piece[: parameter.numel()].view(parameter.shape).to(parameter.device)
+
+    def _mine(self, name: str, weight: Tensor) -> Tensor:
+        rows = self._rows[name]
+        return weight.narrow(0, min(weight.shape[0], sum(rows[: self._group.rank])), rows[self._group.rank])

@@ -1,0 +1,190 @@
+"""An optimizer on the host works while the backward pass goes on, and takes the steps of one on the device, bit for
+bit, under every plan of data ranks."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from ropewalk.load.batch import Batch
+from ropewalk.model.decoder import build
+from ropewalk.parallel.apply import apply, local
+from ropewalk.parallel.executor import Points
+from ropewalk.parallel.mesh import Mesh
+from ropewalk.plan.plan import Plan
+from ropewalk.train.config import Optimizer, OptimizerKind
+from ropewalk.train.optimizer import make_optimizer
+from tests.parallel.plans import MODELS, Case, case
+from tests.parallel.pool import POOL
+from tests.parallel.worlds import batches, gathered
+
+pytestmark = pytest.mark.xdist_group("pool")
+
+SMALL = 2048
+"""Bytes of a bucket: some parameters together, a dozen buckets."""
+STEPS, BROKEN = 4, 2
+"""Steps, and the one of them with a loss that is no number."""
+DATA: dict[str, dict[str, Any]] = {
+    "one process": {},
+    "replicate 2": {"replicate": 2},
+    "replicate 2, PowerSGD": {"replicate": 2, "compression": "powersgd", "compression_rank": 2},
+    "ZeRO-1": {"shard": 2, "zero": 1},
+    "ZeRO-2": {"shard": 2, "zero": 2},
+    "ZeRO-3": {"shard": 2, "zero": 3},
+    "ZeRO-3, parameters on the host": {"shard": 2, "zero": 3, "offload": ("optimizer", "parameters")},
+}
+
+
+def offloaded(name: str, model: str = "deep", *, optimizer: OptimizerKind = "adamw", **settings: Any) -> Case:
+    chosen = {"fusion_bytes": SMALL, "offload": ("optimizer",), **DATA.get(name, {}), **settings}
+    return case(name, model, optimizer=optimizer, **chosen)
+
+
+def broken(batch: Batch) -> Batch:
+    return dataclasses.replace(batch, weight=torch.full_like(batch.weight, float("nan")))
+
+
+def trained(rank: int, each: Case, clip_norm: float) -> tuple[dict[str, np.ndarray], float]:
+    """(all weights and moments after some steps, the greatest change by the step that is left out)."""
+    mesh = Mesh(each.plan, rank)
+    pure = each.plan.precision == "bf16-pure"
+    executor = apply(
+        each.plan,
+        build(each.spec, seed=1, dtype=torch.float32 if pure else torch.float64),
+        mesh,
+        lambda named, cuts: make_optimizer(named, Optimizer(kind=each.optimizer), spec=each.spec, cuts=cuts),
+        trained=each.trained,
+        clip_norm=clip_norm,
+        seed=3,
+    )
+
+    def state() -> dict[str, Tensor]:
+        found = {f"weight/{name}": part for name, part in local(executor.model_state()).items()}
+        if each.plan.zero < 3:  # else they are there when they are used
+            found |= {f"whole/{name}": weight.detach() for name, weight in executor.model.named_parameters()}
+        return {name: tensor.clone() for name, tensor in (found | local(executor.optimizer_state())).items()}
+
+    changed = 0.0
+    for number, batch in enumerate(batches(each.spec, STEPS)):
+        batch = broken(batch) if number == BROKEN else batch
+        before = state()
+        result = executor.step(batch.strided(mesh.data.rank, mesh.data.size), lr=1e-2)
+        assert bool(result.skipped) == (number == BROKEN)
+        if number == BROKEN:
+            after = state()
+            kept = [name for name in before if not name.startswith("compression/")]
+            changed = max(float((after[name] - before[name]).abs().max()) for name in kept if before[name].numel())
+    weights = {f"weight/{name}": array for name, array in gathered(executor.model_state()).items()}
+    return weights | gathered(executor.optimizer_state()), changed
+
+
+def assert_same_as_on_device(each: Case, clip_norm: float) -> None:
+    there = dataclasses.replace(each, plan=dataclasses.replace(each.plan, offload=()))
+    world = each.plan.world
+    expected = POOL.run(trained, there, clip_norm, world=world)
+    for (mine, changed), (theirs, _) in zip(POOL.run(trained, each, clip_norm, world=world), expected, strict=True):
+        assert changed == 0.0, "a step that is left out changes nothing"
+        assert mine.keys() == theirs.keys()
+        for name, array in theirs.items():
+            assert np.array_equal(mine[name], array), name
+
+
+@pytest.mark.parametrize("clip_norm", [0.0, 0.5])
+@pytest.mark.parametrize("name", DATA)
+def test_the_host_takes_the_steps_of_the_device(name: str, clip_norm: float) -> None:
+    """Four microbatches a rank or more, dropout, a step that is left out."""
+    assert_same_as_on_device(offloaded(name, "rich"), clip_norm)
+
+
+@pytest.mark.parametrize(
+    "each",
+    [
+        offloaded("one process", "adapters"),
+        offloaded("ZeRO-1", "adapters"),
+        offloaded("one process", microbatch_rows=8),
+        offloaded("one process", "rich", optimizer="muon"),
+        offloaded("ZeRO-1", "rich", optimizer="muon"),
+        offloaded("one process", "rich", precision="bf16-pure"),
+        offloaded("replicate 2", "rich", exact=True),
+        offloaded("tensor 2", "rich", tensor=2, sequence=True),
+        offloaded("pipeline 2", "deep", pipeline=2),
+    ],
+    ids=lambda each: f"{each.name}, {each.model}, {each.optimizer}",
+)
+def test_what_is_not_final_is_waited_for(each: Case) -> None:
+    """Adapters, sums over the tensor axis and over the ends of a pipeline, optimizers that ask other ranks."""
+    assert_same_as_on_device(each, 0.0)
+
+
+def recorded(rank: int, plan: Plan, clip_norm: float) -> list[str]:
+    """What happens in a step of two microbatches, in order: `change` is announced, an `update` begins, the `backward`
+    pass comes to the first block. The last one waits there until an update has begun, if one is to begin."""
+    spec, mesh = MODELS["deep"], Mesh(plan, rank)
+    events: list[str] = []
+    began, made = threading.Event(), []
+
+    def make(named: dict[str, nn.Parameter], cuts: Mapping[str, Any]) -> torch.optim.Optimizer:
+        made.append(make_optimizer(named, Optimizer(), spec=spec, cuts=cuts))
+        return made[0]
+
+    def update(*_: Any) -> None:
+        events.append("update")
+        began.set()
+
+    def backward(_: Tensor) -> None:
+        if events and not clip_norm:
+            assert began.wait(60), "no update begins during the last backward pass"
+        events.append("backward")
+
+    points = Points(before_change=[lambda: events.append("change")])
+    executor = apply(plan, build(spec, seed=1), mesh, make, clip_norm=clip_norm, points=points)
+    made[0].register_step_pre_hook(update)
+    executor.model.blocks["0"].attention.qkv.weight.register_post_accumulate_grad_hook(backward)  # type: ignore[union-attr]
+    batch = batches(spec, 1)[0]
+    executor.step(batch.strided(mesh.data.rank, mesh.data.size), lr=1e-2)
+    return events
+
+
+@pytest.mark.parametrize("name", [name for name in DATA if name != "replicate 2, PowerSGD"])
+def test_updates_begin_during_the_last_backward_pass(name: str) -> None:
+    plan = offloaded(name).plan
+    plan = dataclasses.replace(plan, microbatch_rows=8 // plan.world // 2)
+    for events in POOL.run(recorded, plan, 0.0, world=plan.world):
+        assert events[:3] == ["backward", "change", "update"]
+        assert events.count("change") == 1
+        assert "backward" in events[3:]
+
+
+@pytest.mark.parametrize("name", ["one process", "ZeRO-2"])
+def test_updates_with_a_clipped_gradient_begin_after_it(name: str) -> None:
+    plan = offloaded(name).plan
+    plan = dataclasses.replace(plan, microbatch_rows=8 // plan.world // 2)
+    for events in POOL.run(recorded, plan, 0.5, world=plan.world):
+        assert events[:4] == ["backward", "backward", "change", "update"]
+        assert set(events[4:]) == {"update"}
+
+
+def test_gradients_that_others_change_are_waited_for() -> None:
+    spec, found = MODELS["deep"], []
+    for offload in ((), ("optimizer",)):
+        plan = offloaded("one process", offload=offload).plan
+        points = Points(on_gradients=[lambda gradients: gradients["norm.weight"].mul_(3)])
+        executor = apply(
+            plan,
+            build(spec, seed=1, dtype=torch.float64),
+            None,
+            lambda named, cuts: make_optimizer(named, Optimizer(), spec=spec, cuts=cuts),
+            points=points,
+        )
+        for batch in batches(spec, 2):
+            executor.step(batch, lr=1e-2)
+        found.append(local(executor.optimizer_state()))
+    for name, moment in found[0].items():
+        assert torch.equal(moment, found[1][name]), name

@@ -93,6 +93,9 @@ class Checkpoints:
     for two copies of it. `blocking`: training waits until it is on disk."""
     bytes_per_s: Annotated[float, Range(above=0), CONTINUES] | None = None
     """The most that background writing may take of the disk, in bytes a second; not set: all of it."""
+    threads: Annotated[int, Range(least=1), CONTINUES] = 2
+    """Threads that hash, pack and write a save beside training, to which they give way. The files are the same for any
+    number of them; more than two help where packing is slower than the disk."""
     packing: Annotated[Literal["off", "on", "auto"], CONTINUES] = "off"
     """Lossless packing (byte planes and zstd) of what is saved. `auto`: where measured
     disk and processor make a save durable sooner by it. Only ropewalk reads packed files."""

@@ -34,7 +34,7 @@ from .priority import give_way
 from .prune import step_of
 from .remote import Remote, RemoteSource
 from .restore import DiskSource, Report, restore
-from .tensors import State, write_parts
+from .tensors import State, Wants, whole, write_parts
 from .traffic import Forecast, Gate, Learner, Link, Tier, choose, intervals
 
 _log = logging.getLogger(__name__)
@@ -149,7 +149,9 @@ class Copier:
             found.append(self._done.get())
         return found
 
-    def restore(self, *, accepts: Callable[[str], bool] = lambda _: True) -> tuple[State | None, Report]:
+    def restore(
+        self, *, accepts: Callable[[str], bool] = lambda _: True, wants: Wants = whole
+    ) -> tuple[State | None, Report]:
         """The newest state that all places have together; see `restore`."""
         sources: list[Source] = []
         if self._memory:
@@ -161,7 +163,7 @@ class Copier:
         scratch = (
             self._memory.folder / self.run if self._memory else self._folder
         ) / f"restore-{self._ranks.rank}.partial"
-        return restore(sources, scratch=scratch, accepts=accepts)
+        return restore(sources, scratch=scratch, accepts=accepts, wants=wants)
 
     def settle(self) -> None:
         """Waits until nothing is on its way."""

@@ -7,6 +7,7 @@ pieces alone. A whole checkpoint, on a disk or in an object store, is the only s
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -74,8 +75,8 @@ class Source(Protocol):
         """Every copy of the run, and what is wrong with those whose manifests are damaged (out of sight now)."""
         ...
 
-    def fetch(self, offer: Offer, file: str, target: Path) -> None:
-        """Makes `target` the file, or a link to it."""
+    def fetch(self, offer: Offer, file: str, target: Path, chunks: Sequence[int]) -> None:
+        """Makes `target` the file, or a link to it; of a file that must travel, only `chunks` need be there."""
         ...
 
     def quarantine(self, offer: Offer) -> None:

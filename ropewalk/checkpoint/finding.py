@@ -6,11 +6,12 @@ import functools
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ropewalk.base.errors import DataError, RopewalkError
+from ropewalk.base.errors import DataError
 
 from .copier import Copier
+from .format import read_checkpoint_manifest
 from .restore import Report
-from .tensors import State, load, load_newest
+from .tensors import State, Wants, head_of, load, load_newest, whole
 from .together import Together, decided
 
 
@@ -28,54 +29,62 @@ class Found:
     """How it was gathered from several places."""
 
 
-def find_on_disk(folder: Path, together: Together, *, leads: bool) -> Found:
-    """The newest whole checkpoint of a folder that all ranks see. All ranks must call."""
-    found = Found()
-
-    def look() -> str:
-        found.path, found.state, found.wrong = load_newest(folder)
-        return found.path.name if found.path else ""
-
-    name = decided(together, look, leads=leads)
-    if not name:
-        return found
-    failure = None
-    if not leads:
-        found.path = folder / name
+def find_on_disk(folder: Path, together: Together, *, leads: bool, wants: Wants = whole) -> Found:
+    """The newest checkpoint, of a folder that all ranks see, of which every rank can read what it `wants`. All ranks
+    must call."""
+    refused: list[str] = []
+    wrong: list[str] = []
+    while True:
+        found = Found()
         try:
-            found.state = load(found.path)
-        except RopewalkError as error:
-            failure = error
-    if not together.agree(failure is None):
-        raise failure or DataError(f"{found.path}: another rank cannot read it; do all ranks see the same folder?")
-    return found
+            name = decided(together, functools.partial(_newest, folder, found, refused, wants), leads=leads)
+        except DataError as error:
+            raise DataError("\n".join([*wrong, str(error)])) from error
+        if not name:
+            return found
+        if not leads:
+            found.path = folder / name
+            try:
+                found.state = load(found.path, choose=wants(head_of(read_checkpoint_manifest(found.path))))
+            except DataError as error:
+                wrong.append(str(error))
+            found.wrong = wrong
+        if together.agree(found.state is not None):
+            return found
+        refused.append(name)
 
 
-def find_anywhere(copier: Copier, together: Together, *, leads: bool) -> Found:
-    """The newest state of all places that every rank can put together. All ranks must call."""
+def find_anywhere(copier: Copier, together: Together, *, leads: bool, wants: Wants = whole) -> Found:
+    """The newest state of all places of which every rank can put together what it `wants`. All ranks must call."""
     refused: list[str] = []
     while True:
         found = Found()
-        proposed = decided(together, functools.partial(_propose, copier, found, refused), leads=leads)
+        proposed = decided(together, functools.partial(_propose, copier, found, refused, wants), leads=leads)
         if not proposed:
             return found
         if not leads:
-            _follow(copier, found, proposed)
+            _follow(copier, found, proposed, wants)
         if together.agree(found.state is not None):
             return found
         refused.append(proposed)
 
 
-def _propose(copier: Copier, found: Found, refused: list[str]) -> str:
+def _newest(folder: Path, found: Found, refused: list[str], wants: Wants) -> str:
+    """The name of the newest on the disk that no rank has refused."""
+    found.path, found.state, found.wrong = load_newest(folder, wants=wants, refused=refused)
+    return found.path.name if found.path else ""
+
+
+def _propose(copier: Copier, found: Found, refused: list[str], wants: Wants) -> str:
     """The identity of the newest that no rank has refused."""
-    found.state, found.report = copier.restore(accepts=lambda name: name not in refused)
+    found.state, found.report = copier.restore(accepts=lambda name: name not in refused, wants=wants)
     found.wrong = found.report.damaged
     return found.report.identity
 
 
-def _follow(copier: Copier, found: Found, proposed: str) -> None:
+def _follow(copier: Copier, found: Found, proposed: str, wants: Wants) -> None:
     """The state that rank 0 proposed, where this rank can put it together."""
     try:
-        found.state, found.report = copier.restore(accepts=lambda name: name == proposed)
+        found.state, found.report = copier.restore(accepts=lambda name: name == proposed, wants=wants)
     except DataError as error:
         found.wrong = [str(error)]

@@ -34,6 +34,11 @@ class Held:
         """torch's name: `bfloat16`."""
         return str(self.local.dtype).removeprefix("torch.")
 
+    @property
+    def bytes(self) -> int:
+        """Of its numbers."""
+        return self.local.numel() * self.local.element_size()
+
 
 def wholes(tensors: Tensors) -> dict[str, Tensor]:
     """The tensors of a state that was read, of which none is a part."""

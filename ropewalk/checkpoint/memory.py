@@ -21,7 +21,7 @@ import re
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from ropewalk.base.errors import DataError, StorageError
@@ -207,7 +207,7 @@ class MemorySource:
                 self._memory.quarantine(key)
         return found, wrong
 
-    def fetch(self, offer: Offer, file: str, target: Path) -> None:
+    def fetch(self, offer: Offer, file: str, target: Path, chunks: Sequence[int]) -> None:
         target.symlink_to(Path(offer.where) / file)
 
     def quarantine(self, offer: Offer) -> None:

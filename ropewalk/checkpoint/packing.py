@@ -7,7 +7,6 @@ passes over the latter. A file is packed in frames of 4 MiB, so that one tensor 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
 from typing import Any, Literal
 
 import numpy as np
@@ -75,22 +74,6 @@ def unpack(frame: memoryview) -> bytes:
         return planes
     whole = size - size % item
     return np.frombuffer(planes, np.uint8, whole).reshape(item, -1).T.tobytes() + planes[whole:]
-
-
-def frames(blocks: Iterable[bytes | memoryview], *, item: int) -> Iterator[bytes]:
-    """What `blocks` hold, one after the other, in packed frames."""
-    buffer = bytearray()
-    for block in blocks:
-        left = memoryview(block).cast("B")
-        while left:
-            room = FRAME_BYTES - len(buffer)
-            buffer += left[:room]
-            left = left[room:]
-            if len(buffer) == FRAME_BYTES:
-                yield pack(buffer, item=item)
-                buffer = bytearray()
-    if buffer:
-        yield pack(buffer, item=item)
 
 
 def _codec() -> Any:

@@ -11,6 +11,7 @@ import itertools
 import json
 import mmap
 import os
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from ropewalk.base.errors import DataError
 from ropewalk.base.files import point, storage
 
 from .disk import Disk
-from .packing import FRAME_BYTES, frames, unpack
+from .packing import FRAME_BYTES, unpack
 
 CHUNK_BYTES = 4 << 20
 """Large enough that a manifest of a terabyte has 2.6e5 hashes, small enough that one tensor is read alone. The hash
@@ -90,38 +91,64 @@ def layout(parts: Sequence[tuple[str, str, tuple[int, ...], int]]) -> tuple[byte
 
 
 class Pace:
-    """Lets bytes pass at most at a given rate, for storage that others use too."""
+    """Lets bytes pass at most at a given rate, for storage that others use too; any number of threads may ask."""
 
     def __init__(self, bytes_per_s: float, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._rate, self._clock = bytes_per_s, clock
         self._due = clock()
+        self._turn = threading.Lock()
 
     def delay(self, size: int) -> float:
         """Seconds to wait before the next `size` bytes."""
-        now = self._clock()
-        wait = max(0.0, self._due - now)
-        self._due = max(self._due, now) + size / self._rate
+        with self._turn:
+            now = self._clock()
+            wait = max(0.0, self._due - now)
+            self._due = max(self._due, now) + size / self._rate
         return wait
 
 
-def write_payload(
-    disk: Disk, path: Path, blocks: Iterable[bytes | memoryview], *, pace: Pace | None = None, packed: int = 0
-) -> FileEntry:
-    """Writes `blocks` one after the other and waits until they are durable; `packed` as numbers of so many bytes, or
-    as they are when it is 0."""
-    hashes = _Hashes()
-    sizes: list[int] = []
+def write_payload(disk: Disk, path: Path, blocks: Iterable[bytes | memoryview]) -> FileEntry:
+    """Writes `blocks` one after the other as they are made, and waits until they are durable."""
+    hashes = Hashes()
     with disk.create(path) as file:
-        for block in _packed(blocks, packed, sizes) if packed else blocks:
+        for block in blocks:
             for piece in _cut(memoryview(block).cast("B")):
-                if pace:
-                    time.sleep(pace.delay(len(piece)))
                 file.write(piece)
                 hashes.add(piece)
         point(f"checkpoint.written:{path.name}")
         file.sync()
     point(f"checkpoint.payload:{path.name}")
-    return FileEntry(bytes=hashes.size, chunks=hashes.close(), chunk_bytes=CHUNK_BYTES, frames=tuple(sizes))
+    return FileEntry(bytes=hashes.size, chunks=hashes.close(), chunk_bytes=CHUNK_BYTES)
+
+
+class Hashes:
+    """xxh3-64 of every CHUNK_BYTES of what passes."""
+
+    def __init__(self) -> None:
+        self.size = 0
+        """Bytes that have passed."""
+        self._hash = xxhash.xxh3_64()
+        self._done: list[str] = []
+
+    def add(self, data: memoryview) -> None:
+        """These bytes pass next."""
+        while data:
+            room = CHUNK_BYTES - self.size % CHUNK_BYTES
+            part, data = data[:room], data[room:]
+            self._hash.update(part)
+            self.size += len(part)
+            if self.size % CHUNK_BYTES == 0:
+                self._next()
+
+    def close(self) -> tuple[str, ...]:
+        """The hash of each chunk, in order; nothing passes any more."""
+        if self.size % CHUNK_BYTES:
+            self._next()
+        return tuple(self._done)
+
+    def _next(self) -> None:
+        self._done.append(self._hash.hexdigest())
+        self._hash = xxhash.xxh3_64()
 
 
 def digest(data: memoryview) -> str:
@@ -131,9 +158,19 @@ def digest(data: memoryview) -> str:
 
 def entry_of(data: bytes | memoryview) -> FileEntry:
     """What the manifest says of a file with these bytes."""
-    hashes = _Hashes()
+    hashes = Hashes()
     hashes.add(memoryview(data).cast("B"))
     return FileEntry(bytes=hashes.size, chunks=hashes.close(), chunk_bytes=CHUNK_BYTES)
+
+
+def chunks_of(entry: FileEntry, begin: int, end: int) -> range:
+    """Numbers of the chunks that hold bytes `begin` to `end` of the file before it was packed."""
+    if begin == end:
+        return range(0)
+    if entry.frames:
+        starts = list(itertools.accumulate(entry.frames, initial=0))
+        begin, end = starts[begin // entry.frame_bytes], starts[-(-end // entry.frame_bytes)]
+    return range(begin // entry.chunk_bytes, -(-end // entry.chunk_bytes))
 
 
 class Payload:
@@ -183,9 +220,10 @@ class Payload:
             self._unpacked = (number, unpack(stored))
         return self._unpacked[1]
 
-    def problems(self) -> Iterator[str]:
-        """What is wrong with the file, chunk by chunk."""
-        yield from filter(None, map(self._wrong, range(len(self._entry.chunks))))
+    def problems(self, chunks: Iterable[int] | None = None) -> Iterator[str]:
+        """What is wrong with the file, chunk by chunk; with all of it, or with `chunks`."""
+        numbers = range(len(self._entry.chunks)) if chunks is None else chunks
+        yield from filter(None, map(self._wrong, numbers))
 
     def _wrong(self, number: int) -> str:
         size = self._entry.chunk_bytes
@@ -207,40 +245,6 @@ class Payload:
 
 
 REMEDY = "; use an older checkpoint"
-
-
-class _Hashes:
-    """xxh3-64 of every CHUNK_BYTES of what passes."""
-
-    def __init__(self) -> None:
-        self.size = 0
-        self._hash = xxhash.xxh3_64()
-        self._done: list[str] = []
-
-    def add(self, data: memoryview) -> None:
-        while data:
-            room = CHUNK_BYTES - self.size % CHUNK_BYTES
-            part, data = data[:room], data[room:]
-            self._hash.update(part)
-            self.size += len(part)
-            if self.size % CHUNK_BYTES == 0:
-                self._next()
-
-    def close(self) -> tuple[str, ...]:
-        if self.size % CHUNK_BYTES:
-            self._next()
-        return tuple(self._done)
-
-    def _next(self) -> None:
-        self._done.append(self._hash.hexdigest())
-        self._hash = xxhash.xxh3_64()
-
-
-def _packed(blocks: Iterable[bytes | memoryview], item: int, sizes: list[int]) -> Iterator[bytes]:
-    """Packed frames; notes their sizes."""
-    for frame in frames(blocks, item=item):
-        sizes.append(len(frame))
-        yield frame
 
 
 def _cut(data: memoryview) -> Iterator[memoryview]:

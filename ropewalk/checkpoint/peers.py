@@ -22,7 +22,7 @@ import socketserver
 import struct
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -113,11 +113,12 @@ class Peer:
         with self._talk() as wire:
             return bytes(wire.ask("manifest", key=dataclasses.asdict(key))[1])
 
-    def get(self, key: Key, name: str, entry: FileEntry, target: Path) -> None:
-        """Makes `target` a file of the shard, every chunk checked; DataError when the peer's copy is damaged."""
+    def get(self, key: Key, name: str, entry: FileEntry, target: Path, *, chunks: Sequence[int] | None = None) -> None:
+        """Makes `target` a file of the shard, or of its `chunks` at their places, every one checked; DataError when the
+        peer's copy is damaged."""
         told = dataclasses.asdict(key)
         with self._talk() as wire, open(target, "wb") as file:
-            todo = list(range(len(entry.chunks)))
+            todo = list(range(len(entry.chunks)) if chunks is None else chunks)
             for _ in range(_ROUNDS):
                 wire.send({"op": "get", "key": told, "file": name, "numbers": todo})
                 bad = []
@@ -281,8 +282,8 @@ class PeerSource:
                 wrong.append(f"{self.name}: {error}")
         return found, wrong
 
-    def fetch(self, offer: Offer, file: str, target: Path) -> None:
-        self._peer.get(offer.key, file, offer.manifest.files[file], target)
+    def fetch(self, offer: Offer, file: str, target: Path, chunks: Sequence[int]) -> None:
+        self._peer.get(offer.key, file, offer.manifest.files[file], target, chunks=chunks)
 
     def quarantine(self, offer: Offer) -> None:
         self._peer.check(offer.key)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ropewalk.base.files import storage
@@ -35,6 +35,8 @@ class Saved:
     """Seconds from the end of the copy until it was durable."""
     after_s: float = 0.0
     """Seconds from then until what it made superfluous was gone, which may mean reading it back."""
+    tasks_s: Mapping[str, float] = field(default_factory=dict)
+    """Seconds by kind of task (copy, hash, pack, write, sync); on several threads they overlap."""
     error: Exception | None = None
     """Why it is not there; None when it is. A StorageError is the disk's fault; anything else is ours."""
 
@@ -64,10 +66,12 @@ class Persister:
         self,
         disk: Disk,
         *,
+        threads: int = 1,
         pace: Pace | None = None,
         packer: Packer | None = None,
     ) -> None:
-        self._disk, self._pace, self._packer = disk, pace, packer
+        """`threads`: that hash, pack and write at once."""
+        self._disk, self._threads, self._pace, self._packer = disk, threads, pace, packer
         self._jobs: queue.SimpleQueue[_Job | _Loan | None] = queue.SimpleQueue()
         self._done: queue.SimpleQueue[Saved] = queue.SimpleQueue()
         self._idle = threading.Condition()
@@ -86,8 +90,8 @@ class Persister:
         before: Callable[[], None] = lambda: None,
         after: Callable[[], None] = lambda: None,
     ) -> None:
-        """Has the snapshot written below `folder`. In the background, `before` runs when it is copied and nothing is
-        written yet (faster copies), `after` when it is durable, or on ranks other than 0 when this rank's part is."""
+        """Has the snapshot written below `folder`. In the background, `before` runs when nothing is written yet (faster
+        copies), `after` when it is durable, or on ranks other than 0 when this rank's part is."""
         with self._idle:
             self._open += 1
         self._jobs.put(_Job(folder, manifest, tokenizer, snapshot, attempt or Attempt(), before, after))
@@ -148,8 +152,8 @@ class Persister:
         error: Exception | None = None
         start = time.perf_counter()
         durable = None
+        tasks: dict[str, float] = {}
         try:
-            snapshot.wait_copied()
             job.before()
             start = time.perf_counter()
             path = commit(
@@ -161,9 +165,12 @@ class Persister:
                     tokenizer=job.tokenizer,
                     disk=self._disk,
                     attempt=job.attempt,
+                    threads=self._threads,
                     pace=self._pace,
+                    there=snapshot.there,
                     digests=snapshot.digests,
                     packer=self._packer,
+                    tell=tasks.update,
                 ),
                 disk=self._disk,
                 attempt=job.attempt,
@@ -175,17 +182,19 @@ class Persister:
             error = failure
         finally:
             snapshot.release()
-        size = sum(p.local.numel() * p.local.element_size() for parts in snapshot.parts.values() for p in parts)
+        size = sum(part.bytes for parts in snapshot.parts.values() for part in parts)
         end = time.perf_counter()
         durable = durable or end
+        tasks |= {"copy": snapshot.copy_s, "hash": snapshot.hash_s + tasks.get("hash", 0.0)}
         return Saved(
             step=job.manifest.step,
             path=path,
             bytes=size,
             blocked_s=snapshot.blocked_s,
             copy_s=snapshot.copy_s,
-            persist_s=durable - start,
+            persist_s=durable - max(start, snapshot.copied_at),
             after_s=end - durable,
+            tasks_s=tasks,
             error=error,
         )
 

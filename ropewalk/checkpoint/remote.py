@@ -11,8 +11,9 @@ store itself where it can (`If-None-Match`), else it is read back.
 from __future__ import annotations
 
 import functools
+import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,8 @@ from .peers import Gate
 
 _EXTRA = ("aiohttp", "s3fs")
 """What the extra `remote` installs."""
+_AT_ONCE = 16
+"""Chunks that one request asks for: 64 MiB."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -98,6 +101,16 @@ class Remote:
     def fetch(self, name: str, file: str, target: Path) -> None:
         """Makes `target` a file of a checkpoint; whoever asks checks it."""
         self._try(lambda: self._store.get_file(f"{self._root}/{name}/{plain_name(file)}", str(target)))
+
+    def fetch_chunks(self, name: str, file: str, target: Path, *, entry: FileEntry, chunks: Sequence[int]) -> None:
+        """As `fetch`, with `chunks` alone at their places and holes between them."""
+        source = f"{self._root}/{name}/{plain_name(file)}"
+        with open(target, "wb") as out:
+            for first, last in _runs(chunks):
+                begin, end = first * entry.chunk_bytes, min(last * entry.chunk_bytes, entry.bytes)
+                data = self._try(functools.partial(self._store.cat_file, source, start=begin, end=end))
+                os.pwrite(out.fileno(), data, begin)
+            os.ftruncate(out.fileno(), entry.bytes)
 
     def retain(self, *, keep_last: int, keep_every: int = 0) -> list[str]:
         """Deletes all but the newest `keep_last` checkpoints and those of steps that `keep_every` divides."""
@@ -206,14 +219,27 @@ class RemoteSource:
             found.append(Offer(key, manifest, name))
         return found, wrong
 
-    def fetch(self, offer: Offer, file: str, target: Path) -> None:
+    def fetch(self, offer: Offer, file: str, target: Path, chunks: Sequence[int]) -> None:
+        entry = offer.manifest.files[file]
         try:
-            self._remote.fetch(offer.where, file, target)
+            if len(chunks) == len(entry.chunks):
+                self._remote.fetch(offer.where, file, target)
+            else:
+                self._remote.fetch_chunks(offer.where, file, target, entry=entry, chunks=chunks)
         except FileNotFoundError:
             raise DataError(f"{self.name}/{offer.where}/{file}: damaged checkpoint: this file is missing") from None
 
     def quarantine(self, offer: Offer) -> None:
         self._remote.set_aside(offer.where)
+
+
+def _runs(chunks: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """First and last (exclusive) of chunks that follow each other, up to _AT_ONCE of them."""
+    begin = 0
+    for place in range(1, len(chunks) + 1):
+        if place == len(chunks) or chunks[place] != chunks[place - 1] + 1 or place - begin == _AT_ONCE:
+            yield chunks[begin], chunks[place - 1] + 1
+            begin = place
 
 
 def _step(name: str) -> int:

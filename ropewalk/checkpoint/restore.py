@@ -11,19 +11,21 @@ from __future__ import annotations
 import dataclasses
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from ropewalk.base.errors import DataError, StorageError
 from ropewalk.base.files import storage
+from ropewalk.parallel.cut import Choose
 
 from .commit import Record, joined
 from .copies import Key, Offer, Source, plain_name
 from .format import FILE, CheckpointManifest, identity, list_checkpoints, read_checkpoint_manifest, sealed, step_path
+from .needs import needed_chunks
 from .payload import FileEntry, Payload
-from .tensors import State, load, set_aside
+from .tensors import TOKENIZER, State, Wants, head_of, load, set_aside, whole
 
 _AT_ONCE = 4
 """Files that are fetched and checked side by side."""
@@ -35,8 +37,9 @@ class Taken:
 
     source: str
     bytes: int
+    """Fetched and checked."""
     seconds: float
-    """To fetch it and to check every byte."""
+    """To fetch and to check them."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -58,7 +61,7 @@ class Report:
 
     @property
     def bytes(self) -> int:
-        """Of all files."""
+        """Of all files, fetched and checked."""
         return sum(taken.bytes for taken in self.files.values())
 
     @property
@@ -81,11 +84,16 @@ _Bad = tuple[_Copy, str]
 
 
 def restore(
-    sources: Sequence[Source], *, scratch: Path, accepts: Callable[[str], bool] = lambda _: True
+    sources: Sequence[Source],
+    *,
+    scratch: Path,
+    accepts: Callable[[str], bool] = lambda _: True,
+    wants: Wants = whole,
 ) -> tuple[State | None, Report]:
     """The newest state that `sources`, the fastest first, have together; None when they have none.
 
-    `accepts` is asked for each by its identity (format.py), so that ranks can agree on one.
+    `accepts` is asked for each by its identity (format.py), so that ranks can agree on one. Only what `wants` names of
+    it is fetched, checked and read.
     Files that are not on this machine pass through the folder `scratch`, which is gone afterwards. When there are
     copies and none is whole, raises DataError: starting from scratch would silently throw away a run. A place that
     does not answer is told in the report.
@@ -98,8 +106,11 @@ def restore(
             if not accepts(name):
                 continue
             folder = step_path(scratch, manifest.step)
-            lacking = _assemble(folder, manifest, copies, report, bad)
-            state = None if lacking else _loaded(folder, report)
+            choose = wants(head_of(manifest))
+            lacking = _assemble(
+                folder, manifest, copies, report, bad, needed_chunks(manifest, choose, wholly=[TOKENIZER])
+            )
+            state = None if lacking else _loaded(folder, report, choose)
             if state:
                 report.identity = name
                 report.step, report.seconds = state.step, time.perf_counter() - start
@@ -139,20 +150,26 @@ def _candidates(copies: Iterable[_Copy], report: Report) -> dict[str, Checkpoint
             continue
         records = [Record(files=parts[rank].files, tensors=parts[rank].tensors) for rank in range(world)]
         try:
-            whole = joined(parts[0], records, path=Path(f"step {step}"))
+            together = joined(parts[0], records, path=Path(f"step {step}"))
         except StorageError as error:
             report.passed_over.append(str(error))
             continue
         # A whole checkpoint stands for all ranks that wrote it.
-        whole = dataclasses.replace(whole, world=parts[0].world)
-        found.setdefault(identity(whole), whole)
+        together = dataclasses.replace(together, world=parts[0].world)
+        found.setdefault(identity(together), together)
     return found
 
 
 def _assemble(
-    folder: Path, manifest: CheckpointManifest, copies: Sequence[_Copy], report: Report, bad: list[_Bad]
+    folder: Path,
+    manifest: CheckpointManifest,
+    copies: Sequence[_Copy],
+    report: Report,
+    bad: list[_Bad],
+    chunks: Mapping[str, Sequence[int]],
 ) -> list[str]:
-    """Makes `folder` a checkpoint of files from anywhere; returns the files that no place has whole."""
+    """Makes `folder` a checkpoint of files from anywhere, with `chunks` by file; returns the files of which no place
+    has these whole."""
     shutil.rmtree(folder, ignore_errors=True)
     with storage(f"creating {folder}"):
         folder.mkdir(parents=True)
@@ -161,11 +178,11 @@ def _assemble(
 
     def take(name: str) -> Taken | None:
         entry, owners = manifest.files[name], manifest.places(name)
-        return _take(folder / plain_name(name), entry, copies, report, bad, owners=owners)
+        return _take(folder / plain_name(name), entry, copies, report, bad, owners=owners, chunks=chunks[name])
 
     # Side by side: checking one file and waiting for another take turns. Lists may be appended to from any thread.
     with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="restore") as pool:
-        taken = dict(zip(manifest.files, pool.map(take, manifest.files), strict=True))
+        taken = dict(zip(chunks, pool.map(take, chunks), strict=True))
     report.files.update({name: one for name, one in taken.items() if one})
     return [name for name, one in taken.items() if one is None]
 
@@ -178,33 +195,35 @@ def _take(
     bad: list[_Bad],
     *,
     owners: dict[str, tuple[int, int]],
+    chunks: Sequence[int],
 ) -> Taken | None:
-    """The file from the first place that has it whole."""
+    """The file from the first place that has `chunks` of it whole."""
     for copy in copies:
         if (copy, target.name) in bad or copy.offer.manifest.files.get(target.name) != entry:
             continue
         start = time.perf_counter()
         target.unlink(missing_ok=True)
         try:
-            copy.source.fetch(copy.offer, target.name, target)
+            copy.source.fetch(copy.offer, target.name, target, chunks)
             # The load checks every chunk in any case; what comes unchecked is checked here, while others can be asked.
-            wrong = [] if copy.source.checks else list(Payload(target, entry, owners=owners).problems())
+            wrong = [] if copy.source.checks else list(Payload(target, entry, owners=owners).problems(chunks))
         except DataError as error:
             wrong = [str(error)]
         except StorageError as error:
             report.unreachable.append(f"{copy.source.name}: {error}")
             continue
         if not wrong:
-            return Taken(source=copy.source.name, bytes=entry.bytes, seconds=time.perf_counter() - start)
+            size = sum(min(entry.chunk_bytes, entry.bytes - number * entry.chunk_bytes) for number in chunks)
+            return Taken(source=copy.source.name, bytes=size, seconds=time.perf_counter() - start)
         where = f"{copy.source.name}: {copy.offer.key}: "
         report.damaged += [where + message.replace(str(target), target.name) for message in wrong]
         bad.append((copy, target.name))
     return None
 
 
-def _loaded(folder: Path, report: Report) -> State | None:
+def _loaded(folder: Path, report: Report, choose: Choose | None) -> State | None:
     try:
-        return load(folder)
+        return load(folder, choose=choose)
     except DataError as error:
         # Right a moment ago, when it was put together: the memory it lies in cannot be trusted.
         report.damaged.append(str(error))
@@ -245,7 +264,7 @@ class DiskSource:
             found.append(Offer(Key(run=self._run, step=manifest.step, attempt="disk"), manifest, str(path)))
         return found, wrong
 
-    def fetch(self, offer: Offer, file: str, target: Path) -> None:
+    def fetch(self, offer: Offer, file: str, target: Path, chunks: Sequence[int]) -> None:
         source = Path(offer.where) / file
         if not source.exists():
             raise DataError(f"{source}: damaged checkpoint: this file is missing")

@@ -4,13 +4,17 @@ Weights and moments change in the update alone. So the copy may run during the n
 update waits for it (`Snapshot.wait`): a step that saves costs what is left of the copy by then. Copies go into
 buffers that were made, touched and (for a GPU) page-locked once: fresh memory costs five times the copy itself, the
 kernel clearing page after page.
+
+A large state is copied in batches, and each part says when it is there: what follows the copy of a part need not wait
+for the copy of all.
 """
 
 from __future__ import annotations
 
+import concurrent.futures
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -24,6 +28,11 @@ from .priority import give_way
 
 Overlap = Literal["step", "none"]
 """`step`: the copy runs during the next forward and backward pass. `none`: the caller waits for it."""
+BATCH_BYTES = 256 << 20
+"""Copied by one call. Each takes the interpreter from training once; fewer bytes would take it more often."""
+
+_Pair = tuple[str, Held, Held]
+"""Group, part of the state, and its place in the buffer."""
 
 
 @dataclass(slots=True)
@@ -34,21 +43,24 @@ class Snapshot:
     """By group; the tensors lie in a buffer that is free again after `release`."""
     began: float
     _slot: _Slot
+    there: dict[str, dict[str, Future[None]]] = field(default_factory=dict)
+    """By group and name, when a part is copied and hashed."""
     _from_host: Future[None] = field(default_factory=Future)
     """When what lay in host memory is copied."""
     _from_gpu: tuple[torch.cuda.Event, torch.cuda.Event] | None = None
     """When the copy of what lay on the GPU began, and ended."""
-    _copied: Future[None] = field(default_factory=Future)
-    """When both are."""
     digests: dict[str, dict[str, str]] = field(default_factory=dict)
     """By group and name, the hash of what was copied, taken right after the copy: a bit that flips in the buffer
     before it is written is found. Training does not wait for it."""
-    _hashed: Future[None] = field(default_factory=Future)
     _waits: list[tuple[torch.cuda.Event, torch.cuda.Event]] = field(default_factory=list)
     """Before and after the places in the GPU's queue that wait for the copy."""
     _host_waited_s: float = 0.0
     copy_s: float = 0.0
     """Seconds that the copy took."""
+    hash_s: float = 0.0
+    """Seconds that the hashes took."""
+    copied_at: float = 0.0
+    """When the copy ended, of `time.perf_counter`."""
 
     def wait(self) -> None:
         """Returns when the state may change. On a GPU that is at once: what is asked of it from here on waits for the
@@ -75,12 +87,16 @@ class Snapshot:
 
     def wait_copied(self) -> None:
         """Returns when the copy is done and hashed; for whoever is not training."""
-        self._copied.result()
-        self._hashed.result()
+        for arrival in self._arrivals():
+            arrival.result()
 
     def release(self) -> None:
-        """Gives the buffer back."""
+        """Gives the buffer back, as soon as nothing is copied there any more."""
+        concurrent.futures.wait(self._arrivals())
         self._slot.free.release()
+
+    def _arrivals(self) -> list[Future[None]]:
+        return [arrival for group in self.there.values() for arrival in group.values()]
 
 
 @dataclass(slots=True)
@@ -119,12 +135,16 @@ class Stager:
                 return None
         self._taken += 1
         _fit(slot, parts)
-        targets, pairs = _places(slot, parts)
-        snapshot = Snapshot(targets, began, slot)
-        on_gpu = [pair for pair in pairs if pair[0].is_cuda]
+        pairs = _places(slot, parts)
+        snapshot = Snapshot({group: [to for g, _, to in pairs if g == group] for group in parts}, began, slot)
+        on_host = [_Batch(pairs) for pairs in _batches([pair for pair in pairs if not pair[1].local.is_cuda])]
+        on_gpu = [_Batch(pairs) for pairs in _batches([pair for pair in pairs if pair[1].local.is_cuda])]
+        for batch in (*on_host, *on_gpu):
+            for group, _, part in batch.pairs:
+                snapshot.there.setdefault(group, {})[part.name] = batch.there
         if on_gpu:
             snapshot._from_gpu = self._copy_from_gpu(on_gpu)
-        self._pool.submit(self._finish, snapshot, [pair for pair in pairs if not pair[0].is_cuda])
+        self._pool.submit(self._finish, snapshot, on_host, on_gpu)
         snapshot.waited(time.perf_counter() - began)
         if self._overlap == "none":
             snapshot.wait()
@@ -135,56 +155,90 @@ class Stager:
         self._pool.shutdown()
         self._hashing.shutdown()
 
-    def _copy_from_gpu(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> tuple[torch.cuda.Event, torch.cuda.Event]:
+    def _copy_from_gpu(self, batches: Sequence[_Batch]) -> tuple[torch.cuda.Event, torch.cuda.Event]:
         """Copies on a stream of their own, after what the step has queued; their begin and end."""
         self._stream = self._stream or torch.cuda.Stream()
         self._stream.wait_stream(torch.cuda.current_stream())
         # `blocking`: the thread that waits for it sleeps and leaves the core to others.
-        began, ended = (torch.cuda.Event(enable_timing=True, blocking=True) for _ in range(2))
+        began, *ends = (torch.cuda.Event(enable_timing=True, blocking=True) for _ in range(len(batches) + 1))
         with torch.cuda.stream(self._stream):
             began.record()
-            for source, target in pairs:
-                target.copy_(source, non_blocking=True)
-                source.record_stream(self._stream)
-            ended.record()
-        return began, ended
+            for batch, end in zip(batches, ends, strict=True):
+                for _, source, target in batch.pairs:
+                    target.local.copy_(source.local, non_blocking=True)
+                    source.local.record_stream(self._stream)
+                end.record()
+                batch.copied = end
+        return began, ends[-1]
 
-    def _finish(self, snapshot: Snapshot, on_host: Sequence[tuple[Tensor, Tensor]]) -> None:
+    def _finish(self, snapshot: Snapshot, on_host: Sequence[_Batch], on_gpu: Sequence[_Batch]) -> None:
         start = time.perf_counter()
         try:
-            _copy(on_host)
+            for batch in on_host:
+                _copy(batch.pairs)
+                self._hashing.submit(_hash, snapshot, batch)
             snapshot._from_host.set_result(None)
             snapshot.copy_s = time.perf_counter() - start
+            for batch in on_gpu:
+                assert batch.copied
+                batch.copied.synchronize()
+                self._hashing.submit(_hash, snapshot, batch)
             if snapshot._from_gpu:
                 began, ended = snapshot._from_gpu
-                ended.synchronize()
                 snapshot.copy_s = max(snapshot.copy_s, began.elapsed_time(ended) / 1e3)
-            snapshot._copied.set_result(None)
+            snapshot.copied_at = time.perf_counter()
         except BaseException as error:  # belongs to whoever waits
-            for future in (snapshot._from_host, snapshot._copied, snapshot._hashed):
-                if not future.done():
-                    future.set_exception(error)
-            return
-        self._hashing.submit(_hash, snapshot)
+            # One thread hashes, in order: what is hashed already, or will be, says so before this is said of the rest.
+            self._hashing.submit(_fail, [snapshot._from_host, *snapshot._arrivals()], error)
 
 
-def _copy(pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
+@dataclass(slots=True)
+class _Batch:
+    """Parts that are copied by one call."""
+
+    pairs: Sequence[_Pair]
+    there: Future[None] = field(default_factory=Future)
+    """When they are copied and hashed."""
+    copied: torch.cuda.Event | None = None
+    """When they are copied from the GPU."""
+
+
+def _copy(pairs: Sequence[_Pair]) -> None:
     """One call for all tensors, on one thread: that takes the interpreter from training once, and one core copies as
     fast as memory allows (13.6 GB/s beside 12.8 with two threads, and 13.1 of `memcpy`, on two cores of an EPYC)."""
-    if pairs:
-        torch._foreach_copy_([target for _, target in pairs], [source for source, _ in pairs])
+    torch._foreach_copy_([target.local for _, _, target in pairs], [source.local for _, source, _ in pairs])
 
 
-def _hash(snapshot: Snapshot) -> None:
+def _hash(snapshot: Snapshot, batch: _Batch) -> None:
+    start = time.perf_counter()
     try:
-        snapshot.digests = {
-            group: {part.name: digest(as_bytes(part.local)) for part in parts}
-            for group, parts in snapshot.parts.items()
-        }
+        for group, _, part in batch.pairs:
+            snapshot.digests.setdefault(group, {})[part.name] = digest(as_bytes(part.local))
     except BaseException as error:  # belongs to whoever waits
-        snapshot._hashed.set_exception(error)
+        batch.there.set_exception(error)
         return
-    snapshot._hashed.set_result(None)
+    snapshot.hash_s += time.perf_counter() - start
+    batch.there.set_result(None)
+
+
+def _fail(futures: Sequence[Future[None]], error: BaseException) -> None:
+    for future in futures:
+        if not future.done():
+            future.set_exception(error)
+
+
+def _batches(pairs: Sequence[_Pair]) -> Iterator[list[_Pair]]:
+    """The pairs in order, in batches of BATCH_BYTES or a little more."""
+    batch: list[_Pair] = []
+    size = 0
+    for pair in pairs:
+        batch.append(pair)
+        size += pair[1].bytes
+        if size >= BATCH_BYTES:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
 
 
 def _fit(slot: _Slot, parts: Mapping[str, Sequence[Held]]) -> int:
@@ -207,20 +261,15 @@ def _counts(parts: Mapping[str, Sequence[Held]]) -> dict[tuple[str, torch.dtype]
     return counts
 
 
-def _places(
-    slot: _Slot, parts: Mapping[str, Sequence[Held]]
-) -> tuple[dict[str, list[Held]], list[tuple[Tensor, Tensor]]]:
-    """The parts with tensors in the slot's buffers, and (from, to) of each."""
+def _places(slot: _Slot, parts: Mapping[str, Sequence[Held]]) -> list[_Pair]:
+    """Each part and its place in the slot's buffers."""
     used: dict[tuple[str, torch.dtype], int] = {}
-    targets: dict[str, list[Held]] = {}
     pairs = []
     for group, group_parts in parts.items():
-        targets[group] = []
         for part in group_parts:
             key = (group, part.local.dtype)
             begin = used.get(key, 0)
             used[key] = begin + part.local.numel()
             target = slot.buffers[key][begin : used[key]].view(part.local.shape)
-            targets[group].append(replace(part, local=target))
-            pairs.append((part.local, target))
-    return targets, pairs
+            pairs.append((group, part, replace(part, local=target)))
+    return pairs

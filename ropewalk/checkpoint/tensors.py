@@ -6,12 +6,12 @@ reads says which box of which tensor it wants, reads the ranges that hold it, an
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import itertools
 import platform
 import shutil
-import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,8 +23,10 @@ from torch import Tensor
 from ropewalk import __version__
 from ropewalk.base.errors import DataError, StorageError
 from ropewalk.model.spec import Spec
+from ropewalk.parallel.cut import Choose, Part
 
-from .boxes import Box, fill, rows_of, whole
+from .boxes import Box, fill, rows_of
+from .boxes import whole as whole_box
 from .commit import Attempt, Record, commit
 from .disk import Disk, LocalDisk
 from .format import (
@@ -37,7 +39,9 @@ from .format import (
 )
 from .layouts import Held, Tensors, as_bytes, held, written
 from .packing import Packer
-from .payload import Pace, Payload, digest, layout, write_payload
+from .payload import Pace, Payload, digest, layout
+from .tasks import Graph, run
+from .writing import BUFFER_BYTES, Block, PayloadFile
 
 TOKENIZER = "tokenizer.json"
 PACKED = ".planes"
@@ -92,43 +96,51 @@ def write_parts(
     tokenizer: bytes,
     disk: Disk,
     attempt: Attempt,
+    threads: int = 1,
     pace: Pace | None = None,
+    there: Mapping[str, Mapping[str, Future[None]]] | None = None,
     digests: Mapping[str, Mapping[str, str]] | None = None,
     packer: Packer | None = None,
+    tell: Callable[[Mapping[str, float]], None] = lambda _: None,
 ) -> Record:
-    """Writes one file a group, and on rank 0 the tokenizer; returns when they are durable.
+    """Writes one file a group, and on rank 0 the tokenizer; returns when they are durable. The bytes are the same for
+    any number of `threads`.
 
-    `packer` decides whether a file is packed. `digests`: what the parts hashed to when they were made, by group and
-    name; StorageError when one has changed since.
+    By group and name: when the parts are `there`, if not now, and what they hashed to then (`digests`); StorageError
+    when one has changed since. `packer` decides whether a file is packed. `tell` gets the seconds by kind of task.
     """
-    files, tensors = {}, {}
-    for group, group_parts in parts.items():
-        name = f"{group}.safetensors" if attempt.world == 1 else f"{group}-{attempt.rank:05d}.safetensors"
-        ordered = sorted(group_parts, key=lambda part: part.name)
-        data = [as_bytes(part.local) for part in ordered]
-        header, begins = layout([(p.name, p.dtype, p.box.shape, len(d)) for p, d in zip(ordered, data, strict=True)])
-        expected = (digests or {}).get(group, {})
-        blocks = _unaltered(group, {p.name: d for p, d in zip(ordered, data, strict=True)}, expected)
-        largest = max(range(len(data)), key=lambda number: len(data[number]), default=None)
-        item = item_bytes(ordered[largest].dtype) if largest is not None else 1
-        packed = packer is not None and largest is not None and packer.chooses(data[largest], item=item)
-        name += PACKED * packed
-        start = time.perf_counter()
-        chain: Iterable[bytes | memoryview] = itertools.chain([header], blocks)
-        files[name] = write_payload(disk, place / name, chain, pace=pace, packed=item * packed)
-        if packer and not packed:
-            packer.wrote(files[name].bytes, seconds=time.perf_counter() - start)
-        tensors[group] = {
-            part.name: TensorEntry(
-                dtype=part.dtype,
-                shape=part.shape,
-                pieces=(Piece(file=name, begin=begin, offset=part.box.offset, shape=part.box.shape),),
-            )
-            for part, begin in zip(ordered, begins, strict=True)
-        }
-    if attempt.rank == 0:
-        files[TOKENIZER] = write_payload(disk, place / TOKENIZER, [tokenizer])
-    return Record(files=files, tensors=tensors)
+    graph, files = Graph(), {}
+    tensors: dict[str, dict[str, TensorEntry]] = {}
+    there, digests = there or {}, digests or {}
+    with contextlib.ExitStack() as opened:
+        for group, group_parts in parts.items():
+            name = f"{group}.safetensors" if attempt.world == 1 else f"{group}-{attempt.rank:05d}.safetensors"
+            ordered = sorted(group_parts, key=lambda part: part.name)
+            header, begins = layout([(p.name, p.dtype, p.box.shape, p.bytes) for p in ordered])
+            arrivals, expected = there.get(group, {}), digests.get(group, {})
+            item = _packed_item(ordered, arrivals, packer) if packer else 0
+            name += PACKED if item else ""
+            blocks = [Block(data=memoryview(header)), *(_block(group, p, arrivals, expected) for p in ordered)]
+            files[name] = PayloadFile(disk, place / name, blocks, packed=item, pace=pace)
+            tensors[group] = {
+                part.name: TensorEntry(
+                    dtype=part.dtype,
+                    shape=part.shape,
+                    pieces=(Piece(file=name, begin=begin, offset=part.box.offset, shape=part.box.shape),),
+                )
+                for part, begin in zip(ordered, begins, strict=True)
+            }
+        if attempt.rank == 0:
+            files[TOKENIZER] = PayloadFile(disk, place / TOKENIZER, [Block(data=memoryview(tokenizer))])
+        for file in files.values():
+            file.add_to(graph, opened)
+        tell(run(graph, threads=threads, memory_bytes=BUFFER_BYTES))
+    entries = {name: file.close() for name, file in files.items()}
+    plain = [name for name, entry in entries.items() if name != TOKENIZER and not entry.frames]
+    if packer and plain:
+        seconds = max(files[name].ended for name in plain) - min(files[name].began for name in plain)
+        packer.wrote(sum(entries[name].bytes for name in plain), seconds=seconds)
+    return Record(files=entries, tensors=tensors)
 
 
 def groups_of(state: State) -> dict[str, Tensors]:
@@ -169,7 +181,7 @@ class Reader:
         entry = self.manifest.tensors[group].get(name)
         if entry is None:
             raise DataError(f"{self.path}: no tensor `{name}` in its {group}; it is of another model")
-        box = box or whole(entry.shape)
+        box = box or whole_box(entry.shape)
         item = item_bytes(entry.dtype)
         target = np.empty(box.size * item, np.uint8)
         for piece in entry.pieces:
@@ -184,6 +196,15 @@ class Reader:
         return (
             torch.from_numpy(target).view(kind).reshape(box.shape) if box.size else torch.empty(box.shape, dtype=kind)
         )
+
+    def parts(self, group: str, choose: Choose) -> dict[str, Part]:
+        """The part of every tensor of a group that is chosen."""
+        found = {}
+        for name, entry in self.manifest.tensors.get(group, {}).items():
+            cut = choose(group, name, entry.shape)
+            if cut is not None:
+                found[name] = Part(self.tensor(group, name, Box(cut.offset, cut.local_shape)), cut)
+        return found
 
     def tensors(self, group: str) -> dict[str, Tensor]:
         """Every tensor of a group, whole."""
@@ -209,19 +230,41 @@ class Reader:
         return self._open[name]
 
 
-def load(path: Path, *, optimizer: bool = True) -> State:
-    """The state in the checkpoint folder `path`, every byte checked; without `optimizer` its tensors stay unread."""
+Wants = Callable[[State], Choose | None]
+"""By what a manifest says, as a state without tensors: which parts of them are needed; None: all, whole."""
+
+
+def whole(_: State) -> None:
+    """Wants all."""
+
+
+def load(path: Path, *, optimizer: bool = True, choose: Choose | None = None) -> State:
+    """The state in the checkpoint folder `path`, every byte that is read checked; without `optimizer` its tensors stay
+    unread. With `choose` tensors are parts, and the ranges that hold them are read and no others."""
     reader = Reader(path)
-    manifest = reader.manifest
+
+    def tensors(group: str) -> Tensors:
+        return reader.tensors(group) if choose is None else reader.parts(group, choose)
+
+    return dataclasses.replace(
+        head_of(reader.manifest),
+        model=tensors("model"),
+        optimizer=tensors("optimizer") if optimizer else {},
+        tokenizer=reader.file(TOKENIZER),
+    )
+
+
+def head_of(manifest: CheckpointManifest) -> State:
+    """What a manifest says of the state: all but its tensors and the tokenizer."""
     return State(
         step=manifest.step,
         tokens=manifest.tokens,
         seed=manifest.seed,
         spec=Spec(**manifest.spec),
         data=manifest.data,
-        model=reader.tensors("model"),
-        optimizer=reader.tensors("optimizer") if optimizer else {},
-        tokenizer=reader.file(TOKENIZER),
+        model={},
+        optimizer={},
+        tokenizer=b"",
         phase=manifest.phase,
         phase_step=manifest.phase_step,
         phase_ended=manifest.phase_ended,
@@ -231,8 +274,11 @@ def load(path: Path, *, optimizer: bool = True) -> State:
     )
 
 
-def load_newest(folder: Path) -> tuple[Path | None, State | None, list[str]]:
-    """The newest checkpoint below `folder` whose every byte is right, and what was wrong with newer ones.
+def load_newest(
+    folder: Path, *, wants: Wants = whole, refused: Collection[str] = ()
+) -> tuple[Path | None, State | None, list[str]]:
+    """The newest checkpoint below `folder` of which every byte that `wants` names is right, and what was wrong with
+    newer ones. Other ranks have `refused` some, by their folders' names.
 
     (None, None, []) when there is none yet. When there are some and none is whole, raises DataError: starting from
     scratch would silently throw away a run.
@@ -240,8 +286,12 @@ def load_newest(folder: Path) -> tuple[Path | None, State | None, list[str]]:
     wrong: list[str] = []
     candidates = list_checkpoints(folder)
     for path in reversed(candidates):
+        if path.name in refused:
+            wrong.append(f"{path}: another rank cannot read its part; do all ranks see the same folder?")
+            continue
         try:
-            return path, load(path), wrong
+            choose = wants(head_of(read_checkpoint_manifest(path)))
+            return path, load(path, choose=choose), wrong
         except DataError as error:
             wrong.append(str(error))
     if wrong:
@@ -259,15 +309,29 @@ def set_aside(path: Path) -> Path:
     return aside
 
 
-def _unaltered(group: str, data: Mapping[str, memoryview], expected: Mapping[str, str]) -> Iterator[memoryview]:
-    """The bytes of each part; after it has been written, it must still hash to what is expected of it."""
-    for name, block in data.items():
-        yield block
-        if name in expected and digest(block) != expected[name]:
+def _block(group: str, part: Held, there: Mapping[str, Future[None]], expected: Mapping[str, str]) -> Block:
+    """The bytes of a part; after it has been written, it must still hash to what is expected of it."""
+    data = as_bytes(part.local)
+
+    def check() -> None:
+        if part.name in expected and digest(data) != expected[part.name]:
             raise StorageError(
-                f"{group}/{name}: the copy in memory changed before it was written, so this checkpoint is given up; "
-                "older ones are intact. Test this machine's memory"
+                f"{group}/{part.name}: the copy in memory changed before it was written, so this checkpoint is given "
+                "up; older ones are intact. Test this machine's memory"
             )
+
+    return Block(data=data, there=there.get(part.name), check=check)
+
+
+def _packed_item(parts: Sequence[Held], there: Mapping[str, Future[None]], packer: Packer) -> int:
+    """Bytes of the numbers as which to pack a file of these parts, those of the largest; 0: not to pack it."""
+    largest = max(parts, key=lambda part: part.bytes, default=None)
+    if largest is None:
+        return 0
+    if largest.name in there:
+        there[largest.name].result()
+    item = item_bytes(largest.dtype)
+    return item if packer.chooses(as_bytes(largest.local), item=item) else 0
 
 
 def _on_host(part: Held) -> Held:

@@ -9,6 +9,7 @@ import torch
 from ropewalk.base.errors import RunConflict
 from ropewalk.checkpoint.tensors import State
 from ropewalk.load.stalls import Stalls
+from ropewalk.parallel.cut import Choose
 from ropewalk.parallel.executor import Points
 from ropewalk.parallel.mesh import Mesh
 
@@ -40,17 +41,19 @@ class Course:
 
     def restore(self) -> Path | None:
         """Takes over the newest whole checkpoint and returns its path, or begins the first phase."""
-        path, state = self._keeper.newest()
+        path, state = self._keeper.newest(wants=self._wants)
         if state is None:
             self.at = Position()
-            self._open(0)
+            self._begin(0)
             return None
-        self._check_is_ours(state, path)
+        if not self._is_ours(state):
+            raise RunConflict(f"{path}: this checkpoint is of another model or seed than the run; start a new run")
         self.at = Position(state.phase, state.phase_step, state.step, state.tokens)
         if state.phase_ended:
-            self._open(state.phase + 1, before=state)
+            self._begin(state.phase + 1, before=state)
         else:
-            self._open(state.phase, inside=state)
+            assert self.running, "opened to say what it wants"
+            self.running.resume(state)
         return path
 
     def advance(self) -> None:
@@ -60,7 +63,7 @@ class Course:
             _, before = self._keeper.newest()
         else:
             before = self.state(ended=True)
-        self._open(self.at.phase + 1, before=before)
+        self._begin(self.at.phase + 1, before=before)
 
     def state(self, *, ended: bool = False) -> State:
         """All that the run needs to go on from here; `ended` when its phase is over."""
@@ -73,11 +76,25 @@ class Course:
             self.running.close()
             self.running = None
 
-    def _open(self, index: int, *, before: State | None = None, inside: State | None = None) -> None:
-        """Makes phase `index` ready: after the one `before`, or `inside` where a checkpoint left it."""
+    def _wants(self, head: State) -> Choose | None:
+        """What this rank reads of a checkpoint: in the middle of a phase, which it opens, the parts that it holds. What
+        comes next may look at whole tensors."""
+        if head.phase_ended or not self._is_ours(head):
+            return None
+        return self._open(head.phase).executor.wants()
+
+    def _begin(self, index: int, *, before: State | None = None) -> None:
+        """Goes to the beginning of phase `index`, after the one `before`; past the last one nothing is at work."""
         self.close()
         if index == len(self._settings.phases):
             return
+        running = self._open(index)
+        self.at.phase, self.at.phase_step = index, 0
+        running.begin(before)
+
+    def _open(self, index: int) -> Running:
+        """Makes phase `index` ready."""
+        self.close()
         running = Running(
             self._settings,
             index,
@@ -90,14 +107,10 @@ class Course:
         # What is to be skipped has to be known by every phase.
         self._verifies = self._verifies and self._settings.load.on_damage == "skip"
         self.running = running
-        if inside:
-            running.resume(inside)
-        else:
-            self.at.phase, self.at.phase_step = index, 0
-            running.begin(before)
+        return running
 
-    def _check_is_ours(self, state: State, path: Path | None) -> None:
+    def _is_ours(self, state: State) -> bool:
+        """Whether a state is of this run's model and seed."""
         settings = self._settings
         known = state.phase < len(settings.phases) and state.spec == settings.model(state.phase)
-        if not known or state.seed != settings.seed:
-            raise RunConflict(f"{path}: this checkpoint is of another model or seed than the run; start a new run")
+        return known and state.seed == settings.seed

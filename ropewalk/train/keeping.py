@@ -32,7 +32,7 @@ from ropewalk.checkpoint.prune import step_of
 from ropewalk.checkpoint.restore import Report
 from ropewalk.checkpoint.retention import Verified, retain
 from ropewalk.checkpoint.snapshot import Snapshot, Stager
-from ropewalk.checkpoint.tensors import Reader, State, groups_of, manifest_of, save, set_aside
+from ropewalk.checkpoint.tensors import Reader, State, Wants, groups_of, manifest_of, save, set_aside, whole
 from ropewalk.checkpoint.together import Alone, Together, decided
 from ropewalk.config.ranks import Ranks
 
@@ -87,12 +87,12 @@ class Keeper:
         self.found: Report | None = None
         """Where the state of the last `newest` came from, when there are copies elsewhere than on the disk."""
 
-    def newest(self) -> tuple[Path | None, State | None]:
+    def newest(self, *, wants: Wants = whole) -> tuple[Path | None, State | None]:
         """The newest whole checkpoint, the same on every rank; nothing that came after it is left in its way.
 
-        All ranks must call."""
+        Of each one that is tried, a rank reads what it `wants`. All ranks must call."""
         self.settle()
-        found = self._find()
+        found = self._find(wants)
         state = found.state
         path = found.path or (step_path(self._folder, state.step) if state else None)
         for message in found.wrong:
@@ -318,11 +318,11 @@ class Keeper:
         """What rank 0 finds. All ranks must call."""
         return decided(self._together, decide, leads=self._leads)
 
-    def _find(self) -> Found:
+    def _find(self, wants: Wants) -> Found:
         """The newest state, the same on every rank."""
         if not self._copier:
-            return find_on_disk(self._folder, self._together, leads=self._leads)
-        found = find_anywhere(self._copier, self._together, leads=self._leads)
+            return find_on_disk(self._folder, self._together, leads=self._leads, wants=wants)
+        found = find_anywhere(self._copier, self._together, leads=self._leads, wants=wants)
         self.found = found.report
         for message in found.report.unreachable if found.report else ():
             self._warn(message)
@@ -356,8 +356,9 @@ class Keeper:
 
     def _copy(self, manifest: CheckpointManifest, snapshot: Snapshot, *, tokenizer: bytes) -> None:
         if self._copier:
+            snapshot.wait_copied()
             parts = snapshot.parts
-            size = sum(p.local.numel() * p.local.element_size() for group in parts.values() for p in group)
+            size = sum(part.bytes for group in parts.values() for part in group)
             self._copier.keep(
                 manifest, parts, tokenizer=tokenizer, size=size + len(tokenizer), digests=snapshot.digests
             )
@@ -424,5 +425,5 @@ class Keeper:
             # Both buffers now: the first save is slow, the second is not.
             self._stager.prepare(parts)
             packer = Packer(self._settings.packing) if self._settings.packing != "off" else None
-            self._persister = Persister(self._disk, pace=pace, packer=packer)
+            self._persister = Persister(self._disk, threads=self._settings.threads, pace=pace, packer=packer)
         return self._stager, self._persister

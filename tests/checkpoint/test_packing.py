@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from pathlib import Path
 
 import pyarrow
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ropewalk.base.errors import DataError
@@ -18,9 +19,11 @@ from ropewalk.checkpoint.disk import LocalDisk
 from ropewalk.checkpoint.format import read_checkpoint_manifest, verify_checkpoint
 from ropewalk.checkpoint.layouts import held
 from ropewalk.checkpoint.packing import Packer, pack, unpack
-from ropewalk.checkpoint.payload import FileEntry, Payload, write_payload
+from ropewalk.checkpoint.payload import FileEntry, Payload
 from ropewalk.checkpoint.reshard import reshard
+from ropewalk.checkpoint.tasks import Graph, run
 from ropewalk.checkpoint.tensors import groups_of, load, manifest_of, write_parts
+from ropewalk.checkpoint.writing import Block, PayloadFile
 from ropewalk.train.loop import train
 from tests.checkpoint.test_checkpoint import identical, state
 from tests.tiny import make_run
@@ -44,6 +47,7 @@ def test_what_does_not_get_smaller_is_left_as_it_is() -> None:
     assert pack(noise, item=4) == b"\0" + (1000).to_bytes(4, "little") + noise
 
 
+@settings(deadline=None)  # each example syncs a file
 @given(sizes=st.lists(st.integers(0, 90), max_size=8), seed=st.integers(0, 99), chunk=st.sampled_from([16, 64, 1000]))
 def test_any_range_of_a_packed_file_is_that_of_the_file(
     tmp_path_factory: pytest.TempPathFactory, sizes: list[int], seed: int, chunk: int
@@ -55,7 +59,11 @@ def test_any_range_of_a_packed_file_is_that_of_the_file(
         patch.setattr(packing, "FRAME_BYTES", 48)
         patch.setattr(payload, "CHUNK_BYTES", chunk)
         path = tmp_path_factory.mktemp("packed") / "file"
-        entry = write_payload(LocalDisk(), path, blocks, packed=4)
+        file, graph = PayloadFile(LocalDisk(), path, [Block(data=memoryview(b)) for b in blocks], packed=4), Graph()
+        with contextlib.ExitStack() as opened:
+            file.add_to(graph, opened)
+            run(graph, threads=2, memory_bytes=200)
+        entry = file.close()
     entry = FileEntry(bytes=entry.bytes, chunks=entry.chunks, chunk_bytes=chunk, frames=entry.frames, frame_bytes=48)
     opened = Payload(path, entry)
     for _ in range(10):

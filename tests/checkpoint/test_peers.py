@@ -187,7 +187,7 @@ def test_a_damaged_replica_is_refused_by_whoever_fetches_it_and_goes_out_of_sigh
     flip(theirs.path(key) / "model.safetensors", bit=3000)
     (offer,), _ = PeerSource(peer, "run").offers()
     with pytest.raises(DataError, match=rf"{server.address}.*model.safetensors"):
-        PeerSource(peer, "run").fetch(offer, "model.safetensors", tmp_path / "back")
+        PeerSource(peer, "run").fetch(offer, "model.safetensors", tmp_path / "back", [0])
     PeerSource(peer, "run").quarantine(offer)
     assert peer.shards("run") == []
 

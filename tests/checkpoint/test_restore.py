@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -155,7 +156,7 @@ def test_a_place_that_does_not_answer_is_told_and_passed_over(tmp_path: Path) ->
         def offers(self) -> tuple[list[Offer], list[str]]:
             raise StorageError("timed out")
 
-        def fetch(self, offer: Offer, file: str, target: Path) -> None:
+        def fetch(self, offer: Offer, file: str, target: Path, chunks: Sequence[int]) -> None:
             raise AssertionError
 
         def quarantine(self, offer: Offer) -> None:

@@ -4,7 +4,8 @@ The forward pass of model/modules.py and model/decoder.py over sizes in place of
 gradients that will be asked for need, and a storage that several keep counts once. A test compares with the storages
 that autograd really keeps on a CPU. A GPU keeps the same or less: its RMSNorm is fused.
 
-What is computed again in the backward pass (`Recompute`) and what several ranks share (`Division`) is left out.
+What is computed again in the backward pass (`Recompute`) and what several ranks share (`Division`) is left out; what
+blocks keep in fewer bits (`Activations`) counts as these.
 """
 
 from __future__ import annotations
@@ -20,6 +21,13 @@ from .spec import Spec
 Precision = Literal["fp32", "bf16"]
 Recompute = Literal["none", "attention", "full"] | frozenset[int]
 """What is computed again: nothing, the inside of attention, all blocks, or the blocks of these layers."""
+Activations = Literal["whole", "packed", "8-bit"]
+"""How blocks keep tensors: as they are, masks as bits, or also the inputs of linear maps, norms and activation
+functions as bytes (parallel/activation_packing.py)."""
+GROUP = 256
+"""Numbers of a byte that share a scale, a float32."""
+SMALL_SHARE = 2
+"""Tensors of at most 1 / 2 as many numbers as the input of the block stay as they are: rotations are never larger."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,13 +60,15 @@ def saved_bytes(
     trained: Collection[str] | None = None,
     recompute: Recompute = "none",
     division: Division = WHOLE,
+    activations: Activations = "whole",
 ) -> int:
     """Bytes kept after the forward pass and loss of `rows` full rows: all but weights and logits.
 
     `trained` names the parameters that get a gradient; None: all. Blocks that are computed again also count rotations
     and masks, which they will use.
     """
-    return sum(kept.bytes for kept in _pass(spec, rows, precision, trained, recompute, division).kept)
+    record = _pass(spec, rows, precision, trained, recompute, division, activations)
+    return sum(kept.bytes for kept in record.kept) + sum(kept.packed_bytes for kept in record.packed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +102,8 @@ def saved_copy_bytes(spec: Spec, *, trained: Collection[str] | None = None) -> i
 
 
 def saved_logit_bytes(spec: Spec, *, tokens: int) -> int:
-    """Bytes of the log-probabilities that the loss of `tokens` tokens keeps, where it is not cut into chunks."""
+    """Bytes of the log-probabilities that the loss of `tokens` tokens keeps where tensor ranks share it and it is not
+    cut into chunks."""
     return 4 * tokens * spec.vocabulary
 
 
@@ -102,6 +113,17 @@ class _Storage:
 
     bytes: int
     of_weight: bool = False
+    number_bytes: int = 4
+    """Of each of its numbers; 1 for those of a mask."""
+
+    @property
+    def numbers(self) -> int:
+        return self.bytes // self.number_bytes
+
+    @property
+    def packed_bytes(self) -> int:
+        """In fewer bits."""
+        return -(-self.numbers // 8) if self.number_bytes == 1 else -(-self.numbers // GROUP) * (GROUP + 4)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,22 +144,33 @@ def _pass(
     trained: Collection[str] | None,
     recompute: Recompute,
     division: Division,
+    activations: Activations = "whole",
 ) -> _Pass:
     """A forward pass and its loss, recorded."""
     names = frozenset(spec.shapes() if trained is None else trained)
-    record = _Pass(spec, rows, precision, names, attention_again=recompute == "attention", division=division)
+    record = _Pass(
+        spec,
+        rows,
+        precision,
+        names,
+        attention_again=recompute == "attention",
+        division=division,
+        activations=activations,
+    )
     layers = {"none": (), "attention": (), "full": range(spec.layers)}
     again = layers[recompute] if isinstance(recompute, str) else recompute
     x = record.embedding()
     for layer in range(spec.layers):
-        run = record.block_again if layer in again else record.block
+        run = record.block_again if layer in again else record.block_packed
         x = run(x, f"blocks.{layer}")
     x = x if spec.norm_place == "post" else record.norm(x, "norm")
     head = "embedding.weight" if spec.tied else "head.weight"
+    if division.tensor == 1:
+        record.loss(x, head)
+        return record
     record.product(record.entered(x), head, outputs=spec.vocabulary // division.tensor)
-    record.keep(_Storage(8 * record.tokens))  # targets
-    if division.tensor > 1:
-        record.keep(_Storage((4 + 1) * record.tokens))  # the logarithm of each sum, and who has the target
+    # Targets, the logarithm of each sum, and who has the target.
+    record.keep(_Storage((8 + 4 + 1) * record.tokens))
     return record
 
 
@@ -153,6 +186,7 @@ class _Pass:
         *,
         attention_again: bool,
         division: Division,
+        activations: Activations,
     ) -> None:
         self.spec, self.trained, self.division = spec, trained, division
         self.tokens = rows * spec.sequence_length // division.context
@@ -160,6 +194,10 @@ class _Pass:
         self.stream_tokens = rows * spec.sequence_length // division.places
         """Of all that lies between."""
         self.kept: set[_Storage] = set()
+        """As they are."""
+        self.packed: set[_Storage] = set()
+        """In fewer bits."""
+        self._activations, self._in_block = activations, False
         self.blocks: list[BlockBytes] = []
         """Of those that are computed again."""
         self._attention_again = attention_again
@@ -176,7 +214,14 @@ class _Pass:
         self._masked = masked and division.context == 1
 
     def keep(self, *storages: _Storage) -> None:
-        self.kept.update(storages)
+        for storage in storages:
+            packs = self._in_block and storage not in self.kept and self._packs(storage)
+            (self.packed if packs else self.kept).add(storage)
+
+    def _packs(self, storage: _Storage) -> bool:
+        if storage.of_weight or storage.numbers <= self.stream_tokens * self.spec.width // SMALL_SHARE:
+            return False
+        return self._activations == "8-bit" or (self._activations == "packed" and storage.number_bytes == 1)
 
     def embedding(self) -> _Value:
         """Tables keep the numbers of the rows that were looked up, in int64."""
@@ -201,6 +246,13 @@ class _Pass:
             self.keep(*[self._turn] * (self.spec.position == "rope"), *[self._mask] * self._masked)
         return y
 
+    def block_packed(self, x: _Value, name: str) -> _Value:
+        """A block that keeps what it computes, in as many bits as it should."""
+        self._in_block = True
+        y = self.block(x, name)
+        self._in_block = False
+        return y
+
     def block(self, x: _Value, name: str) -> _Value:
         for branch in ("attention", "mlp"):
             y = x if self.spec.norm_place == "post" else self.norm(x, f"{name}.{branch}_norm")
@@ -218,7 +270,7 @@ class _Pass:
         if not self.spec.dropout:
             return x
         if x.gradient:
-            self.keep(_Storage(self.stream_tokens * self.spec.width))
+            self.keep(_Storage(self.stream_tokens * self.spec.width, number_bytes=1))
         return self._stream(gradient=x.gradient, wide=x.wide)
 
     def norm(self, x: _Value, name: str) -> _Value:
@@ -258,12 +310,13 @@ class _Pass:
         gradient = query.gradient or key.gradient or fused.gradient
         attended = self._new(heads * size, gradient=gradient)
         if gradient:
-            # With a logarithm a head. The fused projection stays whole because the values are a view of it.
-            self.keep(query.storage, key.storage, fused.storage)
+            # With a logarithm a head. The fused projection stays whole because the values are a view of it. All of it
+            # stays as it is, whatever becomes of the rest.
+            self.kept |= {query.storage, key.storage, fused.storage}
             if not self._attention_again:
-                self.keep(attended.storage, _Storage(4 * self.tokens * heads))
+                self.kept |= {attended.storage, _Storage(4 * self.tokens * heads)}
             if self._masked:
-                self.keep(self._mask)
+                self.kept.add(self._mask)
         if (spec.position == "rope" or spec.qk_norm) and heads > 1:
             # New queries stand heads first, and so does the result: it is copied to tokens first.
             attended = self._new(heads * size, gradient=gradient)
@@ -277,7 +330,7 @@ class _Pass:
         if inner.gradient:
             self.keep(inner.storage)
             if self.spec.gated:
-                self.keep(_Storage(self._narrow * self.tokens * self._hidden))
+                self.keep(_Storage(self._narrow * self.tokens * self._hidden, number_bytes=self._narrow))
         return self.linear(hidden, f"{name}.down")
 
     def linear(self, x: _Value, name: str) -> _Value:
@@ -295,10 +348,18 @@ class _Pass:
         autocast, each product has its own."""
         if name in self.trained:
             inputs = self._shapes[name][1]
-            self.keep(_Storage(2 * self.tokens * inputs) if x.wide and self._autocast else x.storage)
+            copied = x.wide and self._autocast
+            self.keep(_Storage(2 * self.tokens * inputs, number_bytes=2) if copied else x.storage)
         if x.gradient and self._autocast:
             self.keep(_Storage(2 * prod(self._shapes[name]), of_weight=True))
         return self._new(outputs, gradient=x.gradient or name in self.trained)
+
+    def loss(self, x: _Value, head: str) -> None:
+        """The gradients by hidden states and head, which are made in the forward pass (model/loss.py)."""
+        if x.gradient:
+            self.keep(_Storage(self._narrow * self.tokens * self.spec.width))
+        if head in self.trained:
+            self.keep(_Storage(4 * self.spec.vocabulary * self.spec.width))
 
     def _head_norm(self, x: _Value, name: str, heads: int) -> _Value:
         size = self.spec.head_size
@@ -320,7 +381,7 @@ class _Pass:
     def _rotated(self, x: _Value, heads: int) -> _Value:
         if x.gradient:
             # Cosines and sines; under autocast queries and keys of each layer have narrow copies.
-            self.keep(_Storage(2 * self.tokens * self.spec.head_size) if self._autocast else self._turn)
+            self.kept.add(_Storage(2 * self.tokens * self.spec.head_size) if self._autocast else self._turn)
         return self._new(heads * self.spec.head_size, gradient=x.gradient)
 
     def _widened_stream(self, x: _Value) -> _Value:
@@ -328,10 +389,12 @@ class _Pass:
         return self._stream(gradient=x.gradient) if copied else x
 
     def _stream(self, *, gradient: bool, wide: bool = True) -> _Value:
-        return _Value(_Storage((4 if wide else self._narrow) * self.stream_tokens * self.spec.width), gradient, wide)
+        width = 4 if wide else self._narrow
+        return _Value(_Storage(width * self.stream_tokens * self.spec.width, number_bytes=width), gradient, wide)
 
     def _new(self, features: int, *, gradient: bool, wide: bool = False) -> _Value:
-        return _Value(_Storage((4 if wide else self._narrow) * self.tokens * features), gradient, wide)
+        width = 4 if wide else self._narrow
+        return _Value(_Storage(width * self.tokens * features, number_bytes=width), gradient, wide)
 
 
 def _part(name: str, shape: tuple[int, ...], spec: Spec, division: Division) -> tuple[int, ...]:

@@ -5,39 +5,72 @@ Shapes: B rows, H query heads, G key and value heads, T tokens, S keys, D head s
 
 from __future__ import annotations
 
-from typing import Protocol
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
 from .positions import alibi_slopes
 from .spec import Spec
 
+Kernel = Literal["flash", "cudnn", "efficient", "math"]
+KERNELS: dict[Kernel, SDPBackend] = {
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION,
+    "math": SDPBackend.MATH,
+}
+
 
 class Attend(Protocol):
-    """Attention of one layer, after positions are applied."""
+    """Attention of one layer, after positions are applied; a forward pass calls it once a layer, in their order."""
 
-    def __call__(self, layer: int, q_BHTD: Tensor, k_BGTD: Tensor, v_BGTD: Tensor) -> Tensor:
+    def __call__(self, q_BHTD: Tensor, k_BGTD: Tensor, v_BGTD: Tensor) -> Tensor:
         """The attended values, B H T D."""
 
 
-def attend_for(spec: Spec, *, documents_BT: Tensor | None = None, first_head: int = 0) -> Attend:
+def attend_for(
+    spec: Spec,
+    *,
+    documents_BT: Tensor | None = None,
+    first_head: int = 0,
+    kernel: Kernel | None = None,
+    tiles: bool = False,
+) -> Attend:
     """What the spec asks for in one forward pass over whole rows.
 
     `documents_BT` numbers the documents of each row, for a spec that separates them; `first_head` is the first of the
-    heads that this process holds.
+    heads that this process holds; `kernel` computes plain causal attention where it can, torch's choice without one.
+    `tiles` is for blocks that are compiled: pairs that nobody sees are then left out tile by tile.
     """
-    if spec.documents == "ignore":
-        documents_BT = None
-    if documents_BT is None and spec.window is None and spec.position != "alibi":
-        return causal
-    return MaskedAttend(spec, documents_BT=documents_BT, first_head=first_head)
+    separate = documents_BT is not None and spec.documents == "separate"
+    if not separate and spec.window is None and spec.position != "alibi":
+        return causal if kernel is None else CausalAttend((kernel, *(other for other in KERNELS if other != kernel)))
+    if tiles and documents_BT is not None:
+        return TiledAttend(spec, documents_BT, first_head=first_head)
+    return MaskedAttend(spec, documents_BT=documents_BT if separate else None, first_head=first_head)
 
 
-def causal(layer: int, q_BHTD: Tensor, k_BGTD: Tensor, v_BGTD: Tensor) -> Tensor:
+def causal(q_BHTD: Tensor, k_BGTD: Tensor, v_BGTD: Tensor) -> Tensor:
     """Each token sees itself and what came before it in its row."""
     return _attend(q_BHTD, k_BGTD, v_BGTD, mask=None)
+
+
+@dataclass(frozen=True, slots=True)
+class CausalAttend:
+    """`causal` by the first of these kernels of torch that can."""
+
+    kernels: tuple[Kernel, ...]
+
+    def __call__(self, q_BHTD: Tensor, k_BGTD: Tensor, v_BGTD: Tensor) -> Tensor:
+        with sdpa_kernel([KERNELS[kernel] for kernel in self.kernels], set_priority=True):
+            return _attend(q_BHTD, k_BGTD, v_BGTD, mask=None)
 
 
 class MaskedAttend:
@@ -53,7 +86,7 @@ class MaskedAttend:
         self._first_head = first_head
         self._mask: Tensor | None = None
 
-    def __call__(self, layer: int, q_BHTD: Tensor, k_BGTD: Tensor, v_BGTD: Tensor) -> Tensor:
+    def __call__(self, q_BHTD: Tensor, k_BGTD: Tensor, v_BGTD: Tensor) -> Tensor:
         if self._mask is None:
             index_T = torch.arange(q_BHTD.shape[2], device=q_BHTD.device)
             self._mask = additive_mask(
@@ -67,6 +100,54 @@ class MaskedAttend:
         return _attend(q_BHTD, k_BGTD, v_BGTD, mask=self._mask)
 
 
+class TiledAttend:
+    """What `MaskedAttend` computes, by FlexAttention, for blocks that are compiled: no mask in memory, and tiles whose
+    pairs are all unseen are left out.
+    """
+
+    def __init__(self, spec: Spec, documents_BT: Tensor, *, first_head: int = 0) -> None:
+        rows, length = documents_BT.shape
+        self._score = _alibi_score(spec, first_head, documents_BT.device) if spec.position == "alibi" else None
+        separate = spec.documents == "separate"
+        documents_BT = documents_BT.contiguous()
+
+        def seen(row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+            found = query >= key
+            if spec.window is not None:
+                found = found & (query - key < spec.window)
+            if separate:
+                found = found & (documents_BT[row, query] == documents_BT[row, key])
+            return found
+
+        self._mask = _block_mask(seen, rows if separate else None, length, documents_BT.device)
+
+    def __call__(self, q_BHTD: Tensor, k_BGTD: Tensor, v_BGTD: Tensor) -> Tensor:
+        grouped = q_BHTD.shape[1] != k_BGTD.shape[1]
+        out = flex_attention(q_BHTD, k_BGTD, v_BGTD, score_mod=self._score, block_mask=self._mask, enable_gqa=grouped)
+        assert isinstance(out, Tensor)
+        return out
+
+
+def _block_mask(seen: Callable[..., Tensor], rows: int | None, length: int, device: torch.device) -> BlockMask:
+    make = _compiled_block_mask() if device.type == "cuda" else create_block_mask
+    return make(seen, rows, None, length, length, device=device)
+
+
+@functools.cache
+def _compiled_block_mask() -> Callable[..., BlockMask]:
+    """Eager, it would hold all pairs of places."""
+    return torch.compile(create_block_mask, dynamic=False)
+
+
+def _alibi_score(spec: Spec, first_head: int, device: torch.device) -> Callable[..., Tensor]:
+    slopes_H = alibi_slopes(spec.heads, device=device)[first_head:].float()
+
+    def score(value: Tensor, row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return value - slopes_H[head] * (query - key)
+
+    return score
+
+
 class CachedAttend:
     """Causal attention that remembers keys and values, for generation: each call brings only the new tokens.
 
@@ -76,16 +157,18 @@ class CachedAttend:
     def __init__(self, spec: Spec, length: int) -> None:
         self._spec = spec
         self._length = length
-        self._cache: dict[int, tuple[Tensor, Tensor]] = {}
+        self._cache: list[tuple[Tensor, Tensor]] = []
+        self._layer = 0
         self.seen = 0
         """Tokens already in the cache; the caller raises it by `advance` after each forward pass."""
 
-    def __call__(self, layer: int, q_BHTD: Tensor, k_BGTD: Tensor, v_BGTD: Tensor) -> Tensor:
+    def __call__(self, q_BHTD: Tensor, k_BGTD: Tensor, v_BGTD: Tensor) -> Tensor:
         batch, groups, tokens, size = k_BGTD.shape
-        if layer not in self._cache:
+        if self._layer == len(self._cache):
             shape = (batch, groups, self._length, size)
-            self._cache[layer] = (k_BGTD.new_empty(shape), v_BGTD.new_empty(shape))
-        keys_BGSD, values_BGSD = self._cache[layer]
+            self._cache.append((k_BGTD.new_empty(shape), v_BGTD.new_empty(shape)))
+        keys_BGSD, values_BGSD = self._cache[self._layer]
+        self._layer += 1
         end = self.seen + tokens
         keys_BGSD[:, :, self.seen : end] = k_BGTD
         values_BGSD[:, :, self.seen : end] = v_BGTD
@@ -108,6 +191,7 @@ class CachedAttend:
     def advance(self, tokens: int) -> None:
         """The last forward pass brought `tokens` new tokens."""
         self.seen += tokens
+        self._layer = 0
 
 
 def _attend(q_BHTD: Tensor, k_BGTD: Tensor, v_BGTD: Tensor, *, mask: Tensor | None) -> Tensor:

@@ -67,22 +67,23 @@ class Decoder(nn.Module):
             positions_BT = torch.arange(x.shape[1], device=x.device).expand(x.shape[0], -1)
         attend = attend or attend_for(self.spec)
         if self.embedding is not None:
-            x = self._embed(x, positions_BT)
-            x = x if dropout is None else dropout(x, layer=0, site="embedding")
+            x = self.lookup(x, positions_BT)
+            x = x if dropout is None else dropout(x, site="embedding")
         turn = None
         if self.spec.position == "rope":
             wide = torch.promote_types(x.dtype, torch.float32)
             turn = rotation(positions_BT, self.spec, dtype=wide)
 
         def forward(block: Block, x: Tensor) -> Tensor:
-            return block(x, turn=turn, attend=attend, dropout=dropout)
+            return block(x, turn=turn, attend=attend, dropout=dropout.at(block.layer) if dropout else None)
 
         for block in self.blocks.values():
             assert isinstance(block, Block)
             x = self.run_block(block, x, forward)
         return x if self.norm is None else self.norm(x)
 
-    def _embed(self, tokens_BT: Tensor, positions_BT: Tensor) -> Tensor:
+    def lookup(self, tokens_BT: Tensor, positions_BT: Tensor) -> Tensor:
+        """The vectors B T C of tokens, with what the spec adds for their positions; needs the first stage."""
         assert self.embedding is not None
         x_BTC = self.embed(tokens_BT) if self.embed else self.embedding(tokens_BT)
         positions_BT = self.keep(positions_BT) if self.keep else positions_BT

@@ -9,7 +9,7 @@ Shapes: B rows, T tokens, C width.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -34,15 +34,19 @@ class Dropout:
     places_T: Tensor | None = None
     """int64, where in the row the tokens at hand stand, when they are not all of it."""
 
-    def __call__(self, x_BTC: Tensor, *, layer: int, site: Site) -> Tensor:
-        kept_BTC = self.kept(x_BTC.shape[1], x_BTC.shape[2], layer=layer, site=site)
+    def at(self, layer: int) -> Dropout:
+        """The masks of `layer`; without it they are those of the first."""
+        return replace(self, key=self.key + len(SITES) * layer)
+
+    def __call__(self, x_BTC: Tensor, *, site: Site) -> Tensor:
+        kept_BTC = self.kept(x_BTC.shape[1], x_BTC.shape[2], site=site)
         return x_BTC.masked_fill(~kept_BTC, 0.0) * (1 / (1 - self.rate))
 
-    def kept(self, tokens: int, features: int, *, layer: int, site: Site) -> Tensor:
+    def kept(self, tokens: int, features: int, *, site: Site) -> Tensor:
         """Which features stay, B T C."""
         device = self.key.device
         place_T = torch.arange(tokens, device=device) if self.places_T is None else self.places_T
-        token_BT = _mix64(self.key + (len(SITES) * layer + SITES[site]))
+        token_BT = _mix64(self.key + SITES[site])
         token_BT = _mix64(token_BT + self.rows_B.unsqueeze(1))
         token_BT = _mix64(token_BT + place_T)
         # 64 bits for each token, but 32 for each feature: half the memory traffic where the numbers are many.

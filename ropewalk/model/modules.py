@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from .attend import Attend
 from .config import Mlp
 from .dropout import Dropout
+from .gated import gated
+from .heads import split_heads, turned_heads
 from .positions import Rotation, rotate
 from .spec import Spec
 
@@ -87,9 +89,8 @@ class Attention(nn.Module):
     dimension 0 between groups is a valid tensor split.
     """
 
-    def __init__(self, spec: Spec, layer: int) -> None:
+    def __init__(self, spec: Spec) -> None:
         super().__init__()
-        self.layer = layer
         self.head_size = spec.head_size
         self.group_heads = spec.group_heads
         rows = spec.kv_heads * spec.group_heads * spec.head_size
@@ -99,17 +100,16 @@ class Attention(nn.Module):
         self.out = make_linear(spec, "attention.out", inputs=spec.heads * spec.head_size, outputs=spec.width)
 
     def forward(self, x_BTC: Tensor, *, turn: Rotation | None, attend: Attend) -> Tensor:
-        # -1 rather than the number of groups: a tensor-parallel rank holds only some of them.
-        fused = self.qkv(x_BTC).unflatten(-1, (-1, self.group_heads, self.head_size))
-        queries, keys, values = fused.split((self.group_heads - 2, 1, 1), dim=3)
-        q_BHTD = queries.flatten(2, 3).transpose(1, 2)
-        k_BGTD = keys.squeeze(3).transpose(1, 2)
-        v_BGTD = values.squeeze(3).transpose(1, 2)
-        if self.query_norm is not None and self.key_norm is not None:
-            q_BHTD, k_BGTD = self.query_norm(q_BHTD), self.key_norm(k_BGTD)
-        if turn is not None:
-            q_BHTD, k_BGTD = rotate(q_BHTD, turn), rotate(k_BGTD, turn)
-        attended_BHTD = attend(self.layer, q_BHTD, k_BGTD, v_BGTD)
+        fused, sizes = self.qkv(x_BTC), {"group_heads": self.group_heads, "head_size": self.head_size}
+        if turn is not None and self.query_norm is None:
+            q_BHTD, k_BGTD, v_BGTD = turned_heads(fused, turn, **sizes)
+        else:
+            q_BHTD, k_BGTD, v_BGTD = split_heads(fused, **sizes)
+            if self.query_norm is not None and self.key_norm is not None:
+                q_BHTD, k_BGTD = self.query_norm(q_BHTD), self.key_norm(k_BGTD)
+            if turn is not None:
+                q_BHTD, k_BGTD = rotate(q_BHTD, turn), rotate(k_BGTD, turn)
+        attended_BHTD = attend(q_BHTD, k_BGTD, v_BGTD)
         return self.out(attended_BHTD.transpose(1, 2).flatten(2))
 
 
@@ -150,12 +150,14 @@ class FeedForward(nn.Module):
         inner = self.up(x_BTC)
         if not self.gated:
             return self.down(self.activation(inner))
-        gate, up = inner.unflatten(-1, (-1, 2, self.chunk)).unbind(-2)
-        return self.down((self.activation(gate) * up).flatten(-2))
+        return self.down(gated(inner, self.activation, chunk=self.chunk))
 
 
 class Block(nn.Module):
-    """Two residual branches, attention and feed-forward; where they are normalised is the spec's `norm_place`."""
+    """Two residual branches, attention and feed-forward; where they are normalised is the spec's `norm_place`.
+
+    The forward pass does not look at `layer`: compiled once, it serves all layers.
+    """
 
     def __init__(self, spec: Spec, layer: int) -> None:
         super().__init__()
@@ -163,7 +165,7 @@ class Block(nn.Module):
         self.norm_last = spec.norm_place == "post"
         both = spec.norm_place == "both"
         self.attention_norm = make_norm(spec)
-        self.attention = Attention(spec, layer)
+        self.attention = Attention(spec)
         self.attention_post_norm = make_norm(spec) if both else None
         self.mlp_norm = make_norm(spec)
         self.mlp = FeedForward(spec)
@@ -172,13 +174,15 @@ class Block(nn.Module):
     def forward(
         self, x_BTC: Tensor, *, turn: Rotation | None, attend: Attend, dropout: Dropout | None = None
     ) -> Tensor:
+        """`dropout` is that of this layer."""
+
         def attention(x_BTC: Tensor) -> Tensor:
             y_BTC = self.attention(x_BTC, turn=turn, attend=attend)
-            return y_BTC if dropout is None else dropout(y_BTC, layer=self.layer, site="attention")
+            return y_BTC if dropout is None else dropout(y_BTC, site="attention")
 
         def feed_forward(x_BTC: Tensor) -> Tensor:
             y_BTC = self.mlp(x_BTC)
-            return y_BTC if dropout is None else dropout(y_BTC, layer=self.layer, site="mlp")
+            return y_BTC if dropout is None else dropout(y_BTC, site="mlp")
 
         x_BTC = self.residual(x_BTC, attention, self.attention_norm, self.attention_post_norm)
         return self.residual(x_BTC, feed_forward, self.mlp_norm, self.mlp_post_norm)

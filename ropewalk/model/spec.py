@@ -13,7 +13,18 @@ from typing import Literal
 
 from .config import Documents, Init, LoraTargets, Mlp, Model, Norm, NormPlace, Position, RopeScaling
 
-Optimizer = Literal["adamw", "lamb", "adafactor", "muon"]
+Optimizer = Literal["adamw", "adamw-8bit", "lamb", "adafactor", "muon"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TokenFlops:
+    """Where the FLOPs of a token go."""
+
+    blocks: int
+    """The linear maps of all blocks."""
+    head: int
+    attention: float
+    """Queries with keys, and their scores with values."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -131,14 +142,23 @@ class Spec:
         When only the parameters named by `trained` are, what their gradients do not need is left out: the product that
         gives a frozen matrix its gradient, and everything below the lowest trained parameter.
         """
+        flops = self.token_flops(attention, trained=trained)
+        return round(flops.blocks + flops.head + flops.attention)
+
+    def token_flops(
+        self, attention: Literal["full", "causal"] = "full", *, trained: Collection[str] | None = None
+    ) -> TokenFlops:
+        """The terms of `flops_per_token`."""
         length = self.sequence_length
         keys = min(self.window or length, length) if attention == "full" else self.attended_pairs() / length
         gradients = _Gradients(self, trained)
         matrices = {n: s for n, s in self.shapes().items() if n.startswith("blocks.") and len(s) == 2}
-        matrices["head.weight"] = (self.vocabulary, self.width)
-        maps = sum(prod(shape) * gradients.products(name) for name, shape in matrices.items())
         scores = sum(gradients.score_products(layer) for layer in range(self.layers))
-        return round(2 * (maps + self.heads * self.head_size * keys * scores))
+        return TokenFlops(
+            blocks=2 * sum(prod(shape) * gradients.products(name) for name, shape in matrices.items()),
+            head=2 * self.vocabulary * self.width * gradients.products("head.weight"),
+            attention=2 * self.heads * self.head_size * keys * scores,
+        )
 
     def weight_bytes(self, number_bytes: int = 4) -> int:
         """Bytes of the weights at `number_bytes` a number."""
@@ -149,21 +169,25 @@ class Spec:
         return number_bytes * self.parameters(trained=trained)
 
     def optimizer_bytes(self, optimizer: Optimizer = "adamw", *, trained: Collection[str] | None = None) -> int:
-        """Bytes of the optimizer's float32 moments; its step counters (a few bytes a parameter tensor) left out.
+        """Bytes of the optimizer's moments, in float32 but for `adamw-8bit`; its step counters (a few bytes a parameter
+        tensor) left out.
 
         AdamW and LAMB keep two numbers a weight. Adafactor (Shazeer and Stern 2018) keeps the row and column sums of a
         matrix, one number a weight for the rest. Muon keeps one number for each weight of the blocks' matrices and
-        leaves the rest to AdamW.
+        leaves the rest to AdamW. For these matrices `adamw-8bit` keeps two bytes a weight and two numbers a row.
         """
-        total = 0
+        total = narrow = 0
         for name, shape in self._trained_shapes(trained).items():
             if optimizer == "adafactor":
                 total += sum(shape)
             elif optimizer == "muon" and len(shape) == 2 and name.startswith("blocks."):
                 total += prod(shape)
+            elif optimizer == "adamw-8bit" and len(shape) == 2 and name.startswith("blocks."):
+                narrow += 2 * prod(shape)
+                total += 2 * shape[0]
             else:
                 total += 2 * prod(shape)
-        return 4 * total
+        return 4 * total + narrow
 
     def _linear(self, name: str, outputs: int, inputs: int) -> dict[str, tuple[int, ...]]:
         shapes: dict[str, tuple[int, ...]] = {f"{name}.weight": (outputs, inputs)}

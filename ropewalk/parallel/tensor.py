@@ -21,9 +21,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from ropewalk.model.decoder import Decoder
-from ropewalk.model.loss import LOGIT_BYTES
 from ropewalk.model.modules import Linear
-from ropewalk.model.sharding import split_of
+from ropewalk.model.sharding import split_of, whole_name
 from ropewalk.model.spec import Spec
 
 from .comm import Group, cut_along, enter_split, gather_along, leave_split, scatter_along
@@ -35,7 +34,7 @@ PLACES = 1
 
 def tensor_cut(name: str, spec: Spec, group: Group, *, first: bool = True) -> Cut:
     """Which part of the parameter `name` a rank of the tensor axis holds; `first` says the same of the other axes."""
-    shape = spec.shapes()["embedding.weight" if name == "head.weight" and spec.tied else name]
+    shape = spec.shapes()[whole_name(name, spec)]
     split = split_of(name, spec)
     if split.dimension is None:
         return whole_cut(shape, first=first and group.rank == 0)
@@ -81,6 +80,11 @@ def has_partial_gradient(name: str, spec: Spec, *, sequence: bool) -> bool:
     return split.partial_gradient or (sequence and split.role == "replicate")
 
 
+SPLIT_LOGIT_BYTES = 1 << 28
+"""Most bytes of float32 logits of a rank alive at once; larger batches are cut into chunks whose logits are computed
+again in the backward pass (one more head product, 2 V C FLOPs a token)."""
+
+
 @dataclass(frozen=True, slots=True)
 class SplitHead:
     """The loss over a vocabulary that is split: no rank ever has all logits of a token."""
@@ -93,7 +97,7 @@ class SplitHead:
     def losses(self, hidden_BTC: Tensor, head_VC: Tensor, targets_BT: Tensor) -> Tensor:
         """The negative log-probability of each target, B T, on every rank alike."""
         hidden_NC, targets_N = self._entered(hidden_BTC).flatten(0, 1), targets_BT.flatten()
-        chunk = max(1, LOGIT_BYTES // (4 * head_VC.shape[0]))
+        chunk = max(1, SPLIT_LOGIT_BYTES // (4 * head_VC.shape[0]))
         if len(hidden_NC) <= chunk:
             return self._losses(hidden_NC, head_VC, targets_N).view(targets_BT.shape)
         parts = zip(hidden_NC.split(chunk), targets_N.split(chunk), strict=True)
@@ -104,7 +108,7 @@ class SplitHead:
     def scores(self, hidden_BTC: Tensor, head_VC: Tensor, targets_BT: Tensor) -> tuple[Tensor, Tensor]:
         """(log-probability of each target, whether nothing is likelier), B T each."""
         hidden_NC, targets_N = self._entered(hidden_BTC).flatten(0, 1), targets_BT.flatten()
-        chunk = max(1, LOGIT_BYTES // (4 * head_VC.shape[0]))
+        chunk = max(1, SPLIT_LOGIT_BYTES // (4 * head_VC.shape[0]))
         scores, first = [], []
         for hidden, targets in zip(hidden_NC.split(chunk), targets_N.split(chunk), strict=True):
             logits_NV = _wide(F.linear(hidden, head_VC))

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ropewalk.model.decoder import build
-from ropewalk.model.dropout import Dropout, dropout_key
+from ropewalk.model.dropout import SITES, Dropout, dropout_key
 
 from .specs import small
 
@@ -26,7 +26,7 @@ def masks(
 
 @pytest.mark.parametrize("rate", [0.01, 0.1, 0.5, 0.9])
 def test_each_feature_is_dropped_at_the_rate(rate):
-    kept = masks(rate=rate).kept(TOKENS, FEATURES, layer=1, site="mlp").double()
+    kept = masks(rate=rate).at(1).kept(TOKENS, FEATURES, site="mlp").double()
     for dims in ((0, 1, 2), (0, 1), (0, 2), (1, 2)):
         counted = ROWS * TOKENS * FEATURES / kept.mean(dims).numel()
         # Six standard errors of a coin, over at most 128 means: odds of about 1 in a million.
@@ -35,15 +35,14 @@ def test_each_feature_is_dropped_at_the_rate(rate):
 
 def test_every_coordinate_makes_independent_masks():
     """Masks that differ in one coordinate of the key agree as often as independent coins."""
-    base = {"layer": 1, "site": "mlp"}
     half = masks(rate=0.5)
-    one = half.kept(TOKENS, FEATURES, **base)
+    one = half.at(1).kept(TOKENS, FEATURES, site="mlp")
     others = [
-        half.kept(TOKENS, FEATURES, layer=2, site="mlp"),
-        half.kept(TOKENS, FEATURES, layer=1, site="attention"),
-        masks(rate=0.5, step=1).kept(TOKENS, FEATURES, **base),
-        masks(rate=0.5, seed=1).kept(TOKENS, FEATURES, **base),
-        masks(rate=0.5, rows=torch.arange(ROWS) + ROWS).kept(TOKENS, FEATURES, **base),
+        half.at(2).kept(TOKENS, FEATURES, site="mlp"),
+        half.at(1).kept(TOKENS, FEATURES, site="attention"),
+        masks(rate=0.5, step=1).at(1).kept(TOKENS, FEATURES, site="mlp"),
+        masks(rate=0.5, seed=1).at(1).kept(TOKENS, FEATURES, site="mlp"),
+        masks(rate=0.5, rows=torch.arange(ROWS) + ROWS).at(1).kept(TOKENS, FEATURES, site="mlp"),
         *(one.roll(1, dim) for dim in range(3)),
         *(one.roll(7, dim) for dim in range(3)),
     ]
@@ -53,20 +52,20 @@ def test_every_coordinate_makes_independent_masks():
 
 
 def test_masks_do_not_depend_on_the_company():
-    whole = masks().kept(TOKENS, FEATURES, layer=3, site="attention")
+    whole = masks().at(3).kept(TOKENS, FEATURES, site="attention")
     order = torch.randperm(ROWS)
-    assert torch.equal(masks(rows=order).kept(TOKENS, FEATURES, layer=3, site="attention"), whole[order])
+    assert torch.equal(masks(rows=order).at(3).kept(TOKENS, FEATURES, site="attention"), whole[order])
     places = torch.randperm(TOKENS)[:20]
-    some = masks(places=places).kept(len(places), FEATURES, layer=3, site="attention")
+    some = masks(places=places).at(3).kept(len(places), FEATURES, site="attention")
     assert torch.equal(some, whole[:, places])
-    fewer = masks().kept(TOKENS, 5, layer=3, site="attention")
+    fewer = masks().at(3).kept(TOKENS, 5, site="attention")
     assert torch.equal(fewer, whole[..., :5])
 
 
 def test_the_mean_is_kept_and_gradients_follow_the_mask():
     x = torch.ones(ROWS, TOKENS, FEATURES, dtype=torch.float64, requires_grad=True)
-    y = masks(rate=0.25)(x, layer=0, site="embedding")
-    kept = masks(rate=0.25).kept(TOKENS, FEATURES, layer=0, site="embedding")
+    y = masks(rate=0.25)(x, site="embedding")
+    kept = masks(rate=0.25).kept(TOKENS, FEATURES, site="embedding")
     torch.testing.assert_close(y, kept.double() / 0.75, atol=1e-15, rtol=1e-15)
     (gradient,) = torch.autograd.grad(y.sum(), x)
     assert torch.equal(gradient, y.detach())
@@ -76,12 +75,12 @@ def test_a_model_drops_at_every_site_and_only_when_asked():
     spec = small(dropout=0.5)
     model = build(spec, seed=0, dtype=torch.float64)
     tokens = torch.randint(spec.vocabulary, (4, 10))
-    sites = []
+    sites, first = [], dropout_key(0, torch.tensor(3))
 
     class Noted(Dropout):
-        def __call__(self, x_BTC, *, layer, site):
-            sites.append((layer, site))
-            return super().__call__(x_BTC, layer=layer, site=site)
+        def __call__(self, x_BTC, *, site):
+            sites.append((int(self.key - first) // len(SITES), site))
+            return super().__call__(x_BTC, site=site)
 
     with torch.no_grad():
         plain = model(tokens)

@@ -41,14 +41,14 @@ def test_unset_sizes_follow_the_documented_rules():
     assert resolve(Model(width=256, heads=8), vocabulary=100, sequence_length=8).kv_heads == 8
 
 
-def explicit(layer, q_BHTD, k_BGTD, v_BGTD):
+def explicit(q_BHTD, k_BGTD, v_BGTD):
     """Attention as two matrix products over all T x T pairs, the convention of PaLM."""
     groups = q_BHTD.shape[1] // k_BGTD.shape[1]
     k_BHTD, v_BHTD = (x.repeat_interleave(groups, 1) for x in (k_BGTD, v_BGTD))
     return (q_BHTD @ k_BHTD.transpose(-1, -2)).softmax(-1) @ v_BHTD
 
 
-def no_products(layer, q_BHTD, k_BGTD, v_BGTD):
+def no_products(q_BHTD, k_BGTD, v_BGTD):
     """No attention: what is left are the products with parameters. Every input keeps its gradient."""
     groups = q_BHTD.shape[1] // k_BGTD.shape[1]
     return q_BHTD + (k_BGTD + v_BGTD).repeat_interleave(groups, 1)
@@ -149,6 +149,14 @@ def test_muon_keeps_one_moment_for_matrices_of_blocks_and_two_for_the_rest():
     blocks = spec.matmul_parameters() - spec.vocabulary * spec.width
     assert spec.optimizer_bytes("muon") == 4 * blocks + 8 * (spec.parameters() - blocks)
     assert spec.optimizer_bytes("lamb") == 8 * spec.parameters()
+
+
+def test_moments_in_eight_bits_are_two_bytes_a_weight_and_two_numbers_a_row_of_the_blocks_matrices():
+    spec = small(bias=True)
+    matrices = [s for n, s in spec.shapes().items() if n.startswith("blocks.") and len(s) == 2]
+    narrow = sum(rows * columns for rows, columns in matrices)
+    wide = 8 * (spec.parameters() - narrow)
+    assert spec.optimizer_bytes("adamw-8bit") == wide + 2 * narrow + 8 * sum(rows for rows, _ in matrices)
 
 
 def test_a_spec_saved_before_an_option_existed_means_its_default():

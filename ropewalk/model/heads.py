@@ -1,0 +1,54 @@
+"""The fused projection of attention, taken apart into heads and turned by their positions.
+
+Shapes: B rows, T tokens, H query heads, G key and value heads, D head size. The features of `fused` are grouped by
+key-value head: its queries, its key, its value.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .positions import Rotation, rotate
+
+Heads = tuple[Tensor, Tensor, Tensor]
+"""Queries B H T D, keys B G T D, values B G T D."""
+
+
+def split_heads(fused: Tensor, *, group_heads: int, head_size: int) -> Heads:
+    """The heads as they are; `group_heads` counts the queries, key and value of a group."""
+    # -1 rather than the number of groups: a tensor-parallel rank holds only some of them.
+    groups = fused.unflatten(-1, (-1, group_heads, head_size))
+    queries, keys, values = groups.split((group_heads - 2, 1, 1), dim=3)
+    return queries.flatten(2, 3).transpose(1, 2), keys.squeeze(3).transpose(1, 2), values.squeeze(3).transpose(1, 2)
+
+
+def turned_heads(fused: Tensor, turn: Rotation, *, group_heads: int, head_size: int) -> Heads:
+    """The heads, with queries and keys turned by their positions."""
+    whole = head_size >= 32 and head_size & (head_size - 1) == 0  # a power of two, as the kernel needs it
+    if fused.is_cuda and whole and fused.dtype != torch.float64:
+        heads: Heads = _Turned.apply(fused, *turn, group_heads, head_size)
+        return heads[0].transpose(1, 2), heads[1].transpose(1, 2), heads[2].transpose(1, 2)
+    queries, keys, values = split_heads(fused, group_heads=group_heads, head_size=head_size)
+    return rotate(queries, turn), rotate(keys, turn), values
+
+
+class _Turned(torch.autograd.Function):
+    """One kernel each way. The values are copied too, so that attention does not keep the projection whole for them.
+    What inductor makes of the plain steps' backward pass takes three times as long as memory allows (H200)."""
+
+    @staticmethod
+    def forward(ctx: Any, fused: Tensor, cosines: Tensor, sines: Tensor, group_heads: int, head_size: int) -> Heads:
+        from .kernels.heads import turned
+
+        ctx.save_for_backward(cosines, sines)
+        ctx.group_heads = group_heads
+        return turned(fused.contiguous(), cosines, sines, group_heads, head_size)
+
+    @staticmethod
+    def backward(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor | None, ...]:
+        from .kernels.heads import turned_back
+
+        return turned_back(q, k, v, *ctx.saved_tensors, ctx.group_heads), None, None, None, None

@@ -1,0 +1,172 @@
+"""A fused projection taken apart into heads, queries and keys turned by their positions, and the way back.
+
+Twin: the plain steps of `turned_heads` in model/heads.py. A program owns a token, whose angles all heads share.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+
+@torch.library.custom_op(
+    "ropewalk::turned_heads",
+    mutates_args=(),
+    schema="(Tensor fused, Tensor cosines, Tensor sines, int group_heads, int head_size) -> (Tensor, Tensor, Tensor)",
+)
+def turned(
+    fused: Tensor, cosines: Tensor, sines: Tensor, group_heads: int, head_size: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries B T H D, keys and values B T G D of `fused` B T (G group_heads D); angles B 1 T D/2."""
+    queries, keys, values = _heads(fused, cosines, sines, group_heads, head_size)
+    rows, tokens, groups = keys.shape[:3]
+    _forward[(rows * tokens,)](
+        fused,
+        cosines.contiguous(),
+        sines.contiguous(),
+        queries,
+        keys,
+        values,
+        GROUPS=groups,
+        GROUP=group_heads,
+        HALF=head_size // 2,
+        SLOTS=triton.next_power_of_2(groups * group_heads),
+        num_warps=4,
+    )
+    return queries, keys, values
+
+
+@turned.register_fake
+def _heads(
+    fused: Tensor, cosines: Tensor, sines: Tensor, group_heads: int, head_size: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Room for the result."""
+    rows, tokens, features = fused.shape
+    groups = features // (group_heads * head_size)
+    queries = fused.new_empty(rows, tokens, groups * (group_heads - 2), head_size)
+    keys, values = (fused.new_empty(rows, tokens, groups, head_size) for _ in range(2))
+    return queries, keys, values
+
+
+@torch.library.custom_op(
+    "ropewalk::turned_heads_back",
+    mutates_args=(),
+    schema="(Tensor queries, Tensor keys, Tensor values, Tensor cosines, Tensor sines, int group_heads) -> Tensor",
+)
+def turned_back(
+    queries: Tensor, keys: Tensor, values: Tensor, cosines: Tensor, sines: Tensor, group_heads: int
+) -> Tensor:
+    """The gradient by `fused`, given those by what `turned` made of it."""
+    fused = _fused(queries, keys, values, cosines, sines, group_heads)
+    rows, tokens, groups, head_size = keys.shape
+    parts = [x if x.stride(3) == 1 else x.contiguous() for x in (queries, keys, values)]
+    _backward[(rows * tokens,)](
+        fused,
+        cosines.contiguous(),
+        sines.contiguous(),
+        *parts,
+        *(stride for part in parts for stride in part.stride()[:3]),
+        tokens,
+        GROUPS=groups,
+        GROUP=group_heads,
+        HALF=head_size // 2,
+        SLOTS=triton.next_power_of_2(groups * group_heads),
+        num_warps=4,
+    )
+    return fused
+
+
+@turned_back.register_fake
+def _fused(queries: Tensor, keys: Tensor, values: Tensor, cosines: Tensor, sines: Tensor, group_heads: int) -> Tensor:
+    """Room for the result."""
+    rows, tokens, groups, head_size = keys.shape
+    return keys.new_empty(rows, tokens, groups * group_heads * head_size)
+
+
+@triton.jit
+def _forward(
+    fused,
+    cosines,
+    sines,
+    queries,
+    keys,
+    values,
+    GROUPS: tl.constexpr,
+    GROUP: tl.constexpr,
+    HALF: tl.constexpr,
+    SLOTS: tl.constexpr,
+):
+    token = tl.program_id(0).to(tl.int64)
+    slot = tl.arange(0, SLOTS)[:, None]
+    group, member = slot // GROUP, slot % GROUP
+    feature = tl.arange(0, HALF)[None, :]
+    here = (slot < GROUPS * GROUP) & (feature < HALF)
+    at = token * (GROUPS * GROUP * 2 * HALF) + slot * (2 * HALF) + feature
+    first = tl.load(fused + at, mask=here, other=0.0).to(tl.float32)
+    second = tl.load(fused + at + HALF, mask=here, other=0.0).to(tl.float32)
+    cosine = tl.load(cosines + token * HALF + feature).to(tl.float32)
+    sine = tl.load(sines + token * HALF + feature).to(tl.float32)
+    turns = member < GROUP - 1
+    low = tl.where(turns, first * cosine - second * sine, first).to(fused.dtype.element_ty)
+    high = tl.where(turns, first * sine + second * cosine, second).to(fused.dtype.element_ty)
+    query = (token * GROUPS * (GROUP - 2) + group * (GROUP - 2) + member) * (2 * HALF) + feature
+    is_query = here & (member < GROUP - 2)
+    tl.store(queries + query, low, mask=is_query)
+    tl.store(queries + query + HALF, high, mask=is_query)
+    other = (token * GROUPS + group) * (2 * HALF) + feature
+    is_key = here & (member == GROUP - 2)
+    tl.store(keys + other, low, mask=is_key)
+    tl.store(keys + other + HALF, high, mask=is_key)
+    is_value = here & (member == GROUP - 1)
+    tl.store(values + other, low, mask=is_value)
+    tl.store(values + other + HALF, high, mask=is_value)
+
+
+@triton.jit
+def _backward(
+    fused,
+    cosines,
+    sines,
+    queries,
+    keys,
+    values,
+    query_row,
+    query_token,
+    query_head,
+    key_row,
+    key_token,
+    key_head,
+    value_row,
+    value_token,
+    value_head,
+    tokens,
+    GROUPS: tl.constexpr,
+    GROUP: tl.constexpr,
+    HALF: tl.constexpr,
+    SLOTS: tl.constexpr,
+):
+    place = tl.program_id(0).to(tl.int64)
+    row, token = place // tokens, place % tokens
+    slot = tl.arange(0, SLOTS)[:, None]
+    group, member = slot // GROUP, slot % GROUP
+    feature = tl.arange(0, HALF)[None, :]
+    here = (slot < GROUPS * GROUP) & (feature < HALF)
+    is_query, is_key, is_value = member < GROUP - 2, member == GROUP - 2, member == GROUP - 1
+    head = group * (GROUP - 2) + member
+    query = queries + row * query_row + head * query_head + token * query_token + feature
+    key = keys + row * key_row + group * key_head + token * key_token + feature
+    value = values + row * value_row + group * value_head + token * value_token + feature
+    first = tl.load(query, mask=here & is_query, other=0.0) + tl.load(key, mask=here & is_key, other=0.0)
+    second = tl.load(query + HALF, mask=here & is_query, other=0.0) + tl.load(key + HALF, mask=here & is_key, other=0.0)
+    first = (first + tl.load(value, mask=here & is_value, other=0.0)).to(tl.float32)
+    second = (second + tl.load(value + HALF, mask=here & is_value, other=0.0)).to(tl.float32)
+    cosine = tl.load(cosines + place * HALF + feature).to(tl.float32)
+    sine = tl.load(sines + place * HALF + feature).to(tl.float32)
+    turns = member < GROUP - 1
+    low = tl.where(turns, first * cosine + second * sine, first)
+    high = tl.where(turns, second * cosine - first * sine, second)
+    at = place * (GROUPS * GROUP * 2 * HALF) + slot * (2 * HALF) + feature
+    tl.store(fused + at, low.to(fused.dtype.element_ty), mask=here)
+    tl.store(fused + at + HALF, high.to(fused.dtype.element_ty), mask=here)

@@ -1,0 +1,76 @@
+"""silu(gate) x up and its gradient. Twin: `gated_plainly` of model/gated.py."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+ROWS = 16
+
+
+@torch.library.custom_op("ropewalk::swiglu", mutates_args=(), schema="(Tensor inner, int chunk) -> Tensor")
+def swiglu(inner: Tensor, chunk: int) -> Tensor:
+    """... F of ... 2 F, whose last dimension alternates `chunk` (a power of two) features of gate and of up."""
+    out = _half(inner, chunk)
+    features = out.shape[-1]
+    rows = out.numel() // features
+    grid = (triton.cdiv(rows, ROWS), features // chunk)
+    _forward[grid](inner, out, rows, features, CHUNK=chunk, ROWS=ROWS, num_warps=4)
+    return out
+
+
+@swiglu.register_fake
+def _half(inner: Tensor, chunk: int) -> Tensor:
+    """Room for the result."""
+    return inner.new_empty(*inner.shape[:-1], inner.shape[-1] // 2)
+
+
+@torch.library.custom_op(
+    "ropewalk::swiglu_backward", mutates_args=(), schema="(Tensor inner, Tensor gradient, int chunk) -> Tensor"
+)
+def swiglu_backward(inner: Tensor, gradient: Tensor, chunk: int) -> Tensor:
+    """The gradient by `inner`, given that by the result."""
+    by_inner = torch.empty_like(inner)
+    features = gradient.shape[-1]
+    rows = gradient.numel() // features
+    grid = (triton.cdiv(rows, ROWS), features // chunk)
+    _backward[grid](inner, gradient, by_inner, rows, features, CHUNK=chunk, ROWS=ROWS, num_warps=4)
+    return by_inner
+
+
+@swiglu_backward.register_fake
+def _like(inner: Tensor, gradient: Tensor, chunk: int) -> Tensor:
+    """Room for the result."""
+    return torch.empty_like(inner)
+
+
+@triton.jit
+def _forward(inner, out, rows, features, CHUNK: tl.constexpr, ROWS: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    here = (row < rows)[:, None]
+    column = tl.arange(0, CHUNK)[None, :]
+    places = row[:, None] * (2 * features) + tl.program_id(1) * (2 * CHUNK) + column
+    gate = tl.load(inner + places, mask=here, other=0.0).to(tl.float32)
+    up = tl.load(inner + places + CHUNK, mask=here, other=0.0).to(tl.float32)
+    result = gate * tl.sigmoid(gate) * up
+    at = row[:, None] * features + tl.program_id(1) * CHUNK + column
+    tl.store(out + at, result.to(out.dtype.element_ty), mask=here)
+
+
+@triton.jit
+def _backward(inner, gradient, by_inner, rows, features, CHUNK: tl.constexpr, ROWS: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    here = (row < rows)[:, None]
+    column = tl.arange(0, CHUNK)[None, :]
+    places = row[:, None] * (2 * features) + tl.program_id(1) * (2 * CHUNK) + column
+    gate = tl.load(inner + places, mask=here, other=0.0).to(tl.float32)
+    up = tl.load(inner + places + CHUNK, mask=here, other=0.0).to(tl.float32)
+    at = row[:, None] * features + tl.program_id(1) * CHUNK + column
+    outer = tl.load(gradient + at, mask=here, other=0.0).to(tl.float32)
+    sigmoid = tl.sigmoid(gate)
+    by_gate = outer * up * sigmoid * (1 + gate * (1 - sigmoid))
+    by_up = outer * gate * sigmoid
+    tl.store(by_inner + places, by_gate.to(by_inner.dtype.element_ty), mask=here)
+    tl.store(by_inner + places + CHUNK, by_up.to(by_inner.dtype.element_ty), mask=here)

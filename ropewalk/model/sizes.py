@@ -1,0 +1,82 @@
+"""Models of well-known sizes as one writes them under `[model]`, and the rows of `ropewalk bench train`."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+from typing import Literal
+
+from ropewalk.base.errors import UserError
+
+from .config import Model
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Size:
+    """A model, the rows of a step, and how they are computed on one GPU of 80 GB or more."""
+
+    model: Model
+    vocabulary: int
+    sequence_length: int
+    batch_rows: int
+    microbatch_rows: int
+    recompute: Literal["none", "full"] = "none"
+
+
+SIZES: dict[str, Size] = {
+    # Trains in seconds on one core.
+    "tiny": Size(
+        model=Model(layers=2, width=64, heads=4, hidden=128),
+        vocabulary=512,
+        sequence_length=64,
+        batch_rows=4,
+        microbatch_rows=2,
+    ),
+    # GPT-2 (Radford et al. 2019), with its vocabulary rounded up to a multiple of 128, as everybody trains it.
+    "124M": Size(
+        model=Model(
+            layers=12, width=768, heads=12, mlp="gelu-tanh", norm="layer", bias=True, position="learned", tied=True
+        ),
+        vocabulary=50304,
+        sequence_length=1024,
+        batch_rows=64,
+        microbatch_rows=64,
+    ),
+    # GPT-2 medium, with rows of 2048.
+    "350M": Size(
+        model=Model(
+            layers=24, width=1024, heads=16, mlp="gelu-tanh", norm="layer", bias=True, position="learned", tied=True
+        ),
+        vocabulary=50304,
+        sequence_length=2048,
+        batch_rows=16,
+        microbatch_rows=16,
+    ),
+    # As Llama (Touvron et al. 2023), with the width and depth of GPT-3 XL.
+    "1.3B": Size(
+        model=Model(layers=24, width=2048, heads=16, hidden=5632, tied=False),
+        vocabulary=32000,
+        sequence_length=2048,
+        batch_rows=16,
+        microbatch_rows=16,
+    ),
+    # Llama 2 7B. Weights, gradients and moments alone take 108 GB in float32: a row at a time, computed again.
+    "7B": Size(
+        model=Model(layers=32, width=4096, heads=32, hidden=11008, tied=False),
+        vocabulary=32000,
+        sequence_length=4096,
+        batch_rows=4,
+        microbatch_rows=1,
+        recompute="full",
+    ),
+}
+
+
+def size_of(name: str) -> Size:
+    """The size called `name`, in capital letters or small ones."""
+    known = {size.lower(): size for size in SIZES}
+    if name.lower() not in known:
+        near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.5)
+        hint = f"did you mean `{known[near[0]]}`? " if near else ""
+        raise UserError(f"no size `{name}`; {hint}There are {', '.join(SIZES)}")
+    return SIZES[known[name.lower()]]

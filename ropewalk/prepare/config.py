@@ -352,6 +352,9 @@ class Near:
     are added to it, so that the next crawl is compared with all before it. Empty: there is none."""
     memory_bytes: Annotated[int, Range(least=10_000_000), CONTINUES] = 1_000_000_000
     """Memory for sorting keys and holding shingle sets. The result does not depend on it."""
+    device: Annotated[Literal["auto", "cpu", "cuda"], CONTINUES] = "auto"
+    """`minhash`: who makes signatures. `cuda`: a GPU, which needs torch. `auto`: a GPU where there is one and every
+    process has 4 GB of text or more, else the CPU. The keys are the same, bit by bit."""
 
     def recall(self, jaccard: float) -> float:
         """Share of the pairs of this Jaccard similarity that the bands propose: 1 - (1 - J^rows)^bands."""

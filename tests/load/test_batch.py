@@ -27,6 +27,17 @@ def compact(tokens: np.ndarray, starts: np.ndarray, counts: np.ndarray, *, resta
     return Compact(torch.from_numpy(memory), form, restarts=restarts, filled=rows * length)
 
 
+def test_plain_rows_are_one_document_each_that_counts_everywhere() -> None:
+    tokens = np.random.default_rng(0).integers(0, 99, (3, 9), dtype=np.uint16)
+    starts, counts = np.zeros((3, 8), bool), np.ones((3, 8), bool)
+    starts[:, 0] = True
+    expected = compact(tokens, starts, counts, restarts=True).to(CPU)
+    found = Batch.of_rows(torch.from_numpy(tokens.astype(np.int64)))
+    for field in dataclasses.fields(Batch):
+        left, right = getattr(found, field.name), getattr(expected, field.name)
+        assert (left.dtype, left.tolist()) == (right.dtype, right.tolist()), field.name
+
+
 @settings(deadline=None)
 @given(st.integers(1, 5), st.integers(8, 40), st.sampled_from([np.uint16, np.uint32]), st.integers(0, 2**32 - 1))
 def test_what_was_packed_is_unpacked(rows: int, length: int, dtype: type, seed: int) -> None:

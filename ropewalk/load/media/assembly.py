@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 import numpy as np
 import numpy.typing as npt
@@ -53,6 +54,8 @@ class Assembly:
         cuda = device.type == "cuda"
         self._staging, self._results = Staging(staging), Results(results)
         self._stream = torch.cuda.Stream(device) if cuda else None
+        # Triton comes with every torch for NVIDIA's GPUs on Linux; elsewhere matrix products do the same.
+        self._fused = cuda and find_spec("triton") is not None
         # Half precision holds every level; on the CPU it is slow.
         self._precision = torch.float16 if cuda else torch.float32
         levels = chain.normalise
@@ -134,32 +137,55 @@ class Assembly:
             return values.to(self._dtype)
         if spans is None:
             levels_BChw = values.permute(0, 3, 1, 2)
+        elif self._fused:
+            return self._by_one_kernel(values, work, spans)
         else:
-            rows, columns, flips = _axes(work, spans, values.device)
+            rows, columns, flips = _axes(_table(work, spans, values.device))
             levels_BChw = on_device.resampled(
                 values, rows, columns, size=work.shape, flips=flips, precision=self._precision
             )
         if self._scale is None or self._shift is None:
             return on_device.levels(levels_BChw)
-        colours = None if work.colours is None else torch.from_numpy(work.colours).to(values.device)
+        colours = _colours(work, values.device)
         return on_device.recoloured(
             levels_BChw, colours_B34=colours, scale_C=self._scale, shift_C=self._shift, dtype=self._dtype
         )
 
+    def _by_one_kernel(self, pixels_BHWC: Tensor, work: Work, spans: npt.NDArray[np.int64]) -> Tensor:
+        from .fused import window_images
 
-def _axes(
-    work: Work, spans: npt.NDArray[np.int64], device: torch.device
-) -> tuple[on_device.Axis, on_device.Axis, Tensor]:
-    """Boxes and bounds in pixels of the copied windows, on the device by one copy."""
+        device, (_, high, wide, channels) = pixels_BHWC.device, pixels_BHWC.shape
+        return window_images(
+            pixels_BHWC,
+            torch.arange(len(work), device=device) * (high * wide * channels),
+            torch.full((len(work),), wide * channels, device=device),
+            _table(work, spans, device),
+            size=work.shape,
+            colours=_colours(work, device),
+            scale=self._scale,
+            shift=self._shift,
+            dtype=self._dtype,
+        )
+
+
+def _table(work: Work, spans: npt.NDArray[np.int64], device: torch.device) -> Tensor:
+    """Boxes and bounds in pixels of the copied windows, then flips: 9 B, on the device by one copy."""
     corner = np.tile(spans[:, :2], 2)
     boxes, bounds = work.windows.boxes - corner, work.windows.bounds - corner
     table = np.concatenate(
         [boxes, np.floor(bounds[:, :2]), np.ceil(bounds[:, 2:]), work.windows.flips[:, None]], axis=1
     )
-    columns = torch.from_numpy(np.ascontiguousarray(table.T)).to(device, non_blocking=True)
-    top, left, bottom, right, low_y, low_x, high_y, high_x, flips = columns
+    return torch.from_numpy(np.ascontiguousarray(table.T)).to(device, non_blocking=True)
+
+
+def _axes(table_9B: Tensor) -> tuple[on_device.Axis, on_device.Axis, Tensor]:
+    top, left, bottom, right, low_y, low_x, high_y, high_x, flips = table_9B
     return (
         on_device.Axis(top, bottom, low_y, high_y),
         on_device.Axis(left, right, low_x, high_x),
         flips > 0.5,
     )
+
+
+def _colours(work: Work, device: torch.device) -> Tensor | None:
+    return None if work.colours is None else torch.from_numpy(work.colours).to(device)

@@ -13,6 +13,7 @@ import pyarrow as pa
 from ..columns import Mask
 from ..config import Near
 from ..fates import Removal
+from ..near.device import placed
 from ..near.files import StoredSketch, open_sets, open_sketch, write_sets, write_sketch
 from ..near.index import Index, Known
 from ..near.match import canonical_ranks, capped, match
@@ -66,6 +67,8 @@ def remove_near(state: State, *, addition: str) -> None:
     near = state.settings.deduplicate.near
     rows = np.flatnonzero(state.fates.left)
     sketching = _tasks(state, "sketch", state.fates.left)
+    where = placed(near, text_bytes=sum(task.bytes for task in sketching), processes=state.workers.processes)
+    sketching = [dataclasses.replace(task, near=where) for task in sketching]
     state.workers.run("sketch", sketch_chunk, sketching, progress=state.progress)
     keys = [open_sketch(task.target, near) for task in sketching]
     known = _known(near, keys, addition=addition)

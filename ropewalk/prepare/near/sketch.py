@@ -18,6 +18,9 @@ from ..kernels import minhash
 from ..kernels.shingles import shingle_room, unique_shingles
 from ..kernels.words import WORDS_ID, Hashes, characters
 
+LONGEST_BYTES = (1 << 31) - (1 << 16)
+"""Of a document that a GPU signs: places have 32 bits there."""
+
 
 @dataclass(frozen=True, slots=True)
 class Sketch:
@@ -60,11 +63,17 @@ def bands(near: Near) -> int:
 
 
 def sketch(text: pa.LargeStringArray, near: Near) -> Sketch:
-    """The keys of each document of a text column."""
+    """The keys of each document of a text column; on a GPU when `near.device` is "cuda" ("auto" is for
+    `device.placed` to decide, and the CPU here)."""
     if near.kind == "simhash":
         prints = simhash.fingerprints(text, shingle_words=near.shingle_words)
         return Sketch(simhash.block_keys(prints, distance=near.distance, blocks=near.blocks))
     data, offsets = text_buffers(text)
+    if near.device == "cuda" and np.diff(offsets).max(initial=0) <= LONGEST_BYTES:
+        # Imported here: torch takes seconds, and the rest of prepare does without.
+        from ..gpu.minhash import minhash_keys
+
+        return Sketch(minhash_keys(data, offsets, bands=near.bands, rows=near.rows, shingle_words=near.shingle_words))
     functions = minhash.hash_functions(near.bands * near.rows)
     ring, room = np.empty(near.shingle_words, np.uint64), shingle_room(offsets)
     return Sketch(minhash.minhash_keys(data, offsets, *characters(), ring, room, *functions, near.bands))

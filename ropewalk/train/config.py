@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from ropewalk.config.schema import CONTINUES, Range
 from ropewalk.model.config import Lora
 
-OptimizerKind = Literal["adamw", "adafactor", "lamb", "muon"]
+OptimizerKind = Literal["adamw", "adamw-8bit", "adafactor", "lamb", "muon"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -17,7 +17,8 @@ class Optimizer:
     """How a gradient changes the weights; matrices decay, norms, biases and positions do not."""
 
     kind: OptimizerKind = "adamw"
-    """`adamw` (Loshchilov and Hutter 2019): 8 bytes of state a parameter. `lamb` (You et al. 2020): AdamW with steps in
+    """`adamw` (Loshchilov and Hutter 2019): 8 bytes of state a parameter. `adamw-8bit` (Dettmers et
+    al. 2022): the same with 2 bytes for the matrices inside blocks. `lamb` (You et al. 2020): AdamW with steps in
     proportion to each matrix, for very large batches; 8 bytes. `adafactor` (Shazeer and Stern 2018): almost no state
     (two vectors a matrix). `muon` (Jordan et al. 2024): orthogonal updates of the matrices inside blocks, 4 bytes;
     AdamW for the rest."""
@@ -250,10 +251,11 @@ class Train:
     """What is done about machines that fail."""
     clip_norm: Annotated[float, Range(least=0)] = 1.0
     """Largest gradient norm; longer gradients are scaled down to it. 0 switches clipping off."""
-    precision: Literal["auto", "fp32", "bf16", "bf16-pure", "fp16"] = "auto"
+    precision: Literal["auto", "fp32", "bf16", "bf16-pure", "fp16", "fp8"] = "auto"
     """`bf16`: matrix products in bfloat16, weights, sums and optimizer in float32. `fp32`: everything in float32.
     `bf16-pure`: also the model's weights and the stream between blocks in bfloat16, with float32 weights for the
-    optimizer. `fp16`: products in float16 with dynamic loss scaling, for GPUs without bfloat16; slow on a CPU. `auto`:
+    optimizer. `fp8`: as `bf16-pure`, with those products of blocks in 8 bits that are quicker so, for GPUs from Hopper
+    on. `fp16`: products in float16 with dynamic loss scaling, for GPUs without bfloat16; slow on a CPU. `auto`:
     bf16 where the device has it in hardware."""
     log_every_steps: Annotated[int, Range(least=1), CONTINUES] = 10
     """Steps between metric lines."""

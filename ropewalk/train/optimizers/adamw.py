@@ -17,6 +17,8 @@ from .guarded import Guarded, Moments, Update
 def make(parameters: Parameters, settings: Optimizer, spec: Spec | None, cuts: Cuts) -> torch.optim.Optimizer:
     """AdamW in one fused kernel. Every number is updated by itself: how parameters are cut matters for the last bit of
     a few numbers at most."""
+    if any(p.grad_dtype != p.dtype for p in parameters.values()):
+        return _from_narrow(parameters, settings, cuts)
     return torch.optim.AdamW(
         decay_groups(parameters, settings.weight_decay),
         lr=0.0,
@@ -24,6 +26,15 @@ def make(parameters: Parameters, settings: Optimizer, spec: Spec | None, cuts: C
         eps=settings.epsilon,
         fused=True,
     )
+
+
+def _from_narrow(parameters: Parameters, settings: Optimizer, cuts: Cuts) -> torch.optim.Optimizer:
+    """The same for gradients that are narrower than the weights."""
+    from .fused import FusedAdam  # which knows the rule of this module
+
+    rule = adam(settings)
+    groups = decay_groups(parameters, settings.weight_decay, rule=rule, in_place=FusedAdam(adam=rule))
+    return Guarded(groups, by_parameter(parameters, cuts))
 
 
 def make_exact(parameters: Parameters, settings: Optimizer, cuts: Cuts) -> torch.optim.Optimizer:

@@ -13,6 +13,7 @@ from torch import Tensor
 from ropewalk.parallel.cut import Cut, whole_cut
 
 from .groups import Group
+from .in_place import InPlace, fits
 from .whole import Asking, run_together
 
 Moments = dict[str, Tensor]
@@ -56,7 +57,7 @@ class _Batch:
 
 
 class Guarded(torch.optim.Optimizer):
-    """Applies `group["rule"]` to the parameters of each group.
+    """Applies `group["rule"]` to the parameters of each group, where there is one and it can by `group["in_place"]`.
 
     Small parameters of one shape are stacked, up to half the size of the largest: the time of a small one is that of
     starting its kernels. Price: an update of 124 M parameters takes 8 ms by LAMB, 7 by Adafactor and 23 by Muon (36 to
@@ -64,7 +65,8 @@ class Guarded(torch.optim.Optimizer):
     """
 
     # The contract between torch's GradScaler and its fused optimizers, which the executor relies on: `step` leaves
-    # weights, moments and counters as they are when `found_inf` is 1, and decides so on the device.
+    # weights, moments and counters as they are when `found_inf` is 1, and decides so on the device; gradients are
+    # divided by `grad_scale`.
     _step_supports_amp_scaling = True
     found_inf: Tensor | None = None
     grad_scale: Tensor | None = None
@@ -72,16 +74,43 @@ class Guarded(torch.optim.Optimizer):
     def __init__(self, groups: list[Group], cuts: Mapping[Any, Cut] | None = None) -> None:
         super().__init__(groups, {"lr": 0.0})
         self._cuts = cuts or {}
+        self.communicates = any(not cut.is_whole for cut in self._cuts.values())
+        """Rules may ask about the whole of what is cut (see parallel/executor.py)."""
         parameters = [p for group in self.param_groups for p in group["params"]]
         self._stack_numel = max(_numel(self._cut(p)) for p in parameters) // 2
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        assert self.grad_scale is None, "gradients come unscaled"
+        for group in self.param_groups:
+            self._step_in_place(group)
         for batches in self._rounds():
             updates = [self._begin(batch) for batch in batches]
             for batch, (weight, new) in zip(batches, run_together(updates), strict=True):
                 self._end(batch, weight, new)
+
+    def _step_in_place(self, group: Group) -> None:
+        """Updates what a kernel can take."""
+        weights = [p for p in group["params"] if p.grad is not None and self._has_kernel(p, group)]
+        if weights:
+            kernel: InPlace = group["in_place"]
+            states = [self._state_of(weight, group["rule"]) for weight in weights]
+            kernel.update(
+                weights,
+                states,
+                lr=group["lr"],
+                decay=group["weight_decay"],
+                found_inf=self.found_inf,
+                grad_scale=self.grad_scale,
+            )
+
+    def _has_kernel(self, parameter: Tensor, group: Group) -> bool:
+        return "in_place" in group and fits(parameter, self._cut(parameter))
+
+    def _state_of(self, weight: Tensor, rule: Rule) -> dict[str, Tensor]:
+        state: dict[str, Tensor] = self.state[weight]
+        if not state:
+            state.update(step=torch.zeros((), device=weight.device), **rule.begin(weight))
+        return state
 
     def _rounds(self) -> Iterator[list[_Batch]]:
         """Batches that are updated together: those of whole parameters one by one, the others as room allows."""
@@ -101,12 +130,12 @@ class Guarded(torch.optim.Optimizer):
             yield together
 
     def _batches(self) -> Iterator[_Batch]:
-        """Parameters that have a gradient, those of one shape and cut together, as many as may be stacked. Ranks that
-        share parameters must find gradients for the same ones."""
+        """Parameters that have a gradient and no kernel, those of one shape and cut together, as many as may be
+        stacked. Ranks that share parameters must find gradients for the same ones."""
         for group in self.param_groups:
             alike: dict[object, list[Tensor]] = {}
             for parameter in group["params"]:
-                if parameter.grad is not None:
+                if parameter.grad is not None and not self._has_kernel(parameter, group):
                     cut = self._cut(parameter)
                     alike.setdefault((cut.shape, cut.slicings), []).append(parameter)
             for parameters in alike.values():
@@ -117,11 +146,11 @@ class Guarded(torch.optim.Optimizer):
 
     def _begin(self, batch: _Batch) -> tuple[Update, Cut]:
         rule: Rule = batch.group["rule"]
-        for weight in batch.weights:
-            if not self.state[weight]:
-                self.state[weight].update(step=torch.zeros((), device=weight.device), **rule.begin(weight))
-        states = [self.state[weight] for weight in batch.weights]
+        states = [self._state_of(weight, rule) for weight in batch.weights]
         gradient = _stack([weight.grad for weight in batch.weights if weight.grad is not None])
+        gradient = gradient.to(batch.weights[0].dtype)  # it may be narrower (parallel/precision.py)
+        if self.grad_scale is not None:
+            gradient = gradient / self.grad_scale
         moments = {name: _stack([state[name] for state in states]) for name in states[0]}
         step = (moments.pop("step") + 1).double().view(-1, *[1] * len(batch.cut.shape))
         lr, decay = batch.group["lr"], batch.group["weight_decay"]

@@ -2,8 +2,8 @@
 
 A rule is written for whole tensors. Where a number or a matrix depends on all of one, the rule yields a request and is
 sent the answer. Rules of many parameters run side by side, so that what they ask at the same moment travels together:
-one all-reduce a group for all their means and norms. For a parameter that is not cut the answer is computed on the
-spot, by the operation that a rule for one device would use.
+one all-reduce a group for all their means and norms, and one for all that is largest. For a parameter that is not cut
+the answer is computed on the spot, by the operation that a rule for one device would use.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import functools
 import math
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -35,6 +35,15 @@ class Mean:
 
 
 @dataclass(frozen=True, slots=True)
+class Largest:
+    """The largest along `dims` of the whole, which stay with size 1; no number is below 0."""
+
+    part: Tensor
+    dims: tuple[int, ...]
+    """As in `Mean`."""
+
+
+@dataclass(frozen=True, slots=True)
 class Norm:
     """The length of every whole matrix of N A B, as N 1 1."""
 
@@ -50,7 +59,7 @@ class Mapped:
     """Equal functions are called with many matrices at a time."""
 
 
-Request = Mean | Norm | Mapped
+Request = Mean | Largest | Norm | Mapped
 Asking = Generator[Sequence[Request], list[Tensor], Result]
 """A computation that yields requests, is sent their answers, and ends with a result."""
 
@@ -83,7 +92,7 @@ def run_together(computations: Sequence[tuple[Asking[Result], Cut]]) -> list[Res
 
 def _answers(requests: Sequence[tuple[Request, Cut]]) -> list[Tensor]:
     found: dict[int, Tensor] = {}
-    sums: dict[int, _Sum] = {}
+    open_ones: dict[int, _Partial] = {}
     maps: dict[int, tuple[Mapped, Cut]] = {}
     for place, (request, cut) in enumerate(requests):
         if cut.is_whole:
@@ -91,8 +100,8 @@ def _answers(requests: Sequence[tuple[Request, Cut]]) -> list[Tensor]:
         elif isinstance(request, Mapped):
             maps[place] = request, cut
         else:
-            sums[place] = _partial_sum(request, cut)
-    found |= dict(zip(sums, _completed(list(sums.values())), strict=True))
+            open_ones[place] = _partial(request, cut)
+    found |= dict(zip(open_ones, _completed(list(open_ones.values())), strict=True))
     found |= dict(zip(maps, _mapped(list(maps.values())), strict=True))
     return [found[place] for place in range(len(requests))]
 
@@ -101,6 +110,8 @@ def _on_the_spot(request: Request) -> Tensor:
     match request:
         case Mean(part, dims):
             return part.mean(dims, keepdim=True)
+        case Largest(part, dims):
+            return part.amax(dims, keepdim=True)
         case Norm(part):
             return torch.linalg.matrix_norm(part, keepdim=True)
         case Mapped(part, function):
@@ -108,35 +119,48 @@ def _on_the_spot(request: Request) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class _Sum:
-    """A sum over this rank's part, over whom it is to be completed, and what becomes of it then."""
+class _Partial:
+    """A sum or a maximum over this rank's part, over whom it is to be completed, and what becomes of it then."""
 
     value: Tensor
     groups: tuple[Group, ...]
     finish: Callable[[Tensor], Tensor]
+    operation: Literal["sum", "max"] = "sum"
 
 
-def _partial_sum(request: Mean | Norm, cut: Cut) -> _Sum:
+def _partial(request: Mean | Largest | Norm, cut: Cut) -> _Partial:
     if isinstance(request, Norm):
         square = request.part.square().sum((1, 2), keepdim=True)
-        return _Sum(square, tuple(slicing.group for slicing in cut.slicings), torch.sqrt)
+        return _Partial(square, tuple(slicing.group for slicing in cut.slicings), torch.sqrt)
     count = math.prod(cut.shape[dim - 1] for dim in request.dims)
     groups = tuple(slicing.group for slicing in cut.slicings if slicing.dim + 1 in request.dims)
-    return _Sum(request.part.sum(request.dims, keepdim=True), groups, functools.partial(torch.mul, 1 / count))
+    if isinstance(request, Largest):
+        # A part without columns has no largest; 0 is no larger than that of any other.
+        some = all(request.part.shape[dim] for dim in request.dims)
+        empty = request.part.sum(request.dims, keepdim=True)
+        largest = request.part.amax(request.dims, keepdim=True) if some else empty
+        return _Partial(largest, groups, torch.Tensor.contiguous, "max")
+    return _Partial(request.part.sum(request.dims, keepdim=True), groups, functools.partial(torch.mul, 1 / count))
 
 
-def _completed(sums: Sequence[_Sum]) -> list[Tensor]:
-    """All sums finished, by one all-reduce for each group and type of number."""
-    values = [each.value for each in sums]
-    for group in dict.fromkeys(group for each in sums for group in each.groups):
-        for dtype in dict.fromkeys(value.dtype for value in values):
-            places = [i for i, each in enumerate(sums) if group in each.groups and each.value.dtype == dtype]
+def _completed(partials: Sequence[_Partial]) -> list[Tensor]:
+    """All of them finished, by one all-reduce for each group, operation and type of number."""
+    values = [each.value for each in partials]
+    kinds = dict.fromkeys((each.operation, each.value.dtype) for each in partials)
+    for group in dict.fromkeys(group for each in partials for group in each.groups):
+        for operation, dtype in kinds:
+            places = [
+                i
+                for i, each in enumerate(partials)
+                if group in each.groups and (each.operation, each.value.dtype) == (operation, dtype)
+            ]
             if places:
-                flat = group.all_reduce(torch.cat([values[place].reshape(-1) for place in places]))
+                flat = torch.cat([values[place].reshape(-1) for place in places])
+                flat = group.all_reduce(flat, operation=operation)
                 pieces = flat.split([values[place].numel() for place in places])
                 for place, piece in zip(places, pieces, strict=True):
                     values[place] = piece.view_as(values[place])
-    return [each.finish(value) for each, value in zip(sums, values, strict=True)]
+    return [each.finish(value) for each, value in zip(partials, values, strict=True)]
 
 
 def _mapped(requests: Sequence[tuple[Mapped, Cut]]) -> list[Tensor]:

@@ -1,0 +1,80 @@
+"""AdamW in one reading, for gradients that may be narrower than the weights.
+
+Twin: `Adam` of train/optimizers/adamw.py. torch's fused kernel wants gradients as wide as weights: bfloat16 ones would
+be copied to float32 first, and read four bytes each.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ..optimizers.adamw import Adam
+
+BLOCK = 1024
+
+
+def update_(
+    weight: Tensor,
+    gradient: Tensor,
+    mean: Tensor,
+    square: Tensor,
+    starts_2: Tensor,
+    left_out: Tensor,
+    scale: Tensor,
+    *,
+    adam: Adam,
+    lr: float,
+    decay: float,
+) -> None:
+    """One step of a weight and its moments in place; none where `left_out` is 1. Gradients are divided by `scale`;
+    `starts_2` are the two corrections of Adam for its start at 0."""
+    _block[(triton.cdiv(weight.numel(), BLOCK),)](
+        weight,
+        gradient.contiguous(),
+        mean,
+        square,
+        starts_2,
+        left_out,
+        scale,
+        weight.numel(),
+        1 - lr * decay,
+        lr,
+        1 - adam.beta1,
+        1 - adam.beta2,
+        adam.epsilon,
+        BLOCK=BLOCK,
+        num_warps=4,
+    )
+
+
+@triton.jit
+def _block(
+    weights,
+    gradients,
+    means,
+    squares,
+    starts,
+    left_out,
+    scale,
+    count,
+    keep,
+    lr,
+    mean_share,
+    square_share,
+    epsilon,
+    BLOCK: tl.constexpr,
+):
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = (at < count) & (tl.load(left_out) == 0)
+    gradient = tl.load(gradients + at, mask=inside, other=0.0).to(tl.float32) / tl.load(scale)
+    mean = tl.load(means + at, mask=inside, other=0.0)
+    square = tl.load(squares + at, mask=inside, other=0.0)
+    weight = tl.load(weights + at, mask=inside, other=0.0)
+    mean += mean_share * (gradient - mean)
+    square += square_share * (gradient * gradient - square)
+    direction = mean / tl.load(starts) / (tl.sqrt_rn(square / tl.load(starts + 1)) + epsilon)
+    tl.store(weights + at, weight * keep - lr * direction, mask=inside)
+    tl.store(means + at, mean, mask=inside)
+    tl.store(squares + at, square, mask=inside)

@@ -1,0 +1,130 @@
+"""Adam as single kernels of a GPU: no room for new moments, one reading and one writing of everything.
+
+The guard is theirs too: where `found_inf` is 1 they change nothing, decided on the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .adamw import Adam
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FusedAdam:
+    """Torch's fused kernel, or ours where gradients are narrower than weights, which torch's does not take."""
+
+    adam: Adam
+
+    def update(
+        self,
+        weights: Sequence[Tensor],
+        states: Sequence[dict[str, Tensor]],
+        *,
+        lr: float,
+        decay: float,
+        found_inf: Tensor | None,
+        grad_scale: Tensor | None,
+    ) -> None:
+        gradients = [_gradient(weight) for weight in weights]
+        if any(gradient.dtype != weight.dtype for gradient, weight in zip(gradients, weights, strict=True)):
+            self._update_from_narrow(weights, states, lr=lr, decay=decay, found_inf=found_inf, grad_scale=grad_scale)
+            return
+        steps = [state["step"] for state in states]
+        torch._foreach_add_(steps, 1)
+        torch._fused_adamw_(
+            list(weights),
+            gradients,
+            [state["exp_avg"] for state in states],
+            [state["exp_avg_sq"] for state in states],
+            [],
+            steps,
+            lr=lr,
+            beta1=self.adam.beta1,
+            beta2=self.adam.beta2,
+            weight_decay=decay,
+            eps=self.adam.epsilon,
+            amsgrad=False,
+            maximize=False,
+            grad_scale=grad_scale,
+            found_inf=found_inf,
+        )
+        if found_inf is not None:
+            torch._foreach_sub_(steps, [found_inf] * len(steps))
+
+    def _update_from_narrow(
+        self,
+        weights: Sequence[Tensor],
+        states: Sequence[dict[str, Tensor]],
+        *,
+        lr: float,
+        decay: float,
+        found_inf: Tensor | None,
+        grad_scale: Tensor | None,
+    ) -> None:
+        # Here, because Triton comes with torch's builds for GPUs only.
+        from ..kernels.adamw import update_
+
+        place = weights[0].device
+        left_out = torch.zeros((), device=place) if found_inf is None else found_inf
+        scale = torch.ones((), device=place) if grad_scale is None else grad_scale
+        for weight, state, starts_2 in zip(weights, states, _starts(states, self.adam), strict=True):
+            update_(
+                weight,
+                _gradient(weight),
+                state["exp_avg"],
+                state["exp_avg_sq"],
+                starts_2,
+                left_out,
+                scale,
+                adam=self.adam,
+                lr=lr,
+                decay=decay,
+            )
+        _count(states, left_out)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FusedAdam8:
+    """The kernel of train/kernels/adamw_8bit.py: the rule `Adam8`."""
+
+    adam: Adam
+
+    def update(
+        self,
+        weights: Sequence[Tensor],
+        states: Sequence[dict[str, Tensor]],
+        *,
+        lr: float,
+        decay: float,
+        found_inf: Tensor | None,
+        grad_scale: Tensor | None,
+    ) -> None:
+        from ..kernels.adamw_8bit import update_
+
+        left_out = torch.zeros((), device=weights[0].device) if found_inf is None else found_inf
+        for weight, state, starts_2 in zip(weights, states, _starts(states, self.adam), strict=True):
+            gradient = _gradient(weight)
+            gradient = gradient if grad_scale is None else gradient.to(weight.dtype) / grad_scale
+            update_(weight, gradient, state, starts_2, left_out, adam=self.adam, lr=lr, decay=decay)
+        _count(states, left_out)
+
+
+def _gradient(weight: Tensor) -> Tensor:
+    assert weight.grad is not None
+    return weight.grad
+
+
+def _starts(states: Sequence[dict[str, Tensor]], adam: Adam) -> tuple[Tensor, ...]:
+    """Both corrections of Adam for its start at 0, for each parameter's next step."""
+    count = (torch.stack([state["step"] for state in states]) + 1).double()
+    return torch.stack([1 - adam.beta1**count, 1 - adam.beta2**count], dim=1).float().unbind(0)
+
+
+def _count(states: Sequence[dict[str, Tensor]], left_out: Tensor) -> None:
+    # A list of tensors: a tensor as a number would be read by the host.
+    torch._foreach_add_([state["step"] for state in states], [1 - left_out] * len(states))

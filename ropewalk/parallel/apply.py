@@ -7,7 +7,7 @@ then what is computed again, then the data axes, then the optimizer.
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 import torch
@@ -15,23 +15,29 @@ from torch import Tensor, nn
 
 from ropewalk.base.errors import UserError
 from ropewalk.base.files import storage
+from ropewalk.model.attend import Attend
 from ropewalk.model.decoder import Decoder
 from ropewalk.model.init import initial_value
+from ropewalk.model.sharding import whole_name
+from ropewalk.plan.forecast import PURE
 from ropewalk.plan.plan import Plan
 from ropewalk.plan.schedules import Shape, peak_live
 
+from .activation_packing import ActivationPacking
 from .compress import Hierarchical, make_compressor
 from .cut import Cut, Part
-from .data import Replicas, Shards
 from .executor import Executor, MakeOptimizer, Points
 from .guard import SpikeRule
+from .kernels import Contest, choose_attention, choose_products, compile_stage
 from .local import Devices, other_devices
 from .mesh import Mesh
-from .offload import HostOptimizer
+from .offload import BUCKET_BYTES, HostOptimizer
 from .pipeline import Later
 from .precision import PRODUCTS, Masters
 from .rank import RankExecutor
 from .recompute import make_run_block, recomputed
+from .replicas import Replicas
+from .shards import Shards
 from .tensor import split_model, tensor_cut
 
 
@@ -62,7 +68,8 @@ def apply(
     mesh = mesh or Mesh(plan)
     stages = _stages(plan, model, mesh, device=device, init_seed=init_seed)
     names = [name for stage in stages.values() for name, _ in stage.named_parameters()]
-    chosen = {name for name in names if trained is None or _whole_name(name, model) in trained}
+    chosen = {name for name in names if trained is None or whole_name(name, model.spec) in trained}
+    packing = None if plan.activations == "whole" else ActivationPacking(plan.activations)
     for number, stage in stages.items():
         for name, parameter in stage.named_parameters():
             parameter.requires_grad_(name in chosen)
@@ -74,19 +81,25 @@ def apply(
             last=number == plan.pipeline * plan.chunks - 1,
             trained=trained,
             live_microbatches=_live(plan, mesh),
+            packing=packing,
         )
     later = _later(plan, stages)
-    pure = make_optimizer is not None and plan.precision == "bf16-pure"
+    pure = make_optimizer is not None and plan.precision in PURE
     masters: list[Masters] = []
     if pure and plan.zero == 0:
-        masters = [Masters(stage) for stage in stages.values()]
+        masters = [Masters(stage, one_microbatch=_is_alone(plan)) for stage in stages.values()]
+    contests = _choose_kernels(plan, stages)
     data = _data(plan, stages, mesh, masters, trained=chosen, pure=pure, seed=seed)
     optimizer, host = None, None
     if make_optimizer:
         mine = {name: p for name, p in data.parameters.items() if name in chosen}
         make = functools.partial(_made, make_optimizer, cuts={name: data.cuts[name] for name in mine})
         if "optimizer" in plan.offload:
-            host = HostOptimizer(mine, make, waits=True, folder=_folder(plan, mesh))
+            # Where gradients are final at the end of a step only, memory for taking back would be of no use.
+            waits = clip_norm > 0 or plan.pipeline > 1 or plan.exact or plan.precision == "fp16"
+            # No larger than what gradients arrive in.
+            size = min(BUCKET_BYTES, plan.fusion_bytes)
+            host = HostOptimizer(mine, make, waits=waits, bucket_bytes=size, folder=_folder(plan, mesh))
             optimizer = host.optimizer
         else:
             optimizer = make(mine)
@@ -100,7 +113,8 @@ def apply(
         masters=masters,
         later=later,
         devices=_devices(plan, stages),
-        attention=recomputed if plan.recompute == "attention" else None,
+        contests=contests,
+        attention=_attention(plan, packing),
         clip_norm=clip_norm,
         spike=spike,
         points=points,
@@ -129,7 +143,7 @@ def _stages(
                 stage = Decoder(spec, layers=plan.stages[number], first=number == 0, last=number == count - 1)
             for name, _ in list(stage.named_parameters()):
                 place, _, attribute = name.rpartition(".")
-                value = whole[_whole_name(name, model)].detach()
+                value = whole[whole_name(name, spec)].detach()
                 # A copy: the first and the last stage of one process would share a tied matrix otherwise.
                 setattr(stage.get_submodule(place), attribute, nn.Parameter(value if empty else value.clone()))
         split_model(stage, group, sequence=plan.sequence)
@@ -160,12 +174,16 @@ def _data(
     if plan.zero == 0:
         cuts: dict[str, Cut] = {n: tensor_cut(n, spec, mesh.group("tensor"), first=others) for n in weights}
         parameters = {n: p for each in masters for n, p in each.parameters.items()} if masters else weights
-        reduced = {n: p for n, p in parameters.items() if n in trained}
         summing = Hierarchical(*mesh.node) if mesh.node else replicas
-        compressor = make_compressor(plan, summing, seed=seed)
-        data = Replicas(weights, reduced, cuts, replicas, fusion_bytes=plan.fusion_bytes, compressor=compressor)
-        data.parameters = parameters
-        return data
+        return Replicas(
+            weights,
+            parameters,
+            cuts,
+            replicas,
+            trained=trained,
+            fusion_bytes=plan.fusion_bytes,
+            compressor=make_compressor(plan, summing, seed=seed),
+        )
     narrow: dict[str, torch.dtype] = {}
     masters_dtype = next(iter(weights.values())).dtype
     if pure:
@@ -190,6 +208,31 @@ def _data(
         host="parameters" in plan.offload,
         folder=_folder(plan, mesh),
     )
+
+
+def _is_alone(plan: Plan) -> bool:
+    """Whether a GPU's gradients are final with one backward pass, and updated where they are."""
+    return plan.device == "cuda" and plan.world == 1 and plan.microbatches == 1 and "optimizer" not in plan.offload
+
+
+def _choose_kernels(plan: Plan, stages: Mapping[int, Decoder]) -> list[Contest]:
+    contests: list[Contest] = []
+    for stage in stages.values():
+        if plan.precision == "fp8":
+            contests += choose_products(stage, plan)
+        if plan.compile:
+            compile_stage(stage)
+    device = next(next(iter(stages.values())).parameters()).device
+    attention = choose_attention(stage.spec, plan, device, dtype=PRODUCTS.get(plan.precision, torch.float32))
+    return [attention, *contests] if attention else contests
+
+
+def _attention(plan: Plan, packing: ActivationPacking | None) -> Callable[[Attend], Attend] | None:
+    """What becomes of the way to attend so that less is kept."""
+    again = recomputed if plan.recompute == "attention" else None
+    if packing is None:
+        return again
+    return packing.exactly if again is None else lambda attend: packing.exactly(again(attend))
 
 
 def _live(plan: Plan, mesh: Mesh) -> int:
@@ -230,8 +273,3 @@ def _devices(plan: Plan, stages: Mapping[int, Decoder]) -> Devices | None:
         return None
     (model,) = stages.values()
     return Devices(model, other_devices(next(model.parameters()).device, plan.devices))
-
-
-def _whole_name(name: str, model: Decoder) -> str:
-    """The last stage's copy of a tied embedding is no parameter of its own."""
-    return "embedding.weight" if name == "head.weight" and model.spec.tied else name

@@ -31,7 +31,6 @@ def version_warning() -> str | None:
 def deterministic(device: torch.device) -> Iterator[None]:
     """Inside the block the same step gives the same bits. A CPU does so by itself; a GPU's attention does not.
 
-    Costs 7 % of a bf16 step and 2 % of an fp32 step (12 layers of width 768, rows of 1024, H200, torch 2.11).
     `warn_only` would not do: attention then stays as it is.
     """
     if device.type != "cuda":

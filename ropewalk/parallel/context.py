@@ -82,7 +82,7 @@ class UlyssesAttend:
         self._documents_BT, self._first_head = documents_BT, first_head
         self._attend: Attend | None = None
 
-    def __call__(self, layer: int, q_BHTD: Tensor, k_BGTD: Tensor, v_BGTD: Tensor) -> Tensor:
+    def __call__(self, q_BHTD: Tensor, k_BGTD: Tensor, v_BGTD: Tensor) -> Tensor:
         group, heads, kv_heads = self._group, q_BHTD.shape[1], k_BGTD.shape[1]
         assert heads % group.size == 0, f"{group.size} ranks cannot share {heads} heads"
         if self._attend is None:
@@ -94,7 +94,7 @@ class UlyssesAttend:
         if copies > 1:
             k_BGTD, v_BGTD = (x.repeat_interleave(copies, dim=1) for x in (k_BGTD, v_BGTD))
         whole = [swap_along(x, group, cut=1, join=2) for x in (q_BHTD, k_BGTD, v_BGTD)]
-        return swap_along(self._attend(layer, *whole), group, cut=2, join=1)
+        return swap_along(self._attend(*whole), group, cut=2, join=1)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -127,7 +127,7 @@ class RingAttend:
         self._tiles: dict[tuple[int, int], list[Tile]] = {}
         self._bounds: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
 
-    def __call__(self, layer: int, q_BHTD: Tensor, k_BGTD: Tensor, v_BGTD: Tensor) -> Tensor:
+    def __call__(self, q_BHTD: Tensor, k_BGTD: Tensor, v_BGTD: Tensor) -> Tensor:
         assert q_BHTD.shape[2] * self.group.size == self._length, f"{q_BHTD.shape[2]} places of {self._length}"
         return _Ring.apply(q_BHTD, k_BGTD, v_BGTD, self)
 

@@ -6,7 +6,7 @@ loop only when it logs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -17,7 +17,8 @@ from ropewalk.load.batch import Batch
 from ropewalk.model.decoder import Decoder
 
 from .comm import Group
-from .cut import Cut, Part
+from .cut import Choose, Cut, Part
+from .kernels import Contest
 
 Named = Mapping[str, Tensor]
 MakeOptimizer = Callable[[dict[str, torch.nn.Parameter], Mapping[str, Cut]], torch.optim.Optimizer]
@@ -50,12 +51,17 @@ class Scores:
 
 @dataclass(slots=True)
 class Points:
-    """Named moments of a step at which others may look or act; each callback receives the gradients by name."""
+    """Named moments of a step at which others may look or act; those about gradients receive them by name."""
 
     on_gradients: list[Callable[[Named], None]] = field(default_factory=list)
-    """All gradients of the global batch are there, not yet clipped."""
+    """All gradients of the global batch are there, not yet clipped; they may be changed in place. An optimizer on the
+    host waits for those who look at gradients, here or before the update, where it would begin sooner by itself."""
     before_update: list[Callable[[Named], None]] = field(default_factory=list)
-    """Gradients are clipped; the update follows."""
+    """The update follows. Gradients are clipped, unless the update does that too: of an optimizer on the host, and of
+    gradients narrower than the weights."""
+    before_change: list[Callable[[], None]] = field(default_factory=list)
+    """Weights and moments are about to change, for the first time in this step: with the update, or during the backward
+    pass where an optimizer on the host begins then."""
 
 
 class Executor(Protocol):
@@ -67,6 +73,8 @@ class Executor(Protocol):
     replicas: Group
     """The ranks that hold the same parts of everything."""
     device: torch.device
+    contests: Sequence[Contest]
+    """Which kernels were tried for this plan, and how long they took."""
 
     def step(self, batch: Batch, *, lr: float) -> StepResult:
         """All microbatches, reduction, guard, clipping and update with learning rate `lr`. All ranks must call."""
@@ -93,14 +101,23 @@ class Executor(Protocol):
         """The Euclidean lengths of whole tensors of which every rank brings its parts, by the names of parameters. All
         ranks must call."""
 
-    def load_state(self, model: Named, optimizer: Named) -> None:
-        """Takes over whole tensors, as the two functions above give parts of them."""
+    def wants(self) -> Choose:
+        """Which part of each tensor of a state this rank needs to go on from it."""
+
+    def load_state(self, model: Mapping[str, Tensor | Part], optimizer: Mapping[str, Tensor | Part]) -> None:
+        """Takes over a state: whole tensors, or of each the part that this rank `wants`."""
 
 
 def guards(optimizer: torch.optim.Optimizer) -> bool:
     """Whether `optimizer` leaves weights, moments and counters as they are when its `found_inf` is 1, decided on the
     device: the contract between torch's GradScaler and its fused optimizers, which ours declare too."""
     return getattr(optimizer, "_step_supports_amp_scaling", False)
+
+
+def communicates(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether an update of `optimizer` asks other ranks, so that all must make it at the same moment. Ours declare it;
+    torch's know of no ranks."""
+    return getattr(optimizer, "communicates", False)
 
 
 def bit_sum(tensors: Iterable[Tensor]) -> int:

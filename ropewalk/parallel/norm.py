@@ -26,8 +26,12 @@ def global_norm(
         if gradient.numel():
             by_copies.setdefault(copies[name], []).append(gradient)
     if mesh.world.size == 1:
-        norms = torch._foreach_norm([g for found in by_copies.values() for g in found])
-        return loss, torch.linalg.vector_norm(torch.stack(norms)) if norms else torch.zeros((), device=device)
+        parts = [g for found in by_copies.values() for g in found]
+        if not parts:
+            return loss, torch.zeros((), device=device)
+        # Of narrow gradients too the length is a wide number.
+        norms = torch._foreach_norm(parts, 2, torch.promote_types(parts[0].dtype, torch.float32))
+        return loss, torch.linalg.vector_norm(torch.stack(norms))
     squares = torch.zeros((), dtype=torch.float64, device=device)
     for count, found in by_copies.items():
         squares = squares + torch.stack(torch._foreach_norm(found)).double().square().sum() / count

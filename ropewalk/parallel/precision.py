@@ -13,9 +13,10 @@ from ropewalk.plan.forecast import Precision
 PRODUCTS: dict[Precision, torch.dtype] = {
     "bf16": torch.bfloat16,
     "bf16-pure": torch.bfloat16,
+    "fp8": torch.bfloat16,
     "fp16": torch.float16,
 }
-"""The type of matrix products; float32 otherwise."""
+"""The type of matrix products; float32 otherwise. In fp8 that of those outside blocks."""
 
 
 def autocast(precision: Precision, device: torch.device) -> contextlib.AbstractContextManager:
@@ -30,13 +31,17 @@ class Masters:
 
     An update is often smaller than half the distance between two bfloat16 numbers (0.4 %) and would be rounded away.
     Gradients are added up in float32 too: each microbatch's bfloat16 gradient is handed over as soon as it is complete,
-    so that the sum over microbatches is that of the large batch.
+    so that the sum over microbatches is that of the large batch. With `one_microbatch` there is nothing to add up and
+    the optimizer reads the bfloat16 gradients themselves: half the memory, and a copy less.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, *, one_microbatch: bool = False) -> None:
         self._weights = dict(model.named_parameters())
         self.parameters = {name: nn.Parameter(weight.detach().clone()) for name, weight in self._weights.items()}
         model.to(torch.bfloat16)
+        if one_microbatch:
+            for parameter in self.parameters.values():
+                parameter.grad_dtype = torch.bfloat16
         for name, weight in self._weights.items():
             weight.register_post_accumulate_grad_hook(functools.partial(_hand_over, self.parameters[name]))
 
@@ -49,7 +54,7 @@ class Masters:
 def _hand_over(master: nn.Parameter, weight: Tensor) -> None:
     assert weight.grad is not None
     if master.grad is None:
-        master.grad = weight.grad.to(master.dtype)
+        master.grad = weight.grad.to(master.grad_dtype)
     else:
         master.grad += weight.grad
     weight.grad = None

@@ -1,7 +1,7 @@
 """One rank's part in every step, under any plan: the executor of one device is that of a mesh of one.
 
 A step: deal the rows, run the microbatches (one after the other, or as a pipeline's schedule says), bring the gradients
-together (parallel/data.py), judge, clip and update what this rank keeps.
+together (parallel/replicas.py, parallel/shards.py), judge, clip and update what this rank keeps.
 
 Shapes: B rows, T tokens, C width.
 """
@@ -9,37 +9,42 @@ Shapes: B rows, T tokens, C width.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from ropewalk.load.batch import Batch
-from ropewalk.model.attend import Attend, attend_for
+from ropewalk.model.attend import Attend, Kernel, attend_for
 from ropewalk.model.decoder import Decoder
 from ropewalk.model.dropout import Dropout, dropout_key
-from ropewalk.model.loss import token_losses, token_scores
-from ropewalk.model.spec import Spec
+from ropewalk.model.loss import token_scores, weighted_loss
+from ropewalk.model.sharding import whole_name
 from ropewalk.plan.plan import Plan
 from ropewalk.plan.schedules import Shape, make_schedule
 
 from .balance import Dealer, numbers_of
-from .comm import Group
+from .buckets import BinaryCounter
 from .context import attend_over, places_of
-from .cut import Cut, Part, Slicing, whole_cut
-from .data import BinaryCounter, Replicas, Shards
+from .cut import Choose, Cut, Part, whole_cut
 from .executor import Named, Points, Scores, StepResult, bit_sum, guards
 from .guard import SpikeRule, Watch
+from .kernels import Contest
 from .labels import label
 from .local import Devices
 from .mesh import Mesh
+from .moments import moment_cut, moment_part, whole_moment_cut
 from .norm import exact_norm, global_norm, sum_partial, whole_lengths
 from .offload import HostOptimizer
 from .pipeline import Busy, Later, Pipeline, run_forward
 from .precision import LossScale, Masters, autocast
 from .recompute import BlockRunner
+from .replicas import Replicas
+from .shards import Shards
 from .tensor import SplitHead, has_partial_gradient, tensor_cut
 
 
@@ -74,6 +79,7 @@ class RankExecutor:
         masters: Sequence[Masters] = (),
         later: Later | None = None,
         devices: Devices | None = None,
+        contests: Sequence[Contest] = (),
         attention: Callable[[Attend], Attend] | None = None,
         clip_norm: float = 0.0,
         spike: SpikeRule | None = None,
@@ -87,6 +93,8 @@ class RankExecutor:
         self.spec = self.model.spec
         self._seed, self._clip_norm, self._later, self._attention = seed, clip_norm, later, attention
         self._devices = devices
+        self.contests = contests
+        self._kernel = next((cast(Kernel, c.winner) for c in contests if c.what == "attention"), None)
         some = next(self.model.parameters())
         self.device, self._dtype = some.device, some.dtype
         self._loss_scale = LossScale(self.device) if plan.precision == "fp16" else None
@@ -96,22 +104,27 @@ class RankExecutor:
         self._parameters = data.parameters | (host.parameters if host else {})
         """What the optimizer updates and a checkpoint keeps, on the device or on the host."""
         self._trained = {name: self._parameters[name] for name, p in data.parameters.items() if p.requires_grad}
+        self._narrow = any(p.grad_dtype != p.dtype for p in self._trained.values())
         self._tensor = mesh.group("tensor")
-        self._head = _split_head(self.spec, self._tensor, plan) if self._tensor.size > 1 else None
+        self._head: SplitHead | None = None
+        if self._tensor.size > 1:
+            begin = tensor_cut("embedding.weight", self.spec, self._tensor).offset[0]
+            self._head = SplitHead(self._tensor, plan.sequence, begin)
         self._is_last = plan.pipeline * plan.chunks - 1 in stages
         self._partial = [n for n in self._trained if has_partial_gradient(n, self.spec, sequence=plan.sequence)]
         self._pipelines: dict[int, Pipeline] = {}
         self._busy = Busy(self.device)
         self._dealer = Dealer(mesh.rows, self.spec) if plan.balance else None
+        self._changed = False
+        if host:
+            data.listen(self._hand_over)
 
     def step(self, batch: Batch, *, lr: float) -> StepResult:
         # Copied before anything is computed from it: a number made on the host would have to be waited for.
         with label("copy"):
             pieces, total = self._deal(*self._own_rows(batch))
         self._set_rate(lr)
-        if self._host:
-            self._host.begin()
-        self._data.begin()
+        self._begin()
         scale = self._loss_scale.value if self._loss_scale else None
         parts = self._run_within_memory(pieces, total, scale)
         gradients = self._data.finish()
@@ -123,9 +136,10 @@ class RankExecutor:
             _announce(self.points.on_gradients, gradients)
             loss, norm = self._loss_and_norm(parts, gradients)
             factor = (self._clip_norm / (norm + 1e-6)).clamp(max=1.0) if self._clip_norm else None
-            if factor is not None and not self._host:
+            if factor is not None and not self._host and not self._narrow:
                 torch._foreach_mul_(list(gradients.values()), factor)
             _announce(self.points.before_update, gradients)
+            self._before_change()
             anomaly, skipped = self._watch.judge(loss, norm, scale)
         with label("update"):
             self._update(skipped, factor, overflowed=~torch.isfinite(norm))
@@ -180,10 +194,10 @@ class RankExecutor:
     def optimizer_state(self) -> dict[str, Part]:
         state = self._need_optimizer().state
         found = {
-            f"{moment}/{name}": Part(tensor, _moment_cut(moment, tensor, self._data.cuts[name]))
+            f"{moment}/{name}": Part(tensor, moment_cut(moment, tensor, self._data.cuts[name]))
             for name, parameter in self._trained.items()
             if not self._is_copy(name)
-            for moment, tensor in state[parameter].items()
+            for moment, tensor in state.get(parameter, {}).items()
         }
         others = {"guard": self._watch.state, "loss_scale": self._loss_scale.state if self._loss_scale else {}}
         for kind, tensors in others.items():
@@ -199,29 +213,44 @@ class RankExecutor:
     def lengths(self, parts: Named) -> list[Tensor]:
         return whole_lengths(parts, self._data.cuts, self._mesh)
 
+    def wants(self) -> Choose:
+        parameters, trained = self._holders(self._parameters), self._holders(self._trained)
+
+        def choose(group: str, name: str, shape: tuple[int, ...]) -> Cut | None:
+            kind, parameter = name.split("/", 1) if group == "optimizer" else ("", name)
+            if kind in ("guard", "loss_scale", "compression"):
+                return whole_cut(shape, first=self._mesh.rank == 0)
+            held = next(iter((trained if kind else parameters).get(parameter, ())), None)
+            if held is None:
+                return None
+            cut = self._data.cuts[held]
+            cut = dataclasses.replace(cut, first=cut.first and not self._is_copy(held))
+            return whole_moment_cut(kind, shape, cut) if kind else cut
+
+        return choose
+
     @torch.no_grad()
-    def load_state(self, model: Named, optimizer: Named) -> None:
+    def load_state(self, model: Mapping[str, Tensor | Part], optimizer: Mapping[str, Tensor | Part]) -> None:
         strange = model.keys() - self.spec.shapes().keys()
         assert not strange, f"{min(strange)}: the state is of another model"
         for name, parameter in self._parameters.items():
-            whole = self._whole_name(name)
+            whole = whole_name(name, self.spec)
             assert whole in model, f"{whole}: the state is of another model"
             parameter.copy_(self._data.cuts[name].take(model[whole]))
-        holders: dict[str, list[str]] = {}
-        for name in self._trained:
-            holders.setdefault(self._whole_name(name), []).append(name)
+        holders = self._holders(self._trained)
         for key, tensor in optimizer.items():
             kind, name = key.split("/", 1)
+            whole_tensor = tensor.local if isinstance(tensor, Part) else tensor
             if kind == "guard":
                 # A run may have been saved under another rule for spikes.
                 if name in self._watch.state:
-                    self._watch.state[name] = tensor.to(self.device, copy=True)
+                    self._watch.state[name] = whole_tensor.to(self.device, copy=True)
             elif kind == "compression":
                 if isinstance(self._data, Replicas):
-                    self._data.owe(name, tensor)
+                    self._data.owe(name, whole_tensor)
             elif kind == "loss_scale":
                 assert self._loss_scale, "the state is of another precision"
-                self._loss_scale.state[name] = tensor.to(self.device, copy=True)
+                self._loss_scale.state[name] = whole_tensor.to(self.device, copy=True)
             else:
                 for held in holders.get(name, ()):
                     self._load_moment(kind, held, tensor)
@@ -229,15 +258,22 @@ class RankExecutor:
             self._host.publish()
         for each in self._masters:
             each.publish()
-        self._data.publish()
+        self._data.publish(everything=True)
         if self._devices:
             self._devices.publish()
 
-    def _load_moment(self, kind: str, name: str, tensor: Tensor) -> None:
+    def _holders(self, names: Iterable[str]) -> dict[str, list[str]]:
+        """By the names of a state's tensors, the parameters of this rank that are parts of them."""
+        found: dict[str, list[str]] = {}
+        for name in names:
+            found.setdefault(whole_name(name, self.spec), []).append(name)
+        return found
+
+    def _load_moment(self, kind: str, name: str, tensor: Tensor | Part) -> None:
         parameter, cut = self._trained[name], self._data.cuts[name]
+        part, state = moment_part(kind, tensor, cut), self._need_optimizer().state[parameter]
         # `step` counts live where the optimizer keeps them; moments live with their parameter.
-        device = parameter.device if tensor.dim() or self.device.type == "cuda" else torch.device("cpu")
-        part, state = _moment_part(kind, tensor, cut), self._need_optimizer().state[parameter]
+        device = parameter.device if part.dim() or self.device.type == "cuda" else torch.device("cpu")
         if self._host and kind in state:
             state[kind].copy_(part)  # it may lie in a file
         else:
@@ -304,7 +340,14 @@ class RankExecutor:
                     raise
             for parameter in self._data.parameters.values():
                 parameter.grad = None
-            self._data.begin()
+            self._begin()
+
+    def _begin(self) -> None:
+        """A step begins, or begins again."""
+        self._changed = False
+        if self._host:
+            self._host.begin()
+        self._data.begin()
 
     def _run(self, pieces: list[Microbatch], total: Tensor, scale: Tensor | None) -> list[Tensor]:
         """Forward and backward of all microbatches; this rank's parts of the loss."""
@@ -372,10 +415,10 @@ class RankExecutor:
     def _loss_of(self, model: Decoder, hidden_BTC: Tensor, piece: Microbatch) -> Tensor:
         """The weighted sum of this rank's losses, with the head of `model`."""
         with autocast(self._plan.precision, self.device), label("loss"):
-            if self._head:
-                losses = self._head.losses(hidden_BTC, model.head_weight, piece.batch.targets).flatten()
-            else:
-                losses = token_losses(hidden_BTC.flatten(0, 1), model.head_weight, piece.batch.targets.flatten())
+            if self._head is None:
+                targets, weights = piece.batch.targets.flatten(), piece.batch.weight.flatten()
+                return weighted_loss(hidden_BTC.flatten(0, 1), model.head_weight, targets, weights)
+            losses = self._head.losses(hidden_BTC, model.head_weight, piece.batch.targets).flatten()
         return (losses * piece.batch.weight.flatten().to(losses.dtype)).sum()
 
     def _scores_of(self, model: Decoder, hidden_BTC: Tensor, piece: Microbatch) -> Tensor:
@@ -400,7 +443,13 @@ class RankExecutor:
                 length=piece.documents.shape[1],
             )
         else:
-            attend = attend_for(self.spec, documents_BT=piece.documents, first_head=first_head)
+            attend = attend_for(
+                self.spec,
+                documents_BT=piece.documents,
+                first_head=first_head,
+                kernel=self._kernel,
+                tiles=self._plan.compile and self.device.type == "cuda",
+            )
         return self._attention(attend) if self._attention else attend
 
     def _dropout(self, piece: Microbatch) -> Dropout | None:
@@ -429,6 +478,23 @@ class RankExecutor:
                 busy=self._busy,
             )
         return self._pipelines[microbatches]
+
+    def _hand_over(self, names: Collection[str]) -> None:
+        """During the backward pass: gives the host's optimizer gradients of the global batch to begin with, unless they
+        are still to be scaled, looked at or added up over the tensor axis."""
+        assert self._host
+        if self._loss_scale or self.points.on_gradients or self.points.before_update:
+            return
+        if not self._host.waits:
+            self._before_change()
+        self._host.ready([name for name in names if name not in self._partial])
+
+    def _before_change(self) -> None:
+        """Announces the first change of a step."""
+        if not self._changed:
+            self._changed = True
+            for callback in self.points.before_change:
+                callback()
 
     def _sum_tied(self, gradients: dict[str, Tensor]) -> None:
         """The first stage looks tokens up in the matrix that the last one ends with: their gradients are of one."""
@@ -461,12 +527,14 @@ class RankExecutor:
 
     def _update(self, skipped: Tensor, factor: Tensor | None, *, overflowed: Tensor) -> None:
         """The guarded update: where `skipped` is 1 nothing changes, decided on the device. The host's optimizer takes
-        gradients before clipping, and the `factor`."""
+        gradients before clipping, and the `factor`; so does one whose gradients are too narrow to be rounded again."""
         if self._host:
             self._host.step(skipped, scale=factor)
         else:
             optimizer = self._need_optimizer()
-            vars(optimizer).update(found_inf=skipped, grad_scale=None)
+            vars(optimizer).update(
+                found_inf=skipped, grad_scale=1 / factor if factor is not None and self._narrow else None
+            )
             optimizer.step()
         for each in self._masters:
             each.publish()
@@ -478,10 +546,7 @@ class RankExecutor:
 
     def _is_copy(self, name: str) -> bool:
         """Whether this parameter is the last stage's copy of the embedding."""
-        return name == "head.weight" and self.spec.tied
-
-    def _whole_name(self, name: str) -> str:
-        return "embedding.weight" if self._is_copy(name) else name
+        return whole_name(name, self.spec) != name
 
     def _need_optimizer(self) -> torch.optim.Optimizer:
         assert self._optimizer is not None, "an executor made without an optimizer only scores"
@@ -508,37 +573,6 @@ class _StageWork:
         it, tokens = self._executor, self._pieces[microbatch].batch.tokens
         places = tokens.shape[1] // (it._tensor.size if it._plan.sequence else 1)
         return torch.empty(tokens.shape[0], places, it.spec.width, dtype=it._dtype, device=it.device)
-
-
-def _split_head(spec: Spec, group: Group, plan: Plan) -> SplitHead:
-    return SplitHead(group, plan.sequence, tensor_cut("embedding.weight", spec, group).offset[0])
-
-
-MEANS = {"row_var": 1, "col_var": 0}
-"""Moments that are means over a dimension of their parameter (Adafactor): which one."""
-
-
-def _moment_slicings(moment: str, dims: int, cut: Cut) -> tuple[tuple[Slicing, ...], tuple[Slicing, ...]]:
-    """The cuts of a parameter that a moment of it shares, and those of which all ranks hold the same."""
-    if dims != len(cut.shape):
-        return (), cut.slicings
-    kept = tuple(s for s in cut.slicings if s.dim != MEANS.get(moment))
-    return kept, tuple(s for s in cut.slicings if s not in kept)
-
-
-def _moment_cut(moment: str, tensor: Tensor, cut: Cut) -> Cut:
-    """Which part of the whole moment a rank has: it is cut as its parameter is, a mean only along what it keeps."""
-    kept, same = _moment_slicings(moment, tensor.dim(), cut)
-    shape = list(tensor.shape)
-    for slicing in kept:
-        shape[slicing.dim] = cut.shape[slicing.dim]
-    return Cut(tuple(shape), kept, cut.first and all(s.group.rank == 0 for s in same))
-
-
-def _moment_part(moment: str, tensor: Tensor, cut: Cut) -> Tensor:
-    """This rank's part of a whole moment of a parameter that is cut like this."""
-    kept, _ = _moment_slicings(moment, tensor.dim(), cut)
-    return Cut(tuple(tensor.shape), kept).take(tensor)
 
 
 def _announce(callbacks: list[Callable[[Named], None]], gradients: Named) -> None:

@@ -7,7 +7,8 @@ there is no generator to set back. Three ways, all through seams of the model:
     full        a block keeps its input alone (Chen et al. 2016)
     auto        as few blocks as the memory asks for keep their input alone (Mimose, Liao et al. 2022)
 
-What a block keeps may be dealt to the ranks that hold it alike (ZeRO-R) or leave the device (activation_offload.py).
+What a block keeps may be dealt to the ranks that hold it alike (ZeRO-R), leave the device (activation_offload.py) or be
+kept in fewer bits (activation_packing.py).
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from ropewalk.plan.memory import Estimator, Foreseen, Planner, foresee
 from ropewalk.plan.plan import Plan
 
 from .activation_offload import ActivationOffload
+from .activation_packing import ActivationPacking
 from .comm import Group
 from .mesh import Mesh
 
@@ -57,8 +59,8 @@ def recomputed(attend: Attend) -> Attend:
     the output projection reads a copy of it.
     """
 
-    def attend_again(layer: int, q_BHTD: Tensor, k_BGTD: Tensor, v_BGTD: Tensor) -> Tensor:
-        return _again(attend, layer, q_BHTD, k_BGTD, v_BGTD)
+    def attend_again(q_BHTD: Tensor, k_BGTD: Tensor, v_BGTD: Tensor) -> Tensor:
+        return _again(attend, q_BHTD, k_BGTD, v_BGTD)
 
     return attend_again
 
@@ -72,10 +74,12 @@ def make_run_block(
     last: bool = True,
     trained: Collection[str] | None = None,
     live_microbatches: int = 1,
+    packing: ActivationPacking | None = None,
 ) -> BlockRunner:
     """How `plan` runs the blocks of a stage that has `layers`, and the head if it is the `last`.
 
     `live_microbatches` share what the plan allows for activations. `trained` names parameters of the whole model.
+    `packing` is that of the executor.
     """
     tensor, context = mesh.group("tensor"), mesh.group("context")
     partition = tensor if plan.partition_activations and not plan.sequence else None
@@ -96,6 +100,7 @@ def make_run_block(
                 division=division,
                 layers=layers,
                 last=last,
+                device=plan.device,
             )
 
         planner = Planner(plan.recompute_bytes // live_microbatches, Estimator(prior))
@@ -104,7 +109,7 @@ def make_run_block(
     if "activations" in plan.offload:
         # What the last block saves would come back at once.
         offload = ActivationOffload(sorted(layers)[:-1], folder=Path(plan.offload_path) if plan.offload_path else None)
-    return BlockRunner(choose=choose, partition=partition, offload=offload)
+    return BlockRunner(choose=choose, partition=partition, offload=offload, packing=packing)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -116,12 +121,16 @@ class BlockRunner:
     """Ranks that hold the input of a block alike: of one that is computed again, each keeps its share, and they gather
     it in the backward pass (ZeRO-R, Rajbhandari et al. 2020, section 6.1). Price: one all-gather of it."""
     offload: ActivationOffload | None = None
+    packing: ActivationPacking | None = None
+    """Of blocks that are not computed again: from an input in fewer bits they would compute something else."""
 
     def __call__(self, block: Block, x: Tensor, forward: Forward) -> Tensor:
         if not torch.is_grad_enabled():
             return forward(block, x)
         again = self.choose(block, x, forward)
         keep: Keep | None = self.offload.open(block) if self.offload else None
+        if self.packing and not again:
+            keep = self.packing.open(block, x)
         if again and self.partition and self.partition.size > 1:
             keep = _Shared(self.partition, keep)
         hooks = saved_tensors_hooks(keep.pack, keep.unpack) if keep else contextlib.nullcontext()

@@ -13,7 +13,7 @@ from ropewalk.model.spec import Optimizer, Spec
 from .config import Layout, Parallel
 from .divide import of_rank
 from .forecast import Memory, Precision, memory
-from .layout import degrees, laid_out
+from .layout import compile_problems, degrees, laid_out
 from .machine import Machine
 from .plan import PhasePlan, Plan
 
@@ -60,11 +60,23 @@ def choose(
             batch_rows=batch_rows,
             microbatch_rows=rows,
             sequence_length=spec.sequence_length,
+            compile=layout.compile == "on",
+            deterministic=layout.deterministic,
         )
-        return laid_out(plan, parallel, spec, processes=processes)
+        laid = laid_out(plan, parallel, spec, processes=processes)
+        compiles = layout.compile == "auto" and device == "cuda" and not any(compile_problems(laid))
+        return dataclasses.replace(laid, compile=True) if compiles else laid
 
     def needed_with(rows: int) -> Memory:
-        whole = memory(spec, rows=rows, precision=precision, optimizer=optimizer, trained=trained)
+        whole = memory(
+            spec,
+            rows=rows,
+            precision=precision,
+            optimizer=optimizer,
+            trained=trained,
+            activations=parallel.activations,
+            device=device,
+        )
         return of_rank(whole, planned_with(rows), spec, trained=trained) if world > 1 else whole
 
     if batch_rows % readers:

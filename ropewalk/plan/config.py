@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from ropewalk.config.schema import CONTINUES, Range
+from ropewalk.model.activations import Activations
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -19,6 +20,12 @@ class Layout:
     """Where the model runs; `auto` takes a GPU when there is one."""
     memory_bytes: Annotated[int, Range(least=1), CONTINUES] | None = None
     """Memory the run may use. Not set: 80 % of the device's (or of this machine's for the CPU)."""
+    compile: Annotated[Literal["auto", "on", "off"], CONTINUES] = "auto"
+    """Whether torch.compile fuses the kernels of a block. `auto`: on a GPU, wherever it can. Takes some seconds when a
+    run begins, once for all layers; what was compiled is kept for later runs."""
+    deterministic: Annotated[bool, CONTINUES] = False
+    """Whether the same step gives the same bits on a GPU, as it does on a CPU anyway. Price: attention without cuDNN's
+    kernels, whose backward pass adds up in any order; they take 0.6 of the time of the others (H200)."""
 
 
 ZeroStage = Literal[1, 2, 3]
@@ -60,6 +67,10 @@ class Parallel:
     recompute: Annotated[Recompute, CONTINUES] = "none"
     """What is computed again in the backward pass instead of kept: nothing, the inside of `attention`, `full` blocks,
     or as many blocks as `plan.memory_bytes` asks for (`auto`, planned anew for every length of row)."""
+    activations: Annotated[Activations, CONTINUES] = "whole"
+    """How blocks keep what their backward pass needs: as it is, with a bit for each element of a mask (`packed`; the
+    same gradients), or also with a byte for each number of the inputs of linear maps, norms and activation functions
+    (`8-bit`; gradients within 1 %). Blocks that `recompute` computes again keep their input as it is."""
     partition_activations: Annotated[bool, CONTINUES] = False
     """Whether `tensor` ranks share what `recompute` keeps (ZeRO-R)."""
     offload: Annotated[tuple[Offload, ...], CONTINUES] = ()

@@ -27,14 +27,22 @@ def of_rank(whole: Memory, plan: Plan, spec: Spec, *, trained: Collection[str] |
     recompute: Recompute = "none" if plan.recompute == "auto" else plan.recompute
     narrow: Precision = "fp32" if plan.precision == "fp32" else "bf16"
     rows = plan.microbatch_rows
-    alone = saved_bytes(spec, rows=rows, precision=narrow, trained=trained)
+    alone = saved_bytes(spec, rows=rows, precision=narrow, trained=trained, activations=plan.activations)
     division = Division(
         tensor=plan.tensor,
         sequence=plan.sequence,
         context=plan.context,
         partition=plan.partition_activations,
     )
-    kept = saved_bytes(spec, rows=rows, precision=narrow, trained=trained, recompute=recompute, division=division)
+    kept = saved_bytes(
+        spec,
+        rows=rows,
+        precision=narrow,
+        trained=trained,
+        recompute=recompute,
+        division=division,
+        activations=plan.activations,
+    )
     activations = round(whole.activations * kept / alone) // plan.pipeline
     if plan.pipeline > 1:
         shape = Shape(ranks=plan.pipeline, microbatches=max(1, plan.microbatches), chunks=plan.chunks)

@@ -7,15 +7,17 @@ from dataclasses import dataclass
 from math import prod
 from typing import Literal
 
+from ropewalk.model.activations import Activations, saved_bytes, saved_copy_bytes
 from ropewalk.model.activations import Precision as Products
-from ropewalk.model.activations import saved_bytes, saved_copy_bytes
 from ropewalk.model.spec import Optimizer, Spec
 
-Precision = Literal["fp32", "bf16", "bf16-pure", "fp16"]
+Precision = Literal["fp32", "bf16", "bf16-pure", "fp16", "fp8"]
 """The settings of `train.precision` without `auto`."""
+PURE: tuple[Precision, ...] = ("bf16-pure", "fp8")
+"""Those in which the model's own weights are bfloat16, beside float32 ones for the optimizer."""
 
-LOGIT_BYTES = 1 << 28
-"""As in model/loss.py (which needs torch): logits above this are chunked."""
+LOGIT_BYTES, GPU_LOGIT_BYTES, SPLIT_LOGIT_BYTES = 1 << 22, 1 << 32, 1 << 28
+"""As in model/loss.py and parallel/tensor.py (which need torch): logits above this are chunked."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,6 +44,8 @@ def memory(
     precision: Precision,
     optimizer: Optimizer = "adamw",
     trained: Collection[str] | None = None,
+    activations: Activations = "whole",
+    device: Literal["cpu", "cuda"] = "cpu",
 ) -> Memory:
     """The forecast for `rows` rows a microbatch, with gradients and moments in float32; `trained` names the parameters
     that have them, None all.
@@ -51,10 +55,10 @@ def memory(
     """
     tokens = rows * spec.sequence_length
     narrow: Products = "fp32" if precision == "fp32" else "bf16"
-    # What autograd keeps (model/activations.py), and the rest of the batch: weight, document, position.
-    saved = saved_bytes(spec, rows=rows, precision=narrow, trained=trained)
-    saved += tokens * (4 + 4 + 8) + 4 * _logits_alive(spec, tokens)
-    pure = precision == "bf16-pure"
+    # What autograd keeps (model/activations.py), and the rest of the batch: target, weight, document, position.
+    saved = saved_bytes(spec, rows=rows, precision=narrow, trained=trained, activations=activations)
+    saved += tokens * (8 + 4 + 4 + 8)
+    pure = precision in PURE
     if pure:
         saved -= saved_copy_bytes(spec, trained=trained)  # the weights are narrow already, autocast copies none
     return Memory(
@@ -63,7 +67,7 @@ def memory(
         optimizer=spec.optimizer_bytes(optimizer, trained=trained),
         activations=saved,
         workspace=max(
-            _loss_workspace(spec, tokens, narrow),
+            _loss_workspace(spec, tokens, narrow, device),
             _block_workspace(spec, tokens, narrow),
             # What was saved is gone when the embedding's turn comes, and at the update.
             _embedding_workspace(spec) - saved,
@@ -72,32 +76,30 @@ def memory(
     )
 
 
-def _logits_alive(spec: Spec, tokens: int) -> int:
-    """Logits that exist at once: of the whole microbatch, or of one chunk of it (model/loss.py)."""
-    return min(tokens * spec.vocabulary, LOGIT_BYTES // 4)
-
-
-def _loss_workspace(spec: Spec, tokens: int, precision: Products) -> int:
-    """The loss's backward: gradients by log-softmax and by logits in float32; or the latter and the head's gradient."""
-    logits, head = _logits_alive(spec, tokens), spec.vocabulary * spec.width
-    # With chunks, the head's gradient of those before stands beside.
-    others = 4 * head if logits < tokens * spec.vocabulary else 0
-    if precision == "bf16":
-        return others + max(8 * logits, 2 * logits + 6 * head)
-    return others + max(8 * logits, 4 * logits + 4 * head)
+def _loss_workspace(spec: Spec, tokens: int, precision: Products, device: str) -> int:
+    """The loss, which makes its gradients in the forward pass: the logits of a chunk, in float32 too unless a GPU's
+    kernel reads them as they are, or the head's gradient by them; and the backward pass, which scales both."""
+    narrow, head = 2 if precision == "bf16" else 4, spec.vocabulary * spec.width
+    logits = min(tokens * spec.vocabulary, (GPU_LOGIT_BYTES if device == "cuda" else LOGIT_BYTES) // 4)
+    hidden = 4 * tokens * spec.width
+    # Narrow copies of hidden states and head; and of what is added to the head's gradient, a wide one.
+    copies, widened = (2 * (tokens * spec.width + head), 4 * head) if precision == "bf16" else (0, 0)
+    wide = 0 if device == "cuda" else 4 if precision == "fp32" else 8
+    forward = hidden + copies + max((narrow + wide) * logits, narrow * (logits + head) + widened)
+    return max(forward, 4 * head + narrow * tokens * spec.width + hidden)
 
 
 def _block_workspace(spec: Spec, tokens: int, precision: Products) -> int:
     """The last block's backward, feed-forward part: gradients by its inner features and by its largest matrix.
 
     Gated: by the product, f(gate), gate, up, and the fused pair (two); else: by output and input. A tied head's
-    gradient waits for the embedding's all the while, but the logits that were saved are gone.
+    gradient waits for the embedding's all the while, but what the loss kept is gone.
     """
     narrow = 2 if precision == "bf16" else 4
     inner, columns = (6, 2) if spec.gated else (2, 1)
     features = inner * spec.hidden * narrow + 2 * 4 * spec.width
     waiting = 4 * spec.vocabulary * spec.width if spec.tied else 0
-    freed = 4 * _logits_alive(spec, tokens)
+    freed = narrow * tokens * spec.width + 4 * spec.vocabulary * spec.width
     return tokens * features + (2 + 4) * columns * spec.hidden * spec.width + waiting - freed
 
 

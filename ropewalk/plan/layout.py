@@ -11,6 +11,7 @@ from ropewalk.model.sharding import splits
 from ropewalk.model.spec import Spec
 
 from .config import Parallel
+from .forecast import PURE
 from .plan import Plan
 from .schedules import Shape, check_shape
 from .split import split_layers
@@ -83,10 +84,16 @@ def problems(plan: Plan, spec: Spec) -> Iterator[str]:
         except UserError as error:
             yield str(error)
     yield from _data_problems(plan)
+    if plan.activations != "whole":
+        yield from _packing_problems(plan)
     if plan.devices > 1:
         yield from _devices_problems(plan)
     if plan.exact:
         yield from _exact_problems(plan)
+    if plan.compile:
+        yield from compile_problems(plan)
+    if plan.precision == "fp8":
+        yield from _fp8_problems(plan)
 
 
 def _tensor_problems(plan: Plan, spec: Spec) -> Iterator[str]:
@@ -146,6 +153,41 @@ def _data_problems(plan: Plan) -> Iterator[str]:
         yield "`parallel.backend` mpi stages through the host; leave it to `auto` for GPUs"
 
 
+def _packing_problems(plan: Plan) -> Iterator[str]:
+    said = f'`parallel.activations = "{plan.activations}"`'
+    if plan.recompute in ("full", "auto"):
+        yield f"{said} leaves `parallel.recompute` {plan.recompute} nothing to do, or not enough; leave one of them out"
+    if "activations" in plan.offload:
+        yield f"{said} and `parallel.offload` of activations are two places for them; leave one of them out"
+    if plan.pipeline > 1 and plan.schedule == "zero-bubble":
+        yield f"{said} does not reach the inputs that the schedule zero-bubble keeps for later; choose 1f1b"
+    if plan.devices > 1:
+        yield f"{said} is for one device a process; leave `parallel.devices` out, and start processes with `--nproc`"
+
+
+def compile_problems(plan: Plan) -> Iterator[str]:
+    """Why the blocks of `plan` cannot be compiled."""
+    said = '`plan.compile = "on"`'
+    if plan.tensor * plan.context > 1:
+        yield f"{said} is for blocks that compute alone, tensor and context ranks talk inside them; leave it to `auto`"
+    if plan.recompute in ("attention", "auto") or "activations" in plan.offload or plan.activations != "whole":
+        yield (
+            f"{said} hides what is inside a block, which `recompute` attention or auto and other places for "
+            "activations must see; leave it to `auto`, or set `parallel.recompute` full"
+        )
+    if plan.pipeline > 1 and plan.schedule == "zero-bubble":
+        yield f"{said} makes a backward pass of one piece, the schedule zero-bubble wants two; choose 1f1b"
+    if plan.devices > 1:
+        yield f"{said} is for one device a process; leave `parallel.devices` out, and start processes with `--nproc`"
+
+
+def _fp8_problems(plan: Plan) -> Iterator[str]:
+    if plan.pipeline > 1 and plan.schedule == "zero-bubble":
+        yield "`train.precision` fp8 makes both gradients at once, the schedule zero-bubble wants two; choose 1f1b"
+    if plan.activations != "whole":
+        yield "`train.precision` fp8 keeps inputs in 8 bits already; leave `parallel.activations` out"
+
+
 def _devices_problems(plan: Plan) -> Iterator[str]:
     if plan.world > 1:
         yield "`parallel.devices` is for one process; leave it out, and start a process for each device with `--nproc`"
@@ -154,9 +196,9 @@ def _devices_problems(plan: Plan) -> Iterator[str]:
             f"{plan.devices} devices cannot share the {plan.microbatches} microbatches of a step evenly; choose "
             "`train.batch_rows` as a multiple, or another `plan.microbatch_rows`"
         )
-    if plan.offload or plan.recompute == "auto" or plan.precision == "bf16-pure":
+    if plan.offload or plan.recompute == "auto" or plan.precision in PURE:
         yield (
-            "`parallel.devices` knows no offload, no `recompute` by memory and no precision bf16-pure; leave it out, "
+            "`parallel.devices` knows no offload, no `recompute` by memory and no bfloat16 weights; leave it out, "
             "and start a process for each device with `--nproc`"
         )
 

@@ -11,6 +11,7 @@ import dataclasses
 import functools
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
@@ -25,7 +26,7 @@ from ropewalk.model.activations import (
 )
 from ropewalk.model.spec import Spec
 
-from .forecast import LOGIT_BYTES
+from .forecast import GPU_LOGIT_BYTES, LOGIT_BYTES, SPLIT_LOGIT_BYTES
 
 SIZES_COUNTED = 8
 """Sizes of input whose blocks are counted before the fit is trusted. Three determine it; the paper takes about ten
@@ -65,6 +66,7 @@ def foresee(
     division: Division = WHOLE,
     layers: Collection[int] | None = None,
     last: bool = True,
+    device: Literal["cpu", "cuda"] = "cpu",
 ) -> Foreseen:
     """The count of model/activations.py for `rows` rows of `length` tokens in a stage that has `layers` (None: all);
     `last` says whether it has the head. The rest is that of a whole model but for the logits."""
@@ -72,8 +74,9 @@ def foresee(
     blocks = block_bytes(spec, rows=rows, precision=precision, trained=trained, division=division)
     total = saved_bytes(spec, rows=rows, precision=precision, trained=trained, division=division, recompute="full")
     tokens = rows * length // division.context
-    # With their gradient; above this size the loss cuts them into chunks.
-    logits = min(saved_logit_bytes(spec, tokens=tokens) // division.tensor, LOGIT_BYTES)
+    # As they are and as log-probabilities or gradients; above this size the loss cuts them into chunks.
+    most = SPLIT_LOGIT_BYTES if division.tensor > 1 else GPU_LOGIT_BYTES // 2 if device == "cuda" else LOGIT_BYTES
+    logits = min(saved_logit_bytes(spec, tokens=tokens) // division.tensor, most)
     owned = {layer: blocks[layer] for layer in (range(spec.layers) if layers is None else sorted(layers))}
     rest = total - sum(block.input for block in blocks) + sum(block.copies for block in owned.values())
     return Foreseen(blocks=owned, rest=rest + (2 * logits if last else 0))

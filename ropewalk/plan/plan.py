@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from ropewalk.base.errors import DataError
 from ropewalk.base.files import read_json, upgraded, write_json
+from ropewalk.model.activations import Activations
 from ropewalk.model.spec import Spec
 
 from .config import Backend, Compression, ContextKind, Offload, Recompute, ScheduleKind
@@ -33,6 +34,8 @@ class Plan:
     shard: int = 1
     context: int = 1
     tensor: int = 1
+    compile: bool = False
+    deterministic: bool = False
     # Below: as in `Parallel`.
     zero: Literal[0, 1, 2, 3] = 0
     """0 where `shard` is 1."""
@@ -45,6 +48,7 @@ class Plan:
     recompute: Recompute = "none"
     recompute_bytes: int | None = None
     """Memory for activations that `auto` may use."""
+    activations: Activations = "whole"
     partition_activations: bool = False
     offload: tuple[Offload, ...] = ()
     offload_path: str = ""

@@ -94,7 +94,9 @@ class Trainer:
             scaled_loss=plan.precision == "fp16",
         )
         self._policy = Policy(settings.train.guard)
-        points = Points(on_gradients=[self._on_gradients], before_update=[lambda _: self._keeper.fence()])
+        # An optimizer on the host waits for whoever looks at gradients.
+        looks = any(type(hook).on_gradients is not Hook.on_gradients for hook in hooks)
+        points = Points(on_gradients=[self._on_gradients] if looks else [], before_change=[self._keeper.fence])
         self._reading = ReadingWatch(self._events, say=progress.say, warn=self._warn, adapt=settings.load.adapt)
         self._course = Course(
             settings, self._keeper, device=self._device, points=points, stalls=self._reading.stalls, mesh=self._mesh
@@ -133,6 +135,7 @@ class Trainer:
     def _train_phase(self, running: Running) -> None:
         """The steps of a phase, from where it stands to its end."""
         at, phase, settings = self._course.at, running.phase, self._settings
+        phase_plan = self._settings.planned.phases[0].plan
         ended = False
         while not ended:
             if self._wishes.exchange(self.interrupt.asked):
@@ -143,7 +146,8 @@ class Trainer:
                 batch = self._next_batch(running)
             self._probe(running, batch)
             lr = running.learning_rate(at.phase_step)
-            with self._layers.watching(running.executor, step=at.step + 1), deterministic(self._device):
+            same_bits = deterministic(self._device) if phase_plan.deterministic else contextlib.nullcontext()
+            with self._layers.watching(running.executor, step=at.step + 1), same_bits:
                 result = running.executor.step(batch, lr=lr)
             self._meter.add(result, tokens=running.tokens_read(), flops=running.flops(at.phase_step))
             at.phase_step, at.step = at.phase_step + 1, at.step + 1
@@ -282,6 +286,7 @@ class Trainer:
                 seconds=saved.blocked_s,
                 copy_s=saved.copy_s,
                 persist_s=saved.persist_s,
+                tasks_s=saved.tasks_s,
                 bytes=saved.bytes,
             )
             for hook in self._hooks:
@@ -358,6 +363,8 @@ class Trainer:
                 self._progress.say(f"starting from {start}")
             if len(self._settings.phases) > 1:
                 self._progress.say(f"phase {phase.name}: {phase.steps} steps of rows of {phase.sequence_length} tokens")
+        for contest in running.executor.contests:
+            self._events.write("kernel_chosen", step=at.step, what=contest.what, milliseconds=contest.milliseconds)
         for hook in self._hooks:
             hook.before_phase(phase.index, phase.name)
         self._reading.enter(running.data.loader, step=at.step)

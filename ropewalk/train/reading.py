@@ -25,10 +25,11 @@ class ReadingWatch:
         self._loader: Loader | None = None
         self._adapt: Adapt | None = None
         self._told: Cause | None = None
+        self._begins = True
 
     def enter(self, loader: Loader, *, step: int) -> None:
         """A phase begins or goes on at `step` with `loader`: what was spent on opening it does not count."""
-        self._loader, self._told = loader, None
+        self._loader, self._told, self._begins = loader, None, True
         self._adapt = Adapt(loader.knobs()) if self._adapts else None
         if loader.mixture_changed_at is not None:
             mixture = loader.order.mixture.to_json()[-1]
@@ -49,8 +50,10 @@ class ReadingWatch:
         return {f"data_{cause}_s": waited[f"{cause}_s"] / max(1.0, waited["batches"]) for cause in CAUSES}
 
     def _tell_waiting(self, waited: dict[str, float]) -> None:
-        """With cause and remedy; again only when the cause is another."""
-        message = warning(waited) if waited["wait_s"] > LEAST_WAIT_S else None
+        """With cause and remedy; again only when the cause is another. Not at the first call: the first batches of a
+        phase are waited for whatever the settings, nothing could be read ahead."""
+        begins, self._begins = self._begins, False
+        message = warning(waited) if waited["wait_s"] > LEAST_WAIT_S and not begins else None
         cause = binding_cause(waited) if message else None
         if message and cause != self._told:
             self._warn(message)

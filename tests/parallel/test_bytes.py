@@ -7,6 +7,7 @@ here are exact, with the rows that are missing for an even share counted where t
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor
 
 from ropewalk.model.decoder import build
+from ropewalk.model.spec import Spec
 from ropewalk.parallel.apply import apply
 from ropewalk.parallel.executor import Points
 from ropewalk.parallel.mesh import Mesh
@@ -31,6 +33,8 @@ pytestmark = pytest.mark.xdist_group("pool")
 # 61 tokens and vectors of 16: most parameters have rows that 8 ranks do not share evenly.
 SPEC = small_spec(sequence_length=16, bias=True, kv_heads=2)
 SHAPES = SPEC.shapes()
+ADAPTED = dataclasses.replace(SPEC, lora_rank=3)
+"""The same with adapters, which alone are trained."""
 NUMBER = 4
 """Bytes of a float32."""
 STEP = 4
@@ -42,7 +46,7 @@ Sent = dict[tuple[str, str], tuple[int, float]]
 
 def part(name: str, ranks: int, rank: int) -> int:
     """Numbers of a parameter that a rank holds."""
-    rows, *rest = SHAPES[name]
+    rows, *rest = ADAPTED.shapes()[name]
     share = -(-rows // ranks)
     return max(0, min(share, rows - rank * share)) * (rest[0] if rest else 1)
 
@@ -55,20 +59,21 @@ def padded(names: Iterable[str], ranks: int) -> int:
 WHOLE = padded(SHAPES, 1)
 
 
-def measured(rank: int, plan: Plan) -> tuple[dict[str, int], Sent]:
+def measured(rank: int, plan: Plan, spec: Spec = SPEC) -> tuple[dict[str, int], Sent]:
     """(bytes held, what was sent) in the second step under `plan`."""
     mesh = Mesh(plan, rank)
     held: dict[str, int] = {}
     kept: list[torch.optim.Optimizer] = []
 
     def optimizer(parameters: Any, cuts: Any) -> torch.optim.Optimizer:
-        kept.append(make_optimizer(parameters, Optimizer(), spec=SPEC, cuts=cuts))
+        kept.append(make_optimizer(parameters, Optimizer(), spec=spec, cuts=cuts))
         return kept[0]
 
     def at_update(gradients: Mapping[str, Tensor]) -> None:
         held["gradients"] = _bytes([*gradients.values(), *_gradients(executor.model)])
 
-    executor = apply(plan, build(SPEC, seed=1), mesh, optimizer, points=Points(before_update=[at_update]))
+    points = Points(before_update=[at_update])
+    executor = apply(plan, build(spec, seed=1), mesh, optimizer, trained=adapters(spec), points=points)
 
     def at_forward(*_: Any) -> None:
         units = getattr(executor._data, "_units", {}).values()  # type: ignore[attr-defined]
@@ -76,7 +81,7 @@ def measured(rank: int, plan: Plan) -> tuple[dict[str, int], Sent]:
         held["gradients between microbatches"] = _bytes([*parts, *_gradients(executor.model)])
 
     executor.model.register_forward_pre_hook(at_forward)
-    batch = random_batch(SPEC, rows=plan.batch_rows).strided(mesh.data.rank, mesh.data.size)
+    batch = random_batch(spec, rows=plan.batch_rows).strided(mesh.data.rank, mesh.data.size)
     for _ in range(2):
         mesh.traffic.take()
         executor.step(batch, lr=1e-2)
@@ -85,6 +90,11 @@ def measured(rank: int, plan: Plan) -> tuple[dict[str, int], Sent]:
     held["parameters"] = _bytes([*(p.detach() for p in executor.model.parameters()), *local])
     held["optimizer"] = _bytes([tensor for state in kept[0].state.values() for tensor in state.values()])
     return held, sent
+
+
+def adapters(spec: Spec) -> list[str] | None:
+    """The names of what is trained; None: everything."""
+    return [name for name in spec.shapes() if ".lora_" in name] if spec.lora_rank else None
 
 
 def _gradients(model: torch.nn.Module) -> list[Tensor]:
@@ -155,6 +165,46 @@ def test_stage_3_sends_half_as_much_again_for_blocks(ranks: int) -> None:
             "reduce_scatter": (blocks + rest) * share,
             "all_gather": (2 * blocks + rest) * share,
         }
+
+
+@pytest.mark.parametrize("zero", [1, 2, 3])
+def test_frozen_parameters_travel_for_their_use_alone(zero: int) -> None:
+    """Of stages 1 and 2 every rank has them, of stage 3 they are gathered as all others are."""
+    shapes, trained, share = ADAPTED.shapes(), adapters(ADAPTED), NUMBER / 2
+    assert trained
+    blocks = padded([name for name in shapes if name.startswith("blocks.")], 2)
+    rest = padded([name for name in shapes if not name.startswith("blocks.")], 2)
+    gathered = 2 * blocks + rest if zero == 3 else padded(trained, 2)
+    # Buckets of a few parameters: some of frozen ones alone.
+    plan = plan_of(shard=2, zero=zero, fusion_bytes=2048)
+    for _, sent in POOL.run(measured, plan, ADAPTED, world=2):
+        assert data_bytes(sent) == {
+            "reduce_scatter": 2 * padded(trained, 2) * share,
+            "all_gather": 2 * gathered * share,
+        }
+
+
+def loaded(rank: int, plan: Plan) -> tuple[Sent, bool]:
+    """(what was sent, whether all weights are there) when another state is loaded."""
+    mesh = Mesh(plan, rank)
+    executor = apply(
+        plan,
+        build(ADAPTED, seed=1),
+        mesh,
+        lambda parameters, cuts: make_optimizer(parameters, Optimizer(), spec=ADAPTED, cuts=cuts),
+        trained=adapters(ADAPTED),
+    )
+    mesh.traffic.take()
+    other = {name: parameter.detach() for name, parameter in build(ADAPTED, seed=2).named_parameters()}
+    executor.load_state(other, {})
+    sent = {key: (each.calls, each.bytes) for key, each in mesh.traffic.take().items()}
+    return sent, all(torch.equal(weight, other[name]) for name, weight in executor.model.named_parameters())
+
+
+def test_frozen_parameters_travel_when_they_are_loaded() -> None:
+    for sent, arrived in POOL.run(loaded, plan_of(shard=2, zero=1), world=2):
+        assert data_bytes(sent) == {"all_gather": 2 * padded(ADAPTED.shapes(), 2) * NUMBER / 2}
+        assert arrived
 
 
 def sums(fusion_bytes: int, *, microbatches: int = 1) -> int:

@@ -67,7 +67,7 @@ def whole_row(case: Case, dtype: torch.dtype = torch.float64) -> list[Tensor]:
     """Output and gradients on one process."""
     (*qkv, grad), documents_BT = inputs(case, dtype)
     leaves = [x.requires_grad_() for x in qkv]
-    out = attend_for(case.spec, documents_BT=documents_BT)(0, *leaves)
+    out = attend_for(case.spec, documents_BT=documents_BT)(*leaves)
     return [out.detach(), *torch.autograd.grad(out, leaves, grad)]
 
 
@@ -79,7 +79,7 @@ def split_row(group: Group, case: Case, dtype: torch.dtype = torch.float64) -> l
     leaves = [x.requires_grad_() for x in leaves]
     attend = attend_over(case.spec, group, kind=case.kind, documents_BT=documents_BT, length=case.length)
     with mock.patch.object(context, "TILE_SCORES", case.tile_scores):
-        out = attend(0, *leaves)
+        out = attend(*leaves)
         return [out.detach(), *torch.autograd.grad(out, leaves, grad)]
 
 
@@ -308,7 +308,7 @@ def test_a_ring_of_one_on_a_gpu_equals_the_cpu(masks: str) -> None:
     *leaves, grad = (x.cuda() for x in tensors)
     leaves = [x.requires_grad_() for x in leaves]
     attend = attend_over(chosen.spec, alone(), kind="ring", documents_BT=documents_BT.cuda(), length=chosen.length)
-    out = attend(0, *leaves)
+    out = attend(*leaves)
     ours = [out, *torch.autograd.grad(out, leaves, grad)]
     for left, right in zip(ours, whole_row(chosen), strict=True):
         torch.testing.assert_close(left.cpu(), right, rtol=0, atol=1e-13)
@@ -326,7 +326,7 @@ def test_a_ring_on_a_gpu_never_makes_the_host_wait(masks: str) -> None:
         attend = attend_over(chosen.spec, alone(), kind="ring", documents_BT=documents, length=chosen.length)
         torch.cuda.set_sync_debug_mode("error")
         try:
-            torch.autograd.grad(attend(0, *leaves), leaves, grad)
+            torch.autograd.grad(attend(*leaves), leaves, grad)
         finally:
             torch.cuda.set_sync_debug_mode("default")
 
@@ -421,7 +421,7 @@ def timed(world: int, latency: float, direction: str) -> Timed:
         mock.patch.object(context, "attend_tile_backward", work(context.attend_tile_backward, 2.0)),
     ):
         leaves = [x.requires_grad_() for x in qkv]
-        out = attend(0, *leaves)
+        out = attend(*leaves)
         if direction == "backward":
             group.log.clear()
             clock.now, computing, group.under_way_s = 0.0, 0.0, 0.0
@@ -512,7 +512,7 @@ def test_what_is_kept_for_the_backward_pass_is_a_share_of_the_row() -> None:
         ):
             attend_over(
                 chosen.spec, Mirror(world, Clock(), 0.0), kind="ring", documents_BT=inputs(chosen)[1], length=64
-            )(0, *qkv)
+            )(*qkv)
         kept[world] = sum(sizes)
     spec = chosen.spec
     numbers = (2 * spec.heads + 2 * spec.kv_heads) * spec.head_size + spec.heads

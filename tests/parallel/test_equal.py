@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 from torch import Tensor
 
-from ropewalk.parallel import context, data, rank
+from ropewalk.parallel import context, rank
 from ropewalk.parallel.comm import Group, Pending
+from ropewalk.parallel.replicas import Replicas
+from ropewalk.parallel.unit import Unit
 from tests.parallel.plans import CASES, MODELS, Case
 from tests.parallel.pool import POOL
 from tests.parallel.worlds import Outcome, Proof, compare, train, wrong
@@ -107,26 +109,26 @@ def reversed_ring() -> None:
 
 def forgotten_bucket() -> None:
     """The bucket that is ready last never travels."""
-    sound = data.Replicas._start
+    sound = Replicas._start
 
-    def start(replicas: data.Replicas, bucket: object) -> None:
+    def start(replicas: Replicas, bucket: object) -> None:
         if bucket is not replicas._buckets[-1]:
             sound(replicas, bucket)  # type: ignore[arg-type]
 
-    _set(data.Replicas, "_start", start)
+    _set(Replicas, "_start", start)
 
 
 def stale_gather() -> None:
     """Updated rows of the first bucket do not reach the others."""
-    sound = data._Unit.finish_gather
+    sound = Unit.finish_gather
 
-    def finish(unit: data._Unit) -> None:
+    def finish(unit: Unit) -> None:
         if "embedding.weight" in unit.parameters and unit._gathering is not None:
             unit._gathering.wait()
             unit._gathering = None
         sound(unit)
 
-    _set(data._Unit, "finish_gather", finish)
+    _set(Unit, "finish_gather", finish)
 
 
 def forgotten_copy() -> None:

@@ -71,16 +71,23 @@ def on_one() -> tuple[str, list[float], State]:
     return found
 
 
-LAYOUTS = [
-    *({"replicate": ranks} for ranks in (2, 4, 8)),
+QUICK: list[dict[str, Any]] = [
+    {"replicate": 2},
+    {"replicate": 8},
+    {"shard": 4, "zero": 1, "fusion_bytes": 2000},
+    {"replicate": 2, "shard": 2, "zero": 2},
+    {"shard": 2, "zero": 3, "recompute": "full"},
+]
+"""Each way to share the rows and the state once."""
+OTHERS: list[dict[str, Any]] = [
+    {"replicate": 4},
     *({"shard": ranks, "zero": zero} for ranks in (2, 4, 8) for zero in (1, 2, 3)),
     *({"replicate": 2, "shard": 2, "zero": zero} for zero in (1, 3)),
     {"replicate": 2, "shard": 4, "zero": 3},
     {"replicate": 4, "shard": 2, "zero": 2},
     {"replicate": 2, "fusion_bytes": 0},
-    {"shard": 4, "zero": 1, "fusion_bytes": 2000},
-    {"shard": 2, "zero": 3, "recompute": "full"},
 ]
+LAYOUTS = [*QUICK, *(pytest.param(layout, marks=pytest.mark.slow) for layout in OTHERS)]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: " ".join(f"{k} {v}" for k, v in layout.items()))

@@ -32,14 +32,7 @@ def executor(
 
 
 def batch() -> Batch:
-    tokens = torch.randint(0, 128, (8, 33), generator=torch.Generator().manual_seed(0))
-    return Batch(
-        tokens=tokens[:, :-1],
-        targets=tokens[:, 1:],
-        weight=torch.ones(8, 32),
-        positions=torch.arange(32).expand(8, -1),
-        documents=torch.zeros(8, 32, dtype=torch.int32),
-    )
+    return Batch.of_rows(torch.randint(0, 128, (8, 33), generator=torch.Generator().manual_seed(0)))
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -48,7 +48,7 @@ def steps_on_gloo(rank: int, world: int) -> list[float]:
 
 
 @needs_mpirun
-@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("world", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_collectives_over_mpi_are_numpys_and_steps_those_of_gloo(world: int) -> None:
     told = told_by(world, "mpi")
     assert [rank["wrong"] for rank in told] == [[]] * world

@@ -195,6 +195,31 @@ def test_updates_that_wait_begin_with_the_step() -> None:
     host.close()
 
 
+def test_a_step_that_never_ended_is_taken_back() -> None:
+    expected, weights = parameters(), parameters()
+    reference = on_device(make("adamw", expected), expected)
+    host = HostOptimizer(weights, functools.partial(make, "adamw"), waits=False, bucket_bytes=BUCKET)
+    set_rates(host.optimizer)
+    for _ in range(2):
+        host.begin()
+        for name in reversed(weights):
+            weights[name].grad = torch.randn_like(weights[name])
+            host.ready([name] if name != "embedding.weight" else [])
+    on_host(host, weights)
+    assert_same(host, weights, reference, expected)
+    host.close()
+
+
+def test_an_optimizer_that_communicates_waits_for_the_step() -> None:
+    class Talking(Watched):
+        communicates = True
+
+    weights = {name: nn.Parameter(torch.ones(4)) for name in ("a", "b")}
+    host = HostOptimizer(weights, Talking, waits=False, bucket_bytes=16)
+    assert host.waits
+    host.close()
+
+
 def test_an_error_of_an_update_reaches_the_step(tmp_path: Path) -> None:
     class Failing(Watched):
         def step(self, closure: None = None) -> None:  # type: ignore[override]

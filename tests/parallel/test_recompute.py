@@ -20,7 +20,7 @@ from ropewalk.model.activations import Division, Recompute, block_bytes, saved_b
 from ropewalk.model.attend import Attend, attend_for
 from ropewalk.model.decoder import Decoder, RunBlock, build, run_plainly
 from ropewalk.model.dropout import Dropout, dropout_key
-from ropewalk.model.loss import token_losses
+from ropewalk.model.loss import token_losses, weighted_loss
 from ropewalk.model.spec import Spec
 from ropewalk.parallel.activation_offload import ActivationOffload
 from ropewalk.parallel.comm import Group
@@ -176,7 +176,8 @@ def counted_bytes(
         if head:
             losses = head.losses(hidden, model.head_weight, targets_BT.clone())
         else:
-            losses = token_losses(hidden.flatten(0, 1), model.head_weight, targets_BT.clone().flatten())
+            weights_N = torch.ones(targets_BT.numel())
+            losses = weighted_loss(hidden.flatten(0, 1), model.head_weight, targets_BT.flatten(), weights_N)
     del attend
     # What blocks share is kept if those that are computed again hold it.
     held = [ledger.pack(tensor) for reference in shared if (tensor := reference()) is not None]
@@ -201,9 +202,7 @@ def test_what_is_kept_is_what_the_spec_foresees(spec, rows, kind, precision, dat
     model = build(spec, seed=0)
     freeze(model, names)
     foreseen = saved_bytes(spec, rows=rows, precision=precision, trained=names, recompute=kind)
-    foreseen += saved_logit_bytes(spec, tokens=rows * spec.sequence_length)
-    # And the sum of weights that the loss keeps: one float32.
-    assert counted_bytes(model, kind, rows=rows, precision=precision) == foreseen + 4
+    assert counted_bytes(model, kind, rows=rows, precision=precision) == foreseen
 
 
 @settings(max_examples=50, deadline=None)
@@ -390,9 +389,8 @@ def test_the_peak_of_a_planned_pass_is_within_its_budget_and_a_plan_with_less_is
     model = build(spec, seed=1)
     saved_at_the_start = saved_bytes(spec, rows=3, precision="fp32", recompute="full")
     outside = saved_at_the_start - sum(block.input for block in foreseen.blocks.values())
-    logits = saved_logit_bytes(spec, tokens=3 * 32) + 4
     for layers, fits in ((frozenset([0, 1]), True), (frozenset([0]), False)):
-        counted = counted_bytes(model, layers, rows=3) - outside - logits
+        counted = counted_bytes(model, layers, rows=3) - outside
         assert (counted <= budget) == fits
 
 

@@ -60,7 +60,9 @@ def test_a_gpu_that_is_not_there_is_refused() -> None:
 def test_the_microbatch_divides_the_batch_and_is_the_largest_that_fits(rows: int, budget: int) -> None:
     spec = small_spec(sequence_length=128)
     fitting = [
-        r for r in range(1, rows + 1) if rows % r == 0 and memory(spec, rows=r, precision="bf16").total <= budget
+        r
+        for r in range(1, rows + 1)
+        if rows % r == 0 and memory(spec, rows=r, precision="bf16", device="cuda").total <= budget
     ]
     chosen = plan(machine(gpu=9.0), Layout(memory_bytes=budget), rows=rows)
     assert chosen.plan.microbatch_rows == max(fitting)

@@ -1,0 +1,127 @@
+"""Which kernels a step uses: compiled blocks, the quickest attention, products in 8 bits where they are quicker.
+
+What is quickest depends on shapes, the GPU and the versions of its libraries, so it is measured when a run begins, on
+the shapes of the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ropewalk.config.compiled import keep_compiled
+from ropewalk.model import fp8
+from ropewalk.model.attend import CausalAttend, Kernel
+from ropewalk.model.decoder import Decoder
+from ropewalk.model.modules import Linear
+from ropewalk.model.spec import Spec
+from ropewalk.plan.plan import Plan
+
+DETERMINISTIC: tuple[Kernel, ...] = ("flash", "efficient")
+ANY: tuple[Kernel, ...] = ("cudnn", *DETERMINISTIC)
+REPEATS = 5
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Contest:
+    """Ways to do the same, and the milliseconds of each, forward and backward; the first is the quickest."""
+
+    what: str
+    milliseconds: dict[str, float]
+
+    @property
+    def winner(self) -> str:
+        return next(iter(self.milliseconds))
+
+
+def compile_stage(stage: Decoder) -> None:
+    """Compiles the blocks of a stage, which all share one result, and the embedding, whose backward pass sorts all
+    tokens otherwise.
+
+    Not the model as a whole: it gains 2 % at 12 layers of width 768 and loses 16 % at 24 of width 2048, where more is
+    computed again in the backward pass than pays (H200, torch 2.11).
+    """
+    keep_compiled()
+    for block in stage.blocks.values():
+        # The method rather than the module: hooks that gather weights or watch outputs stay outside.
+        block.forward = torch.compile(block.forward, dynamic=False)
+    if stage.embedding is not None and stage.embed is None:
+        stage.lookup = torch.compile(stage.lookup, dynamic=False)  # type: ignore[method-assign]
+
+
+def choose_attention(spec: Spec, plan: Plan, device: torch.device, *, dtype: torch.dtype) -> Contest | None:
+    """The quickest kernel for causal attention of a microbatch; None where torch's own choice is all there is."""
+    if device.type != "cuda" or dtype not in (torch.bfloat16, torch.float16):
+        return None
+    heads, groups = spec.heads // plan.tensor, spec.kv_heads // plan.tensor
+    rows, length = plan.microbatch_rows, plan.sequence_length or spec.sequence_length
+    shapes = [(rows, length, count, spec.head_size) for count in (heads, groups, groups)]
+    heads_BHTD = [torch.randn(shape, dtype=dtype, device=device).transpose(1, 2).requires_grad_() for shape in shapes]
+    tried = DETERMINISTIC if plan.deterministic else ANY
+    runs = {kernel: _both_passes(CausalAttend((kernel,)), *heads_BHTD) for kernel in tried}
+    return _contest("attention", runs, device)
+
+
+def choose_products(stage: Decoder, plan: Plan) -> Iterator[Contest]:
+    """Gives those linear maps of a stage products in 8 bits that are quicker so; a CPU, which only imitates them, takes
+    all."""
+    tokens = plan.microbatch_rows * (plan.sequence_length or stage.spec.sequence_length) // plan.context
+    maps = {name: module for name, module in stage.blocks.named_modules() if isinstance(module, Linear)}
+    found: dict[tuple[int, ...], bool] = {}
+    for name, module in maps.items():
+        outputs, inputs = shape = tuple(module.weight.shape)
+        if outputs % 16 or inputs % 16 or tokens % 16:
+            continue  # the tensor cores' smallest pieces
+        if shape not in found and module.weight.is_cuda:
+            contest = _product_contest(name.partition(".")[2], module.weight, tokens)
+            found[shape] = contest.winner == "fp8"
+            yield contest
+        if found.get(shape, True):
+            module.product = fp8.product
+
+
+def _product_contest(name: str, weight: Tensor, tokens: int) -> Contest:
+    x = torch.randn(tokens, weight.shape[1], dtype=torch.bfloat16, device=weight.device, requires_grad=True)
+    narrow = weight.detach().to(torch.bfloat16).requires_grad_()
+    runs = {
+        "bf16": _both_passes(lambda x, w: F.linear(x, w), x, narrow),
+        "fp8": _both_passes(lambda x, w: fp8.product(x, w, None), x, narrow),
+    }
+    return _contest(name, runs, weight.device)
+
+
+def _both_passes(function: Callable[..., Tensor], *inputs: Tensor) -> Callable[[], object]:
+    def run() -> object:
+        out = function(*inputs)
+        return torch.autograd.grad(out, inputs, torch.ones_like(out))
+
+    return run
+
+
+def _contest(what: str, runs: Mapping[Any, Callable[[], object]], device: torch.device) -> Contest:
+    found = {}
+    for name, run in runs.items():
+        try:
+            found[name] = _milliseconds(run, device)
+        except RuntimeError:
+            continue  # this kernel does not know these shapes
+    assert found, f"{what}: no kernel of torch takes these shapes"
+    return Contest(what=what, milliseconds=dict(sorted(found.items(), key=lambda item: item[1])))
+
+
+def _milliseconds(run: Callable[[], object], device: torch.device) -> float:
+    run()
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    with torch.cuda.device(device):
+        run()
+        start.record()
+        for _ in range(REPEATS):
+            run()
+        end.record()
+        end.synchronize()
+    return start.elapsed_time(end) / REPEATS

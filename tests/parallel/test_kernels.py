@@ -1,0 +1,84 @@
+"""The quick path of a step computes what the plain one does."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+import torch
+
+from ropewalk.model.decoder import build
+from ropewalk.model.fp8 import product
+from ropewalk.parallel.apply import apply
+from ropewalk.parallel.kernels import choose_products
+from ropewalk.plan.plan import Plan
+from ropewalk.train.config import Optimizer
+from ropewalk.train.optimizer import make_optimizer
+from tests.tiny import random_batch, small_spec
+
+compiles = pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile wants a C++ compiler on a CPU")
+
+
+def losses_and_weights(spec, *, steps=3, rows=4, **changes):
+    plan = Plan(**{"device": "cpu", "precision": "fp32", "batch_rows": rows, "microbatch_rows": rows, **changes})
+    made = apply(plan, build(spec, seed=0), None, lambda p, _: make_optimizer(p, Optimizer(), spec=spec), clip_norm=1.0)
+    losses = [made.step(random_batch(spec, rows=rows, seed=step), lr=1e-3).loss for step in range(steps)]
+    return torch.stack(losses), {name: part.local for name, part in made.model_state().items()}
+
+
+@compiles
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"norm": "layer", "mlp": "gelu", "position": "learned", "dropout": 0.1, "bias": True}],
+    ids=["default", "GPT-2, dropped"],
+)
+def test_compiled_blocks_train_as_plain_ones(changes, tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    spec = small_spec(layers=3, **changes)
+    plain, weights = losses_and_weights(spec)
+    torch._dynamo.reset()
+    compiled, others = losses_and_weights(spec, compile=True)
+    torch.testing.assert_close(compiled, plain, atol=0, rtol=1e-5)
+    for name, weight in weights.items():
+        # Adam divides by the size of a gradient: one that is 0 but for rounding moves a weight by a whole step.
+        assert (others[name] - weight).abs().max() <= 3e-3, name
+        assert (others[name] - weight).norm() <= 1e-3 * weight.norm() + 1e-4, name
+
+
+@compiles
+def test_all_layers_share_one_compiled_block(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    losses_and_weights(small_spec(layers=10), steps=1, compile=True)
+    # The block and the embedding.
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2
+
+
+def test_8_bit_products_learn_what_bfloat16_ones_learn():
+    """On one batch, again and again: the loss falls as far, within what two seeds differ by."""
+    spec = small_spec(layers=2, width=64, hidden=192, sequence_length=32)
+
+    def learnt(precision, seed):
+        plan = Plan(device="cpu", precision=precision, batch_rows=8, microbatch_rows=8)
+        made = apply(
+            plan, build(spec, seed=seed), None, lambda p, _: make_optimizer(p, Optimizer(), spec=spec), clip_norm=1.0
+        )
+        batch = random_batch(spec, rows=8)
+        return [made.step(batch, lr=3e-3).loss.item() for _ in range(30)][-1]
+
+    narrow, wide = ([learnt(precision, seed) for seed in range(3)] for precision in ("fp8", "bf16-pure"))
+    spread = max(wide) - min(wide)
+    assert abs(sum(narrow) - sum(wide)) / 3 < 2 * spread + 0.02
+
+
+def test_maps_that_the_tensor_cores_cannot_cut_stay_as_they_are():
+    spec = small_spec(width=64, hidden=96, sequence_length=32)
+    plan = Plan(device="cpu", precision="fp8", batch_rows=2, microbatch_rows=2, sequence_length=32)
+    model = build(spec, seed=0)
+    assert not list(choose_products(model, plan)), "nothing to measure on a CPU"
+    block = next(iter(model.blocks.values()))
+    assert block.mlp.down.product is product
+    odd = build(small_spec(width=36, heads=3, sequence_length=32), seed=0)
+    list(choose_products(odd, plan))
+    assert next(iter(odd.blocks.values())).attention.qkv.product is torch.nn.functional.linear

@@ -33,6 +33,8 @@ VERBS = {
     "generate": "Continue a text with a trained model.",
     "checkpoint": "List, show, verify, reshard, export or prune checkpoints.",
     "doctor": "Why a run is as fast as it is, and what would make it faster.",
+    "profile": "What the step of a recipe's model consists of, and how fast it could be.",
+    "bench": "How fast this machine trains models of well-known sizes, beside others.",
     "chaos": "Kill, fill up, flip and hang a copy of a run; does it end with the same bits?",
     "monitor": "Where a run stands.",
     "report": "Draw a run's report anew.",

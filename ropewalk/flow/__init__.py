@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from .authoring import diff as diff
     from .authoring import new_recipe as new_recipe
     from .authoring import show as show
+    from .bench import bench_train as bench_train
     from .checkpoints import prune_checkpoints as prune_checkpoints
     from .checkpoints import reshard_checkpoint as reshard_checkpoint
     from .cluster import launch_kubernetes as launch_kubernetes
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from .prepared import prepare_report as prepare_report
     from .prepared import prune_stages as prune_stages
     from .prepared import what_if as what_if
+    from .profiling import profile as profile
     from .recipe import Recipe as Recipe
     from .trials import chaos as chaos
     from .tuning import tune_data as tune_data
@@ -43,12 +45,14 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "authoring": ("check", "describe", "diff", "new_recipe", "show"),
+    "bench": ("bench_train",),
     "checkpoints": ("prune_checkpoints", "reshard_checkpoint"),
     "cluster": ("launch_kubernetes", "launch_slurm"),
     "doctor": ("doctor_data",),
     "drawing": ("draw_plan",),
     "models": ("export_model", "grow_model", "import_model"),
     "prepared": ("explain", "prepare_report", "prune_stages", "what_if"),
+    "profiling": ("profile",),
     "recipe": ("Recipe",),
     "trials": ("chaos",),
     "tuning": ("tune_data",),

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import time
-
 import torch
 
 from ropewalk.plan.forecast import Precision
+
+from .ceilings import product_flops
 
 DENSE_BF16 = {
     "H200 NVL": 835e12,
@@ -34,15 +34,4 @@ def peak_flops(device: torch.device, precision: Precision) -> float | None:
         return next((peak for part, peak in DENSE_BF16.items() if part in name), None)
     if precision == "fp16":
         return None
-    return _measured(torch.float32 if precision == "fp32" else torch.bfloat16)
-
-
-def _measured(dtype: torch.dtype, size: int = 1024, repeats: int = 5) -> float:
-    """The best of a few square products, about 0.1 s in all."""
-    left, right = torch.ones(size, size, dtype=dtype), torch.ones(size, size, dtype=dtype)
-    best = float("inf")
-    for _ in range(repeats):
-        start = time.perf_counter()
-        left @ right
-        best = min(best, time.perf_counter() - start)
-    return 2 * size**3 / best
+    return product_flops(device, torch.float32 if precision == "fp32" else torch.bfloat16)

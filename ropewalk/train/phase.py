@@ -113,7 +113,7 @@ class Running:
 
     def resume(self, state: State) -> None:
         """Goes on from a checkpoint in the middle of this phase."""
-        self.executor.load_state(wholes(state.model), wholes(state.optimizer))
+        self.executor.load_state(state.model, state.optimizer)
         self.data.loader.seek(state.data)
         self.plateau.load(state.validation.get("plateau", {}))
         self.stopper.load(state.validation.get("early_stop", {}))

@@ -82,34 +82,69 @@ Work = Sequence[tuple[int, Span]]
 Key = TypeVar("Key", str, int)
 
 
-def step_time(trace: Mapping[str, Any]) -> StepTime:
-    """The mean over the whole steps of a trace that has at least one."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Steps:
+    """The whole steps of a trace, with what was asked for in them."""
+
+    count: int
+    first: float
+    last: float
+    """When the first of them begins and the last ends."""
+    total: float
+    """Their length."""
+    thread: object
+    """The thread that trains."""
+    labels: Sequence[Span]
+    """Our labels in their order."""
+    asked: Sequence[Event]
+    """All but the work of a GPU."""
+    launches: Mapping[int, float]
+    """When each piece of such work was asked for."""
+    work: Work
+
+
+def whole_steps(trace: Mapping[str, Any]) -> Steps:
+    """The steps of a trace that has at least one."""
     events = [event for event in trace["traceEvents"] if event.get("ph") == "X"]
-    named = sorted((_span(event) for event in events if event.get("cat") == LABEL), key=lambda span: span.start)
-    labels = [span for span in named if span.name.startswith(PREFIX)]
-    steps = [span for span in named if span.name.startswith(STEP) and _is_whole(span, labels)]
+    notes = sorted((event for event in events if event.get("cat") == LABEL), key=lambda event: event["ts"])
+    labels = [span_of(event) for event in notes if event["name"].startswith(PREFIX)]
+    steps = [event for event in notes if event["name"].startswith(STEP) and _is_whole(span_of(event), labels)]
     assert steps, "a trace without a step"
-    first, last = steps[0].start, steps[-1].end
-    labels = [span for span in labels if first <= span.start < last]
+    first, last = steps[0]["ts"], span_of(steps[-1]).end
     # Work that was asked for before the first step is not of these steps, though it may be done in them.
     asked = [event for event in events if event.get("cat") not in DEVICE_WORK and first <= event["ts"] < last]
     launches = {event["args"]["correlation"]: event["ts"] for event in asked if event.get("cat") in LAUNCHES}
-    work = [
-        (event["args"]["correlation"], _span(event))
-        for event in events
-        if event.get("cat") in DEVICE_WORK and event["args"]["correlation"] in launches
-    ]
-    total = sum(step.length for step in steps)
-    return StepTime(
-        steps=len(steps),
-        step_ms=total / len(steps) / 1e3,
-        device_busy_ms=_covered(span for _, span in work) / len(steps) / 1e3 if work else None,
-        parts=tuple(_parts(labels, launches, work, steps=len(steps), total=total)),
-        operators=tuple(_operators(asked, work, steps=len(steps))),
+    return Steps(
+        count=len(steps),
+        first=first,
+        last=last,
+        total=sum(event["dur"] for event in steps),
+        thread=steps[0].get("tid"),
+        labels=[span for span in labels if first <= span.start < last],
+        asked=asked,
+        launches=launches,
+        work=[
+            (event["args"]["correlation"], span_of(event))
+            for event in events
+            if event.get("cat") in DEVICE_WORK and event["args"]["correlation"] in launches
+        ],
     )
 
 
-def _span(event: Event) -> Span:
+def step_time(trace: Mapping[str, Any]) -> StepTime:
+    """The mean over the whole steps of a trace that has at least one."""
+    steps = whole_steps(trace)
+    return StepTime(
+        steps=steps.count,
+        step_ms=steps.total / steps.count / 1e3,
+        device_busy_ms=_covered(span for _, span in steps.work) / steps.count / 1e3 if steps.work else None,
+        parts=tuple(_parts(steps.labels, steps.launches, steps.work, steps=steps.count, total=steps.total)),
+        operators=tuple(_operators(steps.asked, steps.work, steps=steps.count)),
+    )
+
+
+def span_of(event: Event) -> Span:
+    """When and how long something was."""
     return Span(event["name"], event["ts"], event["ts"] + event["dur"])
 
 
@@ -124,7 +159,7 @@ def _parts(
 ) -> Iterator[PartTime]:
     calls = Counter(span.name for span in labels)
     host = _sums((span.name, span.length) for span in labels)
-    device = _sums((_label_at(launches[key], labels), span.length) for key, span in work)
+    device = _sums((label_at(launches[key], labels), span.length) for key, span in work)
     calls[OTHER], host[OTHER] = steps, total - sum(host.values())
     for name in (*(PREFIX + part for part in get_args(Part)), OTHER):
         if name in host:
@@ -137,7 +172,7 @@ def _parts(
             )
 
 
-def _label_at(time: float, labels: Sequence[Span]) -> str:
+def label_at(time: float, labels: Sequence[Span]) -> str:
     """The label in whose span `time` lies; `labels` are sorted and lie beside each other."""
     before = bisect.bisect_right(labels, time, key=lambda span: span.start) - 1
     return labels[before].name if before >= 0 and time < labels[before].end else OTHER
@@ -155,7 +190,7 @@ def _operators(events: Sequence[Event], work: Work, *, steps: int) -> list[Opera
     for _, thread in itertools.groupby(by_thread, key=lambda event: event["tid"]):
         open_spans: list[Span] = []
         for event in thread:
-            span = _span(event)
+            span = span_of(event)
             while open_spans and open_spans[-1].end <= span.start:
                 open_spans.pop()
             caller = open_spans[-1].name if open_spans else None

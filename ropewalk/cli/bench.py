@@ -1,0 +1,89 @@
+"""`ropewalk bench train`"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import typer
+
+from ropewalk import flow
+from ropewalk.config.write import literal
+
+from .breakdown import kind_lines, setting_lines, speed_lines
+from .console import Console, emit
+from .options import Json, verb
+
+app = verb(
+    help="""Example: ropewalk bench train --size tiny --steps 3
+
+    Measures this machine with models of well-known sizes."""
+)
+
+
+@app.callback()
+def _group() -> None:
+    """A group, also while it has one command."""
+
+
+@app.command()
+def train(
+    size: Annotated[
+        list[str] | None,
+        typer.Option("--size", help="124M, 350M, 1.3B, 7B or tiny; may come several times.", show_default=False),
+    ] = None,
+    batch: Annotated[int | None, typer.Option("--batch", min=1, help="Rows of a step.", show_default=False)] = None,
+    microbatch: Annotated[
+        int | None, typer.Option("--microbatch", min=1, help="Rows computed at once.", show_default=False)
+    ] = None,
+    length: Annotated[int | None, typer.Option("--length", min=1, help="Tokens of a row.", show_default=False)] = None,
+    precision: Annotated[
+        Literal["auto", "fp32", "bf16", "bf16-pure", "fp16", "fp8"],
+        typer.Option("--precision", help="As train.precision."),
+    ] = "auto",
+    steps: Annotated[int, typer.Option("--steps", min=1, help="Steps that are timed, after three of warm-up.")] = 12,
+    compile: Annotated[
+        bool | None,
+        typer.Option("--compile/--no-compile", help="Compile our blocks. Left out: on a GPU.", show_default=False),
+    ] = None,
+    device: Annotated[
+        Literal["auto", "cpu", "cuda"], typer.Option("--device", help="`auto` takes a GPU when there is one.")
+    ] = "auto",
+    peer: Annotated[
+        list[str] | None,
+        typer.Option("--peer", help="Another library beside it, on the same shapes: transformers.", show_default=False),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Example: ropewalk bench train --size tiny --steps 3
+
+    Trains models of these sizes on random tokens and prints tokens a second, both MFUs, memory, the time of each kind
+    of work, and how far each is from what this device could do at best, which is measured in the same run. Without
+    --size: 124M on a GPU, tiny on a CPU.
+    """
+    found = flow.bench_train(
+        size or (),
+        batch_rows=batch,
+        microbatch_rows=microbatch,
+        sequence_length=length,
+        precision=precision,
+        device=device,
+        steps=steps,
+        compile=compile,
+        peers=peer or (),
+        progress=Console(),
+    )
+    emit(found, as_json=json, text="\n\n".join(_text(each) for each in found["sizes"]))
+
+
+def _text(found: dict[str, Any]) -> str:
+    model = ", ".join(f"{key} = {literal(value)}" for key, value in found["model"].items())
+    return "\n".join(
+        [
+            *setting_lines(found, name=found["size"]),
+            f"[model] {model}",
+            "",
+            *speed_lines(found["contenders"], peak_flops=found["peak_flops"], peak_from=found["peak_from"]),
+            "",
+            *kind_lines(found["contenders"]),
+        ]
+    )

@@ -1,0 +1,83 @@
+"""The steps of `bench train` and `profile` as text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ropewalk.base.progress import amount
+
+from .results import aligned
+
+
+def setting_lines(found: dict[str, Any], *, name: str) -> list[str]:
+    """What was trained, and on what."""
+    ceilings = found["ceilings"]
+    sheets = [
+        f" (data sheet {_speed(nominal, unit)})" if nominal else ""
+        for nominal, unit in ((found["nominal_flops"], "FLOP/s"), (found["nominal_bytes"], "B/s"))
+    ]
+    parts = found["batch_rows"] // found["microbatch_rows"]
+    again = ", blocks computed again in the backward pass" if found["recompute"] != "none" else ""
+    compiled = ", compiled" if found["compile"] else ""
+    narrow = f", in 8 bits {_speed(ceilings['gemm_flops'], 'FLOP/s')}" if ceilings["gemm_flops"] else ""
+    return [
+        f"{name}: {amount(found['parameters'])} parameters, {found['batch_rows']} rows of {found['sequence_length']} "
+        f"tokens in {parts} {'microbatch' if parts == 1 else 'microbatches'}, {found['precision']}{compiled}{again}",
+        f"{found['device']}, {found['device_name']}, torch {found['torch']}: products "
+        f"{_speed(ceilings['flops'], 'FLOP/s')}{sheets[0]}{narrow}, "
+        f"copies {_speed(ceilings['bytes'], 'B/s')}{sheets[1]}",
+    ]
+
+
+def speed_lines(contenders: Sequence[dict[str, Any]], *, peak_flops: float, peak_from: str) -> list[str]:
+    """Speed and memory, a line for each contender, ours first; and how many times as fast ours is."""
+    ours = contenders[0]
+    head = ("", "tokens/s", "step ms", "MFU full", "MFU causal", "memory")
+    compared = len(contenders) > 1
+    rows = [
+        (
+            each["contender"],
+            f"{each['tokens_per_s']:,.0f}",
+            f"{each['step_ms']:.2f}",
+            f"{each['mfu_full']:.1%}",
+            f"{each['mfu_causal']:.1%}",
+            amount(each["memory_bytes"], "B"),
+            *([_ratio(ours["tokens_per_s"] / each["tokens_per_s"])] if compared else []),
+        )
+        for each in contenders
+        if not each["error"]
+    ]
+    failed = [f"{each['contender']}: {each['error']}" for each in contenders if each["error"]]
+    note = f"MFU of {_speed(peak_flops, 'FLOP/s')} ({peak_from}); full attention as PaLM counts, causal: pairs seen"
+    return [*aligned([(*head, "ours is") if compared else head, *rows]), *failed, note]
+
+
+def kind_lines(contenders: Sequence[dict[str, Any]]) -> list[str]:
+    """Where the time of a step goes, beside the least that this device needs for the same work."""
+    sound = [each for each in contenders if not each["error"]]
+    ours = sound[0]
+    head = ["ms of a step", "least"]
+    for each in sound:
+        head += [each["contender"], "share", "distance"]
+    rows = [tuple(head)]
+    for number, kind in enumerate(ours["kinds"]):
+        if not any(each["kinds"][number]["ms"] for each in sound):
+            continue  # a CPU never idles
+        row = [kind["kind"], f"{kind['least_ms']:.2f}"]
+        for each in sound:
+            its = each["kinds"][number]
+            row += [f"{its['ms']:.2f}", f"{its['share']:.1%}", _ratio(its["distance"])]
+        rows.append(tuple(row))
+    last = ["step", f"{ours['least_ms']:.2f}"]
+    for each in sound:
+        last += [f"{each['step_ms']:.2f}", "", _ratio(each["distance"])]
+    return [line.rstrip() for line in aligned([*rows, tuple(last)])]
+
+
+def _ratio(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f} x"
+
+
+def _speed(value: float, unit: str) -> str:
+    return f"{amount(value)}{unit}"

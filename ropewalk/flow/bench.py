@@ -1,0 +1,225 @@
+"""`bench train`: how fast models of well-known sizes train on this machine, how far that is from what the machine could
+do, and how fast others are in the same run."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import json
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from ropewalk.base.errors import MissingPackage, UserError, WorkersFailed
+from ropewalk.base.progress import Progress, Silent, amount
+from ropewalk.config.threads import share_cores
+from ropewalk.model.config import Model
+from ropewalk.model.sizes import size_of
+from ropewalk.model.spec import Optimizer, Spec, resolve
+from ropewalk.plan.forecast import Precision, memory
+from ropewalk.plan.machine import Machine, this_machine
+from ropewalk.plan.roofline import Ceilings, breakdown, step_work
+
+PEERS: dict[str, tuple[str, ...]] = {"transformers": ("transformers", "transformers compiled")}
+"""What runs for each `--peer`; a compiler is left out on a CPU, where it takes longer than the bench."""
+FORMAT = 1
+
+
+def bench_train(
+    sizes: Sequence[str] = (),
+    *,
+    batch_rows: int | None = None,
+    microbatch_rows: int | None = None,
+    sequence_length: int | None = None,
+    precision: Precision | Literal["auto"] = "auto",
+    device: Literal["auto", "cpu", "cuda"] = "auto",
+    steps: int = 12,
+    compile: bool | None = None,
+    peers: Sequence[str] = (),
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Trains each size on random rows, and each peer beside it: speed, memory and where the time goes.
+
+    Without `sizes` 124M on a GPU and `tiny` on a CPU; rows and their length are those of the size unless given.
+    `compile` is about our blocks; None: on a GPU, as `plan.compile = "auto"`. Every contender has a process of its own.
+    What a peer cannot do is told as its `error`; what we cannot do is raised.
+    """
+    machine, progress = this_machine(), progress or Silent()
+    device = ("cuda" if machine.gpus else "cpu") if device == "auto" else device
+    strange = sorted(set(peers) - PEERS.keys())
+    if strange:
+        raise UserError(f"no peer `{strange[0]}`; there are {', '.join(PEERS)}")
+    for package in ("torch", *peers):
+        if importlib.util.find_spec(package) is None:
+            raise MissingPackage(package, "bench", "train" if package == "torch" else "dev")
+    share_cores()
+    jobs = [
+        _job(
+            size,
+            batch_rows=batch_rows,
+            microbatch_rows=microbatch_rows,
+            sequence_length=sequence_length,
+            precision=_precision(machine, device) if precision == "auto" else precision,
+            device=device,
+            steps=steps,
+            compile=device == "cuda" if compile is None else compile,
+        )
+        for size in sizes or [("124M" if device == "cuda" else "tiny")]
+    ]
+    others = [who for peer in peers for who in PEERS[peer] if device == "cuda" or "compiled" not in who]
+    found = [_contest(job, others, machine, progress) for job in jobs]
+    return {"format": FORMAT, "machine": str(machine), "sizes": found}
+
+
+def step_figures(
+    spec: Spec,
+    measured: Mapping[str, Any],
+    *,
+    rows: int,
+    precision: Precision,
+    ceilings: Ceilings,
+    peak_flops: float,
+    optimizer: Optimizer = "adamw",
+    trained: tuple[str, ...] | None = None,
+) -> dict[str, Any]:
+    """What was measured of a step, with what follows: tokens a second, both MFUs, and the distance of each kind of work
+    from the roofline."""
+    speed = rows * spec.sequence_length / (measured["step_ms"] / 1e3)
+    work = step_work(spec, rows=rows, precision=precision, optimizer=optimizer, trained=trained)
+    kinds = breakdown(measured["kinds"], work, ceilings)
+    least_ms = sum(each.least_ms for each in kinds)
+    return {
+        "tokens_per_s": speed,
+        "mfu_full": speed * spec.flops_per_token("full", trained=trained) / peak_flops,
+        "mfu_causal": speed * spec.flops_per_token("causal", trained=trained) / peak_flops,
+        **{key: measured[key] for key in ("step_ms", "spread", "profiled_ms", "memory_bytes", "loss", "steps")},
+        "least_ms": least_ms,
+        "distance": measured["step_ms"] / least_ms,
+        "kinds": [dataclasses.asdict(each) for each in kinds],
+    }
+
+
+def device_summary(measured: Mapping[str, Any]) -> dict[str, Any]:
+    """The device of a measurement: its ceilings, and the peak that MFU refers to."""
+    nominal = measured["nominal_flops"]
+    return {
+        **{key: measured[key] for key in ("device", "device_name", "torch")},
+        **{key: measured[key] for key in ("ceilings", "nominal_flops", "nominal_bytes")},
+        "peak_flops": nominal or measured["ceilings"]["flops"],
+        "peak_from": "data sheet" if nominal else "measured",
+    }
+
+
+def _job(
+    name: str,
+    *,
+    batch_rows: int | None,
+    microbatch_rows: int | None,
+    sequence_length: int | None,
+    precision: Precision,
+    device: str,
+    steps: int,
+    compile: bool,
+) -> dict[str, Any]:
+    """What `ropewalk.train.bench` reads, without the contender."""
+    size = size_of(name)
+    length = sequence_length or size.sequence_length
+    rows = batch_rows or size.batch_rows
+    # As many tokens at once as the size has, in a number of rows that divides the batch.
+    most = max(1, size.microbatch_rows * size.sequence_length // length)
+    at_once = microbatch_rows or next(n for n in range(min(most, rows), 0, -1) if rows % n == 0)
+    if rows % at_once:
+        raise UserError(f"{at_once} rows a microbatch do not divide the {rows} rows of the batch; choose a divisor")
+    return {
+        "size": name,
+        "sequence_length": length,
+        "batch_rows": rows,
+        "microbatch_rows": at_once,
+        "precision": precision,
+        "device": device,
+        "steps": steps,
+        "compile": compile,
+    }
+
+
+def _contest(job: dict[str, Any], others: Sequence[str], machine: Machine, progress: Progress) -> dict[str, Any]:
+    """One size: ours, then the others."""
+    size, precision = size_of(job["size"]), job["precision"]
+    spec = resolve(size.model, vocabulary=size.vocabulary, sequence_length=job["sequence_length"])
+    if job["device"] == "cpu" and size.recompute == "none":
+        # A CPU has no error for this: the system would kill us, or somebody else.
+        needed = memory(spec, rows=job["microbatch_rows"], precision=precision).total
+        if needed > machine.memory_bytes:
+            raise UserError(_does_not_fit(job, spec, machine.memory_bytes, needed=needed))
+    measured = {who: _measured(who, job, progress) for who in ("ropewalk", *others)}
+    ours = measured["ropewalk"]
+    if ours.get("error") == "out of memory":
+        raise UserError(_does_not_fit(job, spec, ours["memory_bytes"]))
+    if "error" in ours:
+        raise UserError(f"{job['size']}: {ours['error']}")
+    device = device_summary(ours)
+    contenders: list[dict[str, Any]] = []
+    for who, each in measured.items():
+        if "error" in each:
+            contenders.append({"contender": who, "error": each["error"]})
+            continue
+        figures = step_figures(
+            spec,
+            each,
+            rows=job["batch_rows"],
+            precision=precision,
+            ceilings=Ceilings(**ours["ceilings"]),
+            peak_flops=device["peak_flops"],
+        )
+        contenders.append({"contender": who, "error": None, **figures})
+    return {
+        **{key: value for key, value in job.items() if key != "device"},
+        "recompute": size.recompute,
+        "model": _written(size.model),
+        "vocabulary": size.vocabulary,
+        "parameters": spec.parameters(),
+        **device,
+        "contenders": contenders,
+    }
+
+
+def _measured(contender: str, job: dict[str, Any], progress: Progress) -> dict[str, Any]:
+    """The answer of a contender's process; one that failed otherwise than by an error of ours has its last words."""
+    progress.say(f"{job['size']}: {contender}, {job['batch_rows']} rows of {job['sequence_length']} tokens")
+    command = [sys.executable, "-m", "ropewalk.train.bench", json.dumps({"contender": contender, **job})]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode == 0:
+        answer: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+        return answer
+    if contender == "ropewalk":
+        raise WorkersFailed(f"{job['size']}: the bench failed with status {done.returncode}:\n{done.stderr[-4000:]}")
+    last = done.stderr.strip().splitlines()[-1:] or [f"status {done.returncode}"]
+    return {"error": last[0]}
+
+
+def _does_not_fit(job: Mapping[str, Any], spec: Spec, memory_bytes: int, *, needed: int | None = None) -> str:
+    rows = [n for n in range(1, job["microbatch_rows"]) if job["batch_rows"] % n == 0]
+    fitting = [n for n in rows if memory(spec, rows=n, precision=job["precision"]).total <= memory_bytes]
+    remedy = (
+        f"{fitting[-1]} would fit by the forecast: --microbatch {fitting[-1]}"
+        if fitting
+        else "not even a smaller microbatch would by the forecast; choose a smaller --size or --length"
+    )
+    wanted = f"{amount(needed, 'B')} needed, " if needed else ""
+    return (
+        f"{job['size']}: out of memory with {job['microbatch_rows']} rows of {job['sequence_length']} tokens a "
+        f"microbatch ({wanted}{amount(memory_bytes, 'B')} there); {remedy}"
+    )
+
+
+def _written(model: Model) -> dict[str, Any]:
+    """What one writes under `[model]` for it: all that is not the default."""
+    default = dataclasses.asdict(Model())
+    return {key: value for key, value in dataclasses.asdict(model).items() if value != default[key]}
+
+
+def _precision(machine: Machine, device: str) -> Precision:
+    """As `train.precision = "auto"`."""
+    hardware = machine.gpus[0].capability >= 8.0 if device == "cuda" and machine.gpus else machine.bf16
+    return "bf16" if hardware else "fp32"

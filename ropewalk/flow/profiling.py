@@ -1,0 +1,58 @@
+"""`profile`: what the step of a recipe's own model consists of, and how far each kind of work is from the roofline."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ropewalk.base.errors import UserError
+from ropewalk.base.progress import Progress, Silent
+from ropewalk.plan.roofline import Ceilings
+
+from .bench import FORMAT, device_summary, step_figures
+from .pipeline import expected_vocabulary, needs_torch, plan_recipe
+from .verbs import RecipeLike, resolve_recipe
+
+
+def profile(
+    recipe: RecipeLike, overrides: Sequence[str] = (), *, steps: int = 12, progress: Progress | None = None
+) -> dict[str, Any]:
+    """Steps of the recipe's first phase on random rows, as planned for one process of this machine.
+
+    Nothing is prepared, and a run of the recipe is not touched: the model has fresh weights.
+    """
+    settings = resolve_recipe(recipe, overrides).value
+    planned = plan_recipe(settings, vocabulary=expected_vocabulary(settings)).phases[0]
+    plan, spec = planned.plan, planned.spec
+    if plan.world > 1:
+        raise UserError(
+            f"`[parallel]` asks for {plan.world} processes, and a profile looks at one; set its degrees to 1, or see "
+            "what processes wait for with `ropewalk train --timeline`"
+        )
+    (progress or Silent()).say(f"{plan.batch_rows} rows of {spec.sequence_length} tokens, {plan.precision}")
+    module = needs_torch("ropewalk.train.stepping", "a profile")
+    measured = module.measure_phase(planned, settings.train, seed=settings.seed, steps=steps)
+    device = device_summary(measured)
+    figures = step_figures(
+        spec,
+        measured,
+        rows=plan.batch_rows,
+        precision=plan.precision,
+        ceilings=Ceilings(**measured["ceilings"]),
+        peak_flops=device["peak_flops"],
+        optimizer=settings.train.optimizer.kind,
+        trained=planned.trained,
+    )
+    return {
+        "format": FORMAT,
+        "recipe": settings.name,
+        "sequence_length": spec.sequence_length,
+        "batch_rows": plan.batch_rows,
+        "microbatch_rows": plan.microbatch_rows,
+        "precision": plan.precision,
+        "recompute": plan.recompute,
+        "compile": plan.compile,
+        "parameters": spec.parameters(),
+        **device,
+        **figures,
+    }

@@ -1,0 +1,87 @@
+"""What this device can do at best, measured in about a second: the ceilings of a roofline."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import torch
+
+from ropewalk.plan.forecast import Precision
+from ropewalk.plan.roofline import Ceilings
+
+NOMINAL_BYTES = {"H200": 4.8e12, "H100 PCIe": 2.0e12, "H100 NVL": 3.9e12, "H100": 3.35e12, "A100": 2.04e12}
+"""Bytes a second of the memory by a part of the GPU's name (the first that fits), from the makers' data sheets."""
+PRODUCT_SIZE = {"cuda": 8192, "cpu": 1024}
+"""Rows and columns of the matrices that are multiplied: 1.4 ms on an H200, 0.02 s on a core."""
+COPIED_BYTES = {"cuda": 1 << 30, "cpu": 1 << 27}
+"""More than caches hold, and little enough for any machine."""
+REPEATS = {"cuda": 100, "cpu": 5}
+
+
+def measure_ceilings(device: torch.device, precision: Precision) -> Ceilings:
+    """The best of some large products in the type of `precision`, and of some copies. A CPU only imitates fp8."""
+    dtype = torch.float32 if precision == "fp32" else torch.float16 if precision == "fp16" else torch.bfloat16
+    narrow = precision == "fp8" and device.type == "cuda"
+    return Ceilings(
+        flops=product_flops(device, dtype),
+        bytes=copy_bytes(device),
+        gemm_flops=eight_bit_flops(device) if narrow else None,
+    )
+
+
+def product_flops(device: torch.device, dtype: torch.dtype) -> float:
+    """FLOP/s of a square product. Of random numbers: zeros and ones take less power, and a GPU is faster with them than
+    with any model."""
+    size, draw = PRODUCT_SIZE[device.type], torch.Generator(device).manual_seed(0)
+    left, right = (torch.randn(size, size, device=device, generator=draw).to(dtype) for _ in range(2))
+    return 2 * size**3 / best_seconds(lambda: left @ right, device=device)
+
+
+def eight_bit_flops(device: torch.device) -> float:
+    """The same of factors in e4m3 with one scale each, for GPUs from Hopper on."""
+    size, draw = PRODUCT_SIZE[device.type], torch.Generator(device).manual_seed(0)
+    left, right = (torch.randn(size, size, device=device, generator=draw).to(torch.float8_e4m3fn) for _ in range(2))
+    one = torch.ones((), device=device)
+
+    def multiply() -> torch.Tensor:
+        return torch._scaled_mm(
+            left, right.t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16, use_fast_accum=True
+        )
+
+    return 2 * size**3 / best_seconds(multiply, device=device)
+
+
+def copy_bytes(device: torch.device) -> float:
+    """Bytes a second that a copy within the device's memory reads and writes."""
+    size = COPIED_BYTES[device.type]
+    source, target = (torch.zeros(size, dtype=torch.uint8, device=device) for _ in range(2))
+    return 2 * size / best_seconds(lambda: target.copy_(source), device=device)
+
+
+def nominal_bytes(device: torch.device) -> float | None:
+    """What the data sheet says of the memory; None where no sheet is known."""
+    if device.type != "cuda":
+        return None
+    name = torch.cuda.get_device_name(device)
+    return next((speed for part, speed in NOMINAL_BYTES.items() if part in name), None)
+
+
+def best_seconds(work: Callable[[], object], *, device: torch.device) -> float:
+    """The shortest of some calls after one that does not count, as the device's own clock sees them."""
+    work()
+    best = float("inf")
+    for _ in range(REPEATS[device.type]):
+        if device.type == "cuda":
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            work()
+            end.record()
+            end.synchronize()
+            seconds = start.elapsed_time(end) / 1e3
+        else:
+            begin = time.perf_counter()
+            work()
+            seconds = time.perf_counter() - begin
+        best = min(best, seconds)
+    return best

@@ -1,0 +1,71 @@
+"""Steps by themselves: what is measured of them, and what a profiler adds."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ropewalk.plan.plan import Plan
+from ropewalk.plan.roofline import KINDS
+from ropewalk.train.config import Optimizer
+from ropewalk.train.peers import transformers_model, transformers_step
+from ropewalk.train.stepping import measure_steps, own_step, scaled
+from tests.tiny import small_spec
+
+CPU = torch.device("cpu")
+PLAN = Plan(device="cpu", precision="fp32", batch_rows=4, microbatch_rows=2, sequence_length=12)
+
+times = st.fixed_dictionaries({kind: st.floats(0.01, 1e3) for kind in KINDS})
+
+
+@given(times, st.floats(0.01, 1e4), st.booleans())
+def test_scaled_times_add_up_to_the_step(found: dict, step_ms: float, on_gpu: bool) -> None:
+    made = scaled(found, step_ms=step_ms, on_gpu=on_gpu)
+    assert sum(made.values()) == pytest.approx(step_ms)
+    assert min(made.values()) >= 0
+
+
+def test_a_profiler_makes_a_gpu_idle_and_not_slower() -> None:
+    found = dict.fromkeys(KINDS, 2.0)
+    assert scaled(found, step_ms=11.0, on_gpu=True) == {**found, "idle": 1.0}
+    assert scaled(found, step_ms=5.0, on_gpu=False) == {**dict.fromkeys(KINDS, 1.0), "idle": 0.0}
+
+
+def test_every_kind_of_work_is_found_in_a_step_of_ours() -> None:
+    step = own_step(small_spec(), PLAN, device=CPU, optimizer=Optimizer(), clip_norm=1.0)
+    before = step().item()
+    found = measure_steps(step, device=CPU, steps=2)
+    assert found.loss < before, "the steps train"
+    assert sum(found.kinds.values()) == pytest.approx(found.step_ms)
+    assert {kind for kind, ms in found.kinds.items() if ms > 0} == set(KINDS) - {"idle"}
+    assert found.memory_bytes > 0
+
+
+@pytest.mark.parametrize("settings", [{}, {"position": "learned", "norm": "layer", "mlp": "gelu-tanh", "bias": True}])
+def test_a_peer_trains_a_model_of_the_same_size(settings: dict[str, object]) -> None:
+    """Llama and GPT-2 in transformers: the same number of weights, a loss near that of a guess, and it falls."""
+    spec = small_spec(**settings)
+    assert sum(parameter.numel() for parameter in transformers_model(spec).parameters()) == spec.parameters()
+    step = transformers_step(spec, PLAN, device=CPU, optimizer=Optimizer(), clip_norm=1.0, compiled=False)
+    losses = [step().item() for _ in range(3)]
+    assert losses[0] == pytest.approx(torch.tensor(61.0).log().item(), abs=0.3)
+    assert losses[2] < losses[0]
+
+
+def test_more_microbatches_give_the_same_step() -> None:
+    made = [
+        own_step(
+            small_spec(),
+            dataclasses.replace(PLAN, microbatch_rows=rows),
+            device=CPU,
+            optimizer=Optimizer(),
+            clip_norm=1.0,
+        )
+        for rows in (1, 4)
+    ]
+    losses = [[step().item() for _ in range(2)] for step in made]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)

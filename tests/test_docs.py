@@ -43,9 +43,11 @@ TINY = [
     *("evaluate.samples=2", "evaluate.max_bytes=60000", "evaluate.prompt_tokens=16", "evaluate.new_tokens=16"),
 ]
 QUICK = ['prepare.sources.0.paths=["my-code"]', 'prepare.sources.1.paths=["my-texts"]']
-TRAINING_VERBS = ("quickstart", "run", "prepare", "train", "evaluate", "doctor", "chaos")
+TRAINING_VERBS = ("quickstart", "run", "prepare", "train", "evaluate", "doctor", "profile", "chaos")
 UNDERSTOOD = ("python -m venv .venv", ". .venv/bin/activate")
 """Commands of the shell around ropewalk, which need no proof."""
+SLOW = ("docs/guides/parallel.md", "ropewalk chaos recipes/books.toml --quick train.steps=20")
+"""The page and the example that train most often: a minute and a half of a core between them."""
 
 
 @dataclass(frozen=True)
@@ -235,7 +237,12 @@ def workshop(furnished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     return Workshop(folder)
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if has_commands(page)], ids=name_of)
+def quick_or_slow(cases: dict[str, Any]) -> list[Any]:
+    """Parameters by name, those in `SLOW` marked as such."""
+    return [pytest.param(case, id=name, marks=[pytest.mark.slow] * (name in SLOW)) for name, case in cases.items()]
+
+
+@pytest.mark.parametrize("page", quick_or_slow({name_of(page): page for page in PAGES if has_commands(page)}))
 def test_the_commands_of_a_page_work(page: Path, workshop: Workshop) -> None:
     output = ""
     before: Block | None = None
@@ -246,7 +253,7 @@ def test_the_commands_of_a_page_work(page: Path, workshop: Workshop) -> None:
         before = block
 
 
-@pytest.mark.parametrize("example", examples())
+@pytest.mark.parametrize("example", quick_or_slow({example: example for example in examples()}))
 def test_the_example_of_a_verb_works(example: str, workshop: Workshop) -> None:
     workshop.command(example)
 

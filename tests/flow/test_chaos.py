@@ -15,7 +15,7 @@ from ropewalk.flow.trials import Laboratory, flip
 from tests.cli.conftest import Call, call, tiny  # noqa: F401 - fixtures
 
 STEPS = "train.steps=12"
-SOME = ("kill at checkpoint.manifest", "disk full", "one device error", "flipped bit in model", "preemption by SIGTERM")
+SOME = ("kill at checkpoint.manifest", "disk full", "flipped bit in model")
 
 
 def only(some: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:

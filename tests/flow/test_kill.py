@@ -78,22 +78,48 @@ def finish(server: Server, folder: Path) -> None:
     assert ended["status"] == 0, (folder / "output.txt").read_text()
 
 
-@pytest.mark.parametrize("part", range(PARTS))
-def test_a_run_killed_at_any_labelled_point_ends_with_the_same_bits(
-    part: int, server: Server, whole: tuple[Path, list[str]], memory: Path
-) -> None:
-    reference, labels = whole
-    expected = outcome(reference)
+def points(labels: list[str]) -> list[str]:
+    """Every labelled point once, in the order in which a run passes them."""
     # Checksums are remembered only of files that were written some seconds ago, which a loaded machine may make these.
-    distinct = [label for label in dict.fromkeys(labels) if not label.endswith(":checksums")]
-    assert len(distinct) > 50
-    for label in distinct[part::PARTS]:
-        folder = memory / f"killed-{part}"
+    return [label for label in dict.fromkeys(labels) if not label.endswith(":checksums")]
+
+
+def one_of_each_kind(labels: list[str]) -> list[str]:
+    """A point of each kind (`file.begin`, `train.step`, ...), the first of one, a later one of the next, and so on."""
+    kinds: dict[str, list[str]] = {}
+    for label in labels:
+        kinds.setdefault(label.partition(":")[0], []).append(label)
+    return [found[number * len(found) // len(kinds)] for number, found in enumerate(kinds.values())]
+
+
+def assert_kills_are_harmless(server: Server, reference: Path, folder: Path, labels: list[str]) -> None:
+    """Kills a run in `folder` at each of these points, one run a point, and continues it."""
+    expected = outcome(reference)
+    for label in labels:
         write_tiny(folder)
         assert server.run(folder, label=label)["status"] == -9, label
         finish(server, folder)
         assert outcome(folder) == expected, label
         shutil.rmtree(folder)
+
+
+def test_a_run_killed_at_a_point_of_each_kind_ends_with_the_same_bits(
+    server: Server, whole: tuple[Path, list[str]], memory: Path
+) -> None:
+    reference, labels = whole
+    some = one_of_each_kind(points(labels))
+    assert {label.partition(".")[0] for label in some} == {"file", "stage", "train", "checkpoint"}
+    assert_kills_are_harmless(server, reference, memory / "killed", some)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", range(PARTS))
+def test_a_run_killed_at_any_labelled_point_ends_with_the_same_bits(
+    part: int, server: Server, whole: tuple[Path, list[str]], memory: Path
+) -> None:
+    reference, labels = whole
+    assert len(points(labels)) > 50
+    assert_kills_are_harmless(server, reference, memory / f"killed-{part}", points(labels)[part::PARTS])
 
 
 def test_a_run_killed_three_times_at_random_moments_ends_with_the_same_bits(

@@ -1,4 +1,7 @@
-"""A run by several processes ends with the same bits when some of them are killed on the way."""
+"""A run by several processes ends with the same bits when some of them are killed on the way.
+
+Whole runs are slow; test_team.py has the same laws for workers that only add up numbers.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +21,7 @@ from .elastic import train, trained_identity
 BIN = Path(sys.executable).parent
 
 
+@pytest.mark.slow
 def test_a_run_whose_worker_is_killed_ends_as_if_it_had_not_been(tmp_path: Path) -> None:
     undisturbed = train(tmp_path / "a", "--nproc", "2", "--json")
     assert undisturbed.status == 0, undisturbed.err
@@ -55,7 +59,7 @@ LAUNCHERS = {
 }
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize("launcher", ["torchrun", pytest.param("mpirun", marks=pytest.mark.slow)])
 def test_processes_of_a_launcher_prepare_once_and_train_to_the_loss_of_one(launcher: str, tmp_path: Path) -> None:
     if not shutil.which(LAUNCHERS[launcher][0]):
         pytest.skip(f"needs {launcher}")

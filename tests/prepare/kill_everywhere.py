@@ -1,12 +1,13 @@
-"""Kills prepare at every labelled point in turn and continues it; the folder must end with the same bytes.
+"""Kills prepare at labelled points in turn and continues it; the folder must end with the same bytes.
 
-Run as `python kill_everywhere.py CORPUS`; prints the number of points. Every attempt is a fork of this process,
-which itself starts no thread: that is much faster than a new interpreter for each. Nothing is fsynced: a kill,
-unlike a power cut, leaves the page cache alone.
+Run as `python kill_everywhere.py CORPUS EVERY`: at the first point, the EVERY-th after it, and so on. Prints the number
+of kills. Every attempt is a fork of this process, which itself starts no thread: that is much faster than a new
+interpreter for each. Nothing is fsynced: a kill, unlike a power cut, leaves the page cache alone.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import shutil
@@ -57,7 +58,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {name: path.read_bytes() for path, name in kept.items()}
 
 
-def main(corpus: str) -> None:
+def main(corpus: str, every: int) -> None:
     os.chdir(corpus)
     os.fsync = lambda _: None
     chunks.CHUNK_BYTES = 9000
@@ -73,16 +74,15 @@ def main(corpus: str) -> None:
     assert attempt(settings, kill_at=0)
     expected = contents(Path("killed"))
     assert any(name.endswith("manifest.json") for name in expected)
-    point = 0
-    while True:
-        point += 1
+    for kills in itertools.count():
+        point = 1 + kills * every
         shutil.rmtree("killed")
         if attempt(settings, kill_at=point):
             break
         assert attempt(settings, kill_at=0)
         assert contents(Path("killed")) == expected, f"other bytes after a kill at point {point}"
-    print(point - 1, "points")
+    print(kills, "kills")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1], int(sys.argv[2]))

@@ -81,7 +81,7 @@ def test_masked_spans_stay_in_the_text_and_are_not_counted(here: Path, tmp_path:
             assert counts.any()
 
 
-@pytest.mark.parametrize("workers", [2, 7])
+@pytest.mark.parametrize("workers", [2, pytest.param(7, marks=pytest.mark.slow)])
 def test_the_bytes_do_not_depend_on_workers(here: Path, tmp_path: Path, tree, monkeypatch, workers: int) -> None:
     alone = prepare(every_stage(folder=str(tmp_path / "alone")), seed=1)
     monkeypatch.setattr(build, "SPAWN_BYTES", 0)

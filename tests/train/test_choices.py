@@ -1,4 +1,7 @@
-"""Every value of every option: the loss falls, a stop in the middle changes no bit, the model can be exported."""
+"""Every value of every option: the loss falls, a stop in the middle changes no bit, the model can be exported.
+
+Each by itself, which is slow; otherwise a dozen runs hold them all, several at a time.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ from tests.tiny import make_run
 
 STEPS = 30
 # Adafactor has no momentum and LAMB's steps are in proportion to the weights: both want their own rate.
-OPTIMIZERS = {"adamw": 1e-2, "adafactor": 2e-2, "lamb": 5e-2, "muon": 1e-2}
+OPTIMIZERS = {"adamw": 1e-2, "adamw-8bit": 1e-2, "adafactor": 2e-2, "lamb": 5e-2, "muon": 1e-2}
 WITH: dict[str, dict[str, Any]] = {
     "train.schedule.shape=step": {"train__schedule__milestones": (0.5, 1.0)},
     # No validation gains a hundred nats: the rate falls at every second one.
@@ -72,15 +75,6 @@ PHASES = (
 )
 CHOICES: dict[str, dict[str, Any]] = {
     **dict(every_value()),
-    **{
-        f"{kind} {precision}": {
-            "train__optimizer__kind": kind,
-            "train__schedule__peak_lr": rate,
-            "train__precision": precision,
-        }
-        for kind, rate in OPTIMIZERS.items()
-        for precision in ("bf16-pure", "fp16")
-    },
     "grouped queries": {"model__kv_heads": 1},
     "window": {"model__window": 5},
     "dropout": {"model__dropout": 0.1},
@@ -98,6 +92,66 @@ CHOICES: dict[str, dict[str, Any]] = {
     "early stop": {"train__early_stop": EarlyStop(patience=4)},
     "layers": {"train__layers_every_steps": 4},
 }
+PAIRS: dict[str, dict[str, Any]] = {
+    f"{kind} {precision}": {
+        "train__optimizer__kind": kind,
+        "train__schedule__peak_lr": rate,
+        "train__precision": precision,
+    }
+    for kind, rate in OPTIMIZERS.items()
+    for precision in ("bf16-pure", "fp16")
+}
+"""Every optimizer with weights and with gradients of 16 bits."""
+
+TOGETHER: dict[str, tuple[str, ...]] = {
+    "as Llama": (
+        *("model.bias=False", "model.norm=rms", "model.norm_place=pre", "model.mlp=swiglu", "model.position=rope"),
+        *("model.qk_norm=False", "model.rope_scaling=none", "model.tied=True", "model.init=gaussian"),
+        *("grouped queries", "train.precision=fp32", "train.optimizer.kind=adamw", "train.schedule.shape=cosine"),
+        *("model.documents=ignore", "guard"),
+    ),
+    "as GPT-2": (
+        *("model.bias=True", "model.norm=layer", "model.mlp=gelu-tanh", "model.position=learned", "dropout"),
+        *("model.init=depth-scaled", "train.precision=fp16", "train.optimizer.kind=adamw-8bit"),
+        *("train.schedule.shape=linear", "layers"),
+    ),
+    "queries and keys normed": (
+        *("model.qk_norm=True", "model.tied=False", "train.precision=bf16", "train.optimizer.kind=muon"),
+        *("train.schedule.shape=wsd", "train.schedule.decay_form=1-sqrt", "guard off"),
+    ),
+    "as Vaswani et al.": (
+        *("model.norm_place=post", "model.norm=layer", "model.mlp=gelu", "model.position=sinusoidal"),
+        *("model.init=lipschitz", "model.documents=separate", "train.precision=bf16-pure"),
+        *("train.optimizer.kind=adafactor", "train.schedule.decay_form=linear", "batch ramp"),
+    ),
+    "without norms": (
+        *("model.norm=none", "model.init=t-fixup", "model.mlp=relu2", "model.position=alibi"),
+        *("train.optimizer.kind=lamb", "train.schedule.shape=constant", "no clipping, no decay"),
+    ),
+    "norms on both sides": (
+        *("model.norm_place=both", "model.mlp=geglu", "model.rope_scaling=ntk", "model.init=ds-init", "window"),
+        *("train.precision=fp8", "train.schedule.shape=step", "train.schedule.milestone_unit=epochs", "length ramp"),
+    ),
+    "without positions": (
+        *("model.position=none", "model.init=zero-projection", "train.precision=auto"),
+        *("train.schedule.shape=adaptive", "early stop"),
+    ),
+    "a part frozen": ("frozen", "mixture", "model.rope_scaling=linear"),
+    "adapters": ("adapters", "train.schedule.milestone_unit=steps"),
+    "adapters of attention": ("adapters of attention", "train.schedule.milestone_unit=tokens"),
+    "phases": ("phases",),
+    "fresh moments": ("fresh moments",),
+}
+"""Runs that hold every choice at least once."""
+
+
+def together(names: tuple[str, ...]) -> dict[str, Any]:
+    """The settings of several choices, which must not contradict each other."""
+    made: dict[str, Any] = {}
+    for name in names:
+        assert all(made.get(key, value) == value for key, value in CHOICES[name].items()), name
+        made |= CHOICES[name]
+    return made
 
 
 class Stop(Exception):
@@ -139,7 +193,17 @@ def rates(run: Path) -> list[float]:
     return [event["lr"] for event in steps(list(read_events(run / "events.jsonl")))]
 
 
-@pytest.mark.parametrize("choice", CHOICES.values(), ids=CHOICES)
+def test_every_choice_is_among_those_that_are_made_together() -> None:
+    assert {name for names in TOGETHER.values() for name in names} == CHOICES.keys()
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [
+        *(pytest.param(together(names), id=f"together: {title}") for title, names in TOGETHER.items()),
+        *(pytest.param(choice, id=name, marks=pytest.mark.slow) for name, choice in {**CHOICES, **PAIRS}.items()),
+    ],
+)
 def test_it_learns_and_goes_on_after_a_stop_with_the_same_bits(
     tmp_path: Path, prepared: Path, choice: dict[str, Any]
 ) -> None:

@@ -122,7 +122,9 @@ def test_a_fault_before_the_first_checkpoint_goes_back_to_the_beginning(
     assert final_files(run) == clean
 
 
-@pytest.mark.parametrize("kind", FAULTS)
+@pytest.mark.parametrize(
+    "kind", ["spike", *(pytest.param(kind, marks=pytest.mark.slow) for kind in FAULTS if kind != "spike")]
+)
 def test_after_bad_data_the_run_is_the_one_whose_data_never_had_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
@@ -148,7 +150,7 @@ def test_after_bad_data_the_run_is_the_one_whose_data_never_had_it(
     assert ours.data["skipped"] == [[15 * 8, 16 * 8]]
 
 
-@pytest.mark.parametrize("stop", [17, 19, 25])
+@pytest.mark.parametrize("stop", [19, *(pytest.param(stop, marks=pytest.mark.slow) for stop in (17, 25))])
 def test_a_kill_after_a_rollback_changes_nothing(tmp_path: Path, stop: int) -> None:
     straight, killed = make(tmp_path / "straight"), make(tmp_path / "killed")
     train(straight, hooks=[BadData("spike", step=16)])

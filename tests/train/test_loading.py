@@ -108,7 +108,7 @@ def test_waiting_is_written_by_cause_and_told_with_a_remedy(tmp_path: Path, monk
         return dataclasses.replace(made, fetched=0.0)
 
     monkeypatch.setattr(Reader, "read", slow)
-    run = make_run(tmp_path, train__steps=2, load__ahead_bytes=0)
+    run = make_run(tmp_path, train__steps=2, train__log_every_steps=1, load__ahead_bytes=0)
     train(run)
     for event in events(run, "step"):
         parts = sum(event[f"data_{cause}_s"] for cause in CAUSES)

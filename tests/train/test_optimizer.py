@@ -89,6 +89,45 @@ class AdamByTorch:
         return self.weight.detach()
 
 
+class Adam8ByHand:
+    """Dettmers et al. 2022, section 2, a block a row: the nearest of the 256 values, found by trying all of them."""
+
+    @staticmethod
+    def values(*, signed: bool) -> Tensor:
+        found = [0.0, 1.0]
+        for zeros in range(7):  # leading zero bits after the sign; then an indicator, then the fraction
+            edges = torch.linspace(0.1, 1.0, 2 ** (6 - zeros + (not signed)) + 1, dtype=torch.float64)
+            means = [float(low + high) / 2 * 10**-zeros for low, high in itertools.pairwise(edges)]
+            found += means + ([-mean for mean in means] if signed else [])
+        assert len(found) == 256
+        return torch.tensor(found, dtype=torch.float64)
+
+    def __init__(self, name: str, weight: Tensor) -> None:
+        self.x, self.decay = weight.detach().clone(), DECAY if name.endswith(MATRICES) else 0.0
+        self.m, self.root = torch.zeros_like(self.x), torch.zeros_like(self.x)
+
+    def step(self, gradient: Tensor, lr: float, time: int) -> Tensor:
+        m = BETA1 * self.m + (1 - BETA1) * gradient
+        v = BETA2 * self.root**2 + (1 - BETA2) * gradient**2
+        step = (m / (1 - BETA1**time)) / ((v / (1 - BETA2**time)) ** 0.5 + EPSILON)
+        self.x = self.x - lr * (step + self.decay * self.x)
+        self.m = self.nearest(m, self.values(signed=True))
+        unsigned = self.values(signed=False)
+        self.root = self.nearest(v**0.5, torch.where(unsigned == 0, 2.0, unsigned))  # none is 0 here
+        return self.x
+
+    @staticmethod
+    def nearest(x: Tensor, values: Tensor) -> Tensor:
+        largest = torch.stack([row.abs().max() for row in x]).unsqueeze(1)
+        return values[(x / largest).unsqueeze(-1).sub(values).abs().argmin(-1)] * largest
+
+
+def eight_or_wide(name: str, weight: Tensor) -> Adam8ByHand | AdamByTorch:
+    if name.endswith(MATRICES) and name.startswith("blocks."):
+        return Adam8ByHand(name, weight)
+    return AdamByTorch(name, weight)
+
+
 class LambByHand:
     """You et al. 2020, algorithm 2, with phi(z) = z; vectors without the ratio."""
 
@@ -164,6 +203,7 @@ def muon_or_adam(name: str, weight: Tensor) -> MuonByHand | AdamByTorch:
 
 REFERENCES: dict[OptimizerKind, Callable[[str, Tensor], Any]] = {
     "adamw": AdamByTorch,
+    "adamw-8bit": eight_or_wide,
     "lamb": LambByHand,
     "adafactor": AdafactorByHand,
     "muon": muon_or_adam,

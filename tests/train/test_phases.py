@@ -197,7 +197,12 @@ def straight(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     return final_files(run)
 
 
-@pytest.mark.parametrize("stops", [(1,), (7,), (8,), (9,), (13,), (14,), (17,), (20,), (4, 10, 16, 19)], ids=str)
+# In a ramp, at the end of a phase and in every phase; the others are at and beside the remaining borders.
+STOPS = [(1,), (8,), (4, 10, 16, 19)]
+MORE_STOPS = [pytest.param(stops, marks=pytest.mark.slow) for stops in [(7,), (9,), (13,), (14,), (17,), (20,)]]
+
+
+@pytest.mark.parametrize("stops", [*STOPS, *MORE_STOPS], ids=str)
 def test_a_run_of_phases_stopped_anywhere_ends_with_the_same_bits(
     tmp_path: Path, straight: dict[str, bytes], stops: tuple[int, ...]
 ) -> None:

@@ -17,7 +17,7 @@ from ropewalk.cli.main import main
 from ropewalk.cli.results import verdict_text
 from ropewalk.model.config import Lora
 from ropewalk.model.decoder import build
-from ropewalk.parallel import data, rank
+from ropewalk.parallel import rank, replicas
 from ropewalk.parallel.comm import Group, Pending
 from ropewalk.plan.layout import problems
 from ropewalk.plan.machine import Machine
@@ -51,13 +51,13 @@ def dropped_sum(patch: pytest.MonkeyPatch) -> None:
 
 def forgotten_bucket(patch: pytest.MonkeyPatch) -> None:
     """One gradient never travels."""
-    sound = data.Replicas._start
+    sound = replicas.Replicas._start
 
-    def start(replicas: data.Replicas, bucket: Any) -> None:
+    def start(these: replicas.Replicas, bucket: Any) -> None:
         if LOST not in bucket.parameters:
-            sound(replicas, bucket)
+            sound(these, bucket)
 
-    patch.setattr(data.Replicas, "_start", start)
+    patch.setattr(replicas.Replicas, "_start", start)
 
 
 def wrong_place(patch: pytest.MonkeyPatch) -> None:
@@ -243,7 +243,13 @@ def test_memory_holds_the_model_and_its_moments_twice(tmp_path: Path) -> None:
 TORCHRUN = [str(Path(sys.executable).with_name("torchrun")), "--nproc-per-node", "2", "--no-python"]
 
 
-@pytest.mark.parametrize(("words", "before"), [(["--nproc", "2"], []), ([], TORCHRUN)], ids=["--nproc", "torchrun"])
+@pytest.mark.parametrize(
+    ("words", "before"),
+    [
+        pytest.param(["--nproc", "2"], [], id="--nproc"),
+        pytest.param([], TORCHRUN, id="torchrun", marks=pytest.mark.slow),
+    ],
+)
 def test_the_command_says_equal_and_trains_nothing(words: list[str], before: list[str], tmp_path: Path) -> None:
     ended = train_by_command(tmp_path, *words, "--verify", "parallel.tensor=2", "--json", before=before)
     assert ended.status == 0, ended.err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Generic, Protocol, TypeVar
 
@@ -37,6 +38,22 @@ def fused(parameters: Mapping[str, Tensor], fusion_bytes: int) -> list[list[str]
         buckets[-1].append(name)
         room -= size
     return buckets
+
+
+def when_accumulated(weight: Tensor, tell: Callable[[str], None], name: str) -> None:
+    """Calls the method `tell` with `name` whenever the backward pass has completed the gradient of `weight`.
+
+    The method's owner is held weakly: a weight keeps its hooks where Python's collector does not look, and an owner
+    that holds the weight would never be freed, nor would its process groups and their threads.
+    """
+    method = weakref.WeakMethod(tell)
+
+    def hook(_: Tensor) -> None:
+        told = method()
+        assert told is not None, "the gradient of a model whose executor is gone"
+        told(name)
+
+    weight.register_post_accumulate_grad_hook(hook)
 
 
 class InOrder(Generic[Bucket]):

@@ -10,13 +10,12 @@ bucket all of it is one mechanism. `benchmarks/sharding.py` runs them side by si
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from torch import Tensor, nn
 
-from .buckets import UNDER_WAY, BinaryCounter, Final, InOrder, fused
+from .buckets import UNDER_WAY, BinaryCounter, Final, InOrder, fused, when_accumulated
 from .comm import Group, Pending
 from .compress import Compressor, Plain, PowerSgd
 from .cut import Cut, Part, Slicing, whole_cut
@@ -46,6 +45,7 @@ class Replicas:
         self._trained = {name: weight for name, weight in weights.items() if name in trained}
         self._compressor = compressor or Plain(group)
         self._buckets: list[_Bucket] = []
+        self._bucket_of: dict[str, _Bucket] = {}
         self._complete = InOrder(self._start)
         self._under_way: list[tuple[_Bucket, Pending]] = []
         self._final: Final | None = None
@@ -57,7 +57,8 @@ class Replicas:
             bucket = _Bucket({name: parameters[name] for name in names})
             self._buckets.append(bucket)
             for name in names:
-                weights[name].register_post_accumulate_grad_hook(functools.partial(self._arrived, bucket, name))
+                self._bucket_of[name] = bucket
+                when_accumulated(weights[name], self._arrived, name)
 
     def listen(self, final: Final) -> None:
         """Calls `final` as gradients get final in the backward pass of a step's last microbatch, or soon after. Exact
@@ -67,7 +68,7 @@ class Replicas:
         self._final = final
         if not self._buckets:
             for name, weight in self._trained.items():
-                weight.register_post_accumulate_grad_hook(functools.partial(self._is_final, name))
+                when_accumulated(weight, self._is_final, name)
 
     def begin(self) -> None:
         """A step begins."""
@@ -138,12 +139,12 @@ class Replicas:
         self._last = False
         yield
 
-    def _arrived(self, bucket: _Bucket, name: str, _: Tensor) -> None:
+    def _arrived(self, name: str) -> None:
         if self._last:
-            bucket.missing.discard(name)
+            self._bucket_of[name].missing.discard(name)
             self._complete.look()
 
-    def _is_final(self, name: str, _: Tensor) -> None:
+    def _is_final(self, name: str) -> None:
         if self._last and self._final:
             self._final([name])
 

@@ -8,7 +8,6 @@ A rank keeps its part of the optimizer's state (ZeRO-1), of gradients too (2), o
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
@@ -19,7 +18,7 @@ from torch import Tensor, nn
 
 from ropewalk.base.files import storage
 
-from .buckets import UNDER_WAY, Final, InOrder, fused
+from .buckets import UNDER_WAY, Final, InOrder, fused, when_accumulated
 from .comm import Group
 from .cut import Cut, chunk_sizes
 from .unit import Unit
@@ -74,9 +73,11 @@ class Shards:
         # The order of the parameters is the model's, whatever the units are.
         parameters = {name: p for unit in self._units.values() for name, p in unit.parameters.items()}
         self.parameters = {name: parameters[name] for name in weights}
+        self._unit_of: dict[str, Unit] = {}
         for unit in self._trained:
             for name in unit.trained:
-                weights[name].register_post_accumulate_grad_hook(functools.partial(self._arrived, unit, name))
+                self._unit_of[name] = unit
+                when_accumulated(weights[name], self._arrived, name)
         self._complete = InOrder(self._start)
         self._reduces, self._last = False, False
         self._under_way: list[Unit] = []
@@ -193,8 +194,8 @@ class Shards:
         if 0 <= place < len(self._blocks):
             self._blocks[place].start_gather()
 
-    def _arrived(self, unit: Unit, name: str, _: Tensor) -> None:
-        unit.missing.discard(name)
+    def _arrived(self, name: str) -> None:
+        self._unit_of[name].missing.discard(name)
         if self._reduces:
             self._complete.look()
 

@@ -7,6 +7,7 @@ fresh gloo world of that size. What rank 0..n-1 return comes back in a list.
 from __future__ import annotations
 
 import atexit
+import gc
 import multiprocessing
 import os
 import tempfile
@@ -88,3 +89,5 @@ def _work(pipe: Connection) -> None:
         finally:
             if dist.is_initialized():
                 dist.destroy_process_group()
+            # Groups that a job held end with it, and so do their threads, which look for work all the time.
+            gc.collect()

@@ -22,8 +22,8 @@ def threads_left(rank: int) -> int:
 @pytest.mark.skipif(not os.path.isdir("/proc/self/task"), reason="counts threads as Linux lists them")
 @pytest.mark.parametrize("name", ["replicate 2", "ZeRO-3 over 2"])
 def test_threads_of_process_groups_end_with_the_executor(name: str) -> None:
-    """A group that something still holds keeps three threads for good. Torch and Python start one or another of their own
-    when they first need it."""
+    """A group that something still holds keeps three threads for good. Torch and Python start some of their own when
+    they first need them."""
     proof = Proof()
     proof.differences(CASES[name])
     before = POOL.run(threads_left, world=2)

@@ -11,7 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 from xdist.scheduler import LoadScopeScheduling
+
+# The same examples in every run: what passes here passes elsewhere.
+settings.register_profile("same", derandomize=True)
+settings.load_profile("same")
 
 ROOT = Path(__file__).parents[1]
 MARK = 'xdist_group("pool")'

@@ -236,12 +236,13 @@ class _Pass:
         """A block that keeps its input and what all blocks share, in place of what it computes."""
         before, self.kept = self.kept, set()
         y = self.block(x, name)
+        keeps = bool(self.kept)  # the gradient of a bias alone needs nothing, and nothing is computed again for it
         inside, self.kept = self.kept - {x.storage, self._turn, self._mask}, before
         inner = sum(storage.bytes for storage in inside if not storage.of_weight)
         share = _Storage(x.storage.bytes // self.division.tensor) if self.division.partition else x.storage
         copies = sum(storage.bytes for storage in inside if storage.of_weight)
         self.blocks.append(BlockBytes(share.bytes, inner, copies))
-        if y.gradient:
+        if y.gradient and keeps:
             self.keep(share)
             self.keep(*[self._turn] * (self.spec.position == "rope"), *[self._mask] * self._masked)
         return y

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tomllib
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from ropewalk.config.positions import key_lines
@@ -85,7 +85,17 @@ def documents(draw: st.DrawFn) -> str:
             if kind == "array" or not arrays:
                 arrays.append(below_an_old_one())
             lines.append(f"[[{draw(st.sampled_from(arrays)) if kind == 'again' else arrays[-1]}]]")
-    return "\n".join(lines)
+    text = "\n".join(lines)
+    assume(_is_toml(text))  # an array may come again below a table that a header made meanwhile
+    return text
+
+
+def _is_toml(text: str) -> bool:
+    try:
+        tomllib.loads(text)
+    except tomllib.TOMLDecodeError:
+        return False
+    return True
 
 
 @settings(max_examples=300, deadline=None)

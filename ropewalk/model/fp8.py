@@ -27,7 +27,7 @@ def product(x: Tensor, weight_MK: Tensor, bias: Tensor | None) -> Tensor:
 
 def rounded(x_RC: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
     """`x_RC` over its scale in 8 bits, as it is and transposed, and the scale: one float32 number."""
-    # Half of the smallest normal bfloat16 keeps a tensor of zeros from dividing by zero.
+    # At least so much that a tensor of zeros is not divided by zero.
     scale = x_RC.abs().amax().float().clamp(min=1e-30) / torch.finfo(dtype).max
     if x_RC.is_cuda:
         from .kernels.rounding import both_orders

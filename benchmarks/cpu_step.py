@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable
 
 import torch
-import torch.nn.functional as F
+from step import loop
 
 CASES = {"quickstart": (3, 128, 4, 384, 8, 256, 2048), "20m": (6, 512, 8, 1408, 8, 512, 4096)}
 """layers, width, heads, hidden, rows, tokens a row, vocabulary."""
@@ -67,21 +67,7 @@ def transformers(case: str, *, compiled: bool) -> Callable[[], float]:
     )
     model.train()
     forward = torch.compile(model) if compiled else model
-    parameters = list(model.parameters())
-    optimizer = torch.optim.AdamW(parameters, lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
-    data = tokens(case)
-
-    def step() -> float:
-        with torch.autocast("cpu", torch.bfloat16):
-            scores = forward(input_ids=data[:, :-1]).logits
-        loss = F.cross_entropy(scores.float().flatten(0, 1), data[:, 1:].flatten())
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(parameters, 1.0)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        return loss.item()
-
-    return step
+    return loop(lambda inputs: forward(input_ids=inputs).logits, list(model.parameters()), tokens(case))
 
 
 MAKERS = {"ropewalk": ours, "transformers": transformers}

@@ -76,7 +76,7 @@ def plain(case: str) -> Callable[[], float]:
         hidden_states = body(embedding(inputs) + position.weight, mask=mask, is_causal=True)
         return F.linear(hidden_states, embedding.weight)
 
-    return loop(logits, parameters, case)
+    return loop(logits, parameters, tokens(case))
 
 
 def transformers(case: str) -> Callable[[], float]:
@@ -95,14 +95,14 @@ def transformers(case: str) -> Callable[[], float]:
     )
     model = LlamaForCausalLM(config)
     model.train()
-    return loop(lambda inputs: model(input_ids=inputs).logits, list(model.parameters()), case)
+    return loop(lambda inputs: model(input_ids=inputs).logits, list(model.parameters()), tokens(case))
 
 
 def loop(
-    logits: Callable[[torch.Tensor], torch.Tensor], parameters: list[torch.nn.Parameter], case: str
+    logits: Callable[[torch.Tensor], torch.Tensor], parameters: list[torch.nn.Parameter], data: torch.Tensor
 ) -> Callable[[], float]:
+    """Steps on rows of `data` as one writes them by hand."""
     optimizer = torch.optim.AdamW(parameters, lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
-    data = tokens(case)
 
     def step() -> float:
         with torch.autocast("cpu", torch.bfloat16):

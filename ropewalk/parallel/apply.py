@@ -222,8 +222,9 @@ def _choose_kernels(plan: Plan, stages: Mapping[int, Decoder]) -> list[Contest]:
             contests += choose_products(stage, plan)
         if plan.compile:
             compile_stage(stage)
-    device = next(next(iter(stages.values())).parameters()).device
-    attention = choose_attention(stage.spec, plan, device, dtype=PRODUCTS.get(plan.precision, torch.float32))
+    some = next(iter(stages.values()))
+    device, dtype = next(some.parameters()).device, PRODUCTS.get(plan.precision, torch.float32)
+    attention = choose_attention(some.spec, plan, device, dtype=dtype)
     return [attention, *contests] if attention else contests
 
 

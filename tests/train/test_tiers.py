@@ -141,7 +141,8 @@ def test_a_machine_that_is_lost_is_replaced_from_a_peer_and_traffic_is_told(tmp_
         tmp_path, peers=("127.0.0.1:0", server.address), secret_file=str(secret), run="precious", timeout_s=5.0
     )
     run = make_run(tmp_path, checkpoint__tiers=settings)
-    train_until(run, 7, Patient(theirs, "precious", steps=[3, 6]))
+    # One thread copies: that step 6 has come says that the copy of step 3 has been reported to the loop.
+    train_until(run, 8, Patient(theirs, "precious", steps=[3, 6]))
     copied = [event for event in events(run, "copied") if event["tier"].startswith("peer")]
     assert copied
     assert all(event["error"] == "" and event["bytes"] > 0 and event["measured_s"] > 0 for event in copied)

@@ -22,6 +22,8 @@ from step import loop
 
 CASES = {"quickstart": (3, 128, 4, 384, 8, 256, 2048), "20m": (6, 512, 8, 1408, 8, 512, 4096)}
 """layers, width, heads, hidden, rows, tokens a row, vocabulary."""
+STEPS = {"quickstart": 20, "20m": 5}
+"""That are timed in a turn."""
 ROUNDS = 2
 
 
@@ -74,7 +76,7 @@ MAKERS = {"ropewalk": ours, "transformers": transformers}
 
 
 def measure(step: Callable[[], float], steps: int) -> dict[str, object]:
-    for _ in range(3):
+    for _ in range(2):
         loss = step()
     seconds = []
     for _ in range(steps):
@@ -90,11 +92,10 @@ def main() -> None:
     parser.add_argument("--contender", choices=MAKERS)
     parser.add_argument("--compiled", action="store_true")
     parser.add_argument("--case", choices=CASES)
-    parser.add_argument("--steps", type=int, default=20)
     options = parser.parse_args()
     if options.contender:
         step = MAKERS[options.contender](options.case, compiled=options.compiled)
-        print(json.dumps(measure(step, options.steps)))
+        print(json.dumps(measure(step, STEPS[options.case])))
         return
 
     from harness import call, environment, finish
@@ -111,7 +112,7 @@ def main() -> None:
         seconds: dict[tuple[str, bool], list[float]] = {way: [] for way in ways}
         for _ in range(1 if options.quick else ROUNDS):
             for who, compiled in ways:
-                flags = ["--contender", who, "--case", case, "--steps", str(options.steps)] + ["--compiled"] * compiled
+                flags = ["--contender", who, "--case", case] + ["--compiled"] * compiled
                 turn = call(pythons[who], __file__, *flags)
                 seconds[who, compiled] += turn["seconds"]
                 losses[f"{case} {who}"] = turn["loss"]

@@ -45,6 +45,14 @@ def train(
         bool | None,
         typer.Option("--compile/--no-compile", help="Compile our blocks. Left out: on a GPU.", show_default=False),
     ] = None,
+    optimizer: Annotated[
+        Literal["adamw", "adamw-8bit", "adafactor", "lamb", "muon"],
+        typer.Option("--optimizer", help="As train.optimizer.kind; a peer has AdamW."),
+    ] = "adamw",
+    recompute: Annotated[
+        Literal["none", "attention", "full"] | None,
+        typer.Option("--recompute", help="As parallel.recompute. Left out: 7B full, others none.", show_default=False),
+    ] = None,
     device: Annotated[
         Literal["auto", "cpu", "cuda"], typer.Option("--device", help="`auto` takes a GPU when there is one.")
     ] = "auto",
@@ -69,6 +77,8 @@ def train(
         device=device,
         steps=steps,
         compile=compile,
+        optimizer=optimizer,
+        recompute=recompute,
         peers=peer or (),
         progress=Console(),
     )

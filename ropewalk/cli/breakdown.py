@@ -18,12 +18,15 @@ def setting_lines(found: dict[str, Any], *, name: str) -> list[str]:
         for nominal, unit in ((found["nominal_flops"], "FLOP/s"), (found["nominal_bytes"], "B/s"))
     ]
     parts = found["batch_rows"] // found["microbatch_rows"]
-    again = ", blocks computed again in the backward pass" if found["recompute"] != "none" else ""
+    kinds = {"none": "", "auto": "some blocks", "full": "blocks", "attention": "attention"}
+    what = kinds[found["recompute"]]
+    again = f", {what} computed again in the backward pass" if what else ""
     compiled = ", compiled" if found["compile"] else ""
     narrow = f", in 8 bits {_speed(ceilings['gemm_flops'], 'FLOP/s')}" if ceilings["gemm_flops"] else ""
     return [
         f"{name}: {amount(found['parameters'])} parameters, {found['batch_rows']} rows of {found['sequence_length']} "
-        f"tokens in {parts} {'microbatch' if parts == 1 else 'microbatches'}, {found['precision']}{compiled}{again}",
+        f"tokens in {parts} {'microbatch' if parts == 1 else 'microbatches'}, {found['precision']}, "
+        f"{found['optimizer']}{compiled}{again}",
         f"{found['device']}, {found['device_name']}, torch {found['torch']}: products "
         f"{_speed(ceilings['flops'], 'FLOP/s')}{sheets[0]}{narrow}, "
         f"copies {_speed(ceilings['bytes'], 'B/s')}{sheets[1]}",

@@ -17,6 +17,7 @@ from ropewalk.config.threads import share_cores
 from ropewalk.model.config import Model
 from ropewalk.model.sizes import size_of
 from ropewalk.model.spec import Optimizer, Spec, resolve
+from ropewalk.plan.config import Recompute
 from ropewalk.plan.forecast import Precision, memory
 from ropewalk.plan.machine import Machine, this_machine
 from ropewalk.plan.roofline import Ceilings, breakdown, step_work
@@ -36,13 +37,17 @@ def bench_train(
     device: Literal["auto", "cpu", "cuda"] = "auto",
     steps: int = 12,
     compile: bool | None = None,
+    optimizer: Optimizer = "adamw",
+    recompute: Recompute | None = None,
     peers: Sequence[str] = (),
     progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Trains each size on random rows, and each peer beside it: speed, memory and where the time goes.
 
     Without `sizes` 124M on a GPU and `tiny` on a CPU; rows and their length are those of the size unless given.
-    `compile` is about our blocks; None: on a GPU, as `plan.compile = "auto"`. Every contender has a process of its own.
+    `compile`, `optimizer` and `recompute` are for our steps, a peer has torch's AdamW. None: compiled on a GPU, unless
+    attention alone is computed again, as `plan.compile = "auto"`; computed again what the size says. Every contender
+    has a process of its own.
     What a peer cannot do is told as its `error`; what we cannot do is raised.
     """
     machine, progress = this_machine(), progress or Silent()
@@ -63,7 +68,9 @@ def bench_train(
             precision=_precision(machine, device) if precision == "auto" else precision,
             device=device,
             steps=steps,
-            compile=device == "cuda" if compile is None else compile,
+            compile=device == "cuda" and recompute != "attention" if compile is None else compile,
+            optimizer=optimizer,
+            recompute=recompute or size_of(size).recompute,
         )
         for size in sizes or [("124M" if device == "cuda" else "tiny")]
     ]
@@ -121,6 +128,8 @@ def _job(
     device: str,
     steps: int,
     compile: bool,
+    optimizer: Optimizer,
+    recompute: Recompute,
 ) -> dict[str, Any]:
     """What `ropewalk.train.bench` reads, without the contender."""
     size = size_of(name)
@@ -140,6 +149,8 @@ def _job(
         "device": device,
         "steps": steps,
         "compile": compile,
+        "optimizer": optimizer,
+        "recompute": recompute,
     }
 
 
@@ -147,9 +158,9 @@ def _contest(job: dict[str, Any], others: Sequence[str], machine: Machine, progr
     """One size: ours, then the others."""
     size, precision = size_of(job["size"]), job["precision"]
     spec = resolve(size.model, vocabulary=size.vocabulary, sequence_length=job["sequence_length"])
-    if job["device"] == "cpu" and size.recompute == "none":
+    if job["device"] == "cpu" and job["recompute"] == "none":
         # A CPU has no error for this: the system would kill us, or somebody else.
-        needed = memory(spec, rows=job["microbatch_rows"], precision=precision).total
+        needed = memory(spec, rows=job["microbatch_rows"], precision=precision, optimizer=job["optimizer"]).total
         if needed > machine.memory_bytes:
             raise UserError(_does_not_fit(job, spec, machine.memory_bytes, needed=needed))
     measured = {who: _measured(who, job, progress) for who in ("ropewalk", *others)}
@@ -171,11 +182,11 @@ def _contest(job: dict[str, Any], others: Sequence[str], machine: Machine, progr
             precision=precision,
             ceilings=Ceilings(**ours["ceilings"]),
             peak_flops=device["peak_flops"],
+            optimizer=job["optimizer"] if who == "ropewalk" else "adamw",
         )
         contenders.append({"contender": who, "error": None, **figures})
     return {
         **{key: value for key, value in job.items() if key != "device"},
-        "recompute": size.recompute,
         "model": _written(size.model),
         "vocabulary": size.vocabulary,
         "parameters": spec.parameters(),
@@ -200,7 +211,11 @@ def _measured(contender: str, job: dict[str, Any], progress: Progress) -> dict[s
 
 def _does_not_fit(job: Mapping[str, Any], spec: Spec, memory_bytes: int, *, needed: int | None = None) -> str:
     rows = [n for n in range(1, job["microbatch_rows"]) if job["batch_rows"] % n == 0]
-    fitting = [n for n in rows if memory(spec, rows=n, precision=job["precision"]).total <= memory_bytes]
+    fitting = [
+        n
+        for n in rows
+        if memory(spec, rows=n, precision=job["precision"], optimizer=job["optimizer"]).total <= memory_bytes
+    ]
     remedy = (
         f"{fitting[-1]} would fit by the forecast: --microbatch {fitting[-1]}"
         if fitting

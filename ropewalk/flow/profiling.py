@@ -51,6 +51,7 @@ def profile(
         "microbatch_rows": plan.microbatch_rows,
         "precision": plan.precision,
         "recompute": plan.recompute,
+        "optimizer": settings.train.optimizer.kind,
         "compile": plan.compile,
         "parameters": spec.parameters(),
         **device,

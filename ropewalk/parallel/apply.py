@@ -24,6 +24,7 @@ from ropewalk.plan.plan import Plan
 from ropewalk.plan.schedules import Shape, peak_live
 
 from .activation_packing import ActivationPacking
+from .compat import keep_freed_memory
 from .compress import Hierarchical, make_compressor
 from .cut import Cut, Part
 from .executor import Executor, MakeOptimizer, Points
@@ -66,6 +67,8 @@ def apply(
     if plan.world != here:
         raise UserError(f"the plan is for {plan.world} processes, {here} are here")
     mesh = mesh or Mesh(plan)
+    if plan.device == "cpu":
+        keep_freed_memory()
     stages = _stages(plan, model, mesh, device=device, init_seed=init_seed)
     names = [name for stage in stages.values() for name, _ in stage.named_parameters()]
     chosen = {name for name in names if trained is None or whole_name(name, model.spec) in trained}

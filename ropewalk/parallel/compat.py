@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,6 +13,9 @@ from torch import Tensor
 
 OLDEST, NEWEST = (2, 11), (2, 13)
 """Released versions we test with."""
+TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3
+"""Options of the GNU C library: free bytes at the end of the heap that go back, and the size from which memory is
+mapped by itself, at most 32 MiB."""
 
 
 def torch_version() -> tuple[int, int]:
@@ -46,6 +50,19 @@ def deterministic(device: torch.device) -> Iterator[None]:
     finally:
         torch.use_deterministic_algorithms(before[0])
         settings.fill_uninitialized_memory = before[1]
+
+
+def keep_freed_memory() -> None:
+    """Lets this process keep host memory that tensors give back, for the next ones.
+
+    Otherwise the GNU C library returns a step's memory to the system, which clears and maps it again page by page in
+    the next step: 13,000 page faults and a tenth of a step of the quickstart (benchmarks/cpu_step.py). Other libraries
+    of C do as they like.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt:
+        mallopt(TRIM_THRESHOLD, 2**31 - 1)
+        mallopt(MMAP_THRESHOLD, 1 << 25)
 
 
 def peak_memory_bytes(device: torch.device) -> int:

@@ -20,10 +20,11 @@ from ropewalk.config.ranks import ranks
 from ropewalk.model.sizes import size_of
 from ropewalk.model.spec import Spec, resolve
 from ropewalk.parallel.mesh import pick_device
+from ropewalk.plan.config import Recompute
 from ropewalk.plan.forecast import Precision
 from ropewalk.plan.plan import Plan
 
-from .config import Optimizer
+from .config import Optimizer, OptimizerKind
 from .peers import transformers_step
 from .stepping import Step, device_figures, measure_steps, own_step
 
@@ -45,6 +46,9 @@ class Job:
     steps: int
     compile: bool
     """Of our blocks; a peer's name tells whether it is compiled."""
+    optimizer: OptimizerKind
+    """Ours; a peer has torch's AdamW."""
+    recompute: Recompute
 
     @property
     def spec(self) -> Spec:
@@ -59,7 +63,7 @@ class Job:
             batch_rows=self.batch_rows,
             microbatch_rows=self.microbatch_rows,
             sequence_length=self.sequence_length,
-            recompute=size_of(self.size).recompute,
+            recompute=self.recompute,
             compile=self.compile,
         )
 
@@ -79,7 +83,7 @@ def answer(job: Job) -> dict[str, Any]:
 
 
 def _own(job: Job, device: torch.device) -> Step:
-    return own_step(job.spec, job.plan, device=device, optimizer=Optimizer(), clip_norm=CLIP_NORM)
+    return own_step(job.spec, job.plan, device=device, optimizer=Optimizer(kind=job.optimizer), clip_norm=CLIP_NORM)
 
 
 def _peer(job: Job, device: torch.device) -> Step:

@@ -28,8 +28,10 @@ NUMBER, MADE_ON = "Sequence number", "Fwd thread id"
 """What torch calls the number of an operator whose gradient is wanted, and of the node that it made; and the thread on
 which the node was made, in a numbering of its own."""
 
-ATTENTION = re.compile(r"scaled_dot_product|sdpa|flash|fmha|efficient_attention|flex_attention|attention_kernel")
-"""Operators and kernels of torch, cuDNN, FlashAttention and xFormers."""
+ATTENTION = re.compile(
+    r"scaled_dot_product|sdpa|flash|fmha|efficient_attention|flex_attention|attention_kernel|cpu_attention"
+)
+"""Operators and kernels of torch, cuDNN, FlashAttention, xFormers and model/cpu_attention.py."""
 PRODUCTS = frozenset(
     {
         *("mm", "addmm", "_addmm_activation", "bmm", "baddbmm", "addbmm", "mv", "addmv"),

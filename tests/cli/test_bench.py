@@ -65,6 +65,14 @@ def step(*, ms: float = 10.0, idle: float = 0.0) -> dict[str, Any]:
     }
 
 
+def test_optimizer_and_recomputation_may_be_chosen(call: Call) -> None:
+    options = ("--steps", "1", "--device", "cpu", "--precision", "fp32", "--optimizer", "adamw-8bit")
+    ended = call("bench", "train", "--size", "tiny", *options, "--recompute", "attention")
+    assert ended.status == 0, ended.err
+    assert "adamw-8bit" in ended.out
+    assert "attention computed again" in ended.out
+
+
 def test_the_smallest_size_is_measured_beside_a_peer(call: Call) -> None:
     options = ("--steps", "2", "--device", "cpu", "--precision", "fp32")
     ended = call("bench", "train", "--size", "tiny", *options, "--peer", "transformers", "--json")

@@ -72,7 +72,7 @@ def split_step(rank: int) -> Step:
     return Step(loss=group.all_reduce(loss.detach()).item(), gradients=gradients, kept_bytes=kept)
 
 
-def by_chunks(layer: int, q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor) -> Tensor:
+def by_chunks(q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor) -> Tensor:
     """Causal attention of whole rows, some queries at a time."""
     return ByChunks.apply(q_BHTD, k_BHTD, v_BHTD)
 

@@ -1,0 +1,153 @@
+"""Attention in bfloat16 on a CPU: products of whole tiles, which stay in the cache between one step and the next.
+
+torch's own kernel for a CPU takes the pairs of a few tokens at a time and computes them in float32: at 256 tokens it is
+two to four times slower, both passes together (benchmarks/cpu_step.py). Price: scores are rounded to bfloat16.
+
+Shapes: B rows, H heads, T tokens, D head size; N heads of some rows, Q queries, S keys of a tile.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+QUERIES = 128
+"""Of a tile. Fewer leave out more of the pairs that are not seen, more make larger products."""
+TILE_BYTES = 1 << 22
+"""Scores of a tile, for each thread: of as many heads as a core's cache has room for."""
+LONGEST = 1024
+"""Tokens of a row. In longer ones a tile has few heads, and torch's kernel is as quick."""
+
+
+def attend_in_tiles(q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor, mask: Tensor | None) -> Tensor:
+    """Causal attention. Keeps nothing but its inputs for the backward pass.
+
+    `mask` is added to the scores, T x T or with dimensions of rows and heads before; it hides what lies after a token,
+    and tiles of nothing else are left out.
+    """
+    rows, heads, tokens, _ = q_BHTD.shape
+    out: Tensor = _forward(q_BHTD, k_BHTD, v_BHTD, None if mask is None else mask.expand(rows, heads, tokens, tokens))
+    return out
+
+
+@torch.library.custom_op(
+    "ropewalk::cpu_attention", mutates_args=(), schema="(Tensor q, Tensor k, Tensor v, Tensor? mask) -> Tensor"
+)
+def _forward(q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor, mask: Tensor | None) -> Tensor:
+    out_BHTD = _room(q_BHTD)
+    tiles = _Tiles(q_BHTD, k_BHTD, mask)
+    for heads in tiles.groups():
+        v_NTD = _flat(v_BHTD[heads])
+        attended = [torch.bmm(weights, v_NTD[:, :end]) for _, end, weights in tiles.weights(heads)]
+        out_BHTD[heads] = torch.cat(attended, dim=1).view(out_BHTD[heads].shape)
+    return out_BHTD
+
+
+@_forward.register_fake
+def _room_for(q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor, mask: Tensor | None) -> Tensor:
+    return _room(q_BHTD)
+
+
+@torch.library.custom_op(
+    "ropewalk::cpu_attention_back",
+    mutates_args=(),
+    schema="(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor? mask) -> (Tensor, Tensor, Tensor)",
+)
+def _backward(
+    grad_BHTD: Tensor, q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor, mask: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    tiles = _Tiles(q_BHTD, k_BHTD, mask)
+    wide = torch.promote_types(q_BHTD.dtype, torch.float32)
+    by_q, by_k, by_v = (_room(x) for x in (q_BHTD, k_BHTD, v_BHTD))
+    for heads in tiles.groups():
+        q_NTD, k_NTD, v_NTD, grad_NTD = (_flat(x[heads]) for x in (q_BHTD, k_BHTD, v_BHTD, grad_BHTD))
+        # Every tile of queries adds to the gradients of the keys before it.
+        k_sums, v_sums = (torch.zeros_like(x, dtype=wide) for x in (k_NTD, v_NTD))
+        q_tiles = []
+        for first, end, weights_NQS in tiles.weights(heads):
+            grad_NQD = grad_NTD[:, first:end]
+            v_sums[:, :end] += torch.bmm(weights_NQS.transpose(1, 2), grad_NQD)
+            grad_NQS = torch.bmm(grad_NQD, v_NTD[:, :end].transpose(1, 2), out=tiles.scores(weights_NQS.shape))
+            torch._softmax_backward_data(grad_NQS, weights_NQS, -1, weights_NQS.dtype, grad_input=grad_NQS)
+            q_tiles.append(torch.bmm(grad_NQS, k_NTD[:, :end]))
+            k_sums[:, :end] += torch.bmm(grad_NQS.transpose(1, 2), q_NTD[:, first:end])
+        shape = by_q[heads].shape
+        torch.mul(torch.cat(q_tiles, dim=1).view(shape), tiles.scale, out=by_q[heads])
+        by_k[heads] = k_sums.mul_(tiles.scale).view(shape)
+        by_v[heads] = v_sums.view(shape)
+    return by_q, by_k, by_v
+
+
+@_backward.register_fake
+def _rooms_for(
+    grad_BHTD: Tensor, q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor, mask: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    return _room(q_BHTD), _room(k_BHTD), _room(v_BHTD)
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def _derive(ctx: Any, grad_BHTD: Tensor) -> tuple[Tensor | None, ...]:
+    return *_backward(grad_BHTD, *ctx.saved_tensors), None
+
+
+_forward.register_autograd(_derive, setup_context=_keep)
+
+
+def _room(x_BHTD: Tensor) -> Tensor:
+    """For the like of `x_BHTD`, a token's heads side by side, as the projection after attention reads them."""
+    rows, heads, tokens, size = x_BHTD.shape
+    return x_BHTD.new_empty(rows, tokens, heads, size).transpose(1, 2)
+
+
+def _flat(x_BHTD: Tensor) -> Tensor:
+    return x_BHTD.reshape(-1, *x_BHTD.shape[2:])
+
+
+class _Tiles:
+    """Scores and weights of one tile after the other, in the same memory."""
+
+    def __init__(self, q_BHTD: Tensor, k_BHTD: Tensor, mask: Tensor | None) -> None:
+        self._q_BHTD, self._k_BHTD, self._mask = q_BHTD, k_BHTD, mask
+        rows, heads, tokens, size = q_BHTD.shape
+        self.scale = 1 / math.sqrt(size)
+        queries = min(QUERIES, tokens)
+        room = TILE_BYTES * torch.get_num_threads() // q_BHTD.element_size()
+        fitting = max(1, room // (queries * tokens))
+        self._rows, self._heads = min(rows, max(1, fitting // heads)), min(fitting, heads)
+        numbers = self._rows * self._heads * queries * tokens
+        self._scores, self._weights = (q_BHTD.new_empty(numbers) for _ in range(2))
+        self._unseen_QQ = q_BHTD.new_full((queries, queries), float("-inf")).triu_(1)
+
+    def groups(self) -> Iterator[tuple[slice, slice]]:
+        """Some rows with all heads, or some heads of one row, whose tiles fit."""
+        rows, heads = self._q_BHTD.shape[:2]
+        for row in range(0, rows, self._rows):
+            for head in range(0, heads, self._heads):
+                yield slice(row, row + self._rows), slice(head, head + self._heads)
+
+    def weights(self, heads: tuple[slice, slice]) -> Iterator[tuple[int, int, Tensor]]:
+        """First query, end, and how much each query of a tile takes of each key up to the last of them; N Q S."""
+        q_NTD, k_NTD = _flat(self._q_BHTD[heads]), _flat(self._k_BHTD[heads])
+        count, tokens, _ = q_NTD.shape
+        for first in range(0, tokens, QUERIES):
+            end = min(first + QUERIES, tokens)
+            scores_NQS = self.scores((count, end - first, end))
+            keys_NDS = k_NTD[:, :end].transpose(1, 2)
+            torch.baddbmm(scores_NQS, q_NTD[:, first:end], keys_NDS, beta=0, alpha=self.scale, out=scores_NQS)
+            if self._mask is None:
+                scores_NQS[:, :, first:] += self._unseen_QQ[: end - first, : end - first]
+            else:
+                tile = self._mask[heads][..., first:end, :end]
+                scores_NQS.view(tile.shape).add_(tile)
+            weights_NQS = self._weights[: scores_NQS.numel()].view(scores_NQS.shape)
+            yield first, end, torch.softmax(scores_NQS, dim=-1, out=weights_NQS)
+
+    def scores(self, shape: Sequence[int]) -> Tensor:
+        return self._scores[: math.prod(shape)].view(shape)

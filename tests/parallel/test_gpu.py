@@ -19,6 +19,8 @@ from ropewalk.plan.plan import Plan
 from ropewalk.train.config import Optimizer, OptimizerKind
 from ropewalk.train.optimizer import KINDS, make_optimizer
 
+from .quick_path import SHAPES, check_bfloat16, check_float32
+
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 
 
@@ -82,3 +84,16 @@ def test_a_gradient_that_is_not_finite_changes_nothing(kind: OptimizerKind) -> N
     assert made.step(batch(), lr=1e-3).skipped.item() == 1
     after = {**local(made.model_state()), **local(made.optimizer_state())}
     assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_the_quick_path_has_the_loss_and_gradients_of_the_plain_one(name: str) -> None:
+    check_float32(name, "cuda")
+
+
+@pytest.mark.parametrize("precision", ["bf16", "bf16-pure"])
+@pytest.mark.parametrize("name", SHAPES)
+def test_the_quick_path_in_bfloat16_is_nearer_to_the_plain_one_than_another_seed(
+    name: str, precision: Precision
+) -> None:
+    check_bfloat16(name, precision, "cuda")

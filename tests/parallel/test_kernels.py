@@ -16,6 +16,8 @@ from ropewalk.train.config import Optimizer
 from ropewalk.train.optimizer import make_optimizer
 from tests.tiny import random_batch, small_spec
 
+from .quick_path import SHAPES, check_bfloat16, check_float32
+
 compiles = pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile wants a C++ compiler on a CPU")
 
 
@@ -29,8 +31,14 @@ def losses_and_weights(spec, *, steps=3, rows=4, **changes):
 @compiles
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"norm": "layer", "mlp": "gelu", "position": "learned", "dropout": 0.1, "bias": True}],
-    ids=["default", "GPT-2, dropped"],
+    [
+        pytest.param({}, id="default"),
+        pytest.param(
+            {"norm": "layer", "mlp": "gelu", "position": "learned", "dropout": 0.1, "bias": True},
+            id="GPT-2, dropped",
+            marks=pytest.mark.slow,
+        ),
+    ],
 )
 def test_compiled_blocks_train_as_plain_ones(changes, tmp_path, monkeypatch):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
@@ -43,6 +51,26 @@ def test_compiled_blocks_train_as_plain_ones(changes, tmp_path, monkeypatch):
         # Adam divides by the size of a gradient: one that is 0 but for rounding moves a weight by a whole step.
         assert (others[name] - weight).abs().max() <= 3e-3, name
         assert (others[name] - weight).norm() <= 1e-3 * weight.norm() + 1e-4, name
+
+
+@compiles
+@pytest.mark.parametrize("name", SHAPES)
+def test_the_quick_path_has_the_loss_and_gradients_of_the_plain_one(name, tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    torch._dynamo.reset()
+    check_float32(name, "cpu")
+
+
+@compiles
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["bf16", "bf16-pure"])
+@pytest.mark.parametrize("name", SHAPES)
+def test_the_quick_path_in_bfloat16_is_nearer_to_the_plain_one_than_another_seed(
+    name, precision, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    torch._dynamo.reset()
+    check_bfloat16(name, precision, "cpu")
 
 
 @compiles

@@ -19,6 +19,7 @@ from .sharding import split_of
 from .spec import Spec
 
 Precision = Literal["fp32", "bf16"]
+Device = Literal["cpu", "cuda"]
 Recompute = Literal["none", "attention", "full"] | frozenset[int]
 """What is computed again: nothing, the inside of attention, all blocks, or the blocks of these layers."""
 Activations = Literal["whole", "packed", "8-bit"]
@@ -26,6 +27,9 @@ Activations = Literal["whole", "packed", "8-bit"]
 functions as bytes (parallel/activation_packing.py)."""
 GROUP = 256
 """Numbers of a byte that share a scale, a float32."""
+IN_TILES = 1024
+"""Tokens of the longest rows whose attention in bfloat16 on a CPU goes through model/cpu_attention.py, which keeps
+nothing but queries, keys and values. In longer ones torch's kernel is as quick."""
 SMALL_SHARE = 2
 """Tensors of at most 1 / 2 as many numbers as the input of the block stay as they are: rotations are never larger."""
 
@@ -61,13 +65,14 @@ def saved_bytes(
     recompute: Recompute = "none",
     division: Division = WHOLE,
     activations: Activations = "whole",
+    device: Device = "cpu",
 ) -> int:
     """Bytes kept after the forward pass and loss of `rows` full rows: all but weights and logits.
 
     `trained` names the parameters that get a gradient; None: all. Blocks that are computed again also count rotations
     and masks, which they will use.
     """
-    record = _pass(spec, rows, precision, trained, recompute, division, activations)
+    record = _pass(spec, rows, precision, trained, recompute, division, activations, device)
     return sum(kept.bytes for kept in record.kept) + sum(kept.packed_bytes for kept in record.packed)
 
 
@@ -90,9 +95,10 @@ def block_bytes(
     precision: Precision,
     trained: Collection[str] | None = None,
     division: Division = WHOLE,
+    device: Device = "cpu",
 ) -> tuple[BlockBytes, ...]:
     """What each block keeps of `rows` full rows, where it is not or where it is computed again."""
-    return tuple(_pass(spec, rows, precision, trained, "full", division).blocks)
+    return tuple(_pass(spec, rows, precision, trained, "full", division, device=device).blocks)
 
 
 def saved_copy_bytes(spec: Spec, *, trained: Collection[str] | None = None) -> int:
@@ -145,6 +151,7 @@ def _pass(
     recompute: Recompute,
     division: Division,
     activations: Activations = "whole",
+    device: Device = "cpu",
 ) -> _Pass:
     """A forward pass and its loss, recorded."""
     names = frozenset(spec.shapes() if trained is None else trained)
@@ -156,6 +163,7 @@ def _pass(
         attention_again=recompute == "attention",
         division=division,
         activations=activations,
+        device=device,
     )
     layers = {"none": (), "attention": (), "full": range(spec.layers)}
     again = layers[recompute] if isinstance(recompute, str) else recompute
@@ -187,6 +195,7 @@ class _Pass:
         attention_again: bool,
         division: Division,
         activations: Activations,
+        device: Device,
     ) -> None:
         self.spec, self.trained, self.division = spec, trained, division
         self.tokens = rows * spec.sequence_length // division.context
@@ -212,6 +221,9 @@ class _Pass:
         self._turn = _Storage(4 * self.tokens * spec.head_size)
         masked = spec.window is not None or spec.position == "alibi" or spec.documents == "separate"
         self._masked = masked and division.context == 1
+        self._in_tiles = (
+            device == "cpu" and self._autocast and spec.sequence_length <= IN_TILES and division.context == 1
+        )
 
     def keep(self, *storages: _Storage) -> None:
         for storage in storages:
@@ -311,14 +323,15 @@ class _Pass:
         gradient = query.gradient or key.gradient or fused.gradient
         attended = self._new(heads * size, gradient=gradient)
         if gradient:
-            # With a logarithm a head. The fused projection stays whole because the values are a view of it. All of it
-            # stays as it is, whatever becomes of the rest.
+            # The fused projection stays whole because the values are a view of it. All of it stays as it is, whatever
+            # becomes of the rest.
             self.kept |= {query.storage, key.storage, fused.storage}
-            if not self._attention_again:
+            if not self._attention_again and not self._in_tiles:
+                # With a logarithm a head.
                 self.kept |= {attended.storage, _Storage(4 * self.tokens * heads)}
             if self._masked:
                 self.kept.add(self._mask)
-        if (spec.position == "rope" or spec.qk_norm) and heads > 1:
+        if (spec.position == "rope" or spec.qk_norm) and heads > 1 and not self._in_tiles:
             # New queries stand heads first, and so does the result: it is copied to tokens first.
             attended = self._new(heads * size, gradient=gradient)
         return self.linear(attended, f"{name}.out")

@@ -16,7 +16,8 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
-from .cpu_attention import LONGEST, attend_in_tiles
+from .activations import IN_TILES
+from .cpu_attention import attend_in_tiles
 from .positions import alibi_slopes
 from .spec import Spec
 
@@ -198,14 +199,12 @@ class CachedAttend:
 def _attend(q_BHTD: Tensor, k_BGTD: Tensor, v_BGTD: Tensor, *, mask: Tensor | None) -> Tensor:
     """Attention under `mask`, or causal without one."""
     heads, groups = q_BHTD.shape[1], k_BGTD.shape[1]
-    in_tiles = q_BHTD.device.type == "cpu" and q_BHTD.dtype == torch.bfloat16 and q_BHTD.shape[2] <= LONGEST
-    on_gpu = q_BHTD.is_cuda and (mask is not None or q_BHTD.dtype == torch.float32)
-    if heads != groups and (in_tiles or on_gpu):
+    if q_BHTD.device.type == "cpu" and q_BHTD.dtype == torch.bfloat16 and q_BHTD.shape[2] <= IN_TILES:
+        return attend_in_tiles(q_BHTD, k_BGTD, v_BGTD, mask)
+    if heads != groups and q_BHTD.is_cuda and (mask is not None or q_BHTD.dtype == torch.float32):
         # The GPU kernels that take a mask or float32 know no groups, and torch would fall back to T x T matrices: 1.6
         # times the memory of all that a model of width 768 keeps at T = 1024 (H200, torch 2.11).
         k_BGTD, v_BGTD = (x.repeat_interleave(heads // groups, dim=1) for x in (k_BGTD, v_BGTD))
-    if in_tiles:
-        return attend_in_tiles(q_BHTD, k_BGTD, v_BGTD, mask)
     grouped = heads != k_BGTD.shape[1]
     return F.scaled_dot_product_attention(
         q_BHTD, k_BGTD, v_BGTD, attn_mask=mask, is_causal=mask is None, enable_gqa=grouped

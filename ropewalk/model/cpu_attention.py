@@ -3,7 +3,8 @@
 torch's own kernel for a CPU takes the pairs of a few tokens at a time and computes them in float32: at 256 tokens it is
 two to four times slower, both passes together (benchmarks/cpu_step.py). Price: scores are rounded to bfloat16.
 
-Shapes: B rows, H heads, T tokens, D head size; N heads of some rows, Q queries, S keys of a tile.
+Shapes: B rows, H query heads, G key and value heads, T tokens, D head size; N query heads of some rows, Q queries, S
+keys of a tile.
 """
 
 from __future__ import annotations
@@ -19,36 +20,34 @@ QUERIES = 128
 """Of a tile. Fewer leave out more of the pairs that are not seen, more make larger products."""
 TILE_BYTES = 1 << 22
 """Scores of a tile, for each thread: of as many heads as a core's cache has room for."""
-LONGEST = 1024
-"""Tokens of a row. In longer ones a tile has few heads, and torch's kernel is as quick."""
 
 
-def attend_in_tiles(q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor, mask: Tensor | None) -> Tensor:
+def attend_in_tiles(q_BHTD: Tensor, k_BGTD: Tensor, v_BGTD: Tensor, mask: Tensor | None) -> Tensor:
     """Causal attention. Keeps nothing but its inputs for the backward pass.
 
     `mask` is added to the scores, T x T or with dimensions of rows and heads before; it hides what lies after a token,
     and tiles of nothing else are left out.
     """
     rows, heads, tokens, _ = q_BHTD.shape
-    out: Tensor = _forward(q_BHTD, k_BHTD, v_BHTD, None if mask is None else mask.expand(rows, heads, tokens, tokens))
+    out: Tensor = _forward(q_BHTD, k_BGTD, v_BGTD, None if mask is None else mask.expand(rows, heads, tokens, tokens))
     return out
 
 
 @torch.library.custom_op(
     "ropewalk::cpu_attention", mutates_args=(), schema="(Tensor q, Tensor k, Tensor v, Tensor? mask) -> Tensor"
 )
-def _forward(q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor, mask: Tensor | None) -> Tensor:
+def _forward(q_BHTD: Tensor, k_BGTD: Tensor, v_BGTD: Tensor, mask: Tensor | None) -> Tensor:
     out_BHTD = _room(q_BHTD)
-    tiles = _Tiles(q_BHTD, k_BHTD, mask)
+    tiles = _Tiles(q_BHTD, k_BGTD, mask)
     for heads in tiles.groups():
-        v_NTD = _flat(v_BHTD[heads])
+        v_NTD = tiles.shared(v_BGTD, heads)
         attended = [torch.bmm(weights, v_NTD[:, :end]) for _, end, weights in tiles.weights(heads)]
         out_BHTD[heads] = torch.cat(attended, dim=1).view(out_BHTD[heads].shape)
     return out_BHTD
 
 
 @_forward.register_fake
-def _room_for(q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor, mask: Tensor | None) -> Tensor:
+def _room_for(q_BHTD: Tensor, k_BGTD: Tensor, v_BGTD: Tensor, mask: Tensor | None) -> Tensor:
     return _room(q_BHTD)
 
 
@@ -58,13 +57,14 @@ def _room_for(q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor, mask: Tensor | Non
     schema="(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor? mask) -> (Tensor, Tensor, Tensor)",
 )
 def _backward(
-    grad_BHTD: Tensor, q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor, mask: Tensor | None
+    grad_BHTD: Tensor, q_BHTD: Tensor, k_BGTD: Tensor, v_BGTD: Tensor, mask: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    tiles = _Tiles(q_BHTD, k_BHTD, mask)
+    tiles = _Tiles(q_BHTD, k_BGTD, mask)
     wide = torch.promote_types(q_BHTD.dtype, torch.float32)
-    by_q, by_k, by_v = (_room(x) for x in (q_BHTD, k_BHTD, v_BHTD))
+    by_q, by_k, by_v = (_room(x) for x in (q_BHTD, k_BGTD, v_BGTD))
     for heads in tiles.groups():
-        q_NTD, k_NTD, v_NTD, grad_NTD = (_flat(x[heads]) for x in (q_BHTD, k_BHTD, v_BHTD, grad_BHTD))
+        q_NTD, grad_NTD = _flat(q_BHTD[heads]), _flat(grad_BHTD[heads])
+        k_NTD, v_NTD = tiles.shared(k_BGTD, heads), tiles.shared(v_BGTD, heads)
         # Every tile of queries adds to the gradients of the keys before it.
         k_sums, v_sums = (torch.zeros_like(x, dtype=wide) for x in (k_NTD, v_NTD))
         q_tiles = []
@@ -75,18 +75,17 @@ def _backward(
             torch._softmax_backward_data(grad_NQS, weights_NQS, -1, weights_NQS.dtype, grad_input=grad_NQS)
             q_tiles.append(torch.bmm(grad_NQS, k_NTD[:, :end]))
             k_sums[:, :end] += torch.bmm(grad_NQS.transpose(1, 2), q_NTD[:, first:end])
-        shape = by_q[heads].shape
-        torch.mul(torch.cat(q_tiles, dim=1).view(shape), tiles.scale, out=by_q[heads])
-        by_k[heads] = k_sums.mul_(tiles.scale).view(shape)
-        by_v[heads] = v_sums.view(shape)
+        torch.mul(torch.cat(q_tiles, dim=1).view(by_q[heads].shape), tiles.scale, out=by_q[heads])
+        tiles.add_up(k_sums.mul_(tiles.scale), by_k, heads)
+        tiles.add_up(v_sums, by_v, heads)
     return by_q, by_k, by_v
 
 
 @_backward.register_fake
 def _rooms_for(
-    grad_BHTD: Tensor, q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor, mask: Tensor | None
+    grad_BHTD: Tensor, q_BHTD: Tensor, k_BGTD: Tensor, v_BGTD: Tensor, mask: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    return _room(q_BHTD), _room(k_BHTD), _room(v_BHTD)
+    return _room(q_BHTD), _room(k_BGTD), _room(v_BGTD)
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -113,20 +112,21 @@ def _flat(x_BHTD: Tensor) -> Tensor:
 class _Tiles:
     """Scores and weights of one tile after the other, in the same memory."""
 
-    def __init__(self, q_BHTD: Tensor, k_BHTD: Tensor, mask: Tensor | None) -> None:
-        self._q_BHTD, self._k_BHTD, self._mask = q_BHTD, k_BHTD, mask
+    def __init__(self, q_BHTD: Tensor, k_BGTD: Tensor, mask: Tensor | None) -> None:
+        self._q_BHTD, self._k_BGTD, self._mask = q_BHTD, k_BGTD, mask
         rows, heads, tokens, size = q_BHTD.shape
         self.scale = 1 / math.sqrt(size)
         queries = min(QUERIES, tokens)
         room = TILE_BYTES * torch.get_num_threads() // q_BHTD.element_size()
-        fitting = max(1, room // (queries * tokens))
+        self._each = heads // k_BGTD.shape[1]
+        fitting = max(1, room // (queries * tokens * self._each)) * self._each
         self._rows, self._heads = min(rows, max(1, fitting // heads)), min(fitting, heads)
         numbers = self._rows * self._heads * queries * tokens
         self._scores, self._weights = (q_BHTD.new_empty(numbers) for _ in range(2))
         self._unseen_QQ = q_BHTD.new_full((queries, queries), float("-inf")).triu_(1)
 
     def groups(self) -> Iterator[tuple[slice, slice]]:
-        """Some rows with all heads, or some heads of one row, whose tiles fit."""
+        """Some rows with all query heads, or those of some groups of one row, whose tiles fit."""
         rows, heads = self._q_BHTD.shape[:2]
         for row in range(0, rows, self._rows):
             for head in range(0, heads, self._heads):
@@ -134,7 +134,7 @@ class _Tiles:
 
     def weights(self, heads: tuple[slice, slice]) -> Iterator[tuple[int, int, Tensor]]:
         """First query, end, and how much each query of a tile takes of each key up to the last of them; N Q S."""
-        q_NTD, k_NTD = _flat(self._q_BHTD[heads]), _flat(self._k_BHTD[heads])
+        q_NTD, k_NTD = _flat(self._q_BHTD[heads]), self.shared(self._k_BGTD, heads)
         count, tokens, _ = q_NTD.shape
         for first in range(0, tokens, QUERIES):
             end = min(first + QUERIES, tokens)
@@ -148,6 +148,21 @@ class _Tiles:
                 scores_NQS.view(tile.shape).add_(tile)
             weights_NQS = self._weights[: scores_NQS.numel()].view(scores_NQS.shape)
             yield first, end, torch.softmax(scores_NQS, dim=-1, out=weights_NQS)
+
+    def shared(self, x_BGTD: Tensor, heads: tuple[slice, slice]) -> Tensor:
+        """Keys or values of these query heads; N T D."""
+        x = x_BGTD[self._groups(heads)]
+        return _flat(x if self._each == 1 else x.repeat_interleave(self._each, dim=1))
+
+    def add_up(self, sums_NTD: Tensor, out_BGTD: Tensor, heads: tuple[slice, slice]) -> None:
+        """Writes what the query heads of each group want of its key or value."""
+        out = out_BGTD[self._groups(heads)]
+        sums = sums_NTD.view(*out.shape[:2], self._each, *out.shape[2:])
+        out.copy_(sums.squeeze(2) if self._each == 1 else sums.sum(2))
+
+    def _groups(self, heads: tuple[slice, slice]) -> tuple[slice, slice]:
+        rows, queries = heads
+        return rows, slice(queries.start // self._each, queries.stop // self._each)
 
     def scores(self, shape: Sequence[int]) -> Tensor:
         return self._scores[: math.prod(shape)].view(shape)

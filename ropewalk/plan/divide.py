@@ -27,7 +27,9 @@ def of_rank(whole: Memory, plan: Plan, spec: Spec, *, trained: Collection[str] |
     recompute: Recompute = "none" if plan.recompute == "auto" else plan.recompute
     narrow: Precision = "fp32" if plan.precision == "fp32" else "bf16"
     rows = plan.microbatch_rows
-    alone = saved_bytes(spec, rows=rows, precision=narrow, trained=trained, activations=plan.activations)
+    alone = saved_bytes(
+        spec, rows=rows, precision=narrow, trained=trained, activations=plan.activations, device=plan.device
+    )
     division = Division(
         tensor=plan.tensor,
         sequence=plan.sequence,
@@ -42,6 +44,7 @@ def of_rank(whole: Memory, plan: Plan, spec: Spec, *, trained: Collection[str] |
         recompute=recompute,
         division=division,
         activations=plan.activations,
+        device=plan.device,
     )
     activations = round(whole.activations * kept / alone) // plan.pipeline
     if plan.pipeline > 1:

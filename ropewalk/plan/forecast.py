@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Literal
 
-from ropewalk.model.activations import Activations, saved_bytes, saved_copy_bytes
+from ropewalk.model.activations import Activations, Device, saved_bytes, saved_copy_bytes
 from ropewalk.model.activations import Precision as Products
 from ropewalk.model.spec import Optimizer, Spec
 
@@ -56,7 +56,9 @@ def memory(
     tokens = rows * spec.sequence_length
     narrow: Products = "fp32" if precision == "fp32" else "bf16"
     # What autograd keeps (model/activations.py), and the rest of the batch: target, weight, document, position.
-    saved = saved_bytes(spec, rows=rows, precision=narrow, trained=trained, activations=activations)
+    # Attention in tiles, which keeps less, is for bfloat16 alone.
+    kept_as: Device = "cuda" if precision == "fp16" else device
+    saved = saved_bytes(spec, rows=rows, precision=narrow, trained=trained, activations=activations, device=kept_as)
     saved += tokens * (8 + 4 + 4 + 8)
     pure = precision in PURE
     if pure:

@@ -71,8 +71,10 @@ def foresee(
     """The count of model/activations.py for `rows` rows of `length` tokens in a stage that has `layers` (None: all);
     `last` says whether it has the head. The rest is that of a whole model but for the logits."""
     spec = dataclasses.replace(spec, sequence_length=length)
-    blocks = block_bytes(spec, rows=rows, precision=precision, trained=trained, division=division)
-    total = saved_bytes(spec, rows=rows, precision=precision, trained=trained, division=division, recompute="full")
+    blocks = block_bytes(spec, rows=rows, precision=precision, trained=trained, division=division, device=device)
+    total = saved_bytes(
+        spec, rows=rows, precision=precision, trained=trained, division=division, recompute="full", device=device
+    )
     tokens = rows * length // division.context
     # As they are and as log-probabilities or gradients; above this size the loss cuts them into chunks.
     most = SPLIT_LOGIT_BYTES if division.tensor > 1 else GPU_LOGIT_BYTES // 2 if device == "cuda" else LOGIT_BYTES

@@ -24,7 +24,7 @@ CASES = {"quickstart": (3, 128, 4, 384, 8, 256, 2048), "20m": (6, 512, 8, 1408, 
 """layers, width, heads, hidden, rows, tokens a row, vocabulary."""
 STEPS = {"quickstart": 20, "20m": 5}
 """That are timed in a turn."""
-ROUNDS = 2
+ROUNDS = {"quickstart": 3, "20m": 2}
 
 
 def tokens(case: str) -> torch.Tensor:
@@ -110,7 +110,7 @@ def main() -> None:
     losses: dict[str, float] = {}
     for case in cases:
         seconds: dict[tuple[str, bool], list[float]] = {way: [] for way in ways}
-        for _ in range(1 if options.quick else ROUNDS):
+        for _ in range(ROUNDS[case]):
             for who, compiled in ways:
                 flags = ["--contender", who, "--case", case] + ["--compiled"] * compiled
                 turn = call(pythons[who], __file__, *flags)

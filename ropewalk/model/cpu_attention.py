@@ -1,7 +1,7 @@
 """Attention in bfloat16 on a CPU: products of whole tiles, which stay in the cache between one step and the next.
 
-torch's own kernel for a CPU takes 1.3 to 2 times as long at 64 to 1024 tokens, 1.8 to 3.5 times with a mask, both passes
-together (docs/log.md, 2026-11-16). Price: scores are rounded to bfloat16.
+torch's own kernel for a CPU takes 1.3 to 2 times as long at 64 to 1024 tokens, 1.8 to 3.5 times with a mask, both
+passes together (docs/log.md, 2026-11-16). Price: scores are rounded to bfloat16.
 
 Shapes: B rows, H query heads, G key and value heads, T tokens, D head size; N query heads of some rows, Q queries, S
 keys of a tile.

@@ -53,7 +53,7 @@ def deterministic(device: torch.device) -> Iterator[None]:
 
 
 def keep_freed_memory() -> None:
-    """Lets this process keep host memory that tensors give back, for the next ones.
+    """Lets this process keep up to 1 GiB of host memory that tensors give back, for the next ones.
 
     Otherwise the GNU C library returns a step's memory to the system, which clears and maps it again page by page in
     the next step: 13,000 page faults and a tenth of a step of the quickstart (benchmarks/cpu_step.py). Other libraries
@@ -61,7 +61,7 @@ def keep_freed_memory() -> None:
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt:
-        mallopt(TRIM_THRESHOLD, 2**31 - 1)
+        mallopt(TRIM_THRESHOLD, 1 << 30)
         mallopt(MMAP_THRESHOLD, 1 << 25)
 
 

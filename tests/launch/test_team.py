@@ -57,9 +57,14 @@ def test_the_last_words_of_a_worker_that_fails_too_often_are_shown(tmp_path: Pat
 
 def test_after_ctrl_c_the_workers_save_and_the_same_call_continues(tmp_path: Path) -> None:
     presser = threading.Thread(target=press_ctrl_c_at, args=(tmp_path, 3), daemon=True)
+    # A shell lets what it starts in the background ignore Ctrl-C.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     presser.start()
-    with pytest.raises(KeyboardInterrupt):
-        train_together(tmp_path, team(tmp_path, steps=100_000), progress=Heard())
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            train_together(tmp_path, team(tmp_path, steps=100_000), progress=Heard())
+    finally:
+        signal.signal(signal.SIGINT, before)
     presser.join()
     reached = state(tmp_path)
     wait_until_gone(reached["pid"])

@@ -29,16 +29,11 @@ def losses_and_weights(spec, *, steps=3, rows=4, **changes):
 
 
 @compiles
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
-    [
-        pytest.param({}, id="default"),
-        pytest.param(
-            {"norm": "layer", "mlp": "gelu", "position": "learned", "dropout": 0.1, "bias": True},
-            id="GPT-2, dropped",
-            marks=pytest.mark.slow,
-        ),
-    ],
+    [{}, {"norm": "layer", "mlp": "gelu", "position": "learned", "dropout": 0.1, "bias": True}],
+    ids=["default", "GPT-2, dropped"],
 )
 def test_compiled_blocks_train_as_plain_ones(changes, tmp_path, monkeypatch):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))

@@ -28,15 +28,16 @@ from tests.train.test_training import documented_fields
 pytestmark = pytest.mark.xdist_group("pool")
 
 STEPS = 2
+LATE_S = 0.1
 SHOWN = [WARMUP_STEPS + 1, WARMUP_STEPS + 2]
 REPLICAS = "replicate+context"
 
 
 class Late(Hook):
-    """Makes every step of a rank last far longer than the others', however busy the machine is."""
+    """Makes every step of a rank last at least `LATE_S`, however quick the machine is."""
 
     def on_gradients(self, step: int, gradients: Any) -> None:
-        time.sleep(0.3)
+        time.sleep(LATE_S)
 
 
 def trained(rank: int, run: Path, late: int | None = None) -> None:
@@ -130,14 +131,17 @@ def test_files_of_ranks_that_are_gone_are_not_shown(tmp_path: Path) -> None:
     assert merged(tmp_path, ranks=2)["traceEvents"] == [{"pid": 0}, {"pid": 1}]
 
 
-def test_the_rank_that_others_wait_for_is_named(tmp_path: Path) -> None:
+def test_the_figures_of_all_ranks_are_told_and_the_longest_named(tmp_path: Path) -> None:
     run = two_processes(tmp_path, late=1, train__steps=4, train__log_every_steps=2)
-    for event in told(run, "ranks"):
+    events = told(run, "ranks")
+    own = [told(run, "step", rank=rank) for rank in (0, 1)]
+    assert [event["step"] for event in events] == [2, 4]
+    for at, event in enumerate(events):
         assert set(event) - {"format", "time", "rank", "kind"} == documented_fields()["ranks"]
-        assert event["slowest_rank"] == 1
-        assert event["busy_s"][1] > event["busy_s"][0]
-        assert event["exposed_s"][0] > event["exposed_s"][1]
-    assert [event["step"] for event in told(run, "ranks")] == [2, 4]
+        for field in ("busy_s", "data_wait_s", "exposed_s"):
+            assert event[field] == pytest.approx([steps[at][field] for steps in own], abs=1e-9)
+        assert event["slowest_rank"] == event["busy_s"].index(max(event["busy_s"]))
+        assert event["busy_s"][1] > LATE_S, "waiting for the other rank is not being busy, a late hook is"
     assert told(run, "ranks", rank=1) == []
 
 

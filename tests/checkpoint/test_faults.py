@@ -113,7 +113,7 @@ def test_a_hanging_disk_does_not_hold_training_up_for_ever(tmp_path: Path, write
         tmp_path,
         checkpoint__save_every_steps=1,
         checkpoint__failures=1,
-        checkpoint__timeout_s=0.2,
+        checkpoint__timeout_s=2.0,
         checkpoint__write=write,
     )
     train_until(run, 2)

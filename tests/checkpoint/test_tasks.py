@@ -134,7 +134,7 @@ def test_an_error_is_raised_once_and_nothing_that_follows_it_runs(
 
 
 def test_independent_tasks_run_side_by_side() -> None:
-    graph, meeting = Graph(), threading.Barrier(3, timeout=10)
+    graph, meeting = Graph(), threading.Barrier(3, timeout=60)
     for _ in range(3):
         graph.add("meet", meeting.wait)
     run(graph, threads=3, memory_bytes=0)

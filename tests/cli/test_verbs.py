@@ -163,12 +163,12 @@ def test_an_interrupt_during_training_saves_the_last_step(tiny: Path) -> None:
     whole = flow.train("tiny.toml", ["name=whole"])
     command = [sys.executable, "-m", "ropewalk", "train", "tiny.toml", "train.steps=2000", "train.log_every_steps=1"]
     process = subprocess.Popen([*command, "checkpoint.save_every_steps=1999"], stderr=subprocess.PIPE, text=True)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 200
     events = tiny / RUN / "events.jsonl"
     while time.monotonic() < deadline and not (events.exists() and '"kind": "step"' in events.read_text()):
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
-    assert process.wait(timeout=60) == 130
+    assert process.wait(timeout=200) == 130
     assert "interrupted: saved step" in process.stderr.read()
     assert list((tiny / RUN / "checkpoints").iterdir())
     assert whole["step"] == 6

@@ -36,7 +36,7 @@ class Server:
 
     def close(self) -> None:
         self._process.stdin.close()
-        self._process.wait(timeout=60)
+        self._process.wait(timeout=200)
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ START = "import sys; from pathlib import Path; from ropewalk.launch.local import
 START += "print(start_detached(Path(sys.argv[1])).pid)"
 
 
-def wait_for(path: Path, *, timeout_s: float = 50) -> None:
+def wait_for(path: Path, *, timeout_s: float = 1000) -> None:
     deadline = time.monotonic() + timeout_s
     while not path.exists():
         assert time.monotonic() < deadline, f"{path} did not appear in {timeout_s} s"
@@ -31,7 +31,7 @@ def test_the_command_names_the_run_and_nothing_else(tmp_path: Path) -> None:
 def test_a_detached_worker_outlives_its_starter_and_trains_to_the_end(tmp_path: Path) -> None:
     run = make_run(tmp_path)
     starter = subprocess.run(
-        [sys.executable, "-c", START, str(run)], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-c", START, str(run)], cwd=ROOT, capture_output=True, text=True, check=True, timeout=200
     )
     wait_for(run / "checkpoints" / "step-00000008")
     assert verify_checkpoint(list_checkpoints(run / "checkpoints")[-1]) == []
@@ -40,7 +40,7 @@ def test_a_detached_worker_outlives_its_starter_and_trains_to_the_end(tmp_path: 
     assert "step 8/8" in (run / "worker.log").read_text()
 
 
-def wait_until_gone(pid: int, *, timeout_s: float = 20) -> None:
+def wait_until_gone(pid: int, *, timeout_s: float = 100) -> None:
     deadline = time.monotonic() + timeout_s
     while Path(f"/proc/{pid}").exists() and time.monotonic() < deadline:
         time.sleep(0.05)

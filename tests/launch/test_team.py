@@ -78,7 +78,7 @@ def press_ctrl_c_at(run: Path, step: int) -> None:
     os.kill(os.getpid(), signal.SIGINT)
 
 
-def wait_until_gone(pid: int, *, timeout_s: float = 20) -> None:
+def wait_until_gone(pid: int, *, timeout_s: float = 100) -> None:
     deadline = time.monotonic() + timeout_s
     while Path(f"/proc/{pid}").exists():
         assert time.monotonic() < deadline, f"process {pid} outlived its launcher"

@@ -162,7 +162,7 @@ def test_a_reader_of_more_than_the_budget_gets_it_while_others_wait_behind_it() 
         assert prefetcher.wait(batch) is not None
     for batch in range(20):
         prefetcher.release(batch)
-    later.join(timeout=5)
+    later.join(timeout=60)
     assert not later.is_alive()
     prefetcher.close()
 

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
-TIMEOUT_S = 120
+TIMEOUT_S = 240
 
 
 class Pool:

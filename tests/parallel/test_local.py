@@ -65,7 +65,7 @@ def test_stale_copies_are_noticed() -> None:
 
 def test_microbatches_go_to_the_devices_in_turn_and_results_come_in_order() -> None:
     models: list[Decoder] = []
-    meeting = threading.Barrier(3, timeout=20)
+    meeting = threading.Barrier(3, timeout=60)
 
     def work(model: Decoder, x: Tensor) -> Tensor:
         meeting.wait()  # passes only when all devices are at work at once

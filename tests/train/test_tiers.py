@@ -64,7 +64,7 @@ class Patient(Hook):
         self._memory, self._run, self._steps = memory, run, steps
 
     def after_step(self, step: int) -> None:
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 100
         while step == 7 and [key.step for key in self._memory.shards(self._run)] != self._steps:
             assert time.monotonic() < deadline, "the copies do not come"
             time.sleep(0.01)

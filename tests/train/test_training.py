@@ -277,7 +277,7 @@ def test_verification_can_be_switched_off(tmp_path: Path) -> None:
 
 def worker(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "ropewalk.train", *arguments]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200)
 
 
 def test_the_worker_trains_its_run_and_exits_0(

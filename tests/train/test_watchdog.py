@@ -107,18 +107,17 @@ class Hangs(Hook):
             wait_for_a_rank_that_is_gone()
 
 def wait_for_a_rank_that_is_gone():
-    time.sleep(60)
+    time.sleep(300)
 
 train(Path(sys.argv[1]), hooks=[Hangs()])
 """
 
 
 def test_a_hang_ends_with_its_own_status_and_names_the_place(tmp_path: Path) -> None:
-    run = make_run(tmp_path, train__faults=Faults(hang_s=0.5, hang_steps=1.0))
-    start = time.monotonic()
-    done = subprocess.run([sys.executable, "-c", HANGS, str(run)], cwd=ROOT, timeout=50, capture_output=True, text=True)
+    run = make_run(tmp_path, train__faults=Faults(hang_s=4.0, hang_steps=1.0))
+    command = [sys.executable, "-c", HANGS, str(run)]
+    done = subprocess.run(command, cwd=ROOT, timeout=200, capture_output=True, text=True)
     assert done.returncode == HANG, done.stderr
-    assert time.monotonic() - start < 45
     (event,) = events(run, "hang")
     assert event["step"] == 6
     assert "wait_for_a_rank_that_is_gone" in (run / event["stacks"]).read_text()

@@ -105,7 +105,8 @@ class Hedged:
 
     def close(self) -> None:
         """Closes what is behind; a request that lost is not waited for."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        # Requests that have not begun are still made: who waits for one that is cancelled is not woken by Python.
+        self._pool.shutdown(wait=False)
         self._behind.close()
 
     def _ask(self, items: Sequence[Item], size: int) -> list[Data]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import threading
+import time
 from collections.abc import Callable, Sequence
 
 import pytest
@@ -29,7 +30,7 @@ class Store:
 
     def fetch(self, items: Sequence[Item]) -> list[bytes | memoryview]:
         self.asked += [item.file for item in items]
-        if not self.gate.wait(5):
+        if not self.gate.wait(60):
             raise AssertionError("nobody opened the gate")
         if self.error:
             raise self.error
@@ -241,3 +242,20 @@ def test_when_both_requests_fail_the_error_is_the_first_ones() -> None:
     with pytest.raises(StorageError, match="gone"):
         hedged.fetch([Item("x", 0, 4)])
     hedged.close()
+
+
+def test_who_waits_for_a_request_that_has_not_begun_is_answered_though_it_is_closed() -> None:
+    store = Store()
+    store.gate.clear()
+    hedged = Hedged(store, most_requests=1)
+    readers = [threading.Thread(target=hedged.fetch, args=([Item("x", at, at + 4)],)) for at in (0, 4)]
+    for reader in readers:
+        reader.start()
+    while not (store.asked and hedged._pool._work_queue.qsize()):  # until the second waits for the first
+        time.sleep(0.001)
+    hedged.close()
+    store.gate.set()
+    for reader in readers:
+        reader.join(timeout=60)
+        assert not reader.is_alive()
+    assert len(store.asked) == 2

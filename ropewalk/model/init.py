@@ -6,6 +6,10 @@ else the process owns, and in whatever order modules are made. Their spread is t
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from math import prod
 from typing import Any
 
 import torch
@@ -17,12 +21,37 @@ from .laws import LAWS, Matrix, adapter
 from .sharding import split_of, whole_name
 from .spec import Spec
 
+AHEAD_NUMEL = 1 << 30
+"""Most numbers that are drawn before they are asked for, unless one parameter has more: 4 GB, and as much while they
+are scaled."""
+
 
 def initialize(model: nn.Module, spec: Spec, *, seed: int) -> None:
     """Fills every parameter of `model` in place; a part of a model gets that part of the whole's values."""
+    parameters = dict(model.named_parameters())
+    shapes = {name: tuple(parameter.shape) for name, parameter in parameters.items()}
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.copy_(initial_value(name, tuple(parameter.shape), spec, seed=seed))
+        for name, value in initial_values(shapes, spec, seed=seed):
+            parameters[name].copy_(value)
+
+
+def initial_values(shapes: Mapping[str, tuple[int, ...]], spec: Spec, *, seed: int) -> Iterator[tuple[str, Tensor]]:
+    """`initial_value` of parameters of these whole shapes, in their order. Cores draw side by side: one alone takes a
+    minute for 7 G numbers."""
+    threads = torch.get_num_threads()
+    ahead: deque[tuple[str, Future[Tensor]]] = deque()
+    held = 0
+    with ThreadPoolExecutor(threads, thread_name_prefix="init") as pool:
+        for name, shape in shapes.items():
+            held += prod(shape)
+            while ahead and (len(ahead) > threads or held > AHEAD_NUMEL):
+                first, drawn = ahead.popleft()
+                held -= prod(shapes[first])
+                yield first, drawn.result()
+            ahead.append((name, pool.submit(initial_value, name, shape, spec, seed=seed)))
+        while ahead:
+            first, drawn = ahead.popleft()
+            yield first, drawn.result()
 
 
 def initial_value(name: str, shape: tuple[int, ...], spec: Spec, *, seed: int) -> Tensor:

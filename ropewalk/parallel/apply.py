@@ -17,7 +17,7 @@ from ropewalk.base.errors import UserError
 from ropewalk.base.files import storage
 from ropewalk.model.attend import Attend
 from ropewalk.model.decoder import Decoder
-from ropewalk.model.init import initial_value
+from ropewalk.model.init import initial_values
 from ropewalk.model.sharding import whole_name
 from ropewalk.plan.forecast import PURE
 from ropewalk.plan.plan import Plan
@@ -152,10 +152,11 @@ def _stages(
         split_model(stage, group, sequence=plan.sequence)
         if empty:
             stage = stage.to_empty(device=device or "cpu")
+            parameters = dict(stage.named_parameters())
+            cuts = {name: tensor_cut(name, spec, group) for name in parameters}
             with torch.no_grad():
-                for name, parameter in stage.named_parameters():
-                    value = initial_value(name, tensor_cut(name, spec, group).shape, spec, seed=init_seed)
-                    parameter.copy_(tensor_cut(name, spec, group).take(value))
+                for name, value in initial_values({n: cut.shape for n, cut in cuts.items()}, spec, seed=init_seed):
+                    parameters[name].copy_(cuts[name].take(value))
         found[number] = stage
     return found
 

@@ -7,8 +7,9 @@ import math
 import pytest
 import torch
 
+from ropewalk.model import init
 from ropewalk.model.decoder import build
-from ropewalk.model.init import initial_value
+from ropewalk.model.init import initial_value, initial_values
 from ropewalk.model.laws import STD
 
 from .specs import small
@@ -36,6 +37,16 @@ def test_values_do_not_depend_on_order_or_company():
     for name, value in reversed(list(model.named_parameters())):
         torch.manual_seed(hash(name) % 1000)
         assert torch.equal(initial_value(name, tuple(value.shape), LARGE, seed=4), value)
+
+
+@pytest.mark.parametrize("ahead", [1, 100_000, 1 << 30])
+def test_values_drawn_side_by_side_come_in_order_and_are_the_same(ahead, monkeypatch):
+    monkeypatch.setattr(init, "AHEAD_NUMEL", ahead)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    shapes = LARGE.shapes()
+    drawn = list(initial_values(shapes, LARGE, seed=4))
+    assert [name for name, _ in drawn] == list(shapes)
+    assert all(torch.equal(value, initial_value(name, shapes[name], LARGE, seed=4)) for name, value in drawn)
 
 
 def test_streams_differ_by_name_and_seed():

@@ -49,7 +49,7 @@ def test_compiled_blocks_train_as_plain_ones(changes, tmp_path, monkeypatch):
 
 
 @compiles
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("name", ["llama", pytest.param("gpt-2", marks=pytest.mark.slow)])
 def test_the_quick_path_has_the_loss_and_gradients_of_the_plain_one(name, tmp_path, monkeypatch):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     torch._dynamo.reset()
@@ -69,6 +69,7 @@ def test_the_quick_path_in_bfloat16_is_nearer_to_the_plain_one_than_another_seed
 
 
 @compiles
+@pytest.mark.slow
 def test_all_layers_share_one_compiled_block(tmp_path, monkeypatch):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     torch._dynamo.reset()

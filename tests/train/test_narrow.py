@@ -64,8 +64,11 @@ def wide() -> dict[int, list[float]]:
 
 @pytest.mark.parametrize(
     ("kind", "way"),
-    [("adamw-8bit", {}), ("adamw", {"activations": "8-bit"}), ("adamw-8bit", {"activations": "8-bit"})],
-    ids=["state", "activations", "both"],
+    [
+        pytest.param("adamw-8bit", {}, id="state", marks=pytest.mark.slow),
+        pytest.param("adamw", {"activations": "8-bit"}, id="activations", marks=pytest.mark.slow),
+        pytest.param("adamw-8bit", {"activations": "8-bit"}, id="both"),
+    ],
 )
 def test_eight_bits_end_nearer_to_wide_training_than_another_seed(
     kind: OptimizerKind, way: dict[str, Any], wide: dict[int, list[float]]

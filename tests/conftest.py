@@ -1,5 +1,4 @@
-"""Which test worker gets which test: those that share the pool of processes (tests/parallel/pool.py) all go to one,
-and so do those of preparation, whose kernels two workers at once would both compile in a fresh clone.
+"""Which test worker gets which test: those that share the pool of processes (tests/parallel/pool.py) all go to one.
 
 pytest-xdist's own `--dist loadgroup` does this by the mark `xdist_group`; with pytest 9.2 it no longer sees the mark,
 since a test's name can no longer be changed after the fact. Here the mark is read from the file.
@@ -23,14 +22,11 @@ ROOT = Path(__file__).parents[1]
 MARK = 'xdist_group("pool")'
 
 
-class Together(LoadScopeScheduling):
-    """Every test by itself, those of the pool as one, and those of preparation."""
+class PoolTogether(LoadScopeScheduling):
+    """Every test by itself, those of the pool as one."""
 
     def _split_scope(self, nodeid: str) -> str:
-        file = nodeid.split("::")[0]
-        if _uses_pool(file):
-            return "pool"
-        return "prepare" if file.startswith("tests/prepare/") else nodeid
+        return "pool" if _uses_pool(nodeid.split("::")[0]) else nodeid
 
 
 @functools.cache
@@ -38,5 +34,5 @@ def _uses_pool(file: str) -> bool:
     return MARK in (ROOT / file).read_text(encoding="utf-8")
 
 
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Together:
-    return Together(config, log)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> PoolTogether:
+    return PoolTogether(config, log)

@@ -18,7 +18,8 @@ from typing import Literal
 from .sharding import split_of
 from .spec import Spec
 
-Precision = Literal["fp32", "bf16"]
+Precision = Literal["fp32", "bf16", "fp16"]
+"""Of matrix products."""
 Device = Literal["cpu", "cuda"]
 Recompute = Literal["none", "attention", "full"] | frozenset[int]
 """What is computed again: nothing, the inside of attention, all blocks, or the blocks of these layers."""
@@ -140,7 +141,7 @@ class _Value:
     gradient: bool
     """Whether the backward pass computes its gradient."""
     wide: bool = True
-    """float32 in either precision, as the residual stream; else as narrow as the inputs of matrix products."""
+    """float32 in any precision, as the residual stream; else as narrow as the inputs of matrix products."""
 
 
 def _pass(
@@ -213,7 +214,7 @@ class _Pass:
         self._shapes = {name: _part(name, shape, spec, division) for name, shape in spec.shapes().items()}
         self._heads, self._groups = spec.heads // division.tensor, spec.kv_heads // division.tensor
         self._hidden = spec.hidden // division.tensor
-        self._autocast = precision == "bf16"
+        self._autocast = precision != "fp32"
         self._narrow = 2 if self._autocast else 4
         pages = (rows if spec.documents == "separate" else 1) * (self._heads if spec.position == "alibi" else 1)
         # All layers share them.
@@ -222,7 +223,7 @@ class _Pass:
         masked = spec.window is not None or spec.position == "alibi" or spec.documents == "separate"
         self._masked = masked and division.context == 1
         self._in_tiles = (
-            device == "cpu" and self._autocast and spec.sequence_length <= IN_TILES and division.context == 1
+            device == "cpu" and precision == "bf16" and spec.sequence_length <= IN_TILES and division.context == 1
         )
 
     def keep(self, *storages: _Storage) -> None:

@@ -29,6 +29,7 @@ from ropewalk.model.activations import Division
 from ropewalk.model.attend import Attend
 from ropewalk.model.modules import Block
 from ropewalk.model.spec import Spec
+from ropewalk.plan.forecast import products_of
 from ropewalk.plan.memory import Estimator, Foreseen, Planner, foresee
 from ropewalk.plan.plan import Plan
 
@@ -95,7 +96,7 @@ def make_run_block(
                 spec,
                 rows=rows,
                 length=length,
-                precision="fp32" if plan.precision == "fp32" else "bf16",
+                precision=products_of(plan.precision),
                 trained=trained,
                 division=division,
                 layers=layers,

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 
-from ropewalk.model.activations import Division, Precision, Recompute, saved_bytes
+from ropewalk.model.activations import Division, Recompute, saved_bytes
 from ropewalk.model.spec import Spec
 
-from .forecast import Memory
+from .forecast import Memory, products_of
 from .plan import Plan
 from .schedules import Shape, peak_live
 
@@ -25,7 +25,7 @@ def of_rank(whole: Memory, plan: Plan, spec: Spec, *, trained: Collection[str] |
     gradients = split * (plan.shard if plan.zero >= 2 else 1)
     weights = split * (plan.shard if plan.zero >= 3 else 1)
     recompute: Recompute = "none" if plan.recompute == "auto" else plan.recompute
-    narrow: Precision = "fp32" if plan.precision == "fp32" else "bf16"
+    narrow = products_of(plan.precision)
     rows = plan.microbatch_rows
     alone = saved_bytes(
         spec, rows=rows, precision=narrow, trained=trained, activations=plan.activations, device=plan.device

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Literal
 
-from ropewalk.model.activations import Activations, Device, saved_bytes, saved_copy_bytes
+from ropewalk.model.activations import Activations, saved_bytes, saved_copy_bytes
 from ropewalk.model.activations import Precision as Products
 from ropewalk.model.spec import Optimizer, Spec
 
@@ -54,11 +54,9 @@ def memory(
     the stream between blocks is half as wide there.
     """
     tokens = rows * spec.sequence_length
-    narrow: Products = "fp32" if precision == "fp32" else "bf16"
+    narrow = products_of(precision)
     # What autograd keeps (model/activations.py), and the rest of the batch: target, weight, document, position.
-    # Attention in tiles, which keeps less, is for bfloat16 alone.
-    kept_as: Device = "cuda" if precision == "fp16" else device
-    saved = saved_bytes(spec, rows=rows, precision=narrow, trained=trained, activations=activations, device=kept_as)
+    saved = saved_bytes(spec, rows=rows, precision=narrow, trained=trained, activations=activations, device=device)
     saved += tokens * (8 + 4 + 4 + 8)
     pure = precision in PURE
     if pure:
@@ -78,14 +76,19 @@ def memory(
     )
 
 
+def products_of(precision: Precision) -> Products:
+    """The type of matrix products; in fp8 that of those outside blocks."""
+    return precision if precision in ("fp32", "fp16") else "bf16"
+
+
 def _loss_workspace(spec: Spec, tokens: int, precision: Products, device: str) -> int:
     """The loss, which makes its gradients in the forward pass: the logits of a chunk, in float32 too unless a GPU's
     kernel reads them as they are, or the head's gradient by them; and the backward pass, which scales both."""
-    narrow, head = 2 if precision == "bf16" else 4, spec.vocabulary * spec.width
+    narrow, head = 4 if precision == "fp32" else 2, spec.vocabulary * spec.width
     logits = min(tokens * spec.vocabulary, (GPU_LOGIT_BYTES if device == "cuda" else LOGIT_BYTES) // 4)
     hidden = 4 * tokens * spec.width
     # Narrow copies of hidden states and head; and of what is added to the head's gradient, a wide one.
-    copies, widened = (2 * (tokens * spec.width + head), 4 * head) if precision == "bf16" else (0, 0)
+    copies, widened = (0, 0) if precision == "fp32" else (2 * (tokens * spec.width + head), 4 * head)
     wide = 0 if device == "cuda" else 4 if precision == "fp32" else 8
     forward = hidden + copies + max((narrow + wide) * logits, narrow * (logits + head) + widened)
     return max(forward, 4 * head + narrow * tokens * spec.width + hidden)
@@ -97,7 +100,7 @@ def _block_workspace(spec: Spec, tokens: int, precision: Products) -> int:
     Gated: by the product, f(gate), gate, up, and the fused pair (two); else: by output and input. A tied head's
     gradient waits for the embedding's all the while, but what the loss kept is gone.
     """
-    narrow = 2 if precision == "bf16" else 4
+    narrow = 4 if precision == "fp32" else 2
     inner, columns = (6, 2) if spec.gated else (2, 1)
     features = inner * spec.hidden * narrow + 2 * 4 * spec.width
     waiting = 4 * spec.vocabulary * spec.width if spec.tied else 0

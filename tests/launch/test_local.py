@@ -17,7 +17,7 @@ START = "import sys; from pathlib import Path; from ropewalk.launch.local import
 START += "print(start_detached(Path(sys.argv[1])).pid)"
 
 
-def wait_for(path: Path, *, timeout_s: float = 1000) -> None:
+def wait_for(path: Path, *, timeout_s: float = 200) -> None:
     deadline = time.monotonic() + timeout_s
     while not path.exists():
         assert time.monotonic() < deadline, f"{path} did not appear in {timeout_s} s"
@@ -42,7 +42,8 @@ def test_a_detached_worker_outlives_its_starter_and_trains_to_the_end(tmp_path: 
 
 def wait_until_gone(pid: int, *, timeout_s: float = 100) -> None:
     deadline = time.monotonic() + timeout_s
-    while Path(f"/proc/{pid}").exists() and time.monotonic() < deadline:
+    while Path(f"/proc/{pid}").exists():
+        assert time.monotonic() < deadline, f"process {pid} goes on"
         time.sleep(0.05)
 
 

@@ -17,6 +17,8 @@ from ropewalk.launch.team import Team, agent_environment, train_together
 from ropewalk.launch.worker import log_of
 from tests.heard import Heard
 
+from .test_local import wait_until_gone
+
 STEPS = 30
 SUM = sum(rank + step for rank in (0, 1) for step in range(STEPS))
 
@@ -76,13 +78,6 @@ def press_ctrl_c_at(run: Path, step: int) -> None:
     while not (run / "state.json").exists() or state(run)["step"] < step:
         time.sleep(0.05)
     os.kill(os.getpid(), signal.SIGINT)
-
-
-def wait_until_gone(pid: int, *, timeout_s: float = 100) -> None:
-    deadline = time.monotonic() + timeout_s
-    while Path(f"/proc/{pid}").exists():
-        assert time.monotonic() < deadline, f"process {pid} outlived its launcher"
-        time.sleep(0.05)
 
 
 def test_cores_are_shared_out_unless_the_user_said_how(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import heapq
 import threading
-import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 
@@ -244,15 +244,25 @@ def test_when_both_requests_fail_the_error_is_the_first_ones() -> None:
     hedged.close()
 
 
-def test_who_waits_for_a_request_that_has_not_begun_is_answered_though_it_is_closed() -> None:
+def test_who_waits_for_a_request_that_has_not_begun_is_answered_though_it_is_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     store = Store()
     store.gate.clear()
     hedged = Hedged(store, most_requests=1)
+    asked, submit = threading.Semaphore(0), hedged._pool.submit
+
+    def counted(*work: Any) -> Any:
+        made = submit(*work)
+        asked.release()
+        return made
+
+    monkeypatch.setattr(hedged._pool, "submit", counted)
     readers = [threading.Thread(target=hedged.fetch, args=([Item("x", at, at + 4)],)) for at in (0, 4)]
     for reader in readers:
         reader.start()
-    while not (store.asked and hedged._pool._work_queue.qsize()):  # until the second waits for the first
-        time.sleep(0.001)
+        assert asked.acquire(timeout=60)
+    # One thread makes requests, and the gate is shut: the second one has not begun.
     hedged.close()
     store.gate.set()
     for reader in readers:

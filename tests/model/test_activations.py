@@ -40,7 +40,8 @@ def kept_bytes(spec: Spec, *, rows: int, precision: Precision, trained: Collecti
     positions_BT = torch.arange(spec.sequence_length).repeat(rows, 1)
     attend = attend_for(spec, documents_BT=positions_BT // 3)
     dropout = Dropout(spec.dropout, dropout_key(0, torch.tensor(0)), torch.arange(rows)) if spec.dropout else None
-    autocast = torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16")
+    types = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+    autocast = torch.autocast("cpu", types[precision], enabled=precision != "fp32")
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor), autocast:
         hidden = model(tokens_BT.clone(), positions_BT=positions_BT, attend=attend, dropout=dropout)
         weighted_loss(hidden.flatten(0, 1), model.head_weight, targets_BT.flatten(), torch.ones(targets_BT.numel()))
@@ -48,7 +49,12 @@ def kept_bytes(spec: Spec, *, rows: int, precision: Precision, trained: Collecti
 
 
 @settings(max_examples=300, deadline=None)
-@given(spec=specs(least_length=4), rows=st.integers(1, 4), precision=st.sampled_from(["fp32", "bf16"]), data=st.data())
+@given(
+    spec=specs(least_length=4),
+    rows=st.integers(1, 4),
+    precision=st.sampled_from(["fp32", "bf16", "fp16"]),
+    data=st.data(),
+)
 def test_saved_bytes_are_those_that_autograd_keeps(spec, rows, precision, data):
     names = data.draw(trained(spec))
     foreseen = saved_bytes(spec, rows=rows, precision=precision, trained=names)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Literal
 
 import pytest
@@ -111,6 +112,16 @@ def test_forecast_bounds_the_peak_with_frozen_parts_or_adapters(frozen: tuple[st
     forecast_bytes = needed.gradients + needed.activations + needed.workspace
     # The workspace is that of a step in which everything is trained.
     assert peak <= forecast_bytes <= 2.5 * peak
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Attention in tiles has some megabytes for each thread (model/cpu_attention.py): much for the models here, nothing
+    for those whose memory one asks about."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def peak_of_a_step(

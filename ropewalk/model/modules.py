@@ -15,7 +15,9 @@ from .attend import Attend
 from .config import Mlp
 from .dropout import Dropout
 from .gated import gated
+from .gelu import gelu
 from .heads import split_heads, turned_heads
+from .norms import LayerNorm, RmsNorm, passing
 from .positions import Rotation, rotate
 from .spec import Spec
 
@@ -25,8 +27,8 @@ def make_norm(spec: Spec) -> nn.Module:
     if spec.norm == "none":
         return nn.Identity()
     if spec.norm == "rms":
-        return nn.RMSNorm(spec.width, eps=1e-6)
-    return nn.LayerNorm(spec.width, eps=1e-5)
+        return RmsNorm(spec.width, eps=1e-6)
+    return LayerNorm(spec.width, eps=1e-5)
 
 
 def make_linear(spec: Spec, name: str, *, inputs: int, outputs: int) -> Linear:
@@ -57,15 +59,16 @@ class Linear(nn.Module):
         self.leave: Callable[[Tensor], Tensor] | None = None
         self.product: Callable[[Tensor, Tensor, Tensor | None], Tensor] = F.linear
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, *, biased: bool = True) -> Tensor:
+        """Without its bias where the caller adds it."""
         x = self.enter(x)
         # The bias inside the product is free; after partial sums it comes once.
-        y = self.product(x, self.weight, None if self.leave else self.bias)
+        y = self.product(x, self.weight, self.bias if biased and not self.leave else None)
         if self.lora_a is not None and self.lora_b is not None:
             y = torch.add(y, self.product(self.product(x, self.lora_a, None), self.lora_b, None), alpha=self.scale)
         if self.leave:
             y = self.leave(y)
-            y = y if self.bias is None else y + self.bias.to(y.dtype)
+            y = y if self.bias is None or not biased else y + self.bias.to(y.dtype)
         return y
 
 
@@ -142,15 +145,17 @@ class FeedForward(nn.Module):
         super().__init__()
         self.activation = ACTIVATIONS[spec.mlp]
         self.gated = spec.gated
+        self.tanh = {"gelu": False, "gelu-tanh": True}.get(spec.mlp)
         self.chunk = spec.mlp_chunk
         self.up = make_linear(spec, "mlp.up", inputs=spec.width, outputs=spec.hidden * (2 if spec.gated else 1))
         self.down = make_linear(spec, "mlp.down", inputs=spec.hidden, outputs=spec.width)
 
     def forward(self, x_BTC: Tensor) -> Tensor:
-        inner = self.up(x_BTC)
-        if not self.gated:
-            return self.down(self.activation(inner))
-        return self.down(gated(inner, self.activation, chunk=self.chunk))
+        if self.gated:
+            return self.down(gated(self.up(x_BTC), self.activation, chunk=self.chunk))
+        if self.tanh is not None and x_BTC.is_cuda:
+            return self.down(gelu(self.up(x_BTC, biased=False), self.up.bias, tanh=self.tanh))
+        return self.down(self.activation(self.up(x_BTC)))
 
 
 class Block(nn.Module):
@@ -184,15 +189,15 @@ class Block(nn.Module):
             y_BTC = self.mlp(x_BTC)
             return y_BTC if dropout is None else dropout(y_BTC, site="mlp")
 
-        x_BTC = self.residual(x_BTC, attention, self.attention_norm, self.attention_post_norm)
-        return self.residual(x_BTC, feed_forward, self.mlp_norm, self.mlp_post_norm)
-
-    def residual(
-        self, x_BTC: Tensor, branch: Callable[[Tensor], Tensor], norm: nn.Module, post_norm: nn.Module | None
-    ) -> Tensor:
-        """The stream after `branch` has written to it."""
         if self.norm_last:
-            return norm(x_BTC + branch(x_BTC))
-        y_BTC = branch(norm(x_BTC))
-        # Under autocast a branch ends in half precision; it is normalised in that of the stream.
-        return x_BTC + (y_BTC if post_norm is None else post_norm(y_BTC.to(x_BTC.dtype)))
+            x_BTC = self.attention_norm(x_BTC + attention(x_BTC))
+            return self.mlp_norm(x_BTC + feed_forward(x_BTC))
+        x_BTC, normed_BTC = passing(x_BTC, self.attention_norm)
+        attended_BTC = _normed(attention(normed_BTC), self.attention_post_norm, x_BTC.dtype)
+        x_BTC, normed_BTC = passing(x_BTC, self.mlp_norm, added=attended_BTC)
+        return x_BTC + _normed(feed_forward(normed_BTC), self.mlp_post_norm, x_BTC.dtype)
+
+
+def _normed(y_BTC: Tensor, norm: nn.Module | None, dtype: torch.dtype) -> Tensor:
+    """The end of a branch. Under autocast it is in half precision; it is normalised in that of the stream."""
+    return y_BTC if norm is None else norm(y_BTC.to(dtype))

@@ -32,7 +32,8 @@ class Masters:
     An update is often smaller than half the distance between two bfloat16 numbers (0.4 %) and would be rounded away.
     Gradients are added up in float32 too: each microbatch's bfloat16 gradient is handed over as soon as it is complete,
     so that the sum over microbatches is that of the large batch. With `one_microbatch` there is nothing to add up and
-    the optimizer reads the bfloat16 gradients themselves: half the memory, and a copy less.
+    the optimizer reads the bfloat16 gradients themselves: half the memory, and a copy less. A master then knows its
+    weight as `rounded`, which a kernel that updates the one may write too.
     """
 
     def __init__(self, model: nn.Module, *, one_microbatch: bool = False) -> None:
@@ -40,8 +41,9 @@ class Masters:
         self.parameters = {name: nn.Parameter(weight.detach().clone()) for name, weight in self._weights.items()}
         model.to(torch.bfloat16)
         if one_microbatch:
-            for parameter in self.parameters.values():
+            for name, parameter in self.parameters.items():
                 parameter.grad_dtype = torch.bfloat16
+                parameter.rounded = self._weights[name].detach()  # type: ignore[attr-defined]
         for name, weight in self._weights.items():
             weight.register_post_accumulate_grad_hook(functools.partial(_hand_over, self.parameters[name]))
 

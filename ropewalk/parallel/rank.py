@@ -536,8 +536,9 @@ class RankExecutor:
                 found_inf=skipped, grad_scale=1 / factor if factor is not None and self._narrow else None
             )
             optimizer.step()
-        for each in self._masters:
-            each.publish()
+        if not getattr(self._optimizer, "rounds", False):
+            for each in self._masters:
+                each.publish()
         self._data.publish()
         if self._devices:
             self._devices.publish()

@@ -8,8 +8,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from ropewalk.model import fp8, heads, loss
+from ropewalk.model import fp8, heads, loss, norms
 from ropewalk.model.gated import gated_plainly
+from ropewalk.model.gelu import gelu_plainly
 
 pytest.importorskip("triton")
 interpreted = os.environ.get("TRITON_INTERPRET") == "1"
@@ -25,9 +26,9 @@ def draw(*shape, dtype=torch.float32):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(0)).to(DEVICE, dtype)
 
 
-def near(got, want, dtype):
+def near(got, want, dtype, *, atol=2e-6):
     """`want` is computed in float32 from the same inputs: only the rounding of the result may differ."""
-    torch.testing.assert_close(got.float(), want.float(), atol=2e-6, rtol=2e-6 if dtype == torch.float32 else 0.01)
+    torch.testing.assert_close(got.float(), want.float(), atol=atol, rtol=2e-6 if dtype == torch.float32 else 0.01)
 
 
 @pytest.mark.parametrize("dtype", TYPES)
@@ -52,6 +53,70 @@ def test_swiglu(dtype, chunk):
     plain = gated_plainly(wide, F.silu, chunk=chunk)
     near(swiglu(inner, chunk), plain, dtype)
     near(swiglu_backward(inner, gradient, chunk), torch.autograd.grad(plain, wide, gradient.float())[0], dtype)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("tanh", [True, False])
+@pytest.mark.parametrize("biased", [True, False])
+def test_gelu(dtype, tanh, biased):
+    from ropewalk.model.kernels.gelu import gelu, gelu_backward
+
+    inner, gradient = draw(3, 90, 300, dtype=dtype), draw(3, 90, 300, dtype=dtype)
+    bias = draw(300, dtype=dtype) if biased else None
+    wide = [each.float().requires_grad_() for each in (inner, bias) if each is not None]
+    plain = gelu_plainly(wide[0], wide[1] if biased else None, tanh=tanh)
+    # Far below zero 1 + tanh rounds to 0 in float32, the sigmoid of the kernel does not.
+    torch.testing.assert_close(
+        gelu(inner, bias, tanh).float(), plain, atol=4e-6, rtol=2e-6 if dtype == torch.float32 else 0.01
+    )
+    by_inner, by_bias = gelu_backward(inner, bias, gradient, tanh)
+    expected = torch.autograd.grad(plain, wide, gradient.float())
+    near(by_inner, expected[0], dtype, atol=4e-6)
+    assert by_bias.numel() == (300 if biased else 0)
+    if biased:
+        torch.testing.assert_close(by_bias, expected[1], atol=1e-4, rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("centred", [True, False])
+@pytest.mark.parametrize("passes", [True, False])
+def test_norms(dtype, centred, passes):
+    from ropewalk.model.kernels.norms import norm, norm_backward
+
+    made = norms.LayerNorm(300) if centred else norms.RmsNorm(300, eps=1e-6)
+    with torch.no_grad():
+        made.to(DEVICE).weight.copy_(draw(300) + 1)
+    x, by_norm = 2 * draw(3, 250, 300, dtype=dtype) + 1, draw(3, 250, 300, dtype=dtype)
+    by_stream = draw(3, 250, 300, dtype=dtype).flip(0) if passes else None
+    wide = x.float().requires_grad_()
+    plain = norms.normed_plainly(wide, made)
+    bias = made.bias if centred else None
+    stream, out, means, scales = norm(x, None, made.weight, bias, made.eps, dtype)
+    assert not stream.numel()
+    near(out, plain, dtype)
+    found = norm_backward(x, made.weight, means, scales, by_norm, by_stream)
+    expected = torch.autograd.grad(plain, [wide, *made.parameters()], by_norm.float())
+    near(found[0], expected[0] + (by_stream.float() if passes else 0), dtype)
+    for got, want in zip(found[1:] if centred else found[1:2], expected[1:], strict=True):
+        torch.testing.assert_close(got, want, atol=1e-4, rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("centred", [True, False])
+def test_norm_of_a_sum(dtype, centred):
+    """A stream may be wider than what a branch adds to it."""
+    from ropewalk.model.kernels.norms import norm
+
+    made = norms.LayerNorm(300) if centred else norms.RmsNorm(300, eps=1e-6)
+    made.to(DEVICE)
+    x, added = 2 * draw(3, 50, 300) + 1, draw(3, 50, 300, dtype=dtype).flip(0)
+    bias = made.bias if centred else None
+    for stream in {torch.float32, dtype}:
+        total = x.to(stream) + added
+        found = norm(x.to(stream), added, made.weight, bias, made.eps, dtype)
+        assert found[0].dtype == total.dtype
+        torch.testing.assert_close(found[0], total, rtol=0, atol=0)
+        near(found[1], norms.normed_plainly(total.float(), made), dtype)
 
 
 @pytest.mark.parametrize("dtype", TYPES)

@@ -63,8 +63,13 @@ def test_row_parallel_outputs_of_a_split_block_add_up(degree, mlp, place, change
     def feed_forward(x_BTC):
         return sum(part.mlp(x_BTC) for part in parts)
 
-    middle_BTC = block.residual(x_BTC, attention, block.attention_norm, block.attention_post_norm)
-    summed_BTC = block.residual(middle_BTC, feed_forward, block.mlp_norm, block.mlp_post_norm)
+    def written(x_BTC, branch, norm, post_norm):
+        if place == "post":
+            return norm(x_BTC + branch(x_BTC))
+        return x_BTC + (post_norm or torch.nn.Identity())(branch(norm(x_BTC)))
+
+    middle_BTC = written(x_BTC, attention, block.attention_norm, block.attention_post_norm)
+    summed_BTC = written(middle_BTC, feed_forward, block.mlp_norm, block.mlp_post_norm)
     whole_BTC = block(x_BTC, turn=turn, attend=attend_for(spec))
     torch.testing.assert_close(summed_BTC, whole_BTC, atol=1e-12, rtol=1e-12)
     whole_BTC.square().sum().backward()

@@ -25,10 +25,10 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 
 
 def executor(
-    device: Literal["cpu", "cuda"], precision: Precision = "fp32", *, kind: OptimizerKind = "adamw"
+    device: Literal["cpu", "cuda"], precision: Precision = "fp32", *, kind: OptimizerKind = "adamw", rows: int = 4
 ) -> Executor:
     spec = resolve(Model(layers=2, width=64, heads=4, kv_heads=2), vocabulary=128, sequence_length=32)
-    plan = Plan(device=device, precision=precision, batch_rows=8, microbatch_rows=4)
+    plan = Plan(device=device, precision=precision, batch_rows=8, microbatch_rows=rows)
     model = build(spec, seed=0, device=device)
     return apply(plan, model, None, lambda p, _: make_optimizer(p, Optimizer(kind=kind), spec=spec), clip_norm=1.0)
 
@@ -84,6 +84,19 @@ def test_a_gradient_that_is_not_finite_changes_nothing(kind: OptimizerKind) -> N
     assert made.step(batch(), lr=1e-3).skipped.item() == 1
     after = {**local(made.model_state()), **local(made.optimizer_state())}
     assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+@pytest.mark.parametrize("rows", [4, 8], ids=["two microbatches", "one"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_model_computes_with_the_optimizers_weights_rounded(kind: OptimizerKind, rows: int) -> None:
+    made = executor("cuda", "bf16-pure", kind=kind, rows=rows)
+    for _ in range(2):
+        made.step(batch(), lr=1e-2)
+    (masters,) = made._masters  # type: ignore[attr-defined]
+    (stage,) = made._stages.values()  # type: ignore[attr-defined]
+    for name, weight in stage.named_parameters():
+        assert torch.equal(weight, masters.parameters[name].to(torch.bfloat16)), name
+    assert getattr(made._optimizer, "rounds", False) == (rows == 8 and kind.startswith("adamw"))  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("name", SHAPES)

@@ -27,9 +27,10 @@ def update_(
     adam: Adam,
     lr: float,
     decay: float,
+    rounded: Tensor | None = None,
 ) -> None:
     """One step of a weight and its moments in place; none where `left_out` is 1. Gradients are divided by `scale`;
-    `starts_2` are the two corrections of Adam for its start at 0."""
+    `starts_2` are the two corrections of Adam for its start at 0. `rounded` becomes the weight in fewer bits."""
     _block[(triton.cdiv(weight.numel(), BLOCK),)](
         weight,
         gradient.contiguous(),
@@ -38,12 +39,14 @@ def update_(
         starts_2,
         left_out,
         scale,
+        weight if rounded is None else rounded,
         weight.numel(),
         1 - lr * decay,
         lr,
         1 - adam.beta1,
         1 - adam.beta2,
         adam.epsilon,
+        ROUNDS=rounded is not None,
         BLOCK=BLOCK,
         num_warps=4,
     )
@@ -58,12 +61,14 @@ def _block(
     starts,
     left_out,
     scale,
+    rounded,
     count,
     keep,
     lr,
     mean_share,
     square_share,
     epsilon,
+    ROUNDS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -75,6 +80,9 @@ def _block(
     mean += mean_share * (gradient - mean)
     square += square_share * (gradient * gradient - square)
     direction = mean / tl.load(starts) / (tl.sqrt_rn(square / tl.load(starts + 1)) + epsilon)
-    tl.store(weights + at, weight * keep - lr * direction, mask=inside)
+    weight = weight * keep - lr * direction
+    tl.store(weights + at, weight, mask=inside)
+    if ROUNDS:
+        tl.store(rounded + at, weight.to(rounded.dtype.element_ty), mask=inside)
     tl.store(means + at, mean, mask=inside)
     tl.store(squares + at, square, mask=inside)

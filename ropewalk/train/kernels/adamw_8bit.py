@@ -23,13 +23,15 @@ def update_(
     moments: dict[str, Tensor],
     starts_2: Tensor,
     left_out: Tensor,
+    scale: Tensor,
     *,
     adam: Adam,
     lr: float,
     decay: float,
+    rounded: Tensor | None = None,
 ) -> None:
-    """One step of a matrix and its moments in place; none where `left_out` is 1. `starts_2` are the two corrections of
-    Adam for its start at 0."""
+    """One step of a matrix and its moments in place; none where `left_out` is 1. Gradients are divided by `scale`;
+    `starts_2` are the two corrections of Adam for its start at 0. `rounded` becomes the matrix in fewer bits."""
     rows, columns = weight.shape
     place = {"dtype": weight.dtype, "device": weight.device}
     _row[(rows,)](
@@ -41,6 +43,8 @@ def update_(
         moments["root_scale"],
         starts_2,
         left_out,
+        scale,
+        weight if rounded is None else rounded,
         table(signed=True, **place),
         middles(signed=True, **place),
         table(signed=False, **place),
@@ -51,6 +55,7 @@ def update_(
         1 - adam.beta1,
         1 - adam.beta2,
         adam.epsilon,
+        ROUNDS=rounded is not None,
         BLOCK=min(BLOCK, triton.next_power_of_2(columns)),
     )
 
@@ -65,6 +70,8 @@ def _row(
     root_scales,
     starts,
     left_out,
+    scale,
+    rounded,
     signed,
     signed_middles,
     unsigned,
@@ -75,10 +82,12 @@ def _row(
     mean_share,
     square_share,
     epsilon,
+    ROUNDS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     weights += row * columns
+    rounded += row * columns
     gradients += row * columns
     mean_codes += row * columns
     root_codes += row * columns
@@ -86,11 +95,12 @@ def _row(
     width = tl.where(applies, columns, 0)
     mean_scale, root_scale = tl.load(mean_scales + row), tl.load(root_scales + row)
     mean_start, square_start = tl.load(starts), tl.load(starts + 1)
+    divisor = tl.load(scale)
     new_mean_scale, new_root_scale = 0.0, 0.0
     for start in range(0, columns, BLOCK):
         at = start + tl.arange(0, BLOCK)
         inside = at < width
-        gradient = tl.load(gradients + at, mask=inside, other=0.0).to(tl.float32)
+        gradient = tl.div_rn(tl.load(gradients + at, mask=inside, other=0.0).to(tl.float32), divisor)
         mean = _mean(mean_codes + at, inside, signed, mean_scale, gradient, mean_share)
         square = _square(root_codes + at, inside, unsigned, root_scale, gradient, square_share)
         new_mean_scale = tl.maximum(new_mean_scale, tl.max(tl.where(inside, tl.abs(mean), 0.0), axis=0))
@@ -100,12 +110,15 @@ def _row(
     for start in range(0, columns, BLOCK):
         at = start + tl.arange(0, BLOCK)
         inside = at < width
-        gradient = tl.load(gradients + at, mask=inside, other=0.0).to(tl.float32)
+        gradient = tl.div_rn(tl.load(gradients + at, mask=inside, other=0.0).to(tl.float32), divisor)
         mean = _mean(mean_codes + at, inside, signed, mean_scale, gradient, mean_share)
         square = _square(root_codes + at, inside, unsigned, root_scale, gradient, square_share)
         weight = tl.load(weights + at, mask=inside, other=0.0)
         direction = mean / mean_start / (tl.sqrt_rn(square / square_start) + epsilon)
-        tl.store(weights + at, weight * keep - lr * direction, mask=inside)
+        weight = weight * keep - lr * direction
+        tl.store(weights + at, weight, mask=inside)
+        if ROUNDS:
+            tl.store(rounded + at, weight.to(rounded.dtype.element_ty), mask=inside)
         root = tl.sqrt_rn(square)
         mean_code = _code(tl.div_rn(mean, mean_unit), signed_middles)
         # Above 0 it stays above: it divides.

@@ -84,6 +84,7 @@ class FusedAdam:
                 adam=self.adam,
                 lr=lr,
                 decay=decay,
+                rounded=getattr(weight, "rounded", None),
             )
         _count(states, left_out)
 
@@ -106,11 +107,22 @@ class FusedAdam8:
     ) -> None:
         from ..kernels.adamw_8bit import update_
 
-        left_out = torch.zeros((), device=weights[0].device) if found_inf is None else found_inf
+        place = weights[0].device
+        left_out = torch.zeros((), device=place) if found_inf is None else found_inf
+        scale = torch.ones((), device=place) if grad_scale is None else grad_scale
         for weight, state, starts_2 in zip(weights, states, _starts(states, self.adam), strict=True):
-            gradient = _gradient(weight)
-            gradient = gradient if grad_scale is None else gradient.to(weight.dtype) / grad_scale
-            update_(weight, gradient, state, starts_2, left_out, adam=self.adam, lr=lr, decay=decay)
+            update_(
+                weight,
+                _gradient(weight),
+                state,
+                starts_2,
+                left_out,
+                scale,
+                adam=self.adam,
+                lr=lr,
+                decay=decay,
+                rounded=getattr(weight, "rounded", None),
+            )
         _count(states, left_out)
 
 

@@ -77,6 +77,10 @@ class Guarded(torch.optim.Optimizer):
         self.communicates = any(not cut.is_whole for cut in self._cuts.values())
         """Rules may ask about the whole of what is cut (see parallel/executor.py)."""
         parameters = [p for group in self.param_groups for p in group["params"]]
+        self.rounds = all(
+            hasattr(p, "rounded") and self._has_kernel(p, group) for group in self.param_groups for p in group["params"]
+        )
+        """Whether an update also writes what parameters have as `rounded` (parallel/precision.py)."""
         self._stack_numel = max(_numel(self._cut(p)) for p in parameters) // 2
 
     @torch.no_grad()

@@ -1,0 +1,198 @@
+"""Steps on one GPU by ours, by nanoGPT and by compiled transformers, in turns in one run; every turn a process.
+
+    make bench NAME=gpu_step ARGS="--nanogpt ../nanoGPT"
+
+Contenders train the same shapes on the same number of random rows, with AdamW and clipping, and do not wait for the GPU
+between steps. nanoGPT is a script rather than a package: give the folder of a clone; without it its cases are left out.
+Ours computes with bfloat16 weights beside float32 ones for the optimizer (`bf16-pure`), or in 8 bits; the peers with
+float32 weights under autocast, as their users do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import statistics
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from harness import ROOT, call, finish
+
+PEAK_FLOPS = 989.4e12
+"""Of an H100 and an H200 in bfloat16 without sparsity."""
+WARMUP = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """Shapes, and who trains them."""
+
+    size: str
+    peer: str | None
+    """`nanogpt`, `transformers`, or None for ours alone."""
+    bias: bool | None = None
+    """Whether linear maps have one; None: as the size has it."""
+    rows: int | None = None
+    """Ours, where they are not the size's."""
+    precision: str = "bf16-pure"
+    optimizer: str = "adamw"
+    recompute: str = "none"
+    steps: int = 12
+
+
+CASES = {
+    "124M": Case(size="124M", peer="nanogpt"),
+    "124M without biases": Case(size="124M", peer="nanogpt", bias=False),
+    "1.3B": Case(size="1.3B", peer="transformers"),
+    "1.3B fp8": Case(size="1.3B", peer="transformers", rows=32, precision="fp8", steps=8),
+    "7B": Case(size="7B", peer=None, rows=2, optimizer="adamw-8bit", steps=8),
+}
+Step = Callable[[], torch.Tensor]
+
+
+def shapes(case: Case) -> tuple[Any, Any]:
+    from ropewalk.model.sizes import size_of
+    from ropewalk.model.spec import resolve
+
+    size = size_of(case.size)
+    model = size.model if case.bias is None else dataclasses.replace(size.model, bias=case.bias)
+    return size, resolve(model, vocabulary=size.vocabulary, sequence_length=size.sequence_length)
+
+
+def ropewalk(case: Case) -> tuple[Step, int]:
+    from ropewalk.plan.plan import Plan
+    from ropewalk.train.config import Optimizer
+    from ropewalk.train.stepping import own_step
+
+    size, spec = shapes(case)
+    rows = case.rows or size.batch_rows
+    plan = Plan(
+        device="cuda",
+        precision=case.precision,  # type: ignore[arg-type]
+        batch_rows=rows,
+        microbatch_rows=rows,
+        recompute=case.recompute,  # type: ignore[arg-type]
+        compile=True,
+    )
+    optimizer = Optimizer(kind=case.optimizer)  # type: ignore[arg-type]
+    return own_step(spec, plan, device=torch.device("cuda", 0), optimizer=optimizer, clip_norm=1.0), rows
+
+
+def nanogpt(case: Case) -> tuple[Step, int]:
+    from model import GPT, GPTConfig
+
+    size, spec = shapes(case)
+    torch.backends.cuda.matmul.allow_tf32 = True  # as its train.py
+    torch.backends.cudnn.allow_tf32 = True
+    config = GPTConfig(
+        block_size=spec.sequence_length,
+        vocab_size=spec.vocabulary,
+        n_layer=spec.layers,
+        n_head=spec.heads,
+        n_embd=spec.width,
+        dropout=0.0,
+        bias=spec.bias,
+    )
+    model = GPT(config).cuda()
+    optimizer = model.configure_optimizers(weight_decay=0.1, learning_rate=1e-4, betas=(0.9, 0.95), device_type="cuda")
+    compiled = torch.compile(model)
+    inputs, targets = (
+        torch.randint(spec.vocabulary, (size.batch_rows, spec.sequence_length), device="cuda") for _ in range(2)
+    )
+
+    def step() -> torch.Tensor:
+        with torch.autocast("cuda", torch.bfloat16):
+            _, loss = compiled(inputs, targets)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return loss.detach()
+
+    return step, size.batch_rows
+
+
+def transformers(case: Case) -> tuple[Step, int]:
+    from ropewalk.plan.plan import Plan
+    from ropewalk.train.config import Optimizer
+    from ropewalk.train.peers import transformers_step
+
+    size, spec = shapes(case)
+    rows = size.batch_rows
+    plan = Plan(device="cuda", precision="bf16", batch_rows=rows, microbatch_rows=rows)
+    step = transformers_step(
+        spec, plan, device=torch.device("cuda", 0), optimizer=Optimizer(), clip_norm=1.0, compiled=True
+    )
+    return step, rows
+
+
+MAKERS = {"ropewalk": ropewalk, "nanogpt": nanogpt, "transformers": transformers}
+
+
+def measure(case: Case, who: str) -> dict[str, float]:
+    """Tokens a second, by the GPU's clock over all steps, and the most memory."""
+    step, rows = MAKERS[who](case)
+    _, spec = shapes(case)
+    for _ in range(WARMUP):
+        step()
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda.synchronize()
+    start.record()
+    for _ in range(case.steps):
+        loss = step()
+    end.record()
+    torch.cuda.synchronize()
+    speed = 1e3 * case.steps * rows * spec.sequence_length / start.elapsed_time(end)
+    return {
+        "tokens_s": speed,
+        "mfu": speed * spec.flops_per_token() / PEAK_FLOPS,
+        "gigabytes": torch.cuda.max_memory_allocated() / 1e9,
+        "loss": loss.item(),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--nanogpt", type=Path, default=ROOT / ".bench" / "nanogpt", help="folder of its model.py")
+    parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
+    parser.add_argument("--turns", type=int, default=2)
+    parser.add_argument("--contender", choices=MAKERS)
+    options = parser.parse_args()
+    if not torch.cuda.is_available():
+        sys.exit("gpu_step wants a CUDA GPU; cpu_step is its sibling for CPUs")
+    if options.contender:
+        sys.path[:0] = [str(ROOT), str(options.nanogpt)]  # ours may not be installed
+        print(json.dumps(measure(CASES[options.cases[0]], options.contender)))
+        return
+    ours: dict[str, float] = {}
+    peers: dict[str, dict[str, float]] = {}
+    ratios: dict[str, float] = {}
+    quality: dict[str, object] = {}
+    for name in options.cases:
+        case = CASES[name]
+        if case.peer == "nanogpt" and not (options.nanogpt / "model.py").exists():
+            print(f"{name}: left out, no model.py of nanoGPT in {options.nanogpt} (--nanogpt)", file=sys.stderr)
+            continue
+        contenders = ["ropewalk", case.peer] if case.peer else ["ropewalk"]
+        found: dict[str, list[dict[str, float]]] = {who: [] for who in contenders}
+        for _ in range(options.turns):
+            for who in contenders:
+                flags = ["--contender", who, "--cases", name, "--nanogpt", str(options.nanogpt)]
+                found[who].append(call(sys.executable, __file__, *flags))
+                print(name, who, found[who][-1], file=sys.stderr, flush=True)
+        speeds = {who: statistics.median(turn["tokens_s"] for turn in turns) for who, turns in found.items()}
+        ours[name] = speeds["ropewalk"]
+        quality[name] = found
+        if case.peer:
+            peers.setdefault(case.peer, {})[name] = speeds[case.peer]
+            ratios[f"{case.peer}, {name}"] = speeds["ropewalk"] / speeds[case.peer]
+    finish("gpu_step", ours=ours, peers=peers, ratios=ratios, quality=quality)
+
+
+if __name__ == "__main__":
+    main()

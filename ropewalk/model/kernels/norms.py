@@ -1,0 +1,198 @@
+"""RMS and layer norms, and the gradient of a stream that is normalised for a branch and also passes by it.
+
+Twin: `normed_plainly` of model/norms.py. A program owns a row, or every so many-th of them when it adds up over rows.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+PARTS = 528
+"""Programs of the backward pass, four for each processor of an H200: each adds up its share of the rows."""
+
+
+@torch.library.custom_op(
+    "ropewalk::norm",
+    mutates_args=(),
+    schema="(Tensor x, Tensor? added, Tensor weight, Tensor? bias, float epsilon, ScalarType dtype)"
+    " -> (Tensor, Tensor, Tensor, Tensor)",
+)
+def norm(
+    x: Tensor, added: Tensor | None, weight: Tensor, bias: Tensor | None, epsilon: float, dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """`x` plus `added` (nothing where nothing is added), and its rows over their root mean square times `weight`; with
+    a bias, which is added, they are centred first. Also what the gradient needs: the mean of each row (none of rows
+    that are not centred) and one over its root."""
+    stream, out, means, scales = _room(x, added, weight, bias, epsilon, dtype)
+    width = x.shape[-1]
+    block = triton.next_power_of_2(width)
+    _forward[(x.numel() // width,)](
+        x,
+        x if added is None else added,
+        weight,
+        weight if bias is None else bias,
+        stream,
+        out,
+        means,
+        scales,
+        width,
+        epsilon,
+        ADDED=added is not None,
+        CENTRED=bias is not None,
+        BLOCK=block,
+        num_warps=_warps(block),
+    )
+    return stream, out, means, scales
+
+
+@norm.register_fake
+def _room(
+    x: Tensor, added: Tensor | None, weight: Tensor, bias: Tensor | None, epsilon: float, dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Room for the result."""
+    rows = x.numel() // x.shape[-1]
+    means, scales = (x.new_empty(rows if wanted else 0, dtype=torch.float32) for wanted in (bias is not None, True))
+    stream = x.new_empty(0) if added is None else x.new_empty(x.shape, dtype=torch.promote_types(x.dtype, added.dtype))
+    return stream, x.new_empty(x.shape, dtype=dtype), means, scales
+
+
+@torch.library.custom_op(
+    "ropewalk::norm_backward",
+    mutates_args=(),
+    schema="(Tensor x, Tensor weight, Tensor means, Tensor scales, Tensor by_norm, Tensor? by_stream)"
+    " -> (Tensor, Tensor, Tensor)",
+)
+def norm_backward(
+    x: Tensor, weight: Tensor, means: Tensor, scales: Tensor, by_norm: Tensor, by_stream: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients by `x`, `weight` and bias, given that by the normalised rows and that by rows that pass by."""
+    by_x, by_weight, by_bias = _gradients(x, weight, means, scales, by_norm, by_stream)
+    width = x.shape[-1]
+    rows, block = x.numel() // width, triton.next_power_of_2(width)
+    centred = means.numel() > 0
+    parts = x.new_empty(2 if centred else 1, PARTS, width, dtype=torch.float32)
+    _backward[(PARTS,)](
+        x,
+        weight,
+        means,
+        scales,
+        by_norm,
+        x if by_stream is None else by_stream,
+        by_x,
+        parts,
+        rows,
+        width,
+        CENTRED=centred,
+        PASSING=by_stream is not None,
+        BLOCK=block,
+        num_warps=_warps(block),
+    )
+    torch.sum(parts[0], dim=0, out=by_weight)
+    if centred:
+        torch.sum(parts[1], dim=0, out=by_bias)
+    return by_x, by_weight, by_bias
+
+
+@norm_backward.register_fake
+def _gradients(
+    x: Tensor, weight: Tensor, means: Tensor, scales: Tensor, by_norm: Tensor, by_stream: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Room for the result."""
+    width = x.shape[-1]
+    by_weight, by_bias = (x.new_empty(n, dtype=torch.float32) for n in (width, width if means.numel() else 0))
+    return torch.empty_like(x), by_weight, by_bias
+
+
+def _warps(block: int) -> int:
+    """Eight numbers a thread."""
+    return min(max(block // 256, 1), 16)
+
+
+@triton.jit
+def _forward(
+    rows,
+    added,
+    weights,
+    biases,
+    stream,
+    out,
+    means,
+    scales,
+    width,
+    epsilon,
+    ADDED: tl.constexpr,
+    CENTRED: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.arange(0, BLOCK)
+    inside = at < width
+    x = tl.load(rows + row * width + at, mask=inside, other=0.0).to(tl.float32)
+    if ADDED:
+        x += tl.load(added + row * width + at, mask=inside, other=0.0).to(tl.float32)
+        # What is normalised is what later layers see, rounded.
+        rounded = x.to(stream.dtype.element_ty)
+        tl.store(stream + row * width + at, rounded, mask=inside)
+        x = rounded.to(tl.float32)
+    weight = tl.load(weights + at, mask=inside, other=0.0).to(tl.float32)
+    if CENTRED:
+        mean = tl.sum(x, axis=0) / width
+        x = tl.where(inside, x - mean, 0.0)
+        tl.store(means + row, mean)
+    scale = tl.rsqrt(tl.sum(x * x, axis=0) / width + epsilon)
+    tl.store(scales + row, scale)
+    y = x * scale * weight
+    if CENTRED:
+        y += tl.load(biases + at, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + row * width + at, y.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _backward(
+    rows,
+    weights,
+    means,
+    scales,
+    by_norm,
+    by_stream,
+    by_rows,
+    parts,
+    count,
+    width,
+    CENTRED: tl.constexpr,
+    PASSING: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    part, programs = tl.program_id(0), tl.num_programs(0)
+    at = tl.arange(0, BLOCK)
+    inside = at < width
+    weight = tl.load(weights + at, mask=inside, other=0.0).to(tl.float32)
+    by_weight = tl.zeros([BLOCK], tl.float32)
+    by_bias = tl.zeros([BLOCK], tl.float32)
+    for row in range(part, count, programs):
+        place = tl.cast(row, tl.int64) * width + at
+        x = tl.load(rows + place, mask=inside, other=0.0).to(tl.float32)
+        gradient = tl.load(by_norm + place, mask=inside, other=0.0).to(tl.float32)
+        if PASSING:
+            passing = tl.load(by_stream + place, mask=inside, other=0.0).to(tl.float32)
+        scale = tl.load(scales + row)
+        if CENTRED:
+            x = x - tl.load(means + row)
+        unit = tl.where(inside, x * scale, 0.0)
+        by_weight += gradient * unit
+        if CENTRED:
+            by_bias += gradient
+        gradient = gradient * weight
+        inner = gradient - unit * (tl.sum(gradient * unit, axis=0) / width)
+        if CENTRED:
+            inner -= tl.sum(gradient, axis=0) / width
+        inner *= scale
+        if PASSING:
+            inner += passing
+        tl.store(by_rows + place, inner.to(by_rows.dtype.element_ty), mask=inside)
+    tl.store(parts + part * width + at, by_weight, mask=inside)
+    if CENTRED:
+        tl.store(parts + (programs + part) * width + at, by_bias, mask=inside)

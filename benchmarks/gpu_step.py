@@ -50,7 +50,7 @@ CASES = {
     "124M without biases": Case(size="124M", peer="nanogpt", bias=False),
     "1.3B": Case(size="1.3B", peer="transformers"),
     "1.3B fp8": Case(size="1.3B", peer="transformers", rows=32, precision="fp8", steps=8),
-    "7B": Case(size="7B", peer=None, rows=2, optimizer="adamw-8bit", steps=8),
+    "7B": Case(size="7B", peer=None, rows=4, optimizer="adamw-8bit", steps=8),
 }
 Step = Callable[[], torch.Tensor]
 

@@ -43,5 +43,5 @@ class _Gelu(torch.autograd.Function):
         from .kernels.gelu import gelu_backward
 
         inner, bias = ctx.saved_tensors
-        by_inner, by_bias = gelu_backward(inner, bias, gradient.contiguous(), ctx.tanh)
-        return by_inner, None if bias is None else by_bias.to(bias.dtype), None
+        by_inner, parts = gelu_backward(inner, bias, gradient.contiguous(), ctx.tanh)
+        return by_inner, None if bias is None else parts.sum(dim=0).to(bias.dtype), None

@@ -108,5 +108,7 @@ def _gradients(
 
     x, weight, means, scales = saved
     by_stream = None if by_stream is None else by_stream.contiguous()
-    by_x, by_weight, by_bias = norm_backward(x, weight, means, scales, by_norm.contiguous(), by_stream)
-    return by_x, by_weight.to(weight.dtype), by_bias.to(weight.dtype) if means.numel() else None
+    by_x, parts = norm_backward(x, weight, means, scales, by_norm.contiguous(), by_stream)
+    # Here rather than beside the kernel: compiled, a sum of parts takes a quarter of the time of torch's.
+    sums = parts.sum(dim=1).to(weight.dtype)
+    return by_x, sums[0], sums[1] if means.numel() else None

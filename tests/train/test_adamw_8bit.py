@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 
 import pytest
 import torch
@@ -12,7 +13,9 @@ from torch import Tensor, nn
 
 from ropewalk.train.config import Optimizer
 from ropewalk.train.optimizer import make_optimizer
-from ropewalk.train.optimizers.codes import decode, encode, table, zero_code
+from ropewalk.train.optimizers.adamw import Adam
+from ropewalk.train.optimizers.adamw_8bit import Adam8
+from ropewalk.train.optimizers.codes import decode, encode, middles, table, zero_code
 
 CPU = torch.device("cpu")
 
@@ -91,6 +94,40 @@ def step(optimizer: torch.optim.Optimizer, named: dict[str, nn.Parameter], *, nu
     found_inf = torch.tensor(float(left_out), device=next(iter(named.values())).device)
     vars(optimizer).update(found_inf=found_inf, grad_scale=None)
     optimizer.step()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(
+    not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1", reason="wants a GPU or TRITON_INTERPRET=1"
+)
+@pytest.mark.parametrize("signed", [False, True])
+def test_the_kernel_finds_the_nearest_code_of_every_number_that_lies_between_two(signed: bool) -> None:
+    """A moment that is its own mean (no gradient, a share of 1) is encoded by the kernel as by the rule."""
+    pytest.importorskip("triton")
+    from ropewalk.train.kernels.adamw_8bit import update_
+
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    between = middles(signed=True, dtype=torch.float32, device=CPU)
+    if not signed:
+        between = middles(signed=False, dtype=torch.float32, device=CPU)
+    around = [between, between.nextafter(torch.tensor(2.0)), between.nextafter(torch.tensor(-2.0))]
+    draw = torch.Generator().manual_seed(0)
+    spread = 10.0 ** (-9 * torch.rand(3000, generator=draw)) * torch.randn(3000, generator=draw).sign()
+    gradient = torch.cat([*around, spread, torch.tensor([0.0, 1.0, 1e-30, -1.0])]).unsqueeze(0)
+    gradient = (gradient if signed else gradient.abs()).clamp(-1, 1).to(device)
+    rule = Adam8(adam=Adam(beta1=0.0, beta2=0.0, epsilon=1e-8))
+    weight, one = torch.zeros_like(gradient), torch.ones((), device=device)
+    moments = rule.begin(weight)
+    update_(weight, gradient, moments, one.repeat(2), one - 1, one, adam=rule.adam, lr=0.0, decay=0.0)
+    which = "mean" if signed else "root"
+    wanted = encode(gradient, gradient.abs().amax(1, keepdim=True), signed=signed)
+    found = moments[f"{which}_code"]
+    if signed:
+        assert torch.equal(found, wanted)
+    else:  # The root of a square may be the next number.
+        assert (found.int() - wanted.int()).abs().max() <= 1
+        assert (found != wanted).sum() <= len(around) * 255 // 2
+    assert found.unique().numel() == 256
 
 
 @pytest.mark.gpu

@@ -20,7 +20,7 @@ def losses_and_gradient_(logits_NV: Tensor, targets_N: Tensor, weights_N: Tensor
     rows, vocabulary = logits_NV.shape
     losses_N = torch.empty(rows, dtype=torch.float32, device=logits_NV.device)
     if rows:
-        _row[(rows,)](
+        _cross_entropy[(rows,)](
             logits_NV,
             targets_N,
             weights_N,
@@ -34,7 +34,7 @@ def losses_and_gradient_(logits_NV: Tensor, targets_N: Tensor, weights_N: Tensor
 
 
 @triton.jit
-def _row(logits, targets, weights, losses, vocabulary, stride, BLOCK: tl.constexpr):
+def _cross_entropy(logits, targets, weights, losses, vocabulary, stride, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     logits += row * stride
     target = tl.load(targets + row)

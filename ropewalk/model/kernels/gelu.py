@@ -21,7 +21,7 @@ def gelu(x: Tensor, bias: Tensor | None, tanh: bool) -> Tensor:
     out = _like(x, bias, tanh)
     width = x.shape[-1]
     rows = x.numel() // width
-    _forward[_grid(rows, width)](
+    _gelu[_grid(rows, width)](
         x,
         x if bias is None else bias,
         out,
@@ -49,13 +49,12 @@ def _like(x: Tensor, bias: Tensor | None, tanh: bool) -> Tensor:
     schema="(Tensor x, Tensor? bias, Tensor gradient, bool tanh) -> (Tensor, Tensor)",
 )
 def gelu_backward(x: Tensor, bias: Tensor | None, gradient: Tensor, tanh: bool) -> tuple[Tensor, Tensor]:
-    """The gradients by `x` and by `bias` (empty without one), given that by the result."""
-    by_x, by_bias = _room(x, bias, gradient, tanh)
+    """The gradient by `x`, given that by the result; and that by `bias`, where there is one, in parts to be added
+    up."""
+    by_x, parts = _room(x, bias, gradient, tanh)
     width = x.shape[-1]
     rows = x.numel() // width
-    grid = _grid(rows, width)
-    parts = x.new_empty(grid[0], width if bias is not None else 0, dtype=torch.float32)
-    _backward[grid](
+    _gelu_backward[_grid(rows, width)](
         x,
         x if bias is None else bias,
         gradient,
@@ -70,15 +69,15 @@ def gelu_backward(x: Tensor, bias: Tensor | None, gradient: Tensor, tanh: bool) 
         TURNS=TURNS,
         num_warps=4,
     )
-    if bias is not None:
-        torch.sum(parts, dim=0, out=by_bias)
-    return by_x, by_bias
+    return by_x, parts
 
 
 @gelu_backward.register_fake
 def _room(x: Tensor, bias: Tensor | None, gradient: Tensor, tanh: bool) -> tuple[Tensor, Tensor]:
     """Room for the result."""
-    return torch.empty_like(x), x.new_empty(0 if bias is None else x.shape[-1], dtype=torch.float32)
+    width = x.shape[-1]
+    parts = _grid(x.numel() // width, width)[0]
+    return torch.empty_like(x), x.new_empty(parts, 0 if bias is None else width, dtype=torch.float32)
 
 
 def _grid(rows: int, width: int) -> tuple[int, int]:
@@ -99,7 +98,7 @@ def _share(x, TANH: tl.constexpr):
 
 
 @triton.jit
-def _forward(
+def _gelu(
     xs,
     biases,
     out,
@@ -113,16 +112,20 @@ def _forward(
 ):
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
     bias = tl.load(biases + column, mask=column < width, other=0.0).to(tl.float32) if BIASED else 0.0
+    first = tl.program_id(0) * (TURNS * ROWS)
+    xs += first.to(tl.int64) * width
+    out += first.to(tl.int64) * width
     for turn in range(TURNS):
-        row = (tl.program_id(0) * TURNS + turn).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
-        here = (row < rows) & (column < width)
-        x = tl.load(xs + row * width + column, mask=here, other=0.0).to(tl.float32) + bias
+        row = turn * ROWS + tl.arange(0, ROWS)[:, None]
+        here = (first + row < rows) & (column < width)
+        at = row * width + column
+        x = tl.load(xs + at, mask=here, other=0.0).to(tl.float32) + bias
         share, _ = _share(x, TANH)
-        tl.store(out + row * width + column, (x * share).to(out.dtype.element_ty), mask=here)
+        tl.store(out + at, (x * share).to(out.dtype.element_ty), mask=here)
 
 
 @triton.jit
-def _backward(
+def _gelu_backward(
     xs,
     biases,
     gradients,
@@ -139,15 +142,20 @@ def _backward(
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
     bias = tl.load(biases + column, mask=column < width, other=0.0).to(tl.float32) if BIASED else 0.0
     total = tl.zeros([ROWS, COLUMNS], tl.float32)
+    first = tl.program_id(0) * (TURNS * ROWS)
+    xs += first.to(tl.int64) * width
+    gradients += first.to(tl.int64) * width
+    by_x += first.to(tl.int64) * width
     for turn in range(TURNS):
-        row = (tl.program_id(0) * TURNS + turn).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
-        here = (row < rows) & (column < width)
-        x = tl.load(xs + row * width + column, mask=here, other=0.0).to(tl.float32) + bias
-        gradient = tl.load(gradients + row * width + column, mask=here, other=0.0).to(tl.float32)
+        row = turn * ROWS + tl.arange(0, ROWS)[:, None]
+        here = (first + row < rows) & (column < width)
+        at = row * width + column
+        x = tl.load(xs + at, mask=here, other=0.0).to(tl.float32) + bias
+        gradient = tl.load(gradients + at, mask=here, other=0.0).to(tl.float32)
         share, slope = _share(x, TANH)
         gradient *= share + x * slope
         total += gradient
-        tl.store(by_x + row * width + column, gradient.to(by_x.dtype.element_ty), mask=here)
+        tl.store(by_x + at, gradient.to(by_x.dtype.element_ty), mask=here)
     if BIASED:
         at = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
         tl.store(parts + tl.program_id(0) * width + at, tl.sum(total, axis=0), mask=at < width)

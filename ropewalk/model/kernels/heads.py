@@ -22,7 +22,7 @@ def turned(
     """Queries B T H D, keys and values B T G D of `fused` B T (G group_heads D); angles B 1 T D/2."""
     queries, keys, values = _heads(fused, cosines, sines, group_heads, head_size)
     rows, tokens, groups = keys.shape[:3]
-    _forward[(rows * tokens,)](
+    _turned_heads[(rows * tokens,)](
         fused,
         cosines.contiguous(),
         sines.contiguous(),
@@ -62,7 +62,7 @@ def turned_back(
     fused = _fused(queries, keys, values, cosines, sines, group_heads)
     rows, tokens, groups, head_size = keys.shape
     parts = [x if x.stride(3) == 1 else x.contiguous() for x in (queries, keys, values)]
-    _backward[(rows * tokens,)](
+    _turned_heads_back[(rows * tokens,)](
         fused,
         cosines.contiguous(),
         sines.contiguous(),
@@ -86,7 +86,7 @@ def _fused(queries: Tensor, keys: Tensor, values: Tensor, cosines: Tensor, sines
 
 
 @triton.jit
-def _forward(
+def _turned_heads(
     fused,
     cosines,
     sines,
@@ -125,7 +125,7 @@ def _forward(
 
 
 @triton.jit
-def _backward(
+def _turned_heads_back(
     fused,
     cosines,
     sines,

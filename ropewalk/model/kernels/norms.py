@@ -10,8 +10,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-PARTS = 528
-"""Programs of the backward pass, four for each processor of an H200: each adds up its share of the rows."""
+PARTS = 1056
+"""Programs of the backward pass, eight for each processor of an H200: each adds up its share of the rows."""
+NUMBERS, NUMBERS_BACK = 8, 32
+"""Of a row that a thread holds, forward and backward: there, the fewer threads share a row, the less they wait for each
+other."""
 
 
 @torch.library.custom_op(
@@ -29,7 +32,7 @@ def norm(
     stream, out, means, scales = _room(x, added, weight, bias, epsilon, dtype)
     width = x.shape[-1]
     block = triton.next_power_of_2(width)
-    _forward[(x.numel() // width,)](
+    _norm[(x.numel() // width,)](
         x,
         x if added is None else added,
         weight,
@@ -43,7 +46,7 @@ def norm(
         ADDED=added is not None,
         CENTRED=bias is not None,
         BLOCK=block,
-        num_warps=_warps(block),
+        num_warps=_warps(block, NUMBERS),
     )
     return stream, out, means, scales
 
@@ -63,18 +66,17 @@ def _room(
     "ropewalk::norm_backward",
     mutates_args=(),
     schema="(Tensor x, Tensor weight, Tensor means, Tensor scales, Tensor by_norm, Tensor? by_stream)"
-    " -> (Tensor, Tensor, Tensor)",
+    " -> (Tensor, Tensor)",
 )
 def norm_backward(
     x: Tensor, weight: Tensor, means: Tensor, scales: Tensor, by_norm: Tensor, by_stream: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients by `x`, `weight` and bias, given that by the normalised rows and that by rows that pass by."""
-    by_x, by_weight, by_bias = _gradients(x, weight, means, scales, by_norm, by_stream)
+) -> tuple[Tensor, Tensor]:
+    """The gradient by `x`, given that by the normalised rows and that by rows that pass by; and those by `weight` and,
+    where there is one, by the bias, in parts to be added up."""
+    by_x, parts = _gradients(x, weight, means, scales, by_norm, by_stream)
     width = x.shape[-1]
     rows, block = x.numel() // width, triton.next_power_of_2(width)
-    centred = means.numel() > 0
-    parts = x.new_empty(2 if centred else 1, PARTS, width, dtype=torch.float32)
-    _backward[(PARTS,)](
+    _norm_backward[(PARTS,)](
         x,
         weight,
         means,
@@ -85,34 +87,29 @@ def norm_backward(
         parts,
         rows,
         width,
-        CENTRED=centred,
+        CENTRED=means.numel() > 0,
         PASSING=by_stream is not None,
         BLOCK=block,
-        num_warps=_warps(block),
+        num_warps=_warps(block, NUMBERS_BACK),
     )
-    torch.sum(parts[0], dim=0, out=by_weight)
-    if centred:
-        torch.sum(parts[1], dim=0, out=by_bias)
-    return by_x, by_weight, by_bias
+    return by_x, parts
 
 
 @norm_backward.register_fake
 def _gradients(
     x: Tensor, weight: Tensor, means: Tensor, scales: Tensor, by_norm: Tensor, by_stream: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor]:
     """Room for the result."""
-    width = x.shape[-1]
-    by_weight, by_bias = (x.new_empty(n, dtype=torch.float32) for n in (width, width if means.numel() else 0))
-    return torch.empty_like(x), by_weight, by_bias
+    parts = x.new_empty(2 if means.numel() else 1, PARTS, x.shape[-1], dtype=torch.float32)
+    return torch.empty_like(x), parts
 
 
-def _warps(block: int) -> int:
-    """Eight numbers a thread."""
-    return min(max(block // 256, 1), 16)
+def _warps(block: int, numbers: int) -> int:
+    return min(max(block // (32 * numbers), 1), 16)
 
 
 @triton.jit
-def _forward(
+def _norm(
     rows,
     added,
     weights,
@@ -151,7 +148,7 @@ def _forward(
 
 
 @triton.jit
-def _backward(
+def _norm_backward(
     rows,
     weights,
     means,

@@ -7,7 +7,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-ROWS = 16
+ROWS, COLUMNS = 8, 128
+"""Of a tile of the result."""
 
 
 @torch.library.custom_op("ropewalk::swiglu", mutates_args=(), schema="(Tensor inner, int chunk) -> Tensor")
@@ -16,8 +17,9 @@ def swiglu(inner: Tensor, chunk: int) -> Tensor:
     out = _half(inner, chunk)
     features = out.shape[-1]
     rows = out.numel() // features
-    grid = (triton.cdiv(rows, ROWS), features // chunk)
-    _forward[grid](inner, out, rows, features, CHUNK=chunk, ROWS=ROWS, num_warps=4)
+    _swiglu[_grid(rows, features)](
+        inner, out, rows, features, CHUNK=chunk, ROWS=ROWS, COLUMNS=COLUMNS, num_warps=4
+    )
     return out
 
 
@@ -35,8 +37,9 @@ def swiglu_backward(inner: Tensor, gradient: Tensor, chunk: int) -> Tensor:
     by_inner = torch.empty_like(inner)
     features = gradient.shape[-1]
     rows = gradient.numel() // features
-    grid = (triton.cdiv(rows, ROWS), features // chunk)
-    _backward[grid](inner, gradient, by_inner, rows, features, CHUNK=chunk, ROWS=ROWS, num_warps=4)
+    _swiglu_backward[_grid(rows, features)](
+        inner, gradient, by_inner, rows, features, CHUNK=chunk, ROWS=ROWS, COLUMNS=COLUMNS, num_warps=4
+    )
     return by_inner
 
 
@@ -46,31 +49,38 @@ def _like(inner: Tensor, gradient: Tensor, chunk: int) -> Tensor:
     return torch.empty_like(inner)
 
 
+def _grid(rows: int, features: int) -> tuple[int, int]:
+    return triton.cdiv(rows, ROWS), triton.cdiv(features, COLUMNS)
+
+
 @triton.jit
-def _forward(inner, out, rows, features, CHUNK: tl.constexpr, ROWS: tl.constexpr):
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    here = (row < rows)[:, None]
-    column = tl.arange(0, CHUNK)[None, :]
-    places = row[:, None] * (2 * features) + tl.program_id(1) * (2 * CHUNK) + column
-    gate = tl.load(inner + places, mask=here, other=0.0).to(tl.float32)
-    up = tl.load(inner + places + CHUNK, mask=here, other=0.0).to(tl.float32)
+def _places(rows, features, CHUNK: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Of a program's gates, of its results, and which there are; ups are a chunk behind the gates."""
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
+    gate = row * (2 * features) + column // CHUNK * (2 * CHUNK) + column % CHUNK
+    return gate, row * features + column, (row < rows) & (column < features)
+
+
+@triton.jit
+def _swiglu(inner, out, rows, features, CHUNK: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    place, at, here = _places(rows, features, CHUNK, ROWS, COLUMNS)
+    gate = tl.load(inner + place, mask=here, other=0.0).to(tl.float32)
+    up = tl.load(inner + place + CHUNK, mask=here, other=0.0).to(tl.float32)
     result = gate * tl.sigmoid(gate) * up
-    at = row[:, None] * features + tl.program_id(1) * CHUNK + column
     tl.store(out + at, result.to(out.dtype.element_ty), mask=here)
 
 
 @triton.jit
-def _backward(inner, gradient, by_inner, rows, features, CHUNK: tl.constexpr, ROWS: tl.constexpr):
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    here = (row < rows)[:, None]
-    column = tl.arange(0, CHUNK)[None, :]
-    places = row[:, None] * (2 * features) + tl.program_id(1) * (2 * CHUNK) + column
-    gate = tl.load(inner + places, mask=here, other=0.0).to(tl.float32)
-    up = tl.load(inner + places + CHUNK, mask=here, other=0.0).to(tl.float32)
-    at = row[:, None] * features + tl.program_id(1) * CHUNK + column
+def _swiglu_backward(
+    inner, gradient, by_inner, rows, features, CHUNK: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr
+):
+    place, at, here = _places(rows, features, CHUNK, ROWS, COLUMNS)
+    gate = tl.load(inner + place, mask=here, other=0.0).to(tl.float32)
+    up = tl.load(inner + place + CHUNK, mask=here, other=0.0).to(tl.float32)
     outer = tl.load(gradient + at, mask=here, other=0.0).to(tl.float32)
     sigmoid = tl.sigmoid(gate)
     by_gate = outer * up * sigmoid * (1 + gate * (1 - sigmoid))
     by_up = outer * gate * sigmoid
-    tl.store(by_inner + places, by_gate.to(by_inner.dtype.element_ty), mask=here)
-    tl.store(by_inner + places + CHUNK, by_up.to(by_inner.dtype.element_ty), mask=here)
+    tl.store(by_inner + place, by_gate.to(by_inner.dtype.element_ty), mask=here)
+    tl.store(by_inner + place + CHUNK, by_up.to(by_inner.dtype.element_ty), mask=here)

@@ -31,7 +31,7 @@ def update_(
 ) -> None:
     """One step of a weight and its moments in place; none where `left_out` is 1. Gradients are divided by `scale`;
     `starts_2` are the two corrections of Adam for its start at 0. `rounded` becomes the weight in fewer bits."""
-    _block[(triton.cdiv(weight.numel(), BLOCK),)](
+    _adamw[(triton.cdiv(weight.numel(), BLOCK),)](
         weight,
         gradient.contiguous(),
         mean,
@@ -53,7 +53,7 @@ def update_(
 
 
 @triton.jit
-def _block(
+def _adamw(
     weights,
     gradients,
     means,

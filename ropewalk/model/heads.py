@@ -25,14 +25,43 @@ def split_heads(fused: Tensor, *, group_heads: int, head_size: int) -> Heads:
     return queries.flatten(2, 3).transpose(1, 2), keys.squeeze(3).transpose(1, 2), values.squeeze(3).transpose(1, 2)
 
 
+def split_biased_heads(fused: Tensor, bias: Tensor, *, group_heads: int, head_size: int) -> Heads:
+    """The same. The bias that `fused` has got without a way back gets its gradient here: it is added up while that by
+    `fused` is put together. For what `has_kernel` allows."""
+    heads: Heads = _Split.apply(fused, bias, group_heads, head_size)
+    return heads
+
+
+def has_kernel(x: Tensor, head_size: int) -> bool:
+    """Whether heads of this size, of projections like `x`, are split and turned by kernels."""
+    whole = head_size >= 32 and head_size & (head_size - 1) == 0  # a power of two, as the kernels need it
+    return x.is_cuda and whole and x.dtype != torch.float64
+
+
 def turned_heads(fused: Tensor, turn: Rotation, *, group_heads: int, head_size: int) -> Heads:
     """The heads, with queries and keys turned by their positions."""
-    whole = head_size >= 32 and head_size & (head_size - 1) == 0  # a power of two, as the kernel needs it
-    if fused.is_cuda and whole and fused.dtype != torch.float64:
+    if has_kernel(fused, head_size):
         heads: Heads = _Turned.apply(fused, *turn, group_heads, head_size)
         return heads[0].transpose(1, 2), heads[1].transpose(1, 2), heads[2].transpose(1, 2)
     queries, keys, values = split_heads(fused, group_heads=group_heads, head_size=head_size)
     return rotate(queries, turn), rotate(keys, turn), values
+
+
+class _Split(torch.autograd.Function):
+    """Views; one kernel on the way back."""
+
+    @staticmethod
+    def forward(ctx: Any, fused: Tensor, bias: Tensor, group_heads: int, head_size: int) -> Heads:
+        ctx.group_heads = group_heads
+        ctx.dtype = bias.dtype
+        return split_heads(fused, group_heads=group_heads, head_size=head_size)
+
+    @staticmethod
+    def backward(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor | None, ...]:
+        from .kernels.heads import merged
+
+        fused, parts = merged(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), ctx.group_heads)
+        return fused, parts.sum(dim=0).to(ctx.dtype), None, None
 
 
 class _Turned(torch.autograd.Function):

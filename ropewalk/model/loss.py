@@ -78,7 +78,7 @@ class _WeightedLoss(torch.autograd.Function):
         with torch.autocast(kind, enabled=False):
             hidden, head, weights_N = hidden_NC.to(narrow), head_VC.to(narrow), weights_N.to(wide)
             by_hidden = torch.empty_like(hidden) if to_hidden else None
-            by_head = torch.zeros_like(head, dtype=wide) if to_head else None
+            by_head: Tensor | None = None
             loss = torch.zeros((), dtype=wide, device=hidden.device)
             chunk = chunk_rows(len(hidden), head)
             for first in range(0, len(hidden), chunk):
@@ -87,8 +87,10 @@ class _WeightedLoss(torch.autograd.Function):
                 loss += judge(logits, targets_N[part], weights_N[part]).sum()
                 if by_hidden is not None:
                     torch.mm(logits, head, out=by_hidden[part])
-                if by_head is not None:
-                    by_head += logits.t() @ hidden[part]
+                if to_head:
+                    by_head = _add_product(by_head, logits.t(), hidden[part], wide)
+            if to_head and by_head is None:
+                by_head = torch.zeros_like(head, dtype=wide)
         ctx.save_for_backward(by_hidden, by_head)
         ctx.dtypes = hidden_NC.dtype, head_VC.dtype
         return loss
@@ -97,11 +99,28 @@ class _WeightedLoss(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
         by_hidden, by_head = ctx.saved_tensors
         return (
-            None if by_hidden is None else (by_hidden * gradient).to(ctx.dtypes[0]),
-            None if by_head is None else (by_head * gradient).to(ctx.dtypes[1]),
+            None if by_hidden is None else _scaled(by_hidden, gradient, ctx.dtypes[0]),
+            None if by_head is None else _scaled(by_head, gradient, ctx.dtypes[1]),
             None,
             None,
         )
+
+
+def _add_product(total: Tensor | None, a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
+    """`a` `b` in `dtype`, added in place to a `total` that there is. On a GPU the product itself adds, unrounded."""
+    if not a.is_cuda or a.dtype == dtype:
+        return (a @ b).to(dtype) if total is None else total.add_(a @ b)
+    if total is None:
+        return torch.mm(a, b, out_dtype=dtype)
+    return torch.addmm(total, a, b, out_dtype=dtype, out=total)
+
+
+def _scaled(x: Tensor, by: Tensor, dtype: torch.dtype) -> Tensor:
+    if x.is_cuda and x.dtype != torch.float64:
+        from .kernels.scaled import scaled
+
+        return scaled(x, by, dtype)
+    return (x * by).to(dtype)
 
 
 def _wide(logits: Tensor) -> Tensor:

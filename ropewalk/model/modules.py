@@ -16,7 +16,7 @@ from .config import Mlp
 from .dropout import Dropout
 from .gated import gated
 from .gelu import gelu
-from .heads import split_heads, turned_heads
+from .heads import Heads, has_kernel, split_biased_heads, split_heads, turned_heads
 from .norms import LayerNorm, RmsNorm, passing
 from .positions import Rotation, rotate
 from .spec import Spec
@@ -59,16 +59,18 @@ class Linear(nn.Module):
         self.leave: Callable[[Tensor], Tensor] | None = None
         self.product: Callable[[Tensor, Tensor, Tensor | None], Tensor] = F.linear
 
-    def forward(self, x: Tensor, *, biased: bool = True) -> Tensor:
-        """Without its bias where the caller adds it."""
+    def forward(self, x: Tensor, *, biased: bool = True, bias_learns: bool = True) -> Tensor:
+        """Without its bias where the caller adds it, or with one that gets its gradient from the caller."""
         x = self.enter(x)
+        bias = self.bias if biased else None
+        bias = bias if bias is None or bias_learns else bias.detach()
         # The bias inside the product is free; after partial sums it comes once.
-        y = self.product(x, self.weight, self.bias if biased and not self.leave else None)
+        y = self.product(x, self.weight, None if self.leave else bias)
         if self.lora_a is not None and self.lora_b is not None:
             y = torch.add(y, self.product(self.product(x, self.lora_a, None), self.lora_b, None), alpha=self.scale)
         if self.leave:
             y = self.leave(y)
-            y = y if self.bias is None or not biased else y + self.bias.to(y.dtype)
+            y = y if bias is None else y + bias.to(y.dtype)
         return y
 
 
@@ -102,18 +104,24 @@ class Attention(nn.Module):
         self.key_norm = HeadNorm(spec) if spec.qk_norm else None
         self.out = make_linear(spec, "attention.out", inputs=spec.heads * spec.head_size, outputs=spec.width)
 
-    def forward(self, x_BTC: Tensor, *, turn: Rotation | None, attend: Attend) -> Tensor:
-        fused, sizes = self.qkv(x_BTC), {"group_heads": self.group_heads, "head_size": self.head_size}
+    def forward(self, x_BTC: Tensor, *, turn: Rotation | None, attend: Attend, biased: bool = True) -> Tensor:
+        """Without the last bias where the caller adds it."""
+        sizes = {"group_heads": self.group_heads, "head_size": self.head_size}
         if turn is not None and self.query_norm is None:
-            q_BHTD, k_BGTD, v_BGTD = turned_heads(fused, turn, **sizes)
+            q_BHTD, k_BGTD, v_BGTD = turned_heads(self.qkv(x_BTC), turn, **sizes)
         else:
-            q_BHTD, k_BGTD, v_BGTD = split_heads(fused, **sizes)
+            q_BHTD, k_BGTD, v_BGTD = self._split(x_BTC, **sizes)
             if self.query_norm is not None and self.key_norm is not None:
                 q_BHTD, k_BGTD = self.query_norm(q_BHTD), self.key_norm(k_BGTD)
             if turn is not None:
                 q_BHTD, k_BGTD = rotate(q_BHTD, turn), rotate(k_BGTD, turn)
         attended_BHTD = attend(q_BHTD, k_BGTD, v_BGTD)
-        return self.out(attended_BHTD.transpose(1, 2).flatten(2))
+        return self.out(attended_BHTD.transpose(1, 2).flatten(2), biased=biased)
+
+    def _split(self, x_BTC: Tensor, **sizes: int) -> Heads:
+        if self.qkv.bias is not None and has_kernel(x_BTC, self.head_size):
+            return split_biased_heads(self.qkv(x_BTC, bias_learns=False), self.qkv.bias, **sizes)
+        return split_heads(self.qkv(x_BTC), **sizes)
 
 
 def _relu2(x: Tensor) -> Tensor:
@@ -181,8 +189,8 @@ class Block(nn.Module):
     ) -> Tensor:
         """`dropout` is that of this layer."""
 
-        def attention(x_BTC: Tensor) -> Tensor:
-            y_BTC = self.attention(x_BTC, turn=turn, attend=attend)
+        def attention(x_BTC: Tensor, *, biased: bool = True) -> Tensor:
+            y_BTC = self.attention(x_BTC, turn=turn, attend=attend, biased=biased)
             return y_BTC if dropout is None else dropout(y_BTC, site="attention")
 
         def feed_forward(x_BTC: Tensor) -> Tensor:
@@ -193,8 +201,11 @@ class Block(nn.Module):
             x_BTC = self.attention_norm(x_BTC + attention(x_BTC))
             return self.mlp_norm(x_BTC + feed_forward(x_BTC))
         x_BTC, normed_BTC = passing(x_BTC, self.attention_norm)
-        attended_BTC = _normed(attention(normed_BTC), self.attention_post_norm, x_BTC.dtype)
-        x_BTC, normed_BTC = passing(x_BTC, self.mlp_norm, added=attended_BTC)
+        # A bias that is the last of its branch can as well be added with it: a GPU then has its gradient for nothing.
+        late = x_BTC.is_cuda and dropout is None and self.attention_post_norm is None
+        attended_BTC = _normed(attention(normed_BTC, biased=not late), self.attention_post_norm, x_BTC.dtype)
+        bias = self.attention.out.bias if late else None
+        x_BTC, normed_BTC = passing(x_BTC, self.mlp_norm, added=attended_BTC, bias=bias)
         return x_BTC + _normed(feed_forward(normed_BTC), self.mlp_post_norm, x_BTC.dtype)
 
 

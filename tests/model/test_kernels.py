@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 
 import pytest
@@ -41,6 +42,17 @@ def test_cross_entropy(dtype, vocabulary):
     fused, plain = logits.clone(), logits.float()
     near(losses_and_gradient_(fused, targets, weights), loss.losses_and_gradient_(plain, targets, weights), dtype)
     near(fused, plain, dtype)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_scaled(dtype):
+    from ropewalk.model.kernels.scaled import scaled
+
+    x, by = draw(3, 5000, dtype=dtype), draw(1)[0] + 3
+    for out in {torch.float32, dtype}:
+        found = scaled(x, by, out)
+        assert found.dtype == out
+        near(found, x.float() * by, out)
 
 
 @pytest.mark.parametrize("dtype", TYPES)
@@ -91,14 +103,17 @@ def test_norms(dtype, centred, passes):
     wide = x.float().requires_grad_()
     plain = norms.normed_plainly(wide, made)
     bias = made.bias if centred else None
-    stream, out, means, scales = norm(x, None, made.weight, bias, made.eps, dtype)
+    stream, out, means, scales = norm(x, None, None, made.weight, bias, made.eps, dtype)
     assert not stream.numel()
     near(out, plain, dtype)
-    found = norm_backward(x, made.weight, means, scales, by_norm, by_stream)
     expected = torch.autograd.grad(plain, [wide, *made.parameters()], by_norm.float())
-    near(found[0], expected[0] + (by_stream.float() if passes else 0), dtype)
-    for got, want in zip(found[1].sum(1), expected[1:], strict=True):
-        torch.testing.assert_close(got, want, atol=1e-4, rtol=1e-5)
+    by_x = expected[0] + (by_stream.float() if passes else 0)
+    for shifted in (False, True):
+        found, parts = norm_backward(x, made.weight, means, scales, by_norm, by_stream, shifted)
+        near(found, by_x, dtype)
+        sums = [*expected[1:], by_x.flatten(0, 1).sum(0)] if shifted else expected[1:]
+        for got, want in zip(parts.sum(1), sums, strict=True):
+            torch.testing.assert_close(got, want, atol=1e-4, rtol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", TYPES)
@@ -111,12 +126,12 @@ def test_norm_of_a_sum(dtype, centred):
     made.to(DEVICE)
     x, added = 2 * draw(3, 50, 300) + 1, draw(3, 50, 300, dtype=dtype).flip(0)
     bias = made.bias if centred else None
-    for stream in {torch.float32, dtype}:
-        total = x.to(stream) + added
-        found = norm(x.to(stream), added, made.weight, bias, made.eps, dtype)
-        assert found[0].dtype == total.dtype
-        torch.testing.assert_close(found[0], total, rtol=0, atol=0)
-        near(found[1], norms.normed_plainly(total.float(), made), dtype)
+    for stream, shift in itertools.product({torch.float32, dtype}, (None, draw(300, dtype=dtype))):
+        total = x.to(stream).float() + added.float() + (0 if shift is None else shift.float())
+        found = norm(x.to(stream), added, shift, made.weight, bias, made.eps, dtype)
+        assert found[0].dtype == torch.promote_types(stream, dtype)
+        torch.testing.assert_close(found[0], total.to(found[0].dtype), rtol=0, atol=0)
+        near(found[1], norms.normed_plainly(found[0].float(), made), dtype)
 
 
 @pytest.mark.parametrize("dtype", TYPES)
@@ -137,6 +152,24 @@ def test_heads(dtype, groups, group_heads, size):
     gradients = [torch.randn_like(part, memory_format=torch.contiguous_format) for part in plain]
     back = turned_back(*(part.transpose(1, 2) for part in gradients), *turn, group_heads)
     torch.testing.assert_close(back, torch.autograd.grad(plain, wide, gradients)[0], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize(("groups", "group_heads", "size"), [(2, 3, 32), (3, 5, 64)])
+def test_heads_with_a_bias(dtype, groups, group_heads, size):
+    fused = draw(2, 300, groups * group_heads * size, dtype=dtype)
+    plain = heads.split_heads(fused, group_heads=group_heads, head_size=size)
+    # Attention hands gradients back in another order of dimensions.
+    gradients = [torch.randn_like(part, memory_format=torch.contiguous_format) for part in plain]
+    leaf, bias = fused.clone().requires_grad_(), fused.new_zeros(fused.shape[-1], dtype=torch.float32, requires_grad=True)
+    found = heads.split_biased_heads(leaf, bias, group_heads=group_heads, head_size=size)
+    assert all(torch.equal(got, want) for got, want in zip(found, plain, strict=True))
+    by_fused, by_bias = torch.autograd.grad(found, [leaf, bias], gradients)
+    wide = fused.float().requires_grad_()
+    parts = heads.split_heads(wide, group_heads=group_heads, head_size=size)
+    (expected,) = torch.autograd.grad(parts, wide, [each.float() for each in gradients])
+    assert torch.equal(by_fused.float(), expected)
+    torch.testing.assert_close(by_bias, expected.sum((0, 1)), atol=1e-4, rtol=1e-5)
 
 
 @pytest.mark.skipif(interpreted, reason="the interpreter rounds to 8 bits otherwise")

@@ -10,9 +10,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-BLOCK, WARPS = 4096, 8
-"""The best of those tried: 2.8 TB/s for one reading and one writing of 50,304 columns (H200). A row held in registers
+BLOCK, WARPS = 4096, 16
+"""The best of those tried: 2.9 TB/s for one reading and one writing of 50,304 columns (H200). A row held in registers
 takes twice as long: they overflow."""
+
+LOG2_E = tl.constexpr(1.4426950408889634)
+LEAST = tl.constexpr(-1e30)
+"""Below all logits, and its difference to itself is a number."""
 
 
 def losses_and_gradient_(logits_NV: Tensor, targets_N: Tensor, weights_N: Tensor) -> Tensor:
@@ -39,19 +43,25 @@ def _cross_entropy(logits, targets, weights, losses, vocabulary, stride, BLOCK: 
     logits += row * stride
     target = tl.load(targets + row)
     weight = tl.load(weights + row).to(tl.float32)
-    largest = -float("inf")
-    total = 0.0
+    # Every lane has its own largest and total, so that lanes wait for each other once a row. In powers of two.
+    largest = tl.full([BLOCK], LEAST, tl.float32)
+    totals = tl.zeros([BLOCK], tl.float32)
     for start in range(0, vocabulary, BLOCK):
         at = start + tl.arange(0, BLOCK)
-        x = tl.load(logits + at, mask=at < vocabulary, other=-float("inf")).to(tl.float32)
-        new = tl.maximum(largest, tl.max(x, axis=0))
-        total = total * tl.exp(largest - new) + tl.sum(tl.exp(x - new), axis=0)
+        x = tl.load(logits + at, mask=at < vocabulary, other=-float("inf"), eviction_policy="evict_last")
+        x = tl.maximum(x.to(tl.float32) * LOG2_E, LEAST)
+        new = tl.maximum(largest, x)
+        totals = totals * tl.exp2(largest - new) + tl.where(at < vocabulary, tl.exp2(x - new), 0.0)
         largest = new
-    log_total = largest + tl.log(total)
-    tl.store(losses + row, (log_total - tl.load(logits + target).to(tl.float32)) * weight)
+    most = tl.max(largest, axis=0)
+    log_total = most + tl.log2(tl.sum(totals * tl.exp2(largest - most), axis=0))
+    tl.store(losses + row, (log_total / LOG2_E - tl.load(logits + target).to(tl.float32)) * weight)
     tl.debug_barrier()
     for start in range(0, vocabulary, BLOCK):
         at = start + tl.arange(0, BLOCK)
-        x = tl.load(logits + at, mask=at < vocabulary, other=-float("inf")).to(tl.float32)
-        gradient = (tl.exp(x - log_total) - tl.where(at == target, 1.0, 0.0)) * weight
-        tl.store(logits + at, gradient.to(logits.dtype.element_ty), mask=at < vocabulary)
+        x = tl.load(logits + at, mask=at < vocabulary, other=-float("inf"), eviction_policy="evict_first")
+        share = tl.exp2(x.to(tl.float32) * LOG2_E - log_total)
+        gradient = (share - tl.where(at == target, 1.0, 0.0)) * weight
+        tl.store(
+            logits + at, gradient.to(logits.dtype.element_ty), mask=at < vocabulary, eviction_policy="evict_first"
+        )

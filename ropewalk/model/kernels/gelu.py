@@ -11,8 +11,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-ROWS, COLUMNS, TURNS = 8, 256, 16
+ROWS, COLUMNS, TURNS = 8, 128, 32
 """Of a tile, and tiles of a program."""
+STAGES = 3
+"""Tiles on their way to a program."""
 
 
 @torch.library.custom_op("ropewalk::gelu", mutates_args=(), schema="(Tensor x, Tensor? bias, bool tanh) -> Tensor")
@@ -32,6 +34,7 @@ def gelu(x: Tensor, bias: Tensor | None, tanh: bool) -> Tensor:
         ROWS=ROWS,
         COLUMNS=COLUMNS,
         TURNS=TURNS,
+        STAGES=STAGES,
         num_warps=4,
     )
     return out
@@ -67,6 +70,7 @@ def gelu_backward(x: Tensor, bias: Tensor | None, gradient: Tensor, tanh: bool) 
         ROWS=ROWS,
         COLUMNS=COLUMNS,
         TURNS=TURNS,
+        STAGES=STAGES,
         num_warps=4,
     )
     return by_x, parts
@@ -109,13 +113,14 @@ def _gelu(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     TURNS: tl.constexpr,
+    STAGES: tl.constexpr,
 ):
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
     bias = tl.load(biases + column, mask=column < width, other=0.0).to(tl.float32) if BIASED else 0.0
     first = tl.program_id(0) * (TURNS * ROWS)
     xs += first.to(tl.int64) * width
     out += first.to(tl.int64) * width
-    for turn in range(TURNS):
+    for turn in tl.range(0, TURNS, num_stages=STAGES):
         row = turn * ROWS + tl.arange(0, ROWS)[:, None]
         here = (first + row < rows) & (column < width)
         at = row * width + column
@@ -138,6 +143,7 @@ def _gelu_backward(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     TURNS: tl.constexpr,
+    STAGES: tl.constexpr,
 ):
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
     bias = tl.load(biases + column, mask=column < width, other=0.0).to(tl.float32) if BIASED else 0.0
@@ -146,7 +152,7 @@ def _gelu_backward(
     xs += first.to(tl.int64) * width
     gradients += first.to(tl.int64) * width
     by_x += first.to(tl.int64) * width
-    for turn in range(TURNS):
+    for turn in tl.range(0, TURNS, num_stages=STAGES):
         row = turn * ROWS + tl.arange(0, ROWS)[:, None]
         here = (first + row < rows) & (column < width)
         at = row * width + column

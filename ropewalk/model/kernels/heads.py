@@ -10,6 +10,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+TOKENS, TURNS = 32, 16
+"""Of a tile of one head, and tiles of a program, where sums over tokens are wanted."""
 
 @torch.library.custom_op(
     "ropewalk::turned_heads",
@@ -83,6 +85,87 @@ def _fused(queries: Tensor, keys: Tensor, values: Tensor, cosines: Tensor, sines
     """Room for the result."""
     rows, tokens, groups, head_size = keys.shape
     return keys.new_empty(rows, tokens, groups * group_heads * head_size)
+
+
+@torch.library.custom_op(
+    "ropewalk::merged_heads",
+    mutates_args=(),
+    schema="(Tensor queries, Tensor keys, Tensor values, int group_heads) -> (Tensor, Tensor)",
+)
+def merged(queries: Tensor, keys: Tensor, values: Tensor, group_heads: int) -> tuple[Tensor, Tensor]:
+    """Queries B T H D, keys and values B T G D as one B T (G group_heads D); and its sums over tokens, in parts to be
+    added up."""
+    fused, sums = _with_sums(queries, keys, values, group_heads)
+    rows, tokens, groups, head_size = keys.shape
+    parts = [x if x.stride(3) == 1 else x.contiguous() for x in (queries, keys, values)]
+    _merged_heads[(len(sums), groups * group_heads)](
+        fused,
+        sums,
+        *parts,
+        *(stride for part in parts for stride in part.stride()[:3]),
+        rows * tokens,
+        tokens,
+        GROUP=group_heads,
+        SIZE=head_size,
+        TOKENS=TOKENS,
+        TURNS=TURNS,
+        num_warps=4,
+    )
+    return fused, sums
+
+
+@merged.register_fake
+def _with_sums(queries: Tensor, keys: Tensor, values: Tensor, group_heads: int) -> tuple[Tensor, Tensor]:
+    """Room for the result."""
+    rows, tokens, groups, head_size = keys.shape
+    features = groups * group_heads * head_size
+    parts = triton.cdiv(rows * tokens, TOKENS * TURNS)
+    return keys.new_empty(rows, tokens, features), keys.new_empty(parts, features, dtype=torch.float32)
+
+
+@triton.jit
+def _merged_heads(
+    fused,
+    sums,
+    queries,
+    keys,
+    values,
+    query_row,
+    query_token,
+    query_head,
+    key_row,
+    key_token,
+    key_head,
+    value_row,
+    value_token,
+    value_head,
+    count,
+    tokens,
+    GROUP: tl.constexpr,
+    SIZE: tl.constexpr,
+    TOKENS: tl.constexpr,
+    TURNS: tl.constexpr,
+):
+    slot = tl.program_id(1)
+    features = tl.num_programs(1) * SIZE
+    group, member = slot // GROUP, slot % GROUP
+    head = queries + (group * (GROUP - 2) + member) * query_head
+    row_step, token_step = query_row, query_token
+    if member == GROUP - 2:
+        head, row_step, token_step = keys + group * key_head, key_row, key_token
+    if member == GROUP - 1:
+        head, row_step, token_step = values + group * value_head, value_row, value_token
+    feature = tl.arange(0, SIZE)
+    total = tl.zeros([TOKENS, SIZE], tl.float32)
+    for turn in range(TURNS):
+        place = (tl.program_id(0) * TURNS + turn) * TOKENS + tl.arange(0, TOKENS)
+        here = (place < count)[:, None]
+        at = (place // tokens).to(tl.int64) * row_step + (place % tokens).to(tl.int64) * token_step
+        x = tl.load(head + at[:, None] + feature[None, :], mask=here, other=0.0)
+        into = place.to(tl.int64) * features + slot * SIZE
+        tl.store(fused + into[:, None] + feature[None, :], x, mask=here)
+        total += x.to(tl.float32)
+    tl.store(sums + tl.program_id(0) * features + slot * SIZE + feature, tl.sum(total, axis=0))
 
 
 @triton.jit

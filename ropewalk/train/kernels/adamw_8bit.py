@@ -1,7 +1,8 @@
 """AdamW with moments in eight bits: decode, update, encode and the step of the weights in one kernel.
 
-Twin: `Adam8` of train/optimizers/adamw_8bit.py. A program owns a row and holds its moments until their largest is known,
-by which they are encoded. Limit: rows of more than 16,384 columns do not fit its registers and take longer.
+Twin: `Adam8` of train/optimizers/adamw_8bit.py. A program owns a row. It computes the row's new moments twice, first
+for their largest, then to encode them by it: the second reading comes from the cache, and nothing is written between.
+A row held in registers takes longer (H200).
 """
 
 from __future__ import annotations
@@ -13,8 +14,7 @@ from torch import Tensor
 from ..optimizers.adamw import Adam
 from ..optimizers.codes import middles, table
 
-NUMBERS = 32
-"""Of a row that a thread holds."""
+BLOCK, WARPS = 1024, 8
 
 
 def update_(
@@ -33,7 +33,6 @@ def update_(
     """One step of a matrix and its moments in place; none where `left_out` is 1. Gradients are divided by `scale`;
     `starts_2` are the two corrections of Adam for its start at 0. `rounded` becomes the matrix in fewer bits."""
     rows, columns = weight.shape
-    block = triton.next_power_of_2(columns)
     place = {"dtype": weight.dtype, "device": weight.device}
     _adamw_8bit[(rows,)](
         weight,
@@ -57,8 +56,8 @@ def update_(
         1 - adam.beta2,
         adam.epsilon,
         ROUNDS=rounded is not None,
-        BLOCK=block,
-        num_warps=min(max(block // (32 * NUMBERS), 1), 16),
+        BLOCK=min(BLOCK, triton.next_power_of_2(columns)),
+        num_warps=WARPS,
     )
 
 
@@ -94,36 +93,60 @@ def _adamw_8bit(
     mean_codes += row * columns
     root_codes += row * columns
     applies = tl.load(left_out) == 0
-    at = tl.arange(0, BLOCK)
-    inside = at < tl.where(applies, columns, 0)
-    gradient = tl.div_rn(tl.load(gradients + at, mask=inside, other=0.0).to(tl.float32), tl.load(scale))
-    mean = tl.load(signed + tl.load(mean_codes + at, mask=inside, other=0)) * tl.load(mean_scales + row)
-    mean = mean + mean_share * (gradient - mean)
-    root = tl.load(unsigned + tl.load(root_codes + at, mask=inside, other=0)) * tl.load(root_scales + row)
-    square = root * root + square_share * (gradient * gradient - root * root)
-    weight = tl.load(weights + at, mask=inside, other=0.0)
-    direction = mean / tl.load(starts) / (tl.sqrt_rn(square / tl.load(starts + 1)) + epsilon)
-    weight = weight * keep - lr * direction
-    tl.store(weights + at, weight, mask=inside)
-    if ROUNDS:
-        tl.store(rounded + at, weight.to(rounded.dtype.element_ty), mask=inside)
-    root = tl.sqrt_rn(square)
-    mean_scale = tl.max(tl.where(inside, tl.abs(mean), 0.0), axis=0)
-    root_scale = tl.max(tl.where(inside, root, 0.0), axis=0)
-    tl.store(mean_scales + row, mean_scale, mask=applies)
-    tl.store(root_scales + row, root_scale, mask=applies)
-    mean_code = _signed_code(tl.div_rn(mean, tl.where(mean_scale > 0, mean_scale, 1.0)), signed_middles)
-    root_code = _unsigned_code(tl.div_rn(root, tl.where(root_scale > 0, root_scale, 1.0)), unsigned_middles)
-    # Above 0 it stays above: it divides.
-    root_code = tl.maximum(root_code, (root > 0).to(tl.int32))
-    tl.store(mean_codes + at, mean_code.to(tl.uint8), mask=inside)
-    tl.store(root_codes + at, root_code.to(tl.uint8), mask=inside)
+    width = tl.where(applies, columns, 0)
+    mean_scale, root_scale = tl.load(mean_scales + row), tl.load(root_scales + row)
+    # Numbers that all share are inverted once: divisions and roots are what takes time here.
+    share = 1 / tl.load(scale)
+    mean_start, root_start = 1 / tl.load(starts), 1 / tl.sqrt(tl.load(starts + 1))
+    most_mean, most_square = tl.zeros([BLOCK], tl.float32), tl.zeros([BLOCK], tl.float32)
+    for start in range(0, columns, BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        inside = at < width
+        gradient = tl.load(gradients + at, mask=inside, other=0.0).to(tl.float32) * share
+        mean = _mean(mean_codes + at, inside, signed, mean_scale, gradient, mean_share)
+        square = _square(root_codes + at, inside, unsigned, root_scale, gradient, square_share)
+        most_mean = tl.maximum(most_mean, tl.where(inside, tl.abs(mean), 0.0))
+        most_square = tl.maximum(most_square, tl.where(inside, square, 0.0))
+    new_mean_scale, new_root_scale = tl.max(most_mean, axis=0), tl.sqrt(tl.max(most_square, axis=0))
+    mean_unit = tl.where(new_mean_scale > 0, 1 / new_mean_scale, 1.0)
+    root_unit = tl.where(new_root_scale > 0, 1 / new_root_scale, 1.0)
+    for start in range(0, columns, BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        inside = at < width
+        gradient = tl.load(gradients + at, mask=inside, other=0.0).to(tl.float32) * share
+        mean = _mean(mean_codes + at, inside, signed, mean_scale, gradient, mean_share)
+        square = _square(root_codes + at, inside, unsigned, root_scale, gradient, square_share)
+        weight = tl.load(weights + at, mask=inside, other=0.0)
+        root = tl.sqrt(square)
+        weight = weight * keep - lr * (mean * mean_start) / (root * root_start + epsilon)
+        tl.store(weights + at, weight, mask=inside)
+        if ROUNDS:
+            tl.store(rounded + at, weight.to(rounded.dtype.element_ty), mask=inside)
+        mean_code = _signed_code(mean * mean_unit, signed_middles)
+        # Above 0 it stays above: it divides.
+        root_code = tl.maximum(_unsigned_code(root * root_unit, unsigned_middles), (root > 0).to(tl.int32))
+        tl.store(mean_codes + at, mean_code.to(tl.uint8), mask=inside)
+        tl.store(root_codes + at, root_code.to(tl.uint8), mask=inside)
+    tl.store(mean_scales + row, new_mean_scale, mask=applies)
+    tl.store(root_scales + row, new_root_scale, mask=applies)
+
+
+@triton.jit
+def _mean(codes, inside, signed, scale, gradient, share):
+    mean = tl.load(signed + tl.load(codes, mask=inside, other=0)) * scale
+    return mean + share * (gradient - mean)
+
+
+@triton.jit
+def _square(codes, inside, unsigned, scale, gradient, share):
+    root = tl.load(unsigned + tl.load(codes, mask=inside, other=0)) * scale
+    return root * root + share * (gradient * gradient - root * root)
 
 
 @triton.jit
 def _signed_code(x, middles):
     """How many of the 255 rising `middles` are below each of `x`, from -1 to 1."""
-    size = tl.abs(x)
+    size = tl.minimum(tl.abs(x), 1.0)
     code = tl.maximum(_at_least(size, 64.0), 0)
     middle = tl.load(middles + 127 + code)
     above = tl.where(x < 0, size >= middle, size > middle)
@@ -134,7 +157,7 @@ def _signed_code(x, middles):
 @triton.jit
 def _unsigned_code(x, middles):
     """The same for numbers from 0 to 1."""
-    code = tl.maximum(_at_least(x, 128.0) - 1, 0)
+    code = tl.maximum(_at_least(tl.minimum(x, 1.0), 128.0) - 1, 0)
     return code + (x > tl.load(middles + code)).to(tl.int32)
 
 

@@ -173,6 +173,7 @@ def main() -> None:
     peers: dict[str, dict[str, float]] = {}
     ratios: dict[str, float] = {}
     quality: dict[str, object] = {}
+    known: dict[tuple[object, ...], dict[str, float]] = {}  # of peers, by what they train and their turn
     for name in options.cases:
         case = CASES[name]
         if case.peer == "nanogpt" and not (options.nanogpt / "model.py").exists():
@@ -180,10 +181,13 @@ def main() -> None:
             continue
         contenders = ["ropewalk", case.peer] if case.peer else ["ropewalk"]
         found: dict[str, list[dict[str, float]]] = {who: [] for who in contenders}
-        for _ in range(options.turns):
+        for turn in range(options.turns):
             for who in contenders:
                 flags = ["--contender", who, "--cases", name, "--nanogpt", str(options.nanogpt)]
-                found[who].append(call(sys.executable, __file__, *flags))
+                same = (who, name) if who == "ropewalk" else (who, case.size, case.bias)
+                if (*same, turn) not in known:
+                    known[*same, turn] = call(sys.executable, __file__, *flags)
+                found[who].append(known[*same, turn])
                 print(name, who, found[who][-1], file=sys.stderr, flush=True)
         speeds = {who: statistics.median(turn["tokens_s"] for turn in turns) for who, turns in found.items()}
         ours[name] = speeds["ropewalk"]

@@ -27,12 +27,12 @@ def split_heads(fused: Tensor, *, group_heads: int, head_size: int) -> Heads:
 
 def split_biased_heads(fused: Tensor, bias: Tensor, *, group_heads: int, head_size: int) -> Heads:
     """The same. The bias that `fused` has got without a way back gets its gradient here: it is added up while that by
-    `fused` is put together. For what `has_kernel` allows."""
+    `fused` is put together. For what `has_head_kernel` allows."""
     heads: Heads = _Split.apply(fused, bias, group_heads, head_size)
     return heads
 
 
-def has_kernel(x: Tensor, head_size: int) -> bool:
+def has_head_kernel(x: Tensor, head_size: int) -> bool:
     """Whether heads of this size, of projections like `x`, are split and turned by kernels."""
     whole = head_size >= 32 and head_size & (head_size - 1) == 0  # a power of two, as the kernels need it
     return x.is_cuda and whole and x.dtype != torch.float64
@@ -40,7 +40,7 @@ def has_kernel(x: Tensor, head_size: int) -> bool:
 
 def turned_heads(fused: Tensor, turn: Rotation, *, group_heads: int, head_size: int) -> Heads:
     """The heads, with queries and keys turned by their positions."""
-    if has_kernel(fused, head_size):
+    if has_head_kernel(fused, head_size):
         heads: Heads = _Turned.apply(fused, *turn, group_heads, head_size)
         return heads[0].transpose(1, 2), heads[1].transpose(1, 2), heads[2].transpose(1, 2)
     queries, keys, values = split_heads(fused, group_heads=group_heads, head_size=head_size)

@@ -16,8 +16,8 @@ from .config import Mlp
 from .dropout import Dropout
 from .gated import gated
 from .gelu import gelu
-from .heads import Heads, has_kernel, split_biased_heads, split_heads, turned_heads
-from .norms import LayerNorm, RmsNorm, passing
+from .heads import Heads, has_head_kernel, split_biased_heads, split_heads, turned_heads
+from .norms import LayerNorm, RmsNorm, has_norm_kernel, passing
 from .positions import Rotation, rotate
 from .spec import Spec
 
@@ -62,7 +62,7 @@ class Linear(nn.Module):
     def forward(self, x: Tensor, *, biased: bool = True, bias_learns: bool = True) -> Tensor:
         """Without its bias where the caller adds it, or with one that gets its gradient from the caller."""
         x = self.enter(x)
-        bias = self.bias if biased else None
+        bias: Tensor | None = self.bias if biased else None
         bias = bias if bias is None or bias_learns else bias.detach()
         # The bias inside the product is free; after partial sums it comes once.
         y = self.product(x, self.weight, None if self.leave else bias)
@@ -119,7 +119,7 @@ class Attention(nn.Module):
         return self.out(attended_BHTD.transpose(1, 2).flatten(2), biased=biased)
 
     def _split(self, x_BTC: Tensor, **sizes: int) -> Heads:
-        if self.qkv.bias is not None and has_kernel(x_BTC, self.head_size):
+        if self.qkv.bias is not None and has_head_kernel(x_BTC, self.head_size):
             return split_biased_heads(self.qkv(x_BTC, bias_learns=False), self.qkv.bias, **sizes)
         return split_heads(self.qkv(x_BTC), **sizes)
 
@@ -158,12 +158,16 @@ class FeedForward(nn.Module):
         self.up = make_linear(spec, "mlp.up", inputs=spec.width, outputs=spec.hidden * (2 if spec.gated else 1))
         self.down = make_linear(spec, "mlp.down", inputs=spec.hidden, outputs=spec.width)
 
-    def forward(self, x_BTC: Tensor) -> Tensor:
+    def forward(self, x_BTC: Tensor, *, bias_learns: bool = True) -> Tensor:
+        """With a last bias that gets its gradient from the caller, where it has one."""
+        return self.down(self._hidden(x_BTC), bias_learns=bias_learns)
+
+    def _hidden(self, x_BTC: Tensor) -> Tensor:
         if self.gated:
-            return self.down(gated(self.up(x_BTC), self.activation, chunk=self.chunk))
+            return gated(self.up(x_BTC), self.activation, chunk=self.chunk)
         if self.tanh is not None and x_BTC.is_cuda:
-            return self.down(gelu(self.up(x_BTC, biased=False), self.up.bias, tanh=self.tanh))
-        return self.down(self.activation(self.up(x_BTC)))
+            return gelu(self.up(x_BTC, biased=False), self.up.bias, tanh=self.tanh)
+        return self.activation(self.up(x_BTC))
 
 
 class Block(nn.Module):
@@ -193,19 +197,26 @@ class Block(nn.Module):
             y_BTC = self.attention(x_BTC, turn=turn, attend=attend, biased=biased)
             return y_BTC if dropout is None else dropout(y_BTC, site="attention")
 
-        def feed_forward(x_BTC: Tensor) -> Tensor:
-            y_BTC = self.mlp(x_BTC)
+        def feed_forward(x_BTC: Tensor, *, bias_learns: bool = True) -> Tensor:
+            y_BTC = self.mlp(x_BTC, bias_learns=bias_learns)
             return y_BTC if dropout is None else dropout(y_BTC, site="mlp")
 
         if self.norm_last:
             x_BTC = self.attention_norm(x_BTC + attention(x_BTC))
             return self.mlp_norm(x_BTC + feed_forward(x_BTC))
         x_BTC, normed_BTC = passing(x_BTC, self.attention_norm)
-        # A bias that is the last of its branch can as well be added with it: a GPU then has its gradient for nothing.
-        late = x_BTC.is_cuda and dropout is None and self.attention_post_norm is None
-        attended_BTC = _normed(attention(normed_BTC, biased=not late), self.attention_post_norm, x_BTC.dtype)
-        bias = self.attention.out.bias if late else None
-        x_BTC, normed_BTC = passing(x_BTC, self.mlp_norm, added=attended_BTC, bias=bias)
+        if dropout is None and self.attention_post_norm is None and has_norm_kernel(x_BTC, self.mlp_norm):
+            # Biases at the end of branches go to the stream as it is: the norm between them has their gradients.
+            x_BTC, normed_BTC = passing(
+                x_BTC,
+                self.mlp_norm,
+                added=attention(normed_BTC, biased=False),
+                bias=self.attention.out.bias,
+                later=self.mlp.down.bias,
+            )
+            return x_BTC + feed_forward(normed_BTC, bias_learns=False)
+        attended_BTC = _normed(attention(normed_BTC), self.attention_post_norm, x_BTC.dtype)
+        x_BTC, normed_BTC = passing(x_BTC, self.mlp_norm, added=attended_BTC)
         return x_BTC + _normed(feed_forward(normed_BTC), self.mlp_post_norm, x_BTC.dtype)
 
 

@@ -19,28 +19,45 @@ class RmsNorm(nn.RMSNorm):
     """Root mean square 1 over the width, times a scale."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return _kernel(x, self) if _has_kernel(x) else normed_plainly(x, self)
+        return _kernel(x, self) if has_norm_kernel(x, self) else normed_plainly(x, self)
 
 
 class LayerNorm(nn.LayerNorm):
     """Mean 0 and variance 1 over the width, times a scale, plus a bias."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return _kernel(x, self) if _has_kernel(x) else normed_plainly(x, self)
+        return _kernel(x, self) if has_norm_kernel(x, self) else normed_plainly(x, self)
 
 
 def passing(
-    x: Tensor, norm: nn.Module, *, added: Tensor | None = None, bias: Tensor | None = None
+    x: Tensor,
+    norm: nn.Module,
+    *,
+    added: Tensor | None = None,
+    bias: Tensor | None = None,
+    later: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """`x`, plus what is `added` and the `bias` that it lacks, as it is and normalised. On a GPU one kernel does it, and
-    one the way back, where the gradients by both come together and that by the bias is added up."""
-    if isinstance(norm, RmsNorm | LayerNorm) and _has_kernel(x):
+    one the way back, where the gradients by both come together and sums over them are at hand: that by `bias`, and that
+    by a bias that is added to the stream `later`, to what passes by, without a way back of its own.
+
+    `bias` and `later` are for what `has_norm_kernel` allows.
+    """
+    if has_norm_kernel(x, norm):
+        assert isinstance(norm, RmsNorm | LayerNorm)
         scale, shift = norm.weight, getattr(norm, "bias", None)
-        both: tuple[Tensor, Tensor] = _Passing.apply(x, added, bias, scale, shift, norm.eps)
+        both: tuple[Tensor, Tensor] = _Passing.apply(x, added, bias, later, scale, shift, norm.eps)
         return both
-    if added is not None:
-        x = x + (added if bias is None else added + bias.to(added.dtype))
+    assert bias is None
+    assert later is None
+    x = x if added is None else x + added
     return x, norm(x)
+
+
+def has_norm_kernel(x: Tensor, norm: nn.Module) -> bool:
+    """Whether a kernel normalises `x`."""
+    known = isinstance(norm, RmsNorm | LayerNorm) and x.shape[-1] <= WIDEST
+    return known and x.is_cuda and x.dtype != torch.float64
 
 
 def normed_plainly(x: Tensor, norm: RmsNorm | LayerNorm) -> Tensor:
@@ -48,10 +65,6 @@ def normed_plainly(x: Tensor, norm: RmsNorm | LayerNorm) -> Tensor:
     if isinstance(norm, LayerNorm):
         return F.layer_norm(x, norm.normalized_shape, norm.weight, norm.bias, norm.eps)
     return F.rms_norm(x, norm.normalized_shape, norm.weight, norm.eps)
-
-
-def _has_kernel(x: Tensor) -> bool:
-    return x.is_cuda and x.dtype != torch.float64 and x.shape[-1] <= WIDEST
 
 
 def _kernel(x: Tensor, norm: RmsNorm | LayerNorm) -> Tensor:
@@ -68,8 +81,8 @@ class _Normed(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, by_norm: Tensor) -> tuple[Tensor | None, ...]:
-        by_x, by_weight, by_bias, _ = _gradients(ctx, by_norm, None)
-        return by_x, by_weight, by_bias, None
+        by_x, sums = _gradients(ctx, by_norm, None)
+        return by_x, *sums, *([None] if len(sums) == 1 else []), None
 
 
 class _Passing(torch.autograd.Function):
@@ -82,18 +95,20 @@ class _Passing(torch.autograd.Function):
         x: Tensor,
         added: Tensor | None,
         added_bias: Tensor | None,
+        later_bias: Tensor | None,
         weight: Tensor,
         bias: Tensor | None,
         epsilon: float,
     ) -> tuple[Tensor, Tensor]:
         ctx.dtypes = x.dtype, None if added is None else added.dtype
-        return _forward(ctx, x, added, added_bias, weight, bias, epsilon)
+        return _forward(ctx, x, added, added_bias, weight, bias, epsilon, later_bias)
 
     @staticmethod
     def backward(ctx: Any, by_stream: Tensor, by_norm: Tensor) -> tuple[Tensor | None, ...]:
-        by_sum, by_weight, by_bias, by_added_bias = _gradients(ctx, by_norm, by_stream)
+        by_sum, sums = _gradients(ctx, by_norm, by_stream)
         by_x, by_added = (None if dtype is None else by_sum.to(dtype) for dtype in ctx.dtypes)
-        return by_x, by_added, by_added_bias, by_weight, by_bias, None
+        by_weight, by_bias, by_added_bias, by_later_bias = (sums.pop(0) if there else None for there in ctx.there)
+        return by_x, by_added, by_added_bias, by_later_bias, by_weight, by_bias, None
 
 
 def _forward(
@@ -104,6 +119,7 @@ def _forward(
     weight: Tensor,
     bias: Tensor | None,
     epsilon: float,
+    later_bias: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The sum and its norm."""
     from .kernels.norms import norm
@@ -113,20 +129,16 @@ def _forward(
     x, added = x.contiguous(), None if added is None else added.contiguous()
     stream, out, means, scales = norm(x, added, added_bias, weight, bias, epsilon, dtype)
     ctx.save_for_backward(x if added is None else stream, weight, means, scales)
-    ctx.bias_dtype = None if added_bias is None else added_bias.dtype
+    ctx.there = tuple(each is not None for each in (weight, bias, added_bias, later_bias))
     return (x.view_as(x) if added is None else stream), out
 
 
-def _gradients(
-    ctx: Any, by_norm: Tensor, by_stream: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
-    """By the sum, by scale, by bias and by the bias of what was added."""
+def _gradients(ctx: Any, by_norm: Tensor, by_stream: Tensor | None) -> tuple[Tensor, list[Tensor]]:
+    """By the sum; and by the vectors that are `there`, in their order."""
     from .kernels.norms import norm_backward
 
     x, weight, means, scales = ctx.saved_tensors
-    by_stream, shifted = None if by_stream is None else by_stream.contiguous(), ctx.bias_dtype is not None
-    by_x, parts = norm_backward(x, weight, means, scales, by_norm.contiguous(), by_stream, shifted)
+    by_stream = None if by_stream is None else by_stream.contiguous()
+    by_x, parts = norm_backward(x, weight, means, scales, by_norm.contiguous(), by_stream, *ctx.there[2:])
     # Here rather than beside the kernel: compiled, a sum of parts takes a quarter of the time of torch's.
-    sums = parts.sum(dim=1)
-    by_bias = sums[1].to(weight.dtype) if means.numel() else None
-    return by_x, sums[0].to(weight.dtype), by_bias, sums[-1].to(ctx.bias_dtype) if shifted else None
+    return by_x, list(parts.sum(dim=1).to(weight.dtype).unbind(0))

@@ -108,10 +108,11 @@ def test_norms(dtype, centred, passes):
     near(out, plain, dtype)
     expected = torch.autograd.grad(plain, [wide, *made.parameters()], by_norm.float())
     by_x = expected[0] + (by_stream.float() if passes else 0)
-    for shifted in (False, True):
-        found, parts = norm_backward(x, made.weight, means, scales, by_norm, by_stream, shifted)
+    for shifted, streams in itertools.product((False, True), {False, passes}):
+        found, parts = norm_backward(x, made.weight, means, scales, by_norm, by_stream, shifted, streams)
         near(found, by_x, dtype)
-        sums = [*expected[1:], by_x.flatten(0, 1).sum(0)] if shifted else expected[1:]
+        sums = [*expected[1:], *([by_x.sum((0, 1))] if shifted else [])]
+        sums += [by_stream.float().sum((0, 1))] if streams else []
         for got, want in zip(parts.sum(1), sums, strict=True):
             torch.testing.assert_close(got, want, atol=1e-4, rtol=1e-5)
 
@@ -161,7 +162,7 @@ def test_heads_with_a_bias(dtype, groups, group_heads, size):
     plain = heads.split_heads(fused, group_heads=group_heads, head_size=size)
     # Attention hands gradients back in another order of dimensions.
     gradients = [torch.randn_like(part, memory_format=torch.contiguous_format) for part in plain]
-    leaf, bias = fused.clone().requires_grad_(), fused.new_zeros(fused.shape[-1], dtype=torch.float32, requires_grad=True)
+    leaf, bias = fused.clone().requires_grad_(), draw(fused.shape[-1]).requires_grad_()
     found = heads.split_biased_heads(leaf, bias, group_heads=group_heads, head_size=size)
     assert all(torch.equal(got, want) for got, want in zip(found, plain, strict=True))
     by_fused, by_bias = torch.autograd.grad(found, [leaf, bias], gradients)

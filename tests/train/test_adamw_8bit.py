@@ -98,7 +98,8 @@ def step(optimizer: torch.optim.Optimizer, named: dict[str, nn.Parameter], *, nu
 
 @pytest.mark.gpu
 @pytest.mark.skipif(
-    not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1", reason="wants a GPU or TRITON_INTERPRET=1"
+    not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1",
+    reason="wants a GPU or TRITON_INTERPRET=1",
 )
 @pytest.mark.parametrize("signed", [False, True])
 def test_the_kernel_finds_the_nearest_code_of_every_number_that_lies_between_two(signed: bool) -> None:

@@ -62,6 +62,4 @@ def _cross_entropy(logits, targets, weights, losses, vocabulary, stride, BLOCK: 
         x = tl.load(logits + at, mask=at < vocabulary, other=-float("inf"), eviction_policy="evict_first")
         share = tl.exp2(x.to(tl.float32) * LOG2_E - log_total)
         gradient = (share - tl.where(at == target, 1.0, 0.0)) * weight
-        tl.store(
-            logits + at, gradient.to(logits.dtype.element_ty), mask=at < vocabulary, eviction_policy="evict_first"
-        )
+        tl.store(logits + at, gradient.to(logits.dtype.element_ty), mask=at < vocabulary, eviction_policy="evict_first")

@@ -13,8 +13,6 @@ from torch import Tensor
 
 ROWS, COLUMNS, TURNS = 8, 128, 32
 """Of a tile, and tiles of a program."""
-STAGES = 3
-"""Tiles on their way to a program."""
 
 
 @torch.library.custom_op("ropewalk::gelu", mutates_args=(), schema="(Tensor x, Tensor? bias, bool tanh) -> Tensor")
@@ -34,7 +32,6 @@ def gelu(x: Tensor, bias: Tensor | None, tanh: bool) -> Tensor:
         ROWS=ROWS,
         COLUMNS=COLUMNS,
         TURNS=TURNS,
-        STAGES=STAGES,
         num_warps=4,
     )
     return out
@@ -70,7 +67,6 @@ def gelu_backward(x: Tensor, bias: Tensor | None, gradient: Tensor, tanh: bool) 
         ROWS=ROWS,
         COLUMNS=COLUMNS,
         TURNS=TURNS,
-        STAGES=STAGES,
         num_warps=4,
     )
     return by_x, parts
@@ -90,15 +86,25 @@ def _grid(rows: int, width: int) -> tuple[int, int]:
 
 @triton.jit
 def _share(x, TANH: tl.constexpr):
-    """Of x that gets through, between 0 and 1, and what its slope needs."""
+    """Of x that gets through, between 0 and 1."""
     if TANH:
-        # (1 + tanh z) / 2 is the sigmoid of 2 z.
-        share = tl.sigmoid(1.5957691216057308 * x * (1 + 0.044715 * x * x))
-        slope = share * (1 - share) * 1.5957691216057308 * (1 + 0.134145 * x * x)
+        # (1 + tanh z) / 2 = 1 / (1 + exp(-2 z)), in powers of two; a root of a square inverts in one instruction.
+        whole = 1 + tl.exp2(x * (-2.302208198 - 0.1029432396 * x * x))
+        share = tl.rsqrt(whole * whole)
     else:
         share = 0.5 + 0.5 * tl.erf(0.7071067811865476 * x)
-        slope = 0.3989422804014327 * tl.exp(-0.5 * x * x)
-    return share, slope
+    return share
+
+
+@triton.jit
+def _slope(x, TANH: tl.constexpr):
+    """Of GELU at x."""
+    share = _share(x, TANH)
+    if TANH:
+        slope = share * (1 + (1 - share) * (x * (1.5957691216 + 0.2140644488 * x * x)))
+    else:
+        slope = share + x * (0.3989422804014327 * tl.exp2(-0.7213475204444817 * x * x))
+    return slope
 
 
 @triton.jit
@@ -113,20 +119,18 @@ def _gelu(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     TURNS: tl.constexpr,
-    STAGES: tl.constexpr,
 ):
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
     bias = tl.load(biases + column, mask=column < width, other=0.0).to(tl.float32) if BIASED else 0.0
     first = tl.program_id(0) * (TURNS * ROWS)
     xs += first.to(tl.int64) * width
     out += first.to(tl.int64) * width
-    for turn in tl.range(0, TURNS, num_stages=STAGES):
+    for turn in range(TURNS):
         row = turn * ROWS + tl.arange(0, ROWS)[:, None]
         here = (first + row < rows) & (column < width)
         at = row * width + column
         x = tl.load(xs + at, mask=here, other=0.0).to(tl.float32) + bias
-        share, _ = _share(x, TANH)
-        tl.store(out + at, (x * share).to(out.dtype.element_ty), mask=here)
+        tl.store(out + at, (x * _share(x, TANH)).to(out.dtype.element_ty), mask=here)
 
 
 @triton.jit
@@ -143,7 +147,6 @@ def _gelu_backward(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     TURNS: tl.constexpr,
-    STAGES: tl.constexpr,
 ):
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
     bias = tl.load(biases + column, mask=column < width, other=0.0).to(tl.float32) if BIASED else 0.0
@@ -152,14 +155,13 @@ def _gelu_backward(
     xs += first.to(tl.int64) * width
     gradients += first.to(tl.int64) * width
     by_x += first.to(tl.int64) * width
-    for turn in tl.range(0, TURNS, num_stages=STAGES):
+    for turn in range(TURNS):
         row = turn * ROWS + tl.arange(0, ROWS)[:, None]
         here = (first + row < rows) & (column < width)
         at = row * width + column
         x = tl.load(xs + at, mask=here, other=0.0).to(tl.float32) + bias
         gradient = tl.load(gradients + at, mask=here, other=0.0).to(tl.float32)
-        share, slope = _share(x, TANH)
-        gradient *= share + x * slope
+        gradient *= _slope(x, TANH)
         total += gradient
         tl.store(by_x + at, gradient.to(by_x.dtype.element_ty), mask=here)
     if BIASED:

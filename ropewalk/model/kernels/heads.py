@@ -13,6 +13,7 @@ from torch import Tensor
 TOKENS, TURNS = 32, 16
 """Of a tile of one head, and tiles of a program, where sums over tokens are wanted."""
 
+
 @torch.library.custom_op(
     "ropewalk::turned_heads",
     mutates_args=(),
@@ -98,7 +99,7 @@ def merged(queries: Tensor, keys: Tensor, values: Tensor, group_heads: int) -> t
     fused, sums = _with_sums(queries, keys, values, group_heads)
     rows, tokens, groups, head_size = keys.shape
     parts = [x if x.stride(3) == 1 else x.contiguous() for x in (queries, keys, values)]
-    _merged_heads[(len(sums), groups * group_heads)](
+    _merged_heads[(groups * group_heads, len(sums))](
         fused,
         sums,
         *parts,
@@ -146,8 +147,8 @@ def _merged_heads(
     TOKENS: tl.constexpr,
     TURNS: tl.constexpr,
 ):
-    slot = tl.program_id(1)
-    features = tl.num_programs(1) * SIZE
+    slot = tl.program_id(0)
+    features = tl.num_programs(0) * SIZE
     group, member = slot // GROUP, slot % GROUP
     head = queries + (group * (GROUP - 2) + member) * query_head
     row_step, token_step = query_row, query_token
@@ -158,14 +159,14 @@ def _merged_heads(
     feature = tl.arange(0, SIZE)
     total = tl.zeros([TOKENS, SIZE], tl.float32)
     for turn in range(TURNS):
-        place = (tl.program_id(0) * TURNS + turn) * TOKENS + tl.arange(0, TOKENS)
+        place = (tl.program_id(1) * TURNS + turn) * TOKENS + tl.arange(0, TOKENS)
         here = (place < count)[:, None]
         at = (place // tokens).to(tl.int64) * row_step + (place % tokens).to(tl.int64) * token_step
         x = tl.load(head + at[:, None] + feature[None, :], mask=here, other=0.0)
         into = place.to(tl.int64) * features + slot * SIZE
         tl.store(fused + into[:, None] + feature[None, :], x, mask=here)
         total += x.to(tl.float32)
-    tl.store(sums + tl.program_id(0) * features + slot * SIZE + feature, tl.sum(total, axis=0))
+    tl.store(sums + tl.program_id(1) * features + slot * SIZE + feature, tl.sum(total, axis=0))
 
 
 @triton.jit

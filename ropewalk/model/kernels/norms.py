@@ -12,10 +12,9 @@ from torch import Tensor
 
 PARTS = 1056
 """Programs of the backward pass, eight for each processor of an H200: each adds up its share of the rows."""
-NUMBERS, NUMBERS_BACK = 16, 8
-"""Of a row that a thread holds, forward and backward: the fastest of those tried (H200)."""
-STAGES = 2
-"""Rows on their way to a program of the backward pass."""
+NUMBERS, NUMBERS_BACK = 16, 16
+"""Of a row that a thread holds, forward and backward: the fewer threads share a row, the less they wait for each other;
+more than these, backward, and the sums do not fit into registers."""
 
 
 @torch.library.custom_op(
@@ -80,8 +79,8 @@ def _room(
 @torch.library.custom_op(
     "ropewalk::norm_backward",
     mutates_args=(),
-    schema="(Tensor x, Tensor weight, Tensor means, Tensor scales, Tensor by_norm, Tensor? by_stream, bool shifted)"
-    " -> (Tensor, Tensor)",
+    schema="(Tensor x, Tensor weight, Tensor means, Tensor scales, Tensor by_norm, Tensor? by_stream, bool shifted,"
+    " bool streams) -> (Tensor, Tensor)",
 )
 def norm_backward(
     x: Tensor,
@@ -91,10 +90,12 @@ def norm_backward(
     by_norm: Tensor,
     by_stream: Tensor | None,
     shifted: bool,
+    streams: bool,
 ) -> tuple[Tensor, Tensor]:
-    """The gradient by `x`, given that by the normalised rows and that by rows that pass by; and those by `weight`, by
-    the bias where there is one and by the shift where there was one, in parts to be added up."""
-    by_x, parts = _gradients(x, weight, means, scales, by_norm, by_stream, shifted)
+    """The gradient by `x`, given that by the normalised rows and that by rows that pass by; and sums over rows, in
+    parts to be added up: the gradients by `weight`, by the bias where there is one, by the shift where `shifted`, and
+    the sum of `by_stream` where `streams`."""
+    by_x, parts = _gradients(x, weight, means, scales, by_norm, by_stream, shifted, streams)
     width = x.shape[-1]
     rows, block = x.numel() // width, triton.next_power_of_2(width)
     _norm_backward[(PARTS,)](
@@ -111,7 +112,7 @@ def norm_backward(
         CENTRED=means.numel() > 0,
         PASSING=by_stream is not None,
         SHIFTED=shifted,
-        STAGES=STAGES,
+        STREAMS=streams,
         BLOCK=block,
         num_warps=_warps(block, NUMBERS_BACK),
     )
@@ -127,15 +128,22 @@ def _gradients(
     by_norm: Tensor,
     by_stream: Tensor | None,
     shifted: bool,
+    streams: bool,
 ) -> tuple[Tensor, Tensor]:
     """Room for the result."""
-    sums = 1 + (means.numel() > 0) + shifted
+    sums = 1 + (means.numel() > 0) + shifted + streams
     parts = x.new_empty(sums, PARTS, x.shape[-1], dtype=torch.float32)
     return torch.empty_like(x), parts
 
 
 def _warps(block: int, numbers: int) -> int:
     return min(max(block // (32 * numbers), 1), 16)
+
+
+@triton.jit
+def _add_pairs(a, b, c, d):
+    """Two sums in one reduction: threads wait for each other once."""
+    return a + c, b + d
 
 
 @triton.jit
@@ -196,7 +204,7 @@ def _norm_backward(
     CENTRED: tl.constexpr,
     PASSING: tl.constexpr,
     SHIFTED: tl.constexpr,
-    STAGES: tl.constexpr,
+    STREAMS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     part, programs = tl.program_id(0), tl.num_programs(0)
@@ -206,7 +214,8 @@ def _norm_backward(
     by_weight = tl.zeros([BLOCK], tl.float32)
     by_bias = tl.zeros([BLOCK], tl.float32)
     by_shift = tl.zeros([BLOCK], tl.float32)
-    for row in tl.range(part, count, programs, num_stages=STAGES):
+    streamed = tl.zeros([BLOCK], tl.float32)
+    for row in range(part, count, programs):
         place = tl.cast(row, tl.int64) * width + at
         x = tl.load(rows + place, mask=inside, other=0.0).to(tl.float32)
         gradient = tl.load(by_norm + place, mask=inside, other=0.0).to(tl.float32)
@@ -220,18 +229,26 @@ def _norm_backward(
         if CENTRED:
             by_bias += gradient
         gradient = gradient * weight
-        inner = gradient - unit * (tl.sum(gradient * unit, axis=0) / width)
         if CENTRED:
-            inner -= tl.sum(gradient, axis=0) / width
+            along, total = tl.reduce((gradient * unit, gradient), 0, _add_pairs)
+            inner = gradient - unit * (along / width) - total / width
+        else:
+            inner = gradient - unit * (tl.sum(gradient * unit, axis=0) / width)
         inner *= scale
         if PASSING:
             inner += passing
+        if STREAMS:
+            streamed += passing
         if SHIFTED:
             by_shift += inner
         tl.store(by_rows + place, inner.to(by_rows.dtype.element_ty), mask=inside)
-    tl.store(parts + part * width + at, by_weight, mask=inside)
+    parts += part * width + at
+    tl.store(parts, by_weight, mask=inside)
     if CENTRED:
-        tl.store(parts + (programs + part) * width + at, by_bias, mask=inside)
+        parts += programs * width
+        tl.store(parts, by_bias, mask=inside)
     if SHIFTED:
-        place = (2 * programs if CENTRED else programs) + part
-        tl.store(parts + place * width + at, by_shift, mask=inside)
+        parts += programs * width
+        tl.store(parts, by_shift, mask=inside)
+    if STREAMS:
+        tl.store(parts + programs * width, streamed, mask=inside)

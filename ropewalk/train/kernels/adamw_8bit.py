@@ -14,7 +14,7 @@ from torch import Tensor
 from ..optimizers.adamw import Adam
 from ..optimizers.codes import middles, table
 
-BLOCK, WARPS = 1024, 8
+BLOCK, WARPS = 1024, 4
 
 
 def update_(
@@ -147,7 +147,7 @@ def _square(codes, inside, unsigned, scale, gradient, share):
 def _signed_code(x, middles):
     """How many of the 255 rising `middles` are below each of `x`, from -1 to 1."""
     size = tl.minimum(tl.abs(x), 1.0)
-    code = tl.maximum(_at_least(size, 64.0), 0)
+    code = tl.maximum(_at_least(size, 64 / 0.9), 0)
     middle = tl.load(middles + 127 + code)
     above = tl.where(x < 0, size >= middle, size > middle)
     code += above.to(tl.int32)
@@ -157,15 +157,17 @@ def _signed_code(x, middles):
 @triton.jit
 def _unsigned_code(x, middles):
     """The same for numbers from 0 to 1."""
-    code = tl.maximum(_at_least(tl.minimum(x, 1.0), 128.0) - 1, 0)
+    code = tl.maximum(_at_least(tl.minimum(x, 1.0), 128 / 0.9) - 1, 0)
     return code + (x > tl.load(middles + code)).to(tl.int32)
 
 
 @triton.jit
 def _at_least(size, steps):
     """The code or the one before it, counted so that the codes of a decade begin at a power of two: the largest decade
-    has `steps` and begins at as many, the one below begins at half of it. Decades begin 0.2 codes before the middle
+    has 0.9 `steps` and begins at as many, the one below begins at half of it. Decades begin 0.2 codes before the middle
     between their least and the number below it, hence the difference of 0.21."""
-    decade = tl.minimum(tl.maximum(tl.floor(-0.30102999566398120 * tl.log2(size)), 0.0), 6.0)
-    place = (size * tl.exp2(3.3219280948873623 * decade) + 0.8) * (tl.exp2(-decade) * (steps / 0.9))
-    return (place - 0.21).to(tl.int32)
+    for _ in tl.static_range(6):
+        below = size < 0.1
+        size = tl.where(below, size * 10, size)
+        steps = tl.where(below, steps * 0.5, steps)
+    return ((size + 0.8) * steps - 0.21).to(tl.int32)

@@ -10,8 +10,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-PARTS = 1056
-"""Programs of the backward pass, eight for each processor of an H200: each adds up its share of the rows."""
+PROCESSORS = 132
+"""Of an H200. The backward pass has as many programs as they hold at a time, each of which adds up its share of the
+rows: more would wait for the first ones to end."""
 NUMBERS, NUMBERS_BACK = 16, 16
 """Of a row that a thread holds, forward and backward: the fewer threads share a row, the less they wait for each other;
 more than these, backward, and the sums do not fit into registers."""
@@ -98,7 +99,7 @@ def norm_backward(
     by_x, parts = _gradients(x, weight, means, scales, by_norm, by_stream, shifted, streams)
     width = x.shape[-1]
     rows, block = x.numel() // width, triton.next_power_of_2(width)
-    _norm_backward[(PARTS,)](
+    _norm_backward[(parts.shape[1],)](
         x,
         weight,
         means,
@@ -132,7 +133,9 @@ def _gradients(
 ) -> tuple[Tensor, Tensor]:
     """Room for the result."""
     sums = 1 + (means.numel() > 0) + shifted + streams
-    parts = x.new_empty(sums, PARTS, x.shape[-1], dtype=torch.float32)
+    width = x.shape[-1]
+    programs = PROCESSORS * min(6, max(1, 20 // _warps(triton.next_power_of_2(width), NUMBERS_BACK)))
+    parts = x.new_empty(sums, programs, width, dtype=torch.float32)
     return torch.empty_like(x), parts
 
 

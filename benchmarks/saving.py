@@ -4,7 +4,8 @@
 
 The model trains on random tokens in bfloat16; weights and moments are 16.3 GB of float32 on the device. Ours and DCP's
 `async_save` with its default stager, each in a process of its own, save after a step and train on until the checkpoint
-is durable. A step is timed to the end of its work on the GPU. Told, as medians of the saves after the first:
+is durable. Ours makes its buffers while the first steps run, as in a run. A step is timed to the end of its work on the
+GPU. Told, as medians of the saves:
 
 - *blocked*: seconds that the save keeps training waiting: its call, and for ours the fence before the next update
 - *delay*: how much longer the steps took from a save until all of it is done than as many steps beside no save
@@ -108,6 +109,10 @@ class Training:
 class Saver(Protocol):
     """A way of saving in the background."""
 
+    def prepare(self, tensors: Mapping[str, Mapping[str, torch.Tensor]]) -> Callable[[], bool]:
+        """Begins what can be done before the first save; whether that is done."""
+        ...
+
     def save(self, step: int, tensors: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
         """Begins a save; the state may change when this returns and `fence` has been called."""
 
@@ -129,18 +134,22 @@ class Ours:
         self._keeper = Keeper(folder, Checkpoints(keep_last=1, save_every_steps=1), warn=print)
         self._spec, self._told = spec, dict[str, float]()
 
+    def prepare(self, tensors: Mapping[str, Mapping[str, torch.Tensor]]) -> Callable[[], bool]:
+        return self._keeper.prepare(self._state(0, tensors)).done
+
     def save(self, step: int, tensors: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
-        self._keeper.save(
-            State(
-                step=step,
-                tokens=0,
-                seed=0,
-                spec=self._spec,
-                data={},
-                model=tensors["model"],
-                optimizer=tensors["optimizer"],
-                tokenizer=b"{}",
-            )
+        self._keeper.save(self._state(step, tensors))
+
+    def _state(self, step: int, tensors: Mapping[str, Mapping[str, torch.Tensor]]) -> State:
+        return State(
+            step=step,
+            tokens=0,
+            seed=0,
+            spec=self._spec,
+            data={},
+            model=tensors["model"],
+            optimizer=tensors["optimizer"],
+            tokenizer=b"{}",
         )
 
     def fence(self) -> None:
@@ -169,6 +178,9 @@ class Dcp:
         import torch.distributed.checkpoint as dcp
 
         self._dcp, self._folder = dcp, folder
+
+    def prepare(self, tensors: Mapping[str, Mapping[str, torch.Tensor]]) -> Callable[[], bool]:
+        return lambda: True
 
     def save(self, step: int, tensors: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
         if step > 1:
@@ -233,13 +245,24 @@ def contend(name: str, size: Size, device: torch.device, *, count: int) -> dict[
     scratch.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(dir=scratch) as place:
         saver: Saver = Ours(Path(place), training.spec) if name == "ropewalk" else Dcp(Path(place))
+        begin, preparing = time.perf_counter(), list[float]()
+        prepared = saver.prepare(training.tensors())
+        while not prepared():
+            preparing.append(training.step())
+        prepare_s = time.perf_counter() - begin
+        tell(name, prepare_s=prepare_s, steps=len(preparing), slowest_s=max(preparing, default=0.0))
         while len(found) < count and (not found or time.perf_counter() - start + 2 * found[-1].done_s < LIMIT_S):
             one = save_once(training, saver, len(found) + 1)
             found.append(one)
             tell(name, call_s=one.call_s, fence_s=one.fence_s, done_s=one.done_s, steps=len(one.steps), **one.told)
         # What the machine does of itself in these minutes belongs to both sides.
         alone += [training.step() for _ in range(size.alone)]
-    figures = summary(found[1:] or found, alone)
+    # Who makes its buffers with the first save is not judged by that one.
+    figures = summary(found if preparing else found[1:] or found, alone)
+    if preparing:
+        # What making the buffers costs in all, once a run.
+        figures["prepare_delay_s"] = sum(preparing) - statistics.mean(alone) * len(preparing)
+        figures["prepare_s"] = prepare_s
     return figures | {"state_gb": total / 1e9, "first_call_s": found[0].call_s, "saves": len(found)}
 
 

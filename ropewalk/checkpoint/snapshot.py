@@ -5,6 +5,8 @@ update waits for it (`Snapshot.wait`): a step that saves costs what is left of t
 buffers that were made, touched and (for a GPU) page-locked once: fresh memory costs five times the copy itself, the
 kernel clearing page after page.
 
+That takes seconds a gigabyte, so they are made in the background while training begins (`Stager.prepare`).
+
 A large state is copied in batches, and each part says when it is there: what follows the copy of a part need not wait
 for the copy of all.
 """
@@ -20,19 +22,24 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
-from torch import Tensor
 
 from .layouts import Held, as_bytes
 from .payload import digest
 from .priority import give_way
+from .room import Room
 
 Overlap = Literal["step", "none"]
 """`step`: the copy runs during the next forward and backward pass. `none`: the caller waits for it."""
 BATCH_BYTES = 256 << 20
 """Copied by one call. Each takes the interpreter from training once; fewer bytes would take it more often."""
 
+ROOM_BYTES = 512 << 20
+"""Of one piece of a buffer, or a little more: where it is page-locked, what else is asked of the GPU waits so long."""
+
 _Pair = tuple[str, Held, Held]
 """Group, part of the state, and its place in the buffer."""
+_Key = tuple[str, torch.dtype, int]
+"""Group and type of the parts that a piece of a buffer holds, and its number among those."""
 
 
 @dataclass(slots=True)
@@ -101,9 +108,9 @@ class Snapshot:
 
 @dataclass(slots=True)
 class _Slot:
-    """One buffer a group and type, and whether it is free."""
+    """A buffer in pieces, and whether it is free."""
 
-    buffers: dict[tuple[str, torch.dtype], Tensor] = field(default_factory=dict)
+    rooms: dict[_Key, Room] = field(default_factory=dict)
     free: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(1))
 
 
@@ -118,10 +125,15 @@ class Stager:
         self._hashing = ThreadPoolExecutor(1, thread_name_prefix="hash", initializer=give_way)
         self._stream: torch.cuda.Stream | None = None
         self._taken = 0
+        self._prepared: Future[int] | None = None
 
-    def prepare(self, parts: Mapping[str, Sequence[Held]]) -> int:
-        """Makes the buffers for such parts ahead of the first snapshot; returns their bytes."""
-        return sum(_fit(slot, parts) for slot in self._slots)
+    def prepare(self, parts: Mapping[str, Sequence[Held]]) -> Future[int]:
+        """Begins to make the buffers for such parts; their bytes, when they are there. A snapshot waits for them."""
+        if self._prepared:
+            return self._prepared
+        counts, locked = _counts(parts), _on_gpu(parts)
+        self._prepared = self._hashing.submit(lambda: sum(_fit(slot, counts, locked=locked) for slot in self._slots))
+        return self._prepared
 
     def take(
         self, parts: Mapping[str, Sequence[Held]], *, give_up: Callable[[], bool] = lambda: False
@@ -134,7 +146,9 @@ class Stager:
             if give_up():
                 return None
         self._taken += 1
-        _fit(slot, parts)
+        if self._prepared:
+            self._prepared.result()
+        _fit(slot, _counts(parts), locked=_on_gpu(parts))
         pairs = _places(slot, parts)
         snapshot = Snapshot({group: [to for g, _, to in pairs if g == group] for group in parts}, began, slot)
         on_host = [_Batch(pairs) for pairs in _batches([pair for pair in pairs if not pair[1].local.is_cuda])]
@@ -154,6 +168,8 @@ class Stager:
         """Ends the threads."""
         self._pool.shutdown()
         self._hashing.shutdown()
+        for slot in self._slots:
+            slot.rooms.clear()
 
     def _copy_from_gpu(self, batches: Sequence[_Batch]) -> tuple[torch.cuda.Event, torch.cuda.Event]:
         """Copies on a stream of their own, after what the step has queued; their begin and end."""
@@ -241,35 +257,45 @@ def _batches(pairs: Sequence[_Pair]) -> Iterator[list[_Pair]]:
         yield batch
 
 
-def _fit(slot: _Slot, parts: Mapping[str, Sequence[Held]]) -> int:
-    """Makes the slot's buffers large enough; returns the bytes of all."""
-    for key, count in _counts(parts).items():
-        buffer = slot.buffers.get(key)
-        if buffer is None or buffer.numel() < count:
-            pin = torch.cuda.is_available() and any(p.local.is_cuda for group in parts.values() for p in group)
-            # Zeros written now: the first snapshot finds the pages there.
-            slot.buffers[key] = torch.empty(count, dtype=key[1], pin_memory=pin).zero_()
-    return sum(buffer.numel() * buffer.element_size() for buffer in slot.buffers.values())
+def _fit(slot: _Slot, counts: Mapping[_Key, int], *, locked: bool) -> int:
+    """Makes the slot's buffer large enough; returns its bytes."""
+    for key, count in counts.items():
+        room = slot.rooms.get(key)
+        if room is None or room.tensor.numel() < count:
+            slot.rooms.pop(key, None)
+            slot.rooms[key] = Room(count, key[1], locked=locked)
+    return sum(room.bytes for room in slot.rooms.values())
 
 
-def _counts(parts: Mapping[str, Sequence[Held]]) -> dict[tuple[str, torch.dtype], int]:
-    counts: dict[tuple[str, torch.dtype], int] = {}
-    for group, group_parts in parts.items():
-        for part in group_parts:
-            key = (group, part.local.dtype)
-            counts[key] = counts.get(key, 0) + part.local.numel()
+def _on_gpu(parts: Mapping[str, Sequence[Held]]) -> bool:
+    return any(part.local.is_cuda for group in parts.values() for part in group)
+
+
+def _counts(parts: Mapping[str, Sequence[Held]]) -> dict[_Key, int]:
+    """How many numbers each piece of a buffer holds."""
+    counts: dict[_Key, int] = {}
+    for _, part, key, begin in _layout(parts):
+        counts[key] = begin + part.local.numel()
     return counts
 
 
-def _places(slot: _Slot, parts: Mapping[str, Sequence[Held]]) -> list[_Pair]:
-    """Each part and its place in the slot's buffers."""
-    used: dict[tuple[str, torch.dtype], int] = {}
-    pairs = []
+def _layout(parts: Mapping[str, Sequence[Held]]) -> Iterator[tuple[str, Held, _Key, int]]:
+    """Group, part, the piece that holds it, and where it begins there: pieces of ROOM_BYTES or a little more."""
     for group, group_parts in parts.items():
+        filled: dict[torch.dtype, tuple[int, int]] = {}
         for part in group_parts:
-            key = (group, part.local.dtype)
-            begin = used.get(key, 0)
-            used[key] = begin + part.local.numel()
-            target = slot.buffers[key][begin : used[key]].view(part.local.shape)
-            pairs.append((group, part, replace(part, local=target)))
+            dtype = part.local.dtype
+            number, begin = filled.get(dtype, (0, 0))
+            if begin * dtype.itemsize >= ROOM_BYTES:
+                number, begin = number + 1, 0
+            filled[dtype] = number, begin + part.local.numel()
+            yield group, part, (group, dtype, number), begin
+
+
+def _places(slot: _Slot, parts: Mapping[str, Sequence[Held]]) -> list[_Pair]:
+    """Each part and its place in the slot's buffer."""
+    pairs = []
+    for group, part, key, begin in _layout(parts):
+        target = slot.rooms[key].tensor[begin : begin + part.local.numel()].view(part.local.shape)
+        pairs.append((group, part, replace(part, local=target)))
     return pairs

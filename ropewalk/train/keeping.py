@@ -9,6 +9,7 @@ import queue
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +125,17 @@ class Keeper:
     def holds(self, step: int) -> bool:
         """Whether there is a checkpoint of `step`. All ranks must call."""
         return bool(self._decided(step_path(self._folder, step).exists))
+
+    @property
+    def prepared(self) -> bool:
+        """Whether memory for copies is made, or being made."""
+        return self._stager is not None
+
+    def prepare(self, state: State) -> Future[int]:
+        """Begins to make the memory for copies of such a state, so that its first save does not wait for that; its
+        bytes, when it is there."""
+        parts = self._parts(state)
+        return self._workers(parts)[0].prepare(parts)
 
     def save(self, state: State) -> None:
         """Begins a checkpoint; what it makes superfluous goes when it is durable."""
@@ -422,7 +434,6 @@ class Keeper:
         if self._stager is None or self._persister is None:
             pace = Pace(self._settings.bytes_per_s) if self._settings.bytes_per_s else None
             self._stager = Stager(buffers=2 if self._settings.write == "background" else 1)
-            # Both buffers now: the first save is slow, the second is not.
             self._stager.prepare(parts)
             packer = Packer(self._settings.packing) if self._settings.packing != "off" else None
             self._persister = Persister(self._disk, threads=self._settings.threads, pace=pace, packer=packer)

@@ -156,6 +156,8 @@ class Trainer:
             point(f"train.step:{at.step}")
             for hook in self._hooks:
                 hook.after_step(at.step)
+            if not self._keeper.prepared:
+                self._keeper.prepare(self._course.state())
             ended = at.phase_step == phase.steps
             if ended or _is_due(at.step, settings.train.log_every_steps):
                 with label("log"):

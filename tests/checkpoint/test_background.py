@@ -7,16 +7,19 @@ import errno
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+import ropewalk.checkpoint.snapshot as snapshot_module
 from ropewalk.checkpoint.config import Checkpoints
 from ropewalk.checkpoint.disk import LocalDisk
 from ropewalk.checkpoint.format import list_checkpoints, verify_checkpoint
 from ropewalk.checkpoint.layouts import held
 from ropewalk.checkpoint.payload import Pace
 from ropewalk.checkpoint.persist import Persister
+from ropewalk.checkpoint.room import Room
 from ropewalk.checkpoint.snapshot import Stager
 from ropewalk.checkpoint.tensors import State, load, manifest_of
 from ropewalk.train.keeping import Keeper
@@ -69,7 +72,7 @@ def test_what_changes_after_the_copy_does_not_reach_the_checkpoint(tmp_path: Pat
 
 def test_buffers_are_made_once_and_used_in_turn(stager: Stager) -> None:
     live = state(1)
-    size = stager.prepare(parts_of(live))
+    size = stager.prepare(parts_of(live)).result()
     # 2 x (64 x 32 float32 + 3 bfloat16) of the model, 2 x (64 x 32 + 1 float32) of the optimizer.
     assert size == 2 * (64 * 32 * 4 + 3 * 2 + (64 * 32 + 1) * 4)
     places = []
@@ -79,6 +82,64 @@ def test_buffers_are_made_once_and_used_in_turn(stager: Stager) -> None:
         places.append(snapshot.parts["model"][0].local.data_ptr())
         snapshot.release()
     assert places[0] == places[2] != places[1] == places[3]
+
+
+def test_a_large_state_lies_in_pieces_each_part_in_one(stager: Stager, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(snapshot_module, "ROOM_BYTES", 100)
+    live = {f"w{n}": torch.full((11,), float(n)) for n in range(20)} | {"narrow": torch.ones(7, dtype=torch.bfloat16)}
+    parts = {"model": list(held(live))}
+    assert stager.prepare(parts).result() == 2 * (20 * 44 + 14)
+    assert sorted(room.bytes for room in stager._slots[0].rooms.values()) == [14, 88] + [132] * 6
+    taken = stager.take(parts)
+    taken.wait_copied()
+    assert all(torch.equal(part.local, live[part.name]) for part in taken.parts["model"])
+    taken.release()
+
+
+def test_a_snapshot_waits_for_buffers_that_are_being_made(stager: Stager, monkeypatch: pytest.MonkeyPatch) -> None:
+    began, go_on = threading.Event(), threading.Event()
+    real = snapshot_module.Room
+
+    def slow(*arguments: Any, **options: Any) -> Room:
+        began.set()
+        assert go_on.wait(10)
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(snapshot_module, "Room", slow)
+    live = state(1)
+    bytes_there = stager.prepare(parts_of(live))
+    assert began.wait(10)
+    assert not bytes_there.done()  # the caller has gone on
+    threading.Timer(0.1, go_on.set).start()
+    taken = stager.take(parts_of(live))
+    assert bytes_there.done()
+    assert taken.blocked_s > 0.05
+    taken.wait_copied()
+    assert all(torch.equal(part.local, live.model[part.name]) for part in taken.parts["model"])
+    taken.release()
+
+
+def test_memory_made_ahead_is_as_large_as_asked_for_and_zero() -> None:
+    for count in (0, 1, 5_000_001):
+        room = Room(count, torch.float32, locked=False)
+        assert room.tensor.numel() == count
+        assert room.bytes == 4 * count
+        assert not room.tensor.any()
+        room.tensor.fill_(1.0)  # it may be written
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_memory_for_a_gpu_is_page_locked_and_given_back() -> None:
+    for _ in range(3):  # at the same address, if it was given back
+        room = Room(1 << 20, torch.float32, locked=True)
+        assert room.tensor.is_pinned()
+        assert room.tensor[1000:].is_pinned()
+        source = torch.randn(1 << 20, device="cuda")
+        room.tensor.copy_(source, non_blocking=True)
+        torch.cuda.synchronize()
+        assert torch.equal(room.tensor, source.cpu())
+        del room
 
 
 def test_a_third_snapshot_waits_for_a_buffer(stager: Stager) -> None:

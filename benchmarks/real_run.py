@@ -8,8 +8,8 @@ the folders given by `--text`, which is prose for the curve to be worth somethin
 where another machine may train on it. Told: the loss and the bits per byte of held-out rows by step, those of held-out
 documents at the end beside what xz makes of them, tokens a second, and the share of the time that steps wait for data.
 
-Two runs that differ in `--precision`, `--optimizer` or `--activations` alone read the same rows in the same order: their
-curves show what the choice costs.
+Two runs that differ in `--precision`, `--optimizer` or `--activations` alone read the same rows in the same order:
+their curves show what the choice costs.
 """
 
 from __future__ import annotations

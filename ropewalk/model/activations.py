@@ -2,7 +2,8 @@
 
 The forward pass of model/modules.py and model/decoder.py over sizes in place of tensors: each operation keeps what the
 gradients that will be asked for need, and a storage that several keep counts once. A test compares with the storages
-that autograd really keeps on a CPU. A GPU keeps the same or less: its RMSNorm is fused.
+that autograd really keeps on a CPU. On a GPU there are the kernels of model/kernels, which keep less; another test has
+the peaks of whole steps that were measured there.
 
 What is computed again in the backward pass (`Recompute`) and what several ranks share (`Division`) is left out; what
 blocks keep in fewer bits (`Activations`) counts as these.
@@ -67,13 +68,14 @@ def saved_bytes(
     division: Division = WHOLE,
     activations: Activations = "whole",
     device: Device = "cpu",
+    pure: bool = False,
 ) -> int:
     """Bytes kept after the forward pass and loss of `rows` full rows: all but weights and logits.
 
     `trained` names the parameters that get a gradient; None: all. Blocks that are computed again also count rotations
-    and masks, which they will use.
+    and masks, which they will use. `pure`: weights and stream are as narrow as the inputs of products.
     """
-    record = _pass(spec, rows, precision, trained, recompute, division, activations, device)
+    record = _pass(spec, rows, precision, trained, recompute, division, activations, device, pure=pure)
     return sum(kept.bytes for kept in record.kept) + sum(kept.packed_bytes for kept in record.packed)
 
 
@@ -97,15 +99,10 @@ def block_bytes(
     trained: Collection[str] | None = None,
     division: Division = WHOLE,
     device: Device = "cpu",
+    pure: bool = False,
 ) -> tuple[BlockBytes, ...]:
     """What each block keeps of `rows` full rows, where it is not or where it is computed again."""
-    return tuple(_pass(spec, rows, precision, trained, "full", division, device=device).blocks)
-
-
-def saved_copy_bytes(spec: Spec, *, trained: Collection[str] | None = None) -> int:
-    """The part of `saved_bytes` in bf16 that is narrow copies of weights, made by autocast."""
-    kept = _pass(spec, 1, "bf16", trained, "none", WHOLE).kept
-    return sum(storage.bytes for storage in kept if storage.of_weight)
+    return tuple(_pass(spec, rows, precision, trained, "full", division, device=device, pure=pure).blocks)
 
 
 def saved_logit_bytes(spec: Spec, *, tokens: int) -> int:
@@ -153,6 +150,8 @@ def _pass(
     division: Division,
     activations: Activations = "whole",
     device: Device = "cpu",
+    *,
+    pure: bool = False,
 ) -> _Pass:
     """A forward pass and its loss, recorded."""
     names = frozenset(spec.shapes() if trained is None else trained)
@@ -165,6 +164,7 @@ def _pass(
         division=division,
         activations=activations,
         device=device,
+        pure=pure,
     )
     layers = {"none": (), "attention": (), "full": range(spec.layers)}
     again = layers[recompute] if isinstance(recompute, str) else recompute
@@ -197,6 +197,7 @@ class _Pass:
         division: Division,
         activations: Activations,
         device: Device,
+        pure: bool,
     ) -> None:
         self.spec, self.trained, self.division = spec, trained, division
         self.tokens = rows * spec.sequence_length // division.context
@@ -216,6 +217,14 @@ class _Pass:
         self._hidden = spec.hidden // division.tensor
         self._autocast = precision != "fp32"
         self._narrow = 2 if self._autocast else 4
+        self._wide = self._narrow if pure else 4
+        """Bytes of a number of the stream."""
+        self._copies = self._autocast and not pure
+        """Whether products have narrow copies of what they multiply."""
+        gpu, size = device == "cuda", spec.head_size
+        self._norm_kernel = gpu and spec.width <= 8192
+        self._gate_kernel = gpu and spec.mlp == "swiglu" and spec.mlp_chunk >= 16
+        self._turn_kernel = gpu and not spec.qk_norm and size >= 32 and size & (size - 1) == 0
         pages = (rows if spec.documents == "separate" else 1) * (self._heads if spec.position == "alibi" else 1)
         # All layers share them.
         self._mask = _Storage(self._narrow * pages * spec.sequence_length**2)
@@ -269,7 +278,7 @@ class _Pass:
 
     def block(self, x: _Value, name: str) -> _Value:
         for branch in ("attention", "mlp"):
-            y = x if self.spec.norm_place == "post" else self.norm(x, f"{name}.{branch}_norm")
+            y = x if self.spec.norm_place == "post" else self.norm(x, f"{name}.{branch}_norm", branch=True)
             y = self.attention(y, f"{name}.attention") if branch == "attention" else self.mlp(y, f"{name}.mlp")
             y = self.dropout(self.left(y))
             if self.spec.norm_place == "both":
@@ -287,10 +296,16 @@ class _Pass:
             self.keep(_Storage(self.stream_tokens * self.spec.width, number_bytes=1))
         return self._stream(gradient=x.gradient, wide=x.wide)
 
-    def norm(self, x: _Value, name: str) -> _Value:
+    def norm(self, x: _Value, name: str, *, branch: bool = False) -> _Value:
+        """Of the stream; for a `branch` a kernel makes it as narrow as the product wants it."""
         if self.spec.norm == "none":
             return x
         weight, bias = f"{name}.weight" in self.trained, f"{name}.bias" in self.trained
+        if self._norm_kernel:
+            gradient, centred = x.gradient or weight or bias, self.spec.norm == "layer"
+            if gradient:
+                self.keep(x.storage, _Storage((8 if centred else 4) * self.stream_tokens))
+            return self._stream(gradient=gradient, wide=not branch)
         if self.spec.norm == "rms":
             self._keep_rms(x, weight=weight, tokens=self.stream_tokens, features=self.spec.width, means=1)
             return self._stream(gradient=x.gradient or weight)
@@ -313,26 +328,31 @@ class _Pass:
         heads, groups, size = self._heads, self._groups, spec.head_size
         fused = self.linear(self.entered(x), f"{name}.qkv")
         query = key = fused
-        if 1 < groups < heads:
+        if 1 < groups < heads and not self._turn_kernel:
             # Queries that stand in groups are copied side by side.
             query = self._new(heads * size, gradient=fused.gradient)
         if spec.qk_norm:
             query = self._head_norm(query, f"{name}.query_norm.weight", heads)
             key = self._head_norm(key, f"{name}.key_norm.weight", groups)
-        if spec.position == "rope":
+        values = fused
+        if spec.position == "rope" and self._turn_kernel:
+            query, key, values = (self._new(n * size, gradient=fused.gradient) for n in (heads, groups, groups))
+            self.kept |= {self._turn} if fused.gradient else set()
+        elif spec.position == "rope":
             query, key = self._rotated(query, heads), self._rotated(key, groups)
         gradient = query.gradient or key.gradient or fused.gradient
         attended = self._new(heads * size, gradient=gradient)
         if gradient:
             # The fused projection stays whole because the values are a view of it. All of it stays as it is, whatever
             # becomes of the rest.
-            self.kept |= {query.storage, key.storage, fused.storage}
+            self.kept |= {query.storage, key.storage, values.storage}
             if not self._attention_again and not self._in_tiles:
                 # With a logarithm a head.
                 self.kept |= {attended.storage, _Storage(4 * self.tokens * heads)}
             if self._masked:
                 self.kept.add(self._mask)
-        if (spec.position == "rope" or spec.qk_norm) and heads > 1 and not self._in_tiles:
+        turned = (spec.position == "rope" or spec.qk_norm) and not self._turn_kernel
+        if turned and heads > 1 and not self._in_tiles:
             # New queries stand heads first, and so does the result: it is copied to tokens first.
             attended = self._new(heads * size, gradient=gradient)
         return self.linear(attended, f"{name}.out")
@@ -344,7 +364,7 @@ class _Pass:
         hidden = self._new(self._hidden, gradient=inner.gradient)
         if inner.gradient:
             self.keep(inner.storage)
-            if self.spec.gated:
+            if self.spec.gated and not self._gate_kernel:
                 self.keep(_Storage(self._narrow * self.tokens * self._hidden, number_bytes=self._narrow))
         return self.linear(hidden, f"{name}.down")
 
@@ -363,9 +383,9 @@ class _Pass:
         autocast, each product has its own."""
         if name in self.trained:
             inputs = self._shapes[name][1]
-            copied = x.wide and self._autocast
+            copied = x.wide and self._copies
             self.keep(_Storage(2 * self.tokens * inputs, number_bytes=2) if copied else x.storage)
-        if x.gradient and self._autocast:
+        if x.gradient and self._copies:
             self.keep(_Storage(2 * prod(self._shapes[name]), of_weight=True))
         return self._new(outputs, gradient=x.gradient or name in self.trained)
 
@@ -378,7 +398,7 @@ class _Pass:
 
     def _head_norm(self, x: _Value, name: str, heads: int) -> _Value:
         size = self.spec.head_size
-        if x.gradient and self._autocast:
+        if x.gradient and self._copies:
             self.keep(_Storage(2 * size, of_weight=True))
         copied = self._autocast and not x.wide
         wide = self._new(heads * size, gradient=x.gradient, wide=True) if copied else x
@@ -404,7 +424,7 @@ class _Pass:
         return self._stream(gradient=x.gradient) if copied else x
 
     def _stream(self, *, gradient: bool, wide: bool = True) -> _Value:
-        width = 4 if wide else self._narrow
+        width = self._wide if wide else self._narrow
         return _Value(_Storage(width * self.stream_tokens * self.spec.width, number_bytes=width), gradient, wide)
 
     def _new(self, features: int, *, gradient: bool, wide: bool = False) -> _Value:

@@ -89,6 +89,7 @@ class _WeightedLoss(torch.autograd.Function):
                     torch.mm(logits, head, out=by_hidden[part])
                 if to_head:
                     by_head = _add_product(by_head, logits.t(), hidden[part], wide)
+                del logits  # or those of the next chunk would be made beside them
             if to_head and by_head is None:
                 by_head = torch.zeros_like(head, dtype=wide)
         ctx.save_for_backward(by_hidden, by_head)

@@ -77,7 +77,7 @@ class _Normed(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, epsilon: float) -> Tensor:
-        return _forward(ctx, x, None, None, weight, bias, epsilon)[1]
+        return _forward(ctx, x, None, None, weight, bias, epsilon, dtype=x.dtype)[1]
 
     @staticmethod
     def backward(ctx: Any, by_norm: Tensor) -> tuple[Tensor | None, ...]:
@@ -101,7 +101,10 @@ class _Passing(torch.autograd.Function):
         epsilon: float,
     ) -> tuple[Tensor, Tensor]:
         ctx.dtypes = x.dtype, None if added is None else added.dtype
-        return _forward(ctx, x, added, added_bias, weight, bias, epsilon, later_bias)
+        # What is normalised goes into a product.
+        kind = x.device.type
+        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+        return _forward(ctx, x, added, added_bias, weight, bias, epsilon, later_bias, dtype=dtype)
 
     @staticmethod
     def backward(ctx: Any, by_stream: Tensor, by_norm: Tensor) -> tuple[Tensor | None, ...]:
@@ -120,12 +123,12 @@ def _forward(
     bias: Tensor | None,
     epsilon: float,
     later_bias: Tensor | None = None,
+    *,
+    dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor]:
-    """The sum and its norm."""
+    """The sum and its norm, which has `dtype`."""
     from .kernels.norms import norm
 
-    kind = x.device.type
-    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
     x, added = x.contiguous(), None if added is None else added.contiguous()
     stream, out, means, scales = norm(x, added, added_bias, weight, bias, epsilon, dtype)
     ctx.save_for_backward(x if added is None else stream, weight, means, scales)

@@ -29,7 +29,7 @@ from ropewalk.model.activations import Division
 from ropewalk.model.attend import Attend
 from ropewalk.model.modules import Block
 from ropewalk.model.spec import Spec
-from ropewalk.plan.forecast import products_of
+from ropewalk.plan.forecast import PURE, products_of
 from ropewalk.plan.memory import Estimator, Foreseen, Planner, foresee
 from ropewalk.plan.plan import Plan
 
@@ -102,6 +102,7 @@ def make_run_block(
                 layers=layers,
                 last=last,
                 device=plan.device,
+                pure=plan.precision in PURE,
             )
 
         planner = Planner(plan.recompute_bytes // live_microbatches, Estimator(prior))

@@ -76,6 +76,7 @@ def choose(
             trained=trained,
             activations=parallel.activations,
             device=device,
+            accumulates=not (device == "cuda" and rows == batch_rows and world == 1 and parallel.recompute == "none"),
         )
         return of_rank(whole, planned_with(rows), spec, trained=trained) if world > 1 else whole
 

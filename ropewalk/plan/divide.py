@@ -8,7 +8,7 @@ from dataclasses import replace
 from ropewalk.model.activations import Division, Recompute, saved_bytes
 from ropewalk.model.spec import Spec
 
-from .forecast import Memory, products_of
+from .forecast import PURE, Memory, products_of
 from .plan import Plan
 from .schedules import Shape, peak_live
 
@@ -25,10 +25,10 @@ def of_rank(whole: Memory, plan: Plan, spec: Spec, *, trained: Collection[str] |
     gradients = split * (plan.shard if plan.zero >= 2 else 1)
     weights = split * (plan.shard if plan.zero >= 3 else 1)
     recompute: Recompute = "none" if plan.recompute == "auto" else plan.recompute
-    narrow = products_of(plan.precision)
+    narrow, pure = products_of(plan.precision), plan.precision in PURE
     rows = plan.microbatch_rows
     alone = saved_bytes(
-        spec, rows=rows, precision=narrow, trained=trained, activations=plan.activations, device=plan.device
+        spec, rows=rows, precision=narrow, trained=trained, activations=plan.activations, device=plan.device, pure=pure
     )
     division = Division(
         tensor=plan.tensor,
@@ -45,6 +45,7 @@ def of_rank(whole: Memory, plan: Plan, spec: Spec, *, trained: Collection[str] |
         division=division,
         activations=plan.activations,
         device=plan.device,
+        pure=pure,
     )
     activations = round(whole.activations * kept / alone) // plan.pipeline
     if plan.pipeline > 1:

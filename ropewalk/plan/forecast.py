@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Literal
 
-from ropewalk.model.activations import Activations, saved_bytes, saved_copy_bytes
+from ropewalk.model.activations import Activations, saved_bytes
 from ropewalk.model.activations import Precision as Products
 from ropewalk.model.spec import Optimizer, Spec
 
@@ -26,6 +26,7 @@ class Memory:
 
     weights: int
     gradients: int
+    """Of all microbatches; of a single one what they need more than its activations, as which go they come."""
     optimizer: int
     activations: int
     """Kept by autograd for the backward pass of one microbatch."""
@@ -46,24 +47,26 @@ def memory(
     trained: Collection[str] | None = None,
     activations: Activations = "whole",
     device: Literal["cpu", "cuda"] = "cpu",
+    accumulates: bool = True,
 ) -> Memory:
     """The forecast for `rows` rows a microbatch, with gradients and moments in float32; `trained` names the parameters
     that have them, None all.
 
-    Exact for weights, gradients and moments. For `bf16-pure` activations are those of `bf16`: an upper bound, because
-    the stream between blocks is half as wide there.
+    Exact for weights, gradients and moments. A step that does not accumulate gradients of several microbatches has them
+    block by block, as its activations go.
     """
     tokens = rows * spec.sequence_length
     narrow = products_of(precision)
     # What autograd keeps (model/activations.py), and the rest of the batch: target, weight, document, position.
-    saved = saved_bytes(spec, rows=rows, precision=narrow, trained=trained, activations=activations, device=device)
-    saved += tokens * (8 + 4 + 4 + 8)
     pure = precision in PURE
-    if pure:
-        saved -= saved_copy_bytes(spec, trained=trained)  # the weights are narrow already, autocast copies none
+    saved = saved_bytes(
+        spec, rows=rows, precision=narrow, trained=trained, activations=activations, device=device, pure=pure
+    )
+    saved += tokens * (8 + 4 + 4 + 8)
+    gradients = spec.gradient_bytes(trained=trained)
     return Memory(
         weights=spec.weight_bytes() + (spec.weight_bytes(2) if pure else 0),
-        gradients=spec.gradient_bytes(trained=trained),
+        gradients=gradients if accumulates else max(0, gradients - saved),
         optimizer=spec.optimizer_bytes(optimizer, trained=trained),
         activations=saved,
         workspace=max(

@@ -67,13 +67,23 @@ def foresee(
     layers: Collection[int] | None = None,
     last: bool = True,
     device: Literal["cpu", "cuda"] = "cpu",
+    pure: bool = False,
 ) -> Foreseen:
     """The count of model/activations.py for `rows` rows of `length` tokens in a stage that has `layers` (None: all);
     `last` says whether it has the head. The rest is that of a whole model but for the logits."""
     spec = dataclasses.replace(spec, sequence_length=length)
-    blocks = block_bytes(spec, rows=rows, precision=precision, trained=trained, division=division, device=device)
+    blocks = block_bytes(
+        spec, rows=rows, precision=precision, trained=trained, division=division, device=device, pure=pure
+    )
     total = saved_bytes(
-        spec, rows=rows, precision=precision, trained=trained, division=division, recompute="full", device=device
+        spec,
+        rows=rows,
+        precision=precision,
+        trained=trained,
+        division=division,
+        recompute="full",
+        device=device,
+        pure=pure,
     )
     tokens = rows * length // division.context
     # As they are and as log-probabilities or gradients; above this size the loss cuts them into chunks.

@@ -18,7 +18,8 @@ from ropewalk.model.dropout import Dropout
 from ropewalk.model.frozen import trained_names
 from ropewalk.model.lora import with_lora
 from ropewalk.model.loss import token_losses, weighted_loss
-from ropewalk.model.spec import Spec
+from ropewalk.model.sizes import size_of
+from ropewalk.model.spec import Spec, resolve
 from ropewalk.parallel import tensor
 from ropewalk.parallel.apply import apply
 from ropewalk.plan import forecast
@@ -88,6 +89,18 @@ def test_forecast_activations_bound_what_autograd_keeps_within_5_percent(
     measured = saved_bytes(spec, random_batch(spec, rows=rows), precision)
     # 5 %: the forecast counts the whole batch, of which autograd keeps the tokens and targets.
     assert measured <= memory(spec, rows=rows, precision=precision).activations <= 1.05 * measured
+
+
+@pytest.mark.parametrize(
+    ("size", "rows", "optimizer", "peak"),
+    [("1.3B", 16, "adamw", 74.35e9), ("7B", 2, "adamw-8bit", 91.6e9), ("7B", 4, "adamw-8bit", 126.9e9)],
+)
+def test_forecast_is_near_the_peaks_of_steps_on_a_gpu(size: str, rows: int, optimizer: Any, peak: float) -> None:
+    """Measured on an H200, compiled, in `bf16-pure`, one microbatch a step (docs/benchmarks.md, train on an H200)."""
+    chosen = size_of(size)
+    spec = resolve(chosen.model, vocabulary=chosen.vocabulary, sequence_length=chosen.sequence_length)
+    needed = memory(spec, rows=rows, precision="bf16-pure", optimizer=optimizer, device="cuda", accumulates=False).total
+    assert peak <= needed <= 1.03 * peak
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])

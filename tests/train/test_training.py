@@ -16,6 +16,7 @@ import torch
 from ropewalk.base.errors import DataError, RunConflict, UserError
 from ropewalk.base.events import Event, read_events
 from ropewalk.checkpoint.format import list_checkpoints, verify_checkpoint
+from ropewalk.checkpoint.snapshot import Stager
 from ropewalk.checkpoint.tensors import load
 from ropewalk.load.batch import Batch
 from ropewalk.parallel.executor import StepResult
@@ -99,6 +100,29 @@ def test_microbatches_of_other_sizes_give_the_same_run(
     figures = train(make_run(tmp_path, plan__microbatch_rows=4))
     # float32 sums in another order.
     assert figures["validation_loss"] == pytest.approx(straight[1]["validation_loss"], rel=1e-4)
+
+
+def test_memory_for_saves_is_made_once_after_the_first_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that no save waits for it."""
+    made: list[tuple[str, int]] = []
+    prepare, take = Stager.prepare, Stager.take
+
+    def prepared(self: Stager, parts: Any) -> Any:
+        future = prepare(self, parts)
+        made.append(("prepared", future.result()))
+        return future
+
+    def taken(self: Stager, parts: Any, **options: Any) -> Any:
+        snapshot = take(self, parts, **options)
+        made.append(("taken", sum(room.bytes for slot in self._slots for room in slot.rooms.values())))
+        return snapshot
+
+    monkeypatch.setattr(Stager, "prepare", prepared)
+    monkeypatch.setattr(Stager, "take", taken)
+    train(make_run(tmp_path))
+    assert made[0][0] == "prepared"
+    assert [what for what, _ in made].count("taken") > 1
+    assert {size for _, size in made} == {made[0][1]}, "the state of the first step is as large as all others"
 
 
 def test_a_finished_run_has_nothing_to_do_and_the_same_figures(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -28,6 +28,23 @@ KERNELS: dict[Kernel, SDPBackend] = {
     "efficient": SDPBackend.EFFICIENT_ATTENTION,
     "math": SDPBackend.MATH,
 }
+
+
+SMALL_HEADS: Any = {
+    "fwd_BLOCK_M": 128,
+    "fwd_BLOCK_N": 64,
+    "fwd_num_warps": 4,
+    "fwd_num_stages": 3,
+    "bwd_BLOCK_M1": 64,
+    "bwd_BLOCK_N1": 64,
+    "bwd_BLOCK_M2": 64,
+    "bwd_BLOCK_N2": 64,
+    "bwd_num_warps": 4,
+    "bwd_num_stages": 3,
+}
+"""FlexAttention's tiles for heads of up to 64 features in half precision. For 64 rows of 1024 tokens, 12 heads and
+documents of about 300, forward alone takes 0.34 ms with these instead of 0.46, both ways 1.83 with the latter ones
+instead of 2.00 (H200)."""
 
 
 class Attend(Protocol):
@@ -124,8 +141,16 @@ class TiledAttend:
         self._mask = _block_mask(seen, rows if separate else None, length, documents_BT.device)
 
     def __call__(self, q_BHTD: Tensor, k_BGTD: Tensor, v_BGTD: Tensor) -> Tensor:
-        grouped = q_BHTD.shape[1] != k_BGTD.shape[1]
-        out = flex_attention(q_BHTD, k_BGTD, v_BGTD, score_mod=self._score, block_mask=self._mask, enable_gqa=grouped)
+        small = q_BHTD.is_cuda and q_BHTD.shape[3] <= 64 and q_BHTD.dtype in (torch.bfloat16, torch.float16)
+        out = flex_attention(
+            q_BHTD,
+            k_BGTD,
+            v_BGTD,
+            score_mod=self._score,
+            block_mask=self._mask,
+            enable_gqa=q_BHTD.shape[1] != k_BGTD.shape[1],
+            kernel_options=SMALL_HEADS if small else None,
+        )
         assert isinstance(out, Tensor)
         return out
 

@@ -1,6 +1,6 @@
 """A real run: text from this machine, prepared, trained on for so many tokens and evaluated on what was held out.
 
-    make bench NAME=real_run ARGS="--text ../books"                      124M, 252 M tokens: nine minutes on an H200
+    make bench NAME=real_run ARGS="--text ../books"                             124M on 252 M tokens, on a GPU
     make bench NAME=real_run ARGS="--size 350M --tokens 52 --precision fp8"
 
 The text is the Python code of the standard library and of what is installed, up to `--code` megabytes, and the files of

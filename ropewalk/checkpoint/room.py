@@ -1,8 +1,8 @@
 """Host memory that is there before it is needed: its pages exist, and a GPU may be given them page-locked.
 
-torch's own page-locked memory is rounded up to a power of two, and is asked of the driver in one piece, which takes
-seconds a gigabyte while other calls of the driver wait. This is as large as it is asked for, its pages are made by a
-thread that holds nothing, and the driver gets them when they are there.
+torch's own page-locked memory is rounded up to a power of two, and made by one call of the driver, about a second a
+gigabyte (H200). This is as large as it is asked for, its pages are made by a thread that holds nothing, and the driver
+gets them when they are there.
 """
 
 from __future__ import annotations

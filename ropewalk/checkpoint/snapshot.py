@@ -5,7 +5,7 @@ update waits for it (`Snapshot.wait`): a step that saves costs what is left of t
 buffers that were made, touched and (for a GPU) page-locked once: fresh memory costs five times the copy itself, the
 kernel clearing page after page.
 
-That takes seconds a gigabyte, so they are made in the background while training begins (`Stager.prepare`).
+That takes about a second a gigabyte, so they are made in the background while training begins (`Stager.prepare`).
 
 A large state is copied in batches, and each part says when it is there: what follows the copy of a part need not wait
 for the copy of all.
@@ -34,7 +34,7 @@ BATCH_BYTES = 256 << 20
 """Copied by one call. Each takes the interpreter from training once; fewer bytes would take it more often."""
 
 ROOM_BYTES = 512 << 20
-"""Of one piece of a buffer, or a little more: where it is page-locked, what else is asked of the GPU waits so long."""
+"""Of one piece of a buffer, or a little more. One call of the driver page-locks it, for which others may wait."""
 
 _Pair = tuple[str, Held, Held]
 """Group, part of the state, and its place in the buffer."""

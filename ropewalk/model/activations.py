@@ -32,6 +32,11 @@ GROUP = 256
 IN_TILES = 1024
 """Tokens of the longest rows whose attention in bfloat16 on a CPU goes through model/cpu_attention.py, which keeps
 nothing but queries, keys and values. In longer ones torch's kernel is as quick."""
+NORM_WIDTH = 8192
+"""Features of the widest rows that a GPU's kernel normalises (model/norms.py)."""
+GATE_CHUNK = 16
+"""Features of the shortest chunks of gate and up that a GPU's kernel reads (model/gated.py): shorter ones would not
+fill its memory accesses of 32 bytes."""
 SMALL_SHARE = 2
 """Tensors of at most 1 / 2 as many numbers as the input of the block stay as they are: rotations are never larger."""
 
@@ -56,6 +61,12 @@ class Division:
 
 
 WHOLE = Division()
+
+
+def is_whole_head(size: int) -> bool:
+    """Whether a GPU's kernels split and turn heads of `size` features (model/heads.py), which they need as a power of
+    two."""
+    return size >= 32 and size & (size - 1) == 0
 
 
 def saved_bytes(
@@ -221,10 +232,10 @@ class _Pass:
         """Bytes of a number of the stream."""
         self._copies = self._autocast and not pure
         """Whether products have narrow copies of what they multiply."""
-        gpu, size = device == "cuda", spec.head_size
-        self._norm_kernel = gpu and spec.width <= 8192
-        self._gate_kernel = gpu and spec.mlp == "swiglu" and spec.mlp_chunk >= 16
-        self._turn_kernel = gpu and not spec.qk_norm and size >= 32 and size & (size - 1) == 0
+        gpu = device == "cuda"
+        self._norm_kernel = gpu and spec.width <= NORM_WIDTH
+        self._gate_kernel = gpu and spec.mlp == "swiglu" and spec.mlp_chunk >= GATE_CHUNK
+        self._turn_kernel = gpu and not spec.qk_norm and is_whole_head(spec.head_size)
         pages = (rows if spec.documents == "separate" else 1) * (self._heads if spec.position == "alibi" else 1)
         # All layers share them.
         self._mask = _Storage(self._narrow * pages * spec.sequence_length**2)

@@ -12,13 +12,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-KERNEL_CHUNK = 16
-"""The kernel reads whole chunks; shorter ones would not fill its memory accesses of 32 bytes."""
+from .activations import GATE_CHUNK
 
 
 def gated(inner: Tensor, activation: Callable[[Tensor], Tensor], *, chunk: int) -> Tensor:
     """`activation` of gate, times up, ... F."""
-    if activation is F.silu and inner.is_cuda and chunk >= KERNEL_CHUNK and inner.dtype != torch.float64:
+    if activation is F.silu and inner.is_cuda and chunk >= GATE_CHUNK and inner.dtype != torch.float64:
         out: Tensor = _Swiglu.apply(inner, chunk)
         return out
     return gated_plainly(inner, activation, chunk=chunk)

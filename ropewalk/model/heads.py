@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .activations import is_whole_head
 from .positions import Rotation, rotate
 
 Heads = tuple[Tensor, Tensor, Tensor]
@@ -34,8 +35,7 @@ def split_biased_heads(fused: Tensor, bias: Tensor, *, group_heads: int, head_si
 
 def has_head_kernel(x: Tensor, head_size: int) -> bool:
     """Whether heads of this size, of projections like `x`, are split and turned by kernels."""
-    whole = head_size >= 32 and head_size & (head_size - 1) == 0  # a power of two, as the kernels need it
-    return x.is_cuda and whole and x.dtype != torch.float64
+    return x.is_cuda and is_whole_head(head_size) and x.dtype != torch.float64
 
 
 def turned_heads(fused: Tensor, turn: Rotation, *, group_heads: int, head_size: int) -> Heads:

@@ -11,8 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-WIDEST = 8192
-"""Features of a row that the kernel holds."""
+from .activations import NORM_WIDTH
 
 
 class RmsNorm(nn.RMSNorm):
@@ -56,7 +55,7 @@ def passing(
 
 def has_norm_kernel(x: Tensor, norm: nn.Module) -> bool:
     """Whether a kernel normalises `x`."""
-    known = isinstance(norm, RmsNorm | LayerNorm) and x.shape[-1] <= WIDEST
+    known = isinstance(norm, RmsNorm | LayerNorm) and x.shape[-1] <= NORM_WIDTH
     return known and x.is_cuda and x.dtype != torch.float64
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import dataclasses
 import errno
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -98,9 +100,10 @@ def test_a_large_state_lies_in_pieces_each_part_in_one(stager: Stager, monkeypat
 
 def test_a_snapshot_waits_for_buffers_that_are_being_made(stager: Stager, monkeypatch: pytest.MonkeyPatch) -> None:
     began, go_on = threading.Event(), threading.Event()
-    real = snapshot_module.Room
+    real, made = snapshot_module.Room, []
 
     def slow(*arguments: Any, **options: Any) -> Room:
+        made.append(threading.current_thread())
         began.set()
         assert go_on.wait(10)
         return real(*arguments, **options)
@@ -110,10 +113,13 @@ def test_a_snapshot_waits_for_buffers_that_are_being_made(stager: Stager, monkey
     bytes_there = stager.prepare(parts_of(live))
     assert began.wait(10)
     assert not bytes_there.done()  # the caller has gone on
-    threading.Timer(0.1, go_on.set).start()
-    taken = stager.take(parts_of(live))
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(stager.take, parts_of(live))
+        assert not concurrent.futures.wait([waiting], timeout=0.05).done
+        go_on.set()
+        taken = waiting.result(10)
     assert bytes_there.done()
-    assert taken.blocked_s > 0.05
+    assert len(set(made)) == 1  # and makes none itself
     taken.wait_copied()
     assert all(torch.equal(part.local, live.model[part.name]) for part in taken.parts["model"])
     taken.release()

@@ -102,27 +102,32 @@ def test_microbatches_of_other_sizes_give_the_same_run(
     assert figures["validation_loss"] == pytest.approx(straight[1]["validation_loss"], rel=1e-4)
 
 
-def test_memory_for_saves_is_made_once_after_the_first_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_for_saves_is_made_after_the_first_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """So that no save waits for it."""
-    made: list[tuple[str, int]] = []
+    seen: list[str] = []
+    sizes: set[int] = set()
     prepare, take = Stager.prepare, Stager.take
 
     def prepared(self: Stager, parts: Any) -> Any:
-        future = prepare(self, parts)
-        made.append(("prepared", future.result()))
-        return future
+        seen.append("prepare")
+        sizes.add(prepare(self, parts).result())
+        return prepare(self, parts)
 
     def taken(self: Stager, parts: Any, **options: Any) -> Any:
+        seen.append("take")
         snapshot = take(self, parts, **options)
-        made.append(("taken", sum(room.bytes for slot in self._slots for room in slot.rooms.values())))
+        sizes.add(sum(room.bytes for slot in self._slots for room in slot.rooms.values()))
         return snapshot
+
+    class Steps(Hook):
+        def after_step(self, step: int) -> None:
+            seen.append(f"step {step}")
 
     monkeypatch.setattr(Stager, "prepare", prepared)
     monkeypatch.setattr(Stager, "take", taken)
-    train(make_run(tmp_path))
-    assert made[0][0] == "prepared"
-    assert [what for what, _ in made].count("taken") > 1
-    assert {size for _, size in made} == {made[0][1]}, "the state of the first step is as large as all others"
+    train(make_run(tmp_path), hooks=[Steps()])
+    assert seen.index("step 1") < seen.index("prepare") < seen.index("step 2") < seen.index("take")
+    assert len(sizes) == 1, "the state of the first step is as large as all others"
 
 
 def test_a_finished_run_has_nothing_to_do_and_the_same_figures(tmp_path: Path) -> None:

@@ -18,8 +18,7 @@ BLOCK = 1024
 def update_(
     weight: Tensor,
     gradient: Tensor,
-    mean: Tensor,
-    square: Tensor,
+    moments: dict[str, Tensor],
     starts_2: Tensor,
     left_out: Tensor,
     scale: Tensor,
@@ -34,8 +33,8 @@ def update_(
     _adamw[(triton.cdiv(weight.numel(), BLOCK),)](
         weight,
         gradient.contiguous(),
-        mean,
-        square,
+        moments["exp_avg"],
+        moments["exp_avg_sq"],
         starts_2,
         left_out,
         scale,

@@ -5,7 +5,7 @@ The guard is theirs too: where `found_inf` is 1 they change nothing, decided on 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -32,7 +32,11 @@ class FusedAdam:
     ) -> None:
         gradients = [_gradient(weight) for weight in weights]
         if any(gradient.dtype != weight.dtype for gradient, weight in zip(gradients, weights, strict=True)):
-            self._update_from_narrow(weights, states, lr=lr, decay=decay, found_inf=found_inf, grad_scale=grad_scale)
+            # Here, because Triton comes with torch's builds for GPUs only.
+            from ..kernels.adamw import update_
+
+            given = {"found_inf": found_inf, "grad_scale": grad_scale}
+            _update_each(update_, weights, states, adam=self.adam, lr=lr, decay=decay, **given)
             return
         steps = [state["step"] for state in states]
         torch._foreach_add_(steps, 1)
@@ -56,38 +60,6 @@ class FusedAdam:
         if found_inf is not None:
             torch._foreach_sub_(steps, [found_inf] * len(steps))
 
-    def _update_from_narrow(
-        self,
-        weights: Sequence[Tensor],
-        states: Sequence[dict[str, Tensor]],
-        *,
-        lr: float,
-        decay: float,
-        found_inf: Tensor | None,
-        grad_scale: Tensor | None,
-    ) -> None:
-        # Here, because Triton comes with torch's builds for GPUs only.
-        from ..kernels.adamw import update_
-
-        place = weights[0].device
-        left_out = torch.zeros((), device=place) if found_inf is None else found_inf
-        scale = torch.ones((), device=place) if grad_scale is None else grad_scale
-        for weight, state, starts_2 in zip(weights, states, _starts(states, self.adam), strict=True):
-            update_(
-                weight,
-                _gradient(weight),
-                state["exp_avg"],
-                state["exp_avg_sq"],
-                starts_2,
-                left_out,
-                scale,
-                adam=self.adam,
-                lr=lr,
-                decay=decay,
-                rounded=getattr(weight, "rounded", None),
-            )
-        _count(states, left_out)
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FusedAdam8:
@@ -107,23 +79,30 @@ class FusedAdam8:
     ) -> None:
         from ..kernels.adamw_8bit import update_
 
-        place = weights[0].device
-        left_out = torch.zeros((), device=place) if found_inf is None else found_inf
-        scale = torch.ones((), device=place) if grad_scale is None else grad_scale
-        for weight, state, starts_2 in zip(weights, states, _starts(states, self.adam), strict=True):
-            update_(
-                weight,
-                _gradient(weight),
-                state,
-                starts_2,
-                left_out,
-                scale,
-                adam=self.adam,
-                lr=lr,
-                decay=decay,
-                rounded=getattr(weight, "rounded", None),
-            )
-        _count(states, left_out)
+        given = {"found_inf": found_inf, "grad_scale": grad_scale}
+        _update_each(update_, weights, states, adam=self.adam, lr=lr, decay=decay, **given)
+
+
+def _update_each(
+    update_: Callable[..., None],
+    weights: Sequence[Tensor],
+    states: Sequence[dict[str, Tensor]],
+    *,
+    adam: Adam,
+    lr: float,
+    decay: float,
+    found_inf: Tensor | None,
+    grad_scale: Tensor | None,
+) -> None:
+    """One launch of our kernel a weight."""
+    place = weights[0].device
+    left_out = torch.zeros((), device=place) if found_inf is None else found_inf
+    scale = torch.ones((), device=place) if grad_scale is None else grad_scale
+    for weight, state, starts_2 in zip(weights, states, _starts(states, adam), strict=True):
+        rounded = getattr(weight, "rounded", None)
+        given = (weight, _gradient(weight), state, starts_2, left_out, scale)
+        update_(*given, adam=adam, lr=lr, decay=decay, rounded=rounded)
+    _count(states, left_out)
 
 
 def _gradient(weight: Tensor) -> Tensor:

@@ -11,6 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .products import multiply
+
 LOGIT_BYTES = 1 << 22
 """Most bytes of float32 logits alive at once on a CPU; larger batches are cut into chunks, which stay in its cache.
 0.6 to 0.95 of the time of one piece, and of that of `token_losses` 0.6 to 0.95 (2,048 and 4,096 tokens and logits)."""
@@ -83,12 +85,12 @@ class _WeightedLoss(torch.autograd.Function):
             chunk = chunk_rows(len(hidden), head)
             for first in range(0, len(hidden), chunk):
                 part = slice(first, first + chunk)
-                logits = hidden[part] @ head.t()
+                logits = multiply(hidden[part], head, hidden.new_empty(len(hidden[part]), len(head)), b_transposed=True)
                 loss += judge(logits, targets_N[part], weights_N[part]).sum()
                 if by_hidden is not None:
-                    torch.mm(logits, head, out=by_hidden[part])
+                    multiply(logits, head, by_hidden[part])
                 if to_head:
-                    by_head = _add_product(by_head, logits.t(), hidden[part], wide)
+                    by_head = _add_product(by_head, logits, hidden[part], wide)
                 del logits  # or those of the next chunk would be made beside them
             if to_head and by_head is None:
                 by_head = torch.zeros_like(head, dtype=wide)
@@ -107,13 +109,16 @@ class _WeightedLoss(torch.autograd.Function):
         )
 
 
-def _add_product(total: Tensor | None, a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
-    """`a` `b` in `dtype`, added in place to a `total` that there is. On a GPU the product itself adds, unrounded."""
-    if not a.is_cuda or a.dtype == dtype:
-        return (a @ b).to(dtype) if total is None else total.add_(a @ b)
-    if total is None:
-        return torch.mm(a, b, out_dtype=dtype)
-    return torch.addmm(total, a, b, out_dtype=dtype, out=total)
+def _add_product(total_VC: Tensor | None, logits_NV: Tensor, hidden_NC: Tensor, dtype: torch.dtype) -> Tensor:
+    """The product over tokens in `dtype`, added in place to a total that there is. On a GPU the product itself adds,
+    unrounded."""
+    if not logits_NV.is_cuda or logits_NV.dtype == dtype:
+        product = logits_NV.t() @ hidden_NC
+        return product.to(dtype) if total_VC is None else total_VC.add_(product)
+    adds = total_VC is not None
+    if total_VC is None:
+        total_VC = hidden_NC.new_empty(logits_NV.shape[1], hidden_NC.shape[1], dtype=dtype)
+    return multiply(logits_NV, hidden_NC, total_VC, a_transposed=True, adds=adds)
 
 
 def _scaled(x: Tensor, by: Tensor, dtype: torch.dtype) -> Tensor:

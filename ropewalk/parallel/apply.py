@@ -29,7 +29,7 @@ from .compress import Hierarchical, make_compressor
 from .cut import Cut, Part
 from .executor import Executor, MakeOptimizer, Points
 from .guard import SpikeRule
-from .kernels import Contest, choose_attention, choose_products, compile_stage
+from .kernels import Contest, choose_8_bits, choose_attention, compile_stage, tune_products
 from .local import Devices, other_devices
 from .mesh import Mesh
 from .offload import BUCKET_BYTES, HostOptimizer
@@ -220,14 +220,15 @@ def _is_alone(plan: Plan) -> bool:
 
 
 def _choose_kernels(plan: Plan, stages: Mapping[int, Decoder]) -> list[Contest]:
-    contests: list[Contest] = []
-    for stage in stages.values():
-        if plan.precision == "fp8":
-            contests += choose_products(stage, plan)
-        if plan.compile:
-            compile_stage(stage)
     some = next(iter(stages.values()))
     device, dtype = next(some.parameters()).device, PRODUCTS.get(plan.precision, torch.float32)
+    contests: list[Contest] = []
+    for stage in stages.values():
+        contests += tune_products(stage, plan, dtype=dtype)
+        if plan.precision == "fp8":
+            contests += choose_8_bits(stage, plan)
+        if plan.compile:
+            compile_stage(stage)
     attention = choose_attention(some.spec, plan, device, dtype=dtype)
     return [attention, *contests] if attention else contests
 

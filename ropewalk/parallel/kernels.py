@@ -1,4 +1,4 @@
-"""Which kernels a step uses: compiled blocks, the quickest attention, products in 8 bits where they are quicker.
+"""Which kernels a step uses: compiled blocks, the quickest attention, the quickest products, in 8 bits where allowed.
 
 What is quickest depends on shapes, the GPU and the versions of its libraries, so it is measured when a run begins, on
 the shapes of the run.
@@ -6,6 +6,9 @@ the shapes of the run.
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import statistics
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,16 +18,22 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ropewalk.config.compiled import keep_compiled
-from ropewalk.model import fp8
+from ropewalk.model import fp8, products
 from ropewalk.model.attend import CausalAttend, Kernel
 from ropewalk.model.decoder import Decoder
+from ropewalk.model.kernels.cublas import Product, library
+from ropewalk.model.loss import chunk_rows
 from ropewalk.model.modules import Linear
 from ropewalk.model.spec import Spec
 from ropewalk.plan.plan import Plan
 
 DETERMINISTIC: tuple[Kernel, ...] = ("flash", "efficient")
 ANY: tuple[Kernel, ...] = ("cudnn", *DETERMINISTIC)
-REPEATS = 5
+TUNED = (torch.bfloat16, torch.float16)
+LEAST_FLOPS = 2e10
+"""Of products that are tuned. Smaller ones take less than 30 microseconds on an H200, about what our operator costs the
+host more than torch's."""
+TURNS, REPEATS = 3, 3
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,13 +76,87 @@ def choose_attention(spec: Spec, plan: Plan, device: torch.device, *, dtype: tor
     return _contest("attention", runs, device)
 
 
-def choose_products(stage: Decoder, plan: Plan) -> Iterator[Contest]:
+def tune_products(stage: Decoder, plan: Plan, *, dtype: torch.dtype) -> Iterator[Contest]:
+    """Finds the quickest of the library's algorithms for each product of a stage in `dtype`, forward and backward, of
+    its linear maps and of its head. Where torch's own choice is as quick, it stays."""
+    weight = next(stage.parameters())
+    if dtype not in TUNED or plan.deterministic or not weight.is_cuda or library() is None:
+        return
+    tokens = _tokens(stage, plan)
+    gains: dict[torch.Size, bool] = {}
+    for name, module in _maps(stage).items():
+        shape = module.weight.shape
+        if shape not in gains:
+            found = list(_tune_map(name.partition(".")[2], module, tokens, dtype))
+            gains[shape] = any(contest.winner != "torch" for contest in found)
+            yield from found
+        if gains[shape] and module.product is F.linear:
+            module.product = products.product
+    if plan.tensor == 1 and (stage.head is not None or (stage.embedding is not None and plan.pipeline == 1)):
+        yield from _tune_head(stage.head_weight, tokens, dtype)
+
+
+def _tune_map(name: str, module: Linear, tokens: int, dtype: torch.dtype) -> Iterator[Contest]:
+    """The products of model/products.py."""
+    draw = functools.partial(torch.randn, dtype=dtype, device=module.weight.device)
+    outputs, inputs = module.weight.shape
+    x, y, matrix = draw(tokens, inputs), draw(tokens, outputs), draw(outputs, inputs)
+    yield from _tune(f"{name}, forward", x, matrix, y, b_transposed=True)
+    if module.bias is not None:
+        yield from _tune(f"{name}, forward with bias", x, matrix, y, b_transposed=True, bias=draw(outputs))
+    yield from _tune(f"{name}, to its input", y, matrix, x)
+    yield from _tune(f"{name}, to its weight", y, x, matrix, a_transposed=True)
+
+
+def _tune_head(head_VC: Tensor, tokens: int, dtype: torch.dtype) -> Iterator[Contest]:
+    """The products of model/loss.py."""
+    draw = functools.partial(torch.randn, dtype=dtype, device=head_VC.device)
+    vocabulary, width = head_VC.shape
+    rows = chunk_rows(tokens, head_VC)
+    hidden, logits, head = draw(rows, width), draw(rows, vocabulary), draw(vocabulary, width)
+    total = torch.zeros(vocabulary, width, device=head_VC.device)
+    yield from _tune("head, forward", hidden, head, logits, b_transposed=True)
+    yield from _tune("head, to its input", logits, head, hidden)
+    yield from _tune("head, to its weight", logits, hidden, total, a_transposed=True)
+    if rows < tokens:
+        yield from _tune("head, to its weight, added", logits, hidden, total, a_transposed=True, adds=True)
+
+
+def _tune(
+    what: str,
+    a: Tensor,
+    b: Tensor,
+    out: Tensor,
+    *,
+    a_transposed: bool = False,
+    b_transposed: bool = False,
+    bias: Tensor | None = None,
+    adds: bool = False,
+) -> Iterator[Contest]:
+    """Measures the ways to make a product and keeps the quickest, unless it is too small to be worth it."""
+    problem = products.problem_of(
+        a, b, out, a_transposed=a_transposed, b_transposed=b_transposed, biased=bias is not None, adds=adds
+    )
+    if 2 * problem.n * problem.k * problem.m < LEAST_FLOPS:
+        return
+    own = Product(problem)
+    ways = {"torch": products.plain(a_transposed=a_transposed, b_transposed=b_transposed, adds=adds)} | {
+        f"cuBLASLt {number}": functools.partial(own.run, algorithm)
+        for number, algorithm in enumerate(own.proposals(), start=1)
+    }
+    contest = _contest(what, {way: functools.partial(run, a, b, out, bias) for way, run in ways.items()}, out.device)
+    products.QUICKEST[problem] = ways[contest.winner]
+    # The others only tell how much there was to choose from.
+    told = {way: time for way, time in contest.milliseconds.items() if way in (contest.winner, "torch")}
+    yield Contest(what=what, milliseconds=told)
+
+
+def choose_8_bits(stage: Decoder, plan: Plan) -> Iterator[Contest]:
     """Gives those linear maps of a stage products in 8 bits that are quicker so; a CPU, which only imitates them, takes
     all."""
-    tokens = plan.microbatch_rows * (plan.sequence_length or stage.spec.sequence_length) // plan.context
-    maps = {name: module for name, module in stage.blocks.named_modules() if isinstance(module, Linear)}
+    tokens = _tokens(stage, plan)
     found: dict[tuple[int, ...], bool] = {}
-    for name, module in maps.items():
+    for name, module in _maps(stage).items():
         outputs, inputs = shape = tuple(module.weight.shape)
         if outputs % 16 or inputs % 16 or tokens % 16:
             continue  # the tensor cores' smallest pieces
@@ -85,11 +168,21 @@ def choose_products(stage: Decoder, plan: Plan) -> Iterator[Contest]:
             module.product = fp8.product
 
 
+def _maps(stage: Decoder) -> dict[str, Linear]:
+    """The linear maps of all blocks."""
+    return {name: module for name, module in stage.blocks.named_modules() if isinstance(module, Linear)}
+
+
+def _tokens(stage: Decoder, plan: Plan) -> int:
+    """That this rank has of a microbatch."""
+    return plan.microbatch_rows * (plan.sequence_length or stage.spec.sequence_length) // plan.context
+
+
 def _product_contest(name: str, weight: Tensor, tokens: int) -> Contest:
     x = torch.randn(tokens, weight.shape[1], dtype=torch.bfloat16, device=weight.device, requires_grad=True)
     narrow = weight.detach().to(torch.bfloat16).requires_grad_()
     runs = {
-        "bf16": _both_passes(lambda x, w: F.linear(x, w), x, narrow),
+        "bf16": _both_passes(lambda x, w: products.product(x, w, None), x, narrow),
         "fp8": _both_passes(lambda x, w: fp8.product(x, w, None), x, narrow),
     }
     return _contest(name, runs, weight.device)
@@ -104,18 +197,21 @@ def _both_passes(function: Callable[..., Tensor], *inputs: Tensor) -> Callable[[
 
 
 def _contest(what: str, runs: Mapping[Any, Callable[[], object]], device: torch.device) -> Contest:
-    found = {}
+    """In turns, so that a GPU that grows warm and slow does so for all."""
+    found: dict[Any, list[float]] = {}
     for name, run in runs.items():
-        try:
-            found[name] = _milliseconds(run, device)
-        except RuntimeError:
-            continue  # this kernel does not know these shapes
+        with contextlib.suppress(RuntimeError):  # this kernel does not know these shapes
+            run()
+            found[name] = []
     assert found, f"{what}: no kernel of torch takes these shapes"
-    return Contest(what=what, milliseconds=dict(sorted(found.items(), key=lambda item: item[1])))
+    for _ in range(TURNS):
+        for name, times in found.items():
+            times.append(_milliseconds(runs[name], device))
+    medians = {name: statistics.median(times) for name, times in found.items()}
+    return Contest(what=what, milliseconds=dict(sorted(medians.items(), key=lambda item: item[1])))
 
 
 def _milliseconds(run: Callable[[], object], device: torch.device) -> float:
-    run()
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     with torch.cuda.device(device):
         run()

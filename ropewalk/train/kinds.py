@@ -37,9 +37,10 @@ PRODUCTS = frozenset(
         *("mm", "addmm", "_addmm_activation", "bmm", "baddbmm", "addbmm", "mv", "addmv"),
         *("_scaled_mm", "_scaled_mm_v2", "_grouped_mm", "_scaled_grouped_mm", "_int_mm"),
         *("mkldnn_linear", "_linear_pointwise"),
+        "times",
     }
 )
-"""Operators that multiply matrices, without their name space."""
+"""Operators that multiply matrices, without their name space; the last is that of model/products.py."""
 PRODUCT_KERNEL = re.compile(r"gemm|nvjet|cutlass|xmma|cublas|splitk|triton_tem|matmul|_mm_kernel", re.IGNORECASE)
 FUSED_KERNEL = re.compile(r"triton_(poi|per|red|for)_")
 """What the compiler makes of operators between products; the names list whatever was fused, products beside it too."""

@@ -10,7 +10,7 @@ import torch
 from ropewalk.model.decoder import build
 from ropewalk.model.fp8 import product
 from ropewalk.parallel.apply import apply
-from ropewalk.parallel.kernels import choose_products
+from ropewalk.parallel.kernels import choose_8_bits
 from ropewalk.plan.plan import Plan
 from ropewalk.train.config import Optimizer
 from ropewalk.train.optimizer import make_optimizer
@@ -100,9 +100,9 @@ def test_maps_that_the_tensor_cores_cannot_cut_stay_as_they_are():
     spec = small_spec(width=64, hidden=96, sequence_length=32)
     plan = Plan(device="cpu", precision="fp8", batch_rows=2, microbatch_rows=2, sequence_length=32)
     model = build(spec, seed=0)
-    assert not list(choose_products(model, plan)), "nothing to measure on a CPU"
+    assert not list(choose_8_bits(model, plan)), "nothing to measure on a CPU"
     block = next(iter(model.blocks.values()))
     assert block.mlp.down.product is product
     odd = build(small_spec(width=36, heads=3, sequence_length=32), seed=0)
-    list(choose_products(odd, plan))
+    list(choose_8_bits(odd, plan))
     assert next(iter(odd.blocks.values())).attention.qkv.product is torch.nn.functional.linear

@@ -1,1 +1,2 @@
-"""GPU kernels in Triton. Each has a plain PyTorch twin, named in its docstring, that says what is right."""
+"""GPU kernels, in Triton and of libraries. Each has a plain PyTorch twin, named in its docstring, that says what is
+right."""

@@ -1,0 +1,116 @@
+"""Matrix products of linear maps and of the head, by the quickest way that was found for their shapes.
+
+Shapes: N tokens, K inputs, M outputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from .kernels.cublas import Problem
+
+Run = Callable[[Tensor, Tensor, Tensor, Tensor | None], None]
+"""Writes the product of two operands into the third, with a bias."""
+
+ALIGNMENT = 256
+"""Bytes. Tensors of their own have more, parts of others may have less."""
+QUICKEST: dict[Problem, Run] = {}
+"""What parallel/kernels.py has measured. Products of other shapes are torch's."""
+
+
+def product(x: Tensor, weight_MK: Tensor, bias: Tensor | None) -> Tensor:
+    """x W^T + b as `torch.nn.functional.linear`, autocast included."""
+    kind = x.device.type
+    if torch.is_autocast_enabled(kind):
+        narrow = torch.get_autocast_dtype(kind)
+        x, weight_MK, bias = x.to(narrow), weight_MK.to(narrow), None if bias is None else bias.to(narrow)
+    y: Tensor = _Product.apply(x.flatten(0, -2).contiguous(), weight_MK, bias)
+    return y.unflatten(0, x.shape[:-1])
+
+
+class _Product(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x_NK: Tensor, weight_MK: Tensor, bias_M: Tensor | None) -> Tensor:
+        ctx.save_for_backward(x_NK, weight_MK)
+        return times(x_NK, weight_MK, False, True, bias_M)
+
+    @staticmethod
+    def backward(ctx: Any, gradient_NM: Tensor) -> tuple[Tensor | None, ...]:
+        x_NK, weight_MK = ctx.saved_tensors
+        gradient_NM = gradient_NM.contiguous()
+        to_x, to_weight, to_bias = ctx.needs_input_grad
+        return (
+            times(gradient_NM, weight_MK, False, False, None) if to_x else None,
+            times(gradient_NM, x_NK, True, False, None) if to_weight else None,
+            gradient_NM.sum(dim=0) if to_bias else None,
+        )
+
+
+@torch.library.custom_op(
+    "ropewalk::times",
+    mutates_args=(),
+    schema="(Tensor a, Tensor b, bool a_transposed, bool b_transposed, Tensor? bias) -> Tensor",
+)
+def times(a: Tensor, b: Tensor, a_transposed: bool, b_transposed: bool, bias: Tensor | None) -> Tensor:
+    """a b, plus a bias for every row; of an operand that is `transposed` the other order lies in memory."""
+    out = _room(a, b, a_transposed, b_transposed, bias)
+    return multiply(a, b, out, a_transposed=a_transposed, b_transposed=b_transposed, bias=bias)
+
+
+@times.register_fake
+def _room(a: Tensor, b: Tensor, a_transposed: bool, b_transposed: bool, bias: Tensor | None) -> Tensor:
+    return a.new_empty(a.shape[1 if a_transposed else 0], b.shape[0 if b_transposed else 1])
+
+
+def multiply(
+    a: Tensor,
+    b: Tensor,
+    out: Tensor,
+    *,
+    a_transposed: bool = False,
+    b_transposed: bool = False,
+    bias: Tensor | None = None,
+    adds: bool = False,
+) -> Tensor:
+    """The same into `out`, or added to it; `out` may be wider than the operands."""
+    run = None
+    if QUICKEST and all(each is None or _fits(each) for each in (a, b, out, bias)):
+        flags = {"a_transposed": a_transposed, "b_transposed": b_transposed, "biased": bias is not None, "adds": adds}
+        run = QUICKEST.get(problem_of(a, b, out, **flags))
+    (run or plain(a_transposed=a_transposed, b_transposed=b_transposed, adds=adds))(a, b, out, bias)
+    return out
+
+
+def _fits(x: Tensor) -> bool:
+    """Whether it lies as the library takes for granted."""
+    return x.is_contiguous() and x.data_ptr() % ALIGNMENT == 0
+
+
+def problem_of(a: Tensor, b: Tensor, out: Tensor, **flags: bool) -> Problem:
+    """The product of these operands, into `out`."""
+    from .kernels.cublas import Problem
+
+    n, m = out.shape
+    return Problem(n=n, k=a.numel() // n, m=m, dtype=a.dtype, out_dtype=out.dtype, **flags)
+
+
+def plain(*, a_transposed: bool, b_transposed: bool, adds: bool) -> Run:
+    """torch's own product."""
+
+    def run(a: Tensor, b: Tensor, out: Tensor, bias: Tensor | None) -> None:
+        a, b = a.t() if a_transposed else a, b.t() if b_transposed else b
+        added = out if adds else bias
+        if out.dtype != a.dtype:  # torch wants to be told
+            wide = out.dtype
+            torch.mm(a, b, wide, out=out) if added is None else torch.addmm(added, a, b, wide, out=out)
+        else:
+            torch.mm(a, b, out=out) if added is None else torch.addmm(added, a, b, out=out)
+        if adds and bias is not None:
+            out += bias
+
+    return run

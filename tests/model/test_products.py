@@ -1,0 +1,141 @@
+"""Products by the quickest way: the same numbers as torch's own, and the way that was measured."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from ropewalk.model.products import QUICKEST, multiply, problem_of, product
+
+ON_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+ORDERS = list(itertools.product([False, True], repeat=2))
+
+
+def drawn(*shape, seed=0, dtype=torch.float64, device="cpu"):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed + sum(shape)), dtype=dtype).to(device)
+
+
+def operands(a_transposed, b_transposed, **kind):
+    """N K times K M with N 48, K 64, M 80, as they lie in memory."""
+    return drawn(*((64, 48) if a_transposed else (48, 64)), **kind), drawn(
+        *((80, 64) if b_transposed else (64, 80)), seed=1, **kind
+    )
+
+
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_product_is_that_of_torch_with_its_gradients(biased, compiled):
+    x, weight = drawn(2, 3, 8).requires_grad_(), drawn(5, 8).requires_grad_()
+    inputs = [x, weight, *([drawn(5).requires_grad_()] if biased else [])]
+    bias = inputs[2] if biased else None
+    ours = torch.compile(product, backend="aot_eager", fullgraph=True) if compiled else product
+    found, expected = ours(x, weight, bias), F.linear(x, weight, bias)
+    torch.testing.assert_close(found, expected)
+    gradient = drawn(2, 3, 5, seed=7)
+    torch.testing.assert_close(
+        torch.autograd.grad(found, inputs, gradient), torch.autograd.grad(expected, inputs, gradient)
+    )
+
+
+def test_under_autocast_a_product_is_as_narrow_as_that_of_torch():
+    x, weight = drawn(4, 8, dtype=torch.float32).requires_grad_(), drawn(5, 8, dtype=torch.float32).requires_grad_()
+    bias = drawn(5, dtype=torch.float32).requires_grad_()
+    with torch.autocast("cpu", torch.bfloat16):
+        found, expected = product(x, weight, bias), F.linear(x, weight, bias)
+    assert found.dtype == torch.bfloat16
+    torch.testing.assert_close(found, expected)
+    gradients = [torch.autograd.grad(y.sum(), [x, weight, bias]) for y in (found, expected)]
+    assert [each.dtype for each in gradients[0]] == [torch.float32] * 3
+    torch.testing.assert_close(*gradients)
+
+
+def test_weights_that_do_not_learn_get_no_gradient():
+    x, weight = drawn(4, 8).requires_grad_(), drawn(5, 8)
+    (by_x,) = torch.autograd.grad(product(x, weight, None).sum(), [x])
+    torch.testing.assert_close(by_x, weight.sum(0).expand(4, -1))
+
+
+@pytest.mark.parametrize(("a_transposed", "b_transposed"), ORDERS)
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("adds", [False, True])
+def test_products_of_operands_in_any_order(a_transposed, b_transposed, biased, adds):
+    a, b = operands(a_transposed, b_transposed)
+    bias, out = drawn(80) if biased else None, drawn(48, 80, seed=3)
+    orders = "kn" if a_transposed else "nk", "mk" if b_transposed else "km"
+    expected = torch.einsum(f"{orders[0]},{orders[1]}->nm", a, b)
+    expected = expected + (out if adds else 0) + (bias if biased else 0)
+    flags = {"a_transposed": a_transposed, "b_transposed": b_transposed, "adds": adds}
+    assert multiply(a, b, out, bias=bias, **flags) is out
+    torch.testing.assert_close(out, expected)
+
+
+def test_a_way_that_was_chosen_serves_its_own_shapes_alone(monkeypatch):
+    monkeypatch.setattr("ropewalk.model.products.ALIGNMENT", 64)  # what torch has on a CPU
+    a, b = operands(False, True)
+    out = drawn(48, 80)
+    served = []
+    flags = {"a_transposed": False, "b_transposed": True, "biased": False, "adds": False}
+    monkeypatch.setitem(QUICKEST, problem_of(a, b, out, **flags), lambda *given: served.append(given))
+    multiply(a, b, out, b_transposed=True)
+    ((*given, bias),) = served
+    assert all(x is y for x, y in zip(given, (a, b, out), strict=True))
+    assert bias is None
+    multiply(a[:40].contiguous(), b, out[:40], b_transposed=True)
+    multiply(a, b, out, b_transposed=True, bias=drawn(80))
+    multiply(a, b, out, b_transposed=True, adds=True)
+    room = torch.empty(48 * 64 + 1, dtype=a.dtype)
+    multiply(room[1:].view(48, 64).copy_(a), b, out, b_transposed=True)  # not where the library wants it
+    assert len(served) == 1
+
+
+@pytest.mark.gpu
+@ON_GPU
+@pytest.mark.parametrize(("a_transposed", "b_transposed"), ORDERS)
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize(("adds", "wide"), [(False, False), (False, True), (True, True)])
+def test_every_algorithm_of_the_library_has_the_same_product(a_transposed, b_transposed, biased, adds, wide):
+    from ropewalk.model.kernels.cublas import Product
+
+    kind = {"dtype": torch.bfloat16, "device": "cuda"}
+    a, b = operands(a_transposed, b_transposed, **kind)
+    bias = drawn(80, **kind) if biased else None
+    before = drawn(48, 80, dtype=torch.float32 if wide else torch.bfloat16, device="cuda")
+    exact = (a.t() if a_transposed else a).double() @ (b.t() if b_transposed else b).double()
+    exact = exact + (before.double() if adds else 0) + (bias.double() if biased else 0)
+    flags = {"a_transposed": a_transposed, "b_transposed": b_transposed, "biased": biased, "adds": adds}
+    own = Product(problem_of(a, b, before, **flags))
+    proposals = own.proposals()
+    assert proposals
+    for algorithm in proposals:
+        out = before.clone()
+        own.run(algorithm, a, b, out, bias)
+        torch.testing.assert_close(out.double(), exact, atol=1e-4 if wide else 0.05, rtol=1e-5 if wide else 0.01)
+
+
+@pytest.mark.gpu
+@ON_GPU
+def test_tuned_maps_have_the_products_of_torch(monkeypatch):
+    from ropewalk.model.decoder import build
+    from ropewalk.parallel import kernels
+    from ropewalk.plan.plan import Plan
+    from tests.tiny import small_spec
+
+    monkeypatch.setattr(kernels, "LEAST_FLOPS", 0)
+    spec = small_spec(width=64, hidden=128, sequence_length=32, vocabulary=64, bias=True)
+    model = build(spec, seed=0, device="cuda", dtype=torch.bfloat16)
+    plan = Plan(device="cuda", precision="bf16-pure", batch_rows=4, microbatch_rows=4)
+    contests = list(kernels.tune_products(model, plan, dtype=torch.bfloat16))
+    assert {contest.what.split(",")[0] for contest in contests} >= {"attention.qkv", "mlp.up", "mlp.down", "head"}
+    assert all("torch" in contest.milliseconds for contest in contests)
+    x = drawn(4, 32, 64, dtype=torch.bfloat16, device="cuda").requires_grad_()
+    for module in kernels._maps(model).values():
+        if module.weight.shape[1] != 64:
+            continue
+        inputs = [x, module.weight, module.bias]
+        found, expected = product(*inputs), F.linear(*inputs)
+        torch.testing.assert_close(found, expected)
+        gradients = [torch.autograd.grad(y, inputs, torch.ones_like(y)) for y in (found, expected)]
+        torch.testing.assert_close(*gradients, atol=0.05, rtol=0.02)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from .activations import is_whole_head
 from .positions import Rotation, rotate
+from .products import times
 
 Heads = tuple[Tensor, Tensor, Tensor]
 """Queries B H T D, keys B G T D, values B G T D."""
@@ -45,6 +46,13 @@ def turned_heads(fused: Tensor, turn: Rotation, *, group_heads: int, head_size: 
         return heads[0].transpose(1, 2), heads[1].transpose(1, 2), heads[2].transpose(1, 2)
     queries, keys, values = split_heads(fused, group_heads=group_heads, head_size=head_size)
     return rotate(queries, turn), rotate(keys, turn), values
+
+
+def turned_projection(x_BTC: Tensor, weight: Tensor, turn: Rotation, *, group_heads: int, head_size: int) -> Heads:
+    """The heads of x W^T, with queries and keys turned by their positions in the product's own memory. For what
+    `has_head_kernel` allows, in one type."""
+    heads: Heads = _TurnedProduct.apply(x_BTC.contiguous(), weight, *turn, group_heads, head_size)
+    return heads
 
 
 class _Split(torch.autograd.Function):
@@ -81,3 +89,32 @@ class _Turned(torch.autograd.Function):
         from .kernels.heads import turned_back
 
         return turned_back(q, k, v, *ctx.saved_tensors, ctx.group_heads), None, None, None, None
+
+
+class _TurnedProduct(torch.autograd.Function):
+    """Views of the product; on the way back one kernel, and two products."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, cosines: Tensor, sines: Tensor, group_heads: int, head_size: int
+    ) -> Heads:
+        from .kernels.heads import turned_product
+
+        ctx.save_for_backward(x, weight, cosines, sines)
+        ctx.group_heads = group_heads
+        fused = turned_product(x, weight, cosines, sines, group_heads, head_size)
+        return split_heads(fused, group_heads=group_heads, head_size=head_size)
+
+    @staticmethod
+    def backward(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor | None, ...]:
+        from .kernels.heads import turned_back
+
+        x, weight, cosines, sines = ctx.saved_tensors
+        heads = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+        fused = turned_back(*heads, cosines, sines, ctx.group_heads).flatten(0, 1)
+        to_x, to_weight = ctx.needs_input_grad[:2]
+        return (
+            times(fused, weight, False, False, None, None).view(x.shape) if to_x else None,
+            times(fused, x.flatten(0, 1), True, False, None, None) if to_weight else None,
+            *(None,) * 4,
+        )

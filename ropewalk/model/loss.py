@@ -115,10 +115,10 @@ def _add_product(total_VC: Tensor | None, logits_NV: Tensor, hidden_NC: Tensor, 
     if not logits_NV.is_cuda or logits_NV.dtype == dtype:
         product = logits_NV.t() @ hidden_NC
         return product.to(dtype) if total_VC is None else total_VC.add_(product)
-    adds = total_VC is not None
-    if total_VC is None:
-        total_VC = hidden_NC.new_empty(logits_NV.shape[1], hidden_NC.shape[1], dtype=dtype)
-    return multiply(logits_NV, hidden_NC, total_VC, a_transposed=True, adds=adds)
+    out_VC = total_VC
+    if out_VC is None:
+        out_VC = hidden_NC.new_empty(logits_NV.shape[1], hidden_NC.shape[1], dtype=dtype)
+    return multiply(logits_NV, hidden_NC, out_VC, a_transposed=True, added=total_VC)
 
 
 def _scaled(x: Tensor, by: Tensor, dtype: torch.dtype) -> Tensor:

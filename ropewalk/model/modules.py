@@ -16,9 +16,10 @@ from .config import Mlp
 from .dropout import Dropout
 from .gated import gated
 from .gelu import gelu
-from .heads import Heads, has_head_kernel, split_biased_heads, split_heads, turned_heads
+from .heads import Heads, has_head_kernel, split_biased_heads, split_heads, turned_heads, turned_projection
 from .norms import LayerNorm, RmsNorm, has_norm_kernel, passing
 from .positions import Rotation, rotate
+from .products import product
 from .spec import Spec
 
 
@@ -45,7 +46,8 @@ class Linear(nn.Module):
     """x W^T + b, and with a low-rank adapter alpha / rank (x A^T) B^T beside it (Hu et al. 2021, equation 3).
 
     Who splits the matrix over devices sets `enter`, which brings the input together, and `leave`, which adds up what
-    each device computes, before the bias; who computes gradients of weights later sets `product`.
+    each device computes, before the bias; who computes gradients of weights later sets `product`; who
+    lets model/products.py make all of it says that it is `bare`, so that more may be joined to the product.
     """
 
     def __init__(self, inputs: int, outputs: int, *, bias: bool, rank: int = 0, alpha: float = 1.0) -> None:
@@ -58,12 +60,18 @@ class Linear(nn.Module):
         self.enter: Callable[[Tensor], Tensor] = _same
         self.leave: Callable[[Tensor], Tensor] | None = None
         self.product: Callable[[Tensor, Tensor, Tensor | None], Tensor] = F.linear
+        self.bare = False
 
-    def forward(self, x: Tensor, *, biased: bool = True, bias_learns: bool = True) -> Tensor:
-        """Without its bias where the caller adds it, or with one that gets its gradient from the caller."""
+    def forward(
+        self, x: Tensor, *, biased: bool = True, bias_learns: bool = True, added: Tensor | None = None
+    ) -> Tensor:
+        """Plus `added`; without its bias where the caller adds it, or with one that gets its gradient from the
+        caller."""
         x = self.enter(x)
         bias: Tensor | None = self.bias if biased else None
         bias = bias if bias is None or bias_learns else bias.detach()
+        if added is not None and self.bare:
+            return product(x, self.weight, bias, added)
         # The bias inside the product is free; after partial sums it comes once.
         y = self.product(x, self.weight, None if self.leave else bias)
         if self.lora_a is not None and self.lora_b is not None:
@@ -71,7 +79,7 @@ class Linear(nn.Module):
         if self.leave:
             y = self.leave(y)
             y = y if bias is None else y + bias.to(y.dtype)
-        return y
+        return y if added is None else added + y
 
 
 class HeadNorm(nn.Module):
@@ -108,7 +116,7 @@ class Attention(nn.Module):
         """Without the last bias where the caller adds it."""
         sizes = {"group_heads": self.group_heads, "head_size": self.head_size}
         if turn is not None and self.query_norm is None:
-            q_BHTD, k_BGTD, v_BGTD = turned_heads(self.qkv(x_BTC), turn, **sizes)
+            q_BHTD, k_BGTD, v_BGTD = self._turned(x_BTC, turn, **sizes)
         else:
             q_BHTD, k_BGTD, v_BGTD = self._split(x_BTC, **sizes)
             if self.query_norm is not None and self.key_norm is not None:
@@ -117,6 +125,11 @@ class Attention(nn.Module):
                 q_BHTD, k_BGTD = rotate(q_BHTD, turn), rotate(k_BGTD, turn)
         attended_BHTD = attend(q_BHTD, k_BGTD, v_BGTD)
         return self.out(attended_BHTD.transpose(1, 2).flatten(2), biased=biased)
+
+    def _turned(self, x_BTC: Tensor, turn: Rotation, **sizes: int) -> Heads:
+        if self.qkv.bare and self.qkv.bias is None and has_head_kernel(x_BTC, self.head_size):
+            return turned_projection(x_BTC, self.qkv.weight, turn, **sizes)
+        return turned_heads(self.qkv(x_BTC), turn, **sizes)
 
     def _split(self, x_BTC: Tensor, **sizes: int) -> Heads:
         if self.qkv.bias is not None and has_head_kernel(x_BTC, self.head_size):
@@ -158,9 +171,9 @@ class FeedForward(nn.Module):
         self.up = make_linear(spec, "mlp.up", inputs=spec.width, outputs=spec.hidden * (2 if spec.gated else 1))
         self.down = make_linear(spec, "mlp.down", inputs=spec.hidden, outputs=spec.width)
 
-    def forward(self, x_BTC: Tensor, *, bias_learns: bool = True) -> Tensor:
-        """With a last bias that gets its gradient from the caller, where it has one."""
-        return self.down(self._hidden(x_BTC), bias_learns=bias_learns)
+    def forward(self, x_BTC: Tensor, *, bias_learns: bool = True, added: Tensor | None = None) -> Tensor:
+        """Plus `added`; with a last bias that gets its gradient from the caller, where it has one."""
+        return self.down(self._hidden(x_BTC), bias_learns=bias_learns, added=added)
 
     def _hidden(self, x_BTC: Tensor) -> Tensor:
         if self.gated:
@@ -197,8 +210,8 @@ class Block(nn.Module):
             y_BTC = self.attention(x_BTC, turn=turn, attend=attend, biased=biased)
             return y_BTC if dropout is None else dropout(y_BTC, site="attention")
 
-        def feed_forward(x_BTC: Tensor, *, bias_learns: bool = True) -> Tensor:
-            y_BTC = self.mlp(x_BTC, bias_learns=bias_learns)
+        def feed_forward(x_BTC: Tensor) -> Tensor:
+            y_BTC = self.mlp(x_BTC)
             return y_BTC if dropout is None else dropout(y_BTC, site="mlp")
 
         if self.norm_last:
@@ -214,7 +227,7 @@ class Block(nn.Module):
                 bias=self.attention.out.bias,
                 later=self.mlp.down.bias,
             )
-            return x_BTC + feed_forward(normed_BTC, bias_learns=False)
+            return self.mlp(normed_BTC, bias_learns=False, added=x_BTC)
         attended_BTC = _normed(attention(normed_BTC), self.attention_post_norm, x_BTC.dtype)
         x_BTC, normed_BTC = passing(x_BTC, self.mlp_norm, added=attended_BTC)
         return x_BTC + _normed(feed_forward(normed_BTC), self.mlp_post_norm, x_BTC.dtype)

@@ -14,8 +14,9 @@ from torch import Tensor
 if TYPE_CHECKING:
     from .kernels.cublas import Problem
 
-Run = Callable[[Tensor, Tensor, Tensor, Tensor | None], None]
-"""Writes the product of two operands into the third, with a bias."""
+Run = Callable[[Tensor, Tensor, Tensor, Tensor | None, Tensor | None], None]
+"""Writes the product of two operands into the third, plus a bias for each row and plus a matrix, which may be the third
+itself."""
 
 ALIGNMENT = 256
 """Bytes. Tensors of their own have more, parts of others may have less."""
@@ -23,47 +24,55 @@ QUICKEST: dict[Problem, Run] = {}
 """What parallel/kernels.py has measured. Products of other shapes are torch's."""
 
 
-def product(x: Tensor, weight_MK: Tensor, bias: Tensor | None) -> Tensor:
-    """x W^T + b as `torch.nn.functional.linear`, autocast included."""
+def product(x: Tensor, weight_MK: Tensor, bias: Tensor | None, added: Tensor | None = None) -> Tensor:
+    """x W^T + b as `torch.nn.functional.linear`, autocast included; plus `added`, before anything is rounded."""
     kind = x.device.type
     if torch.is_autocast_enabled(kind):
         narrow = torch.get_autocast_dtype(kind)
-        x, weight_MK, bias = x.to(narrow), weight_MK.to(narrow), None if bias is None else bias.to(narrow)
-    y: Tensor = _Product.apply(x.flatten(0, -2).contiguous(), weight_MK, bias)
+        x, weight_MK = x.to(narrow), weight_MK.to(narrow)
+        bias, added = bias if bias is None else bias.to(narrow), added if added is None else added.to(narrow)
+    added = added if added is None else added.flatten(0, -2).contiguous()
+    y: Tensor = _Product.apply(x.flatten(0, -2).contiguous(), weight_MK, bias, added)
     return y.unflatten(0, x.shape[:-1])
 
 
 class _Product(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x_NK: Tensor, weight_MK: Tensor, bias_M: Tensor | None) -> Tensor:
+    def forward(ctx: Any, x_NK: Tensor, weight_MK: Tensor, bias_M: Tensor | None, added_NM: Tensor | None) -> Tensor:
         ctx.save_for_backward(x_NK, weight_MK)
-        return times(x_NK, weight_MK, False, True, bias_M)
+        return times(x_NK, weight_MK, False, True, bias_M, added_NM)
 
     @staticmethod
     def backward(ctx: Any, gradient_NM: Tensor) -> tuple[Tensor | None, ...]:
         x_NK, weight_MK = ctx.saved_tensors
         gradient_NM = gradient_NM.contiguous()
-        to_x, to_weight, to_bias = ctx.needs_input_grad
+        to_x, to_weight, to_bias, to_added = ctx.needs_input_grad
         return (
-            times(gradient_NM, weight_MK, False, False, None) if to_x else None,
-            times(gradient_NM, x_NK, True, False, None) if to_weight else None,
+            times(gradient_NM, weight_MK, False, False, None, None) if to_x else None,
+            times(gradient_NM, x_NK, True, False, None, None) if to_weight else None,
             gradient_NM.sum(dim=0) if to_bias else None,
+            gradient_NM if to_added else None,
         )
 
 
 @torch.library.custom_op(
     "ropewalk::times",
     mutates_args=(),
-    schema="(Tensor a, Tensor b, bool a_transposed, bool b_transposed, Tensor? bias) -> Tensor",
+    schema="(Tensor a, Tensor b, bool a_transposed, bool b_transposed, Tensor? bias, Tensor? added) -> Tensor",
 )
-def times(a: Tensor, b: Tensor, a_transposed: bool, b_transposed: bool, bias: Tensor | None) -> Tensor:
-    """a b, plus a bias for every row; of an operand that is `transposed` the other order lies in memory."""
-    out = _room(a, b, a_transposed, b_transposed, bias)
-    return multiply(a, b, out, a_transposed=a_transposed, b_transposed=b_transposed, bias=bias)
+def times(
+    a: Tensor, b: Tensor, a_transposed: bool, b_transposed: bool, bias: Tensor | None, added: Tensor | None
+) -> Tensor:
+    """a b, plus a bias for every row, plus a matrix; of an operand that is `transposed` the other order lies in
+    memory."""
+    out = _room(a, b, a_transposed, b_transposed, bias, added)
+    return multiply(a, b, out, a_transposed=a_transposed, b_transposed=b_transposed, bias=bias, added=added)
 
 
 @times.register_fake
-def _room(a: Tensor, b: Tensor, a_transposed: bool, b_transposed: bool, bias: Tensor | None) -> Tensor:
+def _room(
+    a: Tensor, b: Tensor, a_transposed: bool, b_transposed: bool, bias: Tensor | None, added: Tensor | None
+) -> Tensor:
     return a.new_empty(a.shape[1 if a_transposed else 0], b.shape[0 if b_transposed else 1])
 
 
@@ -75,14 +84,14 @@ def multiply(
     a_transposed: bool = False,
     b_transposed: bool = False,
     bias: Tensor | None = None,
-    adds: bool = False,
+    added: Tensor | None = None,
 ) -> Tensor:
-    """The same into `out`, or added to it; `out` may be wider than the operands."""
+    """The same into `out`, which may be wider than the operands, and may be what is added."""
     run = None
-    if QUICKEST and all(each is None or _fits(each) for each in (a, b, out, bias)):
-        flags = {"a_transposed": a_transposed, "b_transposed": b_transposed, "biased": bias is not None, "adds": adds}
-        run = QUICKEST.get(problem_of(a, b, out, **flags))
-    (run or plain(a_transposed=a_transposed, b_transposed=b_transposed, adds=adds))(a, b, out, bias)
+    if QUICKEST and all(each is None or _fits(each) for each in (a, b, out, bias, added)):
+        flags = {"biased": bias is not None, "adds": added is not None}
+        run = QUICKEST.get(problem_of(a, b, out, a_transposed=a_transposed, b_transposed=b_transposed, **flags))
+    (run or plain(a_transposed=a_transposed, b_transposed=b_transposed))(a, b, out, bias, added)
     return out
 
 
@@ -99,18 +108,18 @@ def problem_of(a: Tensor, b: Tensor, out: Tensor, **flags: bool) -> Problem:
     return Problem(n=n, k=a.numel() // n, m=m, dtype=a.dtype, out_dtype=out.dtype, **flags)
 
 
-def plain(*, a_transposed: bool, b_transposed: bool, adds: bool) -> Run:
+def plain(*, a_transposed: bool, b_transposed: bool) -> Run:
     """torch's own product."""
 
-    def run(a: Tensor, b: Tensor, out: Tensor, bias: Tensor | None) -> None:
+    def run(a: Tensor, b: Tensor, out: Tensor, bias: Tensor | None, added: Tensor | None) -> None:
         a, b = a.t() if a_transposed else a, b.t() if b_transposed else b
-        added = out if adds else bias
+        first = bias if added is None else added
         if out.dtype != a.dtype:  # torch wants to be told
             wide = out.dtype
-            torch.mm(a, b, wide, out=out) if added is None else torch.addmm(added, a, b, wide, out=out)
+            torch.mm(a, b, wide, out=out) if first is None else torch.addmm(first, a, b, wide, out=out)
         else:
-            torch.mm(a, b, out=out) if added is None else torch.addmm(added, a, b, out=out)
-        if adds and bias is not None:
+            torch.mm(a, b, out=out) if first is None else torch.addmm(first, a, b, out=out)
+        if added is not None and bias is not None:
             out += bias
 
     return run

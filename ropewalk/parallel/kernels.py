@@ -92,6 +92,7 @@ def tune_products(stage: Decoder, plan: Plan, *, dtype: torch.dtype) -> Iterator
             yield from found
         if gains[shape] and module.product is F.linear:
             module.product = products.product
+            module.bare = module.weight.dtype == dtype and plan.tensor == 1 and module.lora_a is None
     if plan.tensor == 1 and (stage.head is not None or (stage.embedding is not None and plan.pipeline == 1)):
         yield from _tune_head(stage.head_weight, tokens, dtype)
 
@@ -102,8 +103,12 @@ def _tune_map(name: str, module: Linear, tokens: int, dtype: torch.dtype) -> Ite
     outputs, inputs = module.weight.shape
     x, y, matrix = draw(tokens, inputs), draw(tokens, outputs), draw(outputs, inputs)
     yield from _tune(f"{name}, forward", x, matrix, y, b_transposed=True)
-    if module.bias is not None:
-        yield from _tune(f"{name}, forward with bias", x, matrix, y, b_transposed=True, bias=draw(outputs))
+    bias = None if module.bias is None else draw(outputs)
+    if bias is not None:
+        yield from _tune(f"{name}, forward with bias", x, matrix, y, b_transposed=True, bias=bias)
+    if name == "mlp.down":  # which ends a residual branch, and a block
+        stream = torch.zeros_like(y)
+        yield from _tune(f"{name}, forward added", x, matrix, y, b_transposed=True, bias=bias, added=stream)
     yield from _tune(f"{name}, to its input", y, matrix, x)
     yield from _tune(f"{name}, to its weight", y, x, matrix, a_transposed=True)
 
@@ -119,7 +124,7 @@ def _tune_head(head_VC: Tensor, tokens: int, dtype: torch.dtype) -> Iterator[Con
     yield from _tune("head, to its input", logits, head, hidden)
     yield from _tune("head, to its weight", logits, hidden, total, a_transposed=True)
     if rows < tokens:
-        yield from _tune("head, to its weight, added", logits, hidden, total, a_transposed=True, adds=True)
+        yield from _tune("head, to its weight, added", logits, hidden, total, a_transposed=True, added=total)
 
 
 def _tune(
@@ -131,20 +136,21 @@ def _tune(
     a_transposed: bool = False,
     b_transposed: bool = False,
     bias: Tensor | None = None,
-    adds: bool = False,
+    added: Tensor | None = None,
 ) -> Iterator[Contest]:
     """Measures the ways to make a product and keeps the quickest, unless it is too small to be worth it."""
     problem = products.problem_of(
-        a, b, out, a_transposed=a_transposed, b_transposed=b_transposed, biased=bias is not None, adds=adds
+        a, b, out, a_transposed=a_transposed, b_transposed=b_transposed, biased=bias is not None, adds=added is not None
     )
     if 2 * problem.n * problem.k * problem.m < LEAST_FLOPS:
         return
     own = Product(problem)
-    ways = {"torch": products.plain(a_transposed=a_transposed, b_transposed=b_transposed, adds=adds)} | {
+    ways = {"torch": products.plain(a_transposed=a_transposed, b_transposed=b_transposed)} | {
         f"cuBLASLt {number}": functools.partial(own.run, algorithm)
         for number, algorithm in enumerate(own.proposals(), start=1)
     }
-    contest = _contest(what, {way: functools.partial(run, a, b, out, bias) for way, run in ways.items()}, out.device)
+    runs = {way: functools.partial(run, a, b, out, bias, added) for way, run in ways.items()}
+    contest = _contest(what, runs, out.device)
     products.QUICKEST[problem] = ways[contest.winner]
     # The others only tell how much there was to choose from.
     told = {way: time for way, time in contest.milliseconds.items() if way in (contest.winner, "torch")}
@@ -165,7 +171,7 @@ def choose_8_bits(stage: Decoder, plan: Plan) -> Iterator[Contest]:
             found[shape] = contest.winner == "fp8"
             yield contest
         if found.get(shape, True):
-            module.product = fp8.product
+            module.product, module.bare = fp8.product, False
 
 
 def _maps(stage: Decoder) -> dict[str, Linear]:

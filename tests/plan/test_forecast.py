@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from typing import Any, Literal
 
@@ -230,7 +231,8 @@ def test_weights_gradients_and_moments_are_counted_exactly() -> None:
 def test_forecast_bounds_the_peak_on_a_gpu(shape: dict[str, Any], precision: Precision) -> None:
     settings = {"layers": 6, "width": 512, "heads": 8, "hidden": 1536, "vocabulary": 8192, "sequence_length": 512}
     spec, rows = small_spec(**{**settings, **shape}), 8
-    torch.cuda.empty_cache()
+    gc.collect()
+    before = torch.cuda.memory_allocated()
     plan = Plan(device="cuda", precision=precision, batch_rows=2 * rows, microbatch_rows=rows)
     executor = apply(
         plan, build(spec, seed=0, device="cuda"), None, lambda p, _: make_optimizer(p, Optimizer()), clip_norm=1.0
@@ -238,6 +240,7 @@ def test_forecast_bounds_the_peak_on_a_gpu(shape: dict[str, Any], precision: Pre
     torch.cuda.reset_peak_memory_stats()
     for _ in range(2):
         executor.step(random_batch(spec, rows=2 * rows), lr=1e-3)
-    peak, needed = torch.cuda.max_memory_allocated(), memory(spec, rows=rows, precision=precision).total
-    # 128 MiB: the workspaces of cuBLAS, up to 102 MB on an H200 whatever the model. 1.2: the fused RMSNorm keeps less.
-    assert peak - (128 << 20) <= needed <= 1.2 * peak
+    peak = torch.cuda.max_memory_allocated() - before
+    needed = memory(spec, rows=rows, precision=precision, device="cuda").total
+    # 128 MiB: the workspaces of cuBLAS, up to 102 MB on an H200 whatever the model.
+    assert peak - (128 << 20) <= needed <= 1.1 * peak

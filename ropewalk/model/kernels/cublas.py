@@ -45,7 +45,7 @@ class Problem:
     biased: bool = False
     """Whether M numbers are added to every row."""
     adds: bool = False
-    """Whether the result is added to what `out` holds."""
+    """Whether a matrix like the result is added to it."""
 
 
 class Algorithm(ctypes.Structure):
@@ -91,7 +91,9 @@ class Product:
         _check(lib.cublasLtMatmulPreferenceDestroy(preference))
         return [each for each in found[: count.value] if each.state == 0]
 
-    def run(self, algorithm: Algorithm, a: Tensor, b: Tensor, out: Tensor, bias: Tensor | None) -> None:
+    def run(
+        self, algorithm: Algorithm, a: Tensor, b: Tensor, out: Tensor, bias: Tensor | None, added: Tensor | None
+    ) -> None:
         """Writes the product into `out`, on the stream of the moment of its device."""
         if bias is not None:
             self._set(BIAS_POINTER, c_void_p(bias.data_ptr()))
@@ -107,7 +109,7 @@ class Product:
                     c_void_p(a.data_ptr()),
                     self._b,
                     byref(self._beta),
-                    c_void_p(out.data_ptr()),
+                    c_void_p((out if added is None else added).data_ptr()),
                     self._out,
                     c_void_p(out.data_ptr()),
                     self._out,

@@ -1,6 +1,6 @@
 """A fused projection taken apart into heads, queries and keys turned by their positions, and the way back.
 
-Twin: the plain steps of `turned_heads` in model/heads.py. A program owns a token, whose angles all heads share.
+Twin: the plain steps of `turned_heads` in model/heads.py. A program owns tokens whole, whose angles all heads share.
 """
 
 from __future__ import annotations
@@ -10,8 +10,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ..products import multiply
+
 TOKENS, TURNS = 32, 16
 """Of a tile of one head, and tiles of a program, where sums over tokens are wanted."""
+WALKED = 16
+"""Tokens of a program that walks over their heads."""
 
 
 @torch.library.custom_op(
@@ -54,6 +58,38 @@ def _heads(
 
 
 @torch.library.custom_op(
+    "ropewalk::turned_product",
+    mutates_args=(),
+    schema="(Tensor x, Tensor weight, Tensor cosines, Tensor sines, int group_heads, int head_size) -> Tensor",
+)
+def turned_product(
+    x: Tensor, weight: Tensor, cosines: Tensor, sines: Tensor, group_heads: int, head_size: int
+) -> Tensor:
+    """x W^T, B T (G group_heads D), with queries and keys turned where they are."""
+    fused = _projected(x, weight, cosines, sines, group_heads, head_size)
+    multiply(x.flatten(0, 1), weight, fused.flatten(0, 1), b_transposed=True)
+    count = fused.shape[0] * fused.shape[1]
+    _turned_in_place[(triton.cdiv(count, WALKED),)](
+        fused,
+        cosines.contiguous(),
+        sines.contiguous(),
+        count,
+        GROUPS=fused.shape[2] // (group_heads * head_size),
+        GROUP=group_heads,
+        HALF=head_size // 2,
+        TOKENS=WALKED,
+        num_warps=4,
+    )
+    return fused
+
+
+@turned_product.register_fake
+def _projected(x: Tensor, weight: Tensor, cosines: Tensor, sines: Tensor, group_heads: int, head_size: int) -> Tensor:
+    """Room for the result."""
+    return x.new_empty(x.shape[0], x.shape[1], weight.shape[0])
+
+
+@torch.library.custom_op(
     "ropewalk::turned_heads_back",
     mutates_args=(),
     schema="(Tensor queries, Tensor keys, Tensor values, Tensor cosines, Tensor sines, int group_heads) -> Tensor",
@@ -65,17 +101,18 @@ def turned_back(
     fused = _fused(queries, keys, values, cosines, sines, group_heads)
     rows, tokens, groups, head_size = keys.shape
     parts = [x if x.stride(3) == 1 else x.contiguous() for x in (queries, keys, values)]
-    _turned_heads_back[(rows * tokens,)](
+    _turned_heads_back[(triton.cdiv(rows * tokens, WALKED),)](
         fused,
         cosines.contiguous(),
         sines.contiguous(),
         *parts,
         *(stride for part in parts for stride in part.stride()[:3]),
+        rows * tokens,
         tokens,
         GROUPS=groups,
         GROUP=group_heads,
         HALF=head_size // 2,
-        SLOTS=triton.next_power_of_2(groups * group_heads),
+        TOKENS=WALKED,
         num_warps=4,
     )
     return fused
@@ -209,6 +246,32 @@ def _turned_heads(
 
 
 @triton.jit
+def _turned_in_place(
+    fused,
+    cosines,
+    sines,
+    count,
+    GROUPS: tl.constexpr,
+    GROUP: tl.constexpr,
+    HALF: tl.constexpr,
+    TOKENS: tl.constexpr,
+):
+    place = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)[:, None]
+    here = place < count
+    feature = tl.arange(0, HALF)[None, :]
+    cosine = tl.load(cosines + place * HALF + feature, mask=here, other=0.0).to(tl.float32)
+    sine = tl.load(sines + place * HALF + feature, mask=here, other=0.0).to(tl.float32)
+    at = fused + place.to(tl.int64) * (GROUPS * GROUP * 2 * HALF) + feature
+    for group in range(GROUPS):
+        for member in tl.static_range(GROUP - 1):  # the last is the value
+            head = at + (group * GROUP + member) * (2 * HALF)
+            first = tl.load(head, mask=here, other=0.0).to(tl.float32)
+            second = tl.load(head + HALF, mask=here, other=0.0).to(tl.float32)
+            tl.store(head, (first * cosine - second * sine).to(fused.dtype.element_ty), mask=here)
+            tl.store(head + HALF, (first * sine + second * cosine).to(fused.dtype.element_ty), mask=here)
+
+
+@triton.jit
 def _turned_heads_back(
     fused,
     cosines,
@@ -225,32 +288,38 @@ def _turned_heads_back(
     value_row,
     value_token,
     value_head,
+    count,
     tokens,
     GROUPS: tl.constexpr,
     GROUP: tl.constexpr,
     HALF: tl.constexpr,
-    SLOTS: tl.constexpr,
+    TOKENS: tl.constexpr,
 ):
-    place = tl.program_id(0).to(tl.int64)
-    row, token = place // tokens, place % tokens
-    slot = tl.arange(0, SLOTS)[:, None]
-    group, member = slot // GROUP, slot % GROUP
+    """A program owns a few tokens and walks over their heads."""
+    place = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)[:, None]
+    here = place < count
     feature = tl.arange(0, HALF)[None, :]
-    here = (slot < GROUPS * GROUP) & (feature < HALF)
-    is_query, is_key, is_value = member < GROUP - 2, member == GROUP - 2, member == GROUP - 1
-    head = group * (GROUP - 2) + member
-    query = queries + row * query_row + head * query_head + token * query_token + feature
-    key = keys + row * key_row + group * key_head + token * key_token + feature
-    value = values + row * value_row + group * value_head + token * value_token + feature
-    first = tl.load(query, mask=here & is_query, other=0.0) + tl.load(key, mask=here & is_key, other=0.0)
-    second = tl.load(query + HALF, mask=here & is_query, other=0.0) + tl.load(key + HALF, mask=here & is_key, other=0.0)
-    first = (first + tl.load(value, mask=here & is_value, other=0.0)).to(tl.float32)
-    second = (second + tl.load(value + HALF, mask=here & is_value, other=0.0)).to(tl.float32)
-    cosine = tl.load(cosines + place * HALF + feature).to(tl.float32)
-    sine = tl.load(sines + place * HALF + feature).to(tl.float32)
-    turns = member < GROUP - 1
-    low = tl.where(turns, first * cosine + second * sine, first)
-    high = tl.where(turns, second * cosine - first * sine, second)
-    at = place * (GROUPS * GROUP * 2 * HALF) + slot * (2 * HALF) + feature
-    tl.store(fused + at, low.to(fused.dtype.element_ty), mask=here)
-    tl.store(fused + at + HALF, high.to(fused.dtype.element_ty), mask=here)
+    cosine = tl.load(cosines + place * HALF + feature, mask=here, other=0.0).to(tl.float32)
+    sine = tl.load(sines + place * HALF + feature, mask=here, other=0.0).to(tl.float32)
+    row, token = (place // tokens).to(tl.int64), (place % tokens).to(tl.int64)
+    query = queries + row * query_row + token * query_token + feature
+    key = keys + row * key_row + token * key_token + feature
+    value = values + row * value_row + token * value_token + feature
+    into = fused + place.to(tl.int64) * (GROUPS * GROUP * 2 * HALF) + feature
+    for group in range(GROUPS):
+        for member in tl.static_range(GROUP):
+            if member < GROUP - 2:
+                head = query + (group * (GROUP - 2) + member) * query_head
+            elif member == GROUP - 2:
+                head = key + group * key_head
+            else:
+                head = value + group * value_head
+            first = tl.load(head, mask=here, other=0.0)
+            second = tl.load(head + HALF, mask=here, other=0.0)
+            slot = into + (group * GROUP + member) * (2 * HALF)
+            if member < GROUP - 1:
+                low, high = first.to(tl.float32), second.to(tl.float32)
+                first = (low * cosine + high * sine).to(fused.dtype.element_ty)
+                second = (high * cosine - low * sine).to(fused.dtype.element_ty)
+            tl.store(slot, first, mask=here)
+            tl.store(slot + HALF, second, mask=here)

@@ -105,7 +105,7 @@ def problem_of(a: Tensor, b: Tensor, out: Tensor, **flags: bool) -> Problem:
     from .kernels.cublas import Problem
 
     n, m = out.shape
-    return Problem(n=n, k=a.numel() // n, m=m, dtype=a.dtype, out_dtype=out.dtype, **flags)
+    return Problem(n=n, k=a.numel() // n, m=m, dtype=a.dtype, wide=out.dtype != a.dtype, **flags)
 
 
 def plain(*, a_transposed: bool, b_transposed: bool) -> Run:

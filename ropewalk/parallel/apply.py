@@ -29,7 +29,7 @@ from .compress import Hierarchical, make_compressor
 from .cut import Cut, Part
 from .executor import Executor, MakeOptimizer, Points
 from .guard import SpikeRule
-from .kernels import Contest, choose_8_bits, choose_attention, compile_stage, tune_products
+from .kernels import Contest, choose_8_bits, choose_attention, compile_stage
 from .local import Devices, other_devices
 from .mesh import Mesh
 from .offload import BUCKET_BYTES, HostOptimizer
@@ -40,6 +40,7 @@ from .recompute import make_run_block, recomputed
 from .replicas import Replicas
 from .shards import Shards
 from .tensor import split_model, tensor_cut
+from .tuning import tune_products
 
 
 def apply(

@@ -7,32 +7,24 @@ the shapes of the run.
 from __future__ import annotations
 
 import contextlib
-import functools
 import statistics
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from ropewalk.config.compiled import keep_compiled
 from ropewalk.model import fp8, products
 from ropewalk.model.attend import CausalAttend, Kernel
 from ropewalk.model.decoder import Decoder
-from ropewalk.model.kernels.cublas import Product, library
-from ropewalk.model.loss import chunk_rows
 from ropewalk.model.modules import Linear
 from ropewalk.model.spec import Spec
 from ropewalk.plan.plan import Plan
 
 DETERMINISTIC: tuple[Kernel, ...] = ("flash", "efficient")
 ANY: tuple[Kernel, ...] = ("cudnn", *DETERMINISTIC)
-TUNED = (torch.bfloat16, torch.float16)
-LEAST_FLOPS = 2e10
-"""Of products that are tuned. Smaller ones take less than 30 microseconds on an H200, about what our operator costs the
-host more than torch's."""
 TURNS, REPEATS = 3, 3
 
 
@@ -73,113 +65,32 @@ def choose_attention(spec: Spec, plan: Plan, device: torch.device, *, dtype: tor
     heads_BHTD = [torch.randn(shape, dtype=dtype, device=device).transpose(1, 2).requires_grad_() for shape in shapes]
     tried = DETERMINISTIC if plan.deterministic else ANY
     runs = {kernel: _both_passes(CausalAttend((kernel,)), *heads_BHTD) for kernel in tried}
-    return _contest("attention", runs, device)
-
-
-def tune_products(stage: Decoder, plan: Plan, *, dtype: torch.dtype) -> Iterator[Contest]:
-    """Finds the quickest of the library's algorithms for each product of a stage in `dtype`, forward and backward, of
-    its linear maps and of its head. Where torch's own choice is as quick, it stays."""
-    weight = next(stage.parameters())
-    if dtype not in TUNED or plan.deterministic or not weight.is_cuda or library() is None:
-        return
-    tokens = _tokens(stage, plan)
-    gains: dict[torch.Size, bool] = {}
-    for name, module in _maps(stage).items():
-        shape = module.weight.shape
-        if shape not in gains:
-            found = list(_tune_map(name.partition(".")[2], module, tokens, dtype))
-            gains[shape] = any(contest.winner != "torch" for contest in found)
-            yield from found
-        if gains[shape] and module.product is F.linear:
-            module.product = products.product
-            module.bare = module.weight.dtype == dtype and plan.tensor == 1 and module.lora_a is None
-    if plan.tensor == 1 and (stage.head is not None or (stage.embedding is not None and plan.pipeline == 1)):
-        yield from _tune_head(stage.head_weight, tokens, dtype)
-
-
-def _tune_map(name: str, module: Linear, tokens: int, dtype: torch.dtype) -> Iterator[Contest]:
-    """The products of model/products.py."""
-    draw = functools.partial(torch.randn, dtype=dtype, device=module.weight.device)
-    outputs, inputs = module.weight.shape
-    x, y, matrix = draw(tokens, inputs), draw(tokens, outputs), draw(outputs, inputs)
-    yield from _tune(f"{name}, forward", x, matrix, y, b_transposed=True)
-    bias = None if module.bias is None else draw(outputs)
-    if bias is not None:
-        yield from _tune(f"{name}, forward with bias", x, matrix, y, b_transposed=True, bias=bias)
-    if name == "mlp.down":  # which ends a residual branch, and a block
-        stream = torch.zeros_like(y)
-        yield from _tune(f"{name}, forward added", x, matrix, y, b_transposed=True, bias=bias, added=stream)
-    yield from _tune(f"{name}, to its input", y, matrix, x)
-    yield from _tune(f"{name}, to its weight", y, x, matrix, a_transposed=True)
-
-
-def _tune_head(head_VC: Tensor, tokens: int, dtype: torch.dtype) -> Iterator[Contest]:
-    """The products of model/loss.py."""
-    draw = functools.partial(torch.randn, dtype=dtype, device=head_VC.device)
-    vocabulary, width = head_VC.shape
-    rows = chunk_rows(tokens, head_VC)
-    hidden, logits, head = draw(rows, width), draw(rows, vocabulary), draw(vocabulary, width)
-    total = torch.zeros(vocabulary, width, device=head_VC.device)
-    yield from _tune("head, forward", hidden, head, logits, b_transposed=True)
-    yield from _tune("head, to its input", logits, head, hidden)
-    yield from _tune("head, to its weight", logits, hidden, total, a_transposed=True)
-    if rows < tokens:
-        yield from _tune("head, to its weight, added", logits, hidden, total, a_transposed=True, added=total)
-
-
-def _tune(
-    what: str,
-    a: Tensor,
-    b: Tensor,
-    out: Tensor,
-    *,
-    a_transposed: bool = False,
-    b_transposed: bool = False,
-    bias: Tensor | None = None,
-    added: Tensor | None = None,
-) -> Iterator[Contest]:
-    """Measures the ways to make a product and keeps the quickest, unless it is too small to be worth it."""
-    problem = products.problem_of(
-        a, b, out, a_transposed=a_transposed, b_transposed=b_transposed, biased=bias is not None, adds=added is not None
-    )
-    if 2 * problem.n * problem.k * problem.m < LEAST_FLOPS:
-        return
-    own = Product(problem)
-    ways = {"torch": products.plain(a_transposed=a_transposed, b_transposed=b_transposed)} | {
-        f"cuBLASLt {number}": functools.partial(own.run, algorithm)
-        for number, algorithm in enumerate(own.proposals(), start=1)
-    }
-    runs = {way: functools.partial(run, a, b, out, bias, added) for way, run in ways.items()}
-    contest = _contest(what, runs, out.device)
-    products.QUICKEST[problem] = ways[contest.winner]
-    # The others only tell how much there was to choose from.
-    told = {way: time for way, time in contest.milliseconds.items() if way in (contest.winner, "torch")}
-    yield Contest(what=what, milliseconds=told)
+    return contest("attention", runs, device)
 
 
 def choose_8_bits(stage: Decoder, plan: Plan) -> Iterator[Contest]:
     """Gives those linear maps of a stage products in 8 bits that are quicker so; a CPU, which only imitates them, takes
     all."""
-    tokens = _tokens(stage, plan)
+    tokens = tokens_of(stage, plan)
     found: dict[tuple[int, ...], bool] = {}
-    for name, module in _maps(stage).items():
+    for name, module in maps_of(stage).items():
         outputs, inputs = shape = tuple(module.weight.shape)
         if outputs % 16 or inputs % 16 or tokens % 16:
             continue  # the tensor cores' smallest pieces
         if shape not in found and module.weight.is_cuda:
-            contest = _product_contest(name.partition(".")[2], module.weight, tokens)
-            found[shape] = contest.winner == "fp8"
-            yield contest
+            result = _product_contest(name.partition(".")[2], module.weight, tokens)
+            found[shape] = result.winner == "fp8"
+            yield result
         if found.get(shape, True):
             module.product, module.bare = fp8.product, False
 
 
-def _maps(stage: Decoder) -> dict[str, Linear]:
+def maps_of(stage: Decoder) -> dict[str, Linear]:
     """The linear maps of all blocks."""
     return {name: module for name, module in stage.blocks.named_modules() if isinstance(module, Linear)}
 
 
-def _tokens(stage: Decoder, plan: Plan) -> int:
+def tokens_of(stage: Decoder, plan: Plan) -> int:
     """That this rank has of a microbatch."""
     return plan.microbatch_rows * (plan.sequence_length or stage.spec.sequence_length) // plan.context
 
@@ -191,7 +102,7 @@ def _product_contest(name: str, weight: Tensor, tokens: int) -> Contest:
         "bf16": _both_passes(lambda x, w: products.product(x, w, None), x, narrow),
         "fp8": _both_passes(lambda x, w: fp8.product(x, w, None), x, narrow),
     }
-    return _contest(name, runs, weight.device)
+    return contest(name, runs, weight.device)
 
 
 def _both_passes(function: Callable[..., Tensor], *inputs: Tensor) -> Callable[[], object]:
@@ -202,7 +113,7 @@ def _both_passes(function: Callable[..., Tensor], *inputs: Tensor) -> Callable[[
     return run
 
 
-def _contest(what: str, runs: Mapping[Any, Callable[[], object]], device: torch.device) -> Contest:
+def contest(what: str, runs: Mapping[Any, Callable[[], object]], device: torch.device) -> Contest:
     """In turns, so that a GPU that grows warm and slow does so for all."""
     found: dict[Any, list[float]] = {}
     for name, run in runs.items():

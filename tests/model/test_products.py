@@ -130,29 +130,3 @@ def test_every_algorithm_of_the_library_has_the_same_product(a_transposed, b_tra
         out = before.clone()
         own.run(algorithm, a, b, out, bias, out if adds else None)
         torch.testing.assert_close(out.double(), exact, atol=1e-4 if wide else 0.05, rtol=1e-5 if wide else 0.01)
-
-
-@pytest.mark.gpu
-@ON_GPU
-def test_tuned_maps_have_the_products_of_torch(monkeypatch):
-    from ropewalk.model.decoder import build
-    from ropewalk.parallel import kernels
-    from ropewalk.plan.plan import Plan
-    from tests.tiny import small_spec
-
-    monkeypatch.setattr(kernels, "LEAST_FLOPS", 0)
-    spec = small_spec(width=64, hidden=128, sequence_length=32, vocabulary=64, bias=True)
-    model = build(spec, seed=0, device="cuda", dtype=torch.bfloat16)
-    plan = Plan(device="cuda", precision="bf16-pure", batch_rows=4, microbatch_rows=4)
-    contests = list(kernels.tune_products(model, plan, dtype=torch.bfloat16))
-    assert {contest.what.split(",")[0] for contest in contests} >= {"attention.qkv", "mlp.up", "mlp.down", "head"}
-    assert all("torch" in contest.milliseconds for contest in contests)
-    x = drawn(4, 32, 64, dtype=torch.bfloat16, device="cuda").requires_grad_()
-    for module in kernels._maps(model).values():
-        if module.weight.shape[1] != 64:
-            continue
-        inputs = [x, module.weight, module.bias]
-        found, expected = product(*inputs), F.linear(*inputs)
-        torch.testing.assert_close(found, expected)
-        gradients = [torch.autograd.grad(y, inputs, torch.ones_like(y)) for y in (found, expected)]
-        torch.testing.assert_close(*gradients, atol=0.05, rtol=0.02)

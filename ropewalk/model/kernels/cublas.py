@@ -36,16 +36,21 @@ class Problem:
     n: int
     k: int
     m: int
-    a_transposed: bool
-    """Whether `a` lies as K N."""
-    b_transposed: bool
-    """Whether `b` lies as M K."""
     dtype: torch.dtype
-    out_dtype: torch.dtype
+    wide: bool = False
+    """Whether the result is float32 whatever the operands are."""
+    a_transposed: bool = False
+    """Whether `a` lies as K N."""
+    b_transposed: bool = False
+    """Whether `b` lies as M K."""
     biased: bool = False
     """Whether M numbers are added to every row."""
     adds: bool = False
     """Whether a matrix like the result is added to it."""
+
+    @property
+    def out_dtype(self) -> torch.dtype:
+        return torch.float32 if self.wide else self.dtype
 
 
 class Algorithm(ctypes.Structure):
@@ -140,6 +145,15 @@ def library() -> ctypes.CDLL | None:
         return ctypes.CDLL(found.pop()) if found else None
     except OSError:
         return None
+
+
+def version() -> int:
+    """Of that library."""
+    lib = library()
+    assert lib is not None
+    lib.cublasLtGetVersion.restype = c_size_t
+    found: int = lib.cublasLtGetVersion()
+    return found
 
 
 @functools.cache

@@ -1,0 +1,99 @@
+"""The quickest products: which are tried, and what is known of them afterwards."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from ropewalk.model import products
+from ropewalk.model.decoder import build
+from ropewalk.model.kernels.cublas import Problem
+from ropewalk.parallel import tuning
+from ropewalk.parallel.kernels import maps_of
+from ropewalk.parallel.tuning import Known
+from ropewalk.plan.plan import Plan
+from tests.tiny import small_spec
+
+FORWARD = Problem(n=48, k=64, m=80, b_transposed=True, dtype=torch.bfloat16)
+
+
+def test_what_was_measured_is_known_to_the_next_run_on_such_a_gpu(tmp_path):
+    Known("NVIDIA H200", 130200, tmp_path).put(FORWARD, {"cuBLASLt 5": 0.4, "torch": 0.5})
+    assert list(Known("NVIDIA H200", 130200, tmp_path).get(FORWARD)) == ["cuBLASLt 5", "torch"]
+    assert Known("NVIDIA H200", 130201, tmp_path).get(FORWARD) is None
+    assert Known("NVIDIA H100 80GB", 130200, tmp_path).get(FORWARD) is None
+    other = Problem(n=48, k=64, m=80, dtype=torch.bfloat16)
+    assert Known("NVIDIA H200", 130200, tmp_path).get(other) is None
+
+
+@pytest.mark.parametrize("damage", ["", "{", "null"])
+def test_a_damaged_file_is_measured_anew(tmp_path, damage):
+    Known("H200", 1, tmp_path).put(FORWARD, {"torch": 0.5})
+    (path,) = (tmp_path / "products").iterdir()
+    path.write_text(damage)
+    known = Known("H200", 1, tmp_path)
+    assert known.get(FORWARD) is None
+    known.put(FORWARD, {"torch": 0.5})
+    assert Known("H200", 1, tmp_path).get(FORWARD) == {"torch": 0.5}
+
+
+def test_a_folder_that_cannot_be_written_costs_the_next_run_alone(tmp_path):
+    (tmp_path / "products").write_text("a file where the folder should be")
+    known = Known("H200", 1, tmp_path)
+    known.put(FORWARD, {"torch": 0.5})
+    assert known.get(FORWARD) == {"torch": 0.5}
+
+
+def test_every_product_of_a_step_is_among_those_that_are_tried(monkeypatch):
+    spec = small_spec(width=32, hidden=64, sequence_length=16, bias=True)
+    model = build(spec, seed=0)
+    asked = set()
+    problem_of = products.problem_of
+    monkeypatch.setattr(products, "problem_of", lambda *a, **k: asked.add(problem_of(*a, **k)) or problem_of(*a, **k))
+    monkeypatch.setitem(products.QUICKEST, FORWARD, None)
+    monkeypatch.setattr(products, "_fits", torch.is_tensor)
+    for module in maps_of(model).values():
+        module.product = products.product
+    tokens = torch.zeros(2, 16, dtype=torch.long)
+    model(tokens).sum().backward()
+    tried = {}
+    for name, module in maps_of(model).items():
+        tried |= tuning._of_map(name.partition(".")[2], module, 32, torch.float32)
+    # The input of the first layer's map comes from the embedding, which learns: all three products are made.
+    assert asked
+    assert asked <= set(tried.values())
+    unused = {name for name, problem in tried.items() if problem not in asked}
+    assert all("forward" in name for name in unused), "with biases, and without a residual"
+
+
+def test_a_cpu_and_a_deterministic_plan_keep_the_products_of_torch():
+    model = build(small_spec(), seed=0)
+    sizes = {"precision": "bf16-pure", "batch_rows": 1, "microbatch_rows": 1}
+    for plan in (Plan(device="cpu", **sizes), Plan(device="cuda", deterministic=True, **sizes)):
+        assert not list(tuning.tune_products(model, plan, dtype=torch.bfloat16))
+    assert all(module.product is F.linear for module in maps_of(model).values())
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_tuned_maps_have_the_products_of_torch(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(tuning, "LEAST_FLOPS", 0)
+    spec = small_spec(width=64, hidden=128, sequence_length=32, vocabulary=64, bias=True)
+    model = build(spec, seed=0, device="cuda", dtype=torch.bfloat16)
+    plan = Plan(device="cuda", precision="bf16-pure", batch_rows=4, microbatch_rows=4)
+    contests = list(tuning.tune_products(model, plan, dtype=torch.bfloat16))
+    assert {each.what.split(",")[0] for each in contests} >= {"attention.qkv", "mlp.up", "mlp.down", "head"}
+    assert all("torch" in each.milliseconds for each in contests)
+    again = build(spec, seed=0, device="cuda", dtype=torch.bfloat16)
+    assert list(tuning.tune_products(again, plan, dtype=torch.bfloat16)) == contests, "known by now"
+    x = torch.randn(4, 32, 64, dtype=torch.bfloat16, device="cuda").requires_grad_()
+    for module in maps_of(model).values():
+        if module.weight.shape[1] != 64:
+            continue
+        inputs = [x, module.weight, module.bias]
+        found, expected = products.product(*inputs), F.linear(*inputs)
+        torch.testing.assert_close(found, expected)
+        gradients = [torch.autograd.grad(y, inputs, torch.ones_like(y)) for y in (found, expected)]
+        torch.testing.assert_close(*gradients, atol=0.05, rtol=0.02)

@@ -127,7 +127,8 @@ class Attention(nn.Module):
         return self.out(attended_BHTD.transpose(1, 2).flatten(2), biased=biased)
 
     def _turned(self, x_BTC: Tensor, turn: Rotation, **sizes: int) -> Heads:
-        if self.qkv.bare and self.qkv.bias is None and has_head_kernel(x_BTC, self.head_size):
+        joined = self.qkv.bare and self.qkv.bias is None and x_BTC.dtype == self.qkv.weight.dtype
+        if joined and has_head_kernel(x_BTC, self.head_size):
             return turned_projection(x_BTC, self.qkv.weight, turn, **sizes)
         return turned_heads(self.qkv(x_BTC), turn, **sizes)
 

@@ -46,8 +46,8 @@ class Linear(nn.Module):
     """x W^T + b, and with a low-rank adapter alpha / rank (x A^T) B^T beside it (Hu et al. 2021, equation 3).
 
     Who splits the matrix over devices sets `enter`, which brings the input together, and `leave`, which adds up what
-    each device computes, before the bias; who computes gradients of weights later sets `product`. Where model/products.py
-    does all there is to do the map is `bare`: callers may join more to its product.
+    each device computes, before the bias; who computes gradients of weights later sets `product`. Where
+    model/products.py does all there is to do, the map is `bare`: callers may join more to its product.
     """
 
     def __init__(self, inputs: int, outputs: int, *, bias: bool, rank: int = 0, alpha: float = 1.0) -> None:

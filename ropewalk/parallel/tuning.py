@@ -64,7 +64,7 @@ def tune_products(stage: Decoder, plan: Plan, *, dtype: torch.dtype) -> Iterator
     """Finds the quickest way to make each product of a stage in `dtype`, forward and backward, of its linear maps and
     of its head. Maps all of whose products torch makes as quickly stay as they are."""
     device = next(stage.parameters()).device
-    if dtype not in TUNED or plan.deterministic or device.type != "cuda" or library() is None:
+    if dtype not in TUNED or plan.deterministic or not _has_ways(device):
         return
     known = Known(torch.cuda.get_device_name(device), version(), cache_folder())
     tokens = tokens_of(stage, plan)
@@ -82,6 +82,11 @@ def tune_products(stage: Decoder, plan: Plan, *, dtype: torch.dtype) -> Iterator
     if plan.tensor == 1 and (stage.head is not None or (stage.embedding is not None and plan.pipeline == 1)):
         yield from _tuned(_of_head(stage.head_weight, tokens, dtype), known, device)
     torch.cuda.empty_cache()  # what the measurements took: the step wants other sizes
+
+
+def _has_ways(device: torch.device) -> bool:
+    """Whether there is something to choose from."""
+    return device.type == "cuda" and library() is not None
 
 
 def _of_map(name: str, module: Linear, tokens: int, dtype: torch.dtype) -> dict[str, Problem]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -9,8 +12,9 @@ import torch.nn.functional as F
 from ropewalk.model import products
 from ropewalk.model.decoder import build
 from ropewalk.model.kernels.cublas import Problem
+from ropewalk.model.loss import weighted_loss
 from ropewalk.parallel import tuning
-from ropewalk.parallel.kernels import maps_of
+from ropewalk.parallel.kernels import Contest, maps_of
 from ropewalk.parallel.tuning import Known
 from ropewalk.plan.plan import Plan
 from tests.tiny import small_spec
@@ -73,6 +77,89 @@ def test_a_cpu_and_a_deterministic_plan_keep_the_products_of_torch():
     for plan in (Plan(device="cpu", **sizes), Plan(device="cuda", deterministic=True, **sizes)):
         assert not list(tuning.tune_products(model, plan, dtype=torch.bfloat16))
     assert all(module.product is F.linear for module in maps_of(model).values())
+
+
+class ByTorch:
+    """A library that proposes twice what torch does."""
+
+    def __init__(self, problem):
+        self._plain = products.plain(a_transposed=problem.a_transposed, b_transposed=problem.b_transposed)
+        self._shapes = problem
+
+    def proposals(self):
+        return ["first", "second"]
+
+    def run(self, algorithm, a, b, out, bias, added):
+        it = self._shapes
+        assert a.shape == ((it.k, it.n) if it.a_transposed else (it.n, it.k))
+        assert b.shape == ((it.m, it.k) if it.b_transposed else (it.k, it.m))
+        assert (bias is not None, added is not None) == (it.biased, it.adds)
+        USED.append(algorithm)
+        self._plain(a, b, out, bias, added)
+
+
+USED: list[str] = []
+
+
+@pytest.fixture
+def by_torch(monkeypatch, tmp_path):
+    """Lets products be tuned on a CPU; the second proposal is always the quickest."""
+
+    def contest(what, runs, device):
+        for run in runs.values():
+            run()
+        return Contest(what=what, milliseconds={"cuBLASLt 2": 1.0, "torch": 2.0, "cuBLASLt 1": 3.0})
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(products, "QUICKEST", {})
+    monkeypatch.setattr(products, "ALIGNMENT", 64)  # what torch has on a CPU
+    monkeypatch.setattr(tuning, "TUNED", (torch.float32,))
+    monkeypatch.setattr(tuning, "LEAST_FLOPS", 0)
+    monkeypatch.setattr(tuning, "Product", ByTorch)
+    monkeypatch.setattr(tuning, "contest", contest)
+    monkeypatch.setattr(tuning, "version", lambda: 1)
+    monkeypatch.setattr(tuning, "_has_ways", lambda device: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
+    monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
+    USED.clear()
+
+
+def trained_gradients(model, spec):
+    tokens = torch.arange(2 * spec.sequence_length).view(2, -1) % spec.vocabulary
+    hidden = model(tokens).flatten(0, 1)
+    weighted_loss(hidden, model.head_weight, tokens.flatten(), torch.ones(len(hidden))).backward()
+    return {name: parameter.grad for name, parameter in model.named_parameters()}
+
+
+@pytest.mark.parametrize("changes", [{}, {"bias": True, "mlp": "gelu", "norm": "layer", "tied": True}])
+def test_a_tuned_model_uses_what_was_found_and_computes_the_same(by_torch, monkeypatch, changes):
+    spec = small_spec(width=32, hidden=64, heads=2, sequence_length=16, vocabulary=64, **changes)
+    plan = Plan(device="cuda", precision="bf16-pure", batch_rows=2, microbatch_rows=2)
+    tuned, plain = (build(spec, seed=0) for _ in range(2))
+    contests = list(tuning.tune_products(tuned, plan, dtype=torch.float32))
+    assert set(USED) == {"first", "second"}
+    assert all(module.bare and module.product is products.product for module in maps_of(tuned).values())
+    USED.clear()
+    found, expected = trained_gradients(tuned, spec), trained_gradients(plain, spec)
+    torch.testing.assert_close(found, expected)
+    # Three products of each of four maps in both layers, of which biases and the residual are no others here.
+    assert USED.count("second") >= 3 * 4 * 2
+    assert "first" not in USED
+
+    def again(*_):
+        pytest.fail("what is known is not measured")
+
+    monkeypatch.setattr(tuning, "contest", again)
+    assert list(tuning.tune_products(build(spec, seed=0), plan, dtype=torch.float32)) == contests
+
+
+def test_nothing_is_joined_to_the_products_of_adapted_maps(by_torch):
+    model = build(dataclasses.replace(small_spec(width=32, hidden=64, heads=2), lora_rank=2), seed=0)
+    plan = Plan(device="cuda", precision="bf16-pure", batch_rows=2, microbatch_rows=2)
+    list(tuning.tune_products(model, plan, dtype=torch.float32))
+    adapted = [module for module in maps_of(model).values() if module.lora_a is not None]
+    assert adapted
+    assert all(module.product is products.product and not module.bare for module in adapted)
 
 
 @pytest.mark.gpu

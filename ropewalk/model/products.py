@@ -6,13 +6,12 @@ Shapes: N tokens, K inputs, M outputs.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from .kernels.cublas import Problem
+from .kernels.cublas import Problem
 
 Run = Callable[[Tensor, Tensor, Tensor, Tensor | None, Tensor | None], None]
 """Writes the product of two operands into the third, plus a bias for each row and plus a matrix, which may be the third
@@ -21,7 +20,7 @@ itself."""
 ALIGNMENT = 256
 """Bytes. Tensors of their own have more, parts of others may have less."""
 QUICKEST: dict[Problem, Run] = {}
-"""What parallel/kernels.py has measured. Products of other shapes are torch's."""
+"""What parallel/tuning.py has measured. Products of other shapes are torch's."""
 
 
 def product(x: Tensor, weight_MK: Tensor, bias: Tensor | None, added: Tensor | None = None) -> Tensor:
@@ -102,8 +101,6 @@ def _fits(x: Tensor) -> bool:
 
 def problem_of(a: Tensor, b: Tensor, out: Tensor, **flags: bool) -> Problem:
     """The product of these operands, into `out`."""
-    from .kernels.cublas import Problem
-
     n, m = out.shape
     return Problem(n=n, k=a.numel() // n, m=m, dtype=a.dtype, wide=out.dtype != a.dtype, **flags)
 

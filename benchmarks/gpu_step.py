@@ -3,7 +3,8 @@
     make bench NAME=gpu_step ARGS="--nanogpt ../nanoGPT"
 
 Contenders train the same shapes on the same number of random rows, with AdamW and clipping, and do not wait for the GPU
-between steps. nanoGPT is a script rather than a package: give the folder of a clone; without it its cases are left out.
+between steps. `packed` are ours with several documents a row that do not see each other, to be compared with ours
+without. nanoGPT is a script rather than a package: give the folder of a clone; without it its cases are left out.
 Ours computes with bfloat16 weights beside float32 ones for the optimizer (`bf16-pure`), or in 8 bits; the peers with
 float32 weights under autocast, as their users do.
 """
@@ -42,6 +43,8 @@ class Case:
     precision: str = "bf16-pure"
     optimizer: str = "adamw"
     recompute: str = "none"
+    documents: str = "ignore"
+    """`separate`: a token sees its own document alone, some 500 tokens of a row."""
     steps: int = 12
 
 
@@ -52,6 +55,8 @@ CASES = {
     "1.3B, 32 rows": Case(size="1.3B", peer="transformers", rows=32, steps=8),
     "1.3B fp8": Case(size="1.3B", peer="transformers", rows=32, precision="fp8", steps=8),
     "7B": Case(size="7B", peer=None, rows=4, optimizer="adamw-8bit", steps=8),
+    "124M packed": Case(size="124M", peer=None, documents="separate"),
+    "1.3B packed": Case(size="1.3B", peer=None, documents="separate"),
 }
 Step = Callable[[], torch.Tensor]
 
@@ -61,7 +66,8 @@ def shapes(case: Case) -> tuple[Any, Any]:
     from ropewalk.model.spec import resolve
 
     size = size_of(case.size)
-    model = size.model if case.bias is None else dataclasses.replace(size.model, bias=case.bias)
+    model = dataclasses.replace(size.model, documents=case.documents)
+    model = model if case.bias is None else dataclasses.replace(model, bias=case.bias)
     return size, resolve(model, vocabulary=size.vocabulary, sequence_length=size.sequence_length)
 
 
@@ -161,7 +167,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--nanogpt", type=Path, default=ROOT / ".bench" / "nanogpt", help="folder of its model.py")
     parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
-    parser.add_argument("--turns", type=int, default=2)
+    parser.add_argument("--turns", type=int, default=1, help="of each contender; the median counts")
     parser.add_argument("--contender", choices=MAKERS)
     options = parser.parse_args()
     if not torch.cuda.is_available():

@@ -43,6 +43,8 @@ WARMUP_STEPS = 3
 """Steps that do not count: they ask the system for memory, a GPU for its libraries and a compiler for kernels."""
 PROFILED_STEPS = 3
 LEARNING_RATE = 1e-4
+DOCUMENT_TOKENS = 500
+"""Of a web page, more or less."""
 
 Step = Callable[[], Tensor]
 """Makes one step and returns its loss, without waiting for the device."""
@@ -170,15 +172,19 @@ def own_step(
 
 
 def random_rows(spec: Spec, *, rows: int, device: torch.device) -> Batch:
-    """Full rows of random tokens, each a single document, every target with weight 1."""
+    """Full rows of random tokens, every target with weight 1. A row is a single document, or several of about
+    DOCUMENT_TOKENS tokens for a spec that separates them."""
     length, draw = spec.sequence_length, torch.Generator().manual_seed(0)
     tokens = torch.randint(0, spec.vocabulary, (rows, length + 1), generator=draw)
+    documents = torch.zeros(rows, length, dtype=torch.int32)
+    if spec.documents == "separate":
+        documents = (torch.rand(rows, length, generator=draw) < 1 / DOCUMENT_TOKENS).cumsum(1, dtype=torch.int32)
     return Batch(
         tokens=tokens[:, :-1],
         targets=tokens[:, 1:],
         weight=torch.ones(rows, length),
         positions=torch.arange(length).expand(rows, -1),
-        documents=torch.zeros(rows, length, dtype=torch.int32),
+        documents=documents,
     ).to(device)
 
 

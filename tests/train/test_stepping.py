@@ -13,7 +13,7 @@ from ropewalk.plan.plan import Plan
 from ropewalk.plan.roofline import KINDS
 from ropewalk.train.config import Optimizer
 from ropewalk.train.peers import transformers_model, transformers_step
-from ropewalk.train.stepping import measure_steps, own_step, scaled
+from ropewalk.train.stepping import DOCUMENT_TOKENS, measure_steps, own_step, random_rows, scaled
 from tests.tiny import small_spec
 
 CPU = torch.device("cpu")
@@ -54,6 +54,16 @@ def test_a_peer_trains_a_model_of_the_same_size(settings: dict[str, object]) -> 
     losses = [step().item() for _ in range(3)]
     assert losses[0] == pytest.approx(torch.tensor(61.0).log().item(), abs=0.3)
     assert losses[2] < losses[0]
+
+
+def test_rows_of_a_spec_that_separates_documents_have_several() -> None:
+    apart, together = (
+        random_rows(small_spec(sequence_length=4000, documents=kind), rows=8, device=CPU).documents
+        for kind in ("separate", "ignore")
+    )
+    assert not together.any()
+    assert 4000 / DOCUMENT_TOKENS / 2 < (apart[:, -1] - apart[:, 0]).float().mean() < 4000 / DOCUMENT_TOKENS * 2
+    assert (apart.diff() >= 0).all()
 
 
 def test_more_microbatches_give_the_same_step() -> None:

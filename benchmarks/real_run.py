@@ -153,11 +153,12 @@ def main() -> None:
     recipe, runs = recipe_of(options), options.folder / "runs"
     summary = flow.run(recipe_from(recipe), runs=runs, new=True, progress=Console())
     told = curve(runs / recipe.name)
-    prepared = json.loads((runs / recipe.name / "stages" / "prepare.json").read_text())
+    prepared = json.loads((runs / recipe.name / "stages" / "prepare.json").read_text())["result"]
     quality = {key: value for key, value in told.items() if isinstance(value, list)}
     finish(
         "real_run",
         ours={key: value for key, value in told.items() if not isinstance(value, list)}
+        | {"epochs": told["tokens"] / prepared["train_tokens"]}
         | {"bits_per_byte": summary["bits_per_byte"], "xz_bits_per_byte": summary["xz_bits_per_byte"]},
         peers={},
         ratios={"xz": summary["xz_bits_per_byte"] / summary["bits_per_byte"]},

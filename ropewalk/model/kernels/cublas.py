@@ -7,8 +7,10 @@ no way to say which, so the library, which it has loaded, is called here.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
+import threading
 from ctypes import byref, c_float, c_int, c_int32, c_int64, c_size_t, c_uint64, c_void_p
 from dataclasses import dataclass
 
@@ -71,7 +73,7 @@ class Product:
     def __init__(self, problem: Problem) -> None:
         it, lib = problem, library()
         assert lib is not None
-        self._library = lib
+        self._library, self._lock = lib, threading.Lock()
         self._operation = _made(lib.cublasLtMatmulDescCreate, c_int(COMPUTE_FLOAT32), c_int(SCALE_FLOAT32))
         self._set(TRANSPOSE_A, c_int32(it.b_transposed))
         self._set(TRANSPOSE_B, c_int32(it.a_transposed))
@@ -100,9 +102,10 @@ class Product:
         self, algorithm: Algorithm, a: Tensor, b: Tensor, out: Tensor, bias: Tensor | None, added: Tensor | None
     ) -> None:
         """Writes the product into `out`, on the stream of the moment of its device."""
-        if bias is not None:
-            self._set(BIAS_POINTER, c_void_p(bias.data_ptr()))
-        with torch.cuda.device(out.device):
+        # Threads of several devices share the description of the product, which holds the place of the bias.
+        with torch.cuda.device(out.device), self._lock if bias is not None else contextlib.nullcontext():
+            if bias is not None:
+                self._set(BIAS_POINTER, c_void_p(bias.data_ptr()))
             stream = torch.cuda.current_stream().cuda_stream
             _check(
                 self._library.cublasLtMatmul(

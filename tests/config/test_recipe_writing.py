@@ -69,7 +69,7 @@ def unchecked() -> Iterator[None]:
 ORIGINS = st.dictionaries(st.sampled_from(["name", "seed", "train.schedule.peak_lr"]), NAMES)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(configs(Recipe), ORIGINS)
 def test_parse_print_parse_is_identity(unchecked: None, recipe: Recipe, origins: dict[str, str]) -> None:
     resolved = Resolved(recipe, origins)

@@ -68,7 +68,6 @@ def test_a_trial_that_ends_otherwise_fails_by_name_and_its_copy_stays(
     assert len(list((tiny / "runs" / "tiny.chaos").glob("failed-*"))) == 2
 
 
-@pytest.mark.slow
 def test_a_run_too_short_to_strike_is_refused(tiny: Path) -> None:  # noqa: F811
     with pytest.raises(UserError, match=r"too few to strike between; raise `train.steps`"):
         flow.chaos("tiny.toml", ["train.steps=2"])

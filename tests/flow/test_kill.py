@@ -127,7 +127,7 @@ def test_a_run_killed_three_times_at_random_moments_ends_with_the_same_bits(
 ) -> None:
     expected = outcome(whole[0])
     draw = random.Random(5)
-    for attempt in range(2):
+    for attempt in range(4):
         folder = memory / f"random-{attempt}"
         write_tiny(folder)
         for _ in range(3):

@@ -22,15 +22,7 @@ PROOF = Proof()
 PAGE = Path(__file__).parents[2] / "docs" / "equality.md"
 
 
-def _is_another(case: Case) -> bool:
-    """Whether it takes many processes for what the same plan with Muon shows too: norms and means of cut matrices."""
-    return case.optimizer in ("adafactor", "lamb") and case.plan.world > 2
-
-
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=[pytest.mark.slow] * _is_another(case)) for name, case in CASES.items()],
-)
+@pytest.mark.parametrize("name", CASES)
 def test_plan_is_equal_to_one_device(name: str) -> None:
     """Loss, norm, gradients, weights, moments, scores; and what a plan before it left loads with the same bits."""
     found = PROOF.differences(CASES[name])

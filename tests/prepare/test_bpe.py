@@ -105,14 +105,14 @@ TRAINED_ON_HAN.encode_special_tokens = True
 HAN_ENCODER = encoder_of(TRAINED_ON_HAN)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(st.integers(0, len(RANDOM) - 1), st.lists(TEXTS, min_size=1, max_size=4))
 def test_random_vocabularies_encode_as_hugging_face_does(number: int, texts: list[str]) -> None:
     tokenizer, encoder = RANDOM[number]
     assert documents(encoder, texts) == [expected(tokenizer, text) for text in texts]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(st.lists(HAN_TEXTS, min_size=1, max_size=4))
 def test_characters_that_often_merge_are_encoded_as_hugging_face_does(texts: list[str]) -> None:
     assert documents(HAN_ENCODER, texts) == [expected(TRAINED_ON_HAN, text) for text in texts]
@@ -155,7 +155,7 @@ def _is_text(data: bytes) -> bool:
     return True
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(st.lists(st.one_of(st.text(), TEXTS), min_size=1, max_size=4))
 def test_any_text_is_encoded_as_hugging_face_does_or_left(texts: list[str]) -> None:
     for text, tokens in zip(texts, documents(TRAINED_ENCODER, texts), strict=True):

@@ -100,7 +100,7 @@ def kill(corpus: Path, *, kills: int, workers: int) -> None:
 
 
 def test_random_kills_are_harmless(corpus: Path) -> None:
-    kill(corpus, kills=4, workers=1)
+    kill(corpus, kills=8, workers=1)
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ropewalk.config.compiled import keep_compiled
+from ropewalk.config.cache import keep_compiled
 from ropewalk.model import fp8, products
 from ropewalk.model.attend import CausalAttend, Kernel
 from ropewalk.model.decoder import Decoder

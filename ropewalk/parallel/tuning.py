@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ropewalk.config.compiled import cache_folder
+from ropewalk.config.cache import cache_folder
 from ropewalk.model import products
 from ropewalk.model.decoder import Decoder
 from ropewalk.model.kernels.cublas import Problem, Product, library, version

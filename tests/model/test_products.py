@@ -109,13 +109,12 @@ def test_a_way_that_was_chosen_serves_its_own_shapes_alone(monkeypatch):
 @pytest.mark.gpu
 @ON_GPU
 @pytest.mark.parametrize(("a_transposed", "b_transposed"), ORDERS)
-@pytest.mark.parametrize("biased", [False, True])
-@pytest.mark.parametrize(("adds", "wide"), [(False, False), (True, False), (False, True), (True, True)])
+@pytest.mark.parametrize("adds", [False, True])
+# A bias is as wide as the operands: the library takes none for a wider result.
+@pytest.mark.parametrize(("biased", "wide"), [(False, False), (True, False), (False, True)])
 def test_every_algorithm_of_the_library_has_the_same_product(a_transposed, b_transposed, biased, adds, wide):
     from ropewalk.model.kernels.cublas import Product
 
-    if biased and wide:
-        pytest.skip("the library wants a bias as wide as the result; nothing here needs it")
     kind = {"dtype": torch.bfloat16, "device": "cuda"}
     a, b = operands(a_transposed, b_transposed, **kind)
     bias = drawn(80, **kind) if biased else None

@@ -5,6 +5,8 @@ Twin: the plain steps of `turned_heads` in model/heads.py. A program owns tokens
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -68,18 +70,7 @@ def turned_product(
     """x W^T, B T (G group_heads D), with queries and keys turned where they are."""
     fused = _projected(x, weight, cosines, sines, group_heads, head_size)
     multiply(x.flatten(0, 1), weight, fused.flatten(0, 1), b_transposed=True)
-    count = fused.shape[0] * fused.shape[1]
-    _turned_in_place[(triton.cdiv(count, WALKED),)](
-        fused,
-        cosines.contiguous(),
-        sines.contiguous(),
-        count,
-        GROUPS=fused.shape[2] // (group_heads * head_size),
-        GROUP=group_heads,
-        HALF=head_size // 2,
-        TOKENS=WALKED,
-        num_warps=4,
-    )
+    _walk(_turned_in_place, fused, cosines, sines, (), group_heads, head_size)
     return fused
 
 
@@ -99,22 +90,9 @@ def turned_back(
 ) -> Tensor:
     """The gradient by `fused`, given those by what `turned` made of it."""
     fused = _fused(queries, keys, values, cosines, sines, group_heads)
-    rows, tokens, groups, head_size = keys.shape
     parts = [x if x.stride(3) == 1 else x.contiguous() for x in (queries, keys, values)]
-    _turned_heads_back[(triton.cdiv(rows * tokens, WALKED),)](
-        fused,
-        cosines.contiguous(),
-        sines.contiguous(),
-        *parts,
-        *(stride for part in parts for stride in part.stride()[:3]),
-        rows * tokens,
-        tokens,
-        GROUPS=groups,
-        GROUP=group_heads,
-        HALF=head_size // 2,
-        TOKENS=WALKED,
-        num_warps=4,
-    )
+    strides = (stride for part in parts for stride in part.stride()[:3])
+    _walk(_turned_heads_back, fused, cosines, sines, (*parts, *strides, keys.shape[1]), group_heads, keys.shape[3])
     return fused
 
 
@@ -159,6 +137,25 @@ def _with_sums(queries: Tensor, keys: Tensor, values: Tensor, group_heads: int) 
     features = groups * group_heads * head_size
     parts = triton.cdiv(rows * tokens, TOKENS * TURNS)
     return keys.new_empty(rows, tokens, features), keys.new_empty(parts, features, dtype=torch.float32)
+
+
+def _walk(
+    kernel: Any, fused: Tensor, cosines: Tensor, sines: Tensor, others: tuple[Any, ...], group_heads: int, size: int
+) -> None:
+    """Starts a kernel whose programs own a few tokens of `fused` B T (G group_heads D) and walk over their heads."""
+    count = fused.shape[0] * fused.shape[1]
+    kernel[(triton.cdiv(count, WALKED),)](
+        fused,
+        cosines.contiguous(),
+        sines.contiguous(),
+        count,
+        *others,
+        GROUPS=fused.shape[2] // (group_heads * size),
+        GROUP=group_heads,
+        HALF=size // 2,
+        TOKENS=WALKED,
+        num_warps=4,
+    )
 
 
 @triton.jit
@@ -246,6 +243,17 @@ def _turned_heads(
 
 
 @triton.jit
+def _angles(cosines, sines, count, HALF: tl.constexpr, TOKENS: tl.constexpr):
+    """Of a program's tokens: their places, which there are, the features of half a head, cosines and sines."""
+    place = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)[:, None]
+    here = place < count
+    feature = tl.arange(0, HALF)[None, :]
+    cosine = tl.load(cosines + place * HALF + feature, mask=here, other=0.0).to(tl.float32)
+    sine = tl.load(sines + place * HALF + feature, mask=here, other=0.0).to(tl.float32)
+    return place, here, feature, cosine, sine
+
+
+@triton.jit
 def _turned_in_place(
     fused,
     cosines,
@@ -256,11 +264,7 @@ def _turned_in_place(
     HALF: tl.constexpr,
     TOKENS: tl.constexpr,
 ):
-    place = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)[:, None]
-    here = place < count
-    feature = tl.arange(0, HALF)[None, :]
-    cosine = tl.load(cosines + place * HALF + feature, mask=here, other=0.0).to(tl.float32)
-    sine = tl.load(sines + place * HALF + feature, mask=here, other=0.0).to(tl.float32)
+    place, here, feature, cosine, sine = _angles(cosines, sines, count, HALF, TOKENS)
     at = fused + place.to(tl.int64) * (GROUPS * GROUP * 2 * HALF) + feature
     for group in range(GROUPS):
         for member in tl.static_range(GROUP - 1):  # the last is the value
@@ -276,6 +280,7 @@ def _turned_heads_back(
     fused,
     cosines,
     sines,
+    count,
     queries,
     keys,
     values,
@@ -288,19 +293,13 @@ def _turned_heads_back(
     value_row,
     value_token,
     value_head,
-    count,
     tokens,
     GROUPS: tl.constexpr,
     GROUP: tl.constexpr,
     HALF: tl.constexpr,
     TOKENS: tl.constexpr,
 ):
-    """A program owns a few tokens and walks over their heads."""
-    place = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)[:, None]
-    here = place < count
-    feature = tl.arange(0, HALF)[None, :]
-    cosine = tl.load(cosines + place * HALF + feature, mask=here, other=0.0).to(tl.float32)
-    sine = tl.load(sines + place * HALF + feature, mask=here, other=0.0).to(tl.float32)
+    place, here, feature, cosine, sine = _angles(cosines, sines, count, HALF, TOKENS)
     row, token = (place // tokens).to(tl.int64), (place % tokens).to(tl.int64)
     query = queries + row * query_row + token * query_token + feature
     key = keys + row * key_row + token * key_token + feature

@@ -83,7 +83,9 @@ def test_gelu(dtype, tanh, biased):
     )
     by_inner, parts = gelu_backward(inner, bias, gradient, tanh)
     expected = torch.autograd.grad(plain, wide, gradient.float())
-    near(by_inner, expected[0], dtype, atol=4e-6, rtol=4e-6)  # a GPU's exponential is not exact
+    near(
+        by_inner, expected[0], dtype, atol=4e-6, rtol=2e-6 if interpreted else 4e-6
+    )  # a GPU's exponential is not exact
     assert parts.shape[1] == (300 if biased else 0)
     if biased:
         torch.testing.assert_close(parts.sum(0), expected[1], atol=1e-4, rtol=1e-5)

@@ -1,7 +1,7 @@
 """A real run: text from this machine, prepared, trained on for so many tokens and evaluated on what was held out.
 
     make bench NAME=real_run ARGS="--text ../books"                             124M on 252 M tokens, on a GPU
-    make bench NAME=real_run ARGS="--size 350M --tokens 52 --precision fp8"
+    make bench NAME=real_run ARGS="--size 350M --tokens 50.4 --precision fp8 --fp8 all"
 
 The text is the Python code of the standard library and of what is installed, up to `--code` megabytes, and the files of
 the folders given by `--text`, which is prose for the curve to be worth something. `gather` collects it into one folder,
@@ -9,7 +9,8 @@ where another machine may train on it. Told: the loss and the bits per byte of h
 documents at the end beside what xz makes of them, tokens a second, and the share of the time that steps wait for data.
 
 Two runs that differ in `--precision`, `--optimizer` or `--activations` alone read the same rows in the same order:
-their curves show what the choice costs.
+their curves show what the choice costs. How far two curves differ by chance, a run with `--again` tells: the same once
+more, which a GPU does not compute to the same bits.
 """
 
 from __future__ import annotations
@@ -41,6 +42,8 @@ from ropewalk.plan.config import Layout, Parallel
 from ropewalk.prepare.config import Prepare, Source, Tokenizer
 from ropewalk.train.config import Optimizer, Schedule, Train
 
+RATES = {"124M": 8e-4, "350M": 3e-4}
+"""The highest learning rate by size; about those of Brown et al. 2020."""
 TEXTS = (".txt", ".md", ".jsonl", ".gz")
 
 
@@ -82,7 +85,7 @@ def recipe_of(options: argparse.Namespace) -> Recipe:
     kinds = [Source(name="python", domain="code", paths=(str(data / "python.jsonl.gz"),))]
     if (data / "prose").exists():
         kinds.append(Source(name="prose", domain="prose", paths=(str(data / "prose"),)))
-    choices = [options.precision, options.optimizer, options.activations]
+    choices = [options.precision, options.optimizer, options.activations, options.fp8, "again" * options.again]
     return Recipe(
         name="-".join([options.size.lower(), *(choice for choice in choices if choice)]),
         seed=1,
@@ -93,7 +96,7 @@ def recipe_of(options: argparse.Namespace) -> Recipe:
         ),
         load=Load(sequence_length=size.sequence_length),
         model=size.model,
-        plan=Layout(device=options.device, microbatch_rows=rows),
+        plan=Layout(device=options.device, microbatch_rows=rows, fp8=options.fp8 or "quicker"),
         parallel=Parallel(activations=options.activations or "whole"),
         train=Train(
             steps=steps,
@@ -103,7 +106,9 @@ def recipe_of(options: argparse.Namespace) -> Recipe:
             validate_rows=max(1, 131072 // size.sequence_length),
             log_every_steps=max(1, steps // 100),
             optimizer=Optimizer(kind=options.optimizer, beta2=0.95, weight_decay=0.1),
-            schedule=Schedule(peak_lr=options.lr, warmup_steps=max(1, steps // 20)),
+            schedule=Schedule(
+                peak_lr=options.lr or RATES.get(options.size, 2e-4), warmup_steps=max(1, round(steps * options.warmup))
+            ),
         ),
         checkpoint=Checkpoints(save_every_steps=max(1, steps // 2)),
         evaluate=Evaluate(max_bytes=options.evaluate_bytes, samples=2),
@@ -140,12 +145,15 @@ def main() -> None:
     parser.add_argument("--size", default="124M")
     parser.add_argument("--tokens", type=float, default=251.7, help="millions to train on")
     parser.add_argument("--rows", type=int, default=0, help="of a step; twice the size's")
-    parser.add_argument("--lr", type=float, default=8e-4)
+    parser.add_argument("--lr", type=float, default=0.0, help="the highest; that of the size")
+    parser.add_argument("--warmup", type=float, default=0.05, help="share of the steps until it is reached")
     parser.add_argument("--precision", default="bf16-pure")
+    parser.add_argument("--fp8", choices=["quicker", "all"], help="which products are in 8 bits")
+    parser.add_argument("--again", action="store_true", help="under another name")
     parser.add_argument("--optimizer", default="adamw")
     parser.add_argument("--activations", default="", help="how activations are kept: `8-bit`, say")
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
-    parser.add_argument("--evaluate-bytes", type=int, default=1_000_000)
+    parser.add_argument("--evaluate-bytes", type=int, default=4_000_000)
     options = parser.parse_args()
     gather(options.folder / "data", options.text, megabytes=options.code)
     if options.what == "gather":

@@ -15,7 +15,7 @@ from ropewalk.store.items import Item
 from ropewalk.store.manifest import Manifest, Split, read_manifest
 
 from .adapt import Knob
-from .batch import Batch, Compact
+from .batch import Batch, Compact, Courier
 from .cache.config import Cache
 from .cache.tiers import caching
 from .config import OnDamage, Packing, Remote, Shuffle
@@ -78,7 +78,7 @@ class Loader:
         self._packing, self._shuffle = packing, shuffle
         self._verify, self._skips = verify, on_damage == "skip"
         self._rank, self._world, self._device = rank, world, torch.device(device)
-        self._stalls = stalls or Stalls()
+        self._courier, self._stalls = Courier(self._device), stalls or Stalls()
         self._form = RowForm(sequence_length, self._manifest.dtype)
         self._history = History()
         self._wanted = self._mixture(mixture)
@@ -138,7 +138,7 @@ class Loader:
         """The next batch of `rows` rows over all readers, else of `batch_rows`, on the device; advances by as many."""
         began = self._stalls.clock()
         taken = self._take(rows or self._rows)
-        batch = taken.batch.to(self._device)
+        batch = self._courier.bring(taken.batch)
         self._count(taken, began)
         return batch
 

@@ -10,6 +10,7 @@ Shapes: N tokens, K inputs, M outputs.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -28,7 +29,7 @@ def product(x: Tensor, weight_MK: Tensor, bias: Tensor | None) -> Tensor:
 def rounded(x_RC: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
     """`x_RC` over its scale in 8 bits, as it is and transposed, and the scale: one float32 number."""
     # At least so much that a tensor of zeros is not divided by zero.
-    scale = x_RC.abs().amax().float().clamp(min=1e-30) / torch.finfo(dtype).max
+    scale = torch.linalg.vector_norm(x_RC, math.inf).float().clamp(min=1e-30) / torch.finfo(dtype).max
     if x_RC.is_cuda:
         from .kernels.rounding import both_orders
 

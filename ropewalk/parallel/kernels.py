@@ -69,15 +69,16 @@ def choose_attention(spec: Spec, plan: Plan, device: torch.device, *, dtype: tor
 
 
 def choose_8_bits(stage: Decoder, plan: Plan) -> Iterator[Contest]:
-    """Gives those linear maps of a stage products in 8 bits that are quicker so; a CPU, which only imitates them, takes
-    all."""
+    """Gives those linear maps of a stage products in 8 bits that are quicker so, or all of them: where the plan says
+    it, where the same bits are wanted every time, and on a CPU, which only imitates them."""
     tokens = tokens_of(stage, plan)
+    measured = plan.device == "cuda" and plan.fp8 == "quicker" and not plan.deterministic
     found: dict[tuple[int, ...], bool] = {}
     for name, module in maps_of(stage).items():
         outputs, inputs = shape = tuple(module.weight.shape)
         if outputs % 16 or inputs % 16 or tokens % 16:
             continue  # the tensor cores' smallest pieces
-        if shape not in found and module.weight.is_cuda:
+        if shape not in found and measured:
             result = _product_contest(name.partition(".")[2], module.weight, tokens)
             found[shape] = result.winner == "fp8"
             yield result

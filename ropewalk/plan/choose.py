@@ -62,6 +62,7 @@ def choose(
             sequence_length=spec.sequence_length,
             compile=layout.compile == "on",
             deterministic=layout.deterministic,
+            fp8=layout.fp8,
         )
         laid = laid_out(plan, parallel, spec, processes=processes)
         compiles = layout.compile == "auto" and device == "cuda" and not any(compile_problems(laid))

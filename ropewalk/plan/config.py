@@ -8,6 +8,8 @@ from typing import Annotated, Literal
 from ropewalk.config.schema import CONTINUES, Range
 from ropewalk.model.activations import Activations
 
+Fp8 = Literal["quicker", "all"]
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Layout:
@@ -26,6 +28,10 @@ class Layout:
     deterministic: Annotated[bool, CONTINUES] = False
     """Whether the same step gives the same bits on a GPU, as it does on a CPU anyway. Price: attention without cuDNN's
     kernels, whose backward pass adds up in any order; they take 0.6 to 0.7 of the time of the others (H200)."""
+    fp8: Annotated[Fp8, CONTINUES] = "quicker"
+    """Which products of blocks `train.precision = "fp8"` makes in 8 bits: those that a measurement at the start of the
+    run finds quicker so, or `all`, whatever they take, for the same rounding on every machine. `deterministic` and a
+    CPU take all."""
 
 
 ZeroStage = Literal[1, 2, 3]

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ropewalk.load.batch import Batch, Compact
+from ropewalk.load.batch import Batch, Compact, Courier
 from ropewalk.load.gather import RowForm
 
 CPU = torch.device("cpu")
@@ -88,6 +88,28 @@ def test_a_copy_from_page_locked_memory_arrives_whole_while_its_memory_is_used_a
     for one, other in zip(batches, expected, strict=True):
         for field in dataclasses.fields(Batch):
             assert torch.equal(getattr(one, field.name).cpu(), getattr(other, field.name))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_a_batch_arrives_while_the_device_computes() -> None:
+    device = torch.device("cuda")
+    tokens, starts = np.arange(64 * 1025).reshape(64, 1025).astype(np.uint16), np.ones((64, 1024), bool)
+    packed = compact(tokens, starts, starts, restarts=True)
+    pinned = dataclasses.replace(packed, rows=packed.rows.pin_memory())
+    courier = Courier(device)
+    courier.bring(pinned)  # loads the kernels, and takes the memory
+    torch.cuda.synchronize()
+    torch.cuda._sleep(4_000_000_000)  # some two seconds
+    computed = torch.cuda.current_stream().record_event()
+    # What is asked for from here on waits for no more than the copy.
+    batches = [courier.bring(pinned) for _ in range(100)]
+    arrived = courier._stream.record_event()
+    arrived.synchronize()
+    assert not computed.query()
+    for field in dataclasses.fields(Batch):
+        expected = getattr(packed.to(CPU), field.name)
+        assert all(torch.equal(getattr(batch, field.name).cpu(), expected) for batch in batches)
 
 
 def test_windows_count_positions_from_the_beginning_of_the_row() -> None:

@@ -21,7 +21,7 @@ from ropewalk.plan.plan import Plan
 from ropewalk.train.config import Optimizer, OptimizerKind
 from ropewalk.train.optimizer import KINDS, make_optimizer
 
-from .quick_path import SHAPES, check_bfloat16, check_float32
+from .quick_path import LARGE, SMALL, check_float32, check_narrow
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 
@@ -101,17 +101,25 @@ def test_the_model_computes_with_the_optimizers_weights_rounded(kind: OptimizerK
     assert getattr(made._optimizer, "rounds", False) == (rows == 8 and kind.startswith("adamw"))  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("name", SMALL)
 def test_the_quick_path_has_the_loss_and_gradients_of_the_plain_one(name: str) -> None:
     check_float32(name, "cuda")
 
 
 @pytest.mark.parametrize("precision", ["bf16", "bf16-pure"])
-@pytest.mark.parametrize("name", SHAPES)
-def test_the_quick_path_in_bfloat16_is_nearer_to_the_plain_one_than_another_seed(
+@pytest.mark.parametrize("name", SMALL)
+def test_the_quick_path_in_few_bits_is_nearer_to_the_plain_one_than_another_seed(
     name: str, precision: Precision, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Products as small as these are tuned too, and joined by what a tuned one takes.
     monkeypatch.setattr(tuning, "LEAST_FLOPS", 0)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    check_bfloat16(name, precision, "cuda")
+    check_narrow(name, precision, "cuda")
+
+
+@pytest.mark.parametrize("precision", ["bf16-pure", "fp8"])
+@pytest.mark.parametrize("name", LARGE)
+def test_the_quick_path_of_real_shapes_is_nearer_to_the_plain_one_than_another_seed(
+    name: str, precision: Precision
+) -> None:
+    check_narrow(name, precision, "cuda")

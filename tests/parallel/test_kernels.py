@@ -9,14 +9,15 @@ import torch
 
 from ropewalk.model.decoder import build
 from ropewalk.model.fp8 import product
+from ropewalk.parallel import kernels
 from ropewalk.parallel.apply import apply
-from ropewalk.parallel.kernels import choose_8_bits
+from ropewalk.parallel.kernels import Contest, choose_8_bits
 from ropewalk.plan.plan import Plan
 from ropewalk.train.config import Optimizer
 from ropewalk.train.optimizer import make_optimizer
 from tests.tiny import random_batch, small_spec
 
-from .quick_path import SHAPES, check_bfloat16, check_float32
+from .quick_path import SMALL, check_float32, check_narrow
 
 compiles = pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile wants a C++ compiler on a CPU")
 
@@ -58,14 +59,14 @@ def test_the_quick_path_has_the_loss_and_gradients_of_the_plain_one(name, tmp_pa
 
 @compiles
 @pytest.mark.slow
-@pytest.mark.parametrize("precision", ["bf16", "bf16-pure"])
-@pytest.mark.parametrize("name", SHAPES)
-def test_the_quick_path_in_bfloat16_is_nearer_to_the_plain_one_than_another_seed(
+@pytest.mark.parametrize("precision", ["bf16", "bf16-pure", "fp8"])
+@pytest.mark.parametrize("name", SMALL)
+def test_the_quick_path_in_few_bits_is_nearer_to_the_plain_one_than_another_seed(
     name, precision, tmp_path, monkeypatch
 ):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     torch._dynamo.reset()
-    check_bfloat16(name, precision, "cpu")
+    check_narrow(name, precision, "cpu")
 
 
 @compiles
@@ -106,3 +107,15 @@ def test_maps_that_the_tensor_cores_cannot_cut_stay_as_they_are():
     odd = build(small_spec(width=36, heads=3, sequence_length=32), seed=0)
     list(choose_8_bits(odd, plan))
     assert next(iter(odd.blocks.values())).attention.qkv.product is torch.nn.functional.linear
+
+
+@pytest.mark.parametrize(("setting", "measured"), [({}, 4), ({"fp8": "all"}, 0), ({"deterministic": True}, 0)])
+def test_8_bits_for_all_products_are_not_measured(monkeypatch, setting, measured):
+    """On a GPU that finds none of them quicker."""
+    slower = Contest(what="", milliseconds={"bf16": 1.0, "fp8": 2.0})
+    monkeypatch.setattr(kernels, "_product_contest", lambda *_: slower)
+    model = build(small_spec(width=64, hidden=192, sequence_length=32), seed=0)
+    plan = Plan(device="cuda", precision="fp8", batch_rows=2, microbatch_rows=2, sequence_length=32, **setting)
+    assert len(list(choose_8_bits(model, plan))) == measured
+    made = {module.product for module in kernels.maps_of(model).values()}
+    assert made == {torch.nn.functional.linear if measured else product}

@@ -90,26 +90,51 @@ def test_a_copy_from_page_locked_memory_arrives_whole_while_its_memory_is_used_a
             assert torch.equal(getattr(one, field.name).cpu(), getattr(other, field.name))
 
 
+def rising(first: int) -> Compact:
+    """64 rows of 1024 tokens from `first` on, in page-locked memory."""
+    tokens, starts = np.arange(first, first + 64 * 1025).reshape(64, 1025), np.ones((64, 1024), bool)
+    packed = compact(tokens.astype(np.uint16), starts, starts, restarts=True)
+    return dataclasses.replace(packed, rows=packed.rows.pin_memory())
+
+
+A_WHILE = 1_000_000_000
+"""Cycles of a GPU: about half a second."""
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_a_batch_arrives_while_the_device_computes() -> None:
-    device = torch.device("cuda")
-    tokens, starts = np.arange(64 * 1025).reshape(64, 1025).astype(np.uint16), np.ones((64, 1024), bool)
-    packed = compact(tokens, starts, starts, restarts=True)
-    pinned = dataclasses.replace(packed, rows=packed.rows.pin_memory())
-    courier = Courier(device)
-    courier.bring(pinned)  # loads the kernels, and takes the memory
+    courier, packed = Courier(torch.device("cuda")), rising(0)
+    courier.bring(packed)  # loads the kernels, and takes the memory
     torch.cuda.synchronize()
-    torch.cuda._sleep(4_000_000_000)  # some two seconds
+    torch.cuda._sleep(4 * A_WHILE)
     computed = torch.cuda.current_stream().record_event()
     # What is asked for from here on waits for no more than the copy.
-    batches = [courier.bring(pinned) for _ in range(100)]
-    arrived = courier._stream.record_event()
-    arrived.synchronize()
+    batches = [courier.bring(packed) for _ in range(100)]
+    assert courier._stream is not None
+    courier._stream.synchronize()
     assert not computed.query()
     for field in dataclasses.fields(Batch):
         expected = getattr(packed.to(CPU), field.name)
         assert all(torch.equal(getattr(batch, field.name).cpu(), expected) for batch in batches)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_a_step_waits_for_its_batch_and_keeps_it() -> None:
+    courier = Courier(torch.device("cuda"))
+    courier.bring(rising(0))
+    assert courier._stream is not None
+    with torch.cuda.stream(courier._stream):
+        torch.cuda._sleep(A_WHILE)  # slow to arrive
+    read = [courier.bring(rising(7)).tokens.clone()]
+    for first in range(5):
+        batch = courier.bring(rising(first))
+        torch.cuda._sleep(A_WHILE // 10)  # slow to be read, when the next ones are there already
+        read.append(batch.tokens.clone())
+        del batch
+    for tokens, first in zip(read, [7, *range(5)], strict=True):
+        assert torch.equal(tokens.cpu(), rising(first).to(CPU).tokens)
 
 
 def test_windows_count_positions_from_the_beginning_of_the_row() -> None:

@@ -90,7 +90,7 @@ def _text(found: dict[str, Any]) -> str:
     return "\n".join(
         [
             *setting_lines(found, name=found["size"]),
-            f"[model] {model}",
+            f"model = {{ {model} }}",
             "",
             *speed_lines(found["contenders"], peak_flops=found["peak_flops"], peak_from=found["peak_from"]),
             "",

@@ -101,7 +101,8 @@ def main(arguments: list[str] | None = None) -> None:
         _fail(translated, given)
     except SystemExit as stop:
         if stop.code == INTERRUPTED:
-            typer.echo("\ninterrupted; the same command continues", err=True)
+            told = "nothing is kept" if given[:1] in (["bench"], ["profile"]) else "the same command continues"
+            typer.echo(f"\ninterrupted; {told}", err=True)
         raise
 
 

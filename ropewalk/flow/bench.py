@@ -17,13 +17,13 @@ from ropewalk.config.threads import share_cores
 from ropewalk.model.config import Model
 from ropewalk.model.sizes import size_of
 from ropewalk.model.spec import Optimizer, Spec, resolve
-from ropewalk.plan.config import Recompute
 from ropewalk.plan.forecast import Precision, memory
 from ropewalk.plan.machine import Machine, this_machine
 from ropewalk.plan.roofline import Ceilings, breakdown, step_work
 
 PEERS: dict[str, tuple[str, ...]] = {"transformers": ("transformers", "transformers compiled")}
 """What runs for each `--peer`; a compiler is left out on a CPU, where it takes longer than the bench."""
+Again = Literal["none", "attention", "full"]
 FORMAT = 1
 
 
@@ -38,7 +38,7 @@ def bench_train(
     steps: int = 12,
     compile: bool | None = None,
     optimizer: Optimizer = "adamw",
-    recompute: Recompute | None = None,
+    recompute: Again | None = None,
     peers: Sequence[str] = (),
     progress: Progress | None = None,
 ) -> dict[str, Any]:
@@ -52,6 +52,8 @@ def bench_train(
     """
     machine, progress = this_machine(), progress or Silent()
     device = ("cuda" if machine.gpus else "cpu") if device == "auto" else device
+    if compile and recompute == "attention":
+        raise UserError("--compile hides what is inside a block, which --recompute attention must see; leave one out")
     strange = sorted(set(peers) - PEERS.keys())
     if strange:
         raise UserError(f"no peer `{strange[0]}`; there are {', '.join(PEERS)}")
@@ -129,7 +131,7 @@ def _job(
     steps: int,
     compile: bool,
     optimizer: Optimizer,
-    recompute: Recompute,
+    recompute: Again,
 ) -> dict[str, Any]:
     """What `ropewalk.train.bench` reads, without the contender."""
     size = size_of(name)
@@ -158,9 +160,9 @@ def _contest(job: dict[str, Any], others: Sequence[str], machine: Machine, progr
     """One size: ours, then the others."""
     size, precision = size_of(job["size"]), job["precision"]
     spec = resolve(size.model, vocabulary=size.vocabulary, sequence_length=job["sequence_length"])
-    if job["device"] == "cpu" and job["recompute"] == "none":
+    if job["device"] == "cpu":
         # A CPU has no error for this: the system would kill us, or somebody else.
-        needed = memory(spec, rows=job["microbatch_rows"], precision=precision, optimizer=job["optimizer"]).total
+        needed = _needed(job, spec, rows=job["microbatch_rows"])
         if needed > machine.memory_bytes:
             raise UserError(_does_not_fit(job, spec, machine.memory_bytes, needed=needed))
     measured = {who: _measured(who, job, progress) for who in ("ropewalk", *others)}
@@ -209,13 +211,15 @@ def _measured(contender: str, job: dict[str, Any], progress: Progress) -> dict[s
     return {"error": last[0]}
 
 
+def _needed(job: Mapping[str, Any], spec: Spec, *, rows: int) -> int:
+    """Bytes by the forecast with `rows` rows a microbatch."""
+    settings = {key: job[key] for key in ("precision", "optimizer", "recompute", "device")}
+    return memory(spec, rows=rows, **settings).total
+
+
 def _does_not_fit(job: Mapping[str, Any], spec: Spec, memory_bytes: int, *, needed: int | None = None) -> str:
     rows = [n for n in range(1, job["microbatch_rows"]) if job["batch_rows"] % n == 0]
-    fitting = [
-        n
-        for n in rows
-        if memory(spec, rows=n, precision=job["precision"], optimizer=job["optimizer"]).total <= memory_bytes
-    ]
+    fitting = [n for n in rows if _needed(job, spec, rows=n) <= memory_bytes]
     remedy = (
         f"{fitting[-1]} would fit by the forecast: --microbatch {fitting[-1]}"
         if fitting

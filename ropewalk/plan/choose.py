@@ -10,7 +10,7 @@ from ropewalk.base.errors import UserError
 from ropewalk.base.progress import amount
 from ropewalk.model.spec import Optimizer, Spec
 
-from .config import Layout, Parallel
+from .config import Layout, Parallel, Recompute
 from .divide import of_rank
 from .forecast import Memory, Precision, memory
 from .layout import compile_problems, degrees, laid_out
@@ -68,7 +68,7 @@ def choose(
         compiles = layout.compile == "auto" and device == "cuda" and not any(compile_problems(laid))
         return dataclasses.replace(laid, compile=True) if compiles else laid
 
-    def needed_with(rows: int) -> Memory:
+    def needed_with(rows: int, recompute: Recompute = parallel.recompute) -> Memory:
         whole = memory(
             spec,
             rows=rows,
@@ -76,10 +76,13 @@ def choose(
             optimizer=optimizer,
             trained=trained,
             activations=parallel.activations,
+            recompute="none" if recompute == "auto" else recompute,
             device=device,
-            accumulates=not (device == "cuda" and rows == batch_rows and world == 1 and parallel.recompute == "none"),
+            accumulates=not (device == "cuda" and rows == batch_rows and world == 1 and recompute == "none"),
         )
-        return of_rank(whole, planned_with(rows), spec, trained=trained) if world > 1 else whole
+        if world == 1:
+            return whole
+        return of_rank(whole, dataclasses.replace(planned_with(rows), recompute=recompute), spec, trained=trained)
 
     if batch_rows % readers:
         raise UserError(
@@ -93,14 +96,18 @@ def choose(
             + (f" of {readers} ranks" if readers > 1 else "")
             + "; choose a divisor"
         )
-    needed = needed_with(rows)
-    if needed.total > budget and parallel.recompute != "auto":
-        raise UserError(_does_not_fit(needed, budget, rows))
-    read = steps * batch_rows * spec.sequence_length if tokens is None else tokens
+    needed, least = needed_with(rows), needed_with(rows, "full")
     plan = planned_with(rows)
     if parallel.recompute == "auto":
         # What the rest of the memory leaves for activations.
-        plan = dataclasses.replace(plan, recompute_bytes=max(0, budget - needed.total + needed.activations))
+        left = max(0, budget - needed.total + needed.activations)
+        plan = dataclasses.replace(plan, recompute_bytes=left)
+        kept = min(needed.activations, left)
+        needed = least if least.total > budget else dataclasses.replace(needed, activations=kept)
+    if needed.total > budget:
+        again = least.total <= budget and parallel.activations == "whole"
+        raise UserError(_does_not_fit(needed, budget, rows, again=again))
+    read = steps * batch_rows * spec.sequence_length if tokens is None else tokens
     return PhasePlan(plan=plan, spec=spec, memory=needed, steps=steps, tokens=read, trained=trained)
 
 
@@ -130,9 +137,12 @@ def _candidates(spec: Spec, rank_rows: int, device: str, *, parallel: Parallel, 
     return divisors
 
 
-def _does_not_fit(needed: Memory, budget: int, rows: int) -> str:
+def _does_not_fit(needed: Memory, budget: int, rows: int, *, again: bool) -> str:
+    """`again`: it would fit if blocks were computed again."""
     parts = ", ".join(f"{name} {amount(value, 'B')}" for name, value in dataclasses.asdict(needed).items())
     remedy = "set a smaller `plan.microbatch_rows`" if rows > 1 else "choose a smaller model or a shorter row"
+    if again:
+        remedy = '`parallel.recompute = "full"` would fit: set it, or "auto"'
     return (
         f"plan: {amount(needed.total, 'B')} needed with {rows} {'rows' if rows > 1 else 'row'} a microbatch, "
         f"{amount(budget, 'B')} allowed ({parts}); {remedy}, or raise `plan.memory_bytes`"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 
-from ropewalk.model.activations import Division, Recompute, saved_bytes
+from ropewalk.model.activations import WHOLE, Division, Recompute, saved_bytes
 from ropewalk.model.spec import Spec
 
 from .forecast import PURE, Memory, products_of
@@ -14,7 +14,8 @@ from .schedules import Shape, peak_live
 
 
 def of_rank(whole: Memory, plan: Plan, spec: Spec, *, trained: Collection[str] | None = None) -> Memory:
-    """`whole`, the forecast for one device, as the fullest rank has it.
+    """`whole`, the forecast for one device with the plan's `recompute` (nothing where that is `auto`), as the fullest
+    rank has it.
 
     Weights, gradients and moments by the formulas of Rajbhandari et al. 2020, table 1, with the tensor and pipeline
     degrees; small parameters that every tensor rank holds whole are counted as split. Activations by the exact count of
@@ -27,25 +28,25 @@ def of_rank(whole: Memory, plan: Plan, spec: Spec, *, trained: Collection[str] |
     recompute: Recompute = "none" if plan.recompute == "auto" else plan.recompute
     narrow, pure = products_of(plan.precision), plan.precision in PURE
     rows = plan.microbatch_rows
-    alone = saved_bytes(
-        spec, rows=rows, precision=narrow, trained=trained, activations=plan.activations, device=plan.device, pure=pure
-    )
     division = Division(
         tensor=plan.tensor,
         sequence=plan.sequence,
         context=plan.context,
         partition=plan.partition_activations,
     )
-    kept = saved_bytes(
-        spec,
-        rows=rows,
-        precision=narrow,
-        trained=trained,
-        recompute=recompute,
-        division=division,
-        activations=plan.activations,
-        device=plan.device,
-        pure=pure,
+    alone, kept = (
+        saved_bytes(
+            spec,
+            rows=rows,
+            precision=narrow,
+            trained=trained,
+            recompute=recompute,
+            division=among,
+            activations=plan.activations,
+            device=plan.device,
+            pure=pure,
+        )
+        for among in (WHOLE, division)
     )
     activations = round(whole.activations * kept / alone) // plan.pipeline
     if plan.pipeline > 1:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Literal
 
-from ropewalk.model.activations import Activations, saved_bytes
+from ropewalk.model.activations import Activations, Recompute, block_bytes, saved_bytes
 from ropewalk.model.activations import Precision as Products
 from ropewalk.model.spec import Optimizer, Spec
 
@@ -31,7 +31,8 @@ class Memory:
     activations: int
     """Kept by autograd for the backward pass of one microbatch."""
     workspace: int
-    """What the widest moment of the backward pass adds: gradients of logits, or of a block's widest part."""
+    """What the widest moment of the backward pass adds: gradients of logits, or of a block's widest part, with what is
+    computed again of that block."""
 
     @property
     def total(self) -> int:
@@ -46,6 +47,7 @@ def memory(
     optimizer: Optimizer = "adamw",
     trained: Collection[str] | None = None,
     activations: Activations = "whole",
+    recompute: Recompute = "none",
     device: Literal["cpu", "cuda"] = "cpu",
     accumulates: bool = True,
 ) -> Memory:
@@ -59,9 +61,23 @@ def memory(
     narrow = products_of(precision)
     # What autograd keeps (model/activations.py), and the rest of the batch: target, weight, document, position.
     pure = precision in PURE
-    saved = saved_bytes(
-        spec, rows=rows, precision=narrow, trained=trained, activations=activations, device=device, pure=pure
+    whole, saved = (
+        saved_bytes(
+            spec,
+            rows=rows,
+            precision=narrow,
+            trained=trained,
+            recompute=again,
+            activations=activations,
+            device=device,
+            pure=pure,
+        )
+        for again in ("none", recompute)
     )
+    # What is computed again, a block at a time; and copies of weights, which blocks that keep nothing have meanwhile.
+    again = (whole - saved) // spec.layers
+    blocks = block_bytes(spec, rows=rows, precision=narrow, trained=trained, device=device, pure=pure)
+    copies = sum(block.copies for block in blocks) if recompute == "full" else 0
     saved += tokens * (8 + 4 + 4 + 8)
     gradients = spec.gradient_bytes(trained=trained)
     return Memory(
@@ -70,8 +86,8 @@ def memory(
         optimizer=spec.optimizer_bytes(optimizer, trained=trained),
         activations=saved,
         workspace=max(
-            _loss_workspace(spec, tokens, narrow, device),
-            _block_workspace(spec, tokens, narrow),
+            _loss_workspace(spec, tokens, narrow, device) + copies,
+            _block_workspace(spec, tokens, narrow) + again,
             # What was saved is gone when the embedding's turn comes, and at the update.
             _embedding_workspace(spec) - saved,
             _update_workspace(spec, optimizer) - saved,

@@ -70,6 +70,8 @@ class Job:
 
 def answer(job: Job) -> dict[str, Any]:
     """What was measured; or `error`, and when the memory did not suffice `memory_bytes`, all that there is."""
+    if job.device == "cuda" and not torch.cuda.is_available():
+        return {"error": "torch sees no GPU; leave --device out, or say --device cpu"}
     device = pick_device(job.plan, ranks())
     try:
         found = device_figures(device, job.precision) if job.contender == "ropewalk" else {}

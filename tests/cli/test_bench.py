@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from ropewalk.base.progress import amount
+from ropewalk.model.config import Model
 from ropewalk.model.sizes import size_of
 from ropewalk.model.spec import resolve
 from ropewalk.plan.forecast import memory
@@ -119,7 +122,7 @@ def test_the_table_has_every_contender_and_says_what_failed(call: Call, monkeypa
 def test_out_of_memory_says_which_microbatch_would_fit(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     size = size_of("124M")
     spec = resolve(size.model, vocabulary=size.vocabulary, sequence_length=size.sequence_length)
-    room = memory(spec, rows=16, precision="bf16").total + 1
+    room = memory(spec, rows=16, precision="bf16", device="cuda").total + 1
     answers(monkeypatch, ropewalk={"error": "out of memory", "memory_bytes": room})
     ended = call("bench", "train", "--size", "124M", "--device", "cuda", "--precision", "bf16")
     assert ended.status == 2
@@ -129,10 +132,26 @@ def test_out_of_memory_says_which_microbatch_would_fit(call: Call, monkeypatch: 
 
 def test_a_cpu_is_not_asked_for_more_memory_than_there_is(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = answers(monkeypatch)
-    ended = call("bench", "train", "--size", "1.3B", "--batch", "4096", "--microbatch", "4096", "--device", "cpu")
-    assert ended.status == 2
-    assert "out of memory" in ended.err
+    for size in ("1.3B", "7B"):
+        ended = call("bench", "train", "--size", size, "--batch", "4096", "--microbatch", "4096", "--device", "cpu")
+        assert ended.status == 2
+        assert "out of memory" in ended.err
     assert asked == []
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpu_that_is_not_there_is_said_in_a_line(call: Call) -> None:
+    ended = call("bench", "train", "--size", "tiny", "--device", "cuda")
+    assert ended.status == 2
+    assert ended.err.splitlines()[-1] == "tiny: torch sees no GPU; leave --device out, or say --device cpu"
+
+
+def test_the_model_of_a_size_may_be_written_in_a_recipe(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers(monkeypatch, ropewalk=step(idle=1.0))
+    ended = call("bench", "train", "--size", "350M", "--device", "cuda")
+    (line,) = [line for line in ended.out.splitlines() if line.startswith("model = ")]
+    model = tomllib.loads(line)["model"]
+    assert Model(**model) == size_of("350M").model
 
 
 @pytest.mark.parametrize(
@@ -140,6 +159,7 @@ def test_a_cpu_is_not_asked_for_more_memory_than_there_is(call: Call, monkeypatc
     [
         (["--size", "125M"], "no size `125M`; did you mean `124M`? There are tiny, 124M, 350M, 1.3B, 7B"),
         (["--size", "tiny", "--peer", "keras"], "no peer `keras`; there are transformers"),
+        (["--size", "tiny", "--compile", "--recompute", "attention"], "--compile hides what is inside a block"),
         (["--size", "tiny", "--batch", "6", "--microbatch", "4"], "4 rows a microbatch do not divide the 6 rows"),
     ],
 )

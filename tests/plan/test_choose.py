@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ropewalk.base.errors import DataError, UserError
 from ropewalk.plan.choose import choose
-from ropewalk.plan.config import Layout
+from ropewalk.plan.config import Layout, Parallel, Recompute
 from ropewalk.plan.forecast import memory
 from ropewalk.plan.machine import Gpu, Machine, memory_limits
 from ropewalk.plan.plan import PhasePlan, Planned, load_plan, save_plan
@@ -86,6 +86,50 @@ def test_a_run_that_does_not_fit_says_how_much_is_missing_and_what_helps(rows: i
     assert f"{needed.total / 1e6:.3g} MB needed" in message or f"{needed.total / 1e3:.3g} kB needed" in message
     assert "100 kB allowed" in message
     assert all(word in message for word in ("weights", "gradients", "optimizer", "activations", "workspace", remedy))
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_blocks_that_are_computed_again_leave_room(processes: int) -> None:
+    spec, gpu = small_spec(layers=24, sequence_length=512), machine(gpu=9.0)
+    needed = {
+        again: choose(
+            *(spec, Layout(memory_bytes=GIB, microbatch_rows=8), gpu),
+            **{"parallel": Parallel(recompute=again, shard=processes), "processes": processes},
+            **{"batch_rows": 16, "steps": 1, "precision": "fp32"},
+        ).memory
+        for again in ("none", "attention", "full")
+    }
+    assert needed["full"].activations < 0.2 * needed["none"].activations
+    assert needed["attention"].activations < needed["none"].activations
+    # And larger microbatches go where more were computed again.
+    budget = round(1.1 * needed["full"].total)
+
+    def chosen(again: Recompute) -> PhasePlan:
+        parallel, layout = Parallel(recompute=again, shard=processes), Layout(memory_bytes=budget)
+        settings = {"parallel": parallel, "processes": processes, "batch_rows": 16, "steps": 1, "precision": "fp32"}
+        return choose(spec, layout, gpu, **settings)  # type: ignore[arg-type]
+
+    assert chosen("none").plan.microbatch_rows < chosen("full").plan.microbatch_rows == 8
+    kept = chosen("auto")
+    assert kept.memory.total <= budget
+
+
+def test_what_does_not_fit_even_if_all_is_computed_again_is_refused() -> None:
+    spec = small_spec(layers=24, sequence_length=512)
+    settings = {"batch_rows": 1, "steps": 1, "precision": "fp32"}
+    full = memory(spec, rows=1, precision="fp32", recompute="full").total
+
+    def chosen(again: Recompute, budget: int) -> PhasePlan:
+        parallel, layout = Parallel(recompute=again), Layout(memory_bytes=budget)
+        return choose(spec, layout, machine(), parallel=parallel, **settings)  # type: ignore[arg-type]
+
+    assert chosen("full", full).memory.total == full
+    assert chosen("auto", full).memory.total <= full
+    with pytest.raises(UserError, match=r'`parallel.recompute = "full"` would fit: set it, or "auto"'):
+        chosen("none", full)
+    for again in ("full", "auto"):
+        with pytest.raises(UserError, match="choose a smaller model"):
+            chosen(again, full - 1)  # type: ignore[arg-type]
 
 
 def test_a_plan_survives_its_file(tmp_path: Path) -> None:

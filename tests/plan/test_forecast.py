@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 from collections.abc import Iterator
 from typing import Any, Literal
@@ -24,6 +25,7 @@ from ropewalk.model.spec import Spec, resolve
 from ropewalk.parallel import tensor
 from ropewalk.parallel.apply import apply
 from ropewalk.plan import forecast
+from ropewalk.plan.config import Recompute
 from ropewalk.plan.forecast import memory
 from ropewalk.plan.plan import Plan
 from ropewalk.train.config import Optimizer, OptimizerKind
@@ -139,10 +141,16 @@ def one_thread() -> Iterator[None]:
 
 
 def peak_of_a_step(
-    spec: Spec, *, rows: int, precision: Any, kind: OptimizerKind = "adamw", trained: tuple[str, ...] | None = None
+    spec: Spec,
+    *,
+    rows: int,
+    precision: Any,
+    kind: OptimizerKind = "adamw",
+    trained: tuple[str, ...] | None = None,
+    recompute: Recompute = "none",
 ) -> int:
     """Bytes that a second step adds at its fullest moment: weights and moments stand before."""
-    plan = Plan(device="cpu", precision=precision, batch_rows=2 * rows, microbatch_rows=rows)
+    plan = Plan(device="cpu", precision=precision, batch_rows=2 * rows, microbatch_rows=rows, recompute=recompute)
     settings = Optimizer(kind=kind)
     executor = apply(
         plan,
@@ -162,6 +170,19 @@ def peak_of_a_step(
         present += event.nbytes()
         peak = max(peak, present)
     return peak
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("recompute", ["attention", "full"])
+@pytest.mark.parametrize("name", ["default", "GPT-2", "ALiBi in bands", "post, dropped"])
+def test_forecast_bounds_the_peak_when_blocks_are_computed_again(
+    name: str, recompute: Literal["attention", "full"], precision: Precision
+) -> None:
+    spec, rows = dataclasses.replace(spec_of(name), layers=8), 4
+    peak = peak_of_a_step(spec, rows=rows, precision=precision, recompute=recompute)
+    needed = memory(spec, rows=rows, precision=precision, recompute=recompute)
+    forecast_bytes = needed.gradients + needed.activations + needed.workspace
+    assert peak <= forecast_bytes <= 1.5 * peak
 
 
 @pytest.mark.parametrize("name", ["default", "GPT-2", "deep, few tokens"])

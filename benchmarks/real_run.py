@@ -26,6 +26,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import torch
 from harness import ROOT, finish
 
 sys.path.insert(0, str(ROOT))
@@ -155,6 +156,10 @@ def main() -> None:
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
     parser.add_argument("--evaluate-bytes", type=int, default=4_000_000)
     options = parser.parse_args()
+    if missing := [str(place) for place in options.text if not place.exists()]:
+        parser.error(f"no such file or folder: {', '.join(missing)}")
+    if options.what == "train" and options.device == "cuda" and not torch.cuda.is_available():
+        parser.error("torch sees no GPU; say --device cpu, and --size, --tokens and --rows that a CPU can train")
     gather(options.folder / "data", options.text, megabytes=options.code)
     if options.what == "gather":
         return

@@ -4,6 +4,7 @@
     ├── UserError            the request cannot be met as asked: exit 2
     │   ├── ConfigError      a recipe or an override is wrong; carries every problem found
     │   ├── DataError        an input, shard or checkpoint is missing, damaged or of another version
+    │   │   └── DamagedCheckpoint  a checkpoint is not what was written
     │   ├── RunConflict      the run directory belongs to another recipe or another process
     │   └── MissingPackage   an optional dependency is needed; says what to install
     ├── StorageError         the disk is full, read-only or failing: exit 2; what was committed is intact
@@ -54,6 +55,10 @@ class ConfigError(UserError):
 
 class DataError(UserError):
     """An input, shard, manifest or checkpoint is missing, damaged or of another version."""
+
+
+class DamagedCheckpoint(DataError):
+    """A checkpoint is not what was written; an older one may be whole."""
 
 
 class RunConflict(UserError):

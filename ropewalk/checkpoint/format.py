@@ -18,10 +18,10 @@ from typing import Any
 
 import xxhash
 
-from ropewalk.base.errors import DataError
+from ropewalk.base.errors import DamagedCheckpoint, DataError
 from ropewalk.base.files import storage, upgraded
 
-from .payload import CODES, REMEDY, FileEntry, Payload
+from .payload import CODES, FileEntry, Payload
 
 FORMAT = 3
 FILE = "manifest.json"
@@ -150,22 +150,22 @@ _SEAL, _END = b',\n "checksum": "', b'"\n}\n'
 
 
 def read_checkpoint_manifest(path: Path) -> CheckpointManifest:
-    """The manifest of the checkpoint folder `path`; raises DataError when it is missing or altered."""
+    """The manifest of the checkpoint folder `path`; raises DamagedCheckpoint when it is missing or altered."""
     file = path / FILE
     try:
         with storage(f"reading {file}"):
             data = file.read_bytes()
     except FileNotFoundError:
-        raise DataError(f"{file}: no such checkpoint manifest") from None
+        raise DamagedCheckpoint(f"{file}: no such checkpoint manifest") from None
     return parse_checkpoint_manifest(data, path)
 
 
 def parse_checkpoint_manifest(data: bytes, path: Path) -> CheckpointManifest:
-    """The manifest with these bytes, of the checkpoint folder `path`; raises DataError when it is altered."""
+    """The manifest with these bytes, of the checkpoint folder `path`; raises DamagedCheckpoint when it is altered."""
     file = path / FILE
     tree = _unsealed(data)
     if tree is None:
-        raise DataError(f"{file}: damaged checkpoint: the manifest is not what was written{REMEDY}")
+        raise DamagedCheckpoint(f"{file}: damaged checkpoint: the manifest is not what was written")
     upgrades: dict[int, Callable[[Any], dict[str, Any]]]
     upgrades = {1: _one_phase, 2: functools.partial(_one_piece, folder=path)}
     tree = upgraded(tree, path=file, what="checkpoint", current=FORMAT, upgrades=upgrades)

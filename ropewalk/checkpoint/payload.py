@@ -20,7 +20,7 @@ from typing import Any
 
 import xxhash
 
-from ropewalk.base.errors import DataError
+from ropewalk.base.errors import DamagedCheckpoint
 from ropewalk.base.files import point, storage
 
 from .disk import Disk
@@ -187,20 +187,20 @@ class Payload:
             with storage(f"reading {path}"), open(path, "rb") as file:
                 size = os.fstat(file.fileno()).st_size
                 if size != entry.bytes:
-                    raise DataError(f"{path}: damaged checkpoint: {size} bytes, {entry.bytes} were written{REMEDY}")
+                    raise DamagedCheckpoint(f"{path}: damaged checkpoint: {size} bytes, {entry.bytes} were written")
                 if size:
                     self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except FileNotFoundError:
-            raise DataError(f"{path}: damaged checkpoint: this file is missing{REMEDY}") from None
+            raise DamagedCheckpoint(f"{path}: damaged checkpoint: this file is missing") from None
 
     def read(self, begin: int, end: int) -> memoryview:
-        """Bytes `begin` to `end`; raises DataError when a chunk they lie in is not what was written."""
+        """Bytes `begin` to `end`; raises DamagedCheckpoint when a chunk they lie in is not what was written."""
         size = self._entry.chunk_bytes
         for number in range(begin // size, -(-end // size)):
             if number not in self._checked:
                 wrong = self._wrong(number)
                 if wrong:
-                    raise DataError(wrong)
+                    raise DamagedCheckpoint(wrong)
                 self._checked.add(number)
         return memoryview(self._map)[begin:end]
 
@@ -233,7 +233,7 @@ class Payload:
                 return ""
         hit = [name for name, place in self._owners.items() if self._touches(place, begin, end)]
         what = f" ({', '.join(hit[:4])}{' ...' if len(hit) > 4 else ''})" if hit else ""
-        return f"{self._path}: damaged checkpoint: bytes {begin} to {end}{what} are not what was written{REMEDY}"
+        return f"{self._path}: damaged checkpoint: bytes {begin} to {end}{what} are not what was written"
 
     def _touches(self, place: tuple[int, int], begin: int, end: int) -> bool:
         """Whether bytes `begin` to `end` of the file hold some of what lies at `place`."""
@@ -242,9 +242,6 @@ class Payload:
             size = self._entry.frame_bytes
             first, last = self._starts[first // size], self._starts[-(-last // size)]
         return first < end and last > begin
-
-
-REMEDY = "; use an older checkpoint"
 
 
 def _cut(data: memoryview) -> Iterator[memoryview]:

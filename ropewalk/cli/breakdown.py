@@ -22,10 +22,11 @@ def setting_lines(found: dict[str, Any], *, name: str) -> list[str]:
     what = kinds[found["recompute"]]
     again = f", {what} computed again in the backward pass" if what else ""
     compiled = ", compiled" if found["compile"] else ""
+    imitated = " (imitated)" if found["precision"] == "fp8" and found["device"] == "cpu" else ""
     narrow = f", in 8 bits {_speed(ceilings['gemm_flops'], 'FLOP/s')}" if ceilings["gemm_flops"] else ""
     return [
         f"{name}: {amount(found['parameters'])} parameters, {found['batch_rows']} rows of {found['sequence_length']} "
-        f"tokens in {parts} {'microbatch' if parts == 1 else 'microbatches'}, {found['precision']}, "
+        f"tokens in {parts} {'microbatch' if parts == 1 else 'microbatches'}, {found['precision']}{imitated}, "
         f"{found['optimizer']}{compiled}{again}",
         f"{found['device']}, {found['device_name']}, torch {found['torch']}: products "
         f"{_speed(ceilings['flops'], 'FLOP/s')}{sheets[0]}{narrow}, "

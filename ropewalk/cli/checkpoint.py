@@ -11,13 +11,14 @@ import typer
 from ropewalk import flow
 from ropewalk.base.errors import DataError, UserError
 from ropewalk.base.progress import amount
-from ropewalk.checkpoint.format import FILE as MANIFEST
 from ropewalk.checkpoint.format import (
     list_checkpoints,
     read_checkpoint_manifest,
     resolve_checkpoint,
     verify_checkpoint,
 )
+from ropewalk.checkpoint.instead import advising, instead_of
+from ropewalk.checkpoint.prune import step_of
 
 from .console import emit, table
 from .options import Json, RunFolder, verb
@@ -30,32 +31,19 @@ app = verb(
 
 Target = Annotated[Path, typer.Argument(help="Folder to write; must not exist.", show_default=False)]
 Place = Annotated[Path, typer.Argument(help="A checkpoint, or a run directory for its newest.", show_default=False)]
+Places = Annotated[Path, typer.Argument(help="A checkpoint, or a run directory for all of its.", show_default=False)]
 
 
 @app.command(name="list")
 def list_command(run: RunFolder, json: Json = False) -> None:
     """Example: ropewalk checkpoint list runs/quickstart
 
-    Lists the checkpoints of a run, oldest first.
+    Lists the checkpoints of a run, oldest first. Reads their manifests alone; exit status 2 when one is damaged.
     """
     found = list_checkpoints(run / "checkpoints") or [resolve_checkpoint(run)]
-    manifests = [(path, read_checkpoint_manifest(path)) for path in found if (path / MANIFEST).exists()]
-    rows: list[dict[str, Any]] = [
-        {
-            "path": str(path),
-            "step": manifest.step,
-            "tokens": manifest.tokens,
-            "bytes": manifest.bytes,
-        }
-        for path, manifest in manifests
-    ]
-    text = table(
-        [
-            (str(path), f"step {manifest.step}, {amount(manifest.tokens, 'tokens')}, {amount(row['bytes'], 'B')}")
-            for (path, manifest), row in zip(manifests, rows, strict=True)
-        ]
-    )
-    emit(rows, as_json=json, text=text)
+    rows = [_row(path) for path in found]
+    emit(rows, as_json=json, text=table([(row["path"], _told(row)) for row in rows]))
+    _end_if({path: [row["damaged"]] for path, row in zip(found, rows, strict=True) if row["damaged"]})
 
 
 @app.command()
@@ -65,7 +53,8 @@ def show(checkpoint: Place, json: Json = False) -> None:
     Prints what a checkpoint holds: step, model, files, tensors.
     """
     path = resolve_checkpoint(checkpoint)
-    manifest = read_checkpoint_manifest(path)
+    with advising(path):
+        manifest = read_checkpoint_manifest(path)
     rows = [("path", str(path)), ("step", str(manifest.step)), ("tokens", amount(manifest.tokens))]
     rows += [(key, str(value)) for key, value in manifest.spec.items()]
     rows += [
@@ -76,20 +65,17 @@ def show(checkpoint: Place, json: Json = False) -> None:
 
 
 @app.command()
-def verify(checkpoint: Place, json: Json = False) -> None:
+def verify(checkpoint: Places, json: Json = False) -> None:
     """Example: ropewalk checkpoint verify runs/quickstart
 
     Reads every byte of a checkpoint (of all checkpoints, for a run directory) and says what is damaged. Exit status
     2 when something is.
     """
     paths = list_checkpoints(checkpoint / "checkpoints") or [resolve_checkpoint(checkpoint)]
-    wrong = {str(path): verify_checkpoint(path) for path in paths}
-    damaged = [message for messages in wrong.values() for message in messages]
-    if damaged and not json:
-        raise DataError("\n".join(damaged))
-    emit(wrong, as_json=json, text="\n".join(f"{path}: whole" for path in wrong))
-    if damaged:
-        raise typer.Exit(2)
+    wrong = {path: verify_checkpoint(path) for path in paths}
+    text = "\n".join(f"{path}: {'damaged' if messages else 'whole'}" for path, messages in wrong.items())
+    emit({str(path): messages for path, messages in wrong.items()}, as_json=json, text=text)
+    _end_if({path: messages for path, messages in wrong.items() if messages})
 
 
 @app.command()
@@ -151,3 +137,28 @@ def prune(
     rows = [(path, "whole, stays") for path in done["kept"]]
     rows += [(path, "damaged, stays; does not count") for path in done["damaged"]]
     emit(done, as_json=json, text=table(sorted(rows + [(path, word) for path in done["gone"]])))
+
+
+def _row(path: Path) -> dict[str, Any]:
+    """What a checkpoint's manifest tells; `damaged` says why it tells nothing."""
+    try:
+        manifest = read_checkpoint_manifest(path)
+    except DataError as error:
+        told = {"step": step_of(path.resolve()), "tokens": None, "bytes": None}
+        return {"path": str(path), **told, "damaged": str(error)}
+    told = {"step": manifest.step, "tokens": manifest.tokens, "bytes": manifest.bytes}
+    return {"path": str(path), **told, "damaged": None}
+
+
+def _told(row: dict[str, Any]) -> str:
+    if row["damaged"]:
+        return f"step {row['step']}, damaged"
+    return f"step {row['step']}, {amount(row['tokens'], 'tokens')}, {amount(row['bytes'], 'B')}"
+
+
+def _end_if(damaged: dict[Path, list[str]]) -> None:
+    """Ends with status 2 when something is damaged, and says what it is and what to do."""
+    for path, messages in damaged.items():
+        typer.echo("\n".join([*messages, f"{path}: {instead_of(path, damaged=damaged)}"]), err=True)
+    if damaged:
+        raise typer.Exit(2)

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from ropewalk import flow
-from ropewalk.config.write import plain, show
+from ropewalk.config.write import plain, show, shown
 
 from .console import emit
 from .options import Json, Overrides, RecipeFile, verb
@@ -57,5 +57,5 @@ def diff(
     """
     found = flow.diff(first, second)
     rows = {key: {"first": one, "second": two} for key, (one, two) in found.items()}
-    text = "\n".join(f"{key}: {one!r} -> {two!r}" for key, (one, two) in found.items()) or "no difference"
+    text = "\n".join(f"{key}: {shown(one)} -> {shown(two)}" for key, (one, two) in found.items()) or "no difference"
     emit(rows, as_json=json, text=text)

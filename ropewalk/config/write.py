@@ -70,6 +70,11 @@ def _table(
                 yield from body
 
 
+def shown(value: Any) -> str:
+    """For people."""
+    return "not set" if value is None else literal(value)
+
+
 def literal(value: Any) -> str:
     """`value` as TOML."""
     if isinstance(value, bool):

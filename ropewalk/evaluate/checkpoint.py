@@ -11,6 +11,7 @@ from tokenizers import Tokenizer
 
 from ropewalk.base.files import read_json
 from ropewalk.base.progress import Progress
+from ropewalk.checkpoint.instead import advising
 from ropewalk.checkpoint.tensors import TOKENIZER, load
 from ropewalk.config.ranks import Ranks
 from ropewalk.model.decoder import Decoder
@@ -100,7 +101,8 @@ def _spelled(tokens: Iterable[int], tokenizer: Tokenizer) -> Iterator[str]:
 
 def load_model(path: Path, *, device: torch.device) -> tuple[Decoder, int, Tokenizer]:
     """(the model of the checkpoint on `device`, its step, its tokenizer)."""
-    state = load(path, optimizer=False)
+    with advising(path):
+        state = load(path, optimizer=False)
     with torch.device("meta"):
         model = Decoder(state.spec)
     model.load_state_dict(dict(state.model), assign=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 from collections.abc import Sequence
@@ -13,9 +14,10 @@ from ropewalk.base.files import committed_file
 from ropewalk.config.read import Resolved, flatten, read
 from ropewalk.model.sharding import splits
 from ropewalk.model.spec import resolve
+from ropewalk.plan.machine import Gpu, this_machine
 
-from .opening import check_inputs, read_recipe
-from .pipeline import expected_vocabulary
+from .opening import check_inputs, located, read_recipe
+from .pipeline import expected_vocabulary, plan_recipe
 from .recipe import Recipe
 from .reference import commented_recipe
 
@@ -45,7 +47,20 @@ def check(recipe: Path, overrides: Sequence[str] = ()) -> Resolved[Recipe]:
     """The recipe, when nothing is wrong with it; raises ConfigError with everything that is."""
     resolved = read_recipe(recipe, overrides)
     check_inputs(resolved)
+    _check_plan(resolved)
     return resolved
+
+
+def _check_plan(resolved: Resolved[Recipe]) -> None:
+    """Raises ConfigError for settings that no machine could follow, however large."""
+    settings, here, endless = resolved.value, this_machine(), 1 << 60
+    gpus = (Gpu(name="any", memory_bytes=endless, capability=9.0),) if settings.plan.device == "cuda" else here.gpus
+    machine = dataclasses.replace(here, memory_bytes=endless, gpus=gpus)
+    vocabulary = expected_vocabulary(settings)
+    try:
+        plan_recipe(settings, vocabulary=vocabulary, machine=machine)
+    except UserError as error:
+        raise located(error, resolved) from None
 
 
 def show(recipe: Path, overrides: Sequence[str] = ()) -> Resolved[Recipe]:

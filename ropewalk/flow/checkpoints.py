@@ -9,6 +9,7 @@ from ropewalk.base.errors import UserError
 from ropewalk.base.files import locked
 from ropewalk.checkpoint import prune as pruning
 from ropewalk.checkpoint.format import read_checkpoint_manifest, resolve_checkpoint
+from ropewalk.checkpoint.instead import advising
 
 from .models import refuse_to_overwrite
 from .pipeline import needs_torch
@@ -24,7 +25,8 @@ def reshard_checkpoint(checkpoint: Path, folder: Path, *, ranks: int, mesh: str 
     axes = _axes(mesh, ranks=ranks)
     refuse_to_overwrite(folder)
     module = needs_torch("ropewalk.checkpoint.reshard", "resharding a checkpoint")
-    made: Path = module.reshard(path, folder, mesh=axes)
+    with advising(path):
+        made: Path = module.reshard(path, folder, mesh=axes)
     manifest = read_checkpoint_manifest(made)
     return {
         "checkpoint": str(made),

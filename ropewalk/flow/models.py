@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from ropewalk.base.errors import UserError
 from ropewalk.checkpoint.format import resolve_checkpoint
+from ropewalk.checkpoint.instead import advising
 from ropewalk.config.read import parse
 from ropewalk.model.larger import Growth, larger
 from ropewalk.model.layouts import Layout, choose_layout
@@ -87,7 +88,9 @@ def grow_model(
 
 
 def _load(path: Path) -> Any:
-    return needs_torch("ropewalk.checkpoint.tensors", "reading a checkpoint").load(path, optimizer=False)
+    tensors = needs_torch("ropewalk.checkpoint.tensors", "reading a checkpoint")
+    with advising(path):
+        return tensors.load(path, optimizer=False)
 
 
 def _save(folder: Path, *, spec: Spec, weights: Any, tokenizer: bytes, chat: str) -> Path:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import os
 import platform
+import re
 import sys
 import tomllib
 from collections.abc import Callable, Iterator, Sequence
@@ -12,14 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from ropewalk import __version__
-from ropewalk.base.errors import ConfigError, DataError, Problem, RunConflict
+from ropewalk.base.errors import ConfigError, DataError, Problem, RunConflict, UserError
 from ropewalk.base.events import EventLog
 from ropewalk.checkpoint.format import list_checkpoints, resolve_checkpoint
 from ropewalk.config.positions import key_lines
 from ropewalk.config.read import Resolved, flatten, parse_tree, read
 from ropewalk.config.resolved import FILE, load_resolved, save_resolved
 from ropewalk.config.schema import fields_of, item_of, section_of
-from ropewalk.config.write import literal
+from ropewalk.config.write import shown
 from ropewalk.load.config import Load
 from ropewalk.model.layouts import CONFIG as HUGGING_FACE
 from ropewalk.prepare.config import Prepare
@@ -54,6 +55,15 @@ def check_inputs(resolved: Resolved[Recipe]) -> None:
                 problems.append(Problem(resolved.origin(key), f"`{key}`: {error}"))
     if problems:
         raise ConfigError(problems)
+
+
+def located(error: UserError, resolved: Resolved[Recipe]) -> ConfigError:
+    """`error`, one problem a line, as problems of the recipe: each where a setting that it names was set."""
+    problems = []
+    for line in str(error).splitlines():
+        places = [resolved.origins[key] for key in re.findall(r"`([a-z_.]+)", line) if key in resolved.origins]
+        problems.append(Problem(places[0] if places else "", line.removeprefix("plan: ") if places else line))
+    return ConfigError(problems)
 
 
 def _missing_in_broken(path: Path) -> list[Problem]:
@@ -125,7 +135,7 @@ def open_run(run: Path, resolved: Resolved[Recipe], events: EventLog) -> None:
     changed = list(_changes(run, resolved)) if (run / FILE).exists() else []
     fatal = [change for change in changed if not change[3]]
     if fatal and list_checkpoints(run / "checkpoints"):
-        listed = "\n".join(f"  {key}: {_show(before)} -> {_show(after)}" for key, before, after, _ in fatal)
+        listed = "\n".join(f"  {key}: {shown(before)} -> {shown(after)}" for key, before, after, _ in fatal)
         raise RunConflict(
             f"{run}: this run was begun with other settings:\n{listed}\n"
             "put them back, give the recipe another `name`, or start anew with --new (the old run is kept beside it)"
@@ -166,7 +176,3 @@ def free_keys(cls: type, prefix: str = "") -> Iterator[str]:
             yield from free_keys(section, f"{key}.")
         if field.continues or (key.startswith("evaluate.") and not section):
             yield key
-
-
-def _show(value: Any) -> str:
-    return "not set" if value is None else literal(value)

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ropewalk import __version__
-from ropewalk.base.errors import DataError, MissingPackage, RunConflict, UserError
+from ropewalk.base.errors import DamagedCheckpoint, DataError, MissingPackage, RunConflict, UserError
 from ropewalk.base.events import EventLog, events_path, read_events, steps
 from ropewalk.base.files import locked, read_json, write_json
 from ropewalk.base.progress import Progress, Silent
 from ropewalk.checkpoint.format import identity, list_checkpoints, read_checkpoint_manifest, resolve_checkpoint
+from ropewalk.checkpoint.instead import advising
 from ropewalk.config.ranks import ranks
 from ropewalk.config.read import Resolved
 from ropewalk.config.threads import share_cores
@@ -39,7 +40,7 @@ from ropewalk.train.settings import VERDICT
 
 from .adopt import adopt, check_mixtures, plan_adoption
 from .meeting import Meeting
-from .opening import check_inputs, open_run, set_aside
+from .opening import check_inputs, located, open_run, set_aside
 from .recipe import Recipe
 from .stages import Result, Stages, fingerprint, read_record
 
@@ -75,6 +76,9 @@ def advance(
     meeting = Meeting(folder, place)
     if place.rank > 0:
         return _assist(folder, meeting)
+    processes = place.world if place.world > 1 else processes
+    if until != "prepare":
+        _check_plan(resolved, processes)
     if new:
         _refuse_if_running(folder)
         set_aside(folder)
@@ -83,7 +87,7 @@ def advance(
         flow = Flow(
             *(folder, resolved.value, events, progress or Silent()),
             profile_steps=profile_steps,
-            processes=place.world if place.world > 1 else processes,
+            processes=processes,
             meeting=meeting,
         )
         result = flow.run(until)
@@ -116,6 +120,7 @@ class Flow:
         """The table of the profiled steps."""
         self._events = events
         self._stages = Stages(folder, events)
+        self._has_trained = False
 
     def run(self, until: Stage) -> Result:
         start = time.perf_counter()
@@ -157,6 +162,8 @@ class Flow:
 
         def work() -> Result:
             made = prepare(recipe.prepare, seed=recipe.seed, progress=self._progress, inputs=inputs)
+            for line in made.manifest.warnings if made.reused else ():
+                self._progress.say(line)
             self._progress.say(removal_line(removals(made.manifest)))
             return prepared_result(made)
 
@@ -216,8 +223,11 @@ class Flow:
             "start": [_identity(phase.start_from) for phase in phases],
         }
 
-    def _train(self) -> Result:
+    def _train(self, *, again: bool = False) -> Result:
+        """`again`: even though the run is trained."""
+
         def work() -> Result:
+            self._has_trained = True
             wanted = planned_processes(self._folder)
             if wanted > 1 and ranks().world == 1:
                 return self._train_in_a_team(wanted)
@@ -235,7 +245,7 @@ class Flow:
             "train",
             self._training_inputs(),
             work,
-            whole=lambda result: self._is_trained(result["step"]),
+            whole=lambda result: not again and self._is_trained(result["step"]),
             precious=bool(list_checkpoints(checkpoints)),
         )
         if self._profile_steps and self.profile is None:
@@ -255,6 +265,16 @@ class Flow:
         return trained_figures(self._folder)
 
     def _evaluate(self) -> Result:
+        try:
+            return self._evaluate_newest()
+        except DamagedCheckpoint:
+            if self._has_trained:
+                raise  # whoever trained with this process has left, and the disk is not to be trusted
+            self._progress.say("the newest checkpoint is damaged: training it again from an older one")
+            self._train(again=True)
+            return self._evaluate_newest()
+
+    def _evaluate_newest(self) -> Result:
         path = list_checkpoints(self._folder / "checkpoints")[-1]
         checkpoint = identity(read_checkpoint_manifest(path))
         inputs = {"checkpoint": checkpoint, "settings": plain(self._recipe.evaluate), "seed": self._recipe.seed}
@@ -331,6 +351,7 @@ def prepared_result(made: Prepared) -> Result:
     return {
         "folder": str(made.folder),
         **removals(made.manifest),
+        "warnings": list(made.manifest.warnings),
         "hash": made.manifest.recipe_hash,
         "train_tokens": made.manifest.tokens("train"),
         "validation_tokens": made.manifest.tokens("validation"),
@@ -384,6 +405,15 @@ def plan_recipe(
     return Planned(phases=tuple(plans))
 
 
+def _check_plan(resolved: Resolved[Recipe], processes: int | None) -> None:
+    """Raises ConfigError for what cannot be planned: before hours of preparing, rather than after."""
+    vocabulary = expected_vocabulary(resolved.value)
+    try:
+        plan_recipe(resolved.value, vocabulary=vocabulary, processes=processes)
+    except UserError as error:
+        raise located(error, resolved) from None
+
+
 def expected_vocabulary(recipe: Recipe) -> int:
     """The tokenizer's size before anything is prepared: the file's, or what is asked for."""
     given = recipe.load.tokenizer if recipe.load.corpus else recipe.prepare.tokenizer.file
@@ -434,7 +464,9 @@ def _identity(checkpoint: str) -> str | None:
         # Gigabytes need not be read to tell that they are the same files.
         files = sorted(Path(checkpoint).glob("*.safetensors"))
         return fingerprint([(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files])
-    return identity(read_checkpoint_manifest(resolve_checkpoint(Path(checkpoint))))
+    path = resolve_checkpoint(Path(checkpoint))
+    with advising(path):
+        return identity(read_checkpoint_manifest(path))
 
 
 def _result(record: Any) -> Result:

@@ -30,7 +30,9 @@ def explain(
     recipe: RecipeLike, document: str, overrides: Sequence[str] = (), *, progress: Progress | None = None
 ) -> Story:
     """What became of one document of the recipe's corpus."""
-    return explain_document(_prepared(resolve_recipe(recipe, overrides), progress).folder, document)
+    resolved = resolve_recipe(recipe, overrides)
+    folder = _prepared(resolved, progress).folder
+    return explain_document(folder, document, sources=resolved.value.prepare.sources)
 
 
 def what_if(

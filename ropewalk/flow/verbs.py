@@ -11,6 +11,7 @@ from typing import Any
 from ropewalk.base.errors import UserError
 from ropewalk.base.progress import Progress
 from ropewalk.checkpoint.format import read_checkpoint_manifest, resolve_checkpoint
+from ropewalk.checkpoint.instead import advising
 from ropewalk.config.read import Resolved, parse, parse_tree
 from ropewalk.config.write import plain
 from ropewalk.launch.local import start_detached
@@ -186,7 +187,8 @@ def answer(
     """Pieces of the answer of a chat model as they are drawn; `template` names its chat template when it has none."""
     path = resolve_checkpoint(checkpoint)
     _check_text(question)
-    chosen = template or read_checkpoint_manifest(path).chat
+    with advising(path):
+        chosen = template or read_checkpoint_manifest(path).chat
     if not chosen:
         raise UserError(
             f"{path}: this model was trained without dialogues, so its chat template is not known; name one with "

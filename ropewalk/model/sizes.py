@@ -78,5 +78,5 @@ def size_of(name: str) -> Size:
     if name.lower() not in known:
         near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.5)
         hint = f"did you mean `{known[near[0]]}`? " if near else ""
-        raise UserError(f"no size `{name}`; {hint}There are {', '.join(SIZES)}")
+        raise UserError(f"no size `{name}`; {hint}there are {', '.join(SIZES)}")
     return SIZES[known[name.lower()]]

@@ -13,6 +13,13 @@ from .run import RunView, Stage
 
 WORKER_LOG = "worker.log"
 """What a detached worker prints; launch/local.py writes it."""
+_REACHED = {
+    "prepare": ("prepared", "trains it"),
+    "plan": ("planned", "trains it"),
+    "train": ("trained", "evaluates it"),
+    "evaluate": ("evaluated", "draws its report"),
+}
+"""What a run is called that was taken as far as a stage and no further, and what the whole of it would do next."""
 
 
 def status_lines(view: RunView) -> list[str]:
@@ -36,6 +43,9 @@ def _state(view: RunView) -> str:
     seen = f", last event {duration(max(0.0, age))} ago" if math.isfinite(age) else ""
     if view.process:
         return f"running (process {view.process}), {progress(view)}{seen}"
+    if view.stages and all(stage.state != "unfinished" for stage in view.stages):
+        done, rest = _REACHED.get(view.stages[-1].name, ("stopped", "continues it"))
+        return f"{done}, {progress(view)}{seen}; `ropewalk run` {rest}"
     return f"stopped, {progress(view)}{seen}; the command that started it continues it"
 
 

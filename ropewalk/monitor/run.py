@@ -270,14 +270,26 @@ def _stages(folder: Path, events: list[Event]) -> Iterator[Stage]:
     names = sorted({*files, *last} - {""}, key=lambda name: (STAGES.index(name) if name in STAGES else 99, name))
     for name in names:
         event = last.get(name, {})
-        record = files.get(name) or event
+        ended = _ended_by_worker(events) if name == "train" and event.get("kind") == "stage_started" else None
+        record = ended or files.get(name) or event
         state: Literal["finished", "skipped", "unfinished"] = "finished"
-        if event.get("kind") == "stage_started":
+        if event.get("kind") == "stage_started" and not ended:
             state = "unfinished"
         elif event.get("kind") == "stage_skipped":
             state = "skipped"
         seconds = None if state == "unfinished" else number(record.get("seconds"))
         yield Stage(name=name, state=state, seconds=seconds, result=mapping(record.get("result")))
+
+
+def _ended_by_worker(events: list[Event]) -> Event | None:
+    """The end of a training that was begun and has no end as a stage: a worker that trains by itself tells its own, and
+    leaves the stage to the next `ropewalk run`."""
+    for event in reversed(events):
+        if event["kind"] == "train_finished":
+            return event
+        if event["kind"] == "stage_started" and event.get("stage") == "train":
+            return None
+    return None
 
 
 def _manifest(run: Path, stages: tuple[Stage, ...], missing: list[str]) -> tuple[str, Json]:

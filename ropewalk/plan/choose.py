@@ -141,7 +141,9 @@ def _does_not_fit(needed: Memory, budget: int, rows: int, *, again: bool) -> str
     """`again`: it would fit if blocks were computed again."""
     parts = ", ".join(f"{name} {amount(value, 'B')}" for name, value in dataclasses.asdict(needed).items())
     remedy = "set a smaller `plan.microbatch_rows`" if rows > 1 else "choose a smaller model or a shorter row"
-    if again:
+    if needed.weights + needed.gradients + needed.optimizer > budget:
+        remedy = "choose a smaller model, or let more processes share it (`parallel.shard`)"
+    elif again:
         remedy = '`parallel.recompute = "full"` would fit: set it, or "auto"'
     return (
         f"plan: {amount(needed.total, 'B')} needed with {rows} {'rows' if rows > 1 else 'row'} a microbatch, "

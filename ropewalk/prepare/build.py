@@ -28,7 +28,7 @@ from ropewalk.base.progress import Progress, amount
 from ropewalk.store.manifest import Manifest, ShardEntry, SourceEntry, TokenizerEntry, write_manifest
 from ropewalk.store.shards import TokenType, token_type
 
-from . import ledger, pack, tokenizer
+from . import faults, ledger, pack, tokenizer
 from .chat import TEMPLATES, split_turns
 from .chunks import Chunk, divide
 from .columns import Mask
@@ -160,6 +160,9 @@ def _decide(job: Job, chunks: Sequence[Chunk], workers: Workers) -> Decided:
     fates = first_fates(corpus, sources=job.sources, corrected=correcting(job.settings.filter) is not None)
     texts = [chunk.texts for chunk in chunks]
     state = State(job.settings, corpus, fates, texts, job.stages, workers, job.progress)
+    # Now: whoever has nothing left, or hours to wait, should know.
+    for line in faults.warnings(corpus.table, job.settings.sources):
+        state.warn(line)
     duplicates, masked = job.settings.deduplicate, Spans.none()
     apply_rules(state)
     if duplicates.documents != "off":

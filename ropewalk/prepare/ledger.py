@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,9 +18,11 @@ from ropewalk.base.files import committed_file
 from ropewalk.store.manifest import read_manifest
 from ropewalk.store.shards import Shard, document_key
 
+from .config import Source
 from .corpus import Corpus
 from .documents import EDITS
 from .fates import Fates
+from .faults import reason, rest_of
 from .stages import read_table
 
 FILE = "ledger.parquet"
@@ -132,6 +134,8 @@ class Story:
     outcome: str
     stage: str | None
     rule: str | None
+    reason: str
+    """What was wrong with a document that could not be read, and what to do."""
     value: float | None
     threshold: float | None
     partner: str | None
@@ -157,6 +161,8 @@ class Story:
         if self.rule:
             measured = "" if self.value is None else f": measured {self.value:g}, the limit is {self.threshold:g}"
             lines.append(f"removed in {self.stage} by rule {self.rule}{measured}")
+        if self.reason:
+            lines.append(self.reason)
         if self.partner:
             alike = "equals" if self.jaccard is None else f"is near (Jaccard {self.jaccard:.3f})"
             lines.append(f"its text {alike} that of {self.partner}, which stays")
@@ -169,8 +175,11 @@ class Story:
         return "\n".join(lines)
 
 
-def explain(folder: Path, document_id: str) -> Story:
-    """The story of one document of the data in `folder`; for an unknown id, DataError suggests near ones."""
+def explain(folder: Path, document_id: str, *, sources: Sequence[Source]) -> Story:
+    """The story of one document of the data in `folder`, which was made of `sources`.
+
+    For an unknown id, DataError suggests near ones.
+    """
     path = folder / FILE
     if not path.exists():
         raise DataError(f"{path}: no such ledger; run `ropewalk prepare` first")
@@ -185,8 +194,11 @@ def explain(folder: Path, document_id: str) -> Story:
     del measured["hash"]
     same = pq.read_table(path, columns=["id"], filters=pc.field("partner") == document_id)["id"].to_pylist()
     shard, tokens = _place(folder, known)
+    source = next(source for source in sources if source.name == known["source"])
+    previous = ids[row - 1].as_py() if row else ""
     return Story(
         **{**known, "edits": tuple(known["edits"])},
+        reason=reason(known["rule"] or "", document_id, previous=previous, source=source),
         duplicates=tuple(same),
         shard=shard,
         tokens=tokens,
@@ -221,12 +233,15 @@ def _place(folder: Path, row: dict[str, Any]) -> tuple[str | None, int | None]:
 
 
 def _near(ids: pa.ChunkedArray, wanted: str) -> list[str]:
-    """At most three ids like `wanted`: those that contain its last part, else those spelled alike."""
+    """At most three ids like `wanted`: what could not be read of its file, those that contain its last part, else those
+    spelled alike."""
+    rest = [rest_of(wanted)] if pc.index(ids, rest_of(wanted)).as_py() >= 0 else []
     last = wanted.rsplit("/", 1)[-1].rsplit(":", 1)[-1]
     holding = ids.filter(pc.match_substring(ids, last)) if last else ids
     # difflib takes about 40 us a candidate (measured): 10,000 of them are 0.4 s.
     candidates = (holding if len(holding) else ids).slice(0, 10_000).to_pylist()
-    return difflib.get_close_matches(wanted, candidates, n=3, cutoff=0.5) or candidates[: 3 * bool(len(holding))]
+    near = difflib.get_close_matches(wanted, candidates, n=3, cutoff=0.5) or candidates[: 3 * bool(len(holding))]
+    return list(dict.fromkeys(rest + near))[:3]
 
 
 def _given(column: pa.ChunkedArray) -> pa.ChunkedArray:

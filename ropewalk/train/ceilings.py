@@ -31,8 +31,9 @@ def measure_ceilings(device: torch.device, precision: Precision) -> Ceilings:
 
 
 def product_flops(device: torch.device, dtype: torch.dtype) -> float:
-    """FLOP/s of a square product, in the order of linear maps: a CPU takes forty times as long for float16 in another. Of
-    random numbers: zeros and ones take less power, and a GPU is faster with them than with any model."""
+    """FLOP/s of a square product, its operands as a linear map has them: a CPU takes forty times as long for float16
+    where they lie otherwise. Of random numbers: zeros and ones take less power, and a GPU is faster with them than with
+    any model."""
     size, draw = PRODUCT_SIZE[device.type], torch.Generator(device).manual_seed(0)
     left, right = (torch.randn(size, size, device=device, generator=draw).to(dtype) for _ in range(2))
     return 2 * size**3 / best_seconds(lambda: left @ right.t(), device=device)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ropewalk.base.errors import UserError
 from ropewalk.checkpoint.format import resolve_checkpoint
+from ropewalk.checkpoint.instead import advising
 from ropewalk.checkpoint.layouts import wholes
 from ropewalk.checkpoint.tensors import TOKENIZER, load
 from ropewalk.model.layouts import CONFIG
@@ -66,5 +67,6 @@ def _read(place: Path) -> tuple[Path, Mapping[str, Tensor], Spec, bytes]:
         found = read_directory(place, dtype="float32")
         return place, found.weights, found.spec, found.tokenizer
     path = resolve_checkpoint(place)
-    state = load(path, optimizer=False)
+    with advising(path):
+        state = load(path, optimizer=False)
     return path, wholes(state.model), state.spec, state.tokenizer

@@ -70,6 +70,35 @@ def test_all_mistakes_are_told_at_once(tiny: Path, call: Call) -> None:
     assert len(ended.err.strip().splitlines()) == 5
 
 
+@pytest.mark.parametrize(
+    ("written", "line", "fragment"),
+    [
+        ('recompute = "full"\nactivations = "8-bit"', 'activations = "8-bit"', "leave one of them out"),
+        ("tensor = 3", "tensor = 3", "3"),
+        ("replicate = 3", "", "cannot share `train.batch_rows` (4) evenly"),
+    ],
+)
+def test_what_cannot_be_planned_is_told_before_anything_is_prepared(
+    written: str, line: str, fragment: str, tiny: Path, call: Call
+) -> None:
+    recipe = tiny / "tiny.toml"
+    edit(recipe, "[checkpoint]", f"[parallel]\n{written}\n[checkpoint]")
+    place = f"tiny.toml:{line_of(recipe, line or 'batch_rows = 4')}: "
+    for verb in (["recipe", "check"], ["run"], ["train"]):
+        refused(call(*verb, "tiny.toml"), place, fragment)
+    assert not (tiny / "prepared").exists()
+    assert not (tiny / "runs").exists()
+
+
+def test_a_recipe_for_another_machine_is_sound(tiny: Path, call: Call) -> None:
+    """With a GPU, or more memory than here."""
+    here = "plan.device=cuda", "model.layers=4096", "model.width=65536"
+    assert call("recipe", "check", "tiny.toml", *here).status == 0
+    ended = call("run", "tiny.toml", "plan.device=cpu", *here[1:])
+    refused(ended, "needed", "choose a smaller model")
+    assert not (tiny / "prepared").exists()
+
+
 def test_a_recipe_without_sources_says_what_to_add(tiny: Path, call: Call) -> None:
     (tiny / "empty.toml").write_text('name = "empty"\n')
     refused(call("run", "empty.toml"), "`prepare.sources`", "add a [[prepare.sources]] table", "[[load.corpus]]")

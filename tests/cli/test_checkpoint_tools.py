@@ -1,8 +1,9 @@
-"""`ropewalk checkpoint reshard | export | prune` on a trained run, and `verify` of what they leave."""
+"""`ropewalk checkpoint reshard | export | prune` on a trained run, and `list` and `verify` of what is there."""
 
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -68,3 +69,105 @@ def test_export_is_that_of_model_export(trained: Path, call: Call) -> None:
     assert call("model", "export", RUN, "there").status == 0
     files = [{path.name: path.read_bytes() for path in Path(name).iterdir()} for name in ("here", "there")]
     assert files[0] == files[1]
+
+
+def test_list_shows_every_checkpoint_when_a_manifest_is_damaged(trained: Path, call: Call) -> None:
+    older, newest = list_checkpoints(RUN / "checkpoints")
+    flip(newest / "manifest.json")
+    ended = call("checkpoint", "list", RUN)
+    assert ended.status == 2
+    assert [line.split()[0] for line in ended.out.splitlines()] == [str(older), str(newest)]
+    assert ["damaged" in line for line in ended.out.splitlines()] == [False, True]
+    assert f"use an older checkpoint, {older}, or move {newest} away" in ended.err
+    ended = call("checkpoint", "list", RUN, "--json")
+    rows = json.loads(ended.out)
+    assert ended.status == 2
+    assert [(row["path"], row["step"], bool(row["damaged"])) for row in rows] == [
+        (str(older), 4, False),
+        (str(newest), 6, True),
+    ]
+
+
+def test_list_shows_a_checkpoint_that_has_lost_its_manifest(trained: Path, call: Call) -> None:
+    newest = list_checkpoints(RUN / "checkpoints")[-1]
+    (newest / "manifest.json").unlink()
+    ended = call("checkpoint", "list", RUN)
+    assert ended.status == 2
+    assert f"{newest}  step 6, damaged" in ended.out
+
+
+def test_verify_shows_the_whole_ones_beside_the_damaged(trained: Path, call: Call) -> None:
+    older, newest = list_checkpoints(RUN / "checkpoints")
+    flip(newest / "model.safetensors")
+    ended = call("checkpoint", "verify", RUN)
+    assert ended.status == 2
+    assert ended.out.splitlines() == [f"{older}: whole", f"{newest}: damaged"]
+    assert f"use an older checkpoint, {older}, or move {newest} away" in ended.err
+    wrong = json.loads(call("checkpoint", "verify", RUN, "--json").out)
+    assert {path: bool(messages) for path, messages in wrong.items()} == {str(older): False, str(newest): True}
+    assert "for all of its" in call("checkpoint", "verify", "--help").out
+
+
+def test_verify_does_not_point_to_another_damaged_checkpoint(trained: Path, call: Call) -> None:
+    for path in list_checkpoints(RUN / "checkpoints"):
+        flip(path / "model.safetensors")
+    ended = call("checkpoint", "verify", RUN)
+    assert "use an" not in ended.err
+    assert f"no other checkpoint is whole; move {RUN / 'checkpoints'} away" in ended.err
+    shutil.move(RUN / "checkpoints", "away")
+    assert call("run", "tiny.toml").status == 0
+    assert call("checkpoint", "verify", RUN).status == 0
+
+
+def test_an_older_damaged_checkpoint_points_to_the_newest(trained: Path, call: Call) -> None:
+    older, newest = list_checkpoints(RUN / "checkpoints")
+    flip(older / "model.safetensors")
+    ended = call("generate", older, "--prompt", "def")
+    assert ended.err.rstrip().endswith(f"use another checkpoint, {newest}")
+
+
+@pytest.mark.parametrize("verb", [["generate", RUN, "--prompt", "def"], ["model", "export", RUN, "out"]])
+def test_both_remedies_for_a_damaged_newest_checkpoint_work(trained: Path, call: Call, verb: list[str]) -> None:
+    older, newest = list_checkpoints(RUN / "checkpoints")
+    right = (newest / "model.safetensors").read_bytes()
+    flip(newest / "model.safetensors")
+    ended = call(*verb)
+    assert ended.status == 2
+    assert f"use an older checkpoint, {older}, or move {newest} away" in ended.err
+    assert ended.err.rstrip().endswith("trains from step 4")
+    assert call(*(older if word == RUN else word for word in verb)).status == 0
+    shutil.move(newest, "away")
+    again = call("run", "tiny.toml")
+    assert again.status == 0
+    assert f"continuing from {older}" in again.err
+    assert (newest / "model.safetensors").read_bytes() == right
+
+
+@pytest.mark.parametrize("verb", ["run", "evaluate"])
+def test_a_trained_run_with_a_damaged_newest_checkpoint_goes_back_by_itself(
+    trained: Path, call: Call, verb: str
+) -> None:
+    older, newest = list_checkpoints(RUN / "checkpoints")
+    right = (newest / "model.safetensors").read_bytes()
+    flip(newest / "model.safetensors")
+    ended = call(verb, "tiny.toml", "evaluate.samples=3")
+    assert ended.status == 0, ended.err
+    assert "the newest checkpoint is damaged" in ended.err
+    assert f"continuing from {older}" in ended.err
+    assert (newest / "model.safetensors").read_bytes() == right
+    assert newest.with_name(newest.name + ".damaged").is_dir()
+
+
+def test_a_trained_run_without_a_whole_checkpoint_says_how_to_begin_anew(trained: Path, call: Call) -> None:
+    for path in list_checkpoints(RUN / "checkpoints"):
+        flip(path / "model.safetensors")
+    ended = call("evaluate", "tiny.toml", "evaluate.samples=3")
+    assert ended.status == 2
+    assert "no checkpoint is whole; delete this folder to start from scratch" in ended.err
+
+
+def flip(file: Path) -> None:
+    """Changes one bit of a file, in its last byte but two (the last ones of a manifest are white space)."""
+    data = bytearray(file.read_bytes())
+    data[-3] ^= 1
+    file.write_bytes(data)

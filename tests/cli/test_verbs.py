@@ -234,3 +234,25 @@ def test_a_question_needs_a_template_and_is_not_a_prompt(trained: Path, call: Ca
     assert (unknown.status, "name one with --template" in unknown.err) == (2, True)
     both = call("generate", RUN, "--chat", "why?", "--prompt", "because")
     assert (both.status, "give one of them" in both.err) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("verb", "words"),
+    [
+        (["prepare"], "tiny: prepared, training has not begun"),
+        (["train"], "tiny: trained, step 6 of 6"),
+        (["train", "--detach"], "tiny: trained, step 6 of 6"),
+        (["evaluate"], "tiny: evaluated, step 6 of 6"),
+    ],
+    ids=["prepare", "train", "train detached", "evaluate"],
+)
+def test_monitor_says_how_far_a_run_was_taken(tiny: Path, call: Call, verb: list[str], words: str) -> None:
+    started = call(verb[0], "tiny.toml", *verb[1:], "--json")
+    assert started.status == 0, started.err
+    if "--detach" in verb:
+        os.waitpid(json.loads(started.out)["pid"], 0)
+    told = call("monitor", RUN).out
+    assert told.startswith(words)
+    assert "`ropewalk run`" in told
+    assert "not finished" not in told
+    assert "continues it" not in told

@@ -107,6 +107,24 @@ def test_the_console_tells_a_dead_run_from_a_living_one(half_run: Path) -> None:
     assert "at this pace" not in text
 
 
+def test_a_training_that_a_worker_ended_is_trained(half_run: Path) -> None:
+    with open(half_run / "events.jsonl", "a") as file:
+        event = {"format": 1, "time": 1760000300, "rank": 0, "kind": "train_finished", "step": 300, "seconds": 88.2}
+        file.write("\n" + json.dumps(event) + "\n")
+    view = read_run(half_run)
+    assert [(stage.state, stage.seconds) for stage in view.stages if stage.name == "train"] == [("finished", 88.2)]
+    line = status_lines(view)[0]
+    assert "trained, step 183 of 300" in line
+    assert line.endswith("`ropewalk run` evaluates it")
+
+
+def test_a_training_begun_again_is_not_finished_by_its_earlier_end(half_run: Path) -> None:
+    with open(half_run / "events.jsonl", "a") as file:
+        for kind, more in (("train_finished", {"step": 300, "seconds": 88.2}), ("stage_started", {"stage": "train"})):
+            file.write("\n" + json.dumps({"format": 1, "time": 1760000300, "rank": 0, "kind": kind, **more}) + "\n")
+    assert "stopped, step 183 of 300" in status_lines(read_run(half_run))[0]
+
+
 def test_the_console_gives_the_verdict_of_a_finished_run_and_its_report(run: Path) -> None:
     path = write_report(run)
     lines = status_lines(read_run(run))

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ropewalk.base.errors import DataError, UserError
+from ropewalk.base.progress import amount
 from ropewalk.plan.choose import choose
 from ropewalk.plan.config import Layout, Parallel, Recompute
 from ropewalk.plan.forecast import memory
@@ -76,15 +77,22 @@ def test_a_microbatch_that_does_not_divide_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rows", "remedy"), [(16, "set a smaller `plan.microbatch_rows`"), (None, "choose a smaller model")]
+    ("rows", "budget", "remedy"),
+    [
+        (16, 1_000_000, "set a smaller `plan.microbatch_rows`"),
+        (None, 300_000, "choose a smaller model or a shorter row"),
+        (16, 80_000, "choose a smaller model, or let more processes share it"),
+    ],
 )
-def test_a_run_that_does_not_fit_says_how_much_is_missing_and_what_helps(rows: int | None, remedy: str) -> None:
+def test_a_run_that_does_not_fit_says_how_much_is_missing_and_what_helps(
+    rows: int | None, budget: int, remedy: str
+) -> None:
     with pytest.raises(UserError) as caught:
-        plan(machine(), Layout(microbatch_rows=rows, memory_bytes=100_000))
+        plan(machine(), Layout(microbatch_rows=rows, memory_bytes=budget))
     message = str(caught.value)
     needed = memory(small_spec(sequence_length=128), rows=rows or 1, precision="fp32")
     assert f"{needed.total / 1e6:.3g} MB needed" in message or f"{needed.total / 1e3:.3g} kB needed" in message
-    assert "100 kB allowed" in message
+    assert f"{amount(budget, 'B')} allowed" in message
     assert all(word in message for word in ("weights", "gradients", "optimizer", "activations", "workspace", remedy))
 
 
@@ -94,8 +102,11 @@ def test_blocks_that_are_computed_again_leave_room(processes: int) -> None:
     needed = {
         again: choose(
             *(spec, Layout(memory_bytes=GIB, microbatch_rows=8), gpu),
-            **{"parallel": Parallel(recompute=again, shard=processes), "processes": processes},
-            **{"batch_rows": 16, "steps": 1, "precision": "fp32"},
+            parallel=Parallel(recompute=again, shard=processes),
+            processes=processes,
+            batch_rows=16,
+            steps=1,
+            precision="fp32",
         ).memory
         for again in ("none", "attention", "full")
     }

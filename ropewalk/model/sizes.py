@@ -77,6 +77,6 @@ def size_of(name: str) -> Size:
     known = {size.lower(): size for size in SIZES}
     if name.lower() not in known:
         near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.5)
-        hint = f"did you mean `{known[near[0]]}`? " if near else ""
-        raise UserError(f"no size `{name}`; {hint}there are {', '.join(SIZES)}")
+        hint = f"did you mean `{known[near[0]]}`? There" if near else "there"
+        raise UserError(f"no size `{name}`; {hint} are {', '.join(SIZES)}")
     return SIZES[known[name.lower()]]

@@ -157,7 +157,7 @@ def test_the_model_of_a_size_may_be_written_in_a_recipe(call: Call, monkeypatch:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--size", "125M"], "no size `125M`; did you mean `124M`? there are tiny, 124M, 350M, 1.3B, 7B"),
+        (["--size", "125M"], "no size `125M`; did you mean `124M`? There are tiny, 124M, 350M, 1.3B, 7B"),
         (["--size", "tiny", "--peer", "keras"], "no peer `keras`; there are transformers"),
         (["--size", "tiny", "--compile", "--recompute", "attention"], "--compile hides what is inside a block"),
         (["--size", "tiny", "--batch", "6", "--microbatch", "4"], "4 rows a microbatch do not divide the 6 rows"),

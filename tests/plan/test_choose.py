@@ -11,11 +11,13 @@ from hypothesis import strategies as st
 
 from ropewalk.base.errors import DataError, UserError
 from ropewalk.base.progress import amount
+from ropewalk.model.activations import Division, saved_bytes
 from ropewalk.plan.choose import choose
 from ropewalk.plan.config import Layout, Parallel, Recompute
+from ropewalk.plan.divide import of_rank
 from ropewalk.plan.forecast import memory
 from ropewalk.plan.machine import Gpu, Machine, memory_limits
-from ropewalk.plan.plan import PhasePlan, Planned, load_plan, save_plan
+from ropewalk.plan.plan import PhasePlan, Plan, Planned, load_plan, save_plan
 from tests.tiny import small_spec
 
 GIB = 1 << 30
@@ -123,6 +125,15 @@ def test_blocks_that_are_computed_again_leave_room(processes: int) -> None:
     assert chosen("none").plan.microbatch_rows < chosen("full").plan.microbatch_rows == 8
     kept = chosen("auto")
     assert kept.memory.total <= budget
+
+
+def test_a_rank_keeps_what_its_blocks_are_computed_again_from() -> None:
+    """Inputs of blocks, which tensor ranks hold whole, where what is inside of blocks they would share."""
+    spec = small_spec(layers=24, sequence_length=512)
+    plan = Plan(device="cpu", precision="fp32", batch_rows=4, microbatch_rows=4, tensor=2, recompute="full")
+    rank = of_rank(memory(spec, rows=4, precision="fp32", recompute="full"), plan, spec)
+    kept = saved_bytes(spec, rows=4, precision="fp32", recompute="full", division=Division(tensor=2))
+    assert rank.activations == pytest.approx(kept, rel=0.05)
 
 
 def test_what_does_not_fit_even_if_all_is_computed_again_is_refused() -> None:

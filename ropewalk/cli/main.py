@@ -42,6 +42,8 @@ VERBS = {
 """Every verb and its line in `ropewalk --help`; the verb lives in `ropewalk/cli/VERB.py` as `app`."""
 
 
+CONTINUING = ("quickstart", "run", "prepare", "train", "evaluate")
+"""Verbs that keep what they have done."""
 INTERRUPTED = 130
 """Exit status after Ctrl-C: 128 plus the signal's number."""
 
@@ -101,8 +103,8 @@ def main(arguments: list[str] | None = None) -> None:
         _fail(translated, given)
     except SystemExit as stop:
         if stop.code == INTERRUPTED:
-            told = "nothing is kept" if given[:1] in (["bench"], ["profile"]) else "the same command continues"
-            typer.echo(f"\ninterrupted; {told}", err=True)
+            told = "; the same command continues" if given[0] in CONTINUING else ""
+            typer.echo(f"\ninterrupted{told}", err=True)
         raise
 
 

@@ -16,8 +16,8 @@ from ropewalk.model.sharding import splits
 from ropewalk.model.spec import resolve
 from ropewalk.plan.machine import Gpu, this_machine
 
-from .opening import check_inputs, located, read_recipe
-from .pipeline import expected_vocabulary, plan_recipe
+from .opening import check_inputs, read_recipe
+from .pipeline import check_plan, expected_vocabulary
 from .recipe import Recipe
 from .reference import commented_recipe
 
@@ -44,23 +44,15 @@ def new_recipe(path: Path, *, data: list[str], name: str | None = None, force: b
 
 
 def check(recipe: Path, overrides: Sequence[str] = ()) -> Resolved[Recipe]:
-    """The recipe, when nothing is wrong with it; raises ConfigError with everything that is."""
+    """The recipe, when nothing is wrong with it; raises ConfigError with everything that is: also with settings that no
+    machine could follow, however large."""
     resolved = read_recipe(recipe, overrides)
     check_inputs(resolved)
-    _check_plan(resolved)
+    here, endless = this_machine(), 1 << 60
+    any_gpu = (Gpu(name="any", memory_bytes=endless, capability=9.0),)
+    gpus = any_gpu if resolved.value.plan.device == "cuda" else here.gpus
+    check_plan(resolved, machine=dataclasses.replace(here, memory_bytes=endless, gpus=gpus))
     return resolved
-
-
-def _check_plan(resolved: Resolved[Recipe]) -> None:
-    """Raises ConfigError for settings that no machine could follow, however large."""
-    settings, here, endless = resolved.value, this_machine(), 1 << 60
-    gpus = (Gpu(name="any", memory_bytes=endless, capability=9.0),) if settings.plan.device == "cuda" else here.gpus
-    machine = dataclasses.replace(here, memory_bytes=endless, gpus=gpus)
-    vocabulary = expected_vocabulary(settings)
-    try:
-        plan_recipe(settings, vocabulary=vocabulary, machine=machine)
-    except UserError as error:
-        raise located(error, resolved) from None
 
 
 def show(recipe: Path, overrides: Sequence[str] = ()) -> Resolved[Recipe]:

@@ -78,7 +78,7 @@ def advance(
         return _assist(folder, meeting)
     processes = place.world if place.world > 1 else processes
     if until != "prepare":
-        _check_plan(resolved, processes)
+        check_plan(resolved, processes=processes)
     if new:
         _refuse_if_running(folder)
         set_aside(folder)
@@ -405,11 +405,11 @@ def plan_recipe(
     return Planned(phases=tuple(plans))
 
 
-def _check_plan(resolved: Resolved[Recipe], processes: int | None) -> None:
-    """Raises ConfigError for what cannot be planned: before hours of preparing, rather than after."""
+def check_plan(resolved: Resolved[Recipe], *, machine: Machine | None = None, processes: int | None = None) -> None:
+    """Raises ConfigError for what `plan_recipe` cannot plan: before hours of preparing, rather than after."""
     vocabulary = expected_vocabulary(resolved.value)
     try:
-        plan_recipe(resolved.value, vocabulary=vocabulary, processes=processes)
+        plan_recipe(resolved.value, vocabulary=vocabulary, machine=machine, processes=processes)
     except UserError as error:
         raise located(error, resolved) from None
 

@@ -76,7 +76,7 @@ def choose(
             optimizer=optimizer,
             trained=trained,
             activations=parallel.activations,
-            recompute="none" if recompute == "auto" else recompute,
+            recompute=recompute,
             device=device,
             accumulates=not (device == "cuda" and rows == batch_rows and world == 1 and recompute == "none"),
         )

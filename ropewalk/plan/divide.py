@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 
-from ropewalk.model.activations import WHOLE, Division, Recompute, saved_bytes
+from ropewalk.model.activations import WHOLE, Division, saved_bytes
 from ropewalk.model.spec import Spec
 
-from .forecast import PURE, Memory, products_of
+from .forecast import PURE, Memory, counted, products_of
 from .plan import Plan
 from .schedules import Shape, peak_live
 
 
 def of_rank(whole: Memory, plan: Plan, spec: Spec, *, trained: Collection[str] | None = None) -> Memory:
-    """`whole`, the forecast for one device with the plan's `recompute` (nothing where that is `auto`), as the fullest
-    rank has it.
+    """`whole`, the forecast for one device with the plan's `recompute`, as the fullest rank has it.
 
     Weights, gradients and moments by the formulas of Rajbhandari et al. 2020, table 1, with the tensor and pipeline
     degrees; small parameters that every tensor rank holds whole are counted as split. Activations by the exact count of
@@ -25,7 +24,6 @@ def of_rank(whole: Memory, plan: Plan, spec: Spec, *, trained: Collection[str] |
     moments = split * (plan.shard if plan.zero >= 1 else 1)
     gradients = split * (plan.shard if plan.zero >= 2 else 1)
     weights = split * (plan.shard if plan.zero >= 3 else 1)
-    recompute: Recompute = "none" if plan.recompute == "auto" else plan.recompute
     narrow, pure = products_of(plan.precision), plan.precision in PURE
     rows = plan.microbatch_rows
     division = Division(
@@ -40,7 +38,7 @@ def of_rank(whole: Memory, plan: Plan, spec: Spec, *, trained: Collection[str] |
             rows=rows,
             precision=narrow,
             trained=trained,
-            recompute=recompute,
+            recompute=counted(plan.recompute),
             division=among,
             activations=plan.activations,
             device=plan.device,

@@ -7,9 +7,12 @@ from dataclasses import dataclass
 from math import prod
 from typing import Literal
 
-from ropewalk.model.activations import Activations, Recompute, block_bytes, saved_bytes
+from ropewalk.model.activations import Activations, block_bytes, saved_bytes
 from ropewalk.model.activations import Precision as Products
+from ropewalk.model.activations import Recompute as Again
 from ropewalk.model.spec import Optimizer, Spec
+
+from .config import Recompute
 
 Precision = Literal["fp32", "bf16", "bf16-pure", "fp16", "fp8"]
 """The settings of `train.precision` without `auto`."""
@@ -67,17 +70,18 @@ def memory(
             rows=rows,
             precision=narrow,
             trained=trained,
-            recompute=again,
+            recompute=counted(each),
             activations=activations,
             device=device,
             pure=pure,
         )
-        for again in ("none", recompute)
+        for each in ("none", recompute)
     )
     # What is computed again, a block at a time; and copies of weights, which blocks that keep nothing have meanwhile.
-    again = (whole - saved) // spec.layers
-    blocks = block_bytes(spec, rows=rows, precision=narrow, trained=trained, device=device, pure=pure)
-    copies = sum(block.copies for block in blocks) if recompute == "full" else 0
+    again, copies = (whole - saved) // spec.layers, 0
+    if recompute == "full":
+        blocks = block_bytes(spec, rows=rows, precision=narrow, trained=trained, device=device, pure=pure)
+        copies = sum(block.copies for block in blocks)
     saved += tokens * (8 + 4 + 4 + 8)
     gradients = spec.gradient_bytes(trained=trained)
     return Memory(
@@ -93,6 +97,11 @@ def memory(
             _update_workspace(spec, optimizer) - saved,
         ),
     )
+
+
+def counted(recompute: Recompute) -> Again:
+    """What a forecast takes for computed again: nothing for `auto`, which keeps all where there is room."""
+    return "none" if recompute == "auto" else recompute
 
 
 def products_of(precision: Precision) -> Products:

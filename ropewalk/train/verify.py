@@ -21,7 +21,6 @@ from ropewalk.base.errors import UserError
 from ropewalk.base.files import write_json
 from ropewalk.base.progress import Progress, Silent, amount
 from ropewalk.config.ranks import Ranks, ranks
-from ropewalk.model.activations import Recompute
 from ropewalk.parallel.cut import Part
 from ropewalk.parallel.mesh import Mesh, join, leave, pick_device
 from ropewalk.plan.divide import of_rank
@@ -100,10 +99,9 @@ def memory_needed(settings: Settings, phase: int, *, local_world: int) -> int:
     planned, optimizer = settings.planned.phases[phase], settings.train.optimizer.kind
     plan, _ = trial_plan(planned.plan, length=planned.spec.sequence_length)
     spec = dataclasses.replace(planned.spec, sequence_length=plan.sequence_length or planned.spec.sequence_length)
-    again: Recompute = "none" if plan.recompute == "auto" else plan.recompute
     single, whole = (
-        memory(spec, rows=1, precision="fp32", optimizer=optimizer, trained=planned.trained, recompute=each)
-        for each in ("none", again)
+        memory(spec, rows=1, precision="fp32", optimizer=optimizer, trained=planned.trained, recompute=again)
+        for again in ("none", plan.recompute)
     )
     rank = of_rank(whole, plan, spec, trained=planned.trained) if plan.world > 1 else whole
     # With gradients of the first step and parameters after it; on the plain side also those at the end.

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from ropewalk.base.progress import amount
 from ropewalk.model.config import Model
@@ -139,8 +138,8 @@ def test_a_cpu_is_not_asked_for_more_memory_than_there_is(call: Call, monkeypatc
     assert asked == []
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_a_gpu_that_is_not_there_is_said_in_a_line(call: Call) -> None:
+def test_a_gpu_that_is_not_there_is_said_in_a_line(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     ended = call("bench", "train", "--size", "tiny", "--device", "cuda")
     assert ended.status == 2
     assert ended.err.splitlines()[-1] == "tiny: torch sees no GPU; leave --device out, or say --device cpu"

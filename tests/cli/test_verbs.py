@@ -129,6 +129,25 @@ def test_a_new_recipe_is_valid_and_holds_every_setting(tiny: Path, call: Call) -
     assert values(call, "recipe", "diff", "mine.toml", "all.toml") == {}
 
 
+@pytest.mark.parametrize(
+    ("arguments", "work", "told"),
+    [
+        (["run", "tiny.toml"], "run", "interrupted; the same command continues"),
+        (["bench", "train"], "bench_train", "interrupted"),
+    ],
+    ids=["run", "bench"],
+)
+def test_who_is_interrupted_is_told_whether_the_work_is_kept(
+    arguments: list[str], work: str, told: str, tiny: Path, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(flow, work, interrupted)
+    ended = call(*arguments)
+    assert (ended.status, ended.err.strip()) == (130, told)
+
+
 def test_an_unknown_verb_gets_a_suggestion(call: Call) -> None:
     ended = call("quikstart")
     assert ended.status == 2

@@ -152,7 +152,7 @@ def test_what_does_not_fit_even_if_all_is_computed_again_is_refused() -> None:
         chosen("none", full)
     for again in ("full", "auto"):
         with pytest.raises(UserError, match="choose a smaller model"):
-            chosen(again, full - 1)  # type: ignore[arg-type]
+            chosen(again, full - 1)
 
 
 def test_a_plan_survives_its_file(tmp_path: Path) -> None:

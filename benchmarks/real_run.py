@@ -1,7 +1,7 @@
 """A real run: text from this machine, prepared, trained on for so many tokens and evaluated on what was held out.
 
     make bench NAME=real_run ARGS="--text ../books"                             124M on 252 M tokens, on a GPU
-    make bench NAME=real_run ARGS="--size 350M --tokens 50.4 --precision fp8 --fp8 all"
+    make bench NAME=real_run ARGS="--size 350M --tokens 50.4 --precision fp8"
 
 The text is the Python code of the standard library and of what is installed, up to `--code` megabytes, and the files of
 the folders given by `--text`, which is prose for the curve to be worth something. `gather` collects it into one folder,
@@ -9,8 +9,8 @@ where another machine may train on it. Told: the loss and the bits per byte of h
 documents at the end beside what xz makes of them, tokens a second, and the share of the time that steps wait for data.
 
 Two runs that differ in `--precision`, `--optimizer` or `--activations` alone read the same rows in the same order:
-their curves show what the choice costs. How far two curves differ by chance, a run with `--again` tells: the same once
-more, which a GPU does not compute to the same bits.
+their curves show what the choice costs. How far two curves differ by chance, a run with another `--seed` tells: other
+weights at the start and another order of the same text, with the same text held out.
 """
 
 from __future__ import annotations
@@ -86,7 +86,13 @@ def recipe_of(options: argparse.Namespace) -> Recipe:
     kinds = [Source(name="python", domain="code", paths=(str(data / "python.jsonl.gz"),))]
     if (data / "prose").exists():
         kinds.append(Source(name="prose", domain="prose", paths=(str(data / "prose"),)))
-    choices = [options.precision, options.optimizer, options.activations, options.fp8, "again" * options.again]
+    choices = [
+        options.precision,
+        options.optimizer,
+        options.activations,
+        options.fp8,
+        f"seed-{options.seed}" * (options.seed != 1),
+    ]
     return Recipe(
         name="-".join([options.size.lower(), *(choice for choice in choices if choice)]),
         seed=1,
@@ -100,6 +106,7 @@ def recipe_of(options: argparse.Namespace) -> Recipe:
         plan=Layout(device=options.device, microbatch_rows=rows, fp8=options.fp8 or "quicker"),
         parallel=Parallel(activations=options.activations or "whole"),
         train=Train(
+            seed=options.seed,
             steps=steps,
             batch_rows=rows,
             precision=options.precision,
@@ -150,7 +157,7 @@ def main() -> None:
     parser.add_argument("--warmup", type=float, default=0.05, help="share of the steps until it is reached")
     parser.add_argument("--precision", default="bf16-pure")
     parser.add_argument("--fp8", choices=["quicker", "all"], help="which products are in 8 bits")
-    parser.add_argument("--again", action="store_true", help="under another name")
+    parser.add_argument("--seed", type=int, default=1, help="of weights and of the order of the text")
     parser.add_argument("--optimizer", default="adamw")
     parser.add_argument("--activations", default="", help="how activations are kept: `8-bit`, say")
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])

@@ -27,7 +27,7 @@ from ropewalk.prepare.pipeline import Prepared
 from ropewalk.prepare.pipeline import prepare as prepare_data
 from ropewalk.store.compression import compress, decompress
 from ropewalk.store.origin import is_url
-from ropewalk.train.settings import Settings
+from ropewalk.train.settings import Settings, training_seed
 
 from .adopt import adopt, plan_adoption
 from .opening import check_inputs
@@ -163,7 +163,7 @@ def prepared_data(resolved: Resolved[Recipe], progress: Progress) -> Prepared:
 def settings_of(recipe: Recipe, prepared: Prepared) -> Settings:
     """What a worker would read from the run directory."""
     return Settings(
-        seed=recipe.seed,
+        seed=training_seed(recipe.train, recipe.seed),
         load=recipe.load,
         train=recipe.train,
         checkpoint=recipe.checkpoint,

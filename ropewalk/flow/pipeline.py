@@ -36,7 +36,7 @@ from ropewalk.store.manifest import FILE as MANIFEST
 from ropewalk.store.manifest import Manifest, read_manifest
 from ropewalk.store.origin import Origin
 from ropewalk.train.phases import phases_of
-from ropewalk.train.settings import VERDICT
+from ropewalk.train.settings import VERDICT, training_seed
 
 from .adopt import adopt, check_mixtures, plan_adoption
 from .meeting import Meeting
@@ -213,13 +213,14 @@ class Flow:
         recipe = self._recipe
         cosmetic = {"faults", "log_every_steps", "layers_every_steps", "validate_every_steps", "validate_rows"}
         cosmetic |= {"timeline_steps"}
+        named_apart = {"seed"}
         phases = phases_of(recipe.train, sequence_length=recipe.load.sequence_length)
         return {
             "data": self._prepared("hash"),
-            "seed": recipe.seed,
+            "seed": training_seed(recipe.train, recipe.seed),
             "sequence_length": recipe.load.sequence_length,
             "model": plain(recipe.model),
-            "train": {key: value for key, value in plain(recipe.train).items() if key not in cosmetic},
+            "train": {key: value for key, value in plain(recipe.train).items() if key not in cosmetic | named_apart},
             "start": [_identity(phase.start_from) for phase in phases],
         }
 
@@ -441,6 +442,7 @@ def summarize(folder: Path, recipe: Recipe) -> Result:
         "name": recipe.name,
         "version": __version__,
         "seed": recipe.seed,
+        "train_seed": training_seed(recipe.train, recipe.seed),
         "device": started[-1]["device"] if started else None,
         "machine": str(this_machine()),
         "parameters": planned.get("parameters"),

@@ -8,6 +8,7 @@ from typing import Any
 from ropewalk.base.errors import UserError
 from ropewalk.base.progress import Progress, Silent
 from ropewalk.plan.roofline import Ceilings
+from ropewalk.train.settings import training_seed
 
 from .bench import FORMAT, device_summary, step_figures
 from .pipeline import expected_vocabulary, needs_torch, plan_recipe
@@ -31,7 +32,8 @@ def profile(
         )
     (progress or Silent()).say(f"{plan.batch_rows} rows of {spec.sequence_length} tokens, {plan.precision}")
     module = needs_torch("ropewalk.train.stepping", "a profile")
-    measured = module.measure_phase(planned, settings.train, seed=settings.seed, steps=steps)
+    seed = training_seed(settings.train, settings.seed)
+    measured = module.measure_phase(planned, settings.train, seed=seed, steps=steps)
     device = device_summary(measured)
     figures = step_figures(
         spec,

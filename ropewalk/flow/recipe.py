@@ -24,7 +24,8 @@ class Recipe:
     name: str
     """Name of the run; its files lie in `runs/NAME`."""
     seed: Annotated[int, Range(least=0)] = 0
-    """Seed of every random choice: initial weights, order of the data, samples."""
+    """Seed of every random choice: held-out documents, initial weights, order of the data, samples. `train.seed`
+    changes those of training alone."""
     prepare: Prepare = field(default_factory=Prepare)
     """Raw files -> token shards."""
     load: Load = field(default_factory=Load)

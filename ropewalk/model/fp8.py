@@ -1,9 +1,10 @@
 """Matrix products in 8-bit floating point: three of them a linear map, forward and backward.
 
 Each operand is divided by its largest magnitude, so that it fills the range of its type, and rounded: inputs and
-weights to e4m3 (three bits of mantissa), gradients to e5m2, whose range is wider (Micikevicius et al. 2022). The tensor
-cores of Hopper add up products of rows with rows only, so that an operand is needed in both orders: one kernel reads it
-once and writes both. What is kept for the backward pass is 8-bit too.
+weights to e4m3 (three bits of mantissa), gradients to e5m2, whose range is wider (Micikevicius et al. 2022). In the
+forward product each row may be divided by its own. The tensor cores of Hopper add up products of rows with rows only,
+so that an operand is needed in both orders: one kernel reads it once and writes both. What is kept for the backward
+pass is 8-bit too.
 
 Shapes: N tokens, K inputs, M outputs.
 """
@@ -11,7 +12,7 @@ Shapes: N tokens, K inputs, M outputs.
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,51 +20,86 @@ from torch import Tensor
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 
 
-def product(x: Tensor, weight_MK: Tensor, bias: Tensor | None) -> Tensor:
-    """x W^T + b as `torch.nn.functional.linear`, with 8-bit operands; results and gradients have the type of `x`."""
-    y: Tensor = _Product.apply(x.flatten(0, -2), weight_MK)
+def product(
+    x: Tensor, weight_MK: Tensor, bias: Tensor | None, *, by_rows: bool = False, scale: Tensor | None = None
+) -> Tensor:
+    """x W^T + b as `torch.nn.functional.linear`, with 8-bit operands; results and gradients have the type of `x`.
+
+    Operands are scaled as a whole, or row by row in the forward product. `scale` takes the place of what the largest
+    magnitudes give, for measuring: nothing is read for it.
+    """
+    y: Tensor = _Product.apply(x.flatten(0, -2), weight_MK, by_rows, scale)
     y = y.unflatten(0, x.shape[:-1])
     return y if bias is None else y + bias
 
 
-def rounded(x_RC: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    """`x_RC` over its scale in 8 bits, as it is and transposed, and the scale: one float32 number."""
-    # At least so much that a tensor of zeros is not divided by zero.
-    scale = torch.linalg.vector_norm(x_RC, math.inf).float().clamp(min=1e-30) / torch.finfo(dtype).max
+def product_by_rows(x: Tensor, weight_MK: Tensor, bias: Tensor | None, *, scale: Tensor | None = None) -> Tensor:
+    """The same, whose forward product scales each row by itself: a token with large numbers costs others no bits."""
+    return product(x, weight_MK, bias, by_rows=True, scale=scale)
+
+
+class Rounded(NamedTuple):
+    narrow_RC: Tensor
+    """Over `row_scale`."""
+    turned_CR: Tensor
+    """The transposed, over `scale`."""
+    row_scale: Tensor
+    """R1 by rows; otherwise `scale`."""
+    scale: Tensor
+    """One float32 number."""
+
+
+def rounded(x_RC: Tensor, dtype: torch.dtype, *, by_rows: bool = False, scale: Tensor | None = None) -> Rounded:
+    """`x_RC` in 8 bits, as it is and transposed."""
+    if scale is None:
+        largest = torch.linalg.vector_norm(x_RC, math.inf, dim=1 if by_rows else None, keepdim=by_rows)
+        # At least so much that zeros are not divided by zero.
+        row_scale = largest.float().clamp(min=1e-30) / torch.finfo(dtype).max
+        scale = row_scale.amax() if by_rows else row_scale
+    else:
+        row_scale = scale.expand(len(x_RC), 1).contiguous() if by_rows else scale
     if x_RC.is_cuda:
         from .kernels.rounding import both_orders
 
-        return *both_orders(x_RC.contiguous(), scale, dtype), scale
-    return *both_orders_plainly(x_RC, scale, dtype), scale
+        narrow_RC, turned_CR = both_orders(x_RC.contiguous(), row_scale, scale, dtype)
+    else:
+        narrow_RC, turned_CR = both_orders_plainly(x_RC, row_scale, scale, dtype)
+    return Rounded(narrow_RC, turned_CR, row_scale, scale)
 
 
-def both_orders_plainly(x_RC: Tensor, scale: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """x / scale rounded to `dtype`, as it is and transposed."""
+def both_orders_plainly(x_RC: Tensor, row_scale: Tensor, scale: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """x / row_scale rounded to `dtype`, and x / scale rounded and transposed."""
     most = torch.finfo(dtype).max
-    narrow = (x_RC.float() / scale).clamp(-most, most).to(dtype)
-    return narrow, narrow.t().contiguous()
+    narrow, other = ((x_RC.float() / over).clamp(-most, most).to(dtype) for over in (row_scale, scale))
+    return narrow, other.t().contiguous()
 
 
 class _Product(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x_NK: Tensor, weight_MK: Tensor) -> Tensor:
-        x, x_t, x_scale = rounded(x_NK, E4M3)
-        weight, weight_t, weight_scale = rounded(weight_MK, E4M3)
-        ctx.save_for_backward(x_t, x_scale, weight_t, weight_scale)
-        return _times(x, weight, x_scale, weight_scale, dtype=x_NK.dtype, fast=True)
+    def forward(ctx: Any, x_NK: Tensor, weight_MK: Tensor, by_rows: bool, scale: Tensor | None) -> Tensor:
+        x = rounded(x_NK, E4M3, by_rows=by_rows, scale=scale)
+        weight = rounded(weight_MK, E4M3, by_rows=by_rows, scale=scale)
+        ctx.save_for_backward(x.turned_CR, x.scale, weight.turned_CR, weight.scale)
+        ctx.scale = scale
+        return _times(x.narrow_RC, weight.narrow_RC, x.row_scale, weight.row_scale, dtype=x_NK.dtype, fast=True)
 
     @staticmethod
-    def backward(ctx: Any, gradient_NM: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    def backward(ctx: Any, gradient_NM: Tensor) -> tuple[Tensor | None, ...]:
         x_t, x_scale, weight_t, weight_scale = ctx.saved_tensors
-        gradient, gradient_t, scale = rounded(gradient_NM.contiguous(), E5M2)
-        to_x, to_weight = ctx.needs_input_grad
+        # As a whole: the kernel for rows is slower where it adds up in full (H200, torch 2.11).
+        gradient = rounded(gradient_NM.contiguous(), E5M2, scale=ctx.scale)
+        to_x, to_weight, *_ = ctx.needs_input_grad
         dtype = gradient_NM.dtype
         return (
-            _times(gradient, weight_t, scale, weight_scale, dtype=dtype, fast=False) if to_x else None,
-            _times(gradient_t, x_t, scale, x_scale, dtype=dtype, fast=False) if to_weight else None,
+            _times(gradient.narrow_RC, weight_t, gradient.scale, weight_scale, dtype=dtype, fast=False)
+            if to_x
+            else None,
+            _times(gradient.turned_CR, x_t, gradient.scale, x_scale, dtype=dtype, fast=False) if to_weight else None,
+            None,
+            None,
         )
 
 
 def _times(a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, *, dtype: torch.dtype, fast: bool) -> Tensor:
     """a b^T of row-major operands, times both scales. `fast` adds up in fewer bits inside the tensor cores."""
-    return torch._scaled_mm(a, b.t(), scale_a=a_scale, scale_b=b_scale, out_dtype=dtype, use_fast_accum=fast)
+    return torch._scaled_mm(a, b.t(), scale_a=a_scale, scale_b=b_scale.t(), out_dtype=dtype, use_fast_accum=fast)

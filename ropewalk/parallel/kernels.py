@@ -7,6 +7,7 @@ the shapes of the run.
 from __future__ import annotations
 
 import contextlib
+import functools
 import statistics
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from ropewalk.plan.plan import Plan
 
 DETERMINISTIC: tuple[Kernel, ...] = ("flash", "efficient")
 ANY: tuple[Kernel, ...] = ("cudnn", *DETERMINISTIC)
+IN_8_BITS = {"fp8": fp8.product, "fp8 by rows": fp8.product_by_rows}
 TURNS, REPEATS = 3, 3
 
 
@@ -73,17 +75,19 @@ def choose_8_bits(stage: Decoder, plan: Plan) -> Iterator[Contest]:
     it, where the same bits are wanted every time, and on a CPU, which only imitates them."""
     tokens = tokens_of(stage, plan)
     measured = plan.device == "cuda" and plan.fp8 == "quicker" and not plan.deterministic
-    found: dict[tuple[int, ...], bool] = {}
+    found: dict[tuple[int, ...], str] = {}
     for name, module in maps_of(stage).items():
         outputs, inputs = shape = tuple(module.weight.shape)
         if outputs % 16 or inputs % 16 or tokens % 16:
             continue  # the tensor cores' smallest pieces
         if shape not in found and measured:
-            result = _product_contest(name.partition(".")[2], module.weight, tokens)
-            found[shape] = result.winner == "fp8"
+            result = _product_contest(name.partition(".")[2], module.weight, tokens, compiled=plan.compile)
+            found[shape] = result.winner
             yield result
-        if found.get(shape, True):
-            module.product, module.bare = fp8.product, False
+        if way := IN_8_BITS.get(found.get(shape, "fp8")):
+            module.product, module.bare = way, False
+    if found:
+        torch.cuda.empty_cache()  # what the measurements took: the step wants other sizes
 
 
 def maps_of(stage: Decoder) -> dict[str, Linear]:
@@ -96,22 +100,24 @@ def tokens_of(stage: Decoder, plan: Plan) -> int:
     return plan.microbatch_rows * (plan.sequence_length or stage.spec.sequence_length) // plan.context
 
 
-def _product_contest(name: str, weight: Tensor, tokens: int) -> Contest:
+def _product_contest(name: str, weight: Tensor, tokens: int, *, compiled: bool) -> Contest:
     x = torch.randn(tokens, weight.shape[1], dtype=torch.bfloat16, device=weight.device, requires_grad=True)
     narrow = weight.detach().to(torch.bfloat16).requires_grad_()
-    runs = {
-        "bf16": _both_passes(lambda x, w: products.product(x, w, None), x, narrow),
-        "fp8": _both_passes(lambda x, w: fp8.product(x, w, None), x, narrow),
-    }
+    # A compiled block finds largest magnitudes in the kernels that write the operands.
+    scale = x.detach().abs().amax().float() / torch.finfo(fp8.E4M3).max if compiled else None
+    runs = {"bf16": _both_passes(lambda x, w: products.product(x, w, None), x, narrow)}
+    for kind, way in IN_8_BITS.items():
+        runs[kind] = _both_passes(lambda x, w, way=way: way(x, w, None, scale=scale), x, narrow)
     return contest(name, runs, weight.device)
 
 
 def _both_passes(function: Callable[..., Tensor], *inputs: Tensor) -> Callable[[], object]:
-    def run() -> object:
-        out = function(*inputs)
-        return torch.autograd.grad(out, inputs, torch.ones_like(out))
+    @functools.cache
+    def gradient() -> Tensor:
+        # At random: with equal numbers a GPU would be quicker than it is.
+        return torch.randn_like(function(*inputs))
 
-    return run
+    return lambda: torch.autograd.grad(function(*inputs), inputs, gradient())
 
 
 def contest(what: str, runs: Mapping[Any, Callable[[], object]], device: torch.device) -> Contest:

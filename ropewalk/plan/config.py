@@ -30,8 +30,8 @@ class Layout:
     kernels, whose backward pass adds up in any order; they take 0.6 to 0.7 of the time of the others (H200)."""
     fp8: Annotated[Fp8, CONTINUES] = "quicker"
     """Which products of blocks `train.precision = "fp8"` makes in 8 bits: those that a measurement at the start of the
-    run finds quicker so, or `all`, whatever they take, for the same rounding on every machine. `deterministic` and a
-    CPU take all."""
+    run finds quicker so, row by row or with one scale for an operand; or `all`, whatever they take, with one scale,
+    for the same rounding on every machine. `deterministic` and a CPU take all."""
 
 
 ZeroStage = Literal[1, 2, 3]

@@ -25,6 +25,7 @@ class Settings:
     """The part of the resolved config that training needs, with the plan and the place of the data."""
 
     seed: int
+    """Of training."""
     load: Load
     train: Train
     checkpoint: Checkpoints
@@ -43,13 +44,19 @@ class Settings:
         return dataclasses.replace(specs[phase], sequence_length=max(spec.sequence_length for spec in specs))
 
 
+def training_seed(train: Train, recipe_seed: int) -> int:
+    """Its own, or that of the recipe."""
+    return recipe_seed if train.seed is None else train.seed
+
+
 def read_settings(run: Path) -> Settings:
     """The settings in a run directory that has been prepared and planned."""
     prepared = read_json(run / "stages" / "prepare.json", what="result of `ropewalk prepare`")
+    train = load_section(run, "train", Train)
     return Settings(
-        seed=load_value(run, "seed"),
+        seed=training_seed(train, load_value(run, "seed")),
         load=load_section(run, "load", Load),
-        train=load_section(run, "train", Train),
+        train=train,
         checkpoint=load_section(run, "checkpoint", Checkpoints),
         planned=load_plan(run),
         data=Path(prepared["result"]["folder"]),

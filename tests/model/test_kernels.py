@@ -196,12 +196,15 @@ def test_heads_with_a_bias(dtype, groups, group_heads, size):
 
 
 @pytest.mark.skipif(interpreted, reason="the interpreter rounds to 8 bits otherwise")
+@pytest.mark.parametrize("by_rows", [False, True])
 @pytest.mark.parametrize("dtype", [fp8.E4M3, fp8.E5M2])
-def test_rounding(dtype):
+def test_rounding(dtype, by_rows):
     from ropewalk.model.kernels.rounding import both_orders
 
     x = draw(200, 300, dtype=torch.bfloat16)
-    scale = x.abs().amax().float() / torch.finfo(dtype).max
-    for got, want in zip(both_orders(x, scale, dtype), fp8.both_orders_plainly(x, scale, dtype), strict=True):
+    row_scale = x.abs().amax(1, keepdim=True).float() / torch.finfo(dtype).max
+    scale = row_scale.amax()
+    scales = (row_scale if by_rows else scale, scale)
+    for got, want in zip(both_orders(x, *scales, dtype), fp8.both_orders_plainly(x, *scales, dtype), strict=True):
         # A quotient that ends in the middle between two numbers may go either way.
         assert (got.float() == want.float()).float().mean() > 0.999

@@ -16,12 +16,13 @@ from ropewalk.parallel import tuning
 from ropewalk.parallel.apply import apply, local
 from ropewalk.parallel.compat import deterministic
 from ropewalk.parallel.executor import Executor
+from ropewalk.parallel.kernels import IN_8_BITS, choose_8_bits
 from ropewalk.plan.forecast import Precision
 from ropewalk.plan.plan import Plan
 from ropewalk.train.config import Optimizer, OptimizerKind
 from ropewalk.train.optimizer import KINDS, make_optimizer
 
-from .quick_path import LARGE, SMALL, check_float32, check_narrow
+from .quick_path import LARGE, SMALL, Narrow, check_float32, check_narrow
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 
@@ -33,6 +34,17 @@ def executor(
     plan = Plan(device=device, precision=precision, batch_rows=8, microbatch_rows=rows)
     model = build(spec, seed=0, device=device)
     return apply(plan, model, None, lambda p, _: make_optimizer(p, Optimizer(kind=kind), spec=spec), clip_norm=1.0)
+
+
+def test_products_in_8_bits_are_measured_as_a_step_makes_them() -> None:
+    stage = build(
+        resolve(Model(layers=1, width=256, heads=4), vocabulary=128, sequence_length=64), seed=0, device="cuda"
+    )
+    for compiled in (True, False):
+        plan = Plan(device="cuda", precision="fp8", batch_rows=32, microbatch_rows=32, compile=compiled)
+        found = list(choose_8_bits(stage, plan))
+        assert len(found) == 4
+        assert all(contest.milliseconds.keys() == {"bf16", *IN_8_BITS} for contest in found)
 
 
 def batch() -> Batch:
@@ -117,9 +129,9 @@ def test_the_quick_path_in_few_bits_is_nearer_to_the_plain_one_than_another_seed
     check_narrow(name, precision, "cuda")
 
 
-@pytest.mark.parametrize("precision", ["bf16-pure", "fp8"])
+@pytest.mark.parametrize("precision", ["bf16-pure", "fp8", "fp8 by rows"])
 @pytest.mark.parametrize("name", LARGE)
 def test_the_quick_path_of_real_shapes_is_nearer_to_the_plain_one_than_another_seed(
-    name: str, precision: Precision
+    name: str, precision: Narrow
 ) -> None:
     check_narrow(name, precision, "cuda")

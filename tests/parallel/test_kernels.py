@@ -7,8 +7,8 @@ import shutil
 import pytest
 import torch
 
+from ropewalk.model import fp8
 from ropewalk.model.decoder import build
-from ropewalk.model.fp8 import product
 from ropewalk.parallel import kernels
 from ropewalk.parallel.apply import apply
 from ropewalk.parallel.kernels import Contest, choose_8_bits
@@ -59,7 +59,7 @@ def test_the_quick_path_has_the_loss_and_gradients_of_the_plain_one(name, tmp_pa
 
 @compiles
 @pytest.mark.slow
-@pytest.mark.parametrize("precision", ["bf16", "bf16-pure", "fp8"])
+@pytest.mark.parametrize("precision", ["bf16", "bf16-pure", "fp8", "fp8 by rows"])
 @pytest.mark.parametrize("name", SMALL)
 def test_the_quick_path_in_few_bits_is_nearer_to_the_plain_one_than_another_seed(
     name, precision, tmp_path, monkeypatch
@@ -103,19 +103,21 @@ def test_maps_that_the_tensor_cores_cannot_cut_stay_as_they_are():
     model = build(spec, seed=0)
     assert not list(choose_8_bits(model, plan)), "nothing to measure on a CPU"
     block = next(iter(model.blocks.values()))
-    assert block.mlp.down.product is product
+    assert block.mlp.down.product is fp8.product
     odd = build(small_spec(width=36, heads=3, sequence_length=32), seed=0)
     list(choose_8_bits(odd, plan))
     assert next(iter(odd.blocks.values())).attention.qkv.product is torch.nn.functional.linear
 
 
 @pytest.mark.parametrize(("setting", "measured"), [({}, 4), ({"fp8": "all"}, 0), ({"deterministic": True}, 0)])
-def test_8_bits_for_all_products_are_not_measured(monkeypatch, setting, measured):
-    """On a GPU that finds none of them quicker."""
-    slower = Contest(what="", milliseconds={"bf16": 1.0, "fp8": 2.0})
-    monkeypatch.setattr(kernels, "_product_contest", lambda *_: slower)
+@pytest.mark.parametrize("winner", ["bf16", "fp8", "fp8 by rows"])
+def test_products_are_made_the_quickest_way_unless_all_are_wanted_in_8_bits(monkeypatch, setting, measured, winner):
+    """On a GPU that finds one way quickest for all of them."""
+    found = Contest(what="", milliseconds={winner: 1.0, "another": 2.0})
+    monkeypatch.setattr(kernels, "_product_contest", lambda *_, **__: found)
     model = build(small_spec(width=64, hidden=192, sequence_length=32), seed=0)
     plan = Plan(device="cuda", precision="fp8", batch_rows=2, microbatch_rows=2, sequence_length=32, **setting)
     assert len(list(choose_8_bits(model, plan))) == measured
     made = {module.product for module in kernels.maps_of(model).values()}
-    assert made == {torch.nn.functional.linear if measured else product}
+    ways = {"bf16": torch.nn.functional.linear, "fp8": fp8.product, "fp8 by rows": fp8.product_by_rows}
+    assert made == {ways[winner] if measured else fp8.product}

@@ -94,6 +94,16 @@ def test_a_run_stopped_after_any_step_ends_with_the_same_bits(
     assert final_files_after(run)[0] == straight[0]
 
 
+def test_training_may_have_a_seed_of_its_own(tmp_path: Path) -> None:
+    """Which is the recipe's in all but what was prepared."""
+    folders = {name: tmp_path / name for name in ("own", "recipe's", "another")}
+    own, same = make_run(folders["own"], train__seed=5), make_run(folders["recipe's"], seed=5)
+    another = make_run(folders["another"])
+    files = {name: final_files_after(run)[0] for name, run in zip(folders, (own, same, another), strict=True)}
+    assert files["own"] == files["recipe's"]
+    assert files["own"] != files["another"]
+
+
 def test_microbatches_of_other_sizes_give_the_same_run(
     tmp_path: Path, straight: tuple[dict[str, bytes], dict[str, float]]
 ) -> None:

@@ -17,20 +17,23 @@ ROWS, COLUMNS = 64, 128
 @torch.library.custom_op(
     "ropewalk::both_orders",
     mutates_args=(),
-    schema="(Tensor x_RC, Tensor scale, ScalarType dtype) -> (Tensor, Tensor)",
+    schema="(Tensor x_RC, Tensor row_scale, Tensor scale, ScalarType dtype) -> (Tensor, Tensor)",
 )
-def both_orders(x_RC: Tensor, scale: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """x / scale rounded to `dtype`, as it is and transposed; `x_RC` is contiguous."""
-    narrow, turned = _both(x_RC, scale, dtype)
+def both_orders(x_RC: Tensor, row_scale: Tensor, scale: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """x / row_scale rounded to `dtype`, and x / scale rounded and transposed. `x_RC` is contiguous; `row_scale` has a
+    number for each row, or it is `scale`."""
+    narrow, turned = _both(x_RC, row_scale, scale, dtype)
     rows, columns = narrow.shape
     grid = (triton.cdiv(rows, ROWS), triton.cdiv(columns, COLUMNS))
     _tile[grid](
         x_RC,
+        row_scale,
         scale,
         narrow,
         turned,
         rows,
         columns,
+        BY_ROWS=row_scale.numel() > 1,
         MOST=torch.finfo(dtype).max,
         ROWS=ROWS,
         COLUMNS=COLUMNS,
@@ -40,19 +43,40 @@ def both_orders(x_RC: Tensor, scale: Tensor, dtype: torch.dtype) -> tuple[Tensor
 
 
 @both_orders.register_fake
-def _both(x_RC: Tensor, scale: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def _both(x_RC: Tensor, row_scale: Tensor, scale: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Room for the result."""
     rows, columns = x_RC.shape
     return x_RC.new_empty(rows, columns, dtype=dtype), x_RC.new_empty(columns, rows, dtype=dtype)
 
 
 @triton.jit
-def _tile(x, scale, narrow, turned, rows, columns, MOST: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+def _tile(
+    x,
+    row_scale,
+    scale,
+    narrow,
+    turned,
+    rows,
+    columns,
+    BY_ROWS: tl.constexpr,
+    MOST: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column = tl.program_id(1).to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS)
     here = (row < rows)[:, None] & (column < columns)[None, :]
     places = row[:, None] * columns + column[None, :]
-    value = tl.load(x + places, mask=here, other=0.0).to(tl.float32) / tl.load(scale)
-    value = tl.minimum(tl.maximum(value, -MOST), MOST).to(narrow.dtype.element_ty)
-    tl.store(narrow + places, value, mask=here)
-    tl.store(turned + column[:, None] * rows + row[None, :], tl.trans(value), mask=tl.trans(here))
+    value = tl.load(x + places, mask=here, other=0.0).to(tl.float32)
+    by_whole = _rounded(value, tl.load(scale), narrow.dtype.element_ty, MOST)
+    by_row = by_whole
+    if BY_ROWS:
+        scales = tl.load(row_scale + row, mask=row < rows, other=1.0)
+        by_row = _rounded(value, scales[:, None], narrow.dtype.element_ty, MOST)
+    tl.store(narrow + places, by_row, mask=here)
+    tl.store(turned + column[:, None] * rows + row[None, :], tl.trans(by_whole), mask=tl.trans(here))
+
+
+@triton.jit
+def _rounded(value, scale, dtype: tl.constexpr, MOST: tl.constexpr):
+    return tl.minimum(tl.maximum(value / scale, -MOST), MOST).to(dtype)

@@ -1,0 +1,39 @@
+"""Several runs on the same data."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ropewalk import flow
+from ropewalk.base.errors import RunConflict
+from ropewalk.checkpoint.format import resolve_checkpoint
+
+from .tiny import write_tiny
+
+
+def test_another_seed_of_training_keeps_the_data_and_what_is_held_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_tiny(tmp_path)
+    first, second = flow.run("tiny.toml"), flow.run("tiny.toml", ["name=second", "train.seed=2"])
+    assert (first["seed"], first["train_seed"]) == (7, 7)
+    assert (second["seed"], second["train_seed"]) == (7, 2)
+    prepared = [
+        json.loads(Path(f"runs/{name}/stages/prepare.json").read_text())["result"] for name in ("tiny", "second")
+    ]
+    assert prepared[0]["folder"] == prepared[1]["folder"]
+    assert first["evaluated_tokens"] == second["evaluated_tokens"]
+    ours, theirs = (resolve_checkpoint(Path("runs") / name) / "model.safetensors" for name in ("tiny", "second"))
+    assert ours.read_bytes() != theirs.read_bytes()
+
+
+def test_another_seed_of_training_is_another_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_tiny(tmp_path)
+    flow.train("tiny.toml")
+    with pytest.raises(RunConflict, match=r"train\.seed"):
+        flow.train("tiny.toml", ["train.seed=2"])

@@ -3,16 +3,18 @@
     make bench NAME=gpu_step ARGS="--nanogpt ../nanoGPT"
 
 Contenders train the same shapes on the same number of random rows, with AdamW and clipping, and do not wait for the GPU
-between steps. `packed` are ours with several documents a row that do not see each other, to be compared with ours
-without. nanoGPT is a script rather than a package: give the folder of a clone; without it its cases are left out.
-Ours computes with bfloat16 weights beside float32 ones for the optimizer (`bf16-pure`), or in 8 bits; the peers with
-float32 weights under autocast, as their users do.
+between steps. A peer that has no memory for as many rows as ours gets those of the size. `packed` are ours with several
+documents a row that do not see each other, to be compared with ours without. nanoGPT is a script rather than a package:
+give the folder of a clone; without it its cases are left out. Ours computes with bfloat16 weights beside float32 ones
+for the optimizer (`bf16-pure`), or in 8 bits; the peers with float32 weights under autocast, as their users do.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
+import gc
 import json
 import statistics
 import sys
@@ -39,7 +41,7 @@ class Case:
     bias: bool | None = None
     """Whether linear maps have one; None: as the size has it."""
     rows: int | None = None
-    """Ours, where they are not the size's."""
+    """Where they are not the size's."""
     precision: str = "bf16-pure"
     optimizer: str = "adamw"
     recompute: str = "none"
@@ -130,7 +132,7 @@ def transformers(case: Case) -> tuple[Step, int]:
     from ropewalk.train.peers import transformers_step
 
     size, spec = shapes(case)
-    rows = size.batch_rows
+    rows = case.rows or size.batch_rows
     plan = Plan(device="cuda", precision="bf16", batch_rows=rows, microbatch_rows=rows)
     step = transformers_step(
         spec, plan, device=torch.device("cuda", 0), optimizer=Optimizer(), clip_norm=1.0, compiled=True
@@ -142,6 +144,18 @@ MAKERS = {"ropewalk": ropewalk, "nanogpt": nanogpt, "transformers": transformers
 
 
 def measure(case: Case, who: str) -> dict[str, float]:
+    """As `timed`; a peer may have fewer rows."""
+    with contextlib.suppress(torch.OutOfMemoryError):
+        return timed(case, who)
+    if who == "ropewalk" or case.rows is None:
+        sys.exit(f"{who} needs more memory than this GPU has")
+    gc.collect()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    return timed(dataclasses.replace(case, rows=None), who)
+
+
+def timed(case: Case, who: str) -> dict[str, float]:
     """Tokens a second, by the GPU's clock over all steps, and the most memory."""
     step, rows = MAKERS[who](case)
     _, spec = shapes(case)
@@ -156,6 +170,7 @@ def measure(case: Case, who: str) -> dict[str, float]:
     torch.cuda.synchronize()
     speed = 1e3 * case.steps * rows * spec.sequence_length / start.elapsed_time(end)
     return {
+        "rows": rows,
         "tokens_s": speed,
         "mfu": speed * spec.flops_per_token() / PEAK_FLOPS,
         "gigabytes": torch.cuda.max_memory_allocated() / 1e9,
@@ -191,7 +206,7 @@ def main() -> None:
         for turn in range(options.turns):
             for who in contenders:
                 flags = ["--contender", who, "--cases", name, "--nanogpt", str(options.nanogpt)]
-                same = (who, name) if who == "ropewalk" else (who, case.size, case.bias)
+                same = (who, name) if who == "ropewalk" else (who, case.size, case.bias, case.rows)
                 if (*same, turn) not in known:
                     known[*same, turn] = call(sys.executable, __file__, *flags)
                 found[who].append(known[*same, turn])

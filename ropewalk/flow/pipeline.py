@@ -213,14 +213,13 @@ class Flow:
         recipe = self._recipe
         cosmetic = {"faults", "log_every_steps", "layers_every_steps", "validate_every_steps", "validate_rows"}
         cosmetic |= {"timeline_steps"}
-        named_apart = {"seed"}
         phases = phases_of(recipe.train, sequence_length=recipe.load.sequence_length)
         return {
             "data": self._prepared("hash"),
             "seed": training_seed(recipe.train, recipe.seed),
             "sequence_length": recipe.load.sequence_length,
             "model": plain(recipe.model),
-            "train": {key: value for key, value in plain(recipe.train).items() if key not in cosmetic | named_apart},
+            "train": {key: value for key, value in plain(recipe.train).items() if key not in {"seed", *cosmetic}},
             "start": [_identity(phase.start_from) for phase in phases],
         }
 

@@ -103,7 +103,7 @@ def tokens_of(stage: Decoder, plan: Plan) -> int:
 def _product_contest(name: str, weight: Tensor, tokens: int, *, compiled: bool) -> Contest:
     x = torch.randn(tokens, weight.shape[1], dtype=torch.bfloat16, device=weight.device, requires_grad=True)
     narrow = weight.detach().to(torch.bfloat16).requires_grad_()
-    # A compiled block finds largest magnitudes in the kernels that write the operands.
+    # Out of a compiled block, to read operands for their largest magnitudes takes longer than inside (docs/log.md).
     scale = x.detach().abs().amax().float() / torch.finfo(fp8.E4M3).max if compiled else None
     runs = {"bf16": _both_passes(lambda x, w: products.product(x, w, None), x, narrow)}
     for kind, way in IN_8_BITS.items():

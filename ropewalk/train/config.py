@@ -216,7 +216,7 @@ class Train:
 
     seed: Annotated[int, Range(least=0)] | None = None
     """Seed of initial weights, order of the rows and dropout, for several runs on the same prepared data and the same
-    held-out text. Not set: `seed` of the recipe, which decides those, too."""
+    held-out text. Not set: `seed` of the recipe, which decides what is held out, too."""
     start_from: str = ""
     """A checkpoint, a run directory for its newest, or a local Hugging Face directory, whose weights training starts
     from: a model trained before, grown by `ropewalk model grow` or taken over by `ropewalk model import`. Its shapes

@@ -36,7 +36,7 @@ def executor(
     return apply(plan, model, None, lambda p, _: make_optimizer(p, Optimizer(kind=kind), spec=spec), clip_norm=1.0)
 
 
-def test_products_in_8_bits_are_measured_as_a_step_makes_them() -> None:
+def test_every_way_to_make_a_product_is_measured() -> None:
     stage = build(
         resolve(Model(layers=1, width=256, heads=4), vocabulary=128, sequence_length=64), seed=0, device="cuda"
     )

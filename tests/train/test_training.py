@@ -95,7 +95,7 @@ def test_a_run_stopped_after_any_step_ends_with_the_same_bits(
 
 
 def test_training_may_have_a_seed_of_its_own(tmp_path: Path) -> None:
-    """Which is the recipe's in all but what was prepared."""
+    """As if the recipe had it, but for what was prepared."""
     folders = {name: tmp_path / name for name in ("own", "recipe's", "another")}
     own, same = make_run(folders["own"], train__seed=5), make_run(folders["recipe's"], seed=5)
     another = make_run(folders["another"])

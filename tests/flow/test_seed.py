@@ -9,7 +9,11 @@ import pytest
 
 from ropewalk import flow
 from ropewalk.base.errors import RunConflict
+from ropewalk.base.progress import Silent
 from ropewalk.checkpoint.format import resolve_checkpoint
+from ropewalk.flow import examination
+from ropewalk.flow.verbs import resolve_recipe
+from ropewalk.train.settings import read_settings
 
 from .tiny import write_tiny
 
@@ -27,6 +31,8 @@ def test_another_seed_of_training_keeps_the_data_and_what_is_held_out(
     ]
     assert prepared[0]["folder"] == prepared[1]["folder"]
     assert first["evaluated_tokens"] == second["evaluated_tokens"]
+    inputs = [json.loads(Path(f"runs/{name}/stages/train.json").read_text())["input"] for name in ("tiny", "second")]
+    assert inputs[0] != inputs[1]
     ours, theirs = (resolve_checkpoint(Path("runs") / name) / "model.safetensors" for name in ("tiny", "second"))
     assert ours.read_bytes() != theirs.read_bytes()
 
@@ -37,3 +43,13 @@ def test_another_seed_of_training_is_another_run(tmp_path: Path, monkeypatch: py
     flow.train("tiny.toml")
     with pytest.raises(RunConflict, match=r"train\.seed"):
         flow.train("tiny.toml", ["train.seed=2"])
+
+
+def test_what_looks_at_the_data_reads_the_rows_of_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_tiny(tmp_path)
+    resolved = resolve_recipe("tiny.toml", ["train.seed=2"])
+    settings = examination.settings_of(resolved.value, examination.prepared_data(resolved, Silent()))
+    flow.train("tiny.toml", ["train.seed=2"])
+    trained = read_settings(Path("runs/tiny"))
+    assert settings.seed == trained.seed == 2

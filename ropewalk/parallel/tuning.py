@@ -2,7 +2,7 @@
 
 A library has several for a product and guesses which is best; torch takes the guess (model/kernels/cublas.py). Which is
 quickest depends on shapes, the GPU and the version of the library, so all are tried on the shapes of the run. What was
-found stays in the user's cache folder: to load and try them takes some ten seconds.
+found stays in the user's cache folder: to load and try them takes half a minute.
 """
 
 from __future__ import annotations
@@ -27,10 +27,12 @@ from ropewalk.model.loss import chunk_rows
 from ropewalk.model.modules import Linear
 from ropewalk.plan.plan import Plan
 
-from .kernels import Contest, contest, maps_of, tokens_of
+from .kernels import Contest, maps_of, settled_contest, tokens_of
 
 TORCH = "torch"
 TUNED = (torch.bfloat16, torch.float16)
+MEASURED = "settled"
+"""How: what was found otherwise lies in files of another name."""
 LEAST_FLOPS = 2e10
 """Of products that are tuned. Smaller ones take less than 30 microseconds on an H200, about what our operator costs the
 host more than torch's."""
@@ -41,7 +43,7 @@ class Known:
 
     def __init__(self, name: str, library_version: int, folder: Path) -> None:
         words = "".join(letter if letter.isalnum() else "-" for letter in name.lower())
-        self._path = folder / "products" / f"{words}-{library_version}.json"
+        self._path = folder / "products" / f"{words}-{library_version}-{MEASURED}.json"
         self._found: dict[str, dict[str, float]] = {}
         with contextlib.suppress(OSError, ValueError, TypeError):  # or damaged
             self._found = dict(json.loads(self._path.read_text(encoding="utf-8")))
@@ -101,7 +103,7 @@ def _of_map(name: str, module: Linear, tokens: int, dtype: torch.dtype) -> dict[
     biased = module.bias is not None
     if biased:
         found[f"{name}, forward with bias"] = dataclasses.replace(forward, biased=True)
-    if name == "mlp.down":  # which ends a residual branch, and a block
+    if name in ("attention.out", "mlp.down"):  # which end residual branches
         found[f"{name}, forward with residual"] = dataclasses.replace(forward, biased=biased, adds=True)
     return found
 
@@ -128,7 +130,7 @@ def _tuned(problems: Mapping[str, Problem], known: Known, device: torch.device) 
             continue
         ways, times = _ways(problem, device), known.get(problem)
         if times is None or next(iter(times)) not in ways:
-            measured = contest(what, _runs(problem, ways, device), device)
+            measured = settled_contest(what, _runs(problem, ways, device), device, beside=TORCH)
             # The others only tell how much there was to choose from.
             times = {way: time for way, time in measured.milliseconds.items() if way in (measured.winner, TORCH)}
             known.put(problem, times)

@@ -105,7 +105,8 @@ USED: list[str] = []
 def by_torch(monkeypatch, tmp_path):
     """Lets products be tuned on a CPU; the second proposal is always the quickest."""
 
-    def contest(what, runs, device):
+    def contest(what, runs, device, *, beside):
+        assert beside in runs
         for run in runs.values():
             run()
         return Contest(what=what, milliseconds={"cuBLASLt 2": 1.0, "torch": 2.0, "cuBLASLt 1": 3.0})
@@ -116,7 +117,7 @@ def by_torch(monkeypatch, tmp_path):
     monkeypatch.setattr(tuning, "TUNED", (torch.float32,))
     monkeypatch.setattr(tuning, "LEAST_FLOPS", 0)
     monkeypatch.setattr(tuning, "Product", ByTorch)
-    monkeypatch.setattr(tuning, "contest", contest)
+    monkeypatch.setattr(tuning, "settled_contest", contest)
     monkeypatch.setattr(tuning, "version", lambda: 1)
     monkeypatch.setattr(tuning, "_has_ways", lambda device: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
@@ -149,7 +150,7 @@ def test_a_tuned_model_uses_what_was_found_and_computes_the_same(by_torch, monke
     def again(*_):
         pytest.fail("what is known is not measured")
 
-    monkeypatch.setattr(tuning, "contest", again)
+    monkeypatch.setattr(tuning, "settled_contest", again)
     assert list(tuning.tune_products(build(spec, seed=0), plan, dtype=torch.float32)) == contests
 
 

@@ -5,6 +5,7 @@ Shapes: B rows, T tokens, C width, H query heads, G key and value heads, D head 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import torch
@@ -112,8 +113,18 @@ class Attention(nn.Module):
         self.key_norm = HeadNorm(spec) if spec.qk_norm else None
         self.out = make_linear(spec, "attention.out", inputs=spec.heads * spec.head_size, outputs=spec.width)
 
-    def forward(self, x_BTC: Tensor, *, turn: Rotation | None, attend: Attend, biased: bool = True) -> Tensor:
-        """Without the last bias where the caller adds it."""
+    def forward(
+        self,
+        x_BTC: Tensor,
+        *,
+        turn: Rotation | None,
+        attend: Attend,
+        biased: bool = True,
+        bias_learns: bool = True,
+        added: Tensor | None = None,
+    ) -> Tensor:
+        """Plus `added`; without the last bias where the caller adds it, or with one that gets its gradient from the
+        caller."""
         sizes = {"group_heads": self.group_heads, "head_size": self.head_size}
         if turn is not None and self.query_norm is None:
             q_BHTD, k_BGTD, v_BGTD = self._turned(x_BTC, turn, **sizes)
@@ -124,7 +135,8 @@ class Attention(nn.Module):
             if turn is not None:
                 q_BHTD, k_BGTD = rotate(q_BHTD, turn), rotate(k_BGTD, turn)
         attended_BHTD = attend(q_BHTD, k_BGTD, v_BGTD)
-        return self.out(attended_BHTD.transpose(1, 2).flatten(2), biased=biased)
+        flat_BTC = attended_BHTD.transpose(1, 2).flatten(2)
+        return self.out(flat_BTC, biased=biased, bias_learns=bias_learns, added=added)
 
     def _turned(self, x_BTC: Tensor, turn: Rotation, **sizes: int) -> Heads:
         joined = self.qkv.bare and self.qkv.bias is None and x_BTC.dtype == self.qkv.weight.dtype
@@ -207,8 +219,8 @@ class Block(nn.Module):
     ) -> Tensor:
         """`dropout` is that of this layer."""
 
-        def attention(x_BTC: Tensor, *, biased: bool = True) -> Tensor:
-            y_BTC = self.attention(x_BTC, turn=turn, attend=attend, biased=biased)
+        def attention(x_BTC: Tensor) -> Tensor:
+            y_BTC = self.attention(x_BTC, turn=turn, attend=attend)
             return y_BTC if dropout is None else dropout(y_BTC, site="attention")
 
         def feed_forward(x_BTC: Tensor) -> Tensor:
@@ -221,13 +233,12 @@ class Block(nn.Module):
         x_BTC, normed_BTC = passing(x_BTC, self.attention_norm)
         if dropout is None and self.attention_post_norm is None and has_norm_kernel(x_BTC, self.mlp_norm):
             # Biases at the end of branches go to the stream as it is: the norm between them has their gradients.
-            x_BTC, normed_BTC = passing(
-                x_BTC,
-                self.mlp_norm,
-                added=attention(normed_BTC, biased=False),
-                bias=self.attention.out.bias,
-                later=self.mlp.down.bias,
-            )
+            branch = functools.partial(self.attention, normed_BTC, turn=turn, attend=attend)
+            biases = {"bias": self.attention.out.bias, "later": self.mlp.down.bias}
+            if self.attention.out.bare:  # the product adds
+                x_BTC, normed_BTC = passing(branch(bias_learns=False, added=x_BTC), self.mlp_norm, **biases)
+            else:
+                x_BTC, normed_BTC = passing(x_BTC, self.mlp_norm, added=branch(biased=False), **biases)
             return self.mlp(normed_BTC, bias_learns=False, added=x_BTC)
         attended_BTC = _normed(attention(normed_BTC), self.attention_post_norm, x_BTC.dtype)
         x_BTC, normed_BTC = passing(x_BTC, self.mlp_norm, added=attended_BTC)

@@ -37,8 +37,9 @@ def passing(
     later: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """`x`, plus what is `added` and the `bias` that it lacks, as it is and normalised. On a GPU one kernel does it, and
-    one the way back, where the gradients by both come together and sums over them are at hand: that by `bias`, and that
-    by a bias that is added to the stream `later`, to what passes by, without a way back of its own.
+    one the way back, where the gradients by both come together and sums over them are at hand: that by `bias`, which
+    `x` has already where nothing is added, without a way back of its own; and that by a bias that is added to the
+    stream `later`, to what passes by, likewise.
 
     `bias` and `later` are for what `has_norm_kernel` allows.
     """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import os
 
@@ -9,9 +10,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from ropewalk.model import fp8, heads, loss, norms
+from ropewalk.model import fp8, heads, loss, modules, norms, products
+from ropewalk.model.decoder import build
 from ropewalk.model.gated import gated_plainly
 from ropewalk.model.gelu import gelu_plainly
+from tests.tiny import small_spec
 
 pytest.importorskip("triton")
 interpreted = os.environ.get("TRITON_INTERPRET") == "1"
@@ -208,3 +211,30 @@ def test_rounding(dtype, by_rows):
     for got, want in zip(both_orders(x, *scales, dtype), fp8.both_orders_plainly(x, *scales, dtype), strict=True):
         # A quotient that ends in the middle between two numbers may go either way.
         assert (got.float() == want.float()).float().mean() > 0.999
+
+
+@pytest.mark.parametrize("adds", [False, True], ids=["the norm adds", "the product adds"])
+@pytest.mark.parametrize("kind", [{}, {"bias": True, "mlp": "gelu", "norm": "layer", "position": "learned"}])
+def test_a_block_with_residual_sums_inside_products(kind, adds, monkeypatch):
+    spec = small_spec(width=64, hidden=128, heads=2, layers=1, sequence_length=16, **kind)
+    model = build(spec, seed=0, device=DEVICE)
+    with torch.no_grad():
+        for number, parameter in enumerate(model.parameters()):
+            parameter += 0.1 * draw(*parameter.shape).roll(number)
+    tokens = torch.arange(32, device=DEVICE).view(2, 16) % spec.vocabulary
+    gradient = draw(2, 16, 64)
+    exact = copy.deepcopy(model).double()
+    expected, wanted = exact(tokens), [*exact.parameters()]
+    by_exact = torch.autograd.grad(expected, wanted, gradient.double(), allow_unused=True)
+    for module in (norms, modules):
+        monkeypatch.setattr(module, "has_norm_kernel", lambda x, norm: x.dtype != torch.float64)
+    for each in model.modules():
+        if isinstance(each, modules.Linear):
+            each.product, each.bare = products.product, adds
+    found = model(tokens)
+    torch.testing.assert_close(found, expected.float(), atol=1e-5, rtol=1e-5)
+    by_found = torch.autograd.grad(found, [*model.parameters()], gradient, allow_unused=True)
+    for got, want in zip(by_found, by_exact, strict=True):
+        assert (got is None) == (want is None)
+        if got is not None:
+            torch.testing.assert_close(got, want.float(), atol=1e-4, rtol=1e-4)

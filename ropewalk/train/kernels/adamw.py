@@ -71,17 +71,22 @@ def _adamw(
     BLOCK: tl.constexpr,
 ):
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = (at < count) & (tl.load(left_out) == 0)
-    gradient = tl.load(gradients + at, mask=inside, other=0.0).to(tl.float32) / tl.load(scale)
+    inside = at < count
+    # Everything is read before it is known whether the step is left out: readings that waited for that would take
+    # longer than all the rest.
+    gradient = tl.load(gradients + at, mask=inside, other=0.0).to(tl.float32)
     mean = tl.load(means + at, mask=inside, other=0.0)
     square = tl.load(squares + at, mask=inside, other=0.0)
     weight = tl.load(weights + at, mask=inside, other=0.0)
+    kept = at < tl.where(tl.load(left_out) == 0, count, 0)
+    # What all numbers are divided by is inverted once.
+    gradient *= 1.0 / tl.load(scale)
     mean += mean_share * (gradient - mean)
     square += square_share * (gradient * gradient - square)
-    direction = mean / tl.load(starts) / (tl.sqrt_rn(square / tl.load(starts + 1)) + epsilon)
-    weight = weight * keep - lr * direction
-    tl.store(weights + at, weight, mask=inside)
+    root = tl.sqrt(square * (1.0 / tl.load(starts + 1)))
+    weight = weight * keep - lr * (mean * (1.0 / tl.load(starts)) / (root + epsilon))
+    tl.store(weights + at, weight, mask=kept)
     if ROUNDS:
-        tl.store(rounded + at, weight.to(rounded.dtype.element_ty), mask=inside)
-    tl.store(means + at, mean, mask=inside)
-    tl.store(squares + at, square, mask=inside)
+        tl.store(rounded + at, weight.to(rounded.dtype.element_ty), mask=kept)
+    tl.store(means + at, mean, mask=kept)
+    tl.store(squares + at, square, mask=kept)

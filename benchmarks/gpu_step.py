@@ -54,6 +54,7 @@ CASES = {
     "124M": Case(size="124M", peer="nanogpt"),
     "124M without biases": Case(size="124M", peer="nanogpt", bias=False),
     "1.3B": Case(size="1.3B", peer="transformers"),
+    "1.3B, 24 rows": Case(size="1.3B", peer="transformers", rows=24, steps=8),
     "1.3B, 32 rows": Case(size="1.3B", peer="transformers", rows=32, steps=8),
     "1.3B fp8": Case(size="1.3B", peer="transformers", rows=32, precision="fp8", steps=8),
     "7B": Case(size="7B", peer=None, rows=4, optimizer="adamw-8bit", steps=8),

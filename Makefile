@@ -4,8 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 # One torch thread a test worker: two workers on two cores, and sums in the same order everywhere. Tests of several
-# processes share one pool, so that all of them go to one worker.
-TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 NUMBA_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
+# processes share one pool, so that all of them go to one worker. Compiled modules are kept, whatever the environment
+# says: tests start some hundreds of processes.
+TEST_ENV := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 NUMBA_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
 
 .PHONY: help quickstart test test-slow lint bench docs clean
 help:

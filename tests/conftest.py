@@ -1,4 +1,5 @@
-"""Which test worker gets which test: those that share the pool of processes (tests/parallel/pool.py) all go to one.
+"""Which test worker gets which test: those that share the pool of processes (tests/parallel/pool.py) all go to one, and
+so do those of a file whose kernels would be compiled by both.
 
 pytest-xdist's own `--dist loadgroup` does this by the mark `xdist_group`; with pytest 9.2 it no longer sees the mark,
 since a test's name can no longer be changed after the fact. Here the mark is read from the file.
@@ -20,13 +21,18 @@ settings.load_profile("same")
 
 ROOT = Path(__file__).parents[1]
 MARK = 'xdist_group("pool")'
+COMPILED = ("tests/prepare/", "tests/load/")
+"""Folders whose tests compile kernels in a fresh clone, up to eleven seconds each."""
 
 
 class PoolTogether(LoadScopeScheduling):
-    """Every test by itself, those of the pool as one."""
+    """Every test by itself, those of the pool as one, and those of a file that compiles kernels."""
 
     def _split_scope(self, nodeid: str) -> str:
-        return "pool" if _uses_pool(nodeid.split("::")[0]) else nodeid
+        file = nodeid.split("::")[0]
+        if _uses_pool(file):
+            return "pool"
+        return file if file.startswith(COMPILED) else nodeid
 
 
 @functools.cache

@@ -34,6 +34,8 @@ from .stages import Result
 from .trials_worker import Ended, Job
 from .verbs import RUNS, RecipeLike, resolve_recipe
 
+LEAST_SAVES = 4
+"""Checkpoints of a run that can be struck before, between and after them."""
 TIMEOUT_S = 3.0
 """`checkpoint.timeout_s` of the copies: what a hanging disk costs each trial."""
 
@@ -53,6 +55,8 @@ def chaos(
     kind, and at few random moments. The copies stay when something failed.
     """
     resolved = _restless(resolve_recipe(recipe, overrides))
+    if (steps := resolved.value.train.total_steps) < LEAST_SAVES:
+        raise _too_few(f"{steps} steps")
     scratch = runs / f"{resolved.value.name}.chaos"
     if scratch.exists():
         shutil.rmtree(scratch)
@@ -170,11 +174,13 @@ class Laboratory:
         self.points, self.seconds = ended.points, ended.seconds
         self.expected, self.bytes = identity(manifest), manifest.bytes
         published = [label for label in self.points if label.startswith("checkpoint.published:")]
-        if len(published) < 4:
-            raise UserError(
-                f"{len(published)} checkpoints in this run are too few to strike between; raise `train.steps`"
-            )
+        if len(published) < LEAST_SAVES:  # it stopped early
+            raise _too_few(f"{len(published)} checkpoints")
         self.train(self.copy("base", "halfway"), at=published[-2])
+
+
+def _too_few(what: str) -> UserError:
+    return UserError(f"{what} in this run are too few to strike between; raise `train.steps` to {LEAST_SAVES} or more")
 
 
 def must_be_whole(run: Path) -> None:

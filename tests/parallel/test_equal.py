@@ -99,10 +99,8 @@ def reversed_ring() -> None:
     sound = Group.start_shift
 
     def shift(group: Group, tensors: list[Tensor]) -> Pending:
-        there = sound(group, tensors)
-        for _ in range(group.size - 2):
-            there = sound(group, there.wait())
-        return there
+        there = Group(group.name, group.ranks[::-1], group.ranks[group.rank], group._handle, group.traffic)
+        return sound(there, tensors)
 
     _set(Group, "start_shift", shift)
 

@@ -12,7 +12,7 @@ from ropewalk.load.batch import Batch
 from ropewalk.model.config import Model
 from ropewalk.model.decoder import build
 from ropewalk.model.spec import resolve
-from ropewalk.parallel import tuning
+from ropewalk.parallel import kernels, tuning
 from ropewalk.parallel.apply import apply, local
 from ropewalk.parallel.compat import deterministic
 from ropewalk.parallel.executor import Executor
@@ -125,6 +125,8 @@ def test_the_quick_path_in_few_bits_is_nearer_to_the_plain_one_than_another_seed
 ) -> None:
     # Products as small as these are tuned too, and joined by what a tuned one takes.
     monkeypatch.setattr(tuning, "LEAST_FLOPS", 0)
+    for wait in ("SETTLING", "SETTLED"):
+        monkeypatch.setattr(kernels, wait, 1e-3)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     check_narrow(name, precision, "cuda")
 

@@ -13,7 +13,7 @@ from ropewalk.model import products
 from ropewalk.model.decoder import build
 from ropewalk.model.kernels.cublas import Problem
 from ropewalk.model.loss import weighted_loss
-from ropewalk.parallel import tuning
+from ropewalk.parallel import kernels, tuning
 from ropewalk.parallel.kernels import Contest, maps_of
 from ropewalk.parallel.tuning import Known
 from ropewalk.plan.plan import Plan
@@ -168,6 +168,8 @@ def test_nothing_is_joined_to_the_products_of_adapted_maps(by_torch):
 def test_tuned_maps_have_the_products_of_torch(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(tuning, "LEAST_FLOPS", 0)
+    for wait in ("SETTLING", "SETTLED"):
+        monkeypatch.setattr(kernels, wait, 1e-3)
     spec = small_spec(width=64, hidden=128, sequence_length=32, vocabulary=64, bias=True)
     model = build(spec, seed=0, device="cuda", dtype=torch.bfloat16)
     plan = Plan(device="cuda", precision="bf16-pure", batch_rows=4, microbatch_rows=4)

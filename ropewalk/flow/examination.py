@@ -18,6 +18,7 @@ from ropewalk.base.progress import Progress
 from ropewalk.config.read import Resolved
 from ropewalk.config.resolved import FILE as CONFIG
 from ropewalk.config.resolved import load_resolved
+from ropewalk.load.config import AHEAD_BATCHES
 from ropewalk.load.forecast import Rates, Setup, cache_hits
 from ropewalk.load.gather import RowForm
 from ropewalk.load.media.config import Media
@@ -258,7 +259,7 @@ def _hits(settings: Settings, facts: Facts, machine: Machine, *, mapped: bool) -
 
 def _ahead(settings: Settings, facts: Facts) -> int:
     """Batches that the ring holds beside that of the step: what fits, and at least one."""
-    return max(1, int(settings.load.ahead_bytes / facts.batch_bytes) - 1)
+    return max(1, min(AHEAD_BATCHES, int(settings.load.ahead_bytes / facts.batch_bytes)) - 1)
 
 
 def available_bytes(machine: Machine) -> float:

@@ -13,6 +13,9 @@ from .media.config import Media
 Packing = Literal["windows", "best-fit"]
 Shuffle = Literal["all", "blocks"]
 OnDamage = Literal["stop", "skip"]
+AHEAD_BATCHES = 256
+"""Batches made ahead at most. Small ones would be made by the ten thousand otherwise: a run of 8 steps on 4 rows of 16
+tokens takes 0.26 s of a processor instead of 0.6 to 0.9."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -101,7 +104,7 @@ class Load:
     """Threads that make batches ahead of the step. One makes 500 million tokens a second and more from memory; more
     help where shards are read from a store or compressed. Any number makes the same batches."""
     ahead_bytes: Annotated[int, Range(least=0), CONTINUES] = 16 << 20
-    """Batches made ahead of the step, in bytes of 2 or 4 a token; at least one batch."""
+    """Batches made ahead of the step, in bytes of 2 or 4 a token; at least one batch, and at most 256."""
     cache: Annotated[Cache | None, CONTINUES] = None
     """Memory, disk and other nodes in front of shards that are not memory-mapped; shards on a local disk need none: the
     operating system's page cache serves them."""

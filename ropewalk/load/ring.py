@@ -12,6 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 from .batch import Compact
+from .config import AHEAD_BATCHES
 from .stalls import Times
 
 BLOCK_BYTES = 1 << 20
@@ -56,9 +57,9 @@ class Ring:
     """The next batches, made by `threads` threads while the step computes.
 
     `make(first, rows, count)` makes `count` batches of `rows` rows each from row `first` on; `row_bytes` is what a row
-    takes here. All that is made and not yet taken stays below `ahead_bytes`, but for the two batches that are needed
-    next. Buffers are torch's: page-locked memory comes from its caching allocator, which keeps a buffer for reuse and
-    gives it out again only after the event of the last copy from it.
+    takes here. All that is made and not yet taken stays below `ahead_bytes` and AHEAD_BATCHES, but for the two batches
+    that are needed next. Buffers are torch's: page-locked memory comes from its caching allocator, which keeps a buffer
+    for reuse and gives it out again only after the event of the last copy from it.
     """
 
     def __init__(
@@ -127,9 +128,10 @@ class Ring:
         large as the last."""
         size = self._ordered[-1].rows * self._row_bytes
         held = sum(ordered.count - ordered.taken for ordered in self._ordered) * size
+        bound = min(self.ahead_bytes, AHEAD_BATCHES * size)
         # A thread needs a block to work on, and the step one to take from.
-        most = max(1, int(min(BLOCK_BYTES, self.ahead_bytes / (self.threads + 1)) // size))
-        while len(self._ordered) < 2 or held + most * size <= self.ahead_bytes:
+        most = max(1, int(min(BLOCK_BYTES, bound / (self.threads + 1)) // size))
+        while len(self._ordered) < 2 or held + most * size <= bound:
             last = self._ordered[-1]
             # Growing blocks: the first step does not wait for batches that others will read.
             count = min(2 * last.count, most)

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from ropewalk.load.batch import Compact
+from ropewalk.load.config import AHEAD_BATCHES
 from ropewalk.load.gather import RowForm
 from ropewalk.load.ring import BLOCK_BYTES, Block, Ring
 from ropewalk.load.stalls import Times
@@ -60,13 +61,13 @@ def test_going_back_makes_the_same_batch_again() -> None:
     taker.close()
 
 
-@pytest.mark.parametrize("batches", [4, 20, 300])
+@pytest.mark.parametrize("batches", [4, 20, AHEAD_BATCHES, 5000])
 def test_no_more_is_made_ahead_than_the_bound(batches: int) -> None:
     maker = Maker()
     taker = ring(maker, ahead_bytes=batches * BATCH_BYTES)
-    for step in range(500):
+    for step in range(600):
         taker.take(4 * step, 4)
-        assert maker.made_bytes - (step + 1) * BATCH_BYTES <= batches * BATCH_BYTES
+        assert maker.made_bytes - (step + 1) * BATCH_BYTES <= min(batches, AHEAD_BATCHES) * BATCH_BYTES
     taker.close()
 
 

@@ -35,9 +35,9 @@ class Decoder(nn.Module):
     ) -> None:
         super().__init__()
         self.spec = spec
-        self.embedding = nn.Embedding(spec.vocabulary, spec.width) if first else None
+        self.embedding = _table(spec.vocabulary, spec.width) if first else None
         learned = first and spec.position == "learned"
-        self.positions = nn.Embedding(spec.sequence_length, spec.width) if learned else None
+        self.positions = _table(spec.sequence_length, spec.width) if learned else None
         self.embed: Callable[[Tensor], Tensor] | None = None
         """Looks tokens up where the embedding is split over devices."""
         self.keep: Callable[[Tensor], Tensor] | None = None
@@ -105,6 +105,12 @@ class Decoder(nn.Module):
     def logits(self, hidden_BTC: Tensor) -> Tensor:
         """Scores of every next token, B T V."""
         return nn.functional.linear(hidden_BTC, self.head_weight)
+
+
+def _table(rows: int, width: int) -> nn.Embedding:
+    """Vectors to look up. Their first values are model/init.py's: torch's own, on the device `meta`, would import its
+    compiler, a second of every process that trains."""
+    return nn.Embedding(rows, width, _weight=torch.empty(rows, width))
 
 
 def build(spec: Spec, *, seed: int, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> Decoder:

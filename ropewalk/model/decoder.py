@@ -109,7 +109,7 @@ class Decoder(nn.Module):
 
 def _table(rows: int, width: int) -> nn.Embedding:
     """Vectors to look up. Their first values are model/init.py's: torch's own, on the device `meta`, would import its
-    compiler, a second of every process that trains."""
+    compiler, which takes a second and which only training needs."""
     return nn.Embedding(rows, width, _weight=torch.empty(rows, width))
 
 

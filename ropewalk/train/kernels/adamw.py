@@ -72,13 +72,11 @@ def _adamw(
 ):
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = at < count
-    # Everything is read before it is known whether the step is left out: readings that waited for that would take
-    # longer than all the rest.
     gradient = tl.load(gradients + at, mask=inside, other=0.0).to(tl.float32)
     mean = tl.load(means + at, mask=inside, other=0.0)
     square = tl.load(squares + at, mask=inside, other=0.0)
     weight = tl.load(weights + at, mask=inside, other=0.0)
-    kept = at < tl.where(tl.load(left_out) == 0, count, 0)
+    kept = at < tl.where(tl.load(left_out) == 0, count, 0)  # a step that is left out writes nothing
     # What all numbers are divided by is inverted once.
     gradient *= 1.0 / tl.load(scale)
     mean += mean_share * (gradient - mean)

@@ -56,7 +56,9 @@ def chaos(
     """
     resolved = _restless(resolve_recipe(recipe, overrides))
     if (steps := resolved.value.train.total_steps) < LEAST_SAVES:
-        raise _too_few(f"{steps} steps")
+        raise UserError(
+            f"{steps} steps in this run are too few to strike between; raise `train.steps` to {LEAST_SAVES} or more"
+        )
     scratch = runs / f"{resolved.value.name}.chaos"
     if scratch.exists():
         shutil.rmtree(scratch)
@@ -174,13 +176,12 @@ class Laboratory:
         self.points, self.seconds = ended.points, ended.seconds
         self.expected, self.bytes = identity(manifest), manifest.bytes
         published = [label for label in self.points if label.startswith("checkpoint.published:")]
-        if len(published) < LEAST_SAVES:  # it stopped early
-            raise _too_few(f"{len(published)} checkpoints")
+        if len(published) < LEAST_SAVES:
+            raise UserError(
+                f"the run stopped early, after {len(published)} checkpoints, too few to strike between; leave "
+                "`train.early_stop` out"
+            )
         self.train(self.copy("base", "halfway"), at=published[-2])
-
-
-def _too_few(what: str) -> UserError:
-    return UserError(f"{what} in this run are too few to strike between; raise `train.steps` to {LEAST_SAVES} or more")
 
 
 def must_be_whole(run: Path) -> None:

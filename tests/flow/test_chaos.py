@@ -74,6 +74,12 @@ def test_a_run_too_short_to_strike_is_refused(tiny: Path) -> None:  # noqa: F811
     assert not (tiny / "prepared").exists(), "refused before anything is prepared"
 
 
+def test_a_run_that_stops_before_it_can_be_struck_is_refused(tiny: Path) -> None:  # noqa: F811
+    never = ["train.early_stop.patience=1", "train.early_stop.min_gain=100.0", "train.validate_every_steps=1"]
+    with pytest.raises(UserError, match=r"stopped early, after [123] checkpoints.*leave `train.early_stop` out"):
+        flow.chaos("tiny.toml", [STEPS, *never])
+
+
 @pytest.mark.slow
 def test_every_trial_passes(tiny: Path) -> None:  # noqa: F811
     result = flow.chaos("tiny.toml", [STEPS])

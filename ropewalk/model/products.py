@@ -120,3 +120,14 @@ def plain(*, a_transposed: bool, b_transposed: bool) -> Run:
             out += bias
 
     return run
+
+
+def in_two(first: Run, rest: Run, *, rows: int, a_transposed: bool) -> Run:
+    """The first `rows` of a product by one way, the others by another."""
+
+    def run(a: Tensor, b: Tensor, out: Tensor, bias: Tensor | None, added: Tensor | None) -> None:
+        for way, part in (first, slice(rows)), (rest, slice(rows, None)):
+            some_a, some_added = a[:, part] if a_transposed else a[part], added if added is None else added[part]
+            way(some_a, b, out[part], bias, some_added)
+
+    return run

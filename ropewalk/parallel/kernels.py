@@ -10,7 +10,7 @@ import contextlib
 import functools
 import math
 import statistics
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,10 +29,10 @@ DETERMINISTIC: tuple[Kernel, ...] = ("flash", "efficient")
 ANY: tuple[Kernel, ...] = ("cudnn", *DETERMINISTIC)
 IN_8_BITS = {"fp8": fp8.product, "fp8 by rows": fp8.product_by_rows}
 TURNS, REPEATS = 3, 3
-FINALISTS = 4
-"""Of a contest, which go on to be settled: three tenths of a second each."""
-SETTLING, SETTLED = 0.05, 0.1
-"""Seconds for which a finalist runs before it is timed, and while it is."""
+FINALISTS = 3
+"""Of a settled contest, which are timed three times instead of once."""
+SETTLING, SETTLED = 0.05, 0.05
+"""Seconds for which a way runs alone before it is timed, and while it is."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -143,20 +143,26 @@ def contest(what: str, runs: Mapping[Any, Callable[[], object]], device: torch.d
 def settled_contest(
     what: str, runs: Mapping[Any, Callable[[], object]], device: torch.device, *, beside: str
 ) -> Contest:
-    """The best few of a contest, and one `beside` them, each once more alone until the GPU has settled at the clock
-    that its power allows.
+    """Each way alone until the GPU has settled at the clock that its power allows; then the best few, and the one
+    `beside` which they are shown, twice more.
 
     In turns all have the same clock, which says nothing of what a way costs where power is the limit, as in the steps
     of large models: there the way that needs least energy is the quickest.
     """
-    first = contest(what, runs, device).milliseconds
-    best = list(dict.fromkeys((*list(first)[:FINALISTS], beside)))
-    times: dict[str, list[float]] = {name: [] for name in best}
-    for order in (best, best[::-1]):
-        for name in order:
-            _milliseconds(runs[name], device, repeats=math.ceil(SETTLING * 1e3 / first[name]))
-            times[name].append(_milliseconds(runs[name], device, repeats=math.ceil(SETTLED * 1e3 / first[name])))
-    means = {name: statistics.mean(measured) for name, measured in times.items()}
+    in_turns = contest(what, runs, device).milliseconds
+    times: dict[str, list[float]] = {name: [] for name in in_turns}
+
+    def settle(names: Iterable[str]) -> None:
+        for name in names:
+            for seconds in SETTLING, SETTLED:
+                time = _milliseconds(runs[name], device, repeats=math.ceil(1e3 * seconds / in_turns[name]))
+            times[name].append(time)
+
+    settle(in_turns)
+    finalists = dict.fromkeys((*sorted(times, key=lambda name: times[name])[:FINALISTS], beside))
+    settle(finalists)
+    settle(reversed(finalists))
+    means = {name: statistics.mean(times[name]) for name in finalists}
     return Contest(what=what, milliseconds=dict(sorted(means.items(), key=lambda item: item[1])))
 
 

@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import functools
 import json
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -36,6 +37,12 @@ MEASURED = "settled"
 LEAST_FLOPS = 2e10
 """Of products that are tuned. Smaller ones take less than 30 microseconds on an H200, about what our operator costs the
 host more than torch's."""
+IN_TWO = "in two parts"
+TILE = 128, 256
+"""Rows and columns of a result that a processor of a GPU makes at a time, in the algorithms that win most contests."""
+LEAST_IDLE = 0.05
+"""Of the time of all processors, which is lost where the last tiles are too few for all, for a product to be tried in
+two parts."""
 
 
 class Known:
@@ -128,32 +135,59 @@ def _tuned(problems: Mapping[str, Problem], known: Known, device: torch.device) 
     for what, problem in problems.items():
         if 2 * problem.n * problem.k * problem.m < LEAST_FLOPS:
             continue
-        ways, times = _ways(problem, device), known.get(problem)
-        if times is None or next(iter(times)) not in ways:
-            measured = settled_contest(what, _runs(problem, ways, device), device, beside=TORCH)
-            # The others only tell how much there was to choose from.
-            times = {way: time for way, time in measured.milliseconds.items() if way in (measured.winner, TORCH)}
-            known.put(problem, times)
-        result = Contest(what=what, milliseconds=times)
-        products.QUICKEST[problem] = ways[result.winner]
+        result, products.QUICKEST[problem] = _quickest(what, problem, known, device)
         yield result
 
 
-def _ways(problem: Problem, device: torch.device) -> dict[str, products.Run]:
+def _quickest(what: str, problem: Problem, known: Known, device: torch.device) -> tuple[Contest, products.Run]:
+    ways, times = _ways(what, problem, known, device), known.get(problem)
+    if times is None or next(iter(times)) not in ways:
+        measured = settled_contest(what, _runs(problem, ways, device), device, beside=TORCH)
+        # The others only tell how much there was to choose from.
+        times = {way: time for way, time in measured.milliseconds.items() if way in (measured.winner, TORCH)}
+        known.put(problem, times)
+    result = Contest(what=what, milliseconds=times)
+    return result, ways[result.winner]
+
+
+def _ways(what: str, problem: Problem, known: Known, device: torch.device) -> dict[str, products.Run]:
     """All that can make a product."""
-    own = Product(problem)
+    a_transposed, own = problem.a_transposed, Product(problem)
     with torch.cuda.device(device):
         proposals = own.proposals()
-    return {TORCH: products.plain(a_transposed=problem.a_transposed, b_transposed=problem.b_transposed)} | {
-        f"cuBLASLt {number}": functools.partial(own.run, algorithm)
-        for number, algorithm in enumerate(proposals, start=1)
-    }
+    ways = {TORCH: products.plain(a_transposed=a_transposed, b_transposed=problem.b_transposed)}
+    for number, algorithm in enumerate(proposals, start=1):
+        ways[f"cuBLASLt {number}"] = functools.partial(own.run, algorithm)
+    if rows := whole_waves(problem, _processors(device)):
+        stride = problem.n if a_transposed else 0
+        parts = (dataclasses.replace(problem, n=n, a_stride=stride) for n in (rows, problem.n - rows))
+        first, rest = (_quickest(what, part, known, device)[1] for part in parts)
+        ways[IN_TWO] = products.in_two(first, rest, rows=rows, a_transposed=a_transposed)
+    return ways
+
+
+def whole_waves(problem: Problem, processors: int) -> int:
+    """Rows of a result that all processors work on to the end; 0 where that is so for nearly all of them, or none.
+
+    Processors take tiles in waves. The rest, which does not keep all of them busy, is better made as a product of its
+    own, for which the library has algorithms that share a tile among several processors.
+    """
+    beside = math.ceil(problem.m / TILE[1])
+    waves = math.ceil(problem.n / TILE[0]) * beside / processors
+    if waves < 1 or 1 - waves / math.ceil(waves) < LEAST_IDLE:
+        return 0
+    return math.floor(waves) * processors // beside * TILE[0]
+
+
+def _processors(device: torch.device) -> int:
+    count: int = torch.cuda.get_device_properties(device).multi_processor_count
+    return count
 
 
 def _runs(problem: Problem, ways: Mapping[str, products.Run], device: torch.device) -> dict[str, Callable[[], object]]:
     """The ways on operands drawn at random: with zeros a GPU would be quicker than it is."""
     it, draw = problem, functools.partial(torch.randn, dtype=problem.dtype, device=device)
-    a = draw(it.k, it.n) if it.a_transposed else draw(it.n, it.k)
+    a = draw(it.k, it.a_stride or it.n)[:, : it.n] if it.a_transposed else draw(it.n, it.k)
     b = draw(it.m, it.k) if it.b_transposed else draw(it.k, it.m)
     out = torch.zeros(it.n, it.m, dtype=it.out_dtype, device=device)
     bias, added = draw(it.m) if it.biased else None, torch.zeros_like(out) if it.adds else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from ropewalk.model.modules import Linear
-from ropewalk.model.products import QUICKEST, multiply, problem_of, product
+from ropewalk.model.products import QUICKEST, in_two, multiply, plain, problem_of, product
 
 ON_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 ORDERS = list(itertools.product([False, True], repeat=2))
@@ -104,6 +105,35 @@ def test_a_way_that_was_chosen_serves_its_own_shapes_alone(monkeypatch):
     room = torch.empty(48 * 64 + 1, dtype=a.dtype)
     multiply(room[1:].view(48, 64).copy_(a), b, out, b_transposed=True)  # not where the library wants it
     assert len(served) == 1
+
+
+@pytest.mark.parametrize(("a_transposed", "b_transposed"), ORDERS)
+@pytest.mark.parametrize("more", [False, True])
+def test_a_product_in_two_parts_is_the_whole(a_transposed, b_transposed, more):
+    a, b = operands(a_transposed, b_transposed)
+    bias, added = (drawn(80), drawn(48, 80, seed=3)) if more else (None, None)
+    by_torch = plain(a_transposed=a_transposed, b_transposed=b_transposed)
+    found, expected = torch.full((2, 48, 80), torch.nan, dtype=a.dtype)
+    by_torch(a, b, expected, bias, added)
+    in_two(by_torch, by_torch, rows=40, a_transposed=a_transposed)(a, b, found, bias, added)
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.gpu
+@ON_GPU
+def test_every_algorithm_has_the_same_product_of_part_of_a_matrix():
+    from ropewalk.model.kernels.cublas import Product
+
+    wide, b = (drawn(*shape, dtype=torch.bfloat16, device="cuda") for shape in ((64, 304), (64, 80)))
+    a, out = wide[:, 256:], torch.empty(48, 80, dtype=torch.bfloat16, device="cuda")
+    exact = a.double().t() @ b.double()
+    problem = problem_of(a, b, out, a_transposed=True)
+    own = Product(dataclasses.replace(problem, a_stride=304))
+    proposals = own.proposals()
+    assert proposals
+    for algorithm in proposals:
+        own.run(algorithm, a, b, out.fill_(torch.nan), None, None)
+        torch.testing.assert_close(out.double(), exact, atol=0.05, rtol=0.01)
 
 
 @pytest.mark.gpu

@@ -97,16 +97,16 @@ def test_8_bit_products_learn_what_bfloat16_ones_learn():
     assert abs(sum(narrow) - sum(wide)) / 3 < 2 * spread + 0.02
 
 
-def test_of_the_quickest_few_the_one_wins_that_is_quickest_when_the_gpu_has_settled(monkeypatch):
-    cold_and_settled = {"greedy": (1.0, 1.8), "frugal": (1.2, 1.5), "slow": (3.0, 1.0), "torch": (2.0, 1.6)}
+def test_the_way_wins_that_is_quickest_when_the_gpu_has_settled(monkeypatch):
+    cold_and_settled = {"greedy": (1.0, 1.8), "frugal": (1.2, 1.5), "torch": (2.0, 1.9), "last": (3.0, 1.4)}
     monkeypatch.setattr(kernels, "FINALISTS", 2)
     monkeypatch.setattr(
         kernels, "_milliseconds", lambda run, _, repeats=1: cold_and_settled[run()][0 if repeats == 1 else 1]
     )
     runs = {name: lambda name=name: name for name in cold_and_settled}
     found = kernels.settled_contest("a product", runs, torch.device("cuda"), beside="torch")
-    assert found == Contest(what="a product", milliseconds={"frugal": 1.5, "torch": 1.6, "greedy": 1.8})
-    assert found.winner == "frugal"
+    assert found == Contest(what="a product", milliseconds={"last": 1.4, "frugal": 1.5, "torch": 1.9})
+    assert list(found.milliseconds) == ["last", "frugal", "torch"]
 
 
 def test_maps_that_the_tensor_cores_cannot_cut_stay_as_they_are():

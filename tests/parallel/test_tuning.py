@@ -103,13 +103,14 @@ USED: list[str] = []
 
 @pytest.fixture
 def by_torch(monkeypatch, tmp_path):
-    """Lets products be tuned on a CPU; the second proposal is always the quickest."""
+    """Lets products be tuned on a CPU; the second proposal is the quickest, but for two parts where these are tried."""
 
     def contest(what, runs, device, *, beside):
         assert beside in runs
         for run in runs.values():
             run()
-        return Contest(what=what, milliseconds={"cuBLASLt 2": 1.0, "torch": 2.0, "cuBLASLt 1": 3.0})
+        best = {tuning.IN_TWO: 0.5} if tuning.IN_TWO in runs else {}
+        return Contest(what=what, milliseconds=best | {"cuBLASLt 2": 1.0, "torch": 2.0, "cuBLASLt 1": 3.0})
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(products, "QUICKEST", {})
@@ -120,6 +121,7 @@ def by_torch(monkeypatch, tmp_path):
     monkeypatch.setattr(tuning, "settled_contest", contest)
     monkeypatch.setattr(tuning, "version", lambda: 1)
     monkeypatch.setattr(tuning, "_has_ways", lambda device: True)
+    monkeypatch.setattr(tuning, "_processors", lambda device: 1)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
     monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
     USED.clear()
@@ -133,7 +135,11 @@ def trained_gradients(model, spec):
 
 
 @pytest.mark.parametrize("changes", [{}, {"bias": True, "mlp": "gelu", "norm": "layer", "tied": True}])
-def test_a_tuned_model_uses_what_was_found_and_computes_the_same(by_torch, monkeypatch, changes):
+@pytest.mark.parametrize("in_two", [False, True])
+def test_a_tuned_model_uses_what_was_found_and_computes_the_same(by_torch, monkeypatch, changes, in_two):
+    if in_two:
+        monkeypatch.setattr(tuning, "TILE", (8, 16))
+        monkeypatch.setattr(tuning, "_processors", lambda device: 7)
     spec = small_spec(width=32, hidden=64, heads=2, sequence_length=16, vocabulary=64, **changes)
     plan = Plan(device="cuda", precision="bf16-pure", batch_rows=2, microbatch_rows=2)
     tuned, plain = (build(spec, seed=0) for _ in range(2))
@@ -144,7 +150,8 @@ def test_a_tuned_model_uses_what_was_found_and_computes_the_same(by_torch, monke
     found, expected = trained_gradients(tuned, spec), trained_gradients(plain, spec)
     torch.testing.assert_close(found, expected)
     # Three products of each of four maps in both layers, of which biases and the residual are no others here.
-    assert USED.count("second") >= 3 * 4 * 2
+    assert USED.count("second") >= 3 * 4 * 2 * (2 if in_two else 1)
+    assert {each.winner for each in contests} == {tuning.IN_TWO if in_two else "cuBLASLt 2"}
     assert "first" not in USED
 
     def again(*_):
@@ -161,6 +168,23 @@ def test_nothing_is_joined_to_the_products_of_adapted_maps(by_torch):
     adapted = [module for module in maps_of(model).values() if module.lora_a is not None]
     assert adapted
     assert all(module.product is products.product and not module.bare for module in adapted)
+
+
+@pytest.mark.parametrize(
+    ("n", "m", "rows"),
+    [
+        (11264, 2048, 10496),  # 704 tiles: 82 rows of 8 are nearly five waves of 132
+        (2048, 5632, 1536),  # 352: 12 rows of 22 are two waves
+        (67584, 2048, 0),  # 32 waves
+        (65536, 2048, 0),  # 31.03 waves lose 3 %
+        (768, 3072, 0),  # not one wave
+    ],
+)
+def test_a_product_is_tried_in_two_parts_where_its_last_tiles_leave_processors_idle(n, m, rows):
+    problem = Problem(n=n, k=64, m=m, dtype=torch.bfloat16)
+    assert tuning.whole_waves(problem, 132) == rows
+    for part in (rows, n - rows) if rows else ():
+        assert tuning.whole_waves(dataclasses.replace(problem, n=part), 132) == 0
 
 
 @pytest.mark.gpu

@@ -49,6 +49,8 @@ class Problem:
     """Whether M numbers are added to every row."""
     adds: bool = False
     """Whether a matrix like the result is added to it."""
+    a_stride: int = 0
+    """Numbers from a row of `a` to the next in memory, where `a` is part of a wider matrix."""
 
     @property
     def out_dtype(self) -> torch.dtype:
@@ -80,7 +82,9 @@ class Product:
         if it.biased:
             self._set(EPILOGUE, c_int32(EPILOGUE_BIAS))
         self._a = self._layout(it.dtype, it.k if it.b_transposed else it.m, it.m if it.b_transposed else it.k)
-        self._b = self._layout(it.dtype, it.n if it.a_transposed else it.k, it.k if it.a_transposed else it.n)
+        self._b = self._layout(
+            it.dtype, it.n if it.a_transposed else it.k, it.k if it.a_transposed else it.n, stride=it.a_stride
+        )
         self._out = self._layout(it.out_dtype, it.m, it.n)
         self._one, self._beta = c_float(1.0), c_float(1.0 if it.adds else 0.0)
 
@@ -132,8 +136,8 @@ class Product:
         size = c_size_t(ctypes.sizeof(value))
         _check(self._library.cublasLtMatmulDescSetAttribute(self._operation, c_int(attribute), byref(value), size))
 
-    def _layout(self, dtype: torch.dtype, rows: int, columns: int) -> c_void_p:
-        sizes = c_uint64(rows), c_uint64(columns), c_int64(rows)
+    def _layout(self, dtype: torch.dtype, rows: int, columns: int, *, stride: int = 0) -> c_void_p:
+        sizes = c_uint64(rows), c_uint64(columns), c_int64(stride or rows)
         return _made(self._library.cublasLtMatrixLayoutCreate, c_int(TYPES[dtype]), *sizes)
 
 

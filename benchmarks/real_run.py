@@ -53,7 +53,7 @@ def gather(folder: Path, texts: list[Path], *, megabytes: float) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     code = folder / "python.jsonl.gz"
     if not code.exists():
-        with gzip.open(code, "wt", encoding="utf-8") as out:
+        with gzip.open(code, "wt", compresslevel=1, encoding="utf-8") as out:
             for path, text in sources(megabytes * 1e6):
                 out.write(json.dumps({"text": text, "file": path.name}) + "\n")
     for place in texts:

@@ -57,20 +57,26 @@ class Lines:
 
 
 class Eta:
-    """Seconds left, from the pace since the start of this process (work done before it does not count)."""
+    """Seconds left, from the pace of this process (work done before it does not count) over the last half or more of
+    what it has done: what only the beginning takes, say a compiler, is soon forgotten."""
 
     def __init__(self, total: float | None) -> None:
         self._total = total
         self._start = time.monotonic()
         self._first: float | None = None
+        # Moments, and what was done by then: the pace counts since the one, and soon since the other.
+        self._since = self._later = self._start, 0.0
 
     def seconds(self, done: float) -> float | None:
         """None until there is a pace to extrapolate."""
-        elapsed = time.monotonic() - self._start
+        now = time.monotonic()
         if self._first is None:
             self._first = done
-        gained = done - self._first
-        if self._total is None or gained <= 0 or elapsed < 0.5:
+            self._since = self._later = self._start, done
+        if done > self._later[1] and done - self._first >= 2 * (self._later[1] - self._first):
+            self._since, self._later = self._later, (now, done)
+        elapsed, gained = now - self._since[0], done - self._since[1]
+        if self._total is None or gained <= 0 or now - self._start < 0.5:
             return None
         return max(0.0, (self._total - done) * elapsed / gained)
 

@@ -92,7 +92,7 @@ def apply(
     masters: list[Masters] = []
     if pure and plan.zero == 0:
         masters = [Masters(stage, one_microbatch=_is_alone(plan)) for stage in stages.values()]
-    contests = _choose_kernels(plan, stages)
+    contests = _choose_kernels(plan, stages, points or Points(), trains=make_optimizer is not None)
     data = _data(plan, stages, mesh, masters, trained=chosen, pure=pure, seed=seed)
     optimizer, host = None, None
     if make_optimizer:
@@ -220,12 +220,13 @@ def _is_alone(plan: Plan) -> bool:
     return plan.device == "cuda" and plan.world == 1 and plan.microbatches == 1 and "optimizer" not in plan.offload
 
 
-def _choose_kernels(plan: Plan, stages: Mapping[int, Decoder]) -> list[Contest]:
+def _choose_kernels(plan: Plan, stages: Mapping[int, Decoder], points: Points, *, trains: bool) -> list[Contest]:
     some = next(iter(stages.values()))
     device, dtype = next(some.parameters()).device, PRODUCTS.get(plan.precision, torch.float32)
     contests: list[Contest] = []
     for stage in stages.values():
-        contests += tune_products(stage, plan, dtype=dtype)
+        # To score takes too little time for measurements to be worth it.
+        contests += tune_products(stage, plan, dtype=dtype, measures=trains, before=points.before_tuning)
         if plan.precision == "fp8":
             contests += choose_8_bits(stage, plan)
         if plan.compile:

@@ -62,6 +62,8 @@ class Points:
     before_change: list[Callable[[], None]] = field(default_factory=list)
     """Weights and moments are about to change, for the first time in this step: with the update, or during the backward
     pass where an optimizer on the host begins then."""
+    before_tuning: list[Callable[[], None]] = field(default_factory=list)
+    """Before the first step: the ways to make products are about to be measured, which takes up to a minute."""
 
 
 class Executor(Protocol):

@@ -2,7 +2,7 @@
 
 A library has several for a product and guesses which is best; torch takes the guess (model/kernels/cublas.py). Which is
 quickest depends on shapes, the GPU and the version of the library, so all are tried on the shapes of the run. What was
-found stays in the user's cache folder: to load and try them takes half a minute.
+found stays in the user's cache folder: to load and try them takes up to a minute.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import functools
 import json
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 import torch
@@ -69,27 +69,36 @@ class Known:
             os.replace(partial, self._path)
 
 
-def tune_products(stage: Decoder, plan: Plan, *, dtype: torch.dtype) -> Iterator[Contest]:
+def tune_products(
+    stage: Decoder,
+    plan: Plan,
+    *,
+    dtype: torch.dtype,
+    measures: bool = True,
+    before: Iterable[Callable[[], None]] = (),
+) -> Iterator[Contest]:
     """Finds the quickest way to make each product of a stage in `dtype`, forward and backward, of its linear maps and
-    of its head. Maps all of whose products torch makes as quickly stay as they are."""
+    of its head. Maps all of whose products torch makes as quickly stay as they are.
+
+    What was not measured on such a GPU yet is measured, after all of `before` were called; or is torch's.
+    """
     device = next(stage.parameters()).device
     if dtype not in TUNED or plan.deterministic or not _has_ways(device):
         return
-    known = Known(torch.cuda.get_device_name(device), version(), cache_folder())
-    tokens = tokens_of(stage, plan)
+    tuner, tokens = Tuner(device, measures=measures, before=before), tokens_of(stage, plan)
     gains: dict[torch.Size, bool] = {}
     for name, module in maps_of(stage).items():
         shape = module.weight.shape
         if shape not in gains:
             gains[shape] = False
-            for result in _tuned(_of_map(name.partition(".")[2], module, tokens, dtype), known, device):
+            for result in tuner.tune(_of_map(name.partition(".")[2], module, tokens, dtype)):
                 gains[shape] |= result.winner != TORCH
                 yield result
         if gains[shape] and module.product is F.linear:
             module.product = products.product
             module.bare = module.weight.dtype == dtype and plan.tensor == 1 and module.lora_a is None
     if plan.tensor == 1 and (stage.head is not None or (stage.embedding is not None and plan.pipeline == 1)):
-        yield from _tuned(_of_head(stage.head_weight, tokens, dtype), known, device)
+        yield from tuner.tune(_of_head(stage.head_weight, tokens, dtype))
     torch.cuda.empty_cache()  # what the measurements took: the step wants other sizes
 
 
@@ -130,40 +139,47 @@ def _of_head(head_VC: Tensor, tokens: int, dtype: torch.dtype) -> dict[str, Prob
     return found
 
 
-def _tuned(problems: Mapping[str, Problem], known: Known, device: torch.device) -> Iterator[Contest]:
-    """Gives each product that is worth it its quickest way."""
-    for what, problem in problems.items():
-        if 2 * problem.n * problem.k * problem.m < LEAST_FLOPS:
-            continue
-        result, products.QUICKEST[problem] = _quickest(what, problem, known, device)
-        yield result
+class Tuner:
+    """Gives products their quickest ways on one GPU."""
 
+    def __init__(self, device: torch.device, *, measures: bool, before: Iterable[Callable[[], None]]) -> None:
+        self._device, self._measures, self._before = device, measures, list(before)
+        self._known = Known(torch.cuda.get_device_name(device), version(), cache_folder())
 
-def _quickest(what: str, problem: Problem, known: Known, device: torch.device) -> tuple[Contest, products.Run]:
-    ways, times = _ways(what, problem, known, device), known.get(problem)
-    if times is None or next(iter(times)) not in ways:
-        measured = settled_contest(what, _runs(problem, ways, device), device, beside=TORCH)
-        # The others only tell how much there was to choose from.
-        times = {way: time for way, time in measured.milliseconds.items() if way in (measured.winner, TORCH)}
-        known.put(problem, times)
-    result = Contest(what=what, milliseconds=times)
-    return result, ways[result.winner]
+    def tune(self, problems: Mapping[str, Problem]) -> Iterator[Contest]:
+        """Those that are worth it."""
+        for what, problem in problems.items():
+            worth = 2 * problem.n * problem.k * problem.m >= LEAST_FLOPS
+            if worth and (self._measures or self._known.get(problem)):
+                result, products.QUICKEST[problem] = self._quickest(what, problem)
+                yield result
 
+    def _quickest(self, what: str, problem: Problem) -> tuple[Contest, products.Run]:
+        ways, times = self._ways(what, problem), self._known.get(problem)
+        if times is None or next(iter(times)) not in ways:
+            while self._before:
+                self._before.pop()()
+            measured = settled_contest(what, _runs(problem, ways, self._device), self._device, beside=TORCH)
+            # The others only tell how much there was to choose from.
+            times = {way: time for way, time in measured.milliseconds.items() if way in (measured.winner, TORCH)}
+            self._known.put(problem, times)
+        result = Contest(what=what, milliseconds=times)
+        return result, ways[result.winner]
 
-def _ways(what: str, problem: Problem, known: Known, device: torch.device) -> dict[str, products.Run]:
-    """All that can make a product."""
-    a_transposed, own = problem.a_transposed, Product(problem)
-    with torch.cuda.device(device):
-        proposals = own.proposals()
-    ways = {TORCH: products.plain(a_transposed=a_transposed, b_transposed=problem.b_transposed)}
-    for number, algorithm in enumerate(proposals, start=1):
-        ways[f"cuBLASLt {number}"] = functools.partial(own.run, algorithm)
-    if rows := whole_waves(problem, _processors(device)):
-        stride = problem.n if a_transposed else 0
-        parts = (dataclasses.replace(problem, n=n, a_stride=stride) for n in (rows, problem.n - rows))
-        first, rest = (_quickest(what, part, known, device)[1] for part in parts)
-        ways[IN_TWO] = products.in_two(first, rest, rows=rows, a_transposed=a_transposed)
-    return ways
+    def _ways(self, what: str, problem: Problem) -> dict[str, products.Run]:
+        """All that can make a product."""
+        a_transposed, own = problem.a_transposed, Product(problem)
+        with torch.cuda.device(self._device):
+            proposals = own.proposals()
+        ways = {TORCH: products.plain(a_transposed=a_transposed, b_transposed=problem.b_transposed)}
+        for number, algorithm in enumerate(proposals, start=1):
+            ways[f"cuBLASLt {number}"] = functools.partial(own.run, algorithm)
+        if rows := whole_waves(problem, _processors(self._device)):
+            stride = problem.n if a_transposed else 0
+            parts = (dataclasses.replace(problem, n=n, a_stride=stride) for n in (rows, problem.n - rows))
+            first, rest = (self._quickest(what, part)[1] for part in parts)
+            ways[IN_TWO] = products.in_two(first, rest, rows=rows, a_transposed=a_transposed)
+        return ways
 
 
 def whole_waves(problem: Problem, processors: int) -> int:

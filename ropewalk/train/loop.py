@@ -44,6 +44,8 @@ from .timeline import Timeline
 from .together import MeshTogether, Wishes
 from .watchdog import Watchdog, read_heartbeats, stragglers
 
+TUNING = "measuring which kernels are quickest for these shapes: up to a minute, once on GPUs of this kind"
+
 
 def train(
     run: Path, *, progress: Progress | None = None, hooks: Iterable[Hook] = (), disk: Disk | None = None
@@ -96,7 +98,11 @@ class Trainer:
         self._policy = Policy(settings.train.guard)
         # An optimizer on the host waits for whoever looks at gradients.
         looks = any(type(hook).on_gradients is not Hook.on_gradients for hook in hooks)
-        points = Points(on_gradients=[self._on_gradients] if looks else [], before_change=[self._keeper.fence])
+        points = Points(
+            on_gradients=[self._on_gradients] if looks else [],
+            before_change=[self._keeper.fence],
+            before_tuning=[lambda: progress.say(TUNING)] if self._leads else [],
+        )
         self._reading = ReadingWatch(self._events, say=progress.say, warn=self._warn, adapt=settings.load.adapt)
         self._course = Course(
             settings, self._keeper, device=self._device, points=points, stalls=self._reading.stalls, mesh=self._mesh

@@ -74,6 +74,20 @@ def test_the_time_left_follows_the_pace_of_this_process(monkeypatch: pytest.Monk
     assert Eta(None).seconds(3) is None
 
 
+def test_the_time_left_forgets_a_slow_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    eta = Eta(total=100)
+    assert eta.seconds(0) is None
+    now[0] += 60  # a compiler, and the first step
+    assert eta.seconds(1) == 99 * 60
+    for done in range(2, 100):
+        now[0] += 0.5
+        assert eta.seconds(done) == (100 - done) * 0.5
+    now[0] += 100  # the last step waits
+    assert 0 < eta.seconds(99) < 10
+
+
 def test_a_stopwatch_adds_up_by_name_and_forgets_what_was_taken() -> None:
     watch = Stopwatch()
     for name in ("data", "step", "data"):

@@ -143,7 +143,10 @@ def test_a_tuned_model_uses_what_was_found_and_computes_the_same(by_torch, monke
     spec = small_spec(width=32, hidden=64, heads=2, sequence_length=16, vocabulary=64, **changes)
     plan = Plan(device="cuda", precision="bf16-pure", batch_rows=2, microbatch_rows=2)
     tuned, plain = (build(spec, seed=0) for _ in range(2))
-    contests = list(tuning.tune_products(tuned, plan, dtype=torch.float32))
+    told = []
+    kind = {"dtype": torch.float32, "before": [lambda: told.append("measuring")]}
+    contests = list(tuning.tune_products(tuned, plan, **kind))
+    assert told == ["measuring"]
     assert set(USED) == {"first", "second"}
     assert all(module.bare and module.product is products.product for module in maps_of(tuned).values())
     USED.clear()
@@ -158,7 +161,18 @@ def test_a_tuned_model_uses_what_was_found_and_computes_the_same(by_torch, monke
         pytest.fail("what is known is not measured")
 
     monkeypatch.setattr(tuning, "settled_contest", again)
-    assert list(tuning.tune_products(build(spec, seed=0), plan, dtype=torch.float32)) == contests
+    assert list(tuning.tune_products(build(spec, seed=0), plan, **kind)) == contests
+    assert list(tuning.tune_products(build(spec, seed=0), plan, **kind, measures=False)) == contests
+    assert told == ["measuring"]
+
+
+def test_who_only_scores_measures_nothing(by_torch):
+    spec = small_spec(width=32, hidden=64, heads=2, sequence_length=16, vocabulary=64)
+    plan = Plan(device="cpu", precision="bf16-pure", batch_rows=2, microbatch_rows=2)
+    model = build(spec, seed=0)
+    assert not list(tuning.tune_products(model, plan, dtype=torch.float32, measures=False))
+    assert all(module.product is F.linear for module in maps_of(model).values())
+    assert not USED
 
 
 def test_nothing_is_joined_to_the_products_of_adapted_maps(by_torch):

@@ -22,7 +22,7 @@ from step import loop
 
 CASES = {"quickstart": (3, 128, 4, 384, 8, 256, 2048), "20m": (6, 512, 8, 1408, 8, 512, 4096)}
 """layers, width, heads, hidden, rows, tokens a row, vocabulary."""
-STEPS = {"quickstart": 20, "20m": 5}
+STEPS = {"quickstart": 60, "20m": 8}
 """That are timed in a turn."""
 ROUNDS = {"quickstart": 3, "20m": 2}
 

@@ -61,24 +61,24 @@ class Eta:
     what it has done: what only the beginning takes, say a compiler, is soon forgotten."""
 
     def __init__(self, total: float | None) -> None:
-        self._total = total
-        self._start = time.monotonic()
-        self._first: float | None = None
-        # Moments, and what was done by then: the pace counts since the one, and soon since the other.
-        self._since = self._later = self._start, 0.0
+        self._total, self._start = total, time.monotonic()
+        self._marks: list[tuple[float, float]] = []
+        """Moments, and what was done by then: the first one, and those since which the pace counts now and soon."""
 
     def seconds(self, done: float) -> float | None:
         """None until there is a pace to extrapolate."""
         now = time.monotonic()
-        if self._first is None:
-            self._first = done
-            self._since = self._later = self._start, done
-        if done > self._later[1] and done - self._first >= 2 * (self._later[1] - self._first):
-            self._since, self._later = self._later, (now, done)
-        elapsed, gained = now - self._since[0], done - self._since[1]
-        if self._total is None or gained <= 0 or now - self._start < 0.5:
+        if not self._marks or done < self._marks[-1][1]:  # or work was taken back
+            self._marks = [(now if self._marks else self._start, done)] * 3
+        first, _, later = self._marks
+        doubled = done > later[1] and done - first[1] >= 2 * (later[1] - first[1])
+        # What several workers finish in one moment is no pace.
+        if doubled and now - later[0] >= (now - self._start) / 4:
+            self._marks[1:] = later, (now, done)
+        since = self._marks[1]
+        if self._total is None or done <= since[1] or now - self._start < 0.5:
             return None
-        return max(0.0, (self._total - done) * elapsed / gained)
+        return max(0.0, (self._total - done) * (now - since[0]) / (done - since[1]))
 
 
 def duration(seconds: float) -> str:

@@ -224,9 +224,10 @@ def _choose_kernels(plan: Plan, stages: Mapping[int, Decoder], points: Points, *
     some = next(iter(stages.values()))
     device, dtype = next(some.parameters()).device, PRODUCTS.get(plan.precision, torch.float32)
     contests: list[Contest] = []
+    before = list(points.before_tuning)  # who is told once for all stages
     for stage in stages.values():
         # To score takes too little time for measurements to be worth it.
-        contests += tune_products(stage, plan, dtype=dtype, measures=trains, before=points.before_tuning)
+        contests += tune_products(stage, plan, dtype=dtype, measures=trains, before=before)
         if plan.precision == "fp8":
             contests += choose_8_bits(stage, plan)
         if plan.compile:

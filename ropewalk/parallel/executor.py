@@ -63,7 +63,7 @@ class Points:
     """Weights and moments are about to change, for the first time in this step: with the update, or during the backward
     pass where an optimizer on the host begins then."""
     before_tuning: list[Callable[[], None]] = field(default_factory=list)
-    """Before the first step: the ways to make products are about to be measured, which takes up to a minute."""
+    """An executor is made, and the ways to make products are about to be measured, which takes up to a minute."""
 
 
 class Executor(Protocol):

@@ -13,7 +13,7 @@ import functools
 import json
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import torch
@@ -32,14 +32,15 @@ from .kernels import Contest, maps_of, settled_contest, tokens_of
 
 TORCH = "torch"
 TUNED = (torch.bfloat16, torch.float16)
-MEASURED = "settled"
+MEASURED = "settled-in-parts"
 """How: what was found otherwise lies in files of another name."""
 LEAST_FLOPS = 2e10
 """Of products that are tuned. Smaller ones take less than 30 microseconds on an H200, about what our operator costs the
 host more than torch's."""
 IN_TWO = "in two parts"
 TILE = 128, 256
-"""Rows and columns of a result that a processor of a GPU makes at a time, in the algorithms that win most contests."""
+"""Rows and columns of a result that a processor of a GPU makes at a time, in the algorithms that win most contests.
+Parts of so many rows begin where the library wants a matrix to begin (`products.ALIGNMENT`)."""
 LEAST_IDLE = 0.05
 """Of the time of all processors, which is lost where the last tiles are too few for all, for a product to be tried in
 two parts."""
@@ -75,17 +76,18 @@ def tune_products(
     *,
     dtype: torch.dtype,
     measures: bool = True,
-    before: Iterable[Callable[[], None]] = (),
+    before: list[Callable[[], None]] | None = None,
 ) -> Iterator[Contest]:
     """Finds the quickest way to make each product of a stage in `dtype`, forward and backward, of its linear maps and
     of its head. Maps all of whose products torch makes as quickly stay as they are.
 
-    What was not measured on such a GPU yet is measured, after all of `before` were called; or is torch's.
+    What was not measured on such a GPU yet is measured, after all of `before` were called and taken from the list; or
+    is torch's.
     """
     device = next(stage.parameters()).device
     if dtype not in TUNED or plan.deterministic or not _has_ways(device):
         return
-    tuner, tokens = Tuner(device, measures=measures, before=before), tokens_of(stage, plan)
+    tuner, tokens = Tuner(device, measures=measures, before=[] if before is None else before), tokens_of(stage, plan)
     gains: dict[torch.Size, bool] = {}
     for name, module in maps_of(stage).items():
         shape = module.weight.shape
@@ -142,8 +144,8 @@ def _of_head(head_VC: Tensor, tokens: int, dtype: torch.dtype) -> dict[str, Prob
 class Tuner:
     """Gives products their quickest ways on one GPU."""
 
-    def __init__(self, device: torch.device, *, measures: bool, before: Iterable[Callable[[], None]]) -> None:
-        self._device, self._measures, self._before = device, measures, list(before)
+    def __init__(self, device: torch.device, *, measures: bool, before: list[Callable[[], None]]) -> None:
+        self._device, self._measures, self._before = device, measures, before
         self._known = Known(torch.cuda.get_device_name(device), version(), cache_folder())
 
     def tune(self, problems: Mapping[str, Problem]) -> Iterator[Contest]:
@@ -154,8 +156,13 @@ class Tuner:
                 result, products.QUICKEST[problem] = self._quickest(what, problem)
                 yield result
 
-    def _quickest(self, what: str, problem: Problem) -> tuple[Contest, products.Run]:
-        ways, times = self._ways(what, problem), self._known.get(problem)
+    def _quickest(self, what: str, problem: Problem, *, whole: bool = True) -> tuple[Contest, products.Run]:
+        ways, times = self._ways(problem), self._known.get(problem)
+        if whole and (rows := whole_waves(problem, _processors(self._device))):
+            stride = problem.n if problem.a_transposed else 0
+            parts = (dataclasses.replace(problem, n=n, a_stride=stride) for n in (rows, problem.n - rows))
+            first, rest = (self._quickest(what, part, whole=False)[1] for part in parts)
+            ways[IN_TWO] = products.in_two(first, rest, rows=rows, a_transposed=problem.a_transposed)
         if times is None or next(iter(times)) not in ways:
             while self._before:
                 self._before.pop()()
@@ -166,19 +173,14 @@ class Tuner:
         result = Contest(what=what, milliseconds=times)
         return result, ways[result.winner]
 
-    def _ways(self, what: str, problem: Problem) -> dict[str, products.Run]:
-        """All that can make a product."""
-        a_transposed, own = problem.a_transposed, Product(problem)
+    def _ways(self, problem: Problem) -> dict[str, products.Run]:
+        """All that can make a product in one."""
+        own = Product(problem)
         with torch.cuda.device(self._device):
             proposals = own.proposals()
-        ways = {TORCH: products.plain(a_transposed=a_transposed, b_transposed=problem.b_transposed)}
+        ways = {TORCH: products.plain(a_transposed=problem.a_transposed, b_transposed=problem.b_transposed)}
         for number, algorithm in enumerate(proposals, start=1):
             ways[f"cuBLASLt {number}"] = functools.partial(own.run, algorithm)
-        if rows := whole_waves(problem, _processors(self._device)):
-            stride = problem.n if a_transposed else 0
-            parts = (dataclasses.replace(problem, n=n, a_stride=stride) for n in (rows, problem.n - rows))
-            first, rest = (self._quickest(what, part)[1] for part in parts)
-            ways[IN_TWO] = products.in_two(first, rest, rows=rows, a_transposed=a_transposed)
         return ways
 
 

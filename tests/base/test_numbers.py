@@ -82,10 +82,37 @@ def test_the_time_left_forgets_a_slow_beginning(monkeypatch: pytest.MonkeyPatch)
     now[0] += 60  # a compiler, and the first step
     assert eta.seconds(1) == 99 * 60
     for done in range(2, 100):
-        now[0] += 0.5
-        assert eta.seconds(done) == (100 - done) * 0.5
+        now[0] += 1
+        left = eta.seconds(done)
+        assert done < 22 or left == 100 - done
     now[0] += 100  # the last step waits
     assert 0 < eta.seconds(99) < 10
+
+
+def test_the_time_left_is_right_when_workers_finish_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    eta = Eta(total=96)
+    assert eta.seconds(0) is None
+    for wave in range(12):  # eight workers, a minute a task
+        now[0] = 60.0 * (wave + 1)
+        for worker in range(8):
+            now[0] += 0.1
+            left = eta.seconds(8 * wave + worker + 1)
+        assert 0.45 * 60 * (11 - wave) <= left <= 1.1 * 60 * (11 - wave)
+
+
+def test_the_time_left_begins_anew_where_work_is_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    eta = Eta(total=10_000)
+    for done in range(1031):
+        now[0] = float(done)
+        eta.seconds(done)
+    assert eta.seconds(500) is None
+    for done in range(501, 2000):
+        now[0] += 1
+        assert eta.seconds(done) == 10_000 - done
 
 
 def test_a_stopwatch_adds_up_by_name_and_forgets_what_was_taken() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 
 import pytest
@@ -108,15 +109,33 @@ def test_a_way_that_was_chosen_serves_its_own_shapes_alone(monkeypatch):
 
 
 @pytest.mark.parametrize(("a_transposed", "b_transposed"), ORDERS)
-@pytest.mark.parametrize("more", [False, True])
-def test_a_product_in_two_parts_is_the_whole(a_transposed, b_transposed, more):
+@pytest.mark.parametrize("added", ["nothing", "a matrix", "what is there"])
+def test_a_product_in_two_parts_is_the_whole(a_transposed, b_transposed, added):
     a, b = operands(a_transposed, b_transposed)
-    bias, added = (drawn(80), drawn(48, 80, seed=3)) if more else (None, None)
     by_torch = plain(a_transposed=a_transposed, b_transposed=b_transposed)
-    found, expected = torch.full((2, 48, 80), torch.nan, dtype=a.dtype)
-    by_torch(a, b, expected, bias, added)
-    in_two(by_torch, by_torch, rows=40, a_transposed=a_transposed)(a, b, found, bias, added)
-    torch.testing.assert_close(found, expected)
+    other = drawn(48, 80, seed=3)
+
+    def made(way):
+        out = drawn(48, 80, seed=4)
+        way(a, b, out, None if added == "nothing" else drawn(80), {"a matrix": other, "what is there": out}.get(added))
+        return out
+
+    found = made(in_two(by_torch, by_torch, rows=40, a_transposed=a_transposed))
+    torch.testing.assert_close(found, made(by_torch))
+
+
+@pytest.mark.gpu
+@ON_GPU
+def test_the_library_makes_a_product_in_two_parts():
+    from ropewalk.model.kernels.cublas import Product
+
+    a, b = (drawn(*shape, dtype=torch.bfloat16, device="cuda") for shape in ((64, 384), (64, 80)))
+    out = torch.full((384, 80), torch.nan, dtype=torch.bfloat16, device="cuda")
+    whole = problem_of(a, b, out, a_transposed=True)
+    parts = [Product(dataclasses.replace(whole, n=n, a_stride=384)) for n in (256, 128)]
+    first, rest = (functools.partial(part.run, part.proposals()[0]) for part in parts)
+    in_two(first, rest, rows=256, a_transposed=True)(a, b, out, None, None)
+    torch.testing.assert_close(out.double(), a.double().t() @ b.double(), atol=0.05, rtol=0.01)
 
 
 @pytest.mark.gpu

@@ -100,13 +100,18 @@ def test_8_bit_products_learn_what_bfloat16_ones_learn():
 def test_the_way_wins_that_is_quickest_when_the_gpu_has_settled(monkeypatch):
     cold_and_settled = {"greedy": (1.0, 1.8), "frugal": (1.2, 1.5), "torch": (2.0, 1.9), "last": (3.0, 1.4)}
     monkeypatch.setattr(kernels, "FINALISTS", 2)
-    monkeypatch.setattr(
-        kernels, "_milliseconds", lambda run, _, repeats=1: cold_and_settled[run()][0 if repeats == 1 else 1]
-    )
+    timed = []
+
+    def milliseconds(run, device, *, repeats=1):
+        timed.append(run())
+        return cold_and_settled[run()][0 if repeats == 1 else 1]
+
+    monkeypatch.setattr(kernels, "_milliseconds", milliseconds)
     runs = {name: lambda name=name: name for name in cold_and_settled}
     found = kernels.settled_contest("a product", runs, torch.device("cuda"), beside="torch")
     assert found == Contest(what="a product", milliseconds={"last": 1.4, "frugal": 1.5, "torch": 1.9})
     assert list(found.milliseconds) == ["last", "frugal", "torch"]
+    assert timed.count("last") - timed.count("greedy") == 2 * 2, "a finalist settles and is timed twice more"
 
 
 def test_maps_that_the_tensor_cores_cannot_cut_stay_as_they_are():

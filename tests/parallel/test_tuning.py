@@ -13,10 +13,13 @@ from ropewalk.model import products
 from ropewalk.model.decoder import build
 from ropewalk.model.kernels.cublas import Problem
 from ropewalk.model.loss import weighted_loss
+from ropewalk.parallel import apply as applying
 from ropewalk.parallel import kernels, tuning
 from ropewalk.parallel.kernels import Contest, maps_of
 from ropewalk.parallel.tuning import Known
 from ropewalk.plan.plan import Plan
+from ropewalk.train.config import Optimizer
+from ropewalk.train.optimizer import make_optimizer
 from tests.tiny import small_spec
 
 FORWARD = Problem(n=48, k=64, m=80, b_transposed=True, dtype=torch.bfloat16)
@@ -93,6 +96,7 @@ class ByTorch:
         it = self._shapes
         assert a.shape == ((it.k, it.n) if it.a_transposed else (it.n, it.k))
         assert b.shape == ((it.m, it.k) if it.b_transposed else (it.k, it.m))
+        assert a.stride() == (it.a_stride or a.shape[1], 1)
         assert (bias is not None, added is not None) == (it.biased, it.adds)
         USED.append(algorithm)
         self._plain(a, b, out, bias, added)
@@ -182,6 +186,16 @@ def test_nothing_is_joined_to_the_products_of_adapted_maps(by_torch):
     adapted = [module for module in maps_of(model).values() if module.lora_a is not None]
     assert adapted
     assert all(module.product is products.product and not module.bare for module in adapted)
+
+
+def test_an_executor_without_an_optimizer_only_scores(monkeypatch):
+    measured = []
+    monkeypatch.setattr(applying, "tune_products", lambda *_, measures, **__: measured.append(measures) or [])
+    spec = small_spec()
+    plan = Plan(device="cpu", precision="fp32", batch_rows=1, microbatch_rows=1)
+    for make in (None, lambda parameters, _: make_optimizer(parameters, Optimizer(), spec=spec)):
+        applying.apply(plan, build(spec, seed=0), None, make)
+    assert measured == [False, True]
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import concurrent.futures
 import dataclasses
 import errno
+import os
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -84,6 +86,32 @@ def test_buffers_are_made_once_and_used_in_turn(stager: Stager) -> None:
         places.append(snapshot.parts["model"][0].local.data_ptr())
         snapshot.release()
     assert places[0] == places[2] != places[1] == places[3]
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks at the system's list of threads")
+def test_a_snapshot_leaves_no_helpers_of_torch_behind(two_threads: None) -> None:
+    def helpers() -> set[int]:
+        return {int(thread) for thread in os.listdir("/proc/self/task")} - {t.native_id for t in threading.enumerate()}
+
+    live = {"w": torch.ones(1_000_000)}
+    torch.add(live["w"], 1)  # this thread has its helper from here on
+    made = Stager()
+    before = helpers()
+    taken = made.take({"model": list(held(live))})
+    taken.wait()
+    assert helpers() <= before
+    taken.release()
+    made.close()
+    with ThreadPoolExecutor(1) as other:
+        assert other.submit(torch.get_num_threads).result() == torch.get_num_threads() == 2
 
 
 def test_a_large_state_lies_in_pieces_each_part_in_one(stager: Stager, monkeypatch: pytest.MonkeyPatch) -> None:

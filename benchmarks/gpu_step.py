@@ -63,7 +63,7 @@ CASES = {
     "1.3B packed": Case(size="1.3B", peer=None, documents="separate"),
 }
 AIMED_AT = "124M", "1.3B", "1.3B, best rows", "1.3B fp8", "7B"
-"""Ten minutes on an H200."""
+"""About ten minutes on an H200."""
 Step = Callable[[], torch.Tensor]
 
 
@@ -205,9 +205,10 @@ def main() -> None:
         speeds = [statistics.median(turn["tokens_s"] for turn in turns) for turns in found.values()]
         ours[name] = speeds[0]
         quality[name] = [{"who": who} | turn for (who, _), turns in found.items() for turn in turns]
-        if case.peer:
-            peers.setdefault(case.peer, {})[name] = max(speeds[1:])
-            ratios[f"{case.peer}, {name}"] = speeds[0] / max(speeds[1:])
+        best = max(speeds[1:], default=0.0)  # 0: no peer, or none that had the memory
+        if case.peer and best:
+            peers.setdefault(case.peer, {})[name] = best
+            ratios[f"{case.peer}, {name}"] = speeds[0] / best
     finish("gpu_step", ours=ours, peers=peers, ratios=ratios, quality=quality)
 
 

@@ -114,6 +114,19 @@ def test_the_way_wins_that_is_quickest_when_the_gpu_has_settled(monkeypatch):
     assert timed.count("last") - timed.count("greedy") == 2 * 2, "a finalist settles and is timed twice more"
 
 
+@pytest.mark.parametrize(("deterministic", "winner"), [(False, "cudnn"), (True, "flash")])
+def test_attention_is_the_quickest_or_the_same_every_time(monkeypatch, deterministic, winner):
+    """On a GPU that takes longest for the first of the kernels that give the same bits."""
+    real, times = torch.randn, {"cudnn": 1.0, "efficient": 2.0, "flash": 3.0}
+    monkeypatch.setattr(kernels.torch, "randn", lambda *shape, **_: real(*shape))
+    monkeypatch.setattr(kernels, "_both_passes", lambda attend, *_: lambda: attend.kernels[0])
+    monkeypatch.setattr(kernels, "_milliseconds", lambda run, _: times[run()])
+    plan = Plan(device="cuda", precision="bf16", batch_rows=2, microbatch_rows=2, deterministic=deterministic)
+    found = kernels.choose_attention(small_spec(), plan, torch.device("cuda"), dtype=torch.bfloat16)
+    assert found is not None
+    assert found.winner == winner
+
+
 def test_maps_that_the_tensor_cores_cannot_cut_stay_as_they_are():
     spec = small_spec(width=64, hidden=96, sequence_length=32)
     plan = Plan(device="cpu", precision="fp8", batch_rows=2, microbatch_rows=2, sequence_length=32)

@@ -311,7 +311,8 @@ def test_more_than_one_process_is_refused() -> None:
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_the_same_steps_on_a_gpu_give_the_same_bits(precision: str) -> None:
     spec = small_spec(width=256, heads=4, vocabulary=4096, sequence_length=512)
-    plan = Plan(device="cuda", precision=precision, batch_rows=ROWS, microbatch_rows=4)  # type: ignore[arg-type]
+    sizes = {"batch_rows": ROWS, "microbatch_rows": 4}
+    plan = Plan(device="cuda", precision=precision, deterministic=True, **sizes)  # type: ignore[arg-type]
     ends = []
     for _ in range(2):
         ours = apply(

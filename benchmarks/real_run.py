@@ -26,7 +26,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import torch
 from harness import ROOT, finish
 
 sys.path.insert(0, str(ROOT))
@@ -165,6 +164,8 @@ def main() -> None:
     options = parser.parse_args()
     if missing := [str(place) for place in options.text if not place.exists()]:
         parser.error(f"no such file or folder: {', '.join(missing)}")
+    import torch  # not above: workers of `prepare` import this file
+
     if options.what == "train" and options.device == "cuda" and not torch.cuda.is_available():
         parser.error("torch sees no GPU; say --device cpu, and --size, --tokens and --rows that a CPU can train")
     gather(options.folder / "data", options.text, megabytes=options.code)

@@ -10,6 +10,7 @@ import contextlib
 import functools
 import math
 import statistics
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -141,8 +142,10 @@ def contest(what: str, runs: Mapping[Any, Callable[[], object]], device: torch.d
 
 
 def _works(run: Callable[[], object]) -> bool:
-    """Whether a kernel knows these shapes."""
-    with contextlib.suppress(RuntimeError):
+    """Whether a kernel knows these shapes. What torch remarks on first calls is not for users: that others were not
+    tried, that a thread has no context yet."""
+    with warnings.catch_warnings(), contextlib.suppress(RuntimeError):
+        warnings.simplefilter("ignore")
         run()
         return True
     return False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import warnings
 
 import pytest
 import torch
@@ -112,6 +113,17 @@ def test_the_way_wins_that_is_quickest_when_the_gpu_has_settled(monkeypatch):
     assert found == Contest(what="a product", milliseconds={"last": 1.4, "frugal": 1.5, "torch": 1.9})
     assert list(found.milliseconds) == ["last", "frugal", "torch"]
     assert timed.count("last") - timed.count("greedy") == 2 * 2, "a finalist settles and is timed twice more"
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_kernel_that_does_not_know_the_shapes_is_left_out_without_a_word(monkeypatch):
+    def unable():
+        warnings.warn("kernel not used", stacklevel=1)
+        raise RuntimeError("no available kernel")
+
+    monkeypatch.setattr(kernels, "_milliseconds", lambda run, _: run())
+    found = kernels.contest("attention", {"able": lambda: 1.0, "unable": unable}, torch.device("cuda"))
+    assert found.milliseconds == {"able": 1.0}
 
 
 @pytest.mark.parametrize(("deterministic", "winner"), [(False, "cudnn"), (True, "flash")])

@@ -93,6 +93,11 @@ def duration(seconds: float) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
 
 
+def counted(number: int, noun: str) -> str:
+    """`number` with its noun: 1 row, 4 rows."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def amount(value: float, unit: str = "") -> str:
     """`value` with a decimal prefix, three digits: 950, 12.3 k, 4.56 MB, 4.56 M tokens."""
     rounded = float(f"{value:.3g}")  # before the prefix is chosen: 999 999 is 1 M, not 1e+03 k

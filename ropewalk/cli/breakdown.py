@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ropewalk.base.progress import amount
+from ropewalk.base.progress import amount, counted
 
 from .results import aligned
 
@@ -18,16 +18,13 @@ def setting_lines(found: dict[str, Any], *, name: str) -> list[str]:
         for nominal, unit in ((found["nominal_flops"], "FLOP/s"), (found["nominal_bytes"], "B/s"))
     ]
     parts = found["batch_rows"] // found["microbatch_rows"]
-    kinds = {"none": "", "auto": "some blocks", "full": "blocks", "attention": "attention"}
-    what = kinds[found["recompute"]]
-    again = f", {what} computed again in the backward pass" if what else ""
     compiled = ", compiled" if found["compile"] else ""
     imitated = " (imitated)" if found["precision"] == "fp8" and found["device"] == "cpu" else ""
     narrow = f", in 8 bits {_speed(ceilings['gemm_flops'], 'FLOP/s')}" if ceilings["gemm_flops"] else ""
     return [
-        f"{name}: {amount(found['parameters'])} parameters, {found['batch_rows']} rows of {found['sequence_length']} "
-        f"tokens in {parts} {'microbatch' if parts == 1 else 'microbatches'}, {found['precision']}{imitated}, "
-        f"{found['optimizer']}{compiled}{again}",
+        f"{name}: {amount(found['parameters'])} parameters, {counted(found['batch_rows'], 'row')} of "
+        f"{counted(found['sequence_length'], 'token')} in {parts} {'microbatch' if parts == 1 else 'microbatches'}, "
+        f"{found['precision']}{imitated}, {found['optimizer']}{compiled}{_saved(found)}",
         f"{found['device']}, {found['device_name']}, torch {found['torch']}: products "
         f"{_speed(ceilings['flops'], 'FLOP/s')}{sheets[0]}{narrow}, "
         f"copies {_speed(ceilings['bytes'], 'B/s')}{sheets[1]}",
@@ -66,8 +63,8 @@ def kind_lines(contenders: Sequence[dict[str, Any]]) -> list[str]:
         head += [each["contender"], "share", "distance"]
     rows = [tuple(head)]
     for number, kind in enumerate(ours["kinds"]):
-        if not any(each["kinds"][number]["ms"] for each in sound):
-            continue  # a CPU never idles
+        if kind["kind"] == "idle" and not any(each["kinds"][number]["ms"] for each in sound):
+            continue  # a CPU never idles; any other kind without time is something to wonder about
         row = [kind["kind"], f"{kind['least_ms']:.2f}"]
         for each in sound:
             its = each["kinds"][number]
@@ -77,6 +74,20 @@ def kind_lines(contenders: Sequence[dict[str, Any]]) -> list[str]:
     for each in sound:
         last += [f"{each['step_ms']:.2f}", "", _ratio(each["distance"])]
     return [line.rstrip() for line in aligned([*rows, tuple(last)])]
+
+
+def _saved(found: dict[str, Any]) -> str:
+    """How the step saves memory, each way after a comma; a bench knows recomputation alone."""
+    again = {"none": "", "auto": "", "full": "blocks", "attention": "attention"}[found["recompute"]]
+    if found["recompute"] == "auto" and found["blocks_again"]:
+        again = counted(found["blocks_again"], "block")
+    activations, offload = found.get("activations", "whole"), found.get("offload", ())
+    ways = [
+        f"{again} computed again in the backward pass" if again else "",
+        f"{activations} activations" if activations != "whole" else "",
+        f"{' and '.join(offload)} offloaded" if offload else "",
+    ]
+    return "".join(f", {way}" for way in ways if way)
 
 
 def _ratio(value: float | None) -> str:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from ropewalk import flow
-from ropewalk.base.progress import amount
+from ropewalk.base.progress import amount, counted
 from ropewalk.plan.config import ScheduleKind
 
 from .console import emit, table
@@ -79,38 +79,37 @@ def plan_text(planned: dict[str, Any]) -> str:
         rows += _phase_rows(phase)
     if several:
         totals = planned["derived"]
-        rows += [("", ""), ("all phases", f"{amount(totals['tokens'])} tokens in {totals['steps']} steps, ")]
-        rows += [("", f"{amount(totals['flops'])} FLOPs")]
+        rows += [("", ""), ("all phases", f"{amount(totals['tokens'])} tokens in {counted(totals['steps'], 'step')}, ")]
+        rows += [("", f"{amount(totals['flops'])} FLOPs, causal attention")]
     return table(rows)
 
 
 def _phase_rows(phase: dict[str, Any]) -> list[tuple[str, str]]:
     layout, memory, derived = phase["plan"], phase["memory"], phase["derived"]
+    degrees = {axis: layout[axis] for axis in ("pipeline", "replicate", "shard", "context", "tensor")}
+    several = prod(degrees.values()) > 1
     return [
         ("device", f"{layout['device']}, {layout['precision']}"),
-        *_layout_rows(layout),
+        *(_layout_rows(layout, degrees) if several else []),
+        *_option_rows(layout),
         ("parameters", amount(derived["parameters"])),
-        ("step", f"{layout['batch_rows']} rows in microbatches of {layout['microbatch_rows']}"),
+        ("step", f"{counted(layout['batch_rows'], 'row')} in microbatches of {layout['microbatch_rows']}"),
         (
-            "memory a rank" if _layout_rows(layout) else "memory",
+            "memory a rank" if several else "memory",
             " + ".join(f"{name} {amount(value, 'B')}" for name, value in memory.items()),
         ),
-        ("tokens", f"{amount(phase['tokens'])} in {phase['steps']} steps"),
+        ("tokens", f"{amount(phase['tokens'])} in {counted(phase['steps'], 'step')}"),
         (
             "FLOPs",
-            f"{amount(derived['flops'])} ({amount(derived['flops_per_token'])} a token, full attention)",
+            f"{amount(derived['flops'])} ({amount(derived['flops_per_token_causal'])} a token, causal attention)",
         ),
     ]
 
 
-def _layout_rows(layout: dict[str, Any]) -> list[tuple[str, str]]:
-    """How several processes share the work; nothing for one."""
-    degrees = {axis: layout[axis] for axis in ("pipeline", "replicate", "shard", "context", "tensor")}
-    world = prod(degrees.values())
-    if world == 1:
-        return []
+def _layout_rows(layout: dict[str, Any], degrees: dict[str, int]) -> list[tuple[str, str]]:
+    """How several processes share the work."""
     used = [f"{axis} {degree}" for axis, degree in degrees.items() if degree > 1]
-    rows = [("processes", f"{world} = {' x '.join(used)}")]
+    rows = [("processes", f"{prod(degrees.values())} = {' x '.join(used)}")]
     if layout["zero"]:
         shares = ("optimizer state", "gradients", "parameters")[: layout["zero"]]
         rows.append(("shard", f"ZeRO-{layout['zero']}: shares {', '.join(shares)}"))
@@ -121,11 +120,17 @@ def _layout_rows(layout: dict[str, Any]) -> list[tuple[str, str]]:
     if layout["pipeline"] > 1:
         stages = " | ".join(_range(list(layers)) for layers in layout["stages"])
         rows.append(("pipeline", f"{layout['schedule']}, layers {stages}"))
-    others = {"recompute": "none", "compression": "none", "exact": False, "balance": False}
-    changed = [f"{key} {layout[key]}" for key, usual in others.items() if layout[key] != usual]
+    return rows
+
+
+def _option_rows(layout: dict[str, Any]) -> list[tuple[str, str]]:
+    """What differs from a plain step, for one process too."""
+    named = {"recompute": "none", "activations": "whole", "devices": 1, "compression": "none"}
+    changed = [f"{key} {layout[key]}" for key, usual in named.items() if layout[key] != usual]
+    changed += [key for key in ("exact", "balance", "deterministic") if layout[key]]
     if layout["offload"]:
-        changed.append(f"offload {', '.join(layout['offload'])}")
-    return [*rows, ("options", ", ".join(changed))] if changed else rows
+        changed.append(f"offload {' and '.join(layout['offload'])}")
+    return [("options", ", ".join(changed))] if changed else []
 
 
 def _drawn_text(drawn: dict[str, Any]) -> str:

@@ -50,7 +50,7 @@ def explain(
     """Example: ropewalk prepare explain recipes/books.toml "books:my-books/a.txt"
 
     Tells what became of a document: kept, edited or removed, by which rule, with the measured value and the limit,
-    whose copy it is, and where its tokens lie.
+    whose copy it is, and where its tokens lie. Data that is not there yet with these settings is prepared first.
     """
     story = flow.explain(recipe, document, overrides or (), progress=Console())
     emit(dataclasses.asdict(story), as_json=json, text=str(story))
@@ -70,7 +70,7 @@ def what_if(
     """Example: ropewalk prepare what-if recipes/books.toml filter.min_bytes=1000
 
     Shows which documents other thresholds would gain and lose, by source and by rule, from the statistics that were
-    kept. No text is read and nothing is prepared anew.
+    kept: no text is read. Data that is not there yet with the other settings is prepared first.
     """
     changes = [item for item in settings if item.startswith(("filter.", "prepare.filter."))]
     overrides = [item for item in settings if item not in changes]

@@ -30,7 +30,12 @@ def run_text(summary: dict[str, Any]) -> str:
 
 def trained_text(result: dict[str, Any]) -> str:
     """What training came to, after the table of its profile where there is one."""
-    figures = table([(key, f"{value:g}") for key, value in result.items() if key != "profile"])
+    shown = {
+        key: f"{value:,}" if isinstance(value, int) else f"{value:g}"
+        for key, value in result.items()
+        if key != "profile"
+    }
+    figures = table(list(shown.items()))
     return f"{profile_text(result['profile'])}\n\n{figures}" if "profile" in result else figures
 
 
@@ -53,7 +58,8 @@ def _verdict_line(phase: dict[str, Any], verdict: dict[str, Any]) -> str:
     of = f"{verdict['steps']} steps of {rows} of {phase['tokens']} tokens in float64"
     first = phase["first"]
     if first is None:
-        return f"equal: {verdict['processes']} processes compute what one device does ({of})"
+        who = "1 process computes" if verdict["processes"] == 1 else f"{verdict['processes']} processes compute"
+        return f"equal: {who} what one device does ({of})"
     what = f"the {first['what']} of {first['parameter']}" if first["parameter"] else f"the {first['what']}"
     if first["rank"] is None:
         return f"not equal: {what} is on no rank ({of})"

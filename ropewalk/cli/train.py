@@ -33,8 +33,14 @@ def train(
         bool, typer.Option("--profile", help="Tell where the time of a step goes: a table, and a trace in the run.")
     ] = False,
     profile_steps: Annotated[
-        int, typer.Option("--profile-steps", min=1, help="Steps that --profile looks at, after two of warm-up.")
-    ] = 5,
+        int | None,
+        typer.Option(
+            "--profile-steps",
+            min=1,
+            help="--profile of so many steps instead of five, after two of warm-up.",
+            show_default=False,
+        ),
+    ] = None,
     verify: Annotated[
         bool,
         typer.Option("--verify", help="Do not train: compare three steps of the plan with one device, in float64."),
@@ -51,6 +57,7 @@ def train(
     by torchrun, srun or mpirun, the processes that these start do.
     """
     settings = [*(overrides or ()), *([f"train.timeline_steps={timeline}"] if timeline else [])]
+    profile = profile or profile_steps is not None
     if profile and detach:
         raise UserError("--profile prints a table at the end, which a detached process cannot; leave one of them out")
     if verify and (profile or detach):
@@ -67,6 +74,6 @@ def train(
         started = flow.detach(recipe, settings, runs=runs, new=new, progress=Console(), nproc=nproc)
         emit(started, as_json=json, text=table([(key, str(value)) for key, value in started.items()]))
     else:
-        wanted = profile_steps if profile else 0
+        wanted = profile_steps or 5 if profile else 0
         result = flow.train(recipe, settings, runs=runs, new=new, progress=Console(), profile=wanted, nproc=nproc)
         emit(result, as_json=json, text=trained_text(result) if result else "")

@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import difflib
 import json
+import math
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -180,6 +181,8 @@ class _Reader:
             if accepted:
                 if field.range and isinstance(result, (int, float)) and not field.range.admits(result):
                     return self._unsound(path, f"`{_dotted(path)}` is {_show(value)}", f"it must be {field.range}")
+                if isinstance(result, float) and not math.isfinite(result):
+                    return self._unsound(path, f"`{_dotted(path)}` is {_show(value)}", "it must be a finite number")
                 return result
         return self._unsound(path, f"`{_dotted(path)}` is {_show(value)}", _expected(kind, value))
 

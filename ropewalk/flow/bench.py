@@ -6,13 +6,14 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from ropewalk.base.errors import MissingPackage, UserError, WorkersFailed
-from ropewalk.base.progress import Progress, Silent, amount
+from ropewalk.base.progress import Progress, Silent, amount, counted
 from ropewalk.config.threads import share_cores
 from ropewalk.model.config import Model
 from ropewalk.model.sizes import size_of
@@ -141,7 +142,9 @@ def _job(
     most = max(1, size.microbatch_rows * size.sequence_length // length)
     at_once = microbatch_rows or next(n for n in range(min(most, rows), 0, -1) if rows % n == 0)
     if rows % at_once:
-        raise UserError(f"{at_once} rows a microbatch do not divide the {rows} rows of the batch; choose a divisor")
+        raise UserError(
+            f"{at_once} rows a microbatch do not divide the {counted(rows, 'row')} of the batch; choose a divisor"
+        )
     return {
         "size": name,
         "sequence_length": length,
@@ -199,8 +202,9 @@ def _contest(job: dict[str, Any], others: Sequence[str], machine: Machine, progr
 
 def _measured(contender: str, job: dict[str, Any], progress: Progress) -> dict[str, Any]:
     """The answer of a contender's process; one that failed otherwise than by an error of ours has its last words."""
-    progress.say(f"{job['size']}: {contender}, {job['batch_rows']} rows of {job['sequence_length']} tokens")
-    command = [sys.executable, "-m", "ropewalk.train.bench", json.dumps({"contender": contender, **job})]
+    progress.say(f"{job['size']}: {contender}, {_rows(job, 'batch_rows')}")
+    asked = json.dumps({"contender": contender, **job})
+    command = [sys.executable, "-m", "ropewalk.train.bench", asked, str(os.getpid())]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode == 0:
         answer: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
@@ -218,18 +222,24 @@ def _needed(job: Mapping[str, Any], spec: Spec, *, rows: int) -> int:
 
 
 def _does_not_fit(job: Mapping[str, Any], spec: Spec, memory_bytes: int, *, needed: int | None = None) -> str:
+    """For a job that ran out of memory; or with `needed`, for one that was not tried because of this forecast."""
     rows = [n for n in range(1, job["microbatch_rows"]) if job["batch_rows"] % n == 0]
     fitting = [n for n in rows if _needed(job, spec, rows=n) <= memory_bytes]
-    remedy = (
-        f"{fitting[-1]} would fit by the forecast: --microbatch {fitting[-1]}"
-        if fitting
-        else "not even a smaller microbatch would by the forecast; choose a smaller --size or --length"
-    )
+    remedy = "choose a smaller --size or --length"
+    if fitting:
+        remedy = f"{fitting[-1]} would fit by the forecast: --microbatch {fitting[-1]}"
+    elif rows:
+        remedy = f"not even a smaller microbatch would by the forecast; {remedy}"
+    what = "forecast not to fit, and not tried," if needed else "out of memory"
     wanted = f"{amount(needed, 'B')} needed, " if needed else ""
     return (
-        f"{job['size']}: out of memory with {job['microbatch_rows']} rows of {job['sequence_length']} tokens a "
-        f"microbatch ({wanted}{amount(memory_bytes, 'B')} there); {remedy}"
+        f"{job['size']}: {what} with {_rows(job, 'microbatch_rows')} a microbatch "
+        f"({wanted}{amount(memory_bytes, 'B')} there); {remedy}"
     )
+
+
+def _rows(job: Mapping[str, Any], which: str) -> str:
+    return f"{counted(job[which], 'row')} of {counted(job['sequence_length'], 'token')}"
 
 
 def _written(model: Model) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from ropewalk.base.errors import DataError
-from ropewalk.base.files import read_json, write_json
+from ropewalk.base.files import read_json, storage, write_json
 from ropewalk.config.ranks import Ranks
 
 LOOK_EVERY_S = 0.1
@@ -31,9 +31,10 @@ class Meeting:
         self._place = place
         self._told = False
         if place.rank == 0:
-            # The files alone: somebody may be writing into the folder.
-            for old in self._folder.glob("*.json"):
-                old.unlink()
+            with storage(f"looking into {self._folder}"):
+                # The files alone: somebody may be writing into the folder.
+                for old in self._folder.glob("*.json"):
+                    old.unlink()
 
     def tell(self, what: What) -> None:
         """Tells every other process what there is to do; waits for those that have not come. The first word counts."""

@@ -46,6 +46,7 @@ from .stages import Result, Stages, fingerprint, read_record
 
 Stage = Literal["prepare", "plan", "train", "evaluate", "report"]
 STAGES: tuple[Stage, ...] = ("prepare", "plan", "train", "evaluate", "report")
+PROFILES_ONE = "--profile looks at one process; leave it out, or train with one"
 
 
 def advance(
@@ -73,6 +74,8 @@ def advance(
     place = ranks()
     if place.world > 1 and (begin_training or processes not in (None, place.world)):
         raise UserError(f"{place.launcher} started {place.world} processes; leave out --nproc and --detach")
+    if profile_steps and (processes or 1) > 1:
+        raise UserError(PROFILES_ONE)
     meeting = Meeting(folder, place)
     if place.rank > 0:
         return _assist(folder, meeting)
@@ -159,13 +162,15 @@ class Flow:
             return self._adopt()
         recipe = self._recipe
         inputs = plan_inputs(recipe.prepare, seed=recipe.seed)
+        self._refuse_other_data(inputs.hash)
 
         def work() -> Result:
             made = prepare(recipe.prepare, seed=recipe.seed, progress=self._progress, inputs=inputs)
             for line in made.manifest.warnings if made.reused else ():
                 self._progress.say(line)
             self._progress.say(removal_line(removals(made.manifest)))
-            return prepared_result(made)
+            result = prepared_result(made)
+            return {**result, "warnings": [*inputs.passed_over, *result["warnings"]]}
 
         return self._stages.do(
             "prepare",
@@ -178,6 +183,7 @@ class Flow:
         """`prepare` of a recipe that trains on existing corpora: a manifest that refers to them."""
         recipe = self._recipe
         adoption = plan_adoption(recipe.load)
+        self._refuse_other_data(adoption.hash)
         mixtures = {"train.mixture": recipe.train.mixture}
         mixtures |= {f"train.phases.{i}.mixture": phase.mixture for i, phase in enumerate(recipe.train.phases)}
 
@@ -193,6 +199,16 @@ class Flow:
             work,
             whole=lambda result: (Path(result["folder"]) / MANIFEST).exists(),
         )
+
+    def _refuse_other_data(self, data: str) -> None:
+        """Before they are prepared: a run that has trained keeps the record of what it was trained on."""
+        record = read_record(self._folder, "prepare")
+        known = record.result["hash"] if record and record.result else data
+        if known != data and list_checkpoints(self._folder / "checkpoints"):
+            raise RunConflict(
+                f"{self._folder}: the files that this run was trained on have changed, or there are more or fewer; put "
+                "them back, give the recipe another `name`, or start anew with --new (the old run is kept beside it)"
+            )
 
     def _plan(self) -> Result:
         planned = plan_recipe(self._recipe, vocabulary=self._prepared("vocabulary"), processes=self._processes)
@@ -258,7 +274,7 @@ class Flow:
     def _train_in_a_team(self, processes: int) -> Result:
         """Training by several processes of this machine."""
         if self._profile_steps:
-            raise UserError("--profile looks at one process; leave it out, or train with one")
+            raise UserError(PROFILES_ONE)
         if importlib.util.find_spec("torch") is None:
             raise MissingPackage("torch", "training", "train")
         train_together(self._folder, team_of(self._recipe, processes), progress=self._progress)

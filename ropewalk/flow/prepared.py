@@ -41,7 +41,8 @@ def what_if(
     """What other thresholds (`filter.min_bytes=100`) would gain and lose, from the statistics alone."""
     wrong = [change for change in changes if not change.startswith((_SHORT, _FULL))]
     if wrong or not changes:
-        told = f"`{wrong[0]}` is none of them" if wrong else "name at least one"
+        others = [*wrong, *overrides]
+        told = f"`{others[0]}` is none of them" if others else "name at least one"
         raise UserError(f"what-if changes settings of the filter, as filter.min_bytes=100; {told}")
     if isinstance(recipe, Resolved):
         raise UserError("what-if changes settings of a recipe file; give its path")

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from ropewalk.base.errors import UserError
-from ropewalk.base.progress import Progress, Silent
+from ropewalk.base.progress import Progress, Silent, counted
+from ropewalk.plan.memory import foreseen_again
 from ropewalk.plan.roofline import Ceilings
 from ropewalk.train.settings import training_seed
 
@@ -30,7 +31,13 @@ def profile(
             f"`[parallel]` asks for {plan.world} processes, and a profile looks at one; set its degrees to 1, or see "
             "what processes wait for with `ropewalk train --timeline`"
         )
-    (progress or Silent()).say(f"{plan.batch_rows} rows of {spec.sequence_length} tokens, {plan.precision}")
+    if plan.devices > 1:
+        # The profiler does not see the threads that drive them: all work would count as `other`.
+        raise UserError(
+            f"`parallel.devices` asks for {plan.devices} devices, and a profile looks at one; set `parallel.devices=1`"
+        )
+    rows = f"{counted(plan.batch_rows, 'row')} of {counted(spec.sequence_length, 'token')}"
+    (progress or Silent()).say(f"{rows}, {plan.precision}")
     module = needs_torch("ropewalk.train.stepping", "a profile")
     seed = training_seed(settings.train, settings.seed)
     measured = module.measure_phase(planned, settings.train, seed=seed, steps=steps)
@@ -53,6 +60,9 @@ def profile(
         "microbatch_rows": plan.microbatch_rows,
         "precision": plan.precision,
         "recompute": plan.recompute,
+        "blocks_again": len(foreseen_again(plan, spec, trained=planned.trained)),
+        "activations": plan.activations,
+        "offload": list(plan.offload),
         "optimizer": settings.train.optimizer.kind,
         "compile": plan.compile,
         "parameters": spec.parameters(),

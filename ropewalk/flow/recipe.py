@@ -16,6 +16,9 @@ from ropewalk.prepare.config import Prepare
 from ropewalk.train.config import Train
 from ropewalk.train.phases import length_problems
 
+MOST_NAME_BYTES = 200
+"""Of a run: file systems take 255, and we add to it."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Recipe:
@@ -46,6 +49,11 @@ class Recipe:
     def check(self) -> Iterator[tuple[str, str]]:
         if not self.name or not self.name.replace("-", "").replace("_", "").replace(".", "").isalnum():
             yield "name", f'"{self.name}" cannot name a folder; use letters, digits, -, _ and .'
+        elif len(self.name.encode()) > MOST_NAME_BYTES:
+            yield (
+                "name",
+                f"{len(self.name.encode())} bytes are too many to name a folder; use at most {MOST_NAME_BYTES}",
+            )
         rows = self.plan.microbatch_rows
         for batch_rows in {self.train.batch_rows, *(phase.batch_rows or rows for phase in self.train.phases)}:
             if rows and batch_rows and batch_rows % rows:

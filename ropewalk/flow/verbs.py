@@ -165,9 +165,10 @@ def generate(
     seed: int = 0,
 ) -> Iterator[str]:
     """Pieces of text as they are drawn; `checkpoint` is a checkpoint or a run directory."""
-    path = resolve_checkpoint(checkpoint)
+    resolve_checkpoint(checkpoint)
     _check_text(prompt)
     module = needs_torch("ropewalk.evaluate.checkpoint", "generation")
+    path = resolve_checkpoint(checkpoint)  # once more: to load torch takes seconds, in which a run may prune
     pieces: Iterator[str] = module.continue_text(
         path, prompt=prompt, tokens=tokens, temperature=temperature, top_k=top_k, seed=seed
     )
@@ -185,8 +186,10 @@ def answer(
     seed: int = 0,
 ) -> Iterator[str]:
     """Pieces of the answer of a chat model as they are drawn; `template` names its chat template when it has none."""
-    path = resolve_checkpoint(checkpoint)
+    resolve_checkpoint(checkpoint)
     _check_text(question)
+    module = needs_torch("ropewalk.evaluate.checkpoint", "generation")
+    path = resolve_checkpoint(checkpoint)  # as in `generate`
     with advising(path):
         chosen = template or read_checkpoint_manifest(path).chat
     if not chosen:
@@ -194,7 +197,6 @@ def answer(
             f"{path}: this model was trained without dialogues, so its chat template is not known; name one with "
             f"--template ({', '.join(TEMPLATES)})"
         )
-    module = needs_torch("ropewalk.evaluate.checkpoint", "generation")
     pieces: Iterator[str] = module.answer_text(
         path, question=question, template=chosen, tokens=tokens, temperature=temperature, top_k=top_k, seed=seed
     )

@@ -6,17 +6,13 @@ process, no process between that would have to pass signals on.
 
 from __future__ import annotations
 
-import ctypes
 import os
-import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from ropewalk.base.parent import die_with_parent
 from ropewalk.config.ranks import ranks
-
-PR_SET_PDEATHSIG = 1
-"""From <linux/prctl.h>."""
 
 
 def guarded(log: Path, command: Sequence[str]) -> list[str]:
@@ -30,6 +26,7 @@ def main(arguments: list[str]) -> None:
     with open(log_of(Path(log), ranks().rank), "ab", buffering=0) as output:
         for stream in (1, 2):
             os.dup2(output.fileno(), stream)
+    # One that lives on would write a run that the next command believes to be free.
     die_with_parent()
     os.execvp(command[0], command)
 
@@ -37,15 +34,6 @@ def main(arguments: list[str]) -> None:
 def log_of(log: Path, rank: int) -> Path:
     """Where the output of a rank goes."""
     return log.with_name(log.name.replace("RANK", str(rank)))
-
-
-def die_with_parent() -> None:
-    """Makes the kernel kill this process when the one that started it ends, however that ends; Linux only.
-
-    Workers that live on without their launcher would write a run that the next command believes to be free.
-    """
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 if __name__ == "__main__":

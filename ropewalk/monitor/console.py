@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ropewalk.base.progress import amount, duration
 
-from .headline import median_pace, progress, seconds_left, verdict
+from .headline import progress, recent_pace, seconds_left, verdict
 from .report import FILE
 from .run import RunView, Stage
 
@@ -64,7 +64,7 @@ def _training(view: RunView) -> list[tuple[str, str]]:
     rows = []
     if view.steps:
         last = view.steps[-1]
-        pace = median_pace(view)
+        pace = recent_pace(view)
         parts = [f"loss {last.loss:.4f}", f"{amount(pace)} tokens/s" if pace is not None else ""]
         parts.append(f"{100 * last.wait_share:.1f} % data wait" if math.isfinite(last.wait_share) else "")
         rows.append((f"step {last.step}", ", ".join(filter(None, parts))))

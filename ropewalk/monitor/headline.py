@@ -11,6 +11,9 @@ from ropewalk.base.progress import amount, duration
 from .run import RunView
 from .values import finite, mapping, whole
 
+RECENT = 20
+"""Records of steps that tell how quick a run is now."""
+
 
 @dataclass(frozen=True, slots=True)
 class Figure:
@@ -82,6 +85,12 @@ def median_pace(view: RunView) -> float | None:
     return _first(view.summary.get("tokens_per_s"), statistics.median(paces) if paces else None)
 
 
+def recent_pace(view: RunView) -> float | None:
+    """Tokens per second over the last steps of a run that goes on; over all of one that has finished."""
+    paces = [step.tokens_per_s for step in view.steps[-RECENT:] if math.isfinite(step.tokens_per_s)]
+    return statistics.median(paces) if paces and not view.finished else median_pace(view)
+
+
 def total_seconds(view: RunView) -> float | None:
     """Seconds of the whole run, else of the stages that have finished."""
     known = [stage.seconds for stage in view.stages if stage.seconds is not None]
@@ -91,7 +100,7 @@ def total_seconds(view: RunView) -> float | None:
 def seconds_left(view: RunView) -> float | None:
     """Forecast of the rest of training from the pace of the last steps; None without one."""
     total = total_steps(view)
-    recent = [step.step_s for step in view.steps[-20:] if math.isfinite(step.step_s)]
+    recent = [step.step_s for step in view.steps[-RECENT:] if math.isfinite(step.step_s)]
     if not total or not recent or view.finished or view.steps[-1].step >= total:
         return None
     return (total - view.steps[-1].step) * statistics.median(recent)

@@ -156,7 +156,14 @@ def _data_problems(plan: Plan) -> Iterator[str]:
 def _packing_problems(plan: Plan) -> Iterator[str]:
     said = f'`parallel.activations = "{plan.activations}"`'
     if plan.recompute in ("full", "auto"):
-        yield f"{said} leaves `parallel.recompute` {plan.recompute} nothing to do, or not enough; leave one of them out"
+        why = {
+            "8-bit": "a block computed again from rounded inputs would be another block",
+            "packed": "it packs what a block keeps, and one that is computed again keeps its input alone",
+        }
+        yield (
+            f"{said} does not go together with `parallel.recompute` {plan.recompute}: {why[plan.activations]}; leave "
+            "one of them out"
+        )
     if "activations" in plan.offload:
         yield f"{said} and `parallel.offload` of activations are two places for them; leave one of them out"
     if plan.pipeline > 1 and plan.schedule == "zero-bubble":
@@ -170,10 +177,13 @@ def compile_problems(plan: Plan) -> Iterator[str]:
     said = '`plan.compile = "on"`'
     if plan.tensor * plan.context > 1:
         yield f"{said} is for blocks that compute alone, tensor and context ranks talk inside them; leave it to `auto`"
-    if plan.recompute in ("attention", "auto") or "activations" in plan.offload or plan.activations != "whole":
+    kept_elsewhere = "activations" in plan.offload or plan.activations != "whole"
+    if plan.recompute in ("attention", "auto") or kept_elsewhere:
+        # Full recomputation needs nothing from inside a block, but is no help to what is kept elsewhere.
+        other = "" if kept_elsewhere else ", or set `parallel.recompute` full"
         yield (
             f"{said} hides what is inside a block, which `recompute` attention or auto and other places for "
-            "activations must see; leave it to `auto`, or set `parallel.recompute` full"
+            f"activations must see; leave it to `auto`{other}"
         )
     if plan.pipeline > 1 and plan.schedule == "zero-bubble":
         yield f"{said} makes a backward pass of one piece, the schedule zero-bubble wants two; choose 1f1b"

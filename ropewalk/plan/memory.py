@@ -26,7 +26,8 @@ from ropewalk.model.activations import (
 )
 from ropewalk.model.spec import Spec
 
-from .forecast import GPU_LOGIT_BYTES, LOGIT_BYTES, SPLIT_LOGIT_BYTES
+from .forecast import GPU_LOGIT_BYTES, LOGIT_BYTES, PURE, SPLIT_LOGIT_BYTES, products_of
+from .plan import Plan
 
 SIZES_COUNTED = 8
 """Sizes of input whose blocks are counted before the fit is trusted. Three determine it; the paper takes about ten
@@ -221,6 +222,28 @@ class Planner:
         self._limits.append((rows, bucket_length(length), planned - max(1, excess_bytes)))
         self._plans.clear()
         return self.planned_bytes(rows, length) < planned
+
+
+def foreseen_again(plan: Plan, spec: Spec, *, trained: Collection[str] | None = None) -> frozenset[int]:
+    """The layers whose blocks one process will compute again for full microbatches, before anything was counted."""
+    if plan.recompute == "full":
+        return frozenset(range(spec.layers))
+    if plan.recompute != "auto":
+        return frozenset()
+    assert plan.recompute_bytes is not None, "a plan that computes again what it must says how much it may keep"
+
+    def prior(rows: int, length: int) -> Foreseen:
+        return foresee(
+            spec,
+            rows=rows,
+            length=length,
+            precision=products_of(plan.precision),
+            trained=trained,
+            device=plan.device,
+            pure=plan.precision in PURE,
+        )
+
+    return Planner(plan.recompute_bytes, Estimator(prior)).plan_for(plan.microbatch_rows, spec.sequence_length)
 
 
 def bucket_length(length: int) -> int:

@@ -1,7 +1,7 @@
-"""One contender of `ropewalk bench train`, in a process of its own: `python -m ropewalk.train.bench JOB`.
+"""One contender of `ropewalk bench train`, in a process of its own: `python -m ropewalk.train.bench JOB PARENT`.
 
 A process each, because memory that one has used would count for the next. The job is one JSON object; so is the answer,
-the last line of stdout.
+the last line of stdout. PARENT is the process that waits for it: without that one nobody would read the answer.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any, Literal
 import torch
 
 from ropewalk.base.errors import RopewalkError
+from ropewalk.base.parent import die_with_parent
 from ropewalk.config.ranks import ranks
 from ropewalk.model.sizes import size_of
 from ropewalk.model.spec import Spec, resolve
@@ -102,5 +103,11 @@ _STEPS: dict[Contender, Callable[[Job, torch.device], Step]] = {
 }
 
 
+def main(job: str, parent: str) -> None:
+    """Writes the answer to a job."""
+    die_with_parent(int(parent))
+    sys.stdout.write(json.dumps(answer(Job(**json.loads(job)))) + "\n")
+
+
 if __name__ == "__main__":
-    sys.stdout.write(json.dumps(answer(Job(**json.loads(sys.argv[1])))) + "\n")
+    main(*sys.argv[1:])

@@ -284,15 +284,13 @@ class Train:
         if self.phases and self.steps is not None:
             yield "steps", "with `phases` each has its own; remove it"
         if not self.phases:
-            yield from _check_phase(self.schedule, self.total_steps, self.batch_rows, self.batch_ramp, "")
+            yield from _check_schedule(self.schedule, self.total_steps, "")
         for index, phase in enumerate(self.phases):
-            rows, ramp = phase.batch_rows or self.batch_rows, phase.batch_ramp
-            if index == 0 and ramp is None:
-                ramp = self.batch_ramp
             schedule = phase.schedule or self.schedule
-            yield from _check_phase(schedule, phase.steps, rows, ramp, f"phases.{index}." if phase.schedule else "")
+            yield from _check_schedule(schedule, phase.steps, f"phases.{index}." if phase.schedule else "")
             if index and phase.lora and not phase.start_from and self.phases[index - 1].lora not in (None, phase.lora):
                 yield f"phases.{index}.lora", "adapters of another shape follow; put a phase without between them"
+        yield from self._check_ramps()
         mixtures = {"mixture": self.mixture} | {
             f"phases.{i}.mixture": phase.mixture for i, phase in enumerate(self.phases)
         }
@@ -307,6 +305,29 @@ class Train:
             if self.early_stop:
                 yield "validate_every_steps", "early stopping needs validations; set the steps between them"
 
+    def _check_ramps(self) -> Iterator[tuple[str, str]]:
+        """Ramps that do not fit their batch, or do not end within their steps; those of `[train]` are the first
+        phase's, unless it has its own."""
+        for index, phase in enumerate(self.phases or (Phase(steps=self.total_steps),)):
+            rows, steps = phase.batch_rows or self.batch_rows, phase.steps
+            ramps: dict[str, tuple[BatchRamp | LengthRamp | None, BatchRamp | LengthRamp | None]] = {
+                "batch_ramp": (phase.batch_ramp, self.batch_ramp),
+                "length_ramp": (phase.length_ramp, self.length_ramp),
+            }
+            for name, (own, of_run) in ramps.items():
+                ramp = own or (None if index else of_run)
+                key = f"phases.{index}.{name}" if own else name
+                if isinstance(ramp, BatchRamp) and rows % ramp.from_rows:
+                    text = f"{ramp.from_rows} does not divide the {rows} rows of a whole batch; choose a divisor"
+                    yield f"{key}.from_rows", text
+                if ramp and ramp.over_steps >= steps:
+                    whole = "batch" if isinstance(ramp, BatchRamp) else "row"
+                    yield (
+                        f"{key}.over_steps",
+                        f"a ramp over {ramp.over_steps} steps reaches no whole {whole} in the {steps} steps of the "
+                        f"{'phase' if self.phases else 'run'}; lower it or raise the steps",
+                    )
+
 
 def _weights(mixture: tuple[Share, ...]) -> dict[str, dict[str, float]]:
     """The weights of the sources at the beginning and at the end of a phase."""
@@ -315,10 +336,8 @@ def _weights(mixture: tuple[Share, ...]) -> dict[str, dict[str, float]]:
     return {"beginning": begin, "end": end}
 
 
-def _check_phase(
-    schedule: Schedule, steps: int, batch_rows: int, ramp: BatchRamp | None, table: str
-) -> Iterator[tuple[str, str]]:
-    """What is wrong with a phase of `steps` steps; `table` is where its schedule stands."""
+def _check_schedule(schedule: Schedule, steps: int, table: str) -> Iterator[tuple[str, str]]:
+    """What is wrong with the schedule of a phase of `steps` steps, which stands in `table`."""
     warmup = schedule.warmup(steps)
     if warmup > steps:
         yield (
@@ -331,9 +350,4 @@ def _check_phase(
             f"{table}schedule.decay_share",
             f"{warmup} steps of warm-up and a decay of {schedule.decay_share:.0%} of them "
             f"overlap in {steps} steps; lower one of them",
-        )
-    if ramp and batch_rows % ramp.from_rows:
-        yield (
-            f"{table}batch_ramp.from_rows",
-            f"{ramp.from_rows} does not divide the {batch_rows} rows of a whole batch; choose a divisor",
         )

@@ -395,6 +395,7 @@ class Trainer:
             self._warn(warning)
         self._progress.begin("train", self._settings.planned.steps, "steps")
         self._progress.advance(step)
+        self._first = step
         if self._course.running:
             for hook in self._hooks:
                 hook.before_training(step)
@@ -439,7 +440,8 @@ class Trainer:
         self._report_saves()
         step, seconds = self._course.at.step, time.perf_counter() - self._start
         self._events.write("train_finished", step=step, seconds=seconds)
-        self._progress.end(f"{step} steps in {duration(seconds)}")
+        made = f"steps {self._first + 1} to {step}" if 0 < self._first < step else f"{step - self._first} steps"
+        self._progress.end(f"{made} in {duration(seconds)}")
         for hook in self._hooks:
             hook.after_training(step)
         return {"step": step, "tokens": self._course.at.tokens, **self._losses()}

@@ -17,6 +17,7 @@ from torch.profiler import ProfilerActivity, profile, schedule
 
 from ropewalk.base.files import committed_folder, read_json, write_json
 from ropewalk.base.progress import Progress
+from ropewalk.config.quiet import quiet_profiler
 from ropewalk.config.ranks import ranks
 from ropewalk.parallel.labels import label
 from ropewalk.parallel.mesh import pick_device
@@ -67,6 +68,7 @@ class Profile(Hook):
     def before_training(self, step: int) -> None:
         left = self._last_step - step
         self._warmup_left = warmup = min(WARMUP_STEPS, left - 1)
+        quiet_profiler()
         self._profiler = profile(
             activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if self._device.type == "cuda" else [])],
             schedule=schedule(wait=0, warmup=warmup, active=min(self._steps, left - warmup), repeat=1),

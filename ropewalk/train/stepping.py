@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile, schedule
 
 from ropewalk.base.files import read_json
+from ropewalk.config.quiet import quiet_profiler
 from ropewalk.config.ranks import ranks
 from ropewalk.load.batch import Batch
 from ropewalk.model.decoder import Decoder
@@ -211,6 +212,7 @@ def _timed(step: Step, *, device: torch.device, steps: int) -> tuple[list[float]
 
 def _traced(step: Step, *, device: torch.device) -> dict[str, Any]:
     """The trace of a few steps, as torch's profiler writes it."""
+    quiet_profiler()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
         with profile(

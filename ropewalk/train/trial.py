@@ -112,8 +112,10 @@ def trial_plan(plan: Plan, *, length: int) -> tuple[Plan, tuple[str, ...]]:
         microbatch_rows=1,
         sequence_length=short,
         compression="none",
+        activations="packed" if plan.activations == "8-bit" else plan.activations,  # the same bits
     )
-    return changed, ("compression",) if plan.compression != "none" else ()
+    left_out = {"compression": plan.compression != "none", "activations 8-bit": plan.activations == "8-bit"}
+    return changed, tuple(name for name, is_left_out in left_out.items() if is_left_out)
 
 
 def run_plan(trial: Trial, mesh: Mesh, *, device: torch.device) -> Outcome:

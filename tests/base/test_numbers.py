@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ropewalk.base.clock import Stopwatch
 from ropewalk.base.errors import ConfigError, MissingPackage, Problem, RopewalkError, storage_error
-from ropewalk.base.progress import Eta, Silent, amount, duration
+from ropewalk.base.progress import Eta, Silent, amount, counted, duration
 from ropewalk.base.seeds import seed_for
 
 
@@ -30,6 +30,10 @@ from ropewalk.base.seeds import seed_for
 )
 def test_durations_read_naturally_also_at_the_edges(seconds: float, text: str) -> None:
     assert duration(seconds) == text
+
+
+def test_one_thing_has_no_s() -> None:
+    assert [counted(number, "row") for number in (0, 1, 2)] == ["0 rows", "1 row", "2 rows"]
 
 
 @pytest.mark.parametrize(

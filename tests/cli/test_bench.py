@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -134,8 +137,27 @@ def test_a_cpu_is_not_asked_for_more_memory_than_there_is(call: Call, monkeypatc
     for size in ("1.3B", "7B"):
         ended = call("bench", "train", "--size", size, "--batch", "4096", "--microbatch", "4096", "--device", "cpu")
         assert ended.status == 2
-        assert "out of memory" in ended.err
+        assert f"{size}: forecast not to fit, and not tried, with 4096 rows of" in ended.err
+        assert "out of memory" not in ended.err
     assert asked == []
+
+
+def test_one_row_of_one_token_is_said_so(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers(monkeypatch, ropewalk=step(idle=1.0))
+    ended = call("bench", "train", "--size", "124M", "--device", "cuda", "--batch", "1", "--length", "1")
+    assert "parameters, 1 row of 1 token in 1 microbatch, " in ended.out
+    ended = call("bench", "train", "--size", "7B", "--device", "cpu", "--batch", "1", "--length", "100000000")
+    assert "with 1 row of 100000000 tokens a microbatch" in ended.err
+    assert ended.err.rstrip().endswith("there); choose a smaller --size or --length")
+
+
+def test_only_idleness_is_left_out_of_the_table_where_it_takes_no_time(
+    call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers(monkeypatch, ropewalk={**step(), "kinds": {**dict.fromkeys(KINDS, 0.0), "other": 10.0}})
+    ended = call("bench", "train", "--size", "124M", "--device", "cuda")
+    shown = {line.split()[0] for line in ended.out.splitlines() if line}
+    assert shown & set(KINDS) == set(KINDS) - {"idle"}
 
 
 def test_a_gpu_that_is_not_there_is_said_in_a_line(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,3 +217,38 @@ def test_a_recipe_for_several_processes_is_not_profiled(call: Call, tiny: Path) 
     ended = call("profile", "tiny.toml", "plan.device=cpu", "parallel.replicate=2")
     assert ended.status == 2
     assert "`[parallel]` asks for 2 processes, and a profile looks at one; set its degrees to 1" in ended.err
+
+
+def test_a_recipe_for_several_devices_of_one_process_is_not_profiled(call: Call, tiny: Path) -> None:
+    """The profiler does not see into the threads that drive them."""
+    ended = call("profile", "tiny.toml", "plan.device=cpu", "parallel.devices=2")
+    assert ended.status == 2
+    assert "`parallel.devices` asks for 2 devices, and a profile looks at one; set `parallel.devices=1`" in ended.err
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (["parallel.recompute=auto"], ""),
+        (["parallel.recompute=auto", "plan.memory_bytes={tight}"], ", 1 block computed again in the backward pass"),
+        (["parallel.recompute=full"], ", blocks computed again in the backward pass"),
+        (["parallel.activations=8-bit", 'parallel.offload=["optimizer"]'], ", 8-bit activations, optimizer offloaded"),
+    ],
+)
+def test_a_profile_says_how_its_step_saves_memory(settings: list[str], said: str, call: Call, tiny: Path) -> None:
+    options = ("plan.device=cpu", "train.precision=fp32", "--steps", "1")
+    needed = json.loads(call("plan", "tiny.toml", *options[:2], "--json").out)["phases"][0]["memory"]
+    tight = str(sum(needed.values()) - needed["activations"] // 10)
+    ended = call("profile", "tiny.toml", *options, *(each.format(tight=tight) for each in settings))
+    assert ended.status == 0, ended.err
+    assert ended.out.splitlines()[0].endswith(f"in 2 microbatches, fp32, adamw{said}")
+
+
+def test_a_profile_leaves_stderr_to_us(tiny: Path) -> None:
+    """In a process of its own: torch asks once how much its profiler may say."""
+    environment = {name: value for name, value in os.environ.items() if name != "KINETO_LOG_LEVEL"}
+    settings = ("plan.device=cpu", "train.precision=fp32", "--steps", "1")
+    command = [sys.executable, "-m", "ropewalk", "profile", "tiny.toml", *settings]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == "4 rows of 32 tokens, fp32\n"

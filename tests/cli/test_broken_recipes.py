@@ -38,11 +38,13 @@ def refused(ended: Ended, *fragments: str) -> None:
     ("old", "new", "fragments"),
     [
         ("steps = 6", "stepps = 6", ["unknown key `train.stepps`", "did you mean `steps`?"]),
+        ('name = "tiny"', f'name = "{"y" * 300}"', ["300 bytes are too many to name a folder; use at most 200"]),
         ("width = 32", 'width = "wide"', ['`model.width` is "wide"', "expected integer"]),
         ("width = 32", "width = 2", ["`model.width` is 2", "at least 8"]),
         ("threads = 1", 'precision = "double"', ['"double"', '"fp32"', '"bf16"']),
         ("heads = 2", "heads = 3", ["3 heads do not divide the width 32"]),
         ("warmup_steps = 2", "warmup_steps = 9", ["9 steps of warm-up are more than the 6 steps"]),
+        ("threads = 1", "batch_ramp = {from_rows = 2, over_steps = 600}", ["no whole batch in the 6 steps of the run"]),
         ("microbatch_rows = 2", "microbatch_rows = 3", ["3 does not divide `train.batch_rows` (4)"]),
         ('paths = ["corpus/*.txt"]', 'paths = ["corpse/*.txt"]', ['nothing matches "corpse/*.txt"', "working folder"]),
         ('name = "notes"', 'name =  "code"', ['two sources are named "code"']),
@@ -159,7 +161,7 @@ def test_settings_that_make_another_model_do_not_overwrite_a_trained_one(trained
 def test_new_input_files_do_not_overwrite_a_trained_model(trained: Path, call: Call) -> None:
     before = weights(trained)
     (trained / "corpus" / "more.txt").write_text("a new document about rope and how it is laid\n" * 9)
-    refused(call("run", "tiny.toml"), "input files changed", "--new")
+    refused(call("run", "tiny.toml"), "files that this run was trained on have changed", "--new")
     assert weights(trained) == before
 
 
@@ -212,3 +214,7 @@ def test_errors_are_json_too(tiny: Path, call: Call) -> None:
     ended = call("run", "nothing.toml", "--json")
     refused(ended)
     assert '"error": "ConfigError"' in ended.out
+
+
+def test_a_folder_whose_name_is_too_long_is_refused(tiny: Path, call: Call) -> None:
+    refused(call("train", "tiny.toml", "--runs", "y" * 300), "File name too long: choose a shorter name or folder")

@@ -42,6 +42,17 @@ def test_what_cannot_be_profiled_is_said(call: Call, tiny: Path) -> None:
     trained = call("train", "tiny.toml", "--profile")
     assert trained.status == 2
     assert "no step is left to profile; start anew with --new" in trained.err
-    detached = call("train", "tiny.toml", "--profile", "--detach", "--new")
+    detached = call("train", "tiny.toml", "--profile-steps", "2", "--detach", "--new")
     assert detached.status == 2
     assert "leave one of them out" in detached.err
+
+
+def test_so_many_steps_are_profiled_without_another_word(call: Call, tiny: Path) -> None:
+    assert call("train", "tiny.toml", "--profile-steps", "2").out.startswith("steps 3 to 4 on cpu: ")
+
+
+def test_several_processes_are_refused_before_anything_is_prepared(call: Call, tiny: Path) -> None:
+    ended = call("train", "tiny.toml", "--profile", "--nproc", "2")
+    assert ended.status == 2
+    assert "--profile looks at one process" in ended.err
+    assert not (tiny / "prepared").exists()

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -201,6 +203,31 @@ def test_a_finished_run_whose_newest_manifest_is_lost_trains_on_from_the_older(t
     assert (newest / "model.safetensors").read_bytes() == before
 
 
+def test_a_continued_run_tells_which_steps_it_made(trained: Path, call: Call) -> None:
+    shutil.rmtree(sorted((trained / RUN / "checkpoints").iterdir())[-1])
+    assert "steps 5 to 6 in" in call("train", "tiny.toml").err
+    assert "6 steps in" in call("train", "tiny.toml", "--new").err
+
+
+def test_training_ends_with_whole_numbers(trained: Path, call: Call) -> None:
+    lines = [line.split() for line in call("train", "tiny.toml", "train.steps=100", "--new").out.splitlines()]
+    assert ["tokens", "12,800"] in lines
+
+
+def test_text_is_drawn_from_the_checkpoint_that_is_there_when_torch_is_loaded(
+    trained: Path, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Training goes on meanwhile, and prunes."""
+    real, newest = verbs.needs_torch, sorted((trained / RUN / "checkpoints").iterdir())[-1]
+
+    def slowly(module: str, purpose: str) -> ModuleType:
+        newest.rename(newest.with_name("step-00000009"))
+        return real(module, purpose)
+
+    monkeypatch.setattr(verbs, "needs_torch", slowly)
+    assert call("generate", RUN, "--prompt", "rope").status == 0
+
+
 def test_a_document_is_explained_whatever_the_model_settings_are(trained: Path, call: Call) -> None:
     story = values(call, "prepare", "explain", "tiny.toml", "code:corpus/3.py", "model.layers=9")
     assert story["id"] == "code:corpus/3.py"
@@ -220,6 +247,13 @@ def test_prepare_says_what_was_removed(tiny: Path, call: Call) -> None:
     assert json.loads(ended.out)["removed"] == {"min_bytes": 1}
 
 
+def test_files_that_are_passed_over_are_among_the_warnings(tiny: Path, call: Call) -> None:
+    (tiny / "corpus" / "picture.png").write_bytes(b"png")
+    settings = ["prepare.sources.0.paths=['corpus']", "prepare.sources.1.paths=['corpus']"]
+    warnings = json.loads(call("prepare", "tiny.toml", *settings, "--json").out)["warnings"]
+    assert any("passed over" in line for line in warnings)
+
+
 def test_what_if_tells_losses_and_asks_for_settings_of_the_filter(trained: Path, call: Call) -> None:
     found = values(call, "prepare", "what-if", "tiny.toml", "filter.min_bytes=1000000")
     assert found["total"]["documents_after"] == 0
@@ -227,7 +261,7 @@ def test_what_if_tells_losses_and_asks_for_settings_of_the_filter(trained: Path,
     assert found["lost_to"] == {"min_bytes": found["total"]["documents"]}
     refused = call("prepare", "what-if", "tiny.toml", "model.layers=2")
     assert refused.status == 2
-    assert "filter.min_bytes=100" in refused.err
+    assert "filter.min_bytes=100; `model.layers=2` is none of them" in refused.err
     assert "did you mean `min_bytes`?" in call("prepare", "what-if", "tiny.toml", "filter.min_byte=1").err
 
 

@@ -105,6 +105,7 @@ colour = "red"
         ("mode = 1.5", 'w.toml:1: `mode` is 1.5; expected "fast" | "slow" | integer'),
         ("shares = [true]", "w.toml:1: `shares.0` is true; expected number"),
         ("shares = [nan]", "w.toml:1: `shares.0` is nan; it must be at least 0 and at most 1"),
+        ("[part]\nrate = inf", "w.toml:2: `part.rate` is inf; it must be a finite number"),
         ("ready = 1", "w.toml:1: `ready` is 1; expected true or false"),
         ("[part]\nsize = 3.0", "w.toml:2: `part.size` is 3.0; expected integer"),
         (f"mode = {2**63}", f"w.toml:1: `mode` is {2**63}; an integer has at most 64 bits"),

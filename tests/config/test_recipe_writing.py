@@ -47,7 +47,7 @@ def scalars(field: Field, kind: Any) -> st.SearchStrategy[Any]:
         return NAMES
     if kind is bool:
         return st.booleans()
-    numbers = st.integers(-(2**63), 2**63 - 1) if kind is int else st.floats(allow_nan=False)
+    numbers = st.integers(-(2**63), 2**63 - 1) if kind is int else st.floats(allow_nan=False, allow_infinity=False)
     bounds = field.range and [field.range.least, field.range.above, field.range.most, field.range.below]
     if not bounds:
         return numbers
@@ -55,7 +55,7 @@ def scalars(field: Field, kind: Any) -> st.SearchStrategy[Any]:
     high = next((b for b in bounds[2:] if b is not None), None)
     if kind is int:
         return st.integers(low, min(high or 2**63 - 1, 2**63 - 1)).filter(field.range.admits)
-    return st.floats(low, high, allow_nan=False).filter(field.range.admits)
+    return st.floats(low, high, allow_nan=False, allow_infinity=False).filter(field.range.admits)
 
 
 @pytest.fixture(scope="module")

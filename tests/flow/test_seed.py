@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,27 @@ def test_another_seed_of_training_is_another_run(tmp_path: Path, monkeypatch: py
     flow.train("tiny.toml")
     with pytest.raises(RunConflict, match=r"train\.seed"):
         flow.train("tiny.toml", ["train.seed=2"])
+
+
+@pytest.mark.parametrize("verb", [flow.run, flow.prepare])
+def test_a_run_that_is_refused_for_other_files_stays_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: Callable[[str], object]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_tiny(tmp_path)
+    flow.run("tiny.toml")
+
+    def state() -> dict[str, bytes]:
+        return {path.name: path.read_bytes() for path in Path("runs/tiny/stages").iterdir()}
+
+    before, prepared = state(), sorted(Path("prepared").rglob("*"))
+    Path("corpus/more.txt").write_text("a knot in the cable of the hall\n" * 9)
+    with pytest.raises(RunConflict, match="the files that this run was trained on have changed"):
+        verb("tiny.toml")
+    assert state() == before
+    assert sorted(Path("prepared").rglob("*")) == prepared
+    Path("corpus/more.txt").unlink()
+    assert flow.run("tiny.toml")["seed"] == 7
 
 
 def test_what_looks_at_the_data_reads_the_rows_of_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

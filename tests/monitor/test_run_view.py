@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 from ropewalk.base.errors import DataError
 from ropewalk.base.files import locked
 from ropewalk.monitor.console import status_lines
-from ropewalk.monitor.headline import seconds_left, verdict
+from ropewalk.monitor.headline import median_pace, recent_pace, seconds_left, verdict
 from ropewalk.monitor.report import write_report
 from ropewalk.monitor.run import read_run
 
@@ -88,6 +89,14 @@ def test_the_time_left_follows_from_the_pace_of_the_last_steps(half_run: Path) -
     left = seconds_left(view)
     assert left is not None
     assert left == pytest.approx((300 - 183) * 8192 / 14_100, rel=0.05)
+
+
+def test_the_pace_of_a_run_that_goes_on_is_that_of_its_last_steps(half_run: Path) -> None:
+    view = read_run(half_run)
+    slow = [dataclasses.replace(step, tokens_per_s=100.0) for step in view.steps[-20:]]
+    view = dataclasses.replace(view, steps=(*view.steps[:-20], *slow))
+    assert recent_pace(view) == 100.0
+    assert median_pace(view) > 10_000
 
 
 def test_the_console_tells_how_far_an_unfinished_run_has_come(half_run: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ropewalk.train.config import Schedule, Train
+from ropewalk.train.config import BatchRamp, LengthRamp, Phase, Schedule, Train
 from ropewalk.train.patience import Plateau
 from ropewalk.train.schedule import Extent, learning_rate
 
@@ -168,3 +168,32 @@ def test_a_warm_up_longer_than_the_run_is_a_problem_of_the_recipe() -> None:
     problems = list(Train(steps=10, schedule=Schedule(warmup_steps=11)).check())
     assert [key for key, _ in problems] == ["schedule.warmup_steps"]
     assert list(Train(steps=10, schedule=Schedule(warmup_steps=10)).check()) == []
+
+
+@pytest.mark.parametrize("where", ["run", "first phase", "own phase"])
+@pytest.mark.parametrize("kind", ["batch", "length"])
+def test_a_ramp_that_does_not_end_within_its_steps_is_a_problem_of_the_recipe(kind: str, where: str) -> None:
+    def found(over_steps: int) -> list[tuple[str, str]]:
+        ramp = (
+            BatchRamp(from_rows=4, over_steps=over_steps)
+            if kind == "batch"
+            else LengthRamp(from_length=8, over_steps=over_steps)
+        )
+        ramps: dict[str, Any] = {f"{kind}_ramp": ramp}
+        if where == "run":
+            return list(Train(steps=10, **ramps).check())
+        if where == "first phase":
+            return list(Train(phases=(Phase(steps=10), Phase(steps=5)), **ramps).check())
+        return list(Train(phases=(Phase(steps=50), Phase(steps=10, **ramps))).check())
+
+    assert found(9) == []
+    for over_steps in (10, 600):
+        ((key, text),) = found(over_steps)
+        assert key == f"{'phases.1.' if where == 'own phase' else ''}{kind}_ramp.over_steps"
+        assert f"the 10 steps of the {'run' if where == 'run' else 'phase'}; lower it or raise the steps" in text
+
+
+def test_a_ramp_of_rows_that_do_not_divide_the_batch_is_named_where_it_stands() -> None:
+    ramp, own = BatchRamp(from_rows=3, over_steps=2), Schedule(warmup_steps=0)
+    assert problems(Train(batch_ramp=ramp, phases=(Phase(steps=9, schedule=own),))) == ["batch_ramp.from_rows"]
+    assert problems(Train(phases=(Phase(steps=9, batch_ramp=ramp),))) == ["phases.0.batch_ramp.from_rows"]

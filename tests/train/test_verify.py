@@ -125,6 +125,7 @@ PLANS: dict[str, dict[str, Any]] = {
     "pipeline": {"parallel__pipeline": 2, "plan__microbatch_rows": 1},
     "exact": {"parallel__replicate": 2, "parallel__exact": True, "train__optimizer__kind": "muon"},
     "balance": {"parallel__replicate": 2, "parallel__balance": True, "model__dropout": 0.1},
+    "8-bit": {"parallel__tensor": 2, "parallel__activations": "8-bit", "model__dropout": 0.1},
     "adapters on 4": {"parallel__tensor": 2, "parallel__context": 2, "train__lora": Lora(rank=2)},
 }
 
@@ -137,7 +138,7 @@ def test_a_plan_that_is_right_is_equal(name: str, tmp_path: Path) -> None:
     assert phase["first"] is None
     assert phase["largest"].keys() == LIMITS.keys()
     assert all(phase["largest"][kind] <= LIMITS[kind] for kind in LIMITS)
-    assert phase["left_out"] == (["compression"] if name == "replicate" else [])
+    assert phase["left_out"] == {"replicate": ["compression"], "8-bit": ["activations 8-bit"]}.get(name, [])
     assert verdict_text(verdict).startswith(f"equal: {verdict['processes']} processes compute what one device does")
 
 

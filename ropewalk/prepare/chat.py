@@ -29,8 +29,12 @@ RECORD, UNIT = "\x1e", "\x1f"
 ANSWERS = "assistant"
 """The role whose turns are learned."""
 
-ROLES = {"human": "user", "prompter": "user", "gpt": ANSWERS, "bot": ANSWERS, "chatgpt": ANSWERS, "model": ANSWERS}
-"""What data sets in use call the two sides; other roles keep their names."""
+ROLES = {
+    **{name: name for name in (ANSWERS, "user", "system")},
+    **dict.fromkeys(("human", "prompter"), "user"),
+    **dict.fromkeys(("gpt", "bot", "chatgpt", "model"), ANSWERS),
+}
+"""What data sets in use call the sides, in small letters; other roles keep their names."""
 
 END = "{end}"
 """In a template: the tokenizer's end-of-text token."""

@@ -26,7 +26,7 @@ SETTLED_NS = 2_000_000_000
 
 _SCHEMA = pa.schema(
     [
-        ("location", pa.string()),
+        ("location", pa.binary()),  # a path need not be UTF-8
         ("bytes", pa.int64()),
         ("modified_ns", pa.int64()),
         ("changed_ns", pa.int64()),
@@ -57,20 +57,21 @@ class Checksums:
 
     def __init__(self, path: Path | None = None) -> None:
         self._path = path
-        self._known: dict[str, Hashed] = {}
-        self._found: dict[str, Hashed] = {}
+        self._known: dict[bytes, Hashed] = {}
+        self._found: dict[bytes, Hashed] = {}
         if path is not None and path.exists():
             for batch in read_batches(path):
                 columns = (column.to_pylist() for column in batch.columns)
                 for location, *rest, parts in zip(*columns, strict=True):
-                    self._known[location] = Hashed._make([*rest, tuple(Part(*part) for part in parts)])
+                    # Earlier versions wrote text.
+                    self._known[os.fsencode(location)] = Hashed._make([*rest, tuple(Part(*part) for part in parts)])
 
     def of(self, location: str | Path, *, lines: bool = False) -> Hashed:
         """The file as it is now, divided when it is made of `lines`; reads it only if it was touched.
 
         OSError when it cannot be read, DataError for what is no regular file.
         """
-        place = os.path.abspath(location)
+        place = os.fsencode(os.path.abspath(location))
         known = self._known.get(place)
         if known is not None and known.lines == lines and known[:4] == _described(os.stat(place)):
             return known

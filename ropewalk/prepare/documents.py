@@ -63,6 +63,8 @@ class Record(NamedTuple):
     """What was measured, for a fault that is a limit,"""
     threshold: float | None = None
     """and the limit."""
+    doubtful: int = 0
+    """Records right before it whose checksum turned out wrong."""
 
 
 @dataclass(frozen=True, slots=True)

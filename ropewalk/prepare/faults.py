@@ -23,11 +23,14 @@ _PLACE = r":(\d+(-\d+)?|rest)$"
 
 _KEY = "say with `text_key` of the source where it is"
 _TURN = "write each turn as an object with `role` and `content`"
+_ANSWER = "name the role of answers `assistant`, or read it as another `format`"
 _LIMIT = "raise that setting of the source, or leave it out"
+_PACK = "get or pack it again"
 _AGAIN = "get or make the file again"
 
 REASONS: dict[str, tuple[str, str]] = {
-    "damaged": ("the file is damaged or cut off", "get or pack it again"),
+    "damaged": ("the file is damaged or cut off", _PACK),
+    "checksum": ("its checksum is wrong: what it covers may be damaged and is left out, as is what follows", _PACK),
     "expansion": ("it unpacks to more than `limits.expansion` allows", _LIMIT),
     "too_nested": ("it lies in more archives than `limits.nesting` allows", _LIMIT),
     "encrypted": ("it is encrypted", "decrypt it first"),
@@ -37,6 +40,7 @@ REASONS: dict[str, tuple[str, str]] = {
     "no_turns": ("there are no turns under `{key}`, `messages` or `conversations`", _KEY),
     "not_object": ("it is JSON but no object", "write each document as an object"),
     "turns_not_objects": ("its turns are no list of objects", _TURN),
+    "no_answer": ("no turn is the assistant's, so nothing of it would be learned", _ANSWER),
     "turn_not_text": ("the role or the content of a turn is no text", _TURN),
     "not_json": ("it is not JSON", "correct it, or say with `format` of the source what the file is"),
     "not_utf8": ("it is not UTF-8", "convert it to UTF-8, from Latin-1 with `iconv -f LATIN1 -t UTF-8`"),
@@ -66,7 +70,8 @@ def reason(rule: str, document_id: str, *, previous: str, source: Source) -> str
     if rule not in REASONS:
         return ""
     wrong, remedy = REASONS[rule]
-    return f"{wrong.format(key=source.text_key)}{_lost(document_id, previous)}; {remedy}"
+    lost = "" if rule == "checksum" else _lost(document_id, previous)
+    return f"{wrong.format(key=source.text_key)}{lost}; {remedy}"
 
 
 def warnings(documents: pa.Table, sources: Sequence[Source]) -> Iterator[str]:

@@ -159,8 +159,7 @@ class Story:
         lines = [f"{self.id}: {self.outcome}, {self.bytes} bytes, source {self.source}"]
         lines += [f"edited by rule {edit['rule']}: {edit['bytes']} bytes less" for edit in self.edits]
         if self.rule:
-            measured = "" if self.value is None else f": measured {self.value:g}, the limit is {self.threshold:g}"
-            lines.append(f"removed in {self.stage} by rule {self.rule}{measured}")
+            lines.append(f"removed in {self.stage} by rule {self.rule}{self._told()}")
         if self.reason:
             lines.append(self.reason)
         if self.partner:
@@ -173,6 +172,13 @@ class Story:
         if self.duplicates:
             lines.append(f"{len(self.duplicates)} removed in its favour: {', '.join(self.duplicates[:MOST_NAMED])}")
         return "\n".join(lines)
+
+    def _told(self) -> str:
+        """What was measured by the rule that removed it."""
+        if self.rule == "language.keep":
+            code, confidence = self.measured["language"], self.measured["language_confidence"]
+            return f": its language is {code}, with confidence {confidence:.2g}" if code else ": it has no letters"
+        return "" if self.value is None else f": measured {self.value:g}, the limit is {self.threshold:g}"
 
 
 def explain(folder: Path, document_id: str, *, sources: Sequence[Source]) -> Story:

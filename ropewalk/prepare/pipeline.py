@@ -31,7 +31,7 @@ from .sources import InputFile, collect_files
 from .stages import FOLDER as STAGES
 from .stages import drop, key_of, sharing
 
-VERSION = "prepare-2"
+VERSION = "prepare-3"
 """Part of the hash: raise it when the same inputs and settings give other bytes."""
 
 _SILENT = Silent()

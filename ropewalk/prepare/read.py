@@ -19,7 +19,8 @@ def read_records(file: InputFile) -> Iterator[Record]:
     """The documents of a file, or of a part of one, in order; a file has at least one record.
 
     A document that is damaged, too large or hostile is a record with a fault, and so is the rest of a file that is
-    damaged as a whole. Raises DataError when the file cannot be read, or has changed since it was hashed.
+    damaged as a whole. One that finds a wrong checksum says how many records before it are `doubtful`. Raises DataError
+    when the file cannot be read, or has changed since it was hashed.
     """
     settings = file.settings
     for item in _items(file):
@@ -34,6 +35,7 @@ def read_records(file: InputFile) -> Iterator[Record]:
             item.licence or settings.licence,
             item.value,
             item.threshold,
+            item.doubtful,
         )
 
 

@@ -23,7 +23,7 @@ Values = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rule:
-    """One comparison: `column`, or its share of `over`, is at least or at most `threshold`."""
+    """One comparison: `column`, or its share of `over`, is at least or at most `threshold`, or is one of `names`."""
 
     name: str
     column: str
@@ -32,18 +32,17 @@ class Rule:
     threshold: float
     spaced: bool = False
     """Whether it is asked only where most words belong to scripts that put spaces between them."""
-    among: tuple[str, ...] = ()
-    """Languages whose confidence counts; that of another is 0. Empty: all count."""
+    names: tuple[str, ...] = ()
+    """What a column of text may hold: 1 is compared where it does, 0 where not, and no ledger shows these."""
 
     def values(self, measured: pa.RecordBatch) -> Values:
         """What is compared, a document each: 0 where there is nothing to take a share of, NaN where it is not asked."""
+        if self.names:
+            return np.isin(measured[self.column].to_numpy(zero_copy_only=False).astype(str), self.names).astype(float)
         values = _numbers(measured, self.column)
         if self.over:
             whole = _numbers(measured, self.over)
             values = np.divide(values, whole, out=np.zeros(len(whole)), where=whole > 0)
-        if self.among:
-            named = np.isin(measured["language"].to_numpy(zero_copy_only=False).astype(str), self.among)
-            values = np.where(named, values, 0.0)
         if self.spaced:
             unspaced = 2 * _numbers(measured, "unsegmented_words") > _numbers(measured, "words")
             values = np.where(unspaced, np.nan, values)
@@ -77,17 +76,20 @@ class Verdicts:
         return np.where(self.kept, -1, place)
 
     def removals(self) -> pa.RecordBatch:
-        """One row a document: rule, value and threshold of what removes it, null for those that stay."""
+        """One row a document: rule, value and threshold of what removes it, null for those that stay.
+
+        Value and threshold are also null where a name was compared.
+        """
         first = self.first
-        stays = first < 0
+        no_number = np.array([*(bool(rule.names) for rule in self.rules), True])[first]
         # One more entry, the last, is what -1 points at.
         names = np.array([*(rule.name for rule in self.rules), None], object)
         thresholds = np.array([*(rule.threshold for rule in self.rules), np.nan])
         values = np.concatenate([self.values, np.full((1, len(first)), np.nan)])[first, np.arange(len(first))]
         columns = [
             pa.array(names[first], pa.string()),
-            pa.array(values, mask=stays),
-            pa.array(thresholds[first], mask=stays),
+            pa.array(values, mask=no_number),
+            pa.array(thresholds[first], mask=no_number),
         ]
         return pa.record_batch(columns, names=["rule", "value", "threshold"])
 
@@ -198,15 +200,14 @@ def _c4_rules(settings: Filter) -> Iterator[Rule]:
 
 def _language_rules(settings: Filter) -> Iterator[Rule]:
     language = settings.language
-    if language and (language.keep or language.min_confidence):
-        # Confidence is above 0: a document in another language breaks the rule even when any confidence will do.
-        threshold = language.min_confidence or np.finfo(float).tiny
+    if language and language.keep:
+        yield Rule(name="language.keep", column="language", side="least", threshold=1, names=language.keep)
+    if language and language.min_confidence:
         yield Rule(
             name="language.min_confidence",
             column="language_confidence",
             side="least",
-            threshold=float(threshold),
-            among=language.keep,
+            threshold=language.min_confidence,
         )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -59,13 +59,43 @@ class MeasureTask:
 
 
 def read_chunk(task: ReadTask) -> int:
-    """Commits the documents of a chunk; their number."""
+    """Commits the documents of a chunk; their number.
+
+    A wrong checksum is known only after the documents that it covers: then the chunk is read once more, without them.
+    """
+    try:
+        return _commit(task.chunk, doubtful=())
+    except _DoubtError as found:
+        return _commit(task.chunk, doubtful=found.rows)
+
+
+class _DoubtError(Exception):
+    """Some documents of a chunk have a wrong checksum."""
+
+    def __init__(self, rows: Sequence[range]) -> None:
+        super().__init__()
+        self.rows = rows
+
+
+def _commit(chunk: Chunk, *, doubtful: Sequence[range]) -> int:
     documents = 0
-    with batch_writer(task.chunk.documents, DOCUMENTS) as writer:
-        for run in batched(record for file in task.chunk.files for record in read_records(file)):
+    with batch_writer(chunk.documents, DOCUMENTS) as writer:
+        for run in batched(_records(chunk, doubtful=doubtful)):
             writer.write_batch(document_batch(run))
             documents += len(run)
     return documents
+
+
+def _records(chunk: Chunk, *, doubtful: Sequence[range]) -> Iterator[Record]:
+    """The records of a chunk, with a fault in `doubtful` rows; _DoubtError at the end when it should be in others."""
+    found = []
+    for row, record in enumerate(record for file in chunk.files for record in read_records(file)):
+        if record.doubtful:
+            found.append(range(row - record.doubtful, row))
+        wrong = any(row in rows for rows in doubtful)
+        yield record._replace(fault="checksum") if wrong else record
+    if found != list(doubtful):
+        raise _DoubtError(found)
 
 
 def measure_chunk(task: MeasureTask) -> int:

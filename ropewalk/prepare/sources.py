@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import errno
 import functools
 import glob
 import io
 import os
 import posixpath
+import stat
 import sysconfig
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -81,14 +83,14 @@ class Collection:
 
     files: tuple[InputFile, ...]
     passed_over: tuple[str, ...]
-    """One sentence a folder; empty when every file in it is used."""
+    """A sentence or two for each path; empty when everything behind it is used."""
 
 
 def collect_files(settings: Prepare, *, checksums: Checksums | None = None) -> Collection:
     """Every input file, source by source and then by name; reads each for its checksum unless `checksums` know it.
 
-    Raises DataError for paths without a match (all of them), an unreadable file, two files with one name, and
-    MissingPackage when a format needs a library that is not installed.
+    Raises DataError for paths without a match (all of them), an unreadable file or folder, two files with one name,
+    and MissingPackage when a format needs a library that is not installed.
     """
     matches = {(index, path): _expand(path, source) for index, source, path in _paths(settings)}
     missing = [(index, path) for (index, path), match in matches.items() if not match.files]
@@ -102,7 +104,7 @@ def collect_files(settings: Prepare, *, checksums: Checksums | None = None) -> C
         found: dict[str, _Found] = {}
         for path in source.paths:
             match = matches[index, path]
-            passed_over.extend(_tell(match.passed_over, path=path, source=source))
+            passed_over.extend(_tell(match, path=path, source=source))
             for item in match.files:
                 _add(found, item, source=source)
         files.extend(_describe(found[name], source, checksums) for name in sorted(found))
@@ -157,6 +159,9 @@ class _Found:
 class _Match:
     files: tuple[_Found, ...]
     passed_over: tuple[str, ...] = ()
+    """Files with endings that the source does not take."""
+    no_files: tuple[tuple[str, str], ...] = ()
+    """(name, what it is) of links, pipes and the like, in which there is nothing to read."""
 
 
 def _expand(path: str, source: Source) -> _Match:
@@ -167,13 +172,16 @@ def _expand(path: str, source: Source) -> _Match:
         return _Match(tuple(_python_prose()))
     files: list[_Found] = []
     passed_over: list[str] = []
-    for name, named in _url_names(path, source) if remote.is_url(path) else _local_names(path):
+    no_files: list[tuple[str, str]] = []
+    for name, named in _url_names(path, source) if remote.is_url(path) else _local_names(path, source):
         kind = named_kind(name, source) if named else kind_of(name, source)
-        if kind.reader:
+        if what := _no_file(name, source):
+            no_files.append((name, what))
+        elif kind.reader:
             files.append(_Found(_readable(name), name, kind))
         else:
             passed_over.append(name)
-    return _Match(tuple(files), tuple(passed_over))
+    return _Match(tuple(files), tuple(passed_over), tuple(no_files))
 
 
 def _url_names(url: str, source: Source) -> Iterator[tuple[str, bool]]:
@@ -190,13 +198,16 @@ def _url_names(url: str, source: Source) -> Iterator[tuple[str, bool]]:
             yield name, listing.named
 
 
-def _local_names(path: str) -> Iterator[tuple[str, bool]]:
-    """The files that a path means, and whether it names them; else they lie in a folder that it names."""
-    for place in _places(path):
-        if place.is_dir():
-            yield from ((file.as_posix(), False) for file in _walk(place))
-        elif place.is_file():
-            yield place.as_posix(), True
+def _local_names(path: str, source: Source) -> Iterator[tuple[str, bool]]:
+    """What a path means that is no folder, and whether it names it; else it lies in a folder that it names."""
+    try:
+        for place in _places(path):
+            if _is_folder(place):
+                yield from ((name, False) for name in _walk(place))
+            elif os.path.lexists(place):
+                yield place.as_posix(), True
+    except OSError as error:
+        raise unreadable(error.filename or path, error, source=source.name) from None
 
 
 def _readable(name: str) -> str:
@@ -206,19 +217,67 @@ def _readable(name: str) -> str:
 
 def _places(path: str) -> list[Path]:
     expanded = os.path.expanduser(path)
-    if os.path.exists(expanded) or not glob.has_magic(expanded):
+    if os.path.lexists(expanded) or not glob.has_magic(expanded):
         return [Path(expanded)]
+    for folder in _searched(expanded):
+        os.scandir(folder).close()  # `glob` passes over a folder that cannot be opened
     return [Path(match) for match in sorted(glob.glob(expanded, recursive=True))]
 
 
-def _walk(folder: Path) -> Iterator[Path]:
-    """Regular files below `folder`; hidden files and folders are not documents."""
-    for root, folders, names in os.walk(folder):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        for name in names:
-            file = Path(root, name)
-            if not name.startswith(".") and file.is_file():
-                yield file
+def _searched(pattern: str) -> Iterator[str]:
+    """The folders in which `glob` looks for names."""
+    folder = os.path.dirname(pattern)
+    while glob.has_magic(folder):
+        yield from glob.glob(os.path.join(folder, ""), recursive=True)
+        folder = os.path.dirname(folder)
+    if os.path.isdir(folder or "."):
+        yield folder or "."
+
+
+def _walk(folder: Path, above: frozenset[tuple[int, int]] = frozenset()) -> Iterator[str]:
+    """Whatever lies below `folder` and is none; hidden files and folders are not documents.
+
+    Linked folders are followed, except back to one of those `above`, whose files are there already.
+    """
+    status = folder.stat()
+    itself = (status.st_dev, status.st_ino)
+    if itself in above:
+        return
+    with os.scandir(folder) as entries:
+        shown = sorted((entry for entry in entries if not entry.name.startswith(".")), key=lambda entry: entry.name)
+    for entry in shown:
+        place = folder / entry.name
+        if entry.is_dir(follow_symlinks=False) or (entry.is_symlink() and _is_folder(place)):
+            yield from _walk(place, above | {itself})
+        else:
+            yield place.as_posix()
+
+
+def _is_folder(place: Path) -> bool:
+    return stat.S_ISDIR(_mode(place))
+
+
+def _mode(place: str | Path) -> int:
+    """What lies at a place or behind a link, 0 for nothing; OSError when nobody can tell."""
+    try:
+        return os.stat(place).st_mode
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+            return 0
+        raise
+
+
+def _no_file(name: str, source: Source) -> str:
+    """What a name stands for that can have no documents; empty for a file."""
+    if remote.is_url(name):
+        return ""
+    try:
+        mode = _mode(name)
+    except OSError as error:
+        raise unreadable(name, error, source=source.name) from None
+    if stat.S_ISREG(mode):
+        return ""
+    return "pipes, sockets or devices" if mode else "links that lead nowhere"
 
 
 @functools.cache
@@ -315,8 +374,8 @@ def _stamp(size: int, modified_ns: int) -> str:
 
 
 def unreadable(location: str | Path, error: OSError, *, source: str) -> DataError:
-    """The error for a file that exists and cannot be read."""
-    remedy = "repair the file or its permissions, or leave it out of `paths`"
+    """The error for a file or folder that exists and cannot be read."""
+    remedy = "repair it or its permissions, or leave it out of `paths`"
     if remote.is_url(str(location)):
         remedy = "check the address and the network and run the same command again, or leave it out of `paths`"
     return DataError(f"source {source}: {location} cannot be read: {error.strerror or error}; {remedy}")
@@ -332,16 +391,27 @@ def _why_missing(path: str) -> str:
     place = Path(os.path.expanduser(path))
     if place.is_dir():
         return "this folder holds no file that this source can read; name its files with a glob or set `format`"
+    if os.path.lexists(place):
+        return "neither a file nor a folder, or a link that leads nowhere; name a file or a folder"
     if glob.has_magic(path):
         return f"no file in {Path.cwd()} matches; check the pattern (`**` crosses folders)"
     return f"no such file or folder in {Path.cwd()}; check the spelling and the working folder"
 
 
-def _tell(names: tuple[str, ...], *, path: str, source: Source) -> Iterator[str]:
-    if names:
-        endings = collections.Counter(posixpath.splitext(name)[1].lower() or "none" for name in names)
-        listing = ", ".join(f"{ending} {count}" for ending, count in sorted(endings.items()))
+def _tell(match: _Match, *, path: str, source: Source) -> Iterator[str]:
+    if names := match.passed_over:
+        endings = _counted(_readable(posixpath.splitext(name)[1]).lower() or "none" for name in names)
         yield (
             f"source {source.name}: {len(names)} files in {path} are passed over by their endings "
-            f'({listing}); a glob or format="text" takes them'
+            f'({endings}); a glob or format="text" takes them'
         )
+    if match.no_files:
+        kinds = _counted(what for _, what in match.no_files)
+        yield (
+            f"source {source.name}: {len(match.no_files)} names in {path} are passed over, behind which is no file "
+            f"({kinds}), such as {_readable(match.no_files[0][0])}"
+        )
+
+
+def _counted(kinds: Iterable[str]) -> str:
+    return ", ".join(f"{kind} {count}" for kind, count in sorted(collections.Counter(kinds).items()))

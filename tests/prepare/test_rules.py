@@ -180,7 +180,7 @@ def test_every_rule_of_every_table_names_a_setting_and_compares_a_column_that_is
         urls=Urls(domains=("a",), words=("a",), soft_words=("a",), parts=("a",)),
         words=WordList(files=("a",), max_share=0.5),
     )
-    beside = {"language_confidence", "original_words", "flagged_words", "listed_phrases", "listed_words"}
+    beside = {"language", "language_confidence", "original_words", "flagged_words", "listed_phrases", "listed_words"}
     beside |= {"url_domains", "url_words", "url_soft_words", "url_parts"}
     for rule in rules(every):
         value: object = every
@@ -188,7 +188,7 @@ def test_every_rule_of_every_table_names_a_setting_and_compares_a_column_that_is
             value = getattr(value, key)
         assert rule.column in {*MEANINGS, *beside}
         assert rule.over in {*MEANINGS, *beside, ""}
-    assert len({rule.name for rule in rules(every)}) == len(rules(every)) == 43
+    assert len({rule.name for rule in rules(every)}) == len(rules(every)) == 44
 
 
 def test_chinese_is_not_asked_for_long_words_or_english_stop_words() -> None:
@@ -202,9 +202,14 @@ def test_a_language_is_kept_when_it_is_named_and_told_with_confidence() -> None:
     measured = pa.record_batch({"language": ["en", "en", "de", ""], "language_confidence": [0.9, 0.4, 0.9, 0.0]})
     named = judge(measured, Filter(**OFF, language=Language(keep=("en", "zh"))))
     assert named.kept.tolist() == [True, False, False, False]
-    assert named.values[0].tolist() == [0.9, 0.4, 0.0, 0.0]
+    assert named.removals().to_pydict() == {
+        "rule": [None, "language.min_confidence", "language.keep", "language.keep"],
+        "value": [None, 0.4, None, None],
+        "threshold": [None, 0.65, None, None],
+    }
     anything = judge(measured, Filter(**OFF, language=Language(keep=("en",), min_confidence=0.0)))
     assert anything.kept.tolist() == [True, True, False, False]
+    assert [rule.name for rule in anything.rules] == ["language.keep"]
     assert judge(measured, Filter(**OFF, language=Language())).kept.tolist() == [True, False, True, False]
 
 
@@ -221,6 +226,11 @@ def test_what_if_needs_only_columns() -> None:
         ("min_bytes = 10\nmax_bytes = 5", "`min_bytes`: 10 is above `max_bytes` (5)"),
         ("[gopher]\nmin_words = 10\nmax_words = 5", "`gopher.min_words`: 10 is above `max_words` (5)"),
         ("[gopher]\nmin_stop_words = 2\nstop_words = ['的']", "`gopher.min_stop_words`: 2 is more than"),
+        (
+            "[language]\nkeep = ['en', 'English']",
+            '`language.keep`: the model knows no language "English"; codes are such as en and zh',
+        ),
+        ("[language]\nkeep = ['zh-CN']", "near ones are zh"),
         ("[repetition]\nmax_top_2_gram_share = 2.0", "it must be at least 0 and at most 1"),
     ],
 )

@@ -74,6 +74,50 @@ def test_an_unreadable_file_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         collect_files(one("a.TXT"))
 
 
+def test_a_folder_that_cannot_be_opened_is_an_error_that_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("b/locked").mkdir()
+    Path("b/locked/x.txt").write_text("{}")
+    scandir = os.scandir
+
+    def refuse(path: str | Path = ".") -> object:
+        if Path(path).name == "locked":
+            raise PermissionError(13, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    for path in ("b", "b/locked", "b/**/*.txt", "b/l*/x.txt"):
+        with pytest.raises(DataError, match=r"source s: b/locked/? cannot be read: Permission denied; repair"):
+            collect_files(one(path))
+
+
+def test_linked_folders_are_followed_once_around_and_files_named_as_walked() -> None:
+    Path("far/deep").mkdir(parents=True)
+    Path("far/deep/x.txt").write_text("{}")
+    Path("b/link").symlink_to("../far")
+    Path("far/deep/up").symlink_to("..")
+    Path("b/again").symlink_to(".")
+    Path("b/file.md").symlink_to("../a.TXT")
+    taken = ["b/1.txt", "b/2.md", "b/file.md", "b/lines.jsonl", "b/link/deep/x.txt"]
+    assert names(one("b")) == taken
+    assert [file.location for file in collect_files(one("b")).files] == taken
+
+
+def test_dangling_links_and_pipes_are_passed_over_and_told() -> None:
+    Path("b/gone.txt").symlink_to("nowhere.txt")
+    Path("b/loop.txt").symlink_to("loop.txt")
+    os.mkfifo("b/pipe.txt")
+    for path in ("b", "b/*"):
+        found = collect_files(one(path))
+        assert [file.name for file in found.files if file.name != "b/x.bin"] == ["b/1.txt", "b/2.md", "b/lines.jsonl"]
+        assert found.passed_over[-1] == (
+            f"source s: 3 names in {path} are passed over, behind which is no file "
+            "(links that lead nowhere 2, pipes, sockets or devices 1), such as b/gone.txt"
+        )
+    for path in ("b/pipe.txt", "b/gone.txt"):
+        with pytest.raises(DataError, match="neither a file nor a folder, or a link that leads nowhere"):
+            collect_files(one(path))
+
+
 def test_the_standard_library_is_sources_without_installed_packages() -> None:
     found = names(one("python:stdlib"))
     assert {"stdlib/ast.py", "stdlib/asyncio/base_events.py"} <= set(found)

@@ -10,18 +10,24 @@ import pyarrow.parquet as pq
 import pytest
 
 from ropewalk.base.errors import UserError
-from ropewalk.prepare.config import Filter, FineWeb, Gopher, Prepare, Repetition, Urls
+from ropewalk.prepare.config import Filter, FineWeb, Gopher, Language, Prepare, Repetition, Urls
 from ropewalk.prepare.pipeline import prepare
 from ropewalk.prepare.what_if import what_if
 from tests.prepare.every_stage import every_stage, write_corpus
 
 DECIDED = ("collect", "normalise", "correct", "filter", "deduplicate")
 
+GERMAN = """Eine Reeperbahn ist eine lange Bahn, auf der Seiler aus Fasern lange Taue drehen und schlagen.
+Der Hanf kommt in Ballen an und wird mit Kämmen gereinigt, bevor ihn die Spinner zu Garn verdrehen.
+Ein Schiff braucht viele Taue, und the ist kein deutsches Wort, das in diesem Text sonst noch steht.
+"""
+
 
 @pytest.fixture
 def now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Prepare:
     monkeypatch.chdir(tmp_path)
     write_corpus(tmp_path)
+    Path("texts/german.txt").write_text(GERMAN)
     return every_stage(folder="prepared")
 
 
@@ -51,6 +57,7 @@ def removed(folder: Path) -> dict[str, int]:
         {"min_bytes": 0, "max_duplicate_line_share": 1.0},
         {"gopher": Gopher(min_words=90, min_stop_words=3)},
         {"gopher": None, "repetition": None, "language": None, "words": None},
+        {"language": Language(keep=("en",), min_confidence=0.8)},
         {"repetition": Repetition(max_top_2_gram_share=0.05, max_duplicate_5_gram_share=0.01)},
         {"fineweb": FineWeb(max_short_line_share=0.1)},
         {"min_bytes": 700, "max_bytes": 900},
@@ -84,6 +91,12 @@ def test_the_same_settings_change_nothing_and_later_stages_are_named(now: Prepar
     assert (told.total.gained_documents, told.total.lost_documents) == (0, 0)
     assert told.later == {"near": 4}
     assert "later stages remove now: near 4" in str(told)
+
+
+def test_documents_in_other_languages_are_lost_to_the_rule_that_says_so(now: Prepare) -> None:
+    then = with_filter(now, language=Language(keep=("en",), min_confidence=0.01))
+    told = what_if(prepare(now, seed=1).folder, now, then)
+    assert (told.lost, told.lost_to) == (("texts:texts/german.txt",), {"language.keep": 1})
 
 
 def test_settings_that_were_not_measured_are_refused(now: Prepare) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from ..formats import ONE_DOCUMENT, Reader
 from .item import Exhausted, Fault, Input, Item, ReaderFunction
+from .streams import checked_parts
 
 READERS: dict[Reader, str] = {
     "text": "ropewalk.prepare.readers.plain:text",
@@ -33,15 +34,21 @@ def read_items(given: Input) -> Iterator[Item]:
     A part of a file may be without any. Exhausted passes through: it ends the outermost file.
     """
     empty = given.part is None
+    checked = unchecked = 0
     try:
         for item in _function(given.reader)(given):
             empty = False
+            if checked != checked_parts(given.stream):
+                checked, unchecked = checked_parts(given.stream), 0
+            unchecked += 1
             yield item
     except Exhausted:
         raise
     except Fault as fault:
         empty = False
-        yield fault.item("" if given.reader in ONE_DOCUMENT else ":rest")
+        item = fault.item("" if given.reader in ONE_DOCUMENT else ":rest")
+        doubted = fault.rule == "checksum" and checked == checked_parts(given.stream)
+        yield item._replace(doubtful=unchecked if doubted else 0)
     if empty:
         yield Item("", fault="no_documents")
 

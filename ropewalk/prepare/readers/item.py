@@ -27,6 +27,8 @@ class Item(NamedTuple):
     url: str = ""
     time: str = ""
     licence: str = ""
+    doubtful: int = 0
+    """Items right before it that its fault makes doubtful: they were read, and their checksum turned out wrong."""
 
 
 class Fault(Exception):

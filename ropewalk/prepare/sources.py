@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from ropewalk.base.errors import DataError
+from ropewalk.base.progress import counted
 
 from . import remote
 from .checksums import Checksums
@@ -400,18 +401,18 @@ def _why_missing(path: str) -> str:
 
 def _tell(match: _Match, *, path: str, source: Source) -> Iterator[str]:
     if names := match.passed_over:
-        endings = _counted(_readable(posixpath.splitext(name)[1]).lower() or "none" for name in names)
+        endings = _by_kind(_readable(posixpath.splitext(name)[1]).lower() or "none" for name in names)
         yield (
-            f"source {source.name}: {len(names)} files in {path} are passed over by their endings "
+            f"source {source.name}: passed over in {path} by their endings: {counted(len(names), 'file')} "
             f'({endings}); a glob or format="text" takes them'
         )
     if match.no_files:
-        kinds = _counted(what for _, what in match.no_files)
+        how_many, kinds = counted(len(match.no_files), "name"), _by_kind(what for _, what in match.no_files)
         yield (
-            f"source {source.name}: {len(match.no_files)} names in {path} are passed over, behind which is no file "
-            f"({kinds}), such as {_readable(match.no_files[0][0])}"
+            f"source {source.name}: passed over in {path}: {how_many} without a file behind ({kinds}), such as "
+            f"{_readable(match.no_files[0][0])}"
         )
 
 
-def _counted(kinds: Iterable[str]) -> str:
+def _by_kind(kinds: Iterable[str]) -> str:
     return ", ".join(f"{kind} {count}" for kind, count in sorted(collections.Counter(kinds).items()))

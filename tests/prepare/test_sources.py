@@ -36,7 +36,7 @@ def test_folders_globs_and_files_give_each_file_once_in_order_of_name() -> None:
 
 def test_files_passed_over_in_a_folder_are_reported() -> None:
     (said,) = collect_files(one("b")).passed_over
-    assert "1 files in b" in said
+    assert "passed over in b by their endings: 1 file (" in said
     assert ".bin 1" in said
 
 
@@ -110,7 +110,7 @@ def test_dangling_links_and_pipes_are_passed_over_and_told() -> None:
         found = collect_files(one(path))
         assert [file.name for file in found.files if file.name != "b/x.bin"] == ["b/1.txt", "b/2.md", "b/lines.jsonl"]
         assert found.passed_over[-1] == (
-            f"source s: 3 names in {path} are passed over, behind which is no file "
+            f"source s: passed over in {path}: 3 names without a file behind "
             "(links that lead nowhere 2, pipes, sockets or devices 1), such as b/gone.txt"
         )
     for path in ("b/pipe.txt", "b/gone.txt"):

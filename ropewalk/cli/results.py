@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ropewalk.base.progress import amount, duration
+from ropewalk.base.progress import amount, counted, duration
 
 from .console import table
 
@@ -54,12 +54,11 @@ def verdict_text(verdict: dict[str, Any]) -> str:
 
 
 def _verdict_line(phase: dict[str, Any], verdict: dict[str, Any]) -> str:
-    rows = "1 row" if phase["rows"] == 1 else f"{phase['rows']} rows"
-    of = f"{verdict['steps']} steps of {rows} of {phase['tokens']} tokens in float64"
+    of = f"{verdict['steps']} steps of {counted(phase['rows'], 'row')} of {phase['tokens']} tokens in float64"
     first = phase["first"]
     if first is None:
-        who = "1 process computes" if verdict["processes"] == 1 else f"{verdict['processes']} processes compute"
-        return f"equal: {who} what one device does ({of})"
+        who, one = verdict["processes"], verdict["processes"] == 1
+        return f"equal: {who} {'process computes' if one else 'processes compute'} what one device does ({of})"
     what = f"the {first['what']} of {first['parameter']}" if first["parameter"] else f"the {first['what']}"
     if first["rank"] is None:
         return f"not equal: {what} is on no rank ({of})"

@@ -206,8 +206,9 @@ class Flow:
         known = record.result["hash"] if record and record.result else data
         if known != data and list_checkpoints(self._folder / "checkpoints"):
             raise RunConflict(
-                f"{self._folder}: the files that this run was trained on have changed, or there are more or fewer; put "
-                "them back, give the recipe another `name`, or start anew with --new (the old run is kept beside it)"
+                f"{self._folder}: the files that this run was trained on have changed, are more or fewer, or are "
+                "prepared otherwise by this version; put them back, give the recipe another `name`, or start anew with "
+                "--new (the old run is kept beside it)"
             )
 
     def _plan(self) -> Result:

@@ -29,8 +29,7 @@ from ropewalk.model.activations import Division
 from ropewalk.model.attend import Attend
 from ropewalk.model.modules import Block
 from ropewalk.model.spec import Spec
-from ropewalk.plan.forecast import PURE, products_of
-from ropewalk.plan.memory import Estimator, Foreseen, Planner, foresee
+from ropewalk.plan.memory import Planner, planner_for
 from ropewalk.plan.plan import Plan
 
 from .activation_offload import ActivationOffload
@@ -86,26 +85,18 @@ def make_run_block(
     partition = tensor if plan.partition_activations and not plan.sequence else None
     choose: Choose = always if plan.recompute == "full" else never
     if plan.recompute == "auto":
-        assert plan.recompute_bytes is not None, "a plan that computes again what it must says how much it may keep"
         division = Division(
             tensor=tensor.size, sequence=plan.sequence, context=context.size, partition=partition is not None
         )
-
-        def prior(rows: int, length: int) -> Foreseen:
-            return foresee(
-                spec,
-                rows=rows,
-                length=length,
-                precision=products_of(plan.precision),
-                trained=trained,
-                division=division,
-                layers=layers,
-                last=last,
-                device=plan.device,
-                pure=plan.precision in PURE,
-            )
-
-        planner = Planner(plan.recompute_bytes // live_microbatches, Estimator(prior))
+        planner = planner_for(
+            plan,
+            spec,
+            trained=trained,
+            division=division,
+            layers=layers,
+            last=last,
+            live_microbatches=live_microbatches,
+        )
         choose = AutoRecompute(planner, groups=(tensor, context), places=division.places)
     offload = None
     if "activations" in plan.offload:

@@ -224,12 +224,18 @@ class Planner:
         return self.planned_bytes(rows, length) < planned
 
 
-def foreseen_again(plan: Plan, spec: Spec, *, trained: Collection[str] | None = None) -> frozenset[int]:
-    """The layers whose blocks one process will compute again for full microbatches, before anything was counted."""
-    if plan.recompute == "full":
-        return frozenset(range(spec.layers))
-    if plan.recompute != "auto":
-        return frozenset()
+def planner_for(
+    plan: Plan,
+    spec: Spec,
+    *,
+    trained: Collection[str] | None = None,
+    division: Division = WHOLE,
+    layers: Collection[int] | None = None,
+    last: bool = True,
+    live_microbatches: int = 1,
+) -> Planner:
+    """What a plan whose `recompute` is `auto` decides by, before anything was counted; the other arguments are those of
+    `foresee`. `live_microbatches` share what the plan allows for activations."""
     assert plan.recompute_bytes is not None, "a plan that computes again what it must says how much it may keep"
 
     def prior(rows: int, length: int) -> Foreseen:
@@ -239,11 +245,23 @@ def foreseen_again(plan: Plan, spec: Spec, *, trained: Collection[str] | None = 
             length=length,
             precision=products_of(plan.precision),
             trained=trained,
+            division=division,
+            layers=layers,
+            last=last,
             device=plan.device,
             pure=plan.precision in PURE,
         )
 
-    return Planner(plan.recompute_bytes, Estimator(prior)).plan_for(plan.microbatch_rows, spec.sequence_length)
+    return Planner(plan.recompute_bytes // live_microbatches, Estimator(prior))
+
+
+def foreseen_again(plan: Plan, spec: Spec, *, trained: Collection[str] | None = None) -> frozenset[int]:
+    """The layers whose blocks one process will compute again for full microbatches, before anything was counted."""
+    if plan.recompute == "full":
+        return frozenset(range(spec.layers))
+    if plan.recompute != "auto":
+        return frozenset()
+    return planner_for(plan, spec, trained=trained).plan_for(plan.microbatch_rows, spec.sequence_length)
 
 
 def bucket_length(length: int) -> int:

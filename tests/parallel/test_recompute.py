@@ -362,6 +362,21 @@ def auto_for(spec: Spec, budget_bytes: int) -> AutoRecompute:
     return AutoRecompute(Planner(budget_bytes, Estimator(prior)))
 
 
+def test_microbatches_that_are_alive_together_share_what_may_be_kept() -> None:
+    spec = small(layers=4, sequence_length=32)
+    room = foresee(spec, rows=3, length=32, precision="fp32").peak([])
+
+    def again(budget_bytes: int, live: int) -> frozenset[int]:
+        sizes = {"batch_rows": 3, "microbatch_rows": 3, "recompute_bytes": budget_bytes}
+        plan = Plan(device="cpu", precision="fp32", recompute="auto", **sizes)  # type: ignore[arg-type]
+        runner = make_run_block(plan, spec, Mesh(plan), layers=range(4), live_microbatches=live)
+        assert isinstance(runner.choose, AutoRecompute)
+        return runner.choose.planner.plan_for(3, 32)
+
+    assert again(room, 1) == again(2 * room, 2) == frozenset()
+    assert again(room, 2) == again(room // 2, 1) != frozenset()
+
+
 def test_a_size_is_counted_once_and_then_follows_its_plan() -> None:
     spec = small(layers=4, sequence_length=32)
     foreseen = foresee(spec, rows=3, length=32, precision="fp32")

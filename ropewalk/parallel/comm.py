@@ -188,16 +188,19 @@ class Group:
         orders += [dist.P2POp(dist.irecv, tensor, before, self._handle) for tensor in there]
         return Pending(dist.batch_isend_irecv(orders), there, moment=moment)
 
-    def start_send(self, x: Tensor, to: int) -> Pending:
-        """Begins to send `x` to the group's rank `to`, which must receive it."""
+    def start_send(self, x: Tensor, to: int, *, tag: int = 0) -> Pending:
+        """Begins to send `x` to the group's rank `to`, which must receive it; `tag` counts on gloo and MPI only."""
         moment = self._count("send", _bytes(x))
         there = x.detach().contiguous()
-        return Pending([dist.isend(there, self.ranks[to], group=self._handle)], there, moment=moment)
+        # As a batch of one: by itself it would have NCCL make another communicator for the pair.
+        order = dist.P2POp(dist.isend, there, self.ranks[to], self._handle, tag)
+        return Pending(dist.batch_isend_irecv([order]), there, moment=moment)
 
-    def start_receive(self, out: Tensor, source: int) -> Pending:
+    def start_receive(self, out: Tensor, source: int, *, tag: int = 0) -> Pending:
         """Begins to receive `out` from the group's rank `source`."""
         moment = self._count("receive", 0)
-        return Pending([dist.irecv(out, self.ranks[source], group=self._handle)], out, moment=moment)
+        order = dist.P2POp(dist.irecv, out, self.ranks[source], self._handle, tag)
+        return Pending(dist.batch_isend_irecv([order]), out, moment=moment)
 
     def gather_numbers(self, value: int, *, device: torch.device | str = "cpu") -> list[int]:
         """The `value` of every rank, in order."""

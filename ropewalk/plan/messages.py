@@ -5,8 +5,8 @@ same lists under NCCL's ordering rules. The rules that it is written for: NCCL e
 in stream order and buffers nothing, so a send ends only when its receive runs, and an operation waits behind all that
 were issued before it on the same communicator. Hence
 
-- every `Channel` (sender, receiver, direction) has a communicator of its own, so that a receive never stands in front of
-  a send, and the two sides of a channel issue their operations in the same order;
+- every `Channel` (sender, receiver, direction) has a communicator of its own, so that a receive never stands in front
+  of a send, and the two sides of a channel issue their operations in the same order;
 - a receive is posted one action before the one that needs it: the message travels while the rank computes;
 - sends are waited for where that costs nothing: hidden states when their gradient has come back (they are alive until
   then anyway), gradients when `IN_FLIGHT` others were sent after them. Memory is bounded by the schedule.

@@ -25,7 +25,7 @@ from ropewalk.plan.schedules import Shape, peak_live
 
 from .activation_packing import ActivationPacking
 from .compat import keep_freed_memory
-from .compress import Hierarchical, make_compressor
+from .compress import make_compressor
 from .cut import Cut, Part
 from .executor import Executor, MakeOptimizer, Points
 from .guard import SpikeRule
@@ -179,7 +179,6 @@ def _data(
     if plan.zero == 0:
         cuts: dict[str, Cut] = {n: tensor_cut(n, spec, mesh.group("tensor"), first=others) for n in weights}
         parameters = {n: p for each in masters for n, p in each.parameters.items()} if masters else weights
-        summing = Hierarchical(*mesh.node) if mesh.node else replicas
         return Replicas(
             weights,
             parameters,
@@ -187,7 +186,7 @@ def _data(
             replicas,
             trained=trained,
             fusion_bytes=plan.fusion_bytes,
-            compressor=make_compressor(plan, summing, seed=seed),
+            compressor=make_compressor(plan, replicas, seed=seed),
         )
     narrow: dict[str, torch.dtype] = {}
     masters_dtype = next(iter(weights.values())).dtype

@@ -50,6 +50,7 @@ class Replicas:
         self._under_way: list[tuple[_Bucket, Pending]] = []
         self._final: Final | None = None
         self._last = False
+        self._last_of: set[str] = set()
         if group.size == 1 and not group.exact:
             return  # exact sums are trees over microbatches too
         reduced = {name: parameters[name] for name in parameters if name in self._trained}
@@ -75,6 +76,7 @@ class Replicas:
         for bucket in self._buckets:
             bucket.clear()
         self._under_way = []
+        self._last_of = set()
         self._complete.reset(self._buckets)
 
     @contextlib.contextmanager
@@ -92,6 +94,17 @@ class Replicas:
             self._settle(0)
             for bucket in self._buckets:
                 bucket.tree.add(bucket.flat.clone())
+
+    def last_backward(self, names: Collection[str]) -> None:
+        """The backward pass that begins now makes the gradients of `names` final: they travel as it goes on."""
+        self._last_of.update(names)
+
+    def complete(self, names: Collection[str]) -> None:
+        """The gradients of `names` are final, also those that were computed outside of a backward pass."""
+        for name in names:
+            if name in self._bucket_of:
+                self._bucket_of[name].missing.discard(name)
+        self._complete.look()
 
     def finish(self) -> dict[str, Tensor]:
         """The gradients of the global batch, by name."""
@@ -140,7 +153,7 @@ class Replicas:
         yield
 
     def _arrived(self, name: str) -> None:
-        if self._last:
+        if self._last or name in self._last_of:
             self._bucket_of[name].missing.discard(name)
             self._complete.look()
 

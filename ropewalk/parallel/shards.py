@@ -80,6 +80,7 @@ class Shards:
                 when_accumulated(weights[name], self._arrived, name)
         self._complete = InOrder(self._start)
         self._reduces, self._last = False, False
+        self._last_of: set[str] = set()
         self._under_way: list[Unit] = []
         self._final: Final | None = None
         self._blocks = [self._units[key] for key in modules] if stage == 3 else []
@@ -94,6 +95,7 @@ class Shards:
     def begin(self) -> None:
         """A step begins."""
         self._under_way = []
+        self._last_of = set()
         for unit in self._units.values():
             unit.begin()
             if self._held:
@@ -122,12 +124,21 @@ class Shards:
             for unit in self._units.values():
                 unit.release()
 
+    def last_backward(self, names: Collection[str]) -> None:
+        """As `Replicas.last_backward`."""
+        self._last_of.update(names)
+
+    def complete(self, names: Collection[str]) -> None:
+        """As `Replicas.complete`."""
+        for name in names:
+            if name in self._unit_of:
+                self._unit_of[name].missing.discard(name)
+        self._complete.look()
+
     def finish(self) -> dict[str, Tensor]:
         """This rank's parts of the gradients of the global batch, by name."""
         if self._held:
-            for unit in self._trained:
-                unit.expect()
-                self._start(unit)
+            self._complete.flush()
             self._settle(0)
             for unit in self._units.values():
                 unit.release()
@@ -195,8 +206,8 @@ class Shards:
             self._blocks[place].start_gather()
 
     def _arrived(self, name: str) -> None:
-        self._unit_of[name].missing.discard(name)
-        if self._reduces:
+        if self._reduces or name in self._last_of:
+            self._unit_of[name].missing.discard(name)
             self._complete.look()
 
     def _start(self, unit: Unit) -> None:

@@ -112,7 +112,6 @@ def _alone() -> list[Case]:
         case("replicate 2, small buckets", "rich", replicate=2, fusion_bytes=4096, microbatch_rows=2),
         case("replicate 2, adapters", "adapters", replicate=2),
         case("replicate 4", replicate=4),
-        case("replicate 4, 2 on a machine", "rich", replicate=4, node_ranks=2),
         case("replicate 2, offload activations", "deep", replicate=2, offload=("activations",)),
         case("replicate 2, offload optimizer", "rich", replicate=2, offload=("optimizer",)),
         case("ZeRO-2 over 2, offload optimizer", "deep", shard=2, zero=2, offload=("optimizer",)),

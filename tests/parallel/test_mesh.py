@@ -63,4 +63,3 @@ def test_the_number_of_groups_does_not_grow_with_the_ranks(monkeypatch: pytest.M
         Mesh(dataclasses.replace(plan, **settings), rank)
         counts[shard] = len(calls)
     assert counts[2] == counts[64] <= MOST_GROUPS
-

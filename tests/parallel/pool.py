@@ -49,22 +49,22 @@ class Pool:
             answers = [self._receive(rank, timeout_s) for rank in range(world)]
         wrong = [answer for kind, answer in answers if kind == "error"]
         if wrong:
-            self._kill()  # the others may hang in a collective
+            self.close()  # the others may hang in a collective
             raise AssertionError("\n".join(wrong))
         return [answer for _, answer in answers]
 
     def close(self) -> None:
-        self._kill()
-        if self._shares_gpus:
-            self._shares_gpus = False
-            subprocess.run(["nvidia-cuda-mps-control"], input=b"quit", capture_output=True, check=False)
-
-    def _kill(self) -> None:
         for process, pipe in self._workers:
             pipe.close()
             process.kill()
+        for process, _ in self._workers:
             process.join()
         self._workers = []
+        if self._shares_gpus:
+            # A server whose clients were killed in a kernel may refuse new ones.
+            self._shares_gpus = False
+            subprocess.run(["nvidia-cuda-mps-control"], input=b"quit\n", capture_output=True, check=False)
+            subprocess.run(["pkill", "-9", "-f", "nvidia-cuda-mps"], capture_output=True, check=False)
 
     def _start(self, rank: int) -> tuple[Any, Connection]:
         environment = {} if self._backend == "gloo" else self._nccl_environment(rank)

@@ -87,7 +87,7 @@ def train(rank: int, case: Case, state: tuple[Arrays, Arrays] | None = None) -> 
         losses.append(float(result.loss))
         norms.append(float(result.grad_norm))
     cuts = {name: part.cut for name, part in executor.model_state().items()}
-    gradients = {name: cuts[name].gather(gradient).cpu().numpy() for name, gradient in first.items() if name in cuts}
+    gradients = gathered({name: Part(gradient, cuts[name]) for name, gradient in first.items() if name in cuts})
     scores = executor.score(batches(case.spec, 1)[0]).log_probabilities
     weights, moments = gathered(executor.model_state()), gathered(executor.optimizer_state())
     outcome = Outcome(losses, norms, gradients, weights, moments, scores.cpu().numpy().copy())

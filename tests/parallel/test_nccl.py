@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 import torch
 
-from tests.parallel.plans import CASES, Case
+from tests.parallel.plans import CASES, on_gpu
 from tests.parallel.pool import NCCL
 from tests.parallel.worlds import Proof, wrong
 
@@ -18,10 +16,6 @@ pytestmark = [
 ]
 
 PROOF = Proof(NCCL)
-
-
-def on_gpu(case: Case) -> Case:
-    return dataclasses.replace(case, plan=dataclasses.replace(case.plan, device="cuda"))
 
 
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.plan.world > 1])

@@ -45,7 +45,8 @@ class Pool:
             self._workers.append(self._start(len(self._workers)))
         with tempfile.TemporaryDirectory() as folder:
             for rank, (_, pipe) in enumerate(self._workers[:world]):
-                pipe.send((job, arguments, rank, world, f"file://{folder}/store"))
+                with contextlib.suppress(ConnectionError):  # said by `_receive`
+                    pipe.send((job, arguments, rank, world, f"file://{folder}/store"))
             answers = [self._receive(rank, timeout_s) for rank in range(world)]
         wrong = [answer for kind, answer in answers if kind == "error"]
         if wrong:
@@ -82,7 +83,7 @@ class Pool:
             subprocess.run(["nvidia-cuda-mps-control", "-d"], capture_output=True, check=False)
             self._shares_gpus = True
         own = {"NCCL_HOSTID": f"host-{rank}", "NCCL_SOCKET_IFNAME": "lo", "GLOO_SOCKET_IFNAME": "lo"}
-        return own | {"LOCAL_RANK": str(rank % _gpus()), "CUDA_DEVICE_MAX_CONNECTIONS": "32"}
+        return own | {"LOCAL_RANK": str(rank % _gpus())}
 
     def _receive(self, rank: int, timeout_s: float) -> tuple[str, Any]:
         process, pipe = self._workers[rank]
@@ -90,7 +91,7 @@ class Pool:
             return "error", f"rank {rank} did not answer within {timeout_s} s"
         try:
             return pipe.recv()
-        except EOFError:
+        except (EOFError, ConnectionError):
             return "error", f"rank {rank} ended with status {process.exitcode}"
 
 

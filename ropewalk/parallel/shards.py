@@ -62,6 +62,7 @@ class Shards:
                 replicas,
                 trained=set(trained),
                 frees=stage == 3,
+                accumulates=stage == 1 or held,
                 masters=masters,
                 narrow=narrow,
                 place=_own_place(host, folder),

@@ -192,8 +192,9 @@ def _data(
     masters_dtype = next(iter(weights.values())).dtype
     if pure:
         narrow = dict.fromkeys(weights, torch.bfloat16)
-    elif plan.zero == 3 and plan.precision in PRODUCTS:
-        # What autocast would round them to anyway; gathered wide, a narrow copy of each would stay for the backward.
+    elif plan.precision in PRODUCTS:
+        # What autocast would round them to anyway: half the bytes to gather, and no narrow copy of each for the
+        # backward. The head is not among them: its gradient is a float32 sum, which a narrow head would round.
         matrices = [n for n, w in weights.items() if n.startswith("blocks.") and w.dim() == 2]
         narrow = dict.fromkeys(matrices, PRODUCTS[plan.precision])
     blocks = {f"blocks.{k}": b for stage in stages.values() for k, b in stage.blocks.items()}

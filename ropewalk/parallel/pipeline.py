@@ -315,4 +315,4 @@ def _weight_gradient(weight: Tensor, x: Tensor, gradient: Tensor) -> Tensor:
 @torch.no_grad()
 def _add_gradient(weight: Tensor, x: Tensor, gradient: Tensor) -> None:
     added = _weight_gradient(weight, x, gradient)
-    weight.grad = added if weight.grad is None else weight.grad.add_(added)
+    weight.grad = added.to(weight.grad_dtype) if weight.grad is None else weight.grad.add_(added)

@@ -30,7 +30,8 @@ class Shards:
     Before use the rows come together by an all-gather, gradients go apart by a reduce-scatter. Of stage 3, units are
     the parameters of each of `modules`, which are used together; the root's are there during a whole microbatch. Below,
     they are buckets of what is `trained`, which travel at every step, and of the rest, which travel when they are set.
-    `held` keeps all of them from the first to the last microbatch of a step and reduces once, as a pipeline wants it.
+    `held` keeps all of them from the first to the last microbatch of a step and reduces once, as a pipeline wants it:
+    when the pipeline says that their gradients are final, or at the end.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class Shards:
                 replicas,
                 trained=set(trained),
                 frees=stage == 3,
+                accumulates=stage == 1 or held,
                 masters=masters,
                 narrow=narrow,
                 place=_own_place(host, folder),
@@ -80,7 +82,8 @@ class Shards:
                 when_accumulated(weights[name], self._arrived, name)
         self._complete = InOrder(self._start)
         self._reduces, self._last = False, False
-        self._last_of: set[str] = set()
+        self._ending: set[str] = set()
+        """As in `Replicas`."""
         self._under_way: list[Unit] = []
         self._final: Final | None = None
         self._blocks = [self._units[key] for key in modules] if stage == 3 else []
@@ -94,8 +97,7 @@ class Shards:
 
     def begin(self) -> None:
         """A step begins."""
-        self._under_way = []
-        self._last_of = set()
+        self._under_way, self._ending = [], set()
         for unit in self._units.values():
             unit.begin()
             if self._held:
@@ -125,11 +127,14 @@ class Shards:
                 unit.release()
 
     def last_backward(self, names: Collection[str]) -> None:
-        """As `Replicas.last_backward`."""
-        self._last_of.update(names)
+        """As `Replicas.last_backward`; of use where units are held."""
+        if self._held:
+            self._ending.update(names)
 
     def complete(self, names: Collection[str]) -> None:
         """As `Replicas.complete`."""
+        if not self._held:
+            return
         for name in names:
             if name in self._unit_of:
                 self._unit_of[name].missing.discard(name)
@@ -161,7 +166,7 @@ class Shards:
     @contextlib.contextmanager
     def whole(self) -> Iterator[None]:
         """In the block all parameters are there when they are used, and no gradient travels."""
-        self._reduces = False
+        self._reduces, self._ending = False, set()
         if self._stage < 3 or self._held:
             if self._held and self._stage == 3:
                 for unit in self._units.values():
@@ -206,8 +211,10 @@ class Shards:
             self._blocks[place].start_gather()
 
     def _arrived(self, name: str) -> None:
-        if self._reduces or name in self._last_of:
-            self._unit_of[name].missing.discard(name)
+        if self._held and name not in self._ending:
+            return  # more microbatches follow
+        self._unit_of[name].missing.discard(name)
+        if self._reduces or self._held:
             self._complete.look()
 
     def _start(self, unit: Unit) -> None:

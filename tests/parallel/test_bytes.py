@@ -324,27 +324,3 @@ def test_group_of_one_sends_nothing(settings: dict[str, Any]) -> None:
         for group, _ in sent:
             axes = ["pipeline", "replicate", "shard", "context", "tensor"] if group == "world" else group.split("+")
             assert any(getattr(plan, axis) > 1 for axis in axes), f"{group} is a rank alone"
-
-
-def peak_live(rank: int, plan: Plan, layers: int) -> dict[int, int]:
-    """Most microbatches that each stage of this rank held at once."""
-    mesh = Mesh(plan, rank)
-    spec = small_spec(sequence_length=16, layers=layers)
-
-    def optimizer(parameters: Any, cuts: Any) -> torch.optim.Optimizer:
-        return make_optimizer(parameters, Optimizer(), spec=spec, cuts=cuts)
-
-    executor = apply(plan, build(spec, seed=1), mesh, optimizer)
-    executor.step(random_batch(spec, rows=plan.batch_rows), lr=1e-2)
-    (pipeline,) = executor._pipelines.values()  # type: ignore[attr-defined]
-    return pipeline.peak_live
-
-
-@pytest.mark.parametrize("microbatches", [3, 8])
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
-def test_stage_keeps_as_many_microbatches_as_its_schedule_says(schedule: str, microbatches: int) -> None:
-    ranks = 4
-    plan = case("", "deep", pipeline=ranks, schedule=schedule, batch_rows=microbatches).plan
-    for stage, live in enumerate(POOL.run(peak_live, plan, 4, world=ranks)):
-        expected = microbatches if schedule == "gpipe" else min(microbatches, ranks - stage)
-        assert live == {stage: expected}

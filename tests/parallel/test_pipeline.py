@@ -14,6 +14,7 @@ from ropewalk.parallel.mesh import Mesh
 from ropewalk.parallel.pipeline import Pipeline, run_forward
 from ropewalk.plan.plan import Plan
 from ropewalk.plan.schedules import Shape, make_schedule, peak_live
+from tests.parallel.curves import losses, plan_of
 from tests.parallel.plans import Case, case
 from tests.parallel.pool import POOL
 from tests.parallel.worlds import RATE, batches, start
@@ -116,3 +117,15 @@ def test_gradients_are_reduced_during_the_last_backward_pass_of_a_stage(plan: di
     ranks = POOL.run(first_reduction, case("", "deep", **plan), world=4)
     last_stage = ranks[2:]  # of the first stage nothing is sent back
     assert all(reduced < sent for reduced, sent in last_stage), ranks
+
+
+def bf16_losses(rank: int, plan: Plan) -> list[float]:
+    return losses(rank, plan, 32, 6)
+
+
+def test_zero_bubble_trains_bfloat16_weights_as_one_device_does() -> None:
+    """Weight gradients that are computed later reach the float32 masters: without them the loss would not fall."""
+    alone = POOL.run(bf16_losses, plan_of({}, device="cpu"), world=1)[0]
+    put_off = POOL.run(bf16_losses, plan_of({"pipeline": 2, "schedule": "zero-bubble"}, device="cpu"), world=2)[0]
+    assert put_off == pytest.approx(alone, abs=1e-3)
+    assert alone[-1] < alone[0] - 0.05

@@ -1,13 +1,14 @@
 """The single entry: a plan and a model become an executor.
 
-The order is fixed here: stages of the pipeline, then slices of the tensor axis, then values for what is still empty,
-then what is computed again, then the data axes, then the optimizer.
+The order is fixed here: stages of the pipeline, then slices of the tensor axis, then values for what is still empty
+(with ZeRO one shard group at a time, as the data axes take them), then what is computed again, then the data axes, then
+the kernels, which are chosen by shapes alone, then the optimizer.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 
 import torch
@@ -19,11 +20,13 @@ from ropewalk.model.attend import Attend
 from ropewalk.model.decoder import Decoder
 from ropewalk.model.init import initial_values
 from ropewalk.model.sharding import whole_name
+from ropewalk.model.spec import Spec
 from ropewalk.plan.forecast import PURE
 from ropewalk.plan.plan import Plan
 from ropewalk.plan.schedules import Shape, peak_live
 
 from .activation_packing import ActivationPacking
+from .comm import Group
 from .compat import keep_freed_memory
 from .compress import make_compressor
 from .cut import Cut, Part
@@ -41,6 +44,7 @@ from .replicas import Replicas
 from .shards import Shards
 from .tensor import split_model, tensor_cut
 from .tuning import tune_products
+from .unit import Fill, hollow
 
 
 def apply(
@@ -70,6 +74,7 @@ def apply(
     mesh = mesh or Mesh(plan)
     if plan.device == "cpu":
         keep_freed_memory()
+    empty = model.head_weight.is_meta
     stages = _stages(plan, model, mesh, device=device, init_seed=init_seed)
     names = [name for stage in stages.values() for name, _ in stage.named_parameters()]
     chosen = {name for name in names if trained is None or whole_name(name, model.spec) in trained}
@@ -92,8 +97,11 @@ def apply(
     masters: list[Masters] = []
     if pure and plan.zero == 0:
         masters = [Masters(stage, one_microbatch=_is_alone(plan)) for stage in stages.values()]
+    fill = functools.partial(_first_values, spec=model.spec, group=mesh.group("tensor"), seed=init_seed)
+    data = _data(
+        plan, stages, mesh, masters, trained=chosen, pure=pure, seed=seed, fill=fill if empty and plan.zero else None
+    )
     contests = _choose_kernels(plan, stages, points or Points(), trains=make_optimizer is not None)
-    data = _data(plan, stages, mesh, masters, trained=chosen, pure=pure, seed=seed)
     optimizer, host = None, None
     if make_optimizer:
         mine = {name: p for name, p in data.parameters.items() if name in chosen}
@@ -134,7 +142,8 @@ def local(parts: Mapping[str, Part]) -> dict[str, Tensor]:
 def _stages(
     plan: Plan, model: Decoder, mesh: Mesh, *, device: torch.device | None, init_seed: int
 ) -> dict[int, Decoder]:
-    """This rank's stages by their number in the whole, cut along the tensor axis and filled."""
+    """This rank's stages by their number in the whole, cut along the tensor axis and filled; with ZeRO hollow where the
+    model is on `meta`."""
     spec, count = model.spec, plan.pipeline * plan.chunks
     group = mesh.group("tensor")
     empty = model.head_weight.is_meta
@@ -148,18 +157,31 @@ def _stages(
             for name, _ in list(stage.named_parameters()):
                 place, _, attribute = name.rpartition(".")
                 value = whole[whole_name(name, spec)].detach()
-                # A copy: the first and the last stage of one process would share a tied matrix otherwise.
-                setattr(stage.get_submodule(place), attribute, nn.Parameter(value if empty else value.clone()))
+                # A copy: the first and the last stage of one process would share a tied matrix otherwise. ZeRO-3 copies
+                # its parts anyway.
+                shared = empty or plan.zero == 3
+                setattr(stage.get_submodule(place), attribute, nn.Parameter(value if shared else value.clone()))
         split_model(stage, group, sequence=plan.sequence)
-        if empty:
+        if empty and plan.zero:
+            for name, parameter in list(stage.named_parameters()):
+                place, _, attribute = name.rpartition(".")
+                made = hollow(parameter, device=device or torch.device("cpu"))
+                setattr(stage.get_submodule(place), attribute, nn.Parameter(made))
+        elif empty:
             stage = stage.to_empty(device=device or "cpu")
             parameters = dict(stage.named_parameters())
-            cuts = {name: tensor_cut(name, spec, group) for name in parameters}
             with torch.no_grad():
-                for name, value in initial_values({n: cut.shape for n, cut in cuts.items()}, spec, seed=init_seed):
-                    parameters[name].copy_(cuts[name].take(value))
+                for name, value in _first_values(parameters, spec=spec, group=group, seed=init_seed):
+                    parameters[name].copy_(value)
         found[number] = stage
     return found
+
+
+def _first_values(names: Collection[str], *, spec: Spec, group: Group, seed: int) -> Iterator[tuple[str, Tensor]]:
+    """The parts that a rank of the tensor axis `group` has of the first values of parameters, one after the other."""
+    cuts = {name: tensor_cut(name, spec, group) for name in names}
+    for name, value in initial_values({n: cut.shape for n, cut in cuts.items()}, spec, seed=seed):
+        yield name, cuts[name].take(value)
 
 
 def _data(
@@ -171,6 +193,7 @@ def _data(
     trained: Collection[str],
     pure: bool,
     seed: int,
+    fill: Fill | None = None,
 ) -> Replicas | Shards:
     spec = next(iter(stages.values())).spec
     weights: dict[str, nn.Parameter] = {n: p for stage in stages.values() for n, p in stage.named_parameters()}
@@ -212,6 +235,7 @@ def _data(
         held=plan.pipeline > 1,
         host="parameters" in plan.offload,
         folder=_folder(plan, mesh),
+        fill=fill,
     )
 
 

@@ -112,7 +112,8 @@ def tokens_of(stage: Decoder, plan: Plan) -> int:
 
 def _product_contest(name: str, weight: Tensor, tokens: int, *, compiled: bool) -> Contest:
     x = torch.randn(tokens, weight.shape[1], dtype=torch.bfloat16, device=weight.device, requires_grad=True)
-    narrow = weight.detach().to(torch.bfloat16).requires_grad_()
+    # Drawn: the weight itself may be sharded, and not there.
+    narrow = torch.randn_like(weight, dtype=torch.bfloat16, requires_grad=True)
     # Out of a compiled block, to read operands for their largest magnitudes takes longer than inside (docs/log.md).
     scale = x.detach().abs().amax().float() / torch.finfo(fp8.E4M3).max if compiled else None
     runs = {"bf16": _both_passes(lambda x, w: products.product(x, w, None), x, narrow)}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from ropewalk.base.files import storage
 from .buckets import UNDER_WAY, Final, InOrder, fused, when_accumulated
 from .comm import Group
 from .cut import Cut, chunk_sizes
-from .unit import Unit
+from .unit import Fill, Unit
 
 
 class Shards:
@@ -50,7 +50,10 @@ class Shards:
         held: bool = False,
         host: bool = False,
         folder: Path | None = None,
+        fill: Fill | None = None,
     ) -> None:
+        """Units are made one after the other: of the whole parameters that `weights` hold, or `fill` gives, no more
+        than one unit's are there beside the parts. `host` and `folder` say where the parts lie."""
         self._stage, self._held = stage, held
         self._exact = shard.exact or replicas.exact
         sizes = {name: chunk_sizes(weight.shape[0], shard.size) for name, weight in weights.items()}
@@ -67,6 +70,7 @@ class Shards:
                 masters=masters,
                 narrow=narrow,
                 place=_own_place(host, folder),
+                fill=fill,
             )
             for key, names in groups.items()
             if names
@@ -100,11 +104,8 @@ class Shards:
         self._under_way, self._ending = [], set()
         for unit in self._units.values():
             unit.begin()
-            if self._held:
-                unit.start_gather()
         if self._held:
-            for unit in self._units.values():
-                unit.finish_gather()
+            _gather(list(self._units.values()))
 
     @contextlib.contextmanager
     def microbatch(self, *, last: bool) -> Iterator[None]:
@@ -157,11 +158,7 @@ class Shards:
         for parameter in self.parameters.values():
             parameter.grad = None
         if self._stage < 3:
-            changed = list(self._units.values()) if everything else self._trained
-            for unit in changed:
-                unit.start_gather()
-            for unit in changed:
-                unit.finish_gather()
+            _gather(list(self._units.values()) if everything else self._trained)
 
     @contextlib.contextmanager
     def whole(self) -> Iterator[None]:
@@ -169,9 +166,7 @@ class Shards:
         self._reduces, self._ending = False, set()
         if self._stage < 3 or self._held:
             if self._held and self._stage == 3:
-                for unit in self._units.values():
-                    unit.start_gather()
-                    unit.finish_gather()
+                _gather(list(self._units.values()))
             yield
         else:
             self._units[""].start_gather()
@@ -232,6 +227,14 @@ class Shards:
             if self._final and self._last:
                 unit.spread_gradient()
                 self._final(unit.trained)
+
+
+def _gather(units: Sequence[Unit]) -> None:
+    """Brings the parameters of all units together, at most so many under way: each is there twice meanwhile."""
+    for place, unit in enumerate(units):
+        for ahead in units[place : place + UNDER_WAY]:
+            ahead.start_gather()
+        unit.finish_gather()
 
 
 def _by_module(weights: Mapping[str, Tensor], modules: Mapping[str, nn.Module]) -> dict[str, list[str]]:

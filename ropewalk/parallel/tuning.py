@@ -26,6 +26,7 @@ from ropewalk.model.decoder import Decoder
 from ropewalk.model.kernels.cublas import Problem, Product, library, version
 from ropewalk.model.loss import chunk_rows
 from ropewalk.model.modules import Linear
+from ropewalk.plan.forecast import PURE
 from ropewalk.plan.plan import Plan
 
 from .kernels import Contest, maps_of, settled_contest, tokens_of
@@ -98,7 +99,9 @@ def tune_products(
                 yield result
         if gains[shape] and module.product is F.linear:
             module.product = products.product
-            module.bare = module.weight.dtype == dtype and plan.tensor == 1 and module.lora_a is None
+            # In `bf16` a sharded weight may be as narrow as products, but what they are added to is float32.
+            pure = plan.precision in PURE and module.weight.dtype == dtype
+            module.bare = pure and plan.tensor == 1 and module.lora_a is None
     if plan.tensor == 1 and (stage.head is not None or (stage.embedding is not None and plan.pipeline == 1)):
         yield from tuner.tune(_of_head(stage.head_weight, tokens, dtype))
     torch.cuda.empty_cache()  # what the measurements took: the step wants other sizes

@@ -8,7 +8,7 @@ for the norms, a few kilobytes whose cost is all latency. Gradients are reduced 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,9 @@ from torch import Tensor, nn
 from .buckets import BinaryCounter
 from .comm import Group, Pending
 from .cut import chunk_sizes
+
+Fill = Callable[[Collection[str]], Iterator[tuple[str, Tensor]]]
+"""First values of parameters by name, one after the other, all rows of them."""
 
 
 class Unit:
@@ -37,10 +40,12 @@ class Unit:
         masters: torch.dtype,
         narrow: Mapping[str, torch.dtype],
         place: Callable[[str, Tensor], Tensor] | None = None,
+        fill: Fill | None = None,
     ) -> None:
         """With `frees`, whole parameters are there between `finish_gather` and `release` only. With `accumulates`,
         `grad` of a weight sums several microbatches, in the dtype of `masters`. `place` moves a rank's part of a
-        parameter to where it is to lie between its uses."""
+        parameter to where it is to lie between its uses. Weights without memory of their own (`hollow`) get the values
+        of `fill`."""
         self._weights, self._group, self._replicas, self._frees = weights, group, replicas, frees
         self._exact = group.exact or replicas.exact
         self.trained = [name for name in weights if name in trained]
@@ -54,7 +59,6 @@ class Unit:
         self._counter = BinaryCounter()
         self.missing: set[str] = set()
         self.backward = False
-        self._present = True
         self._gathering: Pending | None = None
         self._reducing: Pending | None = None
         self._dtypes = {n: narrow.get(n, w.dtype) for n, w in weights.items()}
@@ -62,25 +66,18 @@ class Unit:
         # Rounded up, so that the bytes of the next rank are aligned too.
         widest = max(dtype.itemsize for dtype in self._dtypes.values())
         self._row_bytes = -(-max(end for _, end in self._gathered.values()) // widest) * widest
-        mine = {name: self._mine(name, weight.data) for name, weight in weights.items()}
-        # A part of its own, unless it can be a view of the whole.
-        separate = frees or any(w.dtype != masters or narrow.get(n, w.dtype) != w.dtype for n, w in weights.items())
-        self.parameters = {
-            n: nn.Parameter(part.to(masters, copy=True) if separate else part, requires_grad=n in trained)
-            for n, part in mine.items()
-        }
         self._device = next(iter(weights.values())).device
-        if place:
-            for name, parameter in self.parameters.items():
-                parameter.data = place(name, parameter.data)
-        for name, dtype in narrow.items():
-            if name in weights and weights[name].dtype != dtype:
-                weights[name].data = weights[name].data.to(dtype)
+        # A part of its own, unless it can be a view of the whole.
+        self._separate = frees or any(w.dtype != masters or self._dtypes[n] != masters for n, w in weights.items())
+        values = fill(weights) if fill else ((name, weight.data) for name, weight in weights.items())
+        self.parameters: dict[str, nn.Parameter] = {}
+        for name, value in values:
+            part = self._take(name, value)
+            self.parameters[name] = nn.Parameter(place(name, part) if place else part, requires_grad=name in trained)
         if accumulates:
             for name in self.trained:
                 weights[name].grad_dtype = masters
-        if frees:
-            self.release()
+        self._present = not frees
 
     def begin(self) -> None:
         """A step begins: nothing is added up yet."""
@@ -168,6 +165,25 @@ class Unit:
             found[name] = (begin, end)
         return found
 
+    def _take(self, name: str, value: Tensor) -> Tensor:
+        """This rank's part of a first value. The weight gets the whole, or gives back its memory."""
+        weight, dtype = self._weights[name], self._dtypes[name]
+        part = self._mine(name, value)
+        if self._separate:
+            part = part.detach().to(self._device, self._masters, copy=True)
+        if self._frees:
+            weight.data = hollow(weight, dtype=dtype)
+        elif value.data_ptr() != weight.data_ptr() or weight.dtype != dtype:
+            weight.data = value.to(self._device, dtype, copy=True)
+        return part if self._separate else self._mine(name, weight.data)
+
     def _mine(self, name: str, weight: Tensor) -> Tensor:
         rows = self._rows[name]
         return weight.narrow(0, min(weight.shape[0], sum(rows[: self._group.rank])), rows[self._group.rank])
+
+
+def hollow(like: Tensor, *, dtype: torch.dtype | None = None, device: torch.device | None = None) -> Tensor:
+    """A tensor of this shape whose memory is given back until it is needed."""
+    found = torch.empty_like(like, dtype=dtype, device=device, memory_format=torch.contiguous_format)
+    found.untyped_storage().resize_(0)
+    return found.detach()

@@ -7,6 +7,7 @@ one of these each.
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -202,6 +203,15 @@ class Group:
     def gather_numbers(self, value: int, *, device: torch.device | str = "cpu") -> list[int]:
         """The `value` of every rank, in order."""
         return self.all_gather(torch.tensor([value], dtype=torch.int64, device=device)).tolist()
+
+    def broadcast_json(self, value: Any, *, source: int = 0) -> Any:
+        """`value` of the group's rank `source`, as JSON gives it back; for groups of hosts."""
+        if self.size == 1:
+            return value
+        text = bytearray(json.dumps(value).encode() if self.rank == source else b"")
+        size = int(self.broadcast(torch.tensor([len(text)]), source=source))
+        data = torch.frombuffer(text, dtype=torch.uint8) if text else torch.empty(size, dtype=torch.uint8)
+        return json.loads(self.broadcast(data, source=source).numpy().tobytes())
 
     def _tree_all_reduce(self, x: Tensor) -> None:
         flat = x.reshape(-1)

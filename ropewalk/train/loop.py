@@ -26,6 +26,7 @@ from ropewalk.parallel.cut import Part
 from ropewalk.parallel.executor import Points
 from ropewalk.parallel.labels import label
 from ropewalk.parallel.mesh import Mesh, join, leave, pick_device
+from ropewalk.parallel.tuning import Tuning
 
 from .anomalies import Policy, RollBack
 from .corruption import probe
@@ -44,7 +45,7 @@ from .timeline import Timeline
 from .together import MeshTogether, Wishes
 from .watchdog import Watchdog, read_heartbeats, stragglers
 
-TUNING = "measuring which kernels are quickest for these shapes: up to a minute, once on GPUs of this kind"
+TUNING = "measuring which kernels are quickest for these shapes, once on GPUs of this kind"
 
 
 def train(
@@ -102,6 +103,7 @@ class Trainer:
             on_gradients=[self._on_gradients] if looks else [],
             before_change=[self._keeper.fence],
             before_tuning=[lambda: progress.say(TUNING)] if self._leads else [],
+            after_tuning=[self._after_tuning],
         )
         self._reading = ReadingWatch(self._events, say=progress.say, warn=self._warn, adapt=settings.load.adapt)
         self._course = Course(
@@ -452,6 +454,11 @@ class Trainer:
         self._course.close()
         self._events.close()
         leave()
+
+    def _after_tuning(self, tuning: Tuning) -> None:
+        self._events.write("tuned", step=self._course.at.step, **dataclasses.asdict(tuning))
+        if tuning.left_out and self._leads:
+            self._progress.say(tuning.reason())
 
     def _on_gradients(self, gradients: Mapping[str, torch.Tensor]) -> None:
         for hook in self._hooks:

@@ -16,7 +16,7 @@ from ropewalk.parallel import kernels, tuning
 from ropewalk.parallel.apply import apply, local
 from ropewalk.parallel.compat import deterministic
 from ropewalk.parallel.executor import Executor
-from ropewalk.parallel.kernels import IN_8_BITS, choose_8_bits
+from ropewalk.parallel.kernels import IN_8_BITS, gpu_milliseconds, measure_8_bits
 from ropewalk.plan.forecast import Precision
 from ropewalk.plan.plan import Plan
 from ropewalk.train.config import Optimizer, OptimizerKind
@@ -42,9 +42,9 @@ def test_every_way_to_make_a_product_is_measured() -> None:
     )
     for compiled in (True, False):
         plan = Plan(device="cuda", precision="fp8", batch_rows=32, microbatch_rows=32, compile=compiled)
-        found = list(choose_8_bits(stage, plan))
+        found = measure_8_bits(stage, plan, torch.device("cuda"), timer=gpu_milliseconds)
         assert len(found) == 4
-        assert all(contest.milliseconds.keys() == {"bf16", *IN_8_BITS} for contest in found)
+        assert all(times.keys() == {"bf16", *IN_8_BITS} for times in found.values())
 
 
 def batch() -> Batch:

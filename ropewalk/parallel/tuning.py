@@ -30,6 +30,7 @@ from ropewalk.model.decoder import Decoder
 from ropewalk.model.kernels.cublas import Problem, Product, library, version
 from ropewalk.model.loss import chunk_rows
 from ropewalk.model.modules import Linear
+from ropewalk.plan.forecast import PURE
 from ropewalk.plan.plan import Plan
 
 from .kernels import Contest, Timer, Times, maps_of, settled_contest, tokens_of
@@ -173,7 +174,9 @@ def tune_products(
     for module in maps_of(stage).values():
         if module.weight.shape in gains and module.product is F.linear:
             module.product = products.product
-            module.bare = module.weight.dtype == dtype and plan.tensor == 1 and module.lora_a is None
+            # In `bf16` a sharded weight may be as narrow as products, but what they are added to is float32.
+            pure = plan.precision in PURE and module.weight.dtype == dtype
+            module.bare = pure and plan.tensor == 1 and module.lora_a is None
 
 
 def _is_tuned(plan: Plan, device: torch.device, dtype: torch.dtype) -> bool:

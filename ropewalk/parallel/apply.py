@@ -8,6 +8,7 @@ the kernels, which are chosen by shapes alone, then the optimizer.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 
@@ -32,7 +33,7 @@ from .compress import make_compressor
 from .cut import Cut, Part
 from .executor import Executor, MakeOptimizer, Points
 from .guard import SpikeRule
-from .kernels import Contest, choose_8_bits, choose_attention, compile_stage
+from .kernels import Timer, gpu_milliseconds
 from .local import Devices, other_devices
 from .mesh import Mesh
 from .offload import BUCKET_BYTES, HostOptimizer
@@ -41,9 +42,9 @@ from .precision import PRODUCTS, Masters
 from .rank import RankExecutor
 from .recompute import make_run_block, recomputed
 from .replicas import Replicas
+from .selection import choose_kernels
 from .shards import Shards
 from .tensor import split_model, tensor_cut
-from .tuning import tune_products
 from .unit import Fill, hollow
 
 
@@ -60,13 +61,16 @@ def apply(
     points: Points | None = None,
     seed: int = 0,
     init_seed: int = 0,
+    run_s: float = math.inf,
+    timer: Timer = gpu_milliseconds,
 ) -> Executor:
     """The executor of `plan` on this rank of `mesh` (None: the only one). All ranks must call.
 
     `model` is the whole one: with values, of which each rank takes its part, or on torch's `meta` device, where each
     rank fills its part from `init_seed`, on `device`. `make_optimizer` gets the parameters named by `trained` (all
     without) as they end up cut; without it the executor only scores. `spike` says which losses are anomalies; `seed` is
-    that of the phase, for dropout.
+    that of the phase, for dropout. `run_s` is about how long its steps will take, which bounds the time for measuring
+    kernels; `timer` measures them.
     """
     here = mesh.world.size if mesh else 1
     if plan.world != here:
@@ -101,7 +105,16 @@ def apply(
     data = _data(
         plan, stages, mesh, masters, trained=chosen, pure=pure, seed=seed, fill=fill if empty and plan.zero else None
     )
-    contests = _choose_kernels(plan, stages, points or Points(), trains=make_optimizer is not None)
+    contests = choose_kernels(
+        plan,
+        stages,
+        mesh,
+        device=device,
+        trains=make_optimizer is not None,
+        points=points or Points(),
+        run_s=run_s,
+        timer=timer,
+    )
     optimizer, host = None, None
     if make_optimizer:
         mine = {name: p for name, p in data.parameters.items() if name in chosen}
@@ -242,22 +255,6 @@ def _data(
 def _is_alone(plan: Plan) -> bool:
     """Whether a GPU's gradients are final with one backward pass, and updated where they are."""
     return plan.device == "cuda" and plan.world == 1 and plan.microbatches == 1 and "optimizer" not in plan.offload
-
-
-def _choose_kernels(plan: Plan, stages: Mapping[int, Decoder], points: Points, *, trains: bool) -> list[Contest]:
-    some = next(iter(stages.values()))
-    device, dtype = next(some.parameters()).device, PRODUCTS.get(plan.precision, torch.float32)
-    contests: list[Contest] = []
-    before = list(points.before_tuning)  # who is told once for all stages
-    for stage in stages.values():
-        # To score takes too little time for measurements to be worth it.
-        contests += tune_products(stage, plan, dtype=dtype, measures=trains, before=before)
-        if plan.precision == "fp8":
-            contests += choose_8_bits(stage, plan)
-        if plan.compile:
-            compile_stage(stage)
-    attention = choose_attention(some.spec, plan, device, dtype=dtype)
-    return [attention, *contests] if attention else contests
 
 
 def _attention(plan: Plan, packing: ActivationPacking | None) -> Callable[[Attend], Attend] | None:

@@ -97,7 +97,7 @@ class Mesh:
         self.degrees: dict[Axis, int] = {axis: getattr(plan, axis) for axis in AXES}
         self.place: dict[Axis, int] = dict(zip(AXES, _coordinates(rank, list(self.degrees.values())), strict=True))
         """Where this rank stands on each axis."""
-        self.traffic = Traffic()
+        self.traffic = Traffic(on_gpu=plan.device == "cuda")
         self._groups: dict[tuple[Axis, ...], Group] = {}
         self.channels: dict[Channel, Group] = {}
         """Those of this rank, by their ends on the pipeline axis."""

@@ -12,7 +12,7 @@ from ropewalk.base.files import read_json, upgraded, write_json
 from ropewalk.model.activations import Activations
 from ropewalk.model.spec import Spec
 
-from .config import Backend, Compression, ContextKind, Fp8, Offload, Recompute, ScheduleKind
+from .config import Backend, Compression, ContextKind, Fp8, Offload, Recompute, ScheduleKind, Switch
 from .forecast import Memory, Precision
 
 FORMAT = 2
@@ -37,6 +37,7 @@ class Plan:
     compile: bool = False
     deterministic: bool = False
     fp8: Fp8 = "quicker"
+    tuning: Switch = "auto"
     # Below: as in `Parallel`.
     zero: Literal[0, 1, 2, 3] = 0
     """0 where `shard` is 1."""

@@ -36,6 +36,7 @@ from ropewalk.checkpoint.snapshot import Snapshot, Stager
 from ropewalk.checkpoint.tensors import Reader, State, Wants, groups_of, manifest_of, save, set_aside, whole
 from ropewalk.checkpoint.together import Alone, Together, decided
 from ropewalk.config.ranks import Ranks
+from ropewalk.parallel.comm import Moment, Traffic
 
 _DECIDE_EVERY = 16
 """Steps between decisions of several ranks, which must wait for each other to decide."""
@@ -230,6 +231,19 @@ class Keeper:
     def traffic(self) -> contextlib.AbstractContextManager[None]:
         """Training uses the network in this block."""
         return self._copier.learner.busy() if self._copier else contextlib.nullcontext()
+
+    def observe(self, traffic: Traffic, *, but: str) -> None:
+        """Copies keep out of the way of the collectives of `traffic`, except those of the group `but`, which carry next
+        to nothing for as long as a step lasts."""
+        if not self._copier:
+            return
+        mark = self._copier.learner.mark
+
+        def saw(moment: Moment) -> None:
+            if moment.group != but:
+                mark(moment.begin, moment.end)
+
+        traffic.observers.append(saw)
 
     def decide(self) -> Decision | None:
         """The new interval of `auto`, when it has changed by a tenth or more; None otherwise. All ranks must call."""

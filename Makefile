@@ -3,7 +3,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
-# One torch thread a test worker: two workers on two cores, and sums in the same order everywhere. Tests of several
+# One test worker per core that this process may use, at least two.
+WORKERS := $(shell $(PYTHON) -c 'import os; print(max(2, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()))')
+# One torch thread a test worker: as many threads as cores, and sums in the same order everywhere. Tests of several
 # processes share one pool, so that all of them go to one worker. Compiled modules are kept, whatever the environment
 # says: tests start some hundreds of processes.
 TEST_ENV := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 NUMBA_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
@@ -41,10 +43,10 @@ quickstart: $(VENV)/.train
 	@$(BIN)/ropewalk quickstart
 
 test: $(VENV)/.dev
-	@$(TEST_ENV) $(BIN)/python -m pytest -n 2 -m "not slow"
+	@$(TEST_ENV) $(BIN)/python -m pytest -n $(WORKERS) -m "not slow"
 
 test-slow: $(VENV)/.dev
-	@$(TEST_ENV) $(BIN)/python -m pytest -n 2 -m slow
+	@$(TEST_ENV) $(BIN)/python -m pytest -n $(WORKERS) -m slow
 
 # One process: the tests share the GPU, and the pool of ranks.
 test-gpu: $(if $(filter $(BIN)/python,$(GPU_PYTHON)),$(VENV)/.dev)

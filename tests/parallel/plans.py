@@ -245,6 +245,22 @@ CASES = {
 }
 
 
+SLOW = {
+    "replicate 2 x ZeRO-3 over 4",
+    "pipeline 2 x replicate 2 x tensor 2",
+    "pipeline 2 x ZeRO-1 over 2 x tensor 2",
+    "replicate 2 x ZeRO-3 over 2 x ring 2",
+    "replicate 2 x ulysses 2 x tensor 2",
+    "ZeRO-3 over 2 x ring 2 x tensor 2",
+    *(
+        f"{kind}, {plan}"
+        for kind in ("adafactor", "lamb", "muon")
+        for plan in ("replicate 2", "ZeRO-1 over 2", "pipeline 2", "ring 2 x ZeRO-2 over 2")
+    ),
+}
+"""Plans whose mechanisms other plans of the table prove together: run by `make test-slow`, and on NCCL."""
+
+
 def on_gpu(case: Case) -> Case:
     """The same plan on GPUs."""
     return dataclasses.replace(case, plan=dataclasses.replace(case.plan, device="cuda"))

@@ -11,24 +11,16 @@ from typing import Any
 import pytest
 import torch
 
-from ropewalk.base.progress import Silent
 from ropewalk.parallel.tuning import Tuning
 from ropewalk.train import peak, phase
 from ropewalk.train.loop import train
 from ropewalk.train.peak import REACHED, expected_seconds
+from tests.heard import Heard
 from tests.tiny import make_run
 from tests.train.runs import events
 from tests.train.test_training import documented_fields
 
 DONE = Tuning(known=1, measured=2, left_out=3, seconds=0.5, budget_s=0.5)
-
-
-class Heard(Silent):
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-
-    def say(self, text: str) -> None:
-        self.lines.append(text)
 
 
 def test_matmuls_that_were_left_out_are_told_and_the_length_of_the_run_decides(
@@ -49,7 +41,7 @@ def test_matmuls_that_were_left_out_are_told_and_the_length_of_the_run_decides(
     (event,) = events(run, "tuned")
     assert set(event) - {"format", "time", "rank", "kind"} == documented_fields()["tuned"]
     assert event.items() >= dataclasses.asdict(DONE).items()
-    assert DONE.reason() in heard.lines
+    assert ("say", DONE.reason()) in heard.calls
     (started,) = events(run, "train_started")
     assert 0 < seconds[0] <= started["flops_per_token"] * 2 * 4 * 16 / 7
 

@@ -41,11 +41,12 @@ class Unit:
         narrow: Mapping[str, torch.dtype],
         place: Callable[[str, Tensor], Tensor] | None = None,
         fill: Fill | None = None,
+        side: torch.cuda.Stream | None = None,
     ) -> None:
         """With `frees`, whole parameters are there between `finish_gather` and `release` only. With `accumulates`,
         `grad` of a weight sums several microbatches, in the dtype of `masters`. `place` moves a rank's part of a
         parameter to where it is to lie between its uses. Weights without memory of their own (`hollow`) get the values
-        of `fill`."""
+        of `fill`. On a GPU, the sum over replicas is queued on the stream `side`."""
         self._weights, self._group, self._replicas, self._frees = weights, group, replicas, frees
         self._exact = group.exact or replicas.exact
         self.trained = [name for name in weights if name in trained]
@@ -61,6 +62,9 @@ class Unit:
         self.backward = False
         self._gathering: Pending | None = None
         self._reducing: Pending | None = None
+        self._sent: Tensor | None = None
+        """What is being reduced: its memory is free for others when the stream that computes has waited."""
+        self._over_replicas, self._side = False, side
         self._dtypes = {n: narrow.get(n, w.dtype) for n, w in weights.items()}
         self._gathered = self._layout()
         # Rounded up, so that the bytes of the next rank are aligned too.
@@ -112,6 +116,12 @@ class Unit:
                 weight.copy_(rows)
         self._present = True
 
+    def forget_gather(self) -> None:
+        """What is under way is out of date: waits for it and leaves the weights as they are."""
+        if self._gathering is not None:
+            self._gathering.wait()
+            self._gathering = None
+
     def release(self) -> None:
         """Frees the whole parameters; the part stays."""
         if self._frees and self._gathering is not None:
@@ -135,15 +145,28 @@ class Unit:
                 if rest:
                     piece[full, :rest] = flat[full * side :]
                 weight.grad = None
+        self._sent, self._over_replicas = parts, False
         self._reducing = self._group.start_reduce_scatter(parts)
+        if self._side is not None:
+            with torch.cuda.stream(self._side):
+                self.start_replica_sum()
+
+    def start_replica_sum(self) -> None:
+        """HSDP: begins to add up over replicas what the reduce-scatter gave, unless that has begun. The host waits for
+        the reduce-scatter, or on a GPU the stream at hand, which is not the one that computes."""
+        if self._over_replicas or self._exact or self._replicas.size == 1:
+            return
+        assert self._reducing is not None
+        self._reducing, self._over_replicas = self._replicas.start_all_reduce(self._reducing.wait()), True
 
     def finish_reduce(self) -> None:
         """Adds what has arrived to the sum of this step."""
+        self.start_replica_sum()
         assert self._reducing is not None
-        part = self._replicas.all_reduce(self._reducing.wait())
-        self._reducing = None
+        part = self._reducing.wait()
+        self._reducing = self._sent = None
         if self._exact:
-            self._counter.add(part)
+            self._counter.add(self._replicas.all_reduce(part))
         else:
             self.gradient = part if self.gradient is None else self.gradient.add_(part)
 

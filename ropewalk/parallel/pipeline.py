@@ -317,5 +317,5 @@ def _add_gradient(weight: Tensor, x: Tensor, gradient: Tensor) -> None:
     added = _weight_gradient(weight, x, gradient)
     weight.grad = added.to(weight.grad_dtype) if weight.grad is None else weight.grad.add_(added)
     # As the backward pass would have: masters take the gradient over, reductions start.
-    for hook in list((weight._post_accumulate_grad_hooks or {}).values()):  # type: ignore[attr-defined]
+    for hook in list((weight._post_accumulate_grad_hooks or {}).values()):
         hook(weight)

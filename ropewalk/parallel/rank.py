@@ -356,8 +356,8 @@ class RankExecutor:
         if self._plan.pipeline > 1:
             # `_StageWork` says when gradients are final: during the last backward pass of each stage.
             with self._data.microbatch(last=False):
-                work, relayed = _StageWork(self, pieces, total, reduces=True), self._is_first_of("train", pieces)
-                return self._pipeline(len(pieces)).run(work, scale=scale, relayed=relayed)
+                stages, relayed = _StageWork(self, pieces, total, reduces=True), self._is_first_of("train", pieces)
+                return self._pipeline(len(pieces)).run(stages, scale=scale, relayed=relayed)
         work = functools.partial(self._train_on, total=total, scale=scale)
         if self._devices:
             parts = self._devices.each(work, pieces)

@@ -106,7 +106,5 @@ class Parallel:
     """How gradients travel between replicas: as they are, rounded, or as low-rank factors (Vogels et al. 2019)."""
     compression_rank: Annotated[int, Range(least=1), CONTINUES] = 4
     """Rank of the factors of `powersgd`."""
-    node_ranks: Annotated[int, Range(least=0), CONTINUES] = 0
-    """Replicas of one machine: sums are made there first, then between machines. 0: all at once."""
     backend: Annotated[Backend, CONTINUES] = "auto"
     """Who communicates: NCCL for GPUs and gloo for CPUs, or `mpi` under `mpirun`."""

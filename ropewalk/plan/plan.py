@@ -61,7 +61,6 @@ class Plan:
     fusion_bytes: int = 25 << 20
     compression: Compression = "none"
     compression_rank: int = 4
-    node_ranks: int = 0
     backend: Backend = "auto"
 
     @property

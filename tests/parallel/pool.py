@@ -121,7 +121,7 @@ def _work(pipe: Connection, backend: str, environment: dict[str, str]) -> None:
             job, arguments, rank, world, store = pipe.recv()
         except EOFError:
             os._exit(0)
-        # Modules stay: `gc.collect` below looks at what the job left, and not at torch (0.17 s of a core a rank and job).
+        # Modules stay: `gc.collect` below looks at what the job left, not at torch (0.17 s of a core a rank and job).
         gc.freeze()
         try:
             if world > 1:

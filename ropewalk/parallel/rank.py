@@ -12,7 +12,6 @@ import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import cast
 
 import torch
@@ -45,23 +44,8 @@ from .precision import LossScale, Masters, autocast
 from .recompute import BlockRunner
 from .replicas import Replicas
 from .shards import Shards
+from .stage_work import Microbatch, StageWork
 from .tensor import SplitHead, has_partial_gradient, tensor_cut
-
-
-@dataclass(frozen=True, slots=True)
-class Microbatch:
-    """Rows that are computed together, and what this rank works on of them."""
-
-    batch: Batch
-    """This rank's places of each row."""
-    documents: Tensor
-    """Of the whole rows."""
-    rows_B: Tensor
-    """Numbers of the rows in the global batch."""
-
-    def to(self, device: torch.device) -> Microbatch:
-        """The microbatch on `device`."""
-        return Microbatch(self.batch.to(device), self.documents.to(device), self.rows_B.to(device))
 
 
 class RankExecutor:
@@ -354,9 +338,9 @@ class RankExecutor:
     def _run(self, pieces: list[Microbatch], total: Tensor, scale: Tensor | None) -> list[Tensor]:
         """Forward and backward of all microbatches; this rank's parts of the loss."""
         if self._plan.pipeline > 1:
-            # `_StageWork` says when gradients are final: during the last backward pass of each stage.
+            # `StageWork` says when gradients are final: during the last backward pass of each stage.
             with self._data.microbatch(last=False):
-                stages, relayed = _StageWork(self, pieces, total, reduces=True), self._is_first_of("train", pieces)
+                stages, relayed = StageWork(self, pieces, total, reduces=True), self._is_first_of("train", pieces)
                 return self._pipeline(len(pieces)).run(stages, scale=scale, relayed=relayed)
         work = functools.partial(self._train_on, total=total, scale=scale)
         if self._devices:
@@ -382,7 +366,7 @@ class RankExecutor:
         one = torch.ones((), device=self.device)
         if self._plan.pipeline > 1:
             relayed = self._is_first_of("train", pieces)
-            return self._pipeline(len(pieces)).run(_StageWork(self, pieces, one), relayed=relayed)
+            return self._pipeline(len(pieces)).run(StageWork(self, pieces, one), relayed=relayed)
         part = self._loss_of(self.model, self._forward(self.model, pieces[0], pieces[0].batch.tokens), pieces[0])
         part.backward()
         return [part.detach()]
@@ -391,7 +375,7 @@ class RankExecutor:
         """(log-probability, first choice) of this rank's rows and places, 2 B T; nothing but on the last stage."""
         if self._plan.pipeline > 1:
             found = run_forward(
-                _StageWork(self, pieces, None),
+                StageWork(self, pieces, None),
                 len(pieces),
                 ranks=self._plan.pipeline,
                 chunks=self._plan.chunks,
@@ -572,40 +556,6 @@ class RankExecutor:
     def _need_optimizer(self) -> torch.optim.Optimizer:
         assert self._optimizer is not None, "an executor made without an optimizer only scores"
         return self._optimizer
-
-
-class _StageWork:
-    """What a pipeline asks of this rank's stages in one step; without `total` scores instead of losses. With `reduces`,
-    gradients travel as soon as those of a stage are final."""
-
-    def __init__(
-        self, executor: RankExecutor, pieces: list[Microbatch], total: Tensor | None, *, reduces: bool = False
-    ) -> None:
-        self._executor, self._pieces, self._total = executor, pieces, total
-        self._reduces = reduces and not executor._plan.exact
-
-    def forward(self, stage: int, microbatch: int, x: Tensor | None) -> Tensor:
-        it, piece = self._executor, self._pieces[microbatch]
-        model = it._stages[stage]
-        hidden = it._forward(model, piece, piece.batch.tokens if x is None else x)
-        if stage < it._plan.pipeline * it._plan.chunks - 1:
-            return hidden
-        if self._total is None:
-            return it._scores_of(model, hidden, piece)
-        return it._loss_of(model, hidden, piece) / self._total
-
-    def like(self, microbatch: int) -> Tensor:
-        it, tokens = self._executor, self._pieces[microbatch].batch.tokens
-        places = tokens.shape[1] // (it._tensor.size if it._plan.sequence else 1)
-        return torch.empty(tokens.shape[0], places, it.spec.width, dtype=it._dtype, device=it.device)
-
-    def begin_last_backward(self, stage: int) -> None:
-        if self._reduces:
-            self._executor._data.last_backward(self._executor._names_of[stage])
-
-    def end_last_backward(self, stage: int) -> None:
-        if self._reduces:
-            self._executor._data.complete(self._executor._names_of[stage])
 
 
 def _announce(callbacks: list[Callable[[Named], None]], gradients: Named) -> None:

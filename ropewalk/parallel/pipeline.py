@@ -317,3 +317,5 @@ def _weight_gradient(weight: Tensor, x: Tensor, gradient: Tensor) -> Tensor:
 def _add_gradient(weight: Tensor, x: Tensor, gradient: Tensor) -> None:
     added = _weight_gradient(weight, x, gradient)
     weight.grad = added.to(weight.grad_dtype) if weight.grad is None else weight.grad.add_(added)
+    if hasattr(weight, "hand_over"):  # to a float32 master
+        weight.hand_over(weight)

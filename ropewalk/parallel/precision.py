@@ -45,7 +45,10 @@ class Masters:
                 parameter.grad_dtype = torch.bfloat16
                 parameter.rounded = self._weights[name].detach()  # type: ignore[attr-defined]
         for name, weight in self._weights.items():
-            weight.register_post_accumulate_grad_hook(functools.partial(_hand_over, self.parameters[name]))
+            hand_over = functools.partial(_hand_over, self.parameters[name])
+            weight.register_post_accumulate_grad_hook(hand_over)
+            weight.hand_over = hand_over  # type: ignore[attr-defined]
+            """For gradients that are not autograd's."""
 
     @torch.no_grad()
     def publish(self) -> None:
@@ -54,7 +57,8 @@ class Masters:
 
 
 def _hand_over(master: nn.Parameter, weight: Tensor) -> None:
-    assert weight.grad is not None
+    if weight.grad is None:
+        return  # a pipeline computes it later
     if master.grad is None:
         master.grad = weight.grad.to(master.grad_dtype)
     else:

@@ -99,7 +99,10 @@ class Replicas:
     def last_backward(self, names: Collection[str]) -> None:
         """The backward pass that begins now makes the gradients of `names` final in this step: their buckets are
         reduced as soon as they are complete. For pipelines, whose stages end their steps one after the other; all data
-        ranks must call in the same order."""
+        ranks must call in the same order.
+
+        Not for weights whose gradients are computed outside of autograd (`pipeline.Later`): their hooks are called with
+        nothing added, before the gradient is there. For these, `complete` alone."""
         if not self._group.exact:
             self._ending.update(names)
 

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from ropewalk.model.decoder import build
 from ropewalk.parallel.apply import apply, local
+from ropewalk.parallel.executor import Points
+from ropewalk.parallel.mesh import Mesh
 from ropewalk.parallel.precision import LossScale
 from ropewalk.parallel.rank import RankExecutor
 from ropewalk.plan.forecast import Precision
 from ropewalk.plan.plan import Plan
 from ropewalk.train.config import Optimizer
 from ropewalk.train.optimizer import make_optimizer
+from tests.parallel.plans import MODELS, case
+from tests.parallel.pool import POOL
+from tests.parallel.worlds import batches, gathered
 from tests.tiny import random_batch, small_spec
 
 SPEC = small_spec()
@@ -153,3 +162,61 @@ def test_scoring_alone_leaves_the_weights_as_they_are() -> None:
     scores = apply(plan, model, None, None).score(random_batch(SPEC, rows=ROWS))
     assert scores.log_probabilities.dtype == torch.float32
     assert {p.dtype for p in model.parameters()} == {torch.float32}
+
+
+def in_pure_bfloat16(rank: int, plan: Plan, steps: int) -> dict[str, np.ndarray]:
+    """The gradients of the first step and the float32 weights after some steps, whole, without clipping."""
+    each, mesh = MODELS["deep"], Mesh(plan, rank)
+    first: dict[str, Tensor] = {}
+
+    def look(gradients: Mapping[str, Tensor]) -> None:
+        for name, gradient in gradients.items():
+            first.setdefault(name, gradient.clone())
+
+    made = apply(
+        plan,
+        build(each, seed=1),
+        mesh,
+        lambda named, cuts: make_optimizer(named, Optimizer(), spec=each, cuts=cuts),
+        points=Points(on_gradients=[look]),
+    )
+    for batch in batches(each, steps):
+        made.step(batch.strided(mesh.data.rank, mesh.data.size), lr=1e-2)
+    cuts = {name: part.cut for name, part in made.model_state().items()}
+    gradients = {f"gradient/{n}": cuts[n].gather(g).numpy().copy() for n, g in first.items() if n in cuts}
+    return gradients | gathered(made.model_state())
+
+
+def pure(**settings: Any) -> Plan:
+    return case("", "deep", precision="bf16-pure", **settings).plan
+
+
+@pytest.mark.xdist_group("pool")
+@pytest.mark.parametrize("zero", [2, 3])
+def test_sharded_bfloat16_has_the_bits_of_replicas(zero: int) -> None:
+    """Of one microbatch a rank both add up the same two numbers; clipping would divide by norms of another order."""
+    expected = POOL.run(in_pure_bfloat16, pure(replicate=2, microbatch_rows=4), 3, world=2)[0]
+    found = POOL.run(in_pure_bfloat16, pure(shard=2, zero=zero, microbatch_rows=4), 3, world=2)[0]
+    assert found.keys() == expected.keys()
+    for name, array in expected.items():
+        assert np.array_equal(found[name], array), name
+
+
+@pytest.mark.xdist_group("pool")
+def test_sharded_gradients_of_microbatches_are_added_up_in_float32() -> None:
+    """Of matrices, each microbatch's gradient is bfloat16 in any case."""
+    expected = POOL.run(in_pure_bfloat16, pure(replicate=2, microbatch_rows=1), 1, world=2)[0]
+    found = POOL.run(in_pure_bfloat16, pure(shard=2, zero=1, microbatch_rows=1), 1, world=2)[0]
+    matrices = [name for name in expected if name.startswith("gradient/blocks.") and expected[name].ndim == 2]
+    assert matrices
+    for name in matrices:
+        assert np.array_equal(found[name], expected[name]), name
+
+
+@pytest.mark.xdist_group("pool")
+@pytest.mark.parametrize("settings", [{}, {"shard": 2, "zero": 3}], ids=["one", "ZeRO-3"])
+def test_gradients_that_a_pipeline_computes_later_reach_the_masters(settings: dict[str, Any]) -> None:
+    plans = [pure(pipeline=2, schedule=schedule, **settings) for schedule in ("1f1b", "zero-bubble")]
+    soon, later = (POOL.run(in_pure_bfloat16, plan, 1, world=plan.world)[0] for plan in plans)
+    for name in (name for name in soon if name.startswith("gradient/")):
+        assert np.allclose(later[name], soon[name], rtol=1e-2, atol=1e-2 * np.abs(soon[name]).max()), name

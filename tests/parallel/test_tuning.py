@@ -198,6 +198,21 @@ def test_nothing_is_joined_to_the_products_of_adapted_maps(by_torch):
     assert all(module.product is products.product and not module.bare for module in adapted)
 
 
+@pytest.mark.parametrize("precision", ["bf16-pure", "bf16"])
+def test_sharding_changes_nothing_about_what_is_joined_to_products(by_torch, monkeypatch, precision):
+    """Residuals are joined where the stream is as narrow as the products. Sharded weights are not there meanwhile."""
+    monkeypatch.setattr(tuning, "TUNED", (torch.bfloat16,))
+    won = {"cuBLASLt 2": 1.0, "torch": 2.0}  # a CPU cannot run all of them in bfloat16
+    monkeypatch.setattr(tuning, "settled_contest", lambda what, *_, **__: Contest(what=what, milliseconds=won))
+    spec = small_spec(width=32, hidden=64, heads=2, sequence_length=16, vocabulary=64)
+    for zero in range(4):
+        plan = Plan(device="cpu", precision=precision, batch_rows=2, microbatch_rows=2, zero=zero)
+        made = applying.apply(plan, build(spec, seed=0), None, lambda p, _: make_optimizer(p, Optimizer(), spec=spec))
+        found = {module.bare for module in maps_of(made.model).values()}
+        assert found == {precision == "bf16-pure"}, zero
+        assert all(module.product is products.product for module in maps_of(made.model).values())
+
+
 def test_an_executor_without_an_optimizer_only_scores(monkeypatch):
     budgets = []
     monkeypatch.setattr(selection, "measure_products", lambda *_, budget, **__: budgets.append(budget) or {})

@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
-# One torch thread a test worker: two workers on two cores, and sums in the same order everywhere. Tests of several
+# One test worker a core, one torch thread a worker: sums in the same order everywhere. Tests of several
 # processes share one pool, so that all of them go to one worker. Compiled modules are kept, whatever the environment
 # says: tests start some hundreds of processes.
 TEST_ENV := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 NUMBA_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
@@ -37,10 +37,10 @@ quickstart: $(VENV)/.train
 	@$(BIN)/ropewalk quickstart
 
 test: $(VENV)/.dev
-	@$(TEST_ENV) $(BIN)/python -m pytest -n 2 -m "not slow"
+	@$(TEST_ENV) $(BIN)/python -m pytest -n auto -m "not slow"
 
 test-slow: $(VENV)/.dev
-	@$(TEST_ENV) $(BIN)/python -m pytest -n 2 -m slow
+	@$(TEST_ENV) $(BIN)/python -m pytest -n auto -m slow
 
 lint: $(VENV)/.dev
 	@$(BIN)/ruff check .

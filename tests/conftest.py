@@ -8,6 +8,7 @@ since a test's name can no longer be changed after the fact. Here the mark is re
 from __future__ import annotations
 
 import functools
+import os
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,8 @@ COMPILED = ("tests/prepare/", "tests/load/")
 """Folders whose tests compile kernels in a fresh clone, up to eleven seconds each."""
 MADE_ONCE = ('scope="module"', "@functools.cache")
 """What a file makes once in each worker that gets one of its tests."""
+MOST_WORKERS = 16
+"""A worker takes a gigabyte, and the tests of the pool last as long with more."""
 
 
 class PoolTogether(LoadScopeScheduling):
@@ -46,3 +49,9 @@ def _text(file: str) -> str:
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> PoolTogether:
     return PoolTogether(config, log)
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    """For `-n auto`: the cores that this process may use, which need not be all of the machine's."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(cores, MOST_WORKERS)

@@ -80,7 +80,7 @@ def _work(pipe: Connection) -> None:
             job, arguments, rank, world, store = pipe.recv()
         except EOFError:
             os._exit(0)
-        # Modules stay: `gc.collect` below looks at what the job left, and not at torch (0.17 s of a core a rank and job).
+        # Modules stay: `gc.collect` below looks at what the job left and not at all of torch, 0.17 s a rank and job.
         gc.freeze()
         try:
             if world > 1:

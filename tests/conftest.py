@@ -1,5 +1,5 @@
 """Which test worker gets which test: those that share the pool of processes (tests/parallel/pool.py) all go to one, and
-so do those of a file whose kernels would be compiled by both.
+so do those of a file that makes something for all of its tests, or whose kernels each worker would compile.
 
 pytest-xdist's own `--dist loadgroup` does this by the mark `xdist_group`; with pytest 9.2 it no longer sees the mark,
 since a test's name can no longer be changed after the fact. Here the mark is read from the file.
@@ -8,6 +8,7 @@ since a test's name can no longer be changed after the fact. Here the mark is re
 from __future__ import annotations
 
 import functools
+import os
 from pathlib import Path
 from typing import Any
 
@@ -23,22 +24,34 @@ ROOT = Path(__file__).parents[1]
 MARK = 'xdist_group("pool")'
 COMPILED = ("tests/prepare/", "tests/load/")
 """Folders whose tests compile kernels in a fresh clone, up to eleven seconds each."""
+MADE_ONCE = ('scope="module"', "@functools.cache")
+"""What a file makes once in each worker that gets one of its tests."""
+MOST_WORKERS = 16
+"""A worker takes a gigabyte, and the tests of the pool last as long with more."""
 
 
 class PoolTogether(LoadScopeScheduling):
-    """Every test by itself, those of the pool as one, and those of a file that compiles kernels."""
+    """Every test by itself, those of the pool as one, and those of a file that shares what it makes."""
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.split("::")[0]
-        if _uses_pool(file):
+        text = _text(file)
+        if MARK in text:
             return "pool"
-        return file if file.startswith(COMPILED) else nodeid
+        together = file.startswith(COMPILED) or any(mark in text for mark in MADE_ONCE)
+        return file if together else nodeid
 
 
 @functools.cache
-def _uses_pool(file: str) -> bool:
-    return MARK in (ROOT / file).read_text(encoding="utf-8")
+def _text(file: str) -> str:
+    return (ROOT / file).read_text(encoding="utf-8")
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> PoolTogether:
     return PoolTogether(config, log)
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    """For `-n auto`: the cores that this process may use, which need not be all of the machine's."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(cores, MOST_WORKERS)

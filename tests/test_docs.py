@@ -46,8 +46,14 @@ QUICK = ['prepare.sources.0.paths=["my-code"]', 'prepare.sources.1.paths=["my-te
 TRAINING_VERBS = ("quickstart", "run", "prepare", "train", "evaluate", "doctor", "profile", "chaos")
 UNDERSTOOD = ("python -m venv .venv", ". .venv/bin/activate")
 """Commands of the shell around ropewalk, which need no proof."""
-SLOW = ("docs/guides/parallel.md", "ropewalk chaos recipes/books.toml --quick train.steps=20")
-"""The page and the example that train most often: a minute and a half of a core between them."""
+SLOW = (
+    # What trains most often: a minute and a half of a core between them.
+    "docs/guides/parallel.md",
+    "ropewalk chaos recipes/books.toml --quick train.steps=20",
+    # Run by docs/guides/speed.md, and with another medium by the next example.
+    "ropewalk bench train --size tiny --steps 3",
+    "ropewalk doctor data recipes/books.toml",
+)
 
 
 @dataclass(frozen=True)

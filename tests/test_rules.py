@@ -50,8 +50,13 @@ def module_of(path: Path) -> str:
     return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
 
 
-def imports_of(path: Path) -> Iterator[tuple[str, int]]:
+@functools.cache
+def imports_of(path: Path) -> list[tuple[str, int]]:
     """Every name that a file imports, anywhere in it, as `module.name`, with its line; lazy targets too."""
+    return list(_imports_of(path))
+
+
+def _imports_of(path: Path) -> Iterator[tuple[str, int]]:
     for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Import):
             yield from ((alias.name, node.lineno) for alias in node.names)

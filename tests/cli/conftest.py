@@ -47,7 +47,7 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def trained_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run of the tiny recipe; copy it before changing it."""
     folder = tmp_path_factory.mktemp("trained")

@@ -7,6 +7,7 @@ one JSON line: {"status": ..., "labels": [...]}; a child killed by itself has st
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -15,6 +16,7 @@ import threading
 import time
 from pathlib import Path
 
+import pyarrow as pa
 import torch
 import torch._dynamo  # the optimizer imports it at its first step: 1 s that children need not repeat
 
@@ -22,6 +24,7 @@ import ropewalk.evaluate.checkpoint
 import ropewalk.flow.verbs
 import ropewalk.train.loop
 from ropewalk.cli.main import main
+from ropewalk.prepare.statistics import measure
 
 
 def child(job: dict, labels: Path) -> None:
@@ -54,6 +57,9 @@ def child(job: dict, labels: Path) -> None:
 
 
 def serve() -> None:
+    # A first kernel: numba takes 0.4 s to get ready, which children need not repeat.
+    measure(pa.array(["rope"], pa.large_string()))
+    gc.freeze()  # children look for garbage among their own objects alone
     for line in sys.stdin:
         job = json.loads(line)
         labels = Path(job["folder"]) / "labels.txt"

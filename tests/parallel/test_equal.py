@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
@@ -45,7 +46,29 @@ def test_table_is_as_wide_as_it_claims() -> None:
     for kind in ("adafactor", "lamb", "muon"):
         assert sum(case.optimizer == kind for case in CASES.values()) >= 5
     assert {case.model for case in CASES.values()} == set(MODELS)
+
+
+def test_quick_plans_have_every_setting_and_every_pair_of_axes_and_each_optimizer_three() -> None:
+    quick = [case for name, case in CASES.items() if name not in SLOW]
     assert set(CASES) >= SLOW
+    assert mechanisms(quick) == mechanisms(CASES.values())
+    for kind in ("adafactor", "lamb", "muon"):
+        assert sum(case.optimizer == kind for case in quick) >= 3
+
+
+def mechanisms(cases: Iterable[Case]) -> set[object]:
+    """What the plans use: values of settings alone and together with each axis, pairs of axes, models, optimizers."""
+    found: set[object] = set()
+    for case in cases:
+        plan = case.plan
+        degrees = {axis: getattr(plan, axis) for axis in ("pipeline", "replicate", "shard", "context", "tensor")}
+        axes = [axis for axis, degree in degrees.items() if degree > 1]
+        settings = ("zero", "sequence", "context_kind", "schedule", "recompute", "offload", "partition_activations")
+        found |= {(name, getattr(plan, name)) for name in (*settings, "fusion_bytes", "node_ranks")}
+        found |= {(axis, name, getattr(plan, name)) for axis in axes for name in ("zero", "schedule", "recompute")}
+        found |= {*itertools.combinations(axes, 2), plan.world, case.model, case.optimizer}
+        found |= {(axis, case.optimizer) for axis in axes if axis != "context"}
+    return found
 
 
 # Faults. Each breaks one thing in the processes of one run, by the smallest change that a wrong line of code would be.

@@ -56,7 +56,10 @@ def train(
     """
     trainer = Trainer(run, read_settings(run), progress or Silent(), list(hooks), disk=disk)
     with contextlib.closing(trainer), trainer.interrupt, trainer.watchdog:
-        return trainer.train()
+        figures = trainer.train()
+    # Not when training failed: the other ranks may be in the middle of a collective, and to leave takes all of them.
+    leave()
+    return figures
 
 
 class Trainer:
@@ -252,7 +255,9 @@ class Trainer:
         best = running.stopper.best_step
         self._events.write("stopped_early", step=self._course.at.step, best_step=best)
         self._progress.say(f"step {self._course.at.step}: validation stopped gaining; the phase ends as of step {best}")
-        running.executor.load_state(self._keeper.best_weights(best), {})
+        weights = self._keeper.best_weights(best, running.executor.wants())
+        running.executor.load_state(weights, {})
+        weights.check()
 
     def _save(self, *, ended: bool) -> None:
         state = self._sound_state(ended=ended)
@@ -451,7 +456,6 @@ class Trainer:
         self._keeper.close()
         self._course.close()
         self._events.close()
-        leave()
 
     def _on_gradients(self, gradients: Mapping[str, torch.Tensor]) -> None:
         for hook in self._hooks:

@@ -190,6 +190,7 @@ class Reader:
                 first, last = rows_of(part, stored)
                 data = self._payload(piece.file).raw(piece.begin + first * item, piece.begin + last * item)
                 fill(target, box, part, stored, data, item)
+                self._payload(piece.file).release()
         kind: torch.dtype = getattr(torch, entry.dtype)
         # torch does not reinterpret what holds nothing.
         return (

@@ -168,7 +168,8 @@ class Keeper:
             snapshot,
             tokenizer=state.tokenizer,
             attempt=attempt,
-            before=lambda: self._copy(manifest, snapshot, tokenizer=state.tokenizer),
+            # Without the state: the thread remembers its last job, and with it a phase that is over would stay.
+            before=functools.partial(self._copy, manifest, snapshot, tokenizer=state.tokenizer),
             after=functools.partial(self._stored, state.step, save=self._saves, best_step=best_step),
         )
         if self._settings.write == "blocking":

@@ -55,11 +55,13 @@ def train(
     Checkpoints go to `disk`: this machine's, unless somebody wants to see how a bad one is borne.
     """
     trainer = Trainer(run, read_settings(run), progress or Silent(), list(hooks), disk=disk)
-    with contextlib.closing(trainer), trainer.interrupt, trainer.watchdog:
-        figures = trainer.train()
-    # Not when training failed: the other ranks may be in the middle of a collective, and to leave takes all of them.
-    leave()
-    return figures
+    try:
+        with contextlib.closing(trainer), trainer.interrupt, trainer.watchdog:
+            return trainer.train()
+    finally:
+        # Not when training failed: the others may be in the middle of a collective, and to leave takes all ranks.
+        if trainer.ends_together:
+            leave()
 
 
 class Trainer:
@@ -114,6 +116,8 @@ class Trainer:
             run, settings.planned, self._mesh.control, events=self._events, say=progress.say if self._leads else None
         )
         self.interrupt = Interrupt()
+        self.ends_together = False
+        """Whether all ranks have come to the end, or to a stop that they agreed on."""
         self.watchdog = Watchdog(run, settings.train.faults, rank=place.rank)
         self._world = plan.world
         self._timeline = Timeline(
@@ -413,6 +417,7 @@ class Trainer:
                 self._make_room(self.interrupt.preempted_at or time.monotonic())
             self._keeper.settle()
             self._save_last()
+        self.ends_together = True
         raise KeyboardInterrupt
 
     def _make_room(self, asked: float) -> None:
@@ -428,6 +433,7 @@ class Trainer:
         saved = self._keeper.holds(step)
         self._events.write("preempted", step=step, saved=saved, seconds=time.monotonic() - asked)
         state = f"step {step} is saved" if saved else f"no time to save step {step}, older checkpoints are intact"
+        self.ends_together = True
         raise Preempted(f"preempted: {state}; the same command continues")
 
     def _save_last(self) -> None:
@@ -449,6 +455,7 @@ class Trainer:
         self._progress.end(f"{made} in {duration(seconds)}")
         for hook in self._hooks:
             hook.after_training(step)
+        self.ends_together = True
         return {"step": step, "tokens": self._course.at.tokens, **self._losses()}
 
     def close(self) -> None:

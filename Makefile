@@ -3,15 +3,21 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
-# One torch thread a test worker: two workers on two cores, and sums in the same order everywhere. Tests of several
+# One test worker per core that this process may use, at least two.
+WORKERS := $(shell $(PYTHON) -c 'import os; print(max(2, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()))')
+# One torch thread a test worker: as many threads as cores, and sums in the same order everywhere. Tests of several
 # processes share one pool, so that all of them go to one worker. Compiled modules are kept, whatever the environment
 # says: tests start some hundreds of processes.
 TEST_ENV := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 NUMBA_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
 
-.PHONY: help quickstart test test-slow lint bench docs clean
+# The Python of `make test-gpu`; one that has torch for GPUs and pytest needs nothing installed: GPU_PYTHON=python3
+GPU_PYTHON ?= $(BIN)/python
+
+.PHONY: help quickstart test test-slow test-gpu lint bench docs clean
 help:
 	@echo "make quickstart   raw files -> evaluated model -> runs/quickstart/report.html"
 	@echo "make test         all tests but the slow ones; make test-slow runs those"
+	@echo "make test-gpu     tests that need a GPU, and every parallel plan on NCCL; GPU_PYTHON=python3 installs nothing"
 	@echo "make lint         ruff and mypy"
 	@echo "make bench NAME=x run benchmarks/x.py with its peers; the last line is JSON"
 	@echo "make docs         write docs/reference and build the site into site/"
@@ -37,10 +43,15 @@ quickstart: $(VENV)/.train
 	@$(BIN)/ropewalk quickstart
 
 test: $(VENV)/.dev
-	@$(TEST_ENV) $(BIN)/python -m pytest -n 2 -m "not slow"
+	@$(TEST_ENV) $(BIN)/python -m pytest -n $(WORKERS) -m "not slow"
 
 test-slow: $(VENV)/.dev
-	@$(TEST_ENV) $(BIN)/python -m pytest -n 2 -m slow
+	@$(TEST_ENV) $(BIN)/python -m pytest -n $(WORKERS) -m slow
+
+# One process: the tests share the GPU, and the pool of ranks.
+test-gpu: $(if $(filter $(BIN)/python,$(GPU_PYTHON)),$(VENV)/.dev)
+	@$(GPU_PYTHON) -c 'import pytest, torch, sys; sys.exit(0 if torch.cuda.is_available() else "make test-gpu: torch sees no GPU; on a machine with one: make test-gpu GPU_PYTHON=python3")'
+	@$(TEST_ENV) PYTHONPATH=. $(GPU_PYTHON) -m pytest -m gpu
 
 lint: $(VENV)/.dev
 	@$(BIN)/ruff check .

@@ -105,25 +105,49 @@ def learn(steps: Sequence[tuple[float, Windows]], *, share: float = 0.5) -> Prof
     return Profile(step_s=length, busy=tuple(busy))
 
 
+@dataclass(slots=True)
+class _Seen:
+    """A step as it was marked."""
+
+    begin: float
+    end: float = math.inf
+    windows: list[tuple[float, float]] = field(default_factory=list)
+    """From its beginning."""
+
+
 class Learner:
     """Marks of the loop -> profile. The loop marks, other threads read."""
 
-    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, *, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
-        self._steps: deque[tuple[float, Windows]] = deque(maxlen=MEMORY)
-        self._open: list[tuple[float, float]] = []
+        self._steps: deque[_Seen] = deque(maxlen=MEMORY)
+        self._open: _Seen | None = None
         self._count = 0
         self._learned: tuple[int, Profile | None] = (0, None)
-        self.began: float | None = None
+
+    @property
+    def began(self) -> float | None:
         """When the step at hand began; None before the first."""
+        now = self._open
+        return now.begin if now else None
 
     def step(self) -> None:
         """A step begins."""
-        now = self._clock()
-        if self.began is not None and now > self.began:
-            self._steps.append((now - self.began, tuple(self._open)))
+        now, before = self._clock(), self._open
+        if before and now > before.begin:
+            before.end = now
+            self._steps.append(before)
             self._count += 1
-        self._open, self.began = [], now
+        self._open = _Seen(now)
+
+    def mark(self, begin: float, end: float) -> None:
+        """Training used the link from `begin` to `end`, by the same clock. What a GPU did becomes known late: the steps
+        in which it was may be over."""
+        for step in (*([self._open] if self._open else ()), *reversed(self._steps)):
+            if end > step.begin and begin < step.end:
+                step.windows.append((max(begin, step.begin) - step.begin, min(end, step.end) - step.begin))
+            if begin >= step.begin:
+                return
 
     @contextlib.contextmanager
     def busy(self) -> Iterator[None]:
@@ -132,14 +156,13 @@ class Learner:
         try:
             yield
         finally:
-            if self.began is not None:
-                self._open.append((start - self.began, self._clock() - self.began))
+            self.mark(start, self._clock())
 
     def profile(self) -> Profile | None:
         """What was learned; None before the first step is over. Asked for every slice, so learned once a step."""
         count = self._count
         if self._learned[0] != count:
-            self._learned = (count, learn(list(self._steps)))
+            self._learned = (count, learn([(step.end - step.begin, tuple(step.windows)) for step in list(self._steps)]))
         return self._learned[1]
 
 
@@ -153,7 +176,7 @@ class Gate:
         bytes_per_s: float | None = None,
         expected_bytes_per_s: float | None = None,
         learner: Learner | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = time.perf_counter,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         """`bytes_per_s`: the most that may go; not set: all that the link carries. `expected_bytes_per_s`: what it is

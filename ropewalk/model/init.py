@@ -22,8 +22,7 @@ from .sharding import split_of, whole_name
 from .spec import Spec
 
 AHEAD_NUMEL = 1 << 30
-"""Most numbers that are drawn before they are asked for, unless one parameter has more: 4 GB, and as much while they
-are scaled."""
+"""Most numbers that are drawn before they are asked for, unless one parameter has more: 4 GB."""
 
 
 def initialize(model: nn.Module, spec: Spec, *, seed: int) -> None:
@@ -73,7 +72,7 @@ def initial_value(name: str, shape: tuple[int, ...], spec: Spec, *, seed: int) -
         drawn = torch.empty(shape).uniform_(-1, 1, generator=generator)
         scales = [law.bound for _, law in laws]
     of_unit = torch.tensor(scales).repeat_interleave(torch.tensor([rows for rows, _ in laws]))
-    return drawn * of_unit.repeat(shape[0] // len(of_unit)).unsqueeze(1)
+    return drawn.mul_(of_unit.repeat(shape[0] // len(of_unit)).unsqueeze(1))
 
 
 def matrices(name: str, shape: tuple[int, ...], spec: Spec) -> list[tuple[int, Matrix]]:

@@ -1,13 +1,15 @@
 """The single entry: a plan and a model become an executor.
 
-The order is fixed here: stages of the pipeline, then slices of the tensor axis, then values for what is still empty,
-then what is computed again, then the data axes, then the optimizer.
+The order is fixed here: stages of the pipeline, then slices of the tensor axis, then values for what is still empty
+(with ZeRO one shard group at a time, as the data axes take them), then what is computed again, then the data axes, then
+the kernels, which are chosen by shapes alone, then the optimizer.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Mapping
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 
 import torch
@@ -19,17 +21,19 @@ from ropewalk.model.attend import Attend
 from ropewalk.model.decoder import Decoder
 from ropewalk.model.init import initial_values
 from ropewalk.model.sharding import whole_name
+from ropewalk.model.spec import Spec
 from ropewalk.plan.forecast import PURE
 from ropewalk.plan.plan import Plan
 from ropewalk.plan.schedules import Shape, peak_live
 
 from .activation_packing import ActivationPacking
+from .comm import Group
 from .compat import keep_freed_memory
-from .compress import Hierarchical, make_compressor
+from .compress import make_compressor
 from .cut import Cut, Part
 from .executor import Executor, MakeOptimizer, Points
 from .guard import SpikeRule
-from .kernels import Contest, choose_8_bits, choose_attention, compile_stage
+from .kernels import Timer, gpu_milliseconds
 from .local import Devices, other_devices
 from .mesh import Mesh
 from .offload import BUCKET_BYTES, HostOptimizer
@@ -38,9 +42,10 @@ from .precision import PRODUCTS, Masters
 from .rank import RankExecutor
 from .recompute import make_run_block, recomputed
 from .replicas import Replicas
+from .selection import choose_kernels
 from .shards import Shards
 from .tensor import split_model, tensor_cut
-from .tuning import tune_products
+from .unit import Fill, hollow
 
 
 def apply(
@@ -56,13 +61,16 @@ def apply(
     points: Points | None = None,
     seed: int = 0,
     init_seed: int = 0,
+    run_s: float = math.inf,
+    timer: Timer = gpu_milliseconds,
 ) -> Executor:
     """The executor of `plan` on this rank of `mesh` (None: the only one). All ranks must call.
 
     `model` is the whole one: with values, of which each rank takes its part, or on torch's `meta` device, where each
     rank fills its part from `init_seed`, on `device`. `make_optimizer` gets the parameters named by `trained` (all
     without) as they end up cut; without it the executor only scores. `spike` says which losses are anomalies; `seed` is
-    that of the phase, for dropout.
+    that of the phase, for dropout. `run_s` is about how long its steps will take, which bounds the time for measuring
+    kernels; `timer` measures them.
     """
     here = mesh.world.size if mesh else 1
     if plan.world != here:
@@ -70,6 +78,7 @@ def apply(
     mesh = mesh or Mesh(plan)
     if plan.device == "cpu":
         keep_freed_memory()
+    empty = model.head_weight.is_meta
     stages = _stages(plan, model, mesh, device=device, init_seed=init_seed)
     names = [name for stage in stages.values() for name, _ in stage.named_parameters()]
     chosen = {name for name in names if trained is None or whole_name(name, model.spec) in trained}
@@ -92,8 +101,20 @@ def apply(
     masters: list[Masters] = []
     if pure and plan.zero == 0:
         masters = [Masters(stage, one_microbatch=_is_alone(plan)) for stage in stages.values()]
-    contests = _choose_kernels(plan, stages, points or Points(), trains=make_optimizer is not None)
-    data = _data(plan, stages, mesh, masters, trained=chosen, pure=pure, seed=seed)
+    fill = functools.partial(_first_values, spec=model.spec, group=mesh.group("tensor"), seed=init_seed)
+    data = _data(
+        plan, stages, mesh, masters, trained=chosen, pure=pure, seed=seed, fill=fill if empty and plan.zero else None
+    )
+    contests = choose_kernels(
+        plan,
+        stages,
+        mesh,
+        device=device,
+        trains=make_optimizer is not None,
+        points=points or Points(),
+        run_s=run_s,
+        timer=timer,
+    )
     optimizer, host = None, None
     if make_optimizer:
         mine = {name: p for name, p in data.parameters.items() if name in chosen}
@@ -134,7 +155,8 @@ def local(parts: Mapping[str, Part]) -> dict[str, Tensor]:
 def _stages(
     plan: Plan, model: Decoder, mesh: Mesh, *, device: torch.device | None, init_seed: int
 ) -> dict[int, Decoder]:
-    """This rank's stages by their number in the whole, cut along the tensor axis and filled."""
+    """This rank's stages by their number in the whole, cut along the tensor axis and filled; with ZeRO hollow where the
+    model is on `meta`."""
     spec, count = model.spec, plan.pipeline * plan.chunks
     group = mesh.group("tensor")
     empty = model.head_weight.is_meta
@@ -148,18 +170,31 @@ def _stages(
             for name, _ in list(stage.named_parameters()):
                 place, _, attribute = name.rpartition(".")
                 value = whole[whole_name(name, spec)].detach()
-                # A copy: the first and the last stage of one process would share a tied matrix otherwise.
-                setattr(stage.get_submodule(place), attribute, nn.Parameter(value if empty else value.clone()))
+                # A copy: the first and the last stage of one process would share a tied matrix otherwise. ZeRO-3 copies
+                # its parts anyway.
+                shared = empty or plan.zero == 3
+                setattr(stage.get_submodule(place), attribute, nn.Parameter(value if shared else value.clone()))
         split_model(stage, group, sequence=plan.sequence)
-        if empty:
+        if empty and plan.zero:
+            for name, parameter in list(stage.named_parameters()):
+                place, _, attribute = name.rpartition(".")
+                made = hollow(parameter, device=device or torch.device("cpu"))
+                setattr(stage.get_submodule(place), attribute, nn.Parameter(made))
+        elif empty:
             stage = stage.to_empty(device=device or "cpu")
             parameters = dict(stage.named_parameters())
-            cuts = {name: tensor_cut(name, spec, group) for name in parameters}
             with torch.no_grad():
-                for name, value in initial_values({n: cut.shape for n, cut in cuts.items()}, spec, seed=init_seed):
-                    parameters[name].copy_(cuts[name].take(value))
+                for name, value in _first_values(parameters, spec=spec, group=group, seed=init_seed):
+                    parameters[name].copy_(value)
         found[number] = stage
     return found
+
+
+def _first_values(names: Collection[str], *, spec: Spec, group: Group, seed: int) -> Iterator[tuple[str, Tensor]]:
+    """The parts that a rank of the tensor axis `group` has of the first values of parameters, one after the other."""
+    cuts = {name: tensor_cut(name, spec, group) for name in names}
+    for name, value in initial_values({n: cut.shape for n, cut in cuts.items()}, spec, seed=seed):
+        yield name, cuts[name].take(value)
 
 
 def _data(
@@ -171,6 +206,7 @@ def _data(
     trained: Collection[str],
     pure: bool,
     seed: int,
+    fill: Fill | None = None,
 ) -> Replicas | Shards:
     spec = next(iter(stages.values())).spec
     weights: dict[str, nn.Parameter] = {n: p for stage in stages.values() for n, p in stage.named_parameters()}
@@ -179,7 +215,6 @@ def _data(
     if plan.zero == 0:
         cuts: dict[str, Cut] = {n: tensor_cut(n, spec, mesh.group("tensor"), first=others) for n in weights}
         parameters = {n: p for each in masters for n, p in each.parameters.items()} if masters else weights
-        summing = Hierarchical(*mesh.node) if mesh.node else replicas
         return Replicas(
             weights,
             parameters,
@@ -187,14 +222,15 @@ def _data(
             replicas,
             trained=trained,
             fusion_bytes=plan.fusion_bytes,
-            compressor=make_compressor(plan, summing, seed=seed),
+            compressor=make_compressor(plan, replicas, seed=seed),
         )
     narrow: dict[str, torch.dtype] = {}
     masters_dtype = next(iter(weights.values())).dtype
     if pure:
         narrow = dict.fromkeys(weights, torch.bfloat16)
-    elif plan.zero == 3 and plan.precision in PRODUCTS:
-        # What autocast would round them to anyway; gathered wide, a narrow copy of each would stay for the backward.
+    elif plan.precision in PRODUCTS:
+        # What autocast would round them to anyway: half the bytes to gather, and no narrow copy of each for the
+        # backward. The head is not among them: its gradient is a float32 sum, which a narrow head would round.
         matrices = [n for n, w in weights.items() if n.startswith("blocks.") and w.dim() == 2]
         narrow = dict.fromkeys(matrices, PRODUCTS[plan.precision])
     blocks = {f"blocks.{k}": b for stage in stages.values() for k, b in stage.blocks.items()}
@@ -212,28 +248,13 @@ def _data(
         held=plan.pipeline > 1,
         host="parameters" in plan.offload,
         folder=_folder(plan, mesh),
+        fill=fill,
     )
 
 
 def _is_alone(plan: Plan) -> bool:
     """Whether a GPU's gradients are final with one backward pass, and updated where they are."""
     return plan.device == "cuda" and plan.world == 1 and plan.microbatches == 1 and "optimizer" not in plan.offload
-
-
-def _choose_kernels(plan: Plan, stages: Mapping[int, Decoder], points: Points, *, trains: bool) -> list[Contest]:
-    some = next(iter(stages.values()))
-    device, dtype = next(some.parameters()).device, PRODUCTS.get(plan.precision, torch.float32)
-    contests: list[Contest] = []
-    before = list(points.before_tuning)  # who is told once for all stages
-    for stage in stages.values():
-        # To score takes too little time for measurements to be worth it.
-        contests += tune_products(stage, plan, dtype=dtype, measures=trains, before=before)
-        if plan.precision == "fp8":
-            contests += choose_8_bits(stage, plan)
-        if plan.compile:
-            compile_stage(stage)
-    attention = choose_attention(some.spec, plan, device, dtype=dtype)
-    return [attention, *contests] if attention else contests
 
 
 def _attention(plan: Plan, packing: ActivationPacking | None) -> Callable[[Attend], Attend] | None:

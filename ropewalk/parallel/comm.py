@@ -7,17 +7,23 @@ one of these each.
 
 from __future__ import annotations
 
+import contextlib
+import json
 import time
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from .compat import all_gather_flat, reduce_scatter_flat
+from .timing import StreamClock
 
+MOST_QUEUED = 1024
+"""Collectives of a GPU that are not read yet, before somebody looks which of them are over."""
 Operation = Literal["sum", "max", "min"]
 _OPERATIONS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
 
@@ -32,7 +38,7 @@ class Sent:
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """One collective of a timeline; seconds of `time.perf_counter`."""
+    """One collective, as it was seen; seconds of `time.perf_counter`."""
 
     group: str
     kind: str
@@ -44,13 +50,24 @@ class Moment:
 
 @dataclass(slots=True)
 class Traffic:
-    """What this rank sends, by group and kind of collective, since the last `take`."""
+    """What this rank sends, by group and kind of collective, since the last `take`, and how long it waits for others.
+
+    On a GPU it is the stream that waits: the time between two CUDA events around the wait, in which the stream did
+    nothing else. They are read when the GPU has passed them (`settle`).
+    """
 
     sent: dict[tuple[str, str], Sent] = field(default_factory=dict)
     timeline: list[Moment] | None = None
     """Filled while it is a list."""
+    observers: list[Callable[[Moment], None]] = field(default_factory=list)
+    """Are told of every collective when it is over."""
     waited_s: float = 0.0
     """Time in which this rank did nothing but wait for collectives."""
+    on_gpu: bool = False
+    """Whether steps are computed on a GPU: then its waiting counts, and not the host's, which goes on beside it."""
+    clock: Callable[[], float] = time.perf_counter
+    _stream: StreamClock = field(default_factory=StreamClock)
+    _queued: deque[_Flight] = field(default_factory=deque)
 
     def add(self, group: str, kind: str, size: float) -> None:
         sent = self.sent.setdefault((group, kind), Sent())
@@ -61,24 +78,115 @@ class Traffic:
         sent, self.sent = self.sent, {}
         return sent
 
+    def take_waited(self) -> float:
+        """Seconds of waiting since the last call; those of collectives that a GPU has not passed yet come later."""
+        self.settle()
+        waited, self.waited_s = self.waited_s, 0.0
+        return waited
+
+    def settle(self, *, wait: bool = False) -> None:
+        """Reads what a GPU has passed by now, or, with `wait`, all that is queued."""
+        if wait and self._queued:
+            self._queued[-1].synchronize()
+        while self._queued and self._queued[0].is_over():
+            self._queued.popleft().tell()
+
+    def calibrate(self) -> None:
+        """To be called now and then, when the GPU has nothing to do: its moments are told in the host's seconds."""
+        if self.on_gpu:
+            self.settle()
+            self._stream.calibrate()
+
+    def drop_queued(self) -> None:
+        """Waits that are not read yet do not count."""
+        self._queued.clear()
+
+
+class _Flight:
+    """A collective under way, timed where its result is: on the current stream of a GPU, or on the host."""
+
+    def __init__(self, traffic: Traffic, group: str, kind: str, size: float) -> None:
+        self._traffic, self._what = traffic, (group, kind, size)
+        self._timeline: list[Moment] | None = None
+        self._begin: float | torch.cuda.Event = traffic.clock()
+        self._waits: list[torch.cuda.Event] = []
+        self._on_gpu = False
+
+    def issued(self, *, on_gpu: bool) -> None:
+        """It was just launched. On a GPU it begins when the stream comes to this point."""
+        self._on_gpu, traffic = on_gpu, self._traffic
+        if on_gpu and (traffic.timeline is not None or traffic.observers):
+            self._begin = traffic._stream.stamp()
+
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Its end is waited for in this block, and that is all that happens there."""
+        traffic = self._traffic
+        self._timeline = traffic.timeline
+        if self._on_gpu:
+            self._waits.append(traffic._stream.stamp())
+            yield
+            self._waits.append(traffic._stream.stamp())
+            traffic._queued.append(self)
+            if len(traffic._queued) > MOST_QUEUED:
+                traffic.settle()
+        else:
+            start = traffic.clock()
+            yield
+            end = traffic.clock()
+            if not traffic.on_gpu:
+                traffic.waited_s += end - start
+            self._show(cast(float, self._begin), end)
+
+    def is_over(self) -> bool:
+        """Whether the GPU has passed its end."""
+        return self._waits[1].query()
+
+    def synchronize(self) -> None:
+        """Waits until the GPU has passed its end."""
+        self._waits[1].synchronize()
+
+    def tell(self) -> None:
+        """Adds it to the traffic, when it is over."""
+        (before, after), stream, begin = self._waits, self._traffic._stream, self._begin
+        self._traffic.waited_s += before.elapsed_time(after) / 1e3
+        if isinstance(begin, torch.cuda.Event):
+            start, end = stream.host_seconds(begin), stream.host_seconds(after)
+            if start is not None and end is not None:
+                self._show(start, end)
+            stream.release(begin)
+        stream.release(before, after)
+
+    def _show(self, begin: float, end: float) -> None:
+        moment = Moment(*self._what, begin, end)
+        if self._timeline is not None:
+            self._timeline.append(moment)
+        for observer in self._traffic.observers:
+            observer(moment)
+
 
 class Pending:
     """A collective under way."""
 
     def __init__(
-        self, works: Sequence[Any], result: Any, *, finish: Callable[[], None] | None = None, moment: Any = None
+        self,
+        works: Sequence[Any],
+        result: Any,
+        *,
+        finish: Callable[[], None] | None = None,
+        moment: _Flight | None = None,
     ) -> None:
         self._works, self._result, self._finish, self._moment = works, result, finish, moment
+        if moment:
+            moment.issued(on_gpu=_is_on_gpu(result))
 
     def wait(self) -> Any:
         """The result, when it is there. On a GPU it is the stream that waits, not the host."""
-        begin = time.perf_counter()
-        for work in self._works:
-            work.wait()
+        with self._moment.waiting() if self._moment else contextlib.nullcontext():
+            for work in self._works:
+                work.wait()
         if self._finish:
             self._finish()
-        if self._moment:
-            self._moment(begin)
         self._works, self._finish, self._moment = (), None, None
         return self._result
 
@@ -188,20 +296,32 @@ class Group:
         orders += [dist.P2POp(dist.irecv, tensor, before, self._handle) for tensor in there]
         return Pending(dist.batch_isend_irecv(orders), there, moment=moment)
 
-    def start_send(self, x: Tensor, to: int) -> Pending:
-        """Begins to send `x` to the group's rank `to`, which must receive it."""
+    def start_send(self, x: Tensor, to: int, *, tag: int = 0) -> Pending:
+        """Begins to send `x` to the group's rank `to`, which must receive it; `tag` counts on gloo and MPI only."""
         moment = self._count("send", _bytes(x))
         there = x.detach().contiguous()
-        return Pending([dist.isend(there, self.ranks[to], group=self._handle)], there, moment=moment)
+        # As a batch of one: by itself it would have NCCL make another communicator for the pair.
+        order = dist.P2POp(dist.isend, there, self.ranks[to], self._handle, tag)
+        return Pending(dist.batch_isend_irecv([order]), there, moment=moment)
 
-    def start_receive(self, out: Tensor, source: int) -> Pending:
+    def start_receive(self, out: Tensor, source: int, *, tag: int = 0) -> Pending:
         """Begins to receive `out` from the group's rank `source`."""
         moment = self._count("receive", 0)
-        return Pending([dist.irecv(out, self.ranks[source], group=self._handle)], out, moment=moment)
+        order = dist.P2POp(dist.irecv, out, self.ranks[source], self._handle, tag)
+        return Pending(dist.batch_isend_irecv([order]), out, moment=moment)
 
     def gather_numbers(self, value: int, *, device: torch.device | str = "cpu") -> list[int]:
         """The `value` of every rank, in order."""
         return self.all_gather(torch.tensor([value], dtype=torch.int64, device=device)).tolist()
+
+    def broadcast_json(self, value: Any, *, source: int = 0) -> Any:
+        """`value` of the group's rank `source`, as JSON gives it back; for groups of hosts."""
+        if self.size == 1:
+            return value
+        text = bytearray(json.dumps(value).encode() if self.rank == source else b"")
+        size = int(self.broadcast(torch.tensor([len(text)]), source=source))
+        data = torch.frombuffer(text, dtype=torch.uint8) if text else torch.empty(size, dtype=torch.uint8)
+        return json.loads(self.broadcast(data, source=source).numpy().tobytes())
 
     def _tree_all_reduce(self, x: Tensor) -> None:
         flat = x.reshape(-1)
@@ -211,18 +331,10 @@ class Group:
         mine = _tree_sum(self.all_to_all(parts.view(self.size, side)))
         x.copy_(self.start_all_gather(mine).wait().view(-1)[: flat.numel()].view_as(x))
 
-    def _count(self, kind: str, size: float) -> Callable[[float], None]:
-        """Counts a collective that begins, and returns what is to be called when its end has been waited for."""
-        traffic, issued = self.traffic, time.perf_counter()
-        traffic.add(self.name, kind, size)
-
-        def ended(waiting_since: float) -> None:
-            now = time.perf_counter()
-            traffic.waited_s += now - waiting_since
-            if traffic.timeline is not None:
-                traffic.timeline.append(Moment(self.name, kind, size, issued, now))
-
-        return ended
+    def _count(self, kind: str, size: float) -> _Flight:
+        """Counts a collective that begins, and returns what `Pending` times it with."""
+        self.traffic.add(self.name, kind, size)
+        return _Flight(self.traffic, self.name, kind, size)
 
 
 def alone(name: str = "alone") -> Group:
@@ -338,6 +450,11 @@ def _tree_sum(parts: Tensor) -> Tensor:
     while len(terms) > 1:
         terms = [terms[i] + terms[i + 1] for i in range(0, len(terms), 2)]
     return terms[0]
+
+
+def _is_on_gpu(result: Any) -> bool:
+    """Of a tensor, or of some that travel together."""
+    return any(each.is_cuda for each in ((result,) if isinstance(result, Tensor) else result))
 
 
 def _copy(out: Tensor, x: Tensor) -> None:

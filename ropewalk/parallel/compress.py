@@ -1,7 +1,4 @@
-"""How gradients are added up over replicas: as they are, rounded, or as low-rank factors; at once, or by machine first.
-
-A `Compressor` says what travels, a `Summing` over whom: a group, or the two levels of `Hierarchical`.
-"""
+"""Gradient compression for replicas: gradients are all-reduced as they are, rounded, or as low-rank factors."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ from torch import Tensor
 from ropewalk.base.seeds import seed_for
 from ropewalk.plan.plan import Plan
 
-from .comm import Group, Pending
+from .comm import Pending
 
 
 class Summing(Protocol):
@@ -128,36 +125,6 @@ class PowerSgd:
             first = torch.randn(part.shape[1], self._rank, generator=draw, dtype=torch.float64)
             self.state[f"factor/{name}"] = first.to(part)
         return self.state[f"factor/{name}"]
-
-
-class Hierarchical:
-    """A sum made inside each machine first, then between them (as Horovod's hierarchical all-reduce).
-
-    Ranks of `inner` each get a part of their machine's sum, ranks of `outer` (one of every machine, at the same place)
-    add up that part, and the parts come together in `inner` again: of n bytes, what goes between p machines of q ranks
-    is 2 n (p - 1) / (p q) a rank instead of nearly 2 n.
-    """
-
-    def __init__(self, inner: Group, outer: Group) -> None:
-        self._inner, self._outer = inner, outer
-
-    def start_all_reduce(self, x: Tensor) -> Pending:
-        rows = _rows(x, self._inner.size)
-        pending = self._inner.start_reduce_scatter(rows)
-        return Pending([pending], x, finish=lambda: self._finish(x, rows, pending))
-
-    def _finish(self, x: Tensor, rows: Tensor, pending: Pending) -> None:
-        mine = self._outer.all_reduce(pending.wait())
-        self._inner.start_all_gather(mine, rows).wait()
-        _copy(x, rows.view(-1)[: x.numel()].view_as(x))
-
-
-def _rows(x: Tensor, count: int) -> Tensor:
-    """A copy of the numbers of `x` in rows of one length, filled up with 0."""
-    side = -(-x.numel() // count)
-    rows = x.new_zeros(count, side)
-    rows.view(-1)[: x.numel()] = x.reshape(-1)
-    return rows
 
 
 def _joined(tensors: list[Tensor]) -> Tensor:

@@ -19,6 +19,7 @@ from ropewalk.model.decoder import Decoder
 from .comm import Group
 from .cut import Choose, Cut, Part
 from .kernels import Contest
+from .tuning import Tuning
 
 Named = Mapping[str, Tensor]
 MakeOptimizer = Callable[[dict[str, torch.nn.Parameter], Mapping[str, Cut]], torch.optim.Optimizer]
@@ -63,7 +64,9 @@ class Points:
     """Weights and moments are about to change, for the first time in this step: with the update, or during the backward
     pass where an optimizer on the host begins then."""
     before_tuning: list[Callable[[], None]] = field(default_factory=list)
-    """An executor is made, and the ways to make products are about to be measured, which takes up to a minute."""
+    """An executor is made, and kernels for its matmuls are about to be measured. On ranks that measure (`decide`)."""
+    after_tuning: list[Callable[[Tuning], None]] = field(default_factory=list)
+    """Some kernels were measured then, or left out for want of time."""
 
 
 class Executor(Protocol):

@@ -1,7 +1,7 @@
-"""Which kernels a step uses: compiled blocks, the quickest attention, the quickest products, in 8 bits where allowed.
+"""Which kernels a step uses: compiled blocks, the quickest attention, the quickest matmuls, in 8 bits where allowed.
 
 What is quickest depends on shapes, the GPU and the versions of its libraries, so it is measured when a run begins, on
-the shapes of the run.
+the shapes of the run. One rank measures for all that compute the same (`decide`).
 """
 
 from __future__ import annotations
@@ -26,14 +26,25 @@ from ropewalk.model.modules import Linear
 from ropewalk.model.spec import Spec
 from ropewalk.plan.plan import Plan
 
+from .mesh import Mesh
+
 DETERMINISTIC: tuple[Kernel, ...] = ("flash", "efficient")
 ANY: tuple[Kernel, ...] = ("cudnn", *DETERMINISTIC)
+ATTENTION = "attention"
 IN_8_BITS = {"fp8": fp8.product, "fp8 by rows": fp8.product_by_rows}
 TURNS, REPEATS = 3, 3
-FINALISTS = 3
-"""Of a settled contest, which are timed three times instead of once."""
-SETTLING, SETTLED = 0.05, 0.05
-"""Seconds for which a way runs alone before it is timed, and while it is."""
+SETTLING, SETTLED = 0.05, 0.03
+"""Seconds for which a kernel runs alone before it is timed, and while it is."""
+FAR = 1.2
+"""Times the quickest of a few calls: a kernel that is slower than that is not settled. How much power a kernel draws
+moves the clock of an H200 by about a tenth (docs/log.md)."""
+CLOSE = 1.02
+"""Times the quickest when settled: kernels within that are timed once more."""
+
+Times = dict[str, float]
+"""Milliseconds of kernels that compute the same, the quickest first."""
+Timer = Callable[[Callable[[], object], torch.device, int], float]
+"""Milliseconds of one of so many calls on a device."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,6 +57,22 @@ class Contest:
     @property
     def winner(self) -> str:
         return next(iter(self.milliseconds))
+
+
+def decide(measure: Callable[[], dict[str, Times]], mesh: Mesh) -> dict[str, Times]:
+    """What `measure` finds, the same on every rank. All ranks must call.
+
+    The first rank of each pipeline position measures: it has the shapes of all others there. Where several positions
+    have the same shapes, the first position decides. Measured by each rank for itself, replicas would choose different
+    kernels, whose results differ in the last bits.
+    """
+    leads = mesh.is_first("replicate", "shard", "context", "tensor")
+    mine = measure() if leads else {}
+    found: dict[str, Times] = {}
+    # The pipeline is the outermost axis: ranks of one position are numbered one after the other.
+    for source in range(0, mesh.world.size, mesh.world.size // mesh.degrees["pipeline"]):
+        found = mesh.control.broadcast_json(mine, source=source) | found
+    return found
 
 
 def compile_stage(stage: Decoder) -> None:
@@ -63,13 +90,15 @@ def compile_stage(stage: Decoder) -> None:
         stage.lookup = torch.compile(stage.lookup, dynamic=False)  # type: ignore[method-assign]
 
 
-def choose_attention(spec: Spec, plan: Plan, device: torch.device, *, dtype: torch.dtype) -> Contest | None:
-    """The quickest kernel for causal attention of a microbatch; None where torch's own choice is all there is.
+def measure_attention(
+    spec: Spec, plan: Plan, device: torch.device, *, dtype: torch.dtype, timer: Timer
+) -> dict[str, Times]:
+    """The kernels for causal attention of a microbatch; nothing where torch's own choice is all there is.
 
     Where the same bits are wanted every time, the first that takes these shapes: times differ from run to run.
     """
     if device.type != "cuda" or dtype not in (torch.bfloat16, torch.float16):
-        return None
+        return {}
     heads, groups = spec.heads // plan.tensor, spec.kv_heads // plan.tensor
     rows, length = plan.microbatch_rows, plan.sequence_length or spec.sequence_length
     shapes = [(rows, length, count, spec.head_size) for count in (heads, groups, groups)]
@@ -77,27 +106,52 @@ def choose_attention(spec: Spec, plan: Plan, device: torch.device, *, dtype: tor
     tried = DETERMINISTIC if plan.deterministic else ANY
     runs = {kernel: _both_passes(CausalAttend((kernel,)), *heads_BHTD) for kernel in tried}
     able = [(kernel, run) for kernel, run in runs.items() if _works(run)]
-    return contest("attention", dict(able[:1] if plan.deterministic else able), device)
+    found = contest(ATTENTION, dict(able[:1] if plan.deterministic else able), device, timer=timer)
+    return {ATTENTION: found.milliseconds}
 
 
-def choose_8_bits(stage: Decoder, plan: Plan) -> Iterator[Contest]:
-    """Gives those linear maps of a stage products in 8 bits that are quicker so, or all of them: where the plan says
-    it, where the same bits are wanted every time, and on a CPU, which only imitates them."""
-    tokens = tokens_of(stage, plan)
-    measured = plan.device == "cuda" and plan.fp8 == "quicker" and not plan.deterministic
-    found: dict[tuple[int, ...], str] = {}
-    for name, module in maps_of(stage).items():
-        outputs, inputs = shape = tuple(module.weight.shape)
-        if outputs % 16 or inputs % 16 or tokens % 16:
-            continue  # the tensor cores' smallest pieces
-        if shape not in found and measured:
-            result = _product_contest(name.partition(".")[2], module.weight, tokens, compiled=plan.compile)
-            found[shape] = result.winner
-            yield result
-        if way := IN_8_BITS.get(found.get(shape, "fp8")):
-            module.product, module.bare = way, False
+def measure_8_bits(stage: Decoder, plan: Plan, device: torch.device, *, timer: Timer) -> dict[str, Times]:
+    """Each linear of a stage in 8 bits and in bfloat16, where the plan leaves that to a measurement."""
+    found: dict[str, Times] = {}
+    if plan.device != "cuda" or plan.fp8 != "quicker" or plan.deterministic:
+        return found
+    for name, (outputs, inputs) in _linears_in_8_bits(stage, plan):
+        key = _key_8_bits(stage, plan, outputs, inputs)
+        if key not in found:
+            found[key] = _matmul_contest(
+                name, (outputs, inputs), tokens_of(stage, plan), device, compiled=plan.compile, timer=timer
+            ).milliseconds
     if found:
         torch.cuda.empty_cache()  # what the measurements took: the step wants other sizes
+    return found
+
+
+def choose_8_bits(stage: Decoder, plan: Plan, times: Mapping[str, Times]) -> Iterator[Contest]:
+    """Gives linears of a stage matmuls in 8 bits: those that are quicker so by `times`, and those that were not
+    measured, since the plan wants all, or the same bits every time, or a CPU only imitates them."""
+    maps, told = maps_of(stage), set()
+    for name, (outputs, inputs) in _linears_in_8_bits(stage, plan):
+        key = _key_8_bits(stage, plan, outputs, inputs)
+        measured = times.get(key)
+        if measured and key not in told:
+            told.add(key)
+            yield Contest(what=name.partition(".")[2], milliseconds=measured)
+        if way := IN_8_BITS.get(next(iter(measured)) if measured else "fp8"):
+            maps[name].product, maps[name].bare = way, False
+
+
+def _linears_in_8_bits(stage: Decoder, plan: Plan) -> Iterator[tuple[str, tuple[int, int]]]:
+    """Names and shapes of the linears whose sides are multiples of the tensor cores' smallest pieces."""
+    if tokens_of(stage, plan) % 16:
+        return
+    for name, module in maps_of(stage).items():
+        outputs, inputs = module.weight.shape
+        if outputs % 16 == 0 and inputs % 16 == 0:
+            yield name, (outputs, inputs)
+
+
+def _key_8_bits(stage: Decoder, plan: Plan, outputs: int, inputs: int) -> str:
+    return f"8 bits: {tokens_of(stage, plan)} x {inputs} x {outputs}"
 
 
 def maps_of(stage: Decoder) -> dict[str, Linear]:
@@ -110,15 +164,18 @@ def tokens_of(stage: Decoder, plan: Plan) -> int:
     return plan.microbatch_rows * (plan.sequence_length or stage.spec.sequence_length) // plan.context
 
 
-def _product_contest(name: str, weight: Tensor, tokens: int, *, compiled: bool) -> Contest:
-    x = torch.randn(tokens, weight.shape[1], dtype=torch.bfloat16, device=weight.device, requires_grad=True)
-    narrow = weight.detach().to(torch.bfloat16).requires_grad_()
+def _matmul_contest(
+    name: str, shape: tuple[int, int], tokens: int, device: torch.device, *, compiled: bool, timer: Timer
+) -> Contest:
+    """On numbers drawn at random, since the weights may not be on the device yet."""
+    draw = functools.partial(torch.randn, dtype=torch.bfloat16, device=device, requires_grad=True)
+    x, weight = draw(tokens, shape[1]), draw(*shape)
     # Out of a compiled block, to read operands for their largest magnitudes takes longer than inside (docs/log.md).
     scale = x.detach().abs().amax().float() / torch.finfo(fp8.E4M3).max if compiled else None
-    runs = {"bf16": _both_passes(lambda x, w: products.product(x, w, None), x, narrow)}
+    runs = {"bf16": _both_passes(lambda x, w: products.product(x, w, None), x, weight)}
     for kind, way in IN_8_BITS.items():
-        runs[kind] = _both_passes(lambda x, w, way=way: way(x, w, None, scale=scale), x, narrow)
-    return contest(name, runs, weight.device)
+        runs[kind] = _both_passes(lambda x, w, way=way: way(x, w, None, scale=scale), x, weight)
+    return contest(name, runs, device, timer=timer)
 
 
 def _both_passes(function: Callable[..., Tensor], *inputs: Tensor) -> Callable[[], object]:
@@ -130,15 +187,22 @@ def _both_passes(function: Callable[..., Tensor], *inputs: Tensor) -> Callable[[
     return lambda: torch.autograd.grad(function(*inputs), inputs, gradient())
 
 
-def contest(what: str, runs: Mapping[Any, Callable[[], object]], device: torch.device) -> Contest:
+def contest(
+    what: str,
+    runs: Mapping[Any, Callable[[], object]],
+    device: torch.device,
+    *,
+    timer: Timer,
+    turns: int = TURNS,
+    repeats: int = REPEATS,
+) -> Contest:
     """In turns, so that a GPU that grows warm and slow does so for all."""
     found: dict[Any, list[float]] = {name: [] for name, run in runs.items() if _works(run)}
     assert found, f"{what}: no kernel of torch takes these shapes"
-    for _ in range(TURNS):
+    for _ in range(turns):
         for name, times in found.items():
-            times.append(_milliseconds(runs[name], device))
-    medians = {name: statistics.median(times) for name, times in found.items()}
-    return Contest(what=what, milliseconds=dict(sorted(medians.items(), key=lambda item: item[1])))
+            times.append(timer(runs[name], device, repeats))
+    return _ranking(what, {name: statistics.median(times) for name, times in found.items()})
 
 
 def _works(run: Callable[[], object]) -> bool:
@@ -152,32 +216,38 @@ def _works(run: Callable[[], object]) -> bool:
 
 
 def settled_contest(
-    what: str, runs: Mapping[Any, Callable[[], object]], device: torch.device, *, beside: str
+    what: str, runs: Mapping[Any, Callable[[], object]], device: torch.device, *, beside: str, timer: Timer
 ) -> Contest:
-    """Each way alone until the GPU has settled at the clock that its power allows; then the best few, and the one
-    `beside` which they are shown, twice more.
+    """Each kernel alone until the GPU has settled at the clock that its power allows; those within `CLOSE` of the best,
+    once more. A kernel that is `FAR` behind in a few calls is left out, but for the one `beside` which they are shown.
 
-    In turns all have the same clock, which says nothing of what a way costs where power is the limit, as in the steps
-    of large models: there the way that needs least energy is the quickest.
+    In turns all have the same clock, which says nothing of what a kernel costs where power is the limit, as in the
+    steps of large models: there the kernel that needs least energy is the quickest.
     """
-    in_turns = contest(what, runs, device).milliseconds
-    times: dict[str, list[float]] = {name: [] for name in in_turns}
+    in_turns = contest(what, runs, device, timer=timer, turns=2, repeats=1).milliseconds
+    least = min(in_turns.values())
+    times: dict[str, list[float]] = {}
 
     def settle(names: Iterable[str]) -> None:
         for name in names:
             for seconds in SETTLING, SETTLED:
-                time = _milliseconds(runs[name], device, repeats=math.ceil(1e3 * seconds / in_turns[name]))
-            times[name].append(time)
+                time = timer(runs[name], device, math.ceil(1e3 * seconds / in_turns[name]))
+            times.setdefault(name, []).append(time)
 
-    settle(in_turns)
-    finalists = dict.fromkeys((*sorted(times, key=lambda name: times[name])[:FINALISTS], beside))
-    settle(finalists)
-    settle(reversed(finalists))
-    means = {name: statistics.mean(times[name]) for name in finalists}
-    return Contest(what=what, milliseconds=dict(sorted(means.items(), key=lambda item: item[1])))
+    settle(name for name, time in in_turns.items() if time <= FAR * least or name == beside)
+    best = min(time for time, *_ in times.values())
+    close = [name for name, (time, *_) in times.items() if time <= CLOSE * best]
+    if len(close) > 1:
+        settle(reversed(close))
+    return _ranking(what, {name: statistics.mean(each) for name, each in times.items()})
 
 
-def _milliseconds(run: Callable[[], object], device: torch.device, *, repeats: int = REPEATS) -> float:
+def _ranking(what: str, times: Mapping[str, float]) -> Contest:
+    return Contest(what=what, milliseconds=dict(sorted(times.items(), key=lambda item: item[1])))
+
+
+def gpu_milliseconds(run: Callable[[], object], device: torch.device, repeats: int) -> float:
+    """By the GPU's own clock, after one call that does not count."""
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     with torch.cuda.device(device):
         run()

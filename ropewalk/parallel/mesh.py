@@ -2,6 +2,11 @@
 
 Ranks are numbered with tensor innermost, then context, shard, replicate, and pipeline outermost: what communicates most
 lies closest together.
+
+A rank makes the groups that it is a member of and no others (`use_local_synchronization`), at most 20 of them, however
+many ranks there are; docs/guides/clusters.md counts the calls for 4,096. torch names such a group by its members and by
+how many groups the process has, so every rank must make as many as the others in the same order: where some ranks have
+no partner, they make a group of themselves.
 """
 
 from __future__ import annotations
@@ -17,6 +22,7 @@ import torch.distributed as dist
 
 from ropewalk.base.errors import UserError
 from ropewalk.config.ranks import Ranks
+from ropewalk.plan.messages import Channel, channels
 from ropewalk.plan.plan import Plan
 
 from . import mpi
@@ -91,40 +97,32 @@ class Mesh:
         self.degrees: dict[Axis, int] = {axis: getattr(plan, axis) for axis in AXES}
         self.place: dict[Axis, int] = dict(zip(AXES, _coordinates(rank, list(self.degrees.values())), strict=True))
         """Where this rank stands on each axis."""
-        self.traffic = Traffic()
+        self.traffic = Traffic(on_gpu=plan.device == "cuda")
         self._groups: dict[tuple[Axis, ...], Group] = {}
-        self.back: Group
-        """The pipeline axis once more, for what travels backwards."""
+        self.channels: dict[Channel, Group] = {}
+        """Those of this rank, by their ends on the pipeline axis."""
+        self.relay: Group | None = None
+        """The pipeline axis on gloo, for messages through the hosts; None where the channels are gloo's or MPI's."""
         self.ends: Group
         """The first and the last rank of the pipeline, which share a tied embedding; of others, themselves."""
         self.control: Group
         """All ranks once more, for what hosts tell each other: nothing on it waits for a GPU."""
         self.rows: Group
         """`data` once more, for rows that travel from host to host before a step; alone unless they are balanced."""
-        self.node: tuple[Group, Group] | None = None
-        """Replicas of this machine, and those at the same place of other machines; where sums are made in two steps."""
         made: dict[tuple[int, ...], object] = {}
         for axes in (*((axis,) for axis in AXES), *COMBINED):
-            for members in self._partition(axes):
-                if len(members) > 1 and members not in made:
-                    made[members] = dist.group.WORLD if len(members) == plan.world else dist.new_group(list(members))
-                if rank in members:
-                    # Sums over the data are what exact mode orders; an axis of one rank sums nothing.
-                    summed = {axis for axis in axes if self.degrees[axis] > 1}
-                    exact = plan.exact and summed <= {"replicate", "shard"}
-                    self._groups[axes] = Group(
-                        "+".join(axes) if axes != AXES else "world",
-                        members,
-                        rank,
-                        made.get(members),
-                        self.traffic,
-                        exact=exact,
-                    )
+            members = self._members(axes)
+            if len(members) > 1 and members not in made:
+                made[members] = dist.group.WORLD if len(members) == plan.world else _new_group(members)
+            # Sums over the data are what exact mode orders; an axis of one rank sums nothing.
+            summed = {axis for axis in axes if self.degrees[axis] > 1}
+            exact = plan.exact and summed <= {"replicate", "shard"}
+            name = "+".join(axes) if axes != AXES else "world"
+            self._groups[axes] = Group(name, members, rank, made.get(members), self.traffic, exact=exact)
 
         self._make_pipeline_groups()
         self._make_control_group()
         self._make_rows_group()
-        self._make_node_groups()
 
     def group(self, *axes: Axis) -> Group:
         """The ranks that differ from this one on `axes` alone."""
@@ -150,58 +148,67 @@ class Mesh:
         return all(self.place[axis] == 0 for axis in axes)
 
     def _make_pipeline_groups(self) -> None:
-        self.back = self.ends = Group("ends", (self.rank,), self.rank, None, self.traffic)
-        if self.degrees["pipeline"] == 1:
+        self.ends = Group("ends", (self.rank,), self.rank, None, self.traffic)
+        ranks = self.degrees["pipeline"]
+        if ranks == 1:
             return
-        for members in self._partition(("pipeline",)):
-            back, ends = dist.new_group(list(members)), dist.new_group([members[0], members[-1]])
-            if self.rank in members:
-                self.back = Group("pipeline back", members, self.rank, back, self.traffic)
-            if self.rank in (members[0], members[-1]):
-                self.ends = Group("ends", (members[0], members[-1]), self.rank, ends, self.traffic)
+        members, here = self._members(("pipeline",)), self.place["pipeline"]
+        ends = (members[0], members[-1]) if here in (0, ranks - 1) else (self.rank,)
+        self.ends = Group("ends", ends, self.rank, _new_group(ends), self.traffic)
+        if dist.get_backend() == "nccl":
+            self.relay = Group("pipeline relay", members, self.rank, _new_group(members, "gloo"), self.traffic)
+        for each in channels(ranks, wraps=self.plan.chunks > 1):
+            mine = next((channel for channel in each if here in channel[:2]), None)
+            pair = sorted(members[place] for place in mine[:2]) if mine else [self.rank]
+            handle = _new_group(pair)
+            if mine:
+                name = "pipeline back" if mine.backward else "pipeline"
+                self.channels[mine] = Group(name, pair, self.rank, handle, self.traffic)
+        if dist.get_backend() == "nccl":
+            self._connect_channels()
 
-    def _make_node_groups(self) -> None:
-        side = self.plan.node_ranks
-        if not side:
-            return
-        for members in self._partition(("replicate", "context")):
-            inner = [members[start : start + side] for start in range(0, len(members), side)]
-            outer = [members[place::side] for place in range(side)]
-            found = {}
-            for name, groups in (("node", inner), ("between nodes", outer)):
-                for each in groups:
-                    handle = dist.new_group(list(each)) if len(each) > 1 else None
-                    if self.rank in each:
-                        found[name] = Group(name, each, self.rank, handle, self.traffic)
-            if self.rank in members:
-                self.node = (found["node"], found["between nodes"])
+    def _connect_channels(self) -> None:
+        """Sends a number through every channel: NCCL makes a communicator at its first use, and both ends wait for
+        each other. In rounds of disjoint pairs, the same on all ranks."""
+        probe = torch.zeros(1, device="cuda")
+        for channel, group in self.channels.items():
+            if self.place["pipeline"] == channel.source:
+                group.start_send(probe, 1 - group.rank).wait()
+            else:
+                group.start_receive(probe, 1 - group.rank).wait()
+        torch.cuda.synchronize()
+        self.traffic.take()
 
     def _make_control_group(self) -> None:
         members = range(self.plan.world)
-        handle = None
-        if len(members) > 1:
-            own = "gloo" if dist.get_backend() == "nccl" else None
-            handle = dist.new_group(list(members), backend=own)
+        handle = _new_group(members, _host_backend()) if len(members) > 1 else None
         self.control = Group("control", members, self.rank, handle, self.traffic)
 
     def _make_rows_group(self) -> None:
         self.rows = Group("rows", (self.rank,), self.rank, None, self.traffic)
-        if not self.plan.balance or self.plan.data == 1:
-            return
-        own = "gloo" if dist.get_backend() == "nccl" else None
-        for members in self._partition(("replicate", "shard")):
-            handle = dist.new_group(list(members), backend=own)
-            if self.rank in members:
-                self.rows = Group("rows", members, self.rank, handle, self.traffic)
+        if self.plan.balance and self.plan.data > 1:
+            members = self._members(("replicate", "shard"))
+            self.rows = Group("rows", members, self.rank, _new_group(members, _host_backend()), self.traffic)
 
-    def _partition(self, axes: Sequence[Axis]) -> list[tuple[int, ...]]:
-        """All groups along `axes`, in the same order on every rank."""
-        sides = list(self.degrees.values())
-        kept = [axis not in axes for axis in AXES]
-        found: dict[tuple[int, ...], list[int]] = {}
-        for number, place in enumerate(itertools.product(*map(range, sides))):
-            found.setdefault(tuple(itertools.compress(place, kept)), []).append(number)
-        return [tuple(members) for members in found.values()]
+    def _members(self, axes: Sequence[Axis]) -> tuple[int, ...]:
+        """The ranks that differ from this one on `axes` alone, in order."""
+        sides = [range(self.degrees[axis]) if axis in axes else [self.place[axis]] for axis in AXES]
+        found = []
+        for place in itertools.product(*sides):
+            number = 0
+            for coordinate, side in zip(place, self.degrees.values(), strict=True):
+                number = number * side + coordinate
+            found.append(number)
+        return tuple(found)
+
+
+def _new_group(members: Sequence[int], backend: str | None = None) -> object:
+    return dist.new_group(list(members), backend=backend, use_local_synchronization=True)
+
+
+def _host_backend() -> str | None:
+    """The backend for what hosts tell each other; None: the world's."""
+    return "gloo" if dist.get_backend() == "nccl" else None
 
 
 def _coordinates(rank: int, sides: Sequence[int]) -> list[int]:

@@ -1,8 +1,11 @@
-"""Pipeline parallelism: one rank's walk through its list of actions (plan/schedules.py).
+"""Pipeline parallelism: executes one rank's list of actions (plan/schedules.py) and messages (plan/messages.py).
 
-Stage s sends its hidden states to s + 1 and receives their gradient from there. Messages need no labels: every rank
-knows the lists of all, so it receives what a neighbour sends in the order in which that neighbour sends it, and keeps
-what comes early. Hidden states and gradients travel by two groups, so that on a GPU neither waits behind the other.
+Stage s sends its hidden states to s + 1 and receives their gradient from there. Every channel has a communicator of its
+own, made with the mesh; plan/messages.py says why this cannot hang on NCCL.
+
+The first step of each shape sends its messages through the hosts (`relay`). A receive that is posted on a GPU is a
+kernel that spins; the first launch of any other kernel loads its code, which waits until nothing runs. In that step all
+kernels are loaded, compiled and tuned while nothing spins.
 """
 
 from __future__ import annotations
@@ -11,27 +14,19 @@ import contextlib
 import functools
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ropewalk.model.modules import Linear
+from ropewalk.plan.messages import Channel, Compute, Message, Operation, Post, Release, Send, forward_lists, program
 from ropewalk.plan.schedules import Action
 
 from .comm import Group, Pending
-
-
-class Message(NamedTuple):
-    """The hidden states that `stage` gets for a microbatch, or their gradients."""
-
-    backward: bool
-    stage: int
-    """Who receives it."""
-    microbatch: int
 
 
 class Work(Protocol):
@@ -43,6 +38,12 @@ class Work(Protocol):
     def like(self, microbatch: int) -> Tensor:
         """An empty tensor for hidden states of this microbatch."""
 
+    def begin_last_backward(self, stage: int) -> None:
+        """The next action makes the gradients of `stage` final."""
+
+    def end_last_backward(self, stage: int) -> None:
+        """The gradients of `stage` are final."""
+
 
 @dataclass(slots=True)
 class _Live:
@@ -53,73 +54,80 @@ class _Live:
 
 
 class Pipeline:
-    """Interprets `lists`, the actions of every rank for one step."""
+    """Executes `lists`, the actions of every rank for one step. All ranks must make and run it."""
 
     def __init__(
         self,
         lists: Sequence[Sequence[Action]],
         *,
         stages: int,
-        forward: Group,
-        backward: Group,
+        rank: int,
+        channels: Mapping[Channel, Group],
+        relay: Group | None = None,
         later: Later | None = None,
         busy: Busy | None = None,
     ) -> None:
-        """`busy` counts the time of every stage."""
+        """`channels` are those of this rank. `busy` counts the time of every stage."""
+        self._operations = program(lists, rank, stages=stages)
+        self._stages, self._channels, self._relay = stages, channels, relay
         self._busy = busy or Busy(torch.device("cpu"))
-        self._lists, self._stages, self._rank = lists, stages, forward.rank
-        self._groups = (forward, backward)
         self._later = later
-        self.peak_live: dict[int, int] = {}
-        """Most microbatches that a stage of this rank held at once."""
 
-    def run(self, work: Work, *, scale: Tensor | None = None) -> list[Tensor]:
+    def run(self, work: Work, *, scale: Tensor | None = None, relayed: bool = False) -> list[Tensor]:
         """All actions of a step; the losses of the last stage in the order of microbatches, elsewhere none.
 
-        Gradients are those of the losses times `scale`.
+        Gradients are those of the losses times `scale`. `relayed`: messages go through the hosts, if there is a relay.
         """
-        self._mail = _Mail(self._lists, stages=self._stages, rank=self._rank, groups=self._groups, like=work.like)
+        self._messages = _Messages(self._channels, self._relay if relayed else None, work.like)
         self._live: dict[tuple[int, int], _Live] = {}
         self._losses: dict[int, Tensor] = {}
-        for action in self._lists[self._rank]:
-            if action.kind == "F":
-                self._forward(work, action.stage, action.microbatch)
-            elif action.kind == "W":
-                assert self._later is not None, "a schedule with W needs products that wait"
-                with self._busy.counting(action.stage):
-                    self._later.run((action.stage, action.microbatch))
+        for operation in self._operations:
+            if isinstance(operation, Compute):
+                self._compute(work, operation, scale, reduces=not relayed)
             else:
-                self._backward(action, scale)
-        self._mail.finish()
+                self._messages.do(operation)
         self._busy.settle()
         return [self._losses[number] for number in sorted(self._losses)]
 
-    def _forward(self, work: Work, stage: int, microbatch: int) -> None:
-        x = self._mail.receive(Message(False, stage, microbatch)).requires_grad_() if stage else None
+    def _compute(self, work: Work, operation: Compute, scale: Tensor | None, *, reduces: bool) -> None:
+        action = operation.action
+        if reduces and operation.is_last:
+            work.begin_last_backward(action.stage)
+        if action.kind == "F":
+            self._forward(work, operation)
+        elif action.kind == "W":
+            assert self._later is not None, "a schedule with W needs linear layers that can wait"
+            with self._busy.counting(action.stage):
+                self._later.run((action.stage, action.microbatch))
+        else:
+            self._backward(operation, scale)
+        if reduces and operation.is_last:
+            work.end_last_backward(action.stage)
+
+    def _forward(self, work: Work, operation: Compute) -> None:
+        stage, microbatch = operation.action.stage, operation.action.microbatch
+        x = self._messages.take(operation.needs).requires_grad_() if operation.needs else None
         with self._busy.counting(stage):
             y = work.forward(stage, microbatch, x)
         if stage == self._stages - 1:
             self._losses[microbatch] = y.detach()
         else:
-            self._mail.send(Message(False, stage + 1, microbatch), y)
+            self._messages.offer(y.detach())
         self._live[stage, microbatch] = _Live(x, y)
-        here = sum(1 for live_stage, _ in self._live if live_stage == stage)
-        self.peak_live[stage] = max(self.peak_live.get(stage, 0), here)
 
-    def _backward(self, action: Action, scale: Tensor | None) -> None:
-        stage, microbatch = action.stage, action.microbatch
-        live = self._live.pop((stage, microbatch))
-        last = stage == self._stages - 1
-        gradient = scale if last else self._mail.receive(Message(True, stage, microbatch))
-        with self._busy.counting(stage):
+    def _backward(self, operation: Compute, scale: Tensor | None) -> None:
+        action = operation.action
+        live = self._live.pop((action.stage, action.microbatch))
+        gradient = self._messages.take(operation.needs) if operation.needs else scale
+        with self._busy.counting(action.stage):
             if action.kind == "I" and self._later:
-                with self._later.collecting((stage, microbatch)):
+                with self._later.collecting((action.stage, action.microbatch)):
                     live.y.backward(gradient)
             else:
                 live.y.backward(gradient)
         if live.x is not None:
             assert live.x.grad is not None, "nothing in this stage depends on its input"
-            self._mail.send(Message(True, stage - 1, microbatch), live.x.grad)
+            self._messages.offer(live.x.grad)
 
 
 class Busy:
@@ -161,86 +169,77 @@ class Busy:
         self._seconds[stage] = self._seconds.get(stage, 0.0) + seconds
 
 
-def run_forward(work: Work, microbatches: int, *, chunks: int, group: Group) -> list[Tensor]:
+def run_forward(
+    work: Work,
+    microbatches: int,
+    *,
+    ranks: int,
+    chunks: int,
+    rank: int,
+    channels: Mapping[Channel, Group],
+    relay: Group | None = None,
+) -> list[Tensor]:
     """Forward passes alone: what the last stage gives for each microbatch, elsewhere nothing."""
-    ranks, stages = group.size, group.size * chunks
-    lists = [
-        [Action("F", rank + chunk * ranks, m) for chunk in range(chunks) for m in range(microbatches)]
-        for rank in range(ranks)
-    ]
-    mail = _Mail(lists, stages=stages, rank=group.rank, groups=(group, group), like=work.like)
-    found = []
-    for action in lists[group.rank]:
-        x = mail.receive(Message(False, action.stage, action.microbatch)) if action.stage else None
-        y = work.forward(action.stage, action.microbatch, x)
+    stages = ranks * chunks
+    messages = _Messages(channels, relay, work.like)
+    found: dict[int, Tensor] = {}
+    for operation in program(forward_lists(ranks, microbatches=microbatches, chunks=chunks), rank, stages=stages):
+        if not isinstance(operation, Compute):
+            messages.do(operation)
+            continue
+        action = operation.action
+        y = work.forward(action.stage, action.microbatch, messages.take(operation.needs) if operation.needs else None)
         if action.stage == stages - 1:
-            found.append(y)
+            found[action.microbatch] = y
         else:
-            mail.send(Message(False, action.stage + 1, action.microbatch), y)
-    mail.finish()
-    return found
+            messages.offer(y)
+    return [found[number] for number in sorted(found)]
 
 
-class _Mail:
-    """Messages between the stages of neighbours, each pair's in the sender's order."""
+class _Messages:
+    """The messages of one step: those on their way to this rank and those on their way from it."""
 
-    def __init__(
-        self,
-        lists: Sequence[Sequence[Action]],
-        *,
-        stages: int,
-        rank: int,
-        groups: tuple[Group, Group],
-        like: Callable[[int], Tensor],
-    ) -> None:
-        self._groups, self._like, self._ranks = groups, like, len(lists)
-        self._sent: deque[Pending] = deque()
-        self._arrived: dict[Message, Pending] = {}
-        self._expected: dict[tuple[int, bool], deque[Message]] = {}
-        self._source: dict[Message, int] = {}
-        for sender, actions in enumerate(lists):
-            for message in _messages(actions, stages):
-                if message.stage % self._ranks == rank:
-                    self._expected.setdefault((sender, message.backward), deque()).append(message)
-                    self._source[message] = sender
-        for channel in self._expected:
-            self._post(channel)
+    def __init__(self, channels: Mapping[Channel, Group], relay: Group | None, like: Callable[[int], Tensor]) -> None:
+        self._channels, self._relay, self._like = channels, relay, like
+        self._receiving: dict[Message, Pending] = {}
+        self._sending: dict[Message, Pending] = {}
+        self._offered: Tensor | None = None
 
-    def send(self, message: Message, x: Tensor) -> None:
-        group = self._groups[message.backward]
-        self._sent.append(group.start_send(x.detach(), message.stage % self._ranks))
+    def do(self, operation: Operation) -> None:
+        match operation:
+            case Post(message, channel):
+                self._receiving[message] = self._start_receive(message, channel)
+            case Send(message, channel):
+                self._sending[message] = self._start_send(channel)
+            case Release(message):
+                self._sending.pop(message).wait()
 
-    def receive(self, message: Message) -> Tensor:
-        channel = (self._source[message], message.backward)
-        while message not in self._arrived:
-            self._post(channel)
-        x = self._arrived.pop(message).wait()
-        self._post(channel)  # the next one may travel while this one is used
-        return x
+    def offer(self, x: Tensor) -> None:
+        """What the next `Send` sends."""
+        self._offered = x
 
-    def finish(self) -> None:
-        """All that was sent has arrived."""
-        while self._sent:
-            self._sent.popleft().wait()
+    def take(self, message: Message) -> Tensor:
+        """A message that was posted, when it is there."""
+        return self._receiving.pop(message).wait()
 
-    def _post(self, channel: tuple[int, bool]) -> None:
-        sender, backward = channel
-        waiting = self._expected[channel]
-        if waiting:
-            message = waiting.popleft()
-            out = self._like(message.microbatch)
-            self._arrived[message] = self._groups[backward].start_receive(out, sender)
+    def _start_receive(self, message: Message, channel: Channel) -> Pending:
+        out = self._like(message.microbatch)
+        if self._relay is None:
+            return self._channels[channel].start_receive(out, 0 if channel.source < channel.target else 1)
+        landed = torch.empty_like(out, device="cpu")
+        pending = self._relay.start_receive(landed, channel.source, tag=int(channel.backward))
+        return Pending([pending], out, finish=lambda: _copy(out, landed))
+
+    def _start_send(self, channel: Channel) -> Pending:
+        x, self._offered = self._offered, None
+        assert x is not None, "nothing was computed to be sent"
+        if self._relay is None:
+            return self._channels[channel].start_send(x, 1 if channel.source < channel.target else 0)
+        return self._relay.start_send(x.cpu(), channel.target, tag=int(channel.backward))
 
 
-def _messages(actions: Sequence[Action], stages: int) -> list[Message]:
-    """What a rank sends, in order."""
-    sent = []
-    for action in actions:
-        if action.kind == "F" and action.stage < stages - 1:
-            sent.append(Message(False, action.stage + 1, action.microbatch))
-        if action.kind in ("B", "I") and action.stage > 0:
-            sent.append(Message(True, action.stage - 1, action.microbatch))
-    return sent
+def _copy(out: Tensor, x: Tensor) -> None:
+    out.copy_(x)
 
 
 class Later:
@@ -316,4 +315,7 @@ def _weight_gradient(weight: Tensor, x: Tensor, gradient: Tensor) -> Tensor:
 @torch.no_grad()
 def _add_gradient(weight: Tensor, x: Tensor, gradient: Tensor) -> None:
     added = _weight_gradient(weight, x, gradient)
-    weight.grad = added if weight.grad is None else weight.grad.add_(added)
+    weight.grad = added.to(weight.grad_dtype) if weight.grad is None else weight.grad.add_(added)
+    # As the backward pass would have: masters take the gradient over, reductions start.
+    for hook in list((weight._post_accumulate_grad_hooks or {}).values()):
+        hook(weight)

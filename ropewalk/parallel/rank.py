@@ -12,7 +12,6 @@ import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import cast
 
 import torch
@@ -45,23 +44,8 @@ from .precision import LossScale, Masters, autocast
 from .recompute import BlockRunner
 from .replicas import Replicas
 from .shards import Shards
+from .stage_work import Microbatch, StageWork
 from .tensor import SplitHead, has_partial_gradient, tensor_cut
-
-
-@dataclass(frozen=True, slots=True)
-class Microbatch:
-    """Rows that are computed together, and what this rank works on of them."""
-
-    batch: Batch
-    """This rank's places of each row."""
-    documents: Tensor
-    """Of the whole rows."""
-    rows_B: Tensor
-    """Numbers of the rows in the global batch."""
-
-    def to(self, device: torch.device) -> Microbatch:
-        """The microbatch on `device`."""
-        return Microbatch(self.batch.to(device), self.documents.to(device), self.rows_B.to(device))
 
 
 class RankExecutor:
@@ -113,6 +97,8 @@ class RankExecutor:
         self._is_last = plan.pipeline * plan.chunks - 1 in stages
         self._partial = [n for n in self._trained if has_partial_gradient(n, self.spec, sequence=plan.sequence)]
         self._pipelines: dict[int, Pipeline] = {}
+        self._loaded: set[tuple[str, frozenset[torch.Size]]] = set()
+        self._names_of = {number: [name for name, _ in stage.named_parameters()] for number, stage in stages.items()}
         self._busy = Busy(self.device)
         self._dealer = Dealer(mesh.rows, self.spec) if plan.balance else None
         self._changed = False
@@ -352,9 +338,10 @@ class RankExecutor:
     def _run(self, pieces: list[Microbatch], total: Tensor, scale: Tensor | None) -> list[Tensor]:
         """Forward and backward of all microbatches; this rank's parts of the loss."""
         if self._plan.pipeline > 1:
-            # Gradients of all microbatches are there at the end only.
+            # `StageWork` says when gradients are final: during the last backward pass of each stage.
             with self._data.microbatch(last=False):
-                return self._pipeline(len(pieces)).run(_StageWork(self, pieces, total), scale=scale)
+                stages, relayed = StageWork(self, pieces, total, reduces=True), self._is_first_of("train", pieces)
+                return self._pipeline(len(pieces)).run(stages, scale=scale, relayed=relayed)
         work = functools.partial(self._train_on, total=total, scale=scale)
         if self._devices:
             parts = self._devices.each(work, pieces)
@@ -378,7 +365,8 @@ class RankExecutor:
         """The same with nothing brought together."""
         one = torch.ones((), device=self.device)
         if self._plan.pipeline > 1:
-            return self._pipeline(len(pieces)).run(_StageWork(self, pieces, one))
+            relayed = self._is_first_of("train", pieces)
+            return self._pipeline(len(pieces)).run(StageWork(self, pieces, one), relayed=relayed)
         part = self._loss_of(self.model, self._forward(self.model, pieces[0], pieces[0].batch.tokens), pieces[0])
         part.backward()
         return [part.detach()]
@@ -386,8 +374,15 @@ class RankExecutor:
     def _score_pieces(self, pieces: list[Microbatch]) -> Tensor:
         """(log-probability, first choice) of this rank's rows and places, 2 B T; nothing but on the last stage."""
         if self._plan.pipeline > 1:
-            work, group = _StageWork(self, pieces, None), self._mesh.group("pipeline")
-            found = run_forward(work, len(pieces), chunks=self._plan.chunks, group=group)
+            found = run_forward(
+                StageWork(self, pieces, None),
+                len(pieces),
+                ranks=self._plan.pipeline,
+                chunks=self._plan.chunks,
+                rank=self._mesh.place["pipeline"],
+                channels=self._mesh.channels,
+                relay=self._mesh.relay if self._is_first_of("score", pieces) else None,
+            )
         elif self._devices:
             found = self._devices.each(self._score_on, pieces)
         else:
@@ -472,12 +467,21 @@ class RankExecutor:
             self._pipelines[microbatches] = Pipeline(
                 make_schedule(plan.schedule, Shape(ranks=plan.pipeline, microbatches=microbatches, chunks=plan.chunks)),
                 stages=plan.pipeline * plan.chunks,
-                forward=self._mesh.group("pipeline"),
-                backward=self._mesh.back,
+                rank=self._mesh.place["pipeline"],
+                channels=self._mesh.channels,
+                relay=self._mesh.relay,
                 later=self._later,
                 busy=self._busy,
             )
         return self._pipelines[microbatches]
+
+    def _is_first_of(self, what: str, pieces: Sequence[Microbatch]) -> bool:
+        """Whether kernels may have to be loaded: nothing was done yet with microbatches of these shapes."""
+        key = (what, frozenset(piece.batch.tokens.shape for piece in pieces))
+        if self._mesh.relay is None or key in self._loaded:
+            return False
+        self._loaded.add(key)
+        return True
 
     def _hand_over(self, names: Collection[str]) -> None:
         """During the backward pass: gives the host's optimizer gradients of the global batch to begin with, unless they
@@ -552,28 +556,6 @@ class RankExecutor:
     def _need_optimizer(self) -> torch.optim.Optimizer:
         assert self._optimizer is not None, "an executor made without an optimizer only scores"
         return self._optimizer
-
-
-class _StageWork:
-    """What a pipeline asks of this rank's stages in one step; without `total` scores instead of losses."""
-
-    def __init__(self, executor: RankExecutor, pieces: list[Microbatch], total: Tensor | None) -> None:
-        self._executor, self._pieces, self._total = executor, pieces, total
-
-    def forward(self, stage: int, microbatch: int, x: Tensor | None) -> Tensor:
-        it, piece = self._executor, self._pieces[microbatch]
-        model = it._stages[stage]
-        hidden = it._forward(model, piece, piece.batch.tokens if x is None else x)
-        if stage < it._plan.pipeline * it._plan.chunks - 1:
-            return hidden
-        if self._total is None:
-            return it._scores_of(model, hidden, piece)
-        return it._loss_of(model, hidden, piece) / self._total
-
-    def like(self, microbatch: int) -> Tensor:
-        it, tokens = self._executor, self._pieces[microbatch].batch.tokens
-        places = tokens.shape[1] // (it._tensor.size if it._plan.sequence else 1)
-        return torch.empty(tokens.shape[0], places, it.spec.width, dtype=it._dtype, device=it.device)
 
 
 def _announce(callbacks: list[Callable[[Named], None]], gradients: Named) -> None:

@@ -153,12 +153,16 @@ class _Shared:
         self._group, self._keep = group, keep
 
     def pack(self, x: Tensor) -> Any:
+        if not x.numel():
+            return x, None  # torch's checkpoint saves an empty tensor of the host, which NCCL cannot gather
         # A copy, so that the rest can go. Shares are even: the ranks divide the heads, and these the width.
         mine = x.detach().reshape(self._group.size, -1)[self._group.rank].clone()
         return self._keep.pack(mine) if self._keep else mine, x.shape
 
     def unpack(self, packed: Any) -> Tensor:
         kept, shape = packed
+        if shape is None:
+            return kept
         mine = self._keep.unpack(kept) if self._keep else kept
         return self._group.all_gather(mine).view(shape)
 

@@ -50,6 +50,8 @@ class Replicas:
         self._under_way: list[tuple[_Bucket, Pending]] = []
         self._final: Final | None = None
         self._last = False
+        self._ending: set[str] = set()
+        """Parameters whose last backward pass of this step has begun, where a pipeline says so."""
         if group.size == 1 and not group.exact:
             return  # exact sums are trees over microbatches too
         reduced = {name: parameters[name] for name in parameters if name in self._trained}
@@ -75,6 +77,7 @@ class Replicas:
         for bucket in self._buckets:
             bucket.clear()
         self._under_way = []
+        self._ending = set()
         self._complete.reset(self._buckets)
 
     @contextlib.contextmanager
@@ -92,6 +95,22 @@ class Replicas:
             self._settle(0)
             for bucket in self._buckets:
                 bucket.tree.add(bucket.flat.clone())
+
+    def last_backward(self, names: Collection[str]) -> None:
+        """The backward pass that begins now makes the gradients of `names` final in this step: their buckets are
+        reduced as soon as they are complete. For pipelines, whose stages end their steps one after the other; all data
+        ranks must call in the same order."""
+        if not self._group.exact:
+            self._ending.update(names)
+
+    def complete(self, names: Collection[str]) -> None:
+        """The gradients of `names` are final, also of those that autograd did not accumulate."""
+        if self._group.exact:
+            return
+        for name in names:
+            if name in self._bucket_of:
+                self._bucket_of[name].missing.discard(name)
+        self._complete.look()
 
     def finish(self) -> dict[str, Tensor]:
         """The gradients of the global batch, by name."""
@@ -136,11 +155,11 @@ class Replicas:
     @contextlib.contextmanager
     def whole(self) -> Iterator[None]:
         """In the block all parameters are there, and nothing travels."""
-        self._last = False
+        self._last, self._ending = False, set()
         yield
 
     def _arrived(self, name: str) -> None:
-        if self._last:
+        if self._last or name in self._ending:
             self._bucket_of[name].missing.discard(name)
             self._complete.look()
 

@@ -1,8 +1,9 @@
-"""The quickest algorithm for each matrix product, measured once for each kind of GPU.
+"""The quickest algorithm for each matmul, measured once for each kind of GPU.
 
-A library has several for a product and guesses which is best; torch takes the guess (model/kernels/cublas.py). Which is
+A library has several for a matmul and guesses which is best; torch takes the guess (model/kernels/cublas.py). Which is
 quickest depends on shapes, the GPU and the version of the library, so all are tried on the shapes of the run. What was
-found stays in the user's cache folder: to load and try them takes up to a minute.
+found stays in the user's cache folder. A run measures for as long as pays off in its own time: what takes most of a
+step comes first, the rest is left to torch, and to later runs.
 """
 
 from __future__ import annotations
@@ -13,7 +14,10 @@ import functools
 import json
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -26,9 +30,10 @@ from ropewalk.model.decoder import Decoder
 from ropewalk.model.kernels.cublas import Problem, Product, library, version
 from ropewalk.model.loss import chunk_rows
 from ropewalk.model.modules import Linear
+from ropewalk.plan.forecast import PURE
 from ropewalk.plan.plan import Plan
 
-from .kernels import Contest, maps_of, settled_contest, tokens_of
+from .kernels import Contest, Timer, Times, maps_of, settled_contest, tokens_of
 
 TORCH = "torch"
 TUNED = (torch.bfloat16, torch.float16)
@@ -44,6 +49,13 @@ Parts of so many rows begin where the library wants a matrix to begin (`products
 LEAST_IDLE = 0.05
 """Of the time of all processors, which is lost where the last tiles are too few for all, for a product to be tried in
 two parts."""
+GAIN = 0.02
+"""Of the time of a step: 951 ms instead of 978 at 1.36B, about 0.7 % for parts alone (docs/log.md)."""
+SHARE_OF_GAIN = 0.5
+"""That measuring may cost, at most."""
+LEAST_S, MOST_S = 1.0, 10.0
+"""Seconds of measuring: with less, kernels are hardly loaded; more would be waited for at the start of every new run.
+With 0.3 to 0.8 s for a matmul, those that take most of the step are measured by then."""
 
 
 class Known:
@@ -70,43 +82,130 @@ class Known:
             os.replace(partial, self._path)
 
 
-def tune_products(
-    stage: Decoder,
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tuning:
+    """What became of the matmuls of a run that are worth a measurement."""
+
+    known: int
+    """Measured by an earlier run on a GPU of this kind."""
+    measured: int
+    left_out: int
+    """Not measured, since the time for that was over: torch's choice."""
+    seconds: float
+    budget_s: float
+
+    def reason(self) -> str:
+        """Why some were left out, for people."""
+        of = f"{self.left_out} of {self.known + self.measured + self.left_out} matmuls keep torch's kernels: "
+        if self.budget_s >= MOST_S:
+            return f"{of}measuring stopped after {self.seconds:.0f} s; the next run on such a GPU measures the others"
+        return (
+            f"{of}a run this short gains less than measuring them takes ({self.budget_s:.2g} s allowed); "
+            '`plan.tuning = "on"` measures all'
+        )
+
+
+def budget_s(plan: Plan, run_s: float) -> float:
+    """Seconds that measuring may take in a run whose steps take `run_s`."""
+    if plan.tuning != "auto":
+        return math.inf if plan.tuning == "on" else 0.0
+    allowed = min(MOST_S, SHARE_OF_GAIN * GAIN * run_s)
+    return allowed if allowed >= LEAST_S else 0.0
+
+
+def measure_products(
+    stages: Iterable[Decoder],
     plan: Plan,
     *,
+    device: torch.device,
     dtype: torch.dtype,
-    measures: bool = True,
-    before: list[Callable[[], None]] | None = None,
-) -> Iterator[Contest]:
-    """Finds the quickest way to make each product of a stage in `dtype`, forward and backward, of its linear maps and
-    of its head. Maps all of whose products torch makes as quickly stay as they are.
+    budget: float,
+    timer: Timer,
+    before: Iterable[Callable[[], None]] = (),
+    after: Iterable[Callable[[Tuning], None]] = (),
+    clock: Callable[[], float] = time.perf_counter,
+) -> dict[str, Times]:
+    """The quickest kernels for the matmuls of stages in `dtype`, forward and backward, of their linears and heads.
 
-    What was not measured on such a GPU yet is measured, after all of `before` were called and taken from the list; or
-    is torch's.
+    What was measured on such a GPU before is known. The rest is measured, what takes most of a step first, until
+    `budget` seconds are over; all of `before` are called before the first measurement, all of `after` when something
+    was measured or left out.
     """
-    device = next(stage.parameters()).device
-    if dtype not in TUNED or plan.deterministic or not _has_ways(device):
+    if not _is_tuned(plan, device, dtype):
+        return {}
+    calls: dict[Problem, tuple[str, float]] = {}
+    for stage in stages:
+        for what, problem, count in _problems(stage, plan, dtype):
+            flops = 2.0 * problem.n * problem.k * problem.m
+            if flops >= LEAST_FLOPS:
+                calls[problem] = what, calls.get(problem, ("", 0.0))[1] + count * flops
+    tuner = Tuner(device, budget=budget, timer=timer, before=before, clock=clock)
+    for problem, (what, _) in sorted(calls.items(), key=lambda item: -item[1][1]):
+        tuner.measure(what, problem)
+    done = tuner.summary()
+    if done.measured:
+        torch.cuda.empty_cache()  # what the measurements took: the step wants other sizes
+    if done.measured or done.left_out:
+        for callback in after:
+            callback(done)
+    return tuner.found
+
+
+def tune_products(
+    stage: Decoder, plan: Plan, *, device: torch.device, dtype: torch.dtype, times: Mapping[str, Times]
+) -> Iterator[Contest]:
+    """Gives the matmuls of a stage the quickest kernels by `times` (`measure_products`). Linears all of whose matmuls
+    torch makes as quickly stay as they are."""
+    if not _is_tuned(plan, device, dtype):
         return
-    tuner, tokens = Tuner(device, measures=measures, before=[] if before is None else before), tokens_of(stage, plan)
-    gains: dict[torch.Size, bool] = {}
-    for name, module in maps_of(stage).items():
-        shape = module.weight.shape
-        if shape not in gains:
-            gains[shape] = False
-            for result in tuner.tune(_of_map(name.partition(".")[2], module, tokens, dtype)):
-                gains[shape] |= result.winner != TORCH
-                yield result
-        if gains[shape] and module.product is F.linear:
+    gains: set[torch.Size] = set()
+    told: set[Problem] = set()
+    for what, problem, linear in _uses(stage, plan, dtype):
+        found = times.get(str(problem))
+        if found is None:
+            continue
+        result = Contest(what=what, milliseconds=found)
+        if problem not in told:
+            told.add(problem)
+            products.QUICKEST[problem] = _kernel(problem, times, device)
+            yield result
+        if linear is not None and result.winner != TORCH:
+            gains.add(linear.weight.shape)
+    for module in maps_of(stage).values():
+        if module.weight.shape in gains and module.product is F.linear:
             module.product = products.product
-            module.bare = module.weight.dtype == dtype and plan.tensor == 1 and module.lora_a is None
-    if plan.tensor == 1 and (stage.head is not None or (stage.embedding is not None and plan.pipeline == 1)):
-        yield from tuner.tune(_of_head(stage.head_weight, tokens, dtype))
-    torch.cuda.empty_cache()  # what the measurements took: the step wants other sizes
+            # In `bf16` a sharded weight may be as narrow as products, but what they are added to is float32.
+            pure = plan.precision in PURE and module.weight.dtype == dtype
+            module.bare = pure and plan.tensor == 1 and module.lora_a is None
+
+
+def _is_tuned(plan: Plan, device: torch.device, dtype: torch.dtype) -> bool:
+    return plan.tuning != "off" and dtype in TUNED and not plan.deterministic and _has_ways(device)
 
 
 def _has_ways(device: torch.device) -> bool:
     """Whether there is something to choose from."""
     return device.type == "cuda" and library() is not None
+
+
+def _uses(stage: Decoder, plan: Plan, dtype: torch.dtype) -> Iterator[tuple[str, Problem, Linear | None]]:
+    """The matmuls of a stage with the first linear of each shape, or of its head."""
+    tokens, seen = tokens_of(stage, plan), set()
+    for name, module in maps_of(stage).items():
+        if module.weight.shape not in seen:
+            seen.add(module.weight.shape)
+            for what, problem in _of_map(name.partition(".")[2], module, tokens, dtype).items():
+                yield what, problem, module
+    if plan.tensor == 1 and (stage.head is not None or (stage.embedding is not None and plan.pipeline == 1)):
+        for what, problem in _of_head(stage.head_weight, tokens, dtype).items():
+            yield what, problem, None
+
+
+def _problems(stage: Decoder, plan: Plan, dtype: torch.dtype) -> Iterator[tuple[str, Problem, int]]:
+    """The matmuls of a stage, and how many of its linears make each."""
+    shapes = Counter(module.weight.shape for module in maps_of(stage).values())
+    for what, problem, linear in _uses(stage, plan, dtype):
+        yield what, problem, 1 if linear is None else shapes[linear.weight.shape]
 
 
 def _of_map(name: str, module: Linear, tokens: int, dtype: torch.dtype) -> dict[str, Problem]:
@@ -142,46 +241,101 @@ def _of_head(head_VC: Tensor, tokens: int, dtype: torch.dtype) -> dict[str, Prob
 
 
 class Tuner:
-    """Gives products their quickest ways on one GPU."""
+    """Measures matmuls on one GPU, for so many seconds."""
 
-    def __init__(self, device: torch.device, *, measures: bool, before: list[Callable[[], None]]) -> None:
-        self._device, self._measures, self._before = device, measures, before
+    def __init__(
+        self,
+        device: torch.device,
+        *,
+        budget: float,
+        timer: Timer,
+        before: Iterable[Callable[[], None]] = (),
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._device, self._budget, self._timer, self._before, self._clock = device, budget, timer, before, clock
         self._known = Known(torch.cuda.get_device_name(device), version(), cache_folder())
+        self._began: float | None = None
+        self._counts: Counter[str] = Counter()
+        self.found: dict[str, Times] = {}
 
-    def tune(self, problems: Mapping[str, Problem]) -> Iterator[Contest]:
-        """Those that are worth it."""
-        for what, problem in problems.items():
-            worth = 2 * problem.n * problem.k * problem.m >= LEAST_FLOPS
-            if worth and (self._measures or self._known.get(problem)):
-                result, products.QUICKEST[problem] = self._quickest(what, problem)
-                yield result
-
-    def _quickest(self, what: str, problem: Problem, *, whole: bool = True) -> tuple[Contest, products.Run]:
-        ways, times = self._ways(problem), self._known.get(problem)
-        if whole and (rows := whole_waves(problem, _processors(self._device))):
-            stride = problem.n if problem.a_transposed else 0
-            parts = (dataclasses.replace(problem, n=n, a_stride=stride) for n in (rows, problem.n - rows))
-            first, rest = (self._quickest(what, part, whole=False)[1] for part in parts)
-            ways[IN_TWO] = products.in_two(first, rest, rows=rows, a_transposed=problem.a_transposed)
-        if times is None or next(iter(times)) not in ways:
-            while self._before:
-                self._before.pop()()
-            measured = settled_contest(what, _runs(problem, ways, self._device), self._device, beside=TORCH)
+    def measure(self, what: str, problem: Problem, *, whole: bool = True) -> None:
+        """Adds the times of a matmul to those found, where they are known or there is time to measure them."""
+        times, ways = self._known.get(problem), _ways(problem, self._device)
+        parts = _parts(problem, self._device) if whole else None
+        if times is None or next(iter(times)) not in (*ways, *([IN_TWO] if parts else [])):
+            times = None
+            if not self._has_time():
+                self._counts["left_out"] += whole
+                return
+        if times is None or next(iter(times)) == IN_TWO:
+            for part in parts or ():
+                self.measure(what, part, whole=False)
+        if times is None:
+            if parts:
+                ways[IN_TWO] = _in_two(problem, parts, self.found, self._device)
+            runs = _runs(problem, ways, self._device)
+            measured = settled_contest(what, runs, self._device, beside=TORCH, timer=self._timer)
             # The others only tell how much there was to choose from.
             times = {way: time for way, time in measured.milliseconds.items() if way in (measured.winner, TORCH)}
             self._known.put(problem, times)
-        result = Contest(what=what, milliseconds=times)
-        return result, ways[result.winner]
+            self._counts["measured"] += whole
+        else:
+            self._counts["known"] += whole
+        self.found[str(problem)] = times
 
-    def _ways(self, problem: Problem) -> dict[str, products.Run]:
-        """All that can make a product in one."""
-        own = Product(problem)
-        with torch.cuda.device(self._device):
-            proposals = own.proposals()
-        ways = {TORCH: products.plain(a_transposed=problem.a_transposed, b_transposed=problem.b_transposed)}
-        for number, algorithm in enumerate(proposals, start=1):
-            ways[f"cuBLASLt {number}"] = functools.partial(own.run, algorithm)
-        return ways
+    def summary(self) -> Tuning:
+        """What was done so far."""
+        counts = {name: self._counts[name] for name in ("known", "measured", "left_out")}
+        return Tuning(**counts, seconds=self._elapsed(), budget_s=self._budget)
+
+    def _has_time(self) -> bool:
+        """Whether another measurement may begin; the first one is announced."""
+        if self._elapsed() >= self._budget:
+            return False
+        if self._began is None:
+            self._began = self._clock()
+            for callback in self._before:
+                callback()
+        return True
+
+    def _elapsed(self) -> float:
+        return 0.0 if self._began is None else self._clock() - self._began
+
+
+def _ways(problem: Problem, device: torch.device) -> dict[str, products.Run]:
+    """All that can make a matmul in one."""
+    own = Product(problem)
+    with torch.cuda.device(device):
+        proposals = own.proposals()
+    ways = {TORCH: products.plain(a_transposed=problem.a_transposed, b_transposed=problem.b_transposed)}
+    for number, algorithm in enumerate(proposals, start=1):
+        ways[f"cuBLASLt {number}"] = functools.partial(own.run, algorithm)
+    return ways
+
+
+def _kernel(problem: Problem, times: Mapping[str, Times], device: torch.device, *, whole: bool = True) -> products.Run:
+    """The quickest by `times`; torch's where it was not measured, or where this GPU does not have the winner."""
+    ways, found = _ways(problem, device), times.get(str(problem), {TORCH: 0.0})
+    winner, parts = next(iter(found)), _parts(problem, device) if whole else None
+    if winner == IN_TWO and parts:
+        return _in_two(problem, parts, times, device)
+    return ways.get(winner, ways[TORCH])
+
+
+def _parts(problem: Problem, device: torch.device) -> tuple[Problem, Problem] | None:
+    """A matmul as two, where that may be quicker; these are not cut again."""
+    if not (rows := whole_waves(problem, _processors(device))):
+        return None
+    stride = problem.n if problem.a_transposed else 0
+    first, rest = (dataclasses.replace(problem, n=n, a_stride=stride) for n in (rows, problem.n - rows))
+    return first, rest
+
+
+def _in_two(
+    problem: Problem, parts: tuple[Problem, Problem], times: Mapping[str, Times], device: torch.device
+) -> products.Run:
+    first, rest = (_kernel(part, times, device, whole=False) for part in parts)
+    return products.in_two(first, rest, rows=parts[0].n, a_transposed=problem.a_transposed)
 
 
 def whole_waves(problem: Problem, processors: int) -> int:

@@ -63,6 +63,7 @@ def choose(
             compile=layout.compile == "on",
             deterministic=layout.deterministic,
             fp8=layout.fp8,
+            tuning=layout.tuning,
         )
         laid = laid_out(plan, parallel, spec, processes=processes)
         compiles = layout.compile == "auto" and device == "cuda" and not any(compile_problems(laid))

@@ -137,14 +137,8 @@ def _context_problems(plan: Plan, spec: Spec) -> Iterator[str]:
 def _data_problems(plan: Plan) -> Iterator[str]:
     if plan.compression != "none" and plan.zero:
         yield "`parallel.compression` is for replicas, `parallel.shard` sends gradients as they are; leave one out"
-    if plan.compression != "none" and plan.node_ranks:
-        yield "`parallel.compression` and `parallel.node_ranks` are two ways to add up; leave one of them out"
     if plan.compression == "powersgd" and (plan.precision == "fp16" or plan.tensor * plan.pipeline * plan.context > 1):
         yield "`parallel.compression` powersgd is for replicas of whole models without loss scaling; choose bf16"
-    if plan.node_ranks and plan.zero:
-        yield "`parallel.node_ranks` is for replicas; with `parallel.shard` let the shard axis be the machine's"
-    if plan.node_ranks and (plan.replicate * plan.context) % plan.node_ranks:
-        yield f"`parallel.node_ranks` ({plan.node_ranks}) does not divide the {plan.replicate * plan.context} replicas"
     if "parameters" in plan.offload and plan.zero != 3:
         yield "`parallel.offload` of parameters is for ranks that gather them: set `parallel.shard`, with `zero = 3`"
     if "optimizer" in plan.offload and plan.precision == "fp16":
@@ -222,8 +216,8 @@ def _exact_problems(plan: Plan) -> Iterator[str]:
             f"`parallel.exact` adds up in binary trees: {plan.data} data ranks and {total} microbatches must both be "
             "powers of two"
         )
-    if plan.compression != "none" or plan.node_ranks:
-        yield "`parallel.exact` has an order of sums of its own; leave `compression` and `node_ranks` out"
+    if plan.compression != "none":
+        yield "`parallel.exact` has an order of sums of its own; leave `parallel.compression` out"
     if plan.balance:
         yield "`parallel.exact` fixes which rows are added up first, `parallel.balance` changes it; leave one out"
     if plan.devices > 1:

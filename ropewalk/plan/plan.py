@@ -12,7 +12,7 @@ from ropewalk.base.files import read_json, upgraded, write_json
 from ropewalk.model.activations import Activations
 from ropewalk.model.spec import Spec
 
-from .config import Backend, Compression, ContextKind, Fp8, Offload, Recompute, ScheduleKind
+from .config import Backend, Compression, ContextKind, Fp8, Offload, Recompute, ScheduleKind, Switch
 from .forecast import Memory, Precision
 
 FORMAT = 2
@@ -37,6 +37,7 @@ class Plan:
     compile: bool = False
     deterministic: bool = False
     fp8: Fp8 = "quicker"
+    tuning: Switch = "auto"
     # Below: as in `Parallel`.
     zero: Literal[0, 1, 2, 3] = 0
     """0 where `shard` is 1."""
@@ -60,7 +61,6 @@ class Plan:
     fusion_bytes: int = 25 << 20
     compression: Compression = "none"
     compression_rank: int = 4
-    node_ranks: int = 0
     backend: Backend = "auto"
 
     @property

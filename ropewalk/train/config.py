@@ -199,7 +199,8 @@ class Faults:
     hang_steps: Annotated[float, Range(least=1), CONTINUES] = 20.0
     """How many times as long as the median step a step may last."""
     straggler_sigma: Annotated[float, Range(above=0), CONTINUES] = 4.0
-    """A rank is told to be slow when its steps take so many standard deviations longer than the others'."""
+    """A rank is reported as a straggler when its busy time per step, without waiting for data and other ranks, exceeds
+    the others' by this many standard deviations."""
     probe_every_steps: Annotated[int, Range(least=0), CONTINUES] = 0
     """Steps between probes for silent corruption: a microbatch is computed twice and must give the same bits, and so
     must the replicas' updates. A probe costs two microbatches; 0 probes never."""

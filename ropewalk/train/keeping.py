@@ -45,6 +45,7 @@ from ropewalk.checkpoint.tensors import (
 )
 from ropewalk.checkpoint.together import Alone, Together, decided
 from ropewalk.config.ranks import Ranks
+from ropewalk.parallel.comm import Moment, Traffic
 from ropewalk.parallel.cut import Choose
 
 _DECIDE_EVERY = 16
@@ -262,6 +263,19 @@ class Keeper:
     def traffic(self) -> contextlib.AbstractContextManager[None]:
         """Training uses the network in this block."""
         return self._copier.learner.busy() if self._copier else contextlib.nullcontext()
+
+    def observe(self, traffic: Traffic, *, but: str) -> None:
+        """Copies keep out of the way of the collectives of `traffic`, except those of the group `but`, which carry next
+        to nothing for as long as a step lasts."""
+        if not self._copier:
+            return
+        mark = self._copier.learner.mark
+
+        def saw(moment: Moment) -> None:
+            if moment.group != but:
+                mark(moment.begin, moment.end)
+
+        traffic.observers.append(saw)
 
     def decide(self) -> Decision | None:
         """The new interval of `auto`, when it has changed by a tenth or more; None otherwise. All ranks must call."""

@@ -26,6 +26,7 @@ from ropewalk.parallel.cut import Part
 from ropewalk.parallel.executor import Points
 from ropewalk.parallel.labels import label
 from ropewalk.parallel.mesh import Mesh, join, leave, pick_device
+from ropewalk.parallel.tuning import Tuning
 
 from .anomalies import Policy, RollBack
 from .corruption import probe
@@ -34,7 +35,7 @@ from .hooks import Hook
 from .interrupt import Interrupt
 from .keeping import Keeper
 from .layers import LayerWatch
-from .metrics import Meter, all_finite, all_ranks, line
+from .metrics import Meter, RankWatch, all_finite, line
 from .peak import peak_flops
 from .phase import Running
 from .reading import ReadingWatch
@@ -42,9 +43,9 @@ from .settings import Settings, read_settings
 from .stages import StageWatch
 from .timeline import Timeline
 from .together import MeshTogether, Wishes
-from .watchdog import Watchdog, read_heartbeats, stragglers
+from .watchdog import Watchdog
 
-TUNING = "measuring which kernels are quickest for these shapes: up to a minute, once on GPUs of this kind"
+TUNING = "measuring which kernels are quickest for these shapes, once on GPUs of this kind"
 
 
 def train(
@@ -92,6 +93,7 @@ class Trainer:
             together=self._together if plan.world > 1 else None,
             disk=disk,
         )
+        self._keeper.observe(self._mesh.traffic, but=self._mesh.control.name)
         self._peak = peak_flops(self._device, plan.precision)
         self._meter = Meter(self._device, peak_flops=self._peak, traffic=self._mesh.traffic)
         self._layers = LayerWatch(
@@ -107,6 +109,7 @@ class Trainer:
             on_gradients=[self._on_gradients] if looks else [],
             before_change=[self._keeper.fence],
             before_tuning=[lambda: progress.say(TUNING)] if self._leads else [],
+            after_tuning=[self._after_tuning],
         )
         self._reading = ReadingWatch(self._events, say=progress.say, warn=self._warn, adapt=settings.load.adapt)
         self._course = Course(
@@ -119,7 +122,7 @@ class Trainer:
         self.ends_together = False
         """Whether all ranks have come to the end, or to a stop that they agreed on."""
         self.watchdog = Watchdog(run, settings.train.faults, rank=place.rank)
-        self._world = plan.world
+        self._ranks = RankWatch(self._mesh.control, events=self._events, sigma=settings.train.faults.straggler_sigma)
         self._timeline = Timeline(
             run,
             steps=settings.train.timeline_steps,
@@ -206,27 +209,13 @@ class Trainer:
                 probe(running.executor, batch, step=step)
             self._events.write("probed", step=step, seconds=time.perf_counter() - start)
 
-    def _look_for_stragglers(self) -> None:
-        """Tells which ranks are slower than the others, by their heartbeats."""
-        if not self._leads or self._world == 1:
-            return
-        paces = {rank: told["step_s"] for rank, told in read_heartbeats(self._run).items() if told["step_s"]}
-        for rank, sigma in stragglers(paces, sigma=self._settings.train.faults.straggler_sigma).items():
-            self._events.write(
-                "straggler", step=self._course.at.step, slow_rank=rank, step_s=paces[rank], sigma=round(sigma, 2)
-            )
-
     def _log(self, lr: float) -> None:
         at = self._course.at
         self._look_for_anomalies()
         record = self._meter.read(at.step, tokens=at.tokens, lr=lr) | self._reading.read(at.step)
         self._keeper.saw_step(record["step_s"])
-        self._look_for_stragglers()
         self._events.write("step", phase=at.phase, **record)
-        if self._world > 1:
-            told = all_ranks(record, self._mesh.control)
-            if self._leads:
-                self._events.write("ranks", step=at.step, **told)
+        self._ranks.look(record)
         self._progress.advance(at.step, line(record, steps=self._settings.planned.steps))
         for hook in self._hooks:
             hook.on_metrics(at.step, record)
@@ -463,6 +452,11 @@ class Trainer:
         self._keeper.close()
         self._course.close()
         self._events.close()
+
+    def _after_tuning(self, tuning: Tuning) -> None:
+        self._events.write("tuned", step=self._course.at.step, **dataclasses.asdict(tuning))
+        if tuning.left_out and self._leads:
+            self._progress.say(tuning.reason())
 
     def _on_gradients(self, gradients: Mapping[str, torch.Tensor]) -> None:
         for hook in self._hooks:

@@ -7,28 +7,43 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from statistics import median
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ropewalk.base.clock import Stopwatch
+from ropewalk.base.events import EventLog
 from ropewalk.parallel.comm import Group, Traffic
 from ropewalk.parallel.compat import peak_memory_bytes
 from ropewalk.parallel.executor import StepResult
+
+from .watchdog import stragglers
+
+INTERVALS = 5
+"""Logging intervals whose median is compared: a rank that is slow once is no straggler."""
 
 
 class Meter:
     """Sums results of steps on the device and turns them into one record an interval."""
 
-    def __init__(self, device: torch.device, *, peak_flops: float | None, traffic: Traffic | None = None) -> None:
-        self._device = device
+    def __init__(
+        self,
+        device: torch.device,
+        *,
+        peak_flops: float | None,
+        traffic: Traffic | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._device, self._clock = device, clock
         self._traffic = traffic or Traffic()
         self._peak = peak_flops
         self._anomalies: list[Tensor] = []
         self._scale: Tensor | None
-        self.watch = Stopwatch()
+        self.watch = Stopwatch(clock)
         self._clear()
 
     def add(self, result: StepResult, *, tokens: int, flops: int) -> None:
@@ -43,6 +58,7 @@ class Meter:
         self._norm = result.grad_norm
         self._scale = result.loss_scale
         self._steps += 1
+        self._traffic.settle()
 
     def take_anomalies(self) -> list[int]:
         """The codes of the steps since the last call (parallel/guard.py), in order; waits for the device."""
@@ -57,8 +73,9 @@ class Meter:
         loss, finite, skipped, norm, *scale = torch.stack(
             [t.double() for t in (self._loss, self._finite, self._skipped, *last)]
         ).tolist()
-        seconds = time.perf_counter() - self._start
-        spent, sent, exposed = self.watch.take(), self._traffic.take(), self._traffic.waited_s
+        seconds = self._clock() - self._start
+        # The device has nothing left to do: all its waits are read.
+        spent, sent, exposed = self.watch.take(), self._traffic.take(), self._traffic.take_waited()
         data_wait = spent.get("data", 0.0)
         flops = self._flops / seconds
         if self._peak:
@@ -95,9 +112,10 @@ class Meter:
         """Time in the block does not count as training, nor does what is sent in it. Waits for the device first: its
         queued steps do count."""
         self._loss.item()
-        begin, waited, sent = time.perf_counter(), self._traffic.waited_s, self._traffic.take()
+        begin, waited, sent = self._clock(), self._traffic.take_waited(), self._traffic.take()
         yield
-        self._start += time.perf_counter() - begin
+        self._start += self._clock() - begin
+        self._traffic.drop_queued()
         self._traffic.waited_s, self._traffic.sent = waited, sent
 
     def _clear(self) -> None:
@@ -109,8 +127,9 @@ class Meter:
         self._scale = None
         self._steps = 0
         self._traffic.take()
-        self._traffic.waited_s = 0.0
-        self._start = time.perf_counter()
+        self._traffic.calibrate()
+        self._traffic.take_waited()
+        self._start = self._clock()
 
 
 def all_finite(tensors: Iterable[torch.Tensor]) -> bool:
@@ -126,6 +145,31 @@ def all_ranks(record: dict[str, Any], group: Group) -> dict[str, Any]:
     table = group.start_all_gather(mine).wait().T.tolist()
     busy = table[0]
     return {**dict(zip(fields, table, strict=True)), "slowest_rank": busy.index(max(busy))}
+
+
+class RankWatch:
+    """Compares the ranks of a run, and names stragglers.
+
+    Steps of synchronous ranks take equally long: the quick ones wait for the slow one. So it is the time in which a
+    rank is busy that tells them apart.
+    """
+
+    def __init__(self, group: Group, *, events: EventLog, sigma: float) -> None:
+        self._group, self._events, self._sigma = group, events, sigma
+        self._busy: deque[list[float]] = deque(maxlen=INTERVALS)
+
+    def look(self, record: dict[str, Any]) -> None:
+        """Writes the events of the interval of `record`, on the first rank. All ranks must call."""
+        if self._group.size == 1:
+            return
+        told, step = all_ranks(record, self._group), record["step"]
+        if self._group.rank > 0:
+            return
+        self._events.write("ranks", step=step, **told)
+        self._busy.append(told["busy_s"])
+        busy = {rank: median(each) for rank, each in enumerate(zip(*self._busy, strict=True))}
+        for rank, sigma in stragglers(busy, sigma=self._sigma).items():
+            self._events.write("straggler", step=step, slow_rank=rank, busy_s=busy[rank], sigma=round(sigma, 2))
 
 
 def line(record: dict[str, Any], *, steps: int) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from ropewalk.plan.forecast import Precision
@@ -22,6 +24,15 @@ DENSE_BF16 = {
 }
 """Dense FLOP/s in bfloat16 and float16 by a part of the GPU's name (the first that fits), from the makers' data
 sheets."""
+
+REACHED = 0.5
+"""Share of the peak that steps reach, for a first guess: 0.42 to 0.64 on an H200 (docs/benchmarks.md)."""
+
+
+def expected_seconds(flops: float, device: torch.device, precision: Precision, *, ranks: int) -> float:
+    """About how long `ranks` GPUs take for `flops`; infinite where their peak is not known, and on a CPU."""
+    peak = peak_flops(device, precision) if device.type == "cuda" else None
+    return flops / (ranks * peak * REACHED) if peak else math.inf
 
 
 def peak_flops(device: torch.device, precision: Precision) -> float | None:

@@ -26,6 +26,7 @@ from .data import Data, open_data
 from .optimizer import make_optimizer
 from .optimizers.groups import Parameters
 from .patience import Plateau, Stopper
+from .peak import expected_seconds
 from .phases import PhaseSpec
 from .schedule import Extent, learning_rate
 from .settings import Settings
@@ -87,6 +88,9 @@ class Running:
             spike=_spike_rule(settings.train.guard),
             points=points,
             seed=self.seed,
+            run_s=expected_seconds(
+                self.planned.flops, device, self.planned.plan.precision, ranks=self.planned.plan.world
+            ),
         )
         self.start = ""
         """The checkpoint or directory whose weights the phase began with; empty when those of the phase before."""

@@ -2,7 +2,8 @@
 
 In Chrome's trace format, which https://ui.perfetto.dev opens: a process for each rank, in it a row of steps, a row of
 their parts, and a row for each group of ranks with the collectives that were under way. A collective lasts from when it
-was begun until its result was waited for and there: what overlaps with computing ends late, not slowly.
+was begun until its result was waited for and there: what overlaps with computing ends late, not slowly. On a GPU these
+are moments of its stream, while steps and their parts are those of the host, which queues them.
 """
 
 from __future__ import annotations
@@ -91,6 +92,7 @@ class Timeline:
 
     def _write(self) -> None:
         self._traffic.timeline = None
+        self._traffic.settle(wait=True)
         keep_spans(None)
         # A step that was rolled back has no end.
         steps = [step for step in self._steps if step.end]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import torch
@@ -23,14 +22,7 @@ class MeshTogether:
         self.agree(True)
 
     def broadcast(self, value: Any) -> Any:
-        if self._group.size == 1:
-            return value
-        text = json.dumps(value).encode()
-        size = self._group.broadcast(torch.tensor([len(text)]))
-        leads = self._group.rank == 0
-        data = torch.frombuffer(bytearray(text), dtype=torch.uint8) if leads else torch.empty(0, dtype=torch.uint8)
-        told = self._group.broadcast(data if leads else torch.empty(int(size), dtype=torch.uint8))
-        return json.loads(bytes(told.numpy().tobytes()))
+        return self._group.broadcast_json(value)
 
 
 class Wishes:

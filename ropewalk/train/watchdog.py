@@ -149,22 +149,16 @@ def heartbeat_path(run: Path, rank: int) -> Path:
     return run / FOLDER / f"rank-{rank:05d}.json"
 
 
-def read_heartbeats(run: Path) -> dict[int, dict[str, Any]]:
-    """The last word of every rank."""
-    found = [json.loads(path.read_text()) for path in sorted((run / FOLDER).glob("rank-*.json"))]
-    return {told["rank"]: told for told in found}
-
-
-def stragglers(step_seconds: Mapping[int, float], *, sigma: float = 4.0, least: float = 0.05) -> dict[int, float]:
-    """The ranks whose steps take `sigma` standard deviations longer than the median rank's, and how many they do.
+def stragglers(busy_seconds: Mapping[int, float], *, sigma: float = 4.0, least: float = 0.05) -> dict[int, float]:
+    """The ranks that are busy `sigma` standard deviations longer than the median rank, and how many they are.
 
     The spread is 1.4826 times the median distance from the median, which equals the standard deviation of normal
     figures and is not widened by the stragglers themselves: among n ranks no plain z-score exceeds (n - 1) / sqrt(n).
     A rank is not named for a difference of less than a share `least` of the median.
     """
-    if len(step_seconds) < 3:
+    if len(busy_seconds) < 3:
         return {}
-    middle = median(step_seconds.values())
-    spread = max(1.4826 * median(abs(value - middle) for value in step_seconds.values()), least * middle / sigma)
-    scores = {rank: (value - middle) / spread for rank, value in step_seconds.items() if spread}
+    middle = median(busy_seconds.values())
+    spread = max(1.4826 * median(abs(value - middle) for value in busy_seconds.values()), least * middle / sigma)
+    scores = {rank: (value - middle) / spread for rank, value in busy_seconds.items() if spread}
     return {rank: score for rank, score in scores.items() if score > sigma}

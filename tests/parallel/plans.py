@@ -1,10 +1,12 @@
 """The table of plans that are proven equal to one device, and the page of the docs that lists it.
 
-`python -m tests.parallel.plans docs/equality.md` runs every plan and writes the table with what was measured.
+`python -m tests.parallel.plans docs/equality.md` runs every plan and writes the table with what was measured;
+`--backend nccl` does so for the table of those with several ranks on GPUs.
 """
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import sys
 from dataclasses import dataclass
@@ -19,7 +21,8 @@ from tests.tiny import small_spec
 ROWS, LENGTH = 8, 16
 PAIRS = {"microbatch_rows": 2}
 """Where all of four ranks have all rows: with more processes than cores each collective takes milliseconds."""
-BEGIN, END = "<!-- table of plans: begin -->", "<!-- table of plans: end -->"
+MARKS = {"gloo": "table of plans", "nccl": "table of plans on NCCL"}
+"""Names of the tables in the page, in comments before and after them."""
 
 MODELS: dict[str, Spec] = {
     # 61 tokens: no number of ranks divides the vocabulary.
@@ -112,7 +115,6 @@ def _alone() -> list[Case]:
         case("replicate 2, small buckets", "rich", replicate=2, fusion_bytes=4096, microbatch_rows=2),
         case("replicate 2, adapters", "adapters", replicate=2),
         case("replicate 4", replicate=4),
-        case("replicate 4, 2 on a machine", "rich", replicate=4, node_ranks=2),
         case("replicate 2, offload activations", "deep", replicate=2, offload=("activations",)),
         case("replicate 2, offload optimizer", "rich", replicate=2, offload=("optimizer",)),
         case("ZeRO-2 over 2, offload optimizer", "deep", shard=2, zero=2, offload=("optimizer",)),
@@ -243,34 +245,70 @@ CASES = {
 }
 
 
+SLOW = {
+    "replicate 2 x ZeRO-3 over 4",
+    "pipeline 2 x replicate 2 x tensor 2",
+    "pipeline 2 x ZeRO-1 over 2 x tensor 2",
+    "replicate 2 x ZeRO-3 over 2 x ring 2",
+    "replicate 2 x ulysses 2 x tensor 2",
+    "ZeRO-3 over 2 x ring 2 x tensor 2",
+    *(
+        f"{kind}, {plan}"
+        for kind in ("adafactor", "lamb", "muon")
+        for plan in ("replicate 2", "ZeRO-1 over 2", "pipeline 2", "ring 2 x ZeRO-2 over 2")
+    ),
+}
+"""Plans whose mechanisms other plans of the table prove together: run by `make test-slow`, and on NCCL."""
+
+
+def on_gpu(case: Case) -> Case:
+    """The same plan on GPUs."""
+    return dataclasses.replace(case, plan=dataclasses.replace(case.plan, device="cuda"))
+
+
 def page(differences: dict[str, dict[str, float]]) -> str:
     """The table in Markdown: what was found for each plan by its name."""
     lines = [
         "| plan | processes | model | optimizer | loss | gradients | weights after 3 steps | scores |",
         "|---|---|---|---|---|---|---|---|",
     ]
-    for each in CASES.values():
-        found = differences[each.name]
+    for name, found in differences.items():
+        each = CASES[name]
         numbers = [f"{found[what]:.0e}" for what in ("loss", "gradients", "weights", "scores")]
         cells = [each.name, str(each.plan.world), each.model, each.optimizer, *numbers]
         lines.append(f"| {' | '.join(cells)} |")
-    models = [f"- *{name}*: {about}." for name, about in ABOUT.items()]
-    return "\n".join(["", *models, "", *lines, ""])
+    return "\n".join([*lines, ""])
 
 
-def main(path: Path) -> None:
-    from tests.parallel.worlds import Proof
+def main() -> None:
+    from tests.parallel.pool import NCCL, POOL
+    from tests.parallel.worlds import Proof, wrong
 
-    proof = Proof()
-    differences = {}
-    for number, each in enumerate(CASES.values(), start=1):
-        print(f"{number} of {len(CASES)}: {each.name}", file=sys.stderr)
-        differences[each.name] = proof.differences(each)
-    text = path.read_text()
-    before, _, rest = text.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    path.write_text(f"{before}{BEGIN}\n{page(differences)}\n{END}{after}")
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("page", type=Path)
+    parser.add_argument("--backend", choices=sorted(MARKS), default="gloo")
+    asked = parser.parse_args()
+    cases = [each for each in CASES.values() if asked.backend == "gloo" or each.plan.world > 1]
+    proof = Proof(POOL if asked.backend == "gloo" else NCCL)
+    differences, failed = {}, []
+    for number, each in enumerate(cases, start=1):
+        try:
+            differences[each.name] = proof.differences(each if asked.backend == "gloo" else on_gpu(each))
+            state = "equal" if not wrong(differences[each.name]) else f"NOT equal: {wrong(differences[each.name])}"
+        except AssertionError as error:
+            state = f"FAILED: {error}"
+        if state != "equal":
+            failed.append(each.name)
+        print(f"{number} of {len(cases)}: {each.name}: {state}", file=sys.stderr, flush=True)
+    print(f"{len(cases) - len(failed)} of {len(cases)} plans are equal to one device on {asked.backend}; not: {failed}")
+    begin, end = (f"<!-- {MARKS[asked.backend]}: {side} -->" for side in ("begin", "end"))
+    before, _, rest = asked.page.read_text().partition(begin)
+    _, _, after = rest.partition(end)
+    models = "\n".join(f"- *{name}*: {about}." for name, about in ABOUT.items())
+    head = f"\n{models}\n" if asked.backend == "gloo" else ""
+    asked.page.write_text(f"{before}{begin}\n{head}\n{page(differences)}\n{end}{after}")
+    sys.exit(1 if failed else 0)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,8 +10,8 @@ from torch import Tensor
 
 from ropewalk.model.decoder import build
 from ropewalk.parallel.apply import apply, local
-from ropewalk.parallel.comm import Group, Pending
-from ropewalk.parallel.compress import Compressor, Hierarchical, Plain, PowerSgd, Rounded, make_compressor
+from ropewalk.parallel.comm import Pending
+from ropewalk.parallel.compress import Compressor, Plain, PowerSgd, Rounded, make_compressor
 from ropewalk.parallel.executor import Executor
 from ropewalk.parallel.mesh import Mesh
 from ropewalk.plan.plan import Plan
@@ -191,34 +190,6 @@ def carried_on(rank: int) -> bool:
 
 def test_the_state_is_all_that_a_checkpoint_needs() -> None:
     assert POOL.run(carried_on, world=2) == [True, True]
-
-
-def by_machine(rank: int, wrap: Callable[[Any], Compressor] | None) -> tuple[dict[str, Tensor], dict]:
-    # The axes of the mesh play machines: two of them (replicate) with two ranks each (shard).
-    mesh = mesh_of(rank, replicate=2, shard=2, zero=1)
-    summing = Hierarchical(mesh.group("shard"), mesh.group("replicate"))
-    return summed((wrap or Plain)(summing), gradients(rank)), sent_by(mesh)
-
-
-def test_a_sum_by_machine_is_the_sum_and_sends_little_between_them() -> None:
-    padded = -(-numbers() // 2) * 2 * 8
-    for found, sent in POOL.run(by_machine, None, world=4):
-        torch.testing.assert_close(found, expected(4), rtol=1e-14, atol=1e-14)
-        assert sent == {
-            ("shard", "reduce_scatter"): (1, padded / 2),
-            ("replicate", "all_reduce"): (1, padded / 2),
-            ("shard", "all_gather"): (1, padded / 2),
-        }
-
-
-def low_rank(summing: Group) -> PowerSgd:
-    return PowerSgd(summing, rank=RANK, seed=7)
-
-
-def test_factors_may_be_summed_by_machine() -> None:
-    flat = POOL.run(power_sgd, 4, None, 1, world=4)
-    for found, _ in POOL.run(by_machine, low_rank, world=4):
-        torch.testing.assert_close(found, flat[0][0][0], rtol=1e-11, atol=1e-11)
 
 
 class Nobody:

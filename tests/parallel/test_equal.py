@@ -12,7 +12,7 @@ from ropewalk.parallel import context, rank
 from ropewalk.parallel.comm import Group, Pending
 from ropewalk.parallel.replicas import Replicas
 from ropewalk.parallel.unit import Unit
-from tests.parallel.plans import CASES, MODELS, Case
+from tests.parallel.plans import CASES, MODELS, SLOW, Case
 from tests.parallel.pool import POOL
 from tests.parallel.worlds import Outcome, Proof, compare, train, wrong
 
@@ -22,7 +22,7 @@ PROOF = Proof()
 PAGE = Path(__file__).parents[2] / "docs" / "equality.md"
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in CASES])
 def test_plan_is_equal_to_one_device(name: str) -> None:
     """Loss, norm, gradients, weights, moments, scores; and what a plan before it left loads with the same bits."""
     found = PROOF.differences(CASES[name])
@@ -45,6 +45,7 @@ def test_table_is_as_wide_as_it_claims() -> None:
     for kind in ("adafactor", "lamb", "muon"):
         assert sum(case.optimizer == kind for case in CASES.values()) >= 5
     assert {case.model for case in CASES.values()} == set(MODELS)
+    assert set(CASES) >= SLOW
 
 
 # Faults. Each breaks one thing in the processes of one run, by the smallest change that a wrong line of code would be.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Literal
 
@@ -14,9 +15,10 @@ from ropewalk.model.decoder import build
 from ropewalk.model.spec import resolve
 from ropewalk.parallel import kernels, tuning
 from ropewalk.parallel.apply import apply, local
+from ropewalk.parallel.comm import Group, Pending, Traffic
 from ropewalk.parallel.compat import deterministic
 from ropewalk.parallel.executor import Executor
-from ropewalk.parallel.kernels import IN_8_BITS, choose_8_bits
+from ropewalk.parallel.kernels import IN_8_BITS, gpu_milliseconds, measure_8_bits
 from ropewalk.plan.forecast import Precision
 from ropewalk.plan.plan import Plan
 from ropewalk.train.config import Optimizer, OptimizerKind
@@ -42,9 +44,9 @@ def test_every_way_to_make_a_product_is_measured() -> None:
     )
     for compiled in (True, False):
         plan = Plan(device="cuda", precision="fp8", batch_rows=32, microbatch_rows=32, compile=compiled)
-        found = list(choose_8_bits(stage, plan))
+        found = measure_8_bits(stage, plan, torch.device("cuda"), timer=gpu_milliseconds)
         assert len(found) == 4
-        assert all(contest.milliseconds.keys() == {"bf16", *IN_8_BITS} for contest in found)
+        assert all(times.keys() == {"bf16", *IN_8_BITS} for times in found.values())
 
 
 def batch() -> Batch:
@@ -137,3 +139,52 @@ def test_the_quick_path_of_real_shapes_is_nearer_to_the_plain_one_than_another_s
     name: str, precision: Narrow
 ) -> None:
     check_narrow(name, precision, "cuda")
+
+
+class OnAnotherStream:
+    """A collective that takes `cycles` of the GPU's clock on a stream of its own, as NCCL's do."""
+
+    def __init__(self, cycles: int) -> None:
+        self._stream = torch.cuda.Stream()
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call]
+
+    def wait(self) -> None:
+        torch.cuda.current_stream().wait_stream(self._stream)
+
+
+def test_waiting_for_collectives_is_that_of_the_stream_and_not_of_the_host() -> None:
+    traffic, x, cycles = Traffic(on_gpu=True), torch.zeros(8, device="cuda"), 100_000_000
+    group = Group("g", (0, 1), 0, None, traffic)
+    traffic.calibrate()
+    start, traffic.timeline = time.perf_counter(), []
+
+    def waited(*, computes: int) -> float:
+        """Seconds, where the stream computes for so many cycles beside the collective."""
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            pending = Pending([OnAnotherStream(cycles)], x, moment=group._count("all_reduce", 32))
+            torch.cuda._sleep(computes)  # type: ignore[no-untyped-call]
+            pending.wait()
+            assert traffic.take_waited() == 0.0, "the GPU was not there yet"
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        traffic.settle(wait=True)
+        return traffic.take_waited()
+
+    idle, hidden = waited(computes=0), waited(computes=4 * cycles)
+    assert idle > 10 * hidden
+    first, second = traffic.timeline
+    # The clocks of host and GPU agree to a millisecond.
+    assert start - 1e-3 <= first.begin < first.end <= second.begin + 1e-3
+    assert second.end <= time.perf_counter() + 1e-3
+    assert second.end - second.begin > first.end - first.begin, "its result was waited for late"
+
+
+def test_a_collective_of_hosts_beside_a_gpu_is_not_waiting_of_the_gpu() -> None:
+    traffic = Traffic(on_gpu=True)
+    group = Group("control", (0, 1), 0, None, traffic)
+    Pending([OnAnotherStream(1_000_000)], torch.zeros(1), moment=group._count("all_reduce", 4)).wait()
+    traffic.settle(wait=True)
+    assert traffic.waited_s == 0.0

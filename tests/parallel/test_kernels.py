@@ -98,31 +98,31 @@ def test_8_bit_products_learn_what_bfloat16_ones_learn():
     assert abs(sum(narrow) - sum(wide)) / 3 < 2 * spread + 0.02
 
 
-def test_the_way_wins_that_is_quickest_when_the_gpu_has_settled(monkeypatch):
-    cold_and_settled = {"greedy": (1.0, 1.8), "frugal": (1.2, 1.5), "torch": (2.0, 1.9), "last": (3.0, 1.4)}
-    monkeypatch.setattr(kernels, "FINALISTS", 2)
-    timed = []
+def test_the_kernel_wins_that_is_quickest_when_the_gpu_has_settled():
+    cold_and_settled = {"greedy": (1.0, 1.8), "frugal": (1.1, 1.401), "last": (1.2, 1.4), "torch": (2.0, 1.9)}
+    cold_and_settled["hopeless"] = (1.3, 1.0)
+    settled = []
 
-    def milliseconds(run, device, *, repeats=1):
-        timed.append(run())
-        return cold_and_settled[run()][0 if repeats == 1 else 1]
+    def timer(run, device, repeats):
+        if repeats > 1:
+            settled.append(run())
+        return cold_and_settled[run()][repeats > 1]
 
-    monkeypatch.setattr(kernels, "_milliseconds", milliseconds)
     runs = {name: lambda name=name: name for name in cold_and_settled}
-    found = kernels.settled_contest("a product", runs, torch.device("cuda"), beside="torch")
-    assert found == Contest(what="a product", milliseconds={"last": 1.4, "frugal": 1.5, "torch": 1.9})
-    assert list(found.milliseconds) == ["last", "frugal", "torch"]
-    assert timed.count("last") - timed.count("greedy") == 2 * 2, "a finalist settles and is timed twice more"
+    found = kernels.settled_contest("a matmul", runs, torch.device("cuda"), beside="torch", timer=timer)
+    assert list(found.milliseconds.items()) == [("last", 1.4), ("frugal", 1.401), ("greedy", 1.8), ("torch", 1.9)]
+    assert "hopeless" not in settled, "far behind in a few calls"
+    assert settled.count("last") == settled.count("frugal") == 2 * settled.count("greedy"), "close ones once more"
 
 
 @pytest.mark.filterwarnings("error")
-def test_a_kernel_that_does_not_know_the_shapes_is_left_out_without_a_word(monkeypatch):
+def test_a_kernel_that_does_not_know_the_shapes_is_left_out_without_a_word():
     def unable():
         warnings.warn("kernel not used", stacklevel=1)
         raise RuntimeError("no available kernel")
 
-    monkeypatch.setattr(kernels, "_milliseconds", lambda run, _: run())
-    found = kernels.contest("attention", {"able": lambda: 1.0, "unable": unable}, torch.device("cuda"))
+    runs = {"able": lambda: 1.0, "unable": unable}
+    found = kernels.contest("attention", runs, torch.device("cuda"), timer=lambda run, *_: run())
     assert found.milliseconds == {"able": 1.0}
 
 
@@ -132,22 +132,27 @@ def test_attention_is_the_quickest_or_the_same_every_time(monkeypatch, determini
     real, times = torch.randn, {"cudnn": 1.0, "efficient": 2.0, "flash": 3.0}
     monkeypatch.setattr(kernels.torch, "randn", lambda *shape, **_: real(*shape))
     monkeypatch.setattr(kernels, "_both_passes", lambda attend, *_: lambda: attend.kernels[0])
-    monkeypatch.setattr(kernels, "_milliseconds", lambda run, _: times[run()])
     plan = Plan(device="cuda", precision="bf16", batch_rows=2, microbatch_rows=2, deterministic=deterministic)
-    found = kernels.choose_attention(small_spec(), plan, torch.device("cuda"), dtype=torch.bfloat16)
-    assert found is not None
-    assert found.winner == winner
+    found = kernels.measure_attention(
+        small_spec(), plan, torch.device("cuda"), dtype=torch.bfloat16, timer=lambda run, *_: times[run()]
+    )
+    assert next(iter(found["attention"])) == winner
+
+
+def never(*_):
+    pytest.fail("nothing is to be measured")
 
 
 def test_maps_that_the_tensor_cores_cannot_cut_stay_as_they_are():
     spec = small_spec(width=64, hidden=96, sequence_length=32)
     plan = Plan(device="cpu", precision="fp8", batch_rows=2, microbatch_rows=2, sequence_length=32)
     model = build(spec, seed=0)
-    assert not list(choose_8_bits(model, plan)), "nothing to measure on a CPU"
+    assert not kernels.measure_8_bits(model, plan, torch.device("cpu"), timer=never), "nothing to measure on a CPU"
+    assert not list(choose_8_bits(model, plan, {}))
     block = next(iter(model.blocks.values()))
     assert block.mlp.down.product is fp8.product
     odd = build(small_spec(width=36, heads=3, sequence_length=32), seed=0)
-    list(choose_8_bits(odd, plan))
+    list(choose_8_bits(odd, plan, {}))
     assert next(iter(odd.blocks.values())).attention.qkv.product is torch.nn.functional.linear
 
 
@@ -156,10 +161,12 @@ def test_maps_that_the_tensor_cores_cannot_cut_stay_as_they_are():
 def test_products_are_made_the_quickest_way_unless_all_are_wanted_in_8_bits(monkeypatch, setting, measured, winner):
     """On a GPU that finds one way quickest for all of them."""
     found = Contest(what="", milliseconds={winner: 1.0, "another": 2.0})
-    monkeypatch.setattr(kernels, "_product_contest", lambda *_, **__: found)
+    monkeypatch.setattr(kernels, "_matmul_contest", lambda *_, **__: found)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     model = build(small_spec(width=64, hidden=192, sequence_length=32), seed=0)
     plan = Plan(device="cuda", precision="fp8", batch_rows=2, microbatch_rows=2, sequence_length=32, **setting)
-    assert len(list(choose_8_bits(model, plan))) == measured
+    times = kernels.measure_8_bits(model, plan, torch.device("cpu"), timer=never)
+    assert len(times) == len(list(choose_8_bits(model, plan, times))) == measured
     made = {module.product for module in kernels.maps_of(model).values()}
     ways = {"bf16": torch.nn.functional.linear, "fp8": fp8.product, "fp8 by rows": fp8.product_by_rows}
     assert made == {ways[winner] if measured else fp8.product}

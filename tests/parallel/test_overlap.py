@@ -1,23 +1,28 @@
-"""An optimizer on the host works while the backward pass goes on, and takes the steps of one on the device, bit for
-bit, under every plan of data ranks."""
+"""What overlaps: an optimizer on the host works while the backward pass goes on, and takes the steps of one on the
+device, bit for bit, under every plan of data ranks; gradients of a pipeline are reduced as its stages end."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from ropewalk.load.batch import Batch
 from ropewalk.model.decoder import build
 from ropewalk.parallel.apply import apply, local
+from ropewalk.parallel.cut import whole_cut
 from ropewalk.parallel.executor import Points
 from ropewalk.parallel.mesh import Mesh
+from ropewalk.parallel.replicas import Replicas
+from ropewalk.parallel.shards import Shards
 from ropewalk.plan.plan import Plan
 from ropewalk.train.config import Optimizer, OptimizerKind
 from ropewalk.train.optimizer import make_optimizer
@@ -68,7 +73,8 @@ def trained(rank: int, each: Case, clip_norm: float) -> tuple[dict[str, np.ndarr
     def state() -> dict[str, Tensor]:
         found = {f"weight/{name}": part for name, part in local(executor.model_state()).items()}
         if each.plan.zero < 3:  # else they are there when they are used
-            found |= {f"whole/{name}": weight.detach() for name, weight in executor.model.named_parameters()}
+            with executor._data.whole():  # type: ignore[attr-defined]
+                found |= {f"whole/{name}": weight.detach() for name, weight in executor.model.named_parameters()}
         return {name: tensor.clone() for name, tensor in (found | local(executor.optimizer_state())).items()}
 
     changed = 0.0
@@ -188,3 +194,173 @@ def test_gradients_that_others_change_are_waited_for() -> None:
         found.append(local(executor.optimizer_state()))
     for name, moment in found[0].items():
         assert torch.equal(moment, found[1][name]), name
+
+
+@contextlib.contextmanager
+def collectives(events: list[str]) -> Iterator[None]:
+    """In the block `events` gets the kind of each collective that torch.distributed is given, and of its end; losses
+    and norms, of a number or two, are left out."""
+    kinds = {
+        "all_reduce": ("all_reduce",),
+        "all_gather": ("all_gather_single", "all_gather_into_tensor"),
+        "reduce_scatter": ("reduce_scatter_single", "reduce_scatter_tensor"),
+    }
+    counts = dict.fromkeys(kinds, 0)
+
+    class Watched:
+        def __init__(self, name: str, work: Any) -> None:
+            self._name, self._work = name, work
+
+        def wait(self) -> None:
+            self._work.wait()
+            events.append(f"{self._name} waited for")
+
+    def watching(kind: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*tensors: Any, **options: Any) -> Any:
+            if tensors[0].numel() <= 4:
+                return original(*tensors, **options)
+            name = f"{kind} {counts[kind]}"
+            counts[kind] += 1
+            events.append(f"{name} begins")
+            return Watched(name, original(*tensors, **options))
+
+        return call
+
+    with pytest.MonkeyPatch.context() as patch:
+        for kind, names in kinds.items():
+            name = next(name for name in names if hasattr(dist, name))
+            patch.setattr(dist, name, watching(kind, getattr(dist, name)))
+        yield
+
+
+def reductions(events: list[str]) -> int:
+    return sum(event.endswith("begins") and "reduce" in event for event in events)
+
+
+def two_stages(rank: int, kinds: list[str]) -> list[tuple[list[int], bool]]:
+    """Two stages of a pipeline on one rank, two microbatches, the second stage first; the weights of the first stage
+    get the gradients of their last microbatch without autograd. For each kind of data ranks, (reductions that have
+    begun before any stage ends, when the second has ended, when both have, when the step has), and whether the
+    gradients are those of all ranks and microbatches."""
+    return [_two_stages(rank, kind) for kind in kinds]
+
+
+def _two_stages(rank: int, kind: str) -> tuple[list[int], bool]:
+    zero = int(kind[-1]) if kind[-1].isdigit() else 0
+    mesh = Mesh(case("", **({"shard": 2, "zero": zero} if zero else {"replicate": 2})).plan, rank)
+    torch.manual_seed(0)
+    model = nn.ModuleDict({name: nn.Linear(6, 6).double() for name in ("first", "second")})
+    weights = dict(model.named_parameters())
+    before = {name: weight.detach().clone() for name, weight in weights.items()}
+    cuts = {name: whole_cut(weight.shape) for name, weight in weights.items()}
+    size = 6 * 7 * 8  # a bucket for each stage
+    data: Replicas | Shards
+    if zero:
+        data = Shards(
+            weights,
+            cuts,
+            mesh.group("shard"),
+            mesh.group("replicate"),
+            stage=zero,
+            fusion_bytes=size,
+            trained=weights.keys(),
+            modules=dict(model.items()),
+            masters=torch.float64,
+            narrow={},
+            held=True,
+        )
+    else:
+        data = Replicas(weights, weights, cuts, mesh.group("replicate"), trained=weights.keys(), fusion_bytes=size)
+    x = torch.randn(2, 2, 3, 6, dtype=torch.float64)  # ranks, microbatches
+    events: list[str] = []
+
+    def names(stage: str) -> list[str]:
+        return [name for name in weights if name.startswith(stage)]
+
+    def loss(stage: str, microbatch: int) -> Tensor:
+        return model[stage](x[rank, microbatch]).square().sum()
+
+    with collectives(events):
+        data.begin()
+        with data.microbatch(last=False):
+            loss("second", 0).backward()
+            loss("first", 0).backward()
+            seen = [reductions(events)]
+            data.last_backward(names("second"))
+            loss("second", 1).backward()
+            seen.append(reductions(events))
+            data.last_backward(names("first"))
+            last = torch.autograd.grad(loss("first", 1), [weights[name] for name in names("first")])
+            for name, gradient in zip(names("first"), last, strict=True):
+                weights[name].grad += gradient  # type: ignore[operator]
+            data.complete(names("first"))
+            seen.append(reductions(events))
+        found = data.finish()
+        seen.append(reductions(events))
+    for name, weight in before.items():
+        before[name] = weight.requires_grad_()
+    total = sum(
+        torch.nn.functional.linear(x, before[f"{stage}.weight"], before[f"{stage}.bias"]).square().sum()
+        for stage in ("first", "second")
+    )
+    expected = dict(zip(before, torch.autograd.grad(total, list(before.values())), strict=True))  # type: ignore[call-overload]
+    return seen, all(torch.allclose(found[name], data.cuts[name].take(expected[name])) for name in expected)
+
+
+def test_gradients_of_a_pipeline_are_reduced_as_its_stages_end() -> None:
+    kinds = ["replicas", "ZeRO-1", "ZeRO-2", "ZeRO-3"]
+    for found in POOL.run(two_stages, kinds, world=2):
+        for kind, (seen, right) in zip(kinds, found, strict=True):
+            assert seen == [0, 1, 2, 2], kind
+            assert right, kind
+
+
+def sharded(rank: int, plan: Plan) -> tuple[list[str], bool]:
+    """(the collectives of two steps and the forward passes of blocks between them, in order, and whether all weights
+    are there when the model is scored)."""
+    spec, mesh, events = MODELS["deep"], Mesh(plan, rank), list[str]()
+    executor = apply(
+        plan,
+        build(spec, seed=1),
+        mesh,
+        lambda named, cuts: make_optimizer(named, Optimizer(), spec=spec, cuts=cuts),
+    )
+    for name, block in executor.model.blocks.items():
+        block.register_forward_pre_hook(lambda *_, name=name: events.append(f"block {name}"))
+    batch = batches(spec, 1)[0]
+    with collectives(events):
+        for _ in range(2):
+            executor.step(batch.strided(mesh.data.rank, mesh.data.size), lr=1e-2)
+            events.append("end of step")
+        executor.score(batch)
+    whole = {name: part.cut.gather(part.local) for name, part in executor.model_state().items()}
+    there = plan.zero == 3 or all(torch.equal(w, whole[name]) for name, w in executor.model.named_parameters())
+    return events, there
+
+
+def test_replicas_add_up_a_unit_while_the_next_one_is_reduced() -> None:
+    """HSDP: nobody waits for the sum over replicas as soon as it begins."""
+    plan = case("", "deep", replicate=2, shard=2, zero=3, microbatch_rows=2).plan
+    for events, _ in POOL.run(sharded, plan, world=4):
+        units = MODELS["deep"].layers + 1
+        for unit in range(units - 1):
+            begins = events.index(f"all_reduce {unit} begins")
+            following = events.index(f"reduce_scatter {unit + 1} begins")
+            assert events.index(f"reduce_scatter {unit} waited for") < begins < following
+            assert following < events.index(f"all_reduce {unit} waited for")
+
+
+@pytest.mark.parametrize("zero", [1, 2])
+def test_updated_weights_are_gathered_before_their_next_use(zero: int) -> None:
+    plan = case("", "deep", shard=2, zero=zero, microbatch_rows=4, fusion_bytes=SMALL).plan
+    for events, there in POOL.run(sharded, plan, world=2):
+        assert there
+        ends = [place for place, event in enumerate(events) if event == "end of step"]
+        first, second = events[: ends[0]], events[ends[0] : ends[1]]
+        assert any("all_gather" in event and "begins" in event for event in first), "the first begin after the update"
+        assert not any("all_gather" in event and "waited" in event for event in first), "nobody waits after the update"
+        last = second.index("block 3")
+        waits = [place for place, event in enumerate(second) if "all_gather" in event and "waited" in event]
+        assert waits, "the weights are those of the update"
+        assert any(second.index("block 0") < place < last for place in waits), "blocks wait for their own weights only"
+        assert max(waits) < last

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 
 import pytest
 import torch
@@ -13,8 +14,8 @@ from ropewalk.model import products
 from ropewalk.model.decoder import build
 from ropewalk.model.kernels.cublas import Problem
 from ropewalk.model.loss import weighted_loss
-from ropewalk.parallel import apply as applying
-from ropewalk.parallel import kernels, tuning
+from ropewalk.parallel import kernels, selection, tuning
+from ropewalk.parallel.apply import apply
 from ropewalk.parallel.kernels import Contest, maps_of
 from ropewalk.parallel.tuning import Known
 from ropewalk.plan.plan import Plan
@@ -78,8 +79,17 @@ def test_a_cpu_and_a_deterministic_plan_keep_the_products_of_torch():
     model = build(small_spec(), seed=0)
     sizes = {"precision": "bf16-pure", "batch_rows": 1, "microbatch_rows": 1}
     for plan in (Plan(device="cpu", **sizes), Plan(device="cuda", deterministic=True, **sizes)):
-        assert not list(tuning.tune_products(model, plan, dtype=torch.bfloat16))
+        assert not tuned(model, plan, dtype=torch.bfloat16)
     assert all(module.product is F.linear for module in maps_of(model).values())
+
+
+def tuned(model, plan, *, dtype=torch.float32, budget=math.inf, **settings):
+    """What is measured for a model and given to it."""
+    device = next(model.parameters()).device
+    found = tuning.measure_products(
+        [model], plan, device=device, dtype=dtype, budget=budget, timer=kernels.gpu_milliseconds, **settings
+    )
+    return list(tuning.tune_products(model, plan, device=device, dtype=dtype, times=found))
 
 
 class ByTorch:
@@ -109,7 +119,7 @@ USED: list[str] = []
 def by_torch(monkeypatch, tmp_path):
     """Lets products be tuned on a CPU; the second proposal is the quickest, but for two parts where these are tried."""
 
-    def contest(what, runs, device, *, beside):
+    def contest(what, runs, device, *, beside, timer):
         assert beside in runs
         for run in runs.values():
             run()
@@ -146,15 +156,15 @@ def test_a_tuned_model_uses_what_was_found_and_computes_the_same(by_torch, monke
         monkeypatch.setattr(tuning, "_processors", lambda device: 7)
     spec = small_spec(width=32, hidden=64, heads=2, sequence_length=16, vocabulary=64, **changes)
     plan = Plan(device="cuda", precision="bf16-pure", batch_rows=2, microbatch_rows=2)
-    tuned, plain = (build(spec, seed=0) for _ in range(2))
+    model, plain = (build(spec, seed=0) for _ in range(2))
     told = []
-    kind = {"dtype": torch.float32, "before": [lambda: told.append("measuring")]}
-    contests = list(tuning.tune_products(tuned, plan, **kind))
+    kind = {"before": [lambda: told.append("measuring")]}
+    contests = tuned(model, plan, **kind)
     assert told == ["measuring"]
     assert set(USED) == {"first", "second"}
-    assert all(module.bare and module.product is products.product for module in maps_of(tuned).values())
+    assert all(module.bare and module.product is products.product for module in maps_of(model).values())
     USED.clear()
-    found, expected = trained_gradients(tuned, spec), trained_gradients(plain, spec)
+    found, expected = trained_gradients(model, spec), trained_gradients(plain, spec)
     torch.testing.assert_close(found, expected)
     # Three products of each of four maps in both layers, of which biases and the residual are no others here.
     assert USED.count("second") >= 3 * 4 * 2 * (2 if in_two else 1)
@@ -165,8 +175,8 @@ def test_a_tuned_model_uses_what_was_found_and_computes_the_same(by_torch, monke
         pytest.fail("what is known is not measured")
 
     monkeypatch.setattr(tuning, "settled_contest", again)
-    assert list(tuning.tune_products(build(spec, seed=0), plan, **kind)) == contests
-    assert list(tuning.tune_products(build(spec, seed=0), plan, **kind, measures=False)) == contests
+    assert tuned(build(spec, seed=0), plan, **kind) == contests
+    assert tuned(build(spec, seed=0), plan, **kind, budget=0.0) == contests
     assert told == ["measuring"]
 
 
@@ -174,7 +184,7 @@ def test_who_only_scores_measures_nothing(by_torch):
     spec = small_spec(width=32, hidden=64, heads=2, sequence_length=16, vocabulary=64)
     plan = Plan(device="cpu", precision="bf16-pure", batch_rows=2, microbatch_rows=2)
     model = build(spec, seed=0)
-    assert not list(tuning.tune_products(model, plan, dtype=torch.float32, measures=False))
+    assert not tuned(model, plan, budget=0.0)
     assert all(module.product is F.linear for module in maps_of(model).values())
     assert not USED
 
@@ -182,20 +192,45 @@ def test_who_only_scores_measures_nothing(by_torch):
 def test_nothing_is_joined_to_the_products_of_adapted_maps(by_torch):
     model = build(dataclasses.replace(small_spec(width=32, hidden=64, heads=2), lora_rank=2), seed=0)
     plan = Plan(device="cuda", precision="bf16-pure", batch_rows=2, microbatch_rows=2)
-    list(tuning.tune_products(model, plan, dtype=torch.float32))
+    tuned(model, plan)
     adapted = [module for module in maps_of(model).values() if module.lora_a is not None]
     assert adapted
     assert all(module.product is products.product and not module.bare for module in adapted)
 
 
 def test_an_executor_without_an_optimizer_only_scores(monkeypatch):
-    measured = []
-    monkeypatch.setattr(applying, "tune_products", lambda *_, measures, **__: measured.append(measures) or [])
+    budgets = []
+    monkeypatch.setattr(selection, "measure_products", lambda *_, budget, **__: budgets.append(budget) or {})
     spec = small_spec()
-    plan = Plan(device="cpu", precision="fp32", batch_rows=1, microbatch_rows=1)
+    plan = Plan(device="cuda", precision="fp32", batch_rows=1, microbatch_rows=1)
     for make in (None, lambda parameters, _: make_optimizer(parameters, Optimizer(), spec=spec)):
-        applying.apply(plan, build(spec, seed=0), None, make)
-    assert measured == [False, True]
+        apply(plan, build(spec, seed=0), None, make, run_s=600.0)
+    assert budgets == [0.0, tuning.budget_s(plan, 600.0)]
+    assert budgets[1] > 0
+
+
+def test_a_run_measures_for_no_longer_than_half_of_what_it_can_gain():
+    plan = Plan(device="cuda", precision="bf16", batch_rows=1, microbatch_rows=1)
+    seconds = [tuning.budget_s(plan, run_s) for run_s in (0.0, 60.0, 420.0, 1e6, math.inf)]
+    assert seconds == [0.0, 0.0, pytest.approx(4.2), tuning.MOST_S, tuning.MOST_S]
+    assert tuning.budget_s(dataclasses.replace(plan, tuning="on"), 0.0) == math.inf
+    assert tuning.budget_s(dataclasses.replace(plan, tuning="off"), math.inf) == 0.0
+
+
+def test_when_time_is_over_the_smallest_matmuls_are_left_to_torch_and_to_the_next_run(by_torch):
+    spec = small_spec(width=32, hidden=64, heads=2, sequence_length=16, vocabulary=64)
+    plan = Plan(device="cuda", precision="bf16-pure", batch_rows=2, microbatch_rows=2)
+    clock, told = iter(range(100)), []
+    settings = {"budget": 4.5, "clock": lambda: next(clock), "after": [told.append]}
+    first = tuned(build(spec, seed=0), plan, **settings)
+    assert told[0].left_out > 0
+    assert "a run this short" in told[0].reason()
+    problems = list(tuning._problems(build(spec, seed=0), plan, torch.float32))
+    weights = {what: count * it.n * it.k * it.m for what, it, count in problems}
+    measured = {each.what for each in first}
+    assert min(weights[what] for what in measured) >= max(weights[what] for what in weights.keys() - measured)
+    second = tuned(build(spec, seed=0), plan, **settings)
+    assert told[1].known == told[0].measured == len(first) < len(second)
 
 
 @pytest.mark.parametrize(
@@ -225,11 +260,11 @@ def test_tuned_maps_have_the_products_of_torch(monkeypatch, tmp_path):
     spec = small_spec(width=64, hidden=128, sequence_length=32, vocabulary=64, bias=True)
     model = build(spec, seed=0, device="cuda", dtype=torch.bfloat16)
     plan = Plan(device="cuda", precision="bf16-pure", batch_rows=4, microbatch_rows=4)
-    contests = list(tuning.tune_products(model, plan, dtype=torch.bfloat16))
+    contests = tuned(model, plan, dtype=torch.bfloat16)
     assert {each.what.split(",")[0] for each in contests} >= {"attention.qkv", "mlp.up", "mlp.down", "head"}
     assert all("torch" in each.milliseconds for each in contests)
     again = build(spec, seed=0, device="cuda", dtype=torch.bfloat16)
-    assert list(tuning.tune_products(again, plan, dtype=torch.bfloat16)) == contests, "known by now"
+    assert tuned(again, plan, dtype=torch.bfloat16, budget=0.0) == contests, "known by now"
     x = torch.randn(4, 32, 64, dtype=torch.bfloat16, device="cuda").requires_grad_()
     for module in maps_of(model).values():
         if module.weight.shape[1] != 64:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from ropewalk.load.batch import Batch
@@ -25,7 +26,7 @@ from ropewalk.parallel.mesh import Mesh
 from ropewalk.train.config import Optimizer, OptimizerKind
 from ropewalk.train.optimizer import make_optimizer
 from tests.parallel.plans import MODELS, ROWS, Case
-from tests.parallel.pool import POOL
+from tests.parallel.pool import POOL, Pool
 
 STEPS, RATE, CLIP, SEED = 3, 1e-2, 0.5, 3
 LIMITS = {"loss": 1e-12, "norm": 1e-12, "gradients": 1e-13, "weights": 1e-10, "moments": 1e-10, "scores": 1e-12}
@@ -86,10 +87,10 @@ def train(rank: int, case: Case, state: tuple[Arrays, Arrays] | None = None) -> 
         losses.append(float(result.loss))
         norms.append(float(result.grad_norm))
     cuts = {name: part.cut for name, part in executor.model_state().items()}
-    gradients = {name: cuts[name].gather(gradient).numpy() for name, gradient in first.items() if name in cuts}
+    gradients = gathered({name: Part(gradient, cuts[name]) for name, gradient in first.items() if name in cuts})
     scores = executor.score(batches(case.spec, 1)[0]).log_probabilities
     weights, moments = gathered(executor.model_state()), gathered(executor.optimizer_state())
-    outcome = Outcome(losses, norms, gradients, weights, moments, scores.numpy().copy())
+    outcome = Outcome(losses, norms, gradients, weights, moments, scores.cpu().numpy().copy())
     if state:
         executor.load_state(*({name: torch.from_numpy(array) for name, array in part.items()} for part in state))
         again = gathered(executor.model_state()), gathered(executor.optimizer_state())
@@ -111,7 +112,7 @@ def start(case: Case, mesh: Mesh) -> tuple[Executor, dict[str, Tensor]]:
 
     executor = apply(
         case.plan,
-        build(case.spec, seed=1, dtype=torch.float64),
+        build(case.spec, seed=1, dtype=torch.float64).to(case.plan.device),
         mesh,
         functools.partial(_optimizer, case.optimizer, case.spec),
         trained=case.trained,
@@ -124,7 +125,13 @@ def start(case: Case, mesh: Mesh) -> tuple[Executor, dict[str, Tensor]]:
 
 def gathered(parts: Mapping[str, Part]) -> Arrays:
     """The whole tensors; all ranks must call."""
-    return {name: part.cut.gather(part.local).numpy().copy() for name, part in parts.items()}
+    return {name: part.cut.gather(_on_device(part)).cpu().numpy().copy() for name, part in parts.items()}
+
+
+def _on_device(part: Part) -> Tensor:
+    """What a rank holds, where its groups communicate: the state of an offloaded optimizer is on the host."""
+    communicates = any(slicing.group.size > 1 for slicing in part.cut.slicings)
+    return part.local.cuda() if communicates and dist.get_backend() == "nccl" else part.local
 
 
 def by_hand(rank: int, model: str, kind: OptimizerKind, trained: list[str] | None) -> Outcome:
@@ -172,9 +179,10 @@ def _optimizer(
 
 
 class Proof:
-    """Runs cases in the pool; remembers references, and the state that each model was last left in."""
+    """Runs cases in a pool; remembers references, and the state that each model was last left in."""
 
-    def __init__(self) -> None:
+    def __init__(self, pool: Pool = POOL) -> None:
+        self._pool = pool
         self._references: dict[tuple[str, OptimizerKind], Outcome] = {}
         self._states: dict[tuple[str, OptimizerKind], tuple[Arrays, Arrays]] = {}
 
@@ -184,7 +192,7 @@ class Proof:
         key = (case.model, case.optimizer)
         reference = self.reference(case)
         state = self._states.get(key, (reference.weights, reference.moments))
-        ranks = POOL.run(train, case, state, world=case.plan.world)
+        ranks = self._pool.run(train, case, state, world=case.plan.world)
         found = compare(ranks, reference)
         found["changed"] = sum(not rank.identical for rank in ranks)
         self._states[key] = _joined(ranks, "weights"), _joined(ranks, "moments")
@@ -193,7 +201,7 @@ class Proof:
     def reference(self, case: Case) -> Outcome:
         key = (case.model, case.optimizer)
         if key not in self._references:
-            (self._references[key],) = POOL.run(by_hand, *key, case.trained, world=1)
+            (self._references[key],) = self._pool.run(by_hand, *key, case.trained, world=1)
         return self._references[key]
 
 

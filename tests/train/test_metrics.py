@@ -8,35 +8,30 @@ from typing import Any
 import pytest
 import torch
 
-from ropewalk.base import clock
 from ropewalk.parallel.comm import Traffic
 from ropewalk.parallel.executor import StepResult
-from ropewalk.train import metrics
 from ropewalk.train.metrics import Meter, all_finite, line
 from ropewalk.train.peak import peak_flops
 
 
 class Clock:
-    """Stands for the module `time`; moves only when told."""
+    """Moves only when told."""
 
     def __init__(self) -> None:
         self.now = 100.0
 
-    def perf_counter(self) -> float:
+    def __call__(self) -> float:
         return self.now
 
 
 @pytest.fixture
-def time(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    stub = Clock()
-    monkeypatch.setattr(metrics, "time", stub)
-    monkeypatch.setattr(clock, "time", stub)
-    return stub
+def time() -> Clock:
+    return Clock()
 
 
-def meter(**changes: Any) -> Meter:
+def meter(time: Clock, **changes: Any) -> Meter:
     settings = {"peak_flops": 24_000.0, **changes}
-    return Meter(torch.device("cpu"), **settings)
+    return Meter(torch.device("cpu"), clock=time, **settings)
 
 
 def result(loss: float, *, norm: float = 1.0, skipped: float = 0.0) -> StepResult:
@@ -53,7 +48,7 @@ def take_steps(meter: Meter, time: Clock, losses: list[float]) -> None:
 
 def test_means_run_over_the_interval(time: Clock) -> None:
     traffic = Traffic()
-    here = meter(traffic=traffic)
+    here = meter(time, traffic=traffic)
     take_steps(here, time, [4.0, 3.0, 2.0, 1.0])
     traffic.add("replicas", "all_reduce", 1000)
     traffic.waited_s += 0.8
@@ -82,7 +77,7 @@ def test_means_run_over_the_interval(time: Clock) -> None:
 
 
 def test_an_interval_knows_nothing_of_the_one_before(time: Clock) -> None:
-    here = meter(peak_flops=None)
+    here = meter(time, peak_flops=None)
     take_steps(here, time, [100.0, 100.0])
     here.read(2, tokens=2000, lr=1.0)
     take_steps(here, time, [7.0])
@@ -92,7 +87,7 @@ def test_an_interval_knows_nothing_of_the_one_before(time: Clock) -> None:
 
 
 def test_pauses_and_what_came_before_the_start_do_not_count(time: Clock) -> None:
-    here = meter()
+    here = meter(time)
     time.now += 1000
     here.restart()
     take_steps(here, time, [1.0])
@@ -103,7 +98,7 @@ def test_pauses_and_what_came_before_the_start_do_not_count(time: Clock) -> None
 
 
 def test_the_line_is_aligned_and_leaves_out_an_unknown_mfu(time: Clock) -> None:
-    here = meter()
+    here = meter(time)
     take_steps(here, time, [2.0])
     record = here.read(7, tokens=7000, lr=3e-4)
     text = line(record, steps=1000)
@@ -126,7 +121,7 @@ def test_the_measured_peak_of_a_cpu_is_that_of_a_cpu() -> None:
 
 
 def test_a_loss_that_is_not_finite_does_not_hide_the_others(time: Clock) -> None:
-    here = meter()
+    here = meter(time)
     take_steps(here, time, [2.0, float("nan"), 4.0])
     assert here.read(3, tokens=3000, lr=1.0)["loss"] == 3.0
     take_steps(here, time, [float("inf")])
@@ -134,7 +129,7 @@ def test_a_loss_that_is_not_finite_does_not_hide_the_others(time: Clock) -> None
 
 
 def test_anomalies_are_told_once_in_order(time: Clock) -> None:
-    here = meter()
+    here = meter(time)
     take_steps(here, time, [1.0, 1.0, 1.0])
     assert here.take_anomalies() == [0, 1, 0]
     assert here.take_anomalies() == []

@@ -1,0 +1,157 @@
+"""Loss curves of twelve plans beside those of one device: 200 steps in `bf16-pure`, compiled where that is possible.
+
+`python -m tests.parallel.curves` on a machine with a GPU. In bfloat16 no two ways to compute a step have the same bits.
+What chance makes of the loss is measured by runs of one device that differ in nothing but their microbatches; a plan
+must lie within three standard deviations of their mean. `--backend gloo --steps 3` tries the script on a CPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import functools
+import json
+import math
+import os
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from ropewalk.load.batch import Batch
+from ropewalk.model.decoder import build
+from ropewalk.model.spec import Spec
+from ropewalk.parallel.apply import apply
+from ropewalk.parallel.mesh import Mesh
+from ropewalk.plan.layout import compile_problems
+from ropewalk.plan.plan import Plan
+from ropewalk.train.config import Optimizer
+from ropewalk.train.optimizer import make_optimizer
+from tests.parallel.pool import NCCL, POOL
+from tests.tiny import small_spec
+
+ROWS, LENGTH, LAST = 32, 128, 20
+PLANS: dict[str, dict[str, Any]] = {
+    "replicate 2": {"replicate": 2},
+    "ZeRO-1 over 2": {"shard": 2, "zero": 1},
+    "ZeRO-2 over 2": {"shard": 2, "zero": 2},
+    "ZeRO-3 over 2": {"shard": 2, "zero": 3},
+    "ZeRO-3 over 4": {"shard": 4, "zero": 3},
+    "replicate 2 x ZeRO-3 over 2": {"replicate": 2, "shard": 2, "zero": 3},
+    "tensor 2": {"tensor": 2},
+    "tensor 2 with sequence": {"tensor": 2, "sequence": True},
+    "ring 2": {"context": 2},
+    "pipeline 2, 1F1B": {"pipeline": 2},
+    "pipeline 2, zero-bubble": {"pipeline": 2, "schedule": "zero-bubble"},
+    "pipeline 2 x ZeRO-1 over 2 x tensor 2": {"pipeline": 2, "shard": 2, "zero": 1, "tensor": 2, "sequence": True},
+}
+ALONE = {f"one device, microbatches of {rows}": {"microbatch_rows": rows} for rows in (2, 4, 8, 16, 32)}
+
+
+def spec_of(width: int) -> Spec:
+    return small_spec(vocabulary=256, sequence_length=LENGTH, layers=4, width=width, hidden=4 * width)
+
+
+def plan_of(settings: dict[str, Any], *, device: str) -> Plan:
+    plan = Plan(
+        **{
+            "device": device,
+            "precision": "bf16-pure",
+            "batch_rows": ROWS,
+            "microbatch_rows": 4,
+            "sequence_length": LENGTH,
+            **settings,
+        }
+    )
+    stages = plan.pipeline * plan.chunks
+    if stages > 1:
+        each = 4 // stages
+        plan = dataclasses.replace(plan, stages=tuple(tuple(range(s * each, (s + 1) * each)) for s in range(stages)))
+    return dataclasses.replace(plan, compile=device == "cuda" and not any(compile_problems(plan)))
+
+
+def text() -> torch.Tensor:
+    """Bytes of the standard library's modules."""
+    found = bytearray()
+    for path in sorted(Path(os.__file__).parent.glob("*.py")):
+        found += path.read_bytes()
+        if len(found) > 2 << 20:
+            break
+    return torch.frombuffer(found, dtype=torch.uint8).long()
+
+
+def losses(rank: int, plan: Plan, width: int, steps: int) -> list[float]:
+    """A rank's job: the loss of every step."""
+    spec, mesh, tokens = spec_of(width), Mesh(plan, rank), text()
+    executor = apply(
+        plan,
+        build(spec, seed=1).to(plan.device),
+        mesh,
+        functools.partial(_optimizer, spec),
+        clip_norm=1.0,
+        seed=3,
+    )
+    found = []
+    for step in range(steps):
+        draw = torch.Generator().manual_seed(step)
+        starts = torch.randint(0, len(tokens) - LENGTH - 1, (ROWS, 1), generator=draw)
+        rows = tokens[starts + torch.arange(LENGTH + 1)]
+        shape = (ROWS, LENGTH)
+        batch = Batch(
+            tokens=rows[:, :-1],
+            targets=rows[:, 1:],
+            weight=torch.ones(shape),
+            positions=torch.arange(LENGTH).expand(shape),
+            documents=torch.zeros(shape, dtype=torch.int32),
+        )
+        rate = 1e-3 * min(1.0, (step + 1) / 20)
+        found.append(executor.step(batch.strided(mesh.data.rank, mesh.data.size), lr=rate).loss)
+    return torch.stack(found).tolist()
+
+
+def _optimizer(spec: Spec, parameters: dict[str, nn.Parameter], cuts: Any) -> torch.optim.Optimizer:
+    return make_optimizer(parameters, Optimizer(kind="adamw"), spec=spec, cuts=cuts)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--backend", choices=("nccl", "gloo"), default="nccl")
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--width", type=int, default=256)
+    asked = parser.parse_args()
+    pool, device = (NCCL, "cuda") if asked.backend == "nccl" else (POOL, "cpu")
+    ends: dict[str, float] = {}
+    compiled: dict[str, bool] = {}
+    for name, settings in (ALONE | PLANS).items():
+        plan, began = plan_of(settings, device=device), time.monotonic()
+        try:
+            curve = pool.run(losses, plan, asked.width, asked.steps, world=plan.world, timeout_s=240)[0]
+        except AssertionError as error:
+            print(f"{name}: FAILED: {error}", file=sys.stderr, flush=True)
+            curve = [float("nan")]
+        ends[name], compiled[name] = statistics.fmean(curve[-LAST:]), plan.compile
+        at = curve[min(len(curve), 20) - 1]
+        seconds = time.monotonic() - began
+        print(f"{name}: {ends[name]:.4f} (step 20: {at:.4f}, {seconds:.0f} s)", file=sys.stderr, flush=True)
+    alone = [ends[name] for name in ALONE]
+    assert not any(math.isnan(end) for end in alone), "one device failed"
+    mean, deviation = statistics.fmean(alone), statistics.stdev(alone)
+    print(
+        f"| plan | ranks | compiled | mean loss of the last {LAST} of {asked.steps} steps | standard deviations away |"
+    )
+    print("|---|---|---|---|---|")
+    away = {name: (ends[name] - mean) / deviation if deviation else 0.0 for name in ends}
+    for name, settings in (ALONE | PLANS).items():
+        world = plan_of(settings, device=device).world
+        print(f"| {name} | {world} | {'yes' if compiled[name] else 'no'} | {ends[name]:.4f} | {away[name]:+.1f} |")
+    within = all(abs(away[name]) <= 3 for name in PLANS)
+    print(json.dumps({"mean": mean, "deviation": deviation, "ends": ends, "away": away, "within": within}))
+    sys.exit(0 if within else 1)
+
+
+if __name__ == "__main__":
+    main()

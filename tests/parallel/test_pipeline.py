@@ -1,0 +1,130 @@
+"""What a pipeline holds and when it communicates, measured: tensors alive, and the order in which collectives start."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ropewalk.parallel.mesh import Mesh
+from ropewalk.parallel.pipeline import Pipeline, run_forward
+from ropewalk.plan.plan import Plan
+from ropewalk.plan.schedules import Shape, make_schedule, peak_live
+from tests.parallel.curves import losses, plan_of
+from tests.parallel.plans import Case, case
+from tests.parallel.pool import POOL
+from tests.parallel.worlds import RATE, batches, start
+
+pytestmark = pytest.mark.xdist_group("pool")
+
+MESSAGE_BYTES = 64 << 10
+
+
+class Scaling:
+    """Stages that multiply their input by a weight; the loss is the mean."""
+
+    def __init__(self, stages: int) -> None:
+        self._stages = stages
+        self.weight = torch.full((), 0.5, requires_grad=True)
+
+    def forward(self, stage: int, microbatch: int, x: Tensor | None) -> Tensor:
+        y = (self.like(microbatch).fill_(1.0) if x is None else x) * self.weight
+        return y if stage < self._stages - 1 else y.mean()
+
+    def like(self, microbatch: int) -> Tensor:
+        return torch.empty(MESSAGE_BYTES // 4)
+
+    def begin_last_backward(self, stage: int) -> None: ...
+
+    def end_last_backward(self, stage: int) -> None: ...
+
+
+class Alive(TorchDispatchMode):
+    """Counts the memory blocks of a message's size that are alive, whoever holds them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._seen: dict[int, StorageWeakRef] = {}
+        self.peak = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for tensor in out if isinstance(out, tuple | list) else [out]:
+            if isinstance(tensor, Tensor) and tensor.untyped_storage().nbytes() >= MESSAGE_BYTES:
+                seen = StorageWeakRef(tensor.untyped_storage())
+                self._seen[seen.cdata] = seen
+        self._seen = {key: seen for key, seen in self._seen.items() if not seen.expired()}
+        self.peak = max(self.peak, len(self._seen))
+        return out
+
+
+def most_alive(rank: int, plan: Plan, microbatches: int) -> tuple[int, int]:
+    """The most tensors alive at once in a training step, and in forward passes alone."""
+    mesh, stages = Mesh(plan, rank), plan.pipeline * plan.chunks
+    work = Scaling(stages)
+    shape = Shape(ranks=plan.pipeline, microbatches=microbatches, chunks=plan.chunks)
+    pipeline = Pipeline(make_schedule(plan.schedule, shape), stages=stages, rank=rank, channels=mesh.channels)
+    with Alive() as trained:
+        pipeline.run(work)
+    with Alive() as scored, torch.no_grad():
+        run_forward(work, microbatches, ranks=plan.pipeline, chunks=plan.chunks, rank=rank, channels=mesh.channels)
+    return trained.peak, scored.peak
+
+
+@pytest.mark.parametrize(("schedule", "chunks"), [("1f1b", 1), ("interleaved", 2), ("gpipe", 1)])
+def test_tensors_alive_in_a_pipeline_are_those_of_its_schedule(schedule: str, chunks: int) -> None:
+    """Of each microbatch between its passes an input and an output (no output where that is the loss), and a few more
+    for what is being computed, sent and received; not what arrived long ago."""
+    plan = case("", "deep", pipeline=2, chunks=chunks, schedule=schedule).plan
+    shape = Shape(ranks=2, microbatches=64, chunks=chunks)
+    for rank, (trained, scored) in enumerate(POOL.run(most_alive, plan, 64, world=2)):
+        live = peak_live(schedule, rank=rank, shape=shape)
+        assert trained <= 2 * live + 6, rank
+        assert scored <= 7, rank
+
+
+def first_reduction(rank: int, case: Case) -> tuple[int, int]:
+    """The places of the first reduction of gradients, and of the last message of the step, among all collectives."""
+    mesh = Mesh(case.plan, rank)
+    executor, _ = start(case, mesh)
+    mesh.traffic.timeline = []
+    batch = batches(case.spec, 1)[0]
+    executor.step(batch.strided(mesh.data.rank, mesh.data.size), lr=RATE)
+    moments = sorted(mesh.traffic.timeline, key=lambda moment: moment.begin)
+    kinds = [(moment.group, moment.kind) for moment in moments]
+    reduced = [place for place, (group, kind) in enumerate(kinds) if kind in ("all_reduce", "reduce_scatter")]
+    reduced = [place for place in reduced if kinds[place][0] in ("replicate+context", "shard")]
+    sent = [place for place, kind in enumerate(kinds) if kind == ("pipeline back", "send")]
+    return reduced[0], sent[-1] if sent else len(kinds)
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        {"pipeline": 2, "replicate": 2, "fusion_bytes": 4096},
+        {"pipeline": 2, "replicate": 2, "chunks": 2, "schedule": "interleaved", "fusion_bytes": 4096},
+        {"pipeline": 2, "shard": 2, "zero": 1, "fusion_bytes": 4096},
+        {"pipeline": 2, "shard": 2, "zero": 3},
+    ],
+    ids=str,
+)
+def test_gradients_are_reduced_during_the_last_backward_pass_of_a_stage(plan: dict) -> None:
+    """A stage sends the gradient of its input when its backward pass ends; some of its weights have travelled then."""
+    ranks = POOL.run(first_reduction, case("", "deep", **plan), world=4)
+    last_stage = ranks[2:]  # of the first stage nothing is sent back
+    assert all(reduced < sent for reduced, sent in last_stage), ranks
+
+
+def bf16_losses(rank: int, plan: Plan) -> list[float]:
+    return losses(rank, plan, 32, 6)
+
+
+def test_zero_bubble_trains_bfloat16_weights_as_one_device_does() -> None:
+    """Weight gradients that are computed later reach the float32 masters."""
+    alone = POOL.run(bf16_losses, plan_of({}, device="cpu"), world=1)[0]
+    put_off = POOL.run(bf16_losses, plan_of({"pipeline": 2, "schedule": "zero-bubble"}, device="cpu"), world=2)[0]
+    assert put_off == pytest.approx(alone, abs=1e-4)

@@ -1,0 +1,153 @@
+"""Who waits for whom: stragglers are named though steps of all ranks take equally long, and copies of checkpoints are
+told of every collective."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from ropewalk.base.events import EventLog, events_path, read_events
+from ropewalk.base.progress import Silent
+from ropewalk.checkpoint.traffic import Gate
+from ropewalk.parallel.comm import Group, Traffic
+from ropewalk.parallel.executor import StepResult
+from ropewalk.train.hooks import Hook
+from ropewalk.train.loop import Trainer
+from ropewalk.train.metrics import Meter, RankWatch
+from ropewalk.train.settings import read_settings
+from tests.parallel.pool import POOL
+from tests.parallel.ranked import as_rank
+from tests.tiny import make_run
+from tests.train.test_training import documented_fields
+
+pytestmark = pytest.mark.xdist_group("pool")
+
+SLOW = 2
+COLLECTIVES = ("all_reduce", "broadcast", "all_to_all_single", "all_gather_into_tensor", "reduce_scatter_tensor")
+
+
+class Arrivals:
+    """A clock of this rank. A sum over ranks is there when the last of them has come: `all_reduce` of the ranks' times
+    moves it to that moment when it is waited for."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    @contextmanager
+    def moved_by_collectives(self) -> Iterator[None]:
+        real = dist.all_reduce
+
+        class Work:
+            def __init__(self, work: Any, x: torch.Tensor, clock: Arrivals) -> None:
+                self._work, self._x, self._clock = work, x, clock
+
+            def wait(self) -> None:
+                self._work.wait()
+                self._clock.now = self._x.item()
+
+        dist.all_reduce = lambda x, *a, **k: Work(real(x, *a, **k), x, self)
+        try:
+            yield
+        finally:
+            dist.all_reduce = real
+
+
+def watched(rank: int, run: Path) -> float:
+    """Two steps of a rank that computes for 1 s each, or 1.5 on one of them; seconds of a step."""
+    clock, zero = Arrivals(), torch.zeros(())
+    traffic = Traffic(clock=clock)
+    group = Group("data", range(4), rank, dist.group.WORLD, traffic)
+    meter = Meter(torch.device("cpu"), peak_flops=None, traffic=traffic, clock=clock)
+    with EventLog(run, rank=rank) as events, clock.moved_by_collectives():
+        watch = RankWatch(Group("control", range(4), rank, dist.group.WORLD), events=events, sigma=4.0)
+        for step in (1, 2):
+            clock.now += 1.5 if rank == SLOW else 1.0
+            group.all_reduce(torch.tensor(clock.now, dtype=torch.float64), operation="max")
+            meter.add(StepResult(zero, zero, zero, zero.int()), tokens=1, flops=1)
+            record = meter.read(step, tokens=step, lr=0.1)
+            watch.look(record)
+    return float(record["step_s"])
+
+
+def test_the_rank_that_waits_least_is_the_straggler_though_all_steps_take_equally_long(tmp_path: Path) -> None:
+    assert POOL.run(watched, tmp_path, world=4) == [1.5] * 4
+    events = list(read_events(events_path(tmp_path, rank=0)))
+    ranks = [event for event in events if event["kind"] == "ranks"]
+    assert [event["slowest_rank"] for event in ranks] == [SLOW, SLOW]
+    assert ranks[0]["exposed_s"] == [0.5, 0.5, 0.0, 0.5]
+    named = [event for event in events if event["kind"] == "straggler"]
+    assert [(event["slow_rank"], event["busy_s"]) for event in named] == [(SLOW, 1.5)] * 2
+    assert set(named[0]) - {"format", "time", "rank", "kind"} == documented_fields()["straggler"]
+
+
+class Late(Hook):
+    """Makes the other ranks wait for this one in every step."""
+
+    def on_gradients(self, step: int, gradients: Any) -> None:
+        time.sleep(0.1)
+
+
+def marked(rank: int, run: Path) -> bool:
+    """Trains; whether every collective of the first rank but those of hosts was marked, and a gate waits for it."""
+    calls: list[tuple[float, Any]] = []
+
+    def noting(real: Any) -> Any:
+        def call(*arguments: Any, **settings: Any) -> Any:
+            calls.append((time.perf_counter(), settings.get("group")))
+            return real(*arguments, **settings)
+
+        return call
+
+    reals = {name: getattr(dist, name) for name in COLLECTIVES}
+    with as_rank(rank, 2):
+        trainer = Trainer(run, read_settings(run), Silent(), [Late()] if rank else [])
+        with closing(trainer), trainer.interrupt, trainer.watchdog:
+            try:
+                for name, real in reals.items():
+                    setattr(dist, name, noting(real))
+                trainer.train()
+            finally:
+                for name, real in reals.items():
+                    setattr(dist, name, real)
+            return rank > 0 or _kept_free(trainer, calls)
+
+
+def _kept_free(trainer: Trainer, calls: list[tuple[float, Any]]) -> bool:
+    copier = trainer._keeper._copier
+    assert copier is not None
+    learner, control = copier.learner, trainer._mesh.control._handle
+    steps = list(learner._steps)
+    of_steps = [at for at, group in calls if group is not control and any(s.begin <= at < s.end for s in steps)]
+    # Gradients and their norm, and the number of tokens.
+    assert len(of_steps) >= 3 * len(steps) > 0
+    windows = [(s.begin + begin, s.begin + end) for s in steps for begin, end in s.windows]
+    assert all(any(begin <= at <= end for begin, end in windows) for at in of_steps)
+    profile, began = learner.profile(), learner.began
+    assert profile is not None
+    assert began is not None
+    begin, end = max(profile.busy, key=lambda window: window[1] - window[0])
+    slept: list[float] = []
+    Gate(slice_bytes=1, learner=learner, clock=lambda: began + (begin + end) / 2, sleep=slept.append).wait(1)
+    return slept == [pytest.approx((end - begin) / 2, rel=1e-3)]
+
+
+def test_copies_keep_out_of_the_way_of_every_collective_of_a_step(tmp_path: Path) -> None:
+    run = make_run(
+        tmp_path,
+        parallel__replicate=2,
+        plan__microbatch_rows=1,
+        train__steps=6,
+        checkpoint__tiers__memory="on",
+        checkpoint__tiers__folder=str(tmp_path / "shm"),
+    )
+    assert all(POOL.run(marked, run, world=2))

@@ -5,6 +5,7 @@ Copies are a gain, never a condition: whatever goes wrong with one is told, and 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import math
@@ -33,8 +34,8 @@ from .placement import place
 from .priority import give_way
 from .prune import step_of
 from .remote import Remote, RemoteSource
-from .restore import DiskSource, Report, restore
-from .tensors import State, Wants, whole, write_parts
+from .restore import DiskSource, Offered
+from .tensors import write_parts
 from .traffic import Forecast, Gate, Learner, Link, Tier, choose, intervals
 
 _log = logging.getLogger(__name__)
@@ -149,10 +150,8 @@ class Copier:
             found.append(self._done.get())
         return found
 
-    def restore(
-        self, *, accepts: Callable[[str], bool] = lambda _: True, wants: Wants = whole
-    ) -> tuple[State | None, Report]:
-        """The newest state that all places have together; see `restore`."""
+    def offered(self) -> contextlib.closing[Offered]:
+        """What all places have together; see `Offered`."""
         sources: list[Source] = []
         if self._memory:
             sources.append(MemorySource(self._memory, self.run))
@@ -163,7 +162,7 @@ class Copier:
         scratch = (
             self._memory.folder / self.run if self._memory else self._folder
         ) / f"restore-{self._ranks.rank}.partial"
-        return restore(sources, scratch=scratch, accepts=accepts, wants=wants)
+        return contextlib.closing(Offered(sources, scratch=scratch))
 
     def settle(self) -> None:
         """Waits until nothing is on its way."""

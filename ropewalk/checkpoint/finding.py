@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 from ropewalk.base.errors import DataError
 
 from .copier import Copier
-from .format import read_checkpoint_manifest
+from .format import list_checkpoints, read_checkpoint_manifest
 from .restore import Report
-from .tensors import State, Wants, head_of, load, load_newest, whole
+from .tensors import Fill, State, Wants, head_of, take, whole
 from .together import Together, decided
+
+T = TypeVar("T")
 
 
 @dataclass(kw_only=True, slots=True)
@@ -29,62 +33,81 @@ class Found:
     """How it was gathered from several places."""
 
 
-def find_on_disk(folder: Path, together: Together, *, leads: bool, wants: Wants = whole) -> Found:
-    """The newest checkpoint, of a folder that all ranks see, of which every rank can read what it `wants`. All ranks
-    must call."""
+def find_on_disk(
+    folder: Path, together: Together, *, leads: bool, wants: Wants = whole, fill: Fill | None = None
+) -> Found:
+    """The newest checkpoint, of a folder that all ranks see, of which every rank can read what it `wants`. With `fill`
+    its tensors are given to that as they are read, and to that of an older one when they turn out to be damaged.
+
+    All ranks must call; they are all asked what they want, and fill, at the same time."""
     refused: list[str] = []
     wrong: list[str] = []
     while True:
-        found = Found()
         try:
-            name = decided(together, functools.partial(_newest, folder, found, refused, wants), leads=leads)
+            name = decided(together, functools.partial(_newest, folder, refused, wrong), leads=leads)
         except DataError as error:
-            raise DataError("\n".join([*wrong, str(error)])) from error
+            mine = [line for line in wrong if line not in str(error)]
+            raise DataError("\n".join([*mine, str(error)])) from error
         if not name:
-            return found
-        if not leads:
-            found.path = folder / name
-            try:
-                found.state = load(found.path, choose=wants(head_of(read_checkpoint_manifest(found.path))))
-            except DataError as error:
-                wrong.append(str(error))
-            found.wrong = wrong
-        if together.agree(found.state is not None):
-            return found
+            return Found(wrong=wrong)
+        path, state = folder / name, None
+        head, problem = _readable(functools.partial(_head, path))
+        if together.agree(head is not None) and head:
+            choose = wants(head)
+            state, problem = _readable(functools.partial(take, path, choose, fill))
+            if together.agree(state is not None):
+                return Found(path=path, state=state, wrong=wrong)
         refused.append(name)
+        wrong.append(problem or f"{path}: another rank cannot read its part; do all ranks see the same folder?")
 
 
-def find_anywhere(copier: Copier, together: Together, *, leads: bool, wants: Wants = whole) -> Found:
-    """The newest state of all places of which every rank can put together what it `wants`. All ranks must call."""
+def find_anywhere(
+    copier: Copier, together: Together, *, leads: bool, wants: Wants = whole, fill: Fill | None = None
+) -> Found:
+    """The newest state of all places of which every rank can put together what it `wants`; `fill` as above. All ranks
+    must call."""
     refused: list[str] = []
-    while True:
-        found = Found()
-        proposed = decided(together, functools.partial(_propose, copier, found, refused, wants), leads=leads)
-        if not proposed:
-            return found
-        if not leads:
-            _follow(copier, found, proposed, wants)
-        if together.agree(found.state is not None):
-            return found
-        refused.append(proposed)
+    with copier.offered() as offered:
+        found = Found(report=offered.report)
+        while True:
+            name = decided(together, functools.partial(offered.newest, refused), leads=leads)
+            if not name:
+                break
+            head = offered.head(name)
+            if together.agree(head is not None) and head:
+                found.state = offered.load(name, wants(head), fill)
+                if together.agree(found.state is not None):
+                    break
+            found.state = None
+            refused.append(name)
+    found.wrong = found.report.damaged if found.report else []
+    return found
 
 
-def _newest(folder: Path, found: Found, refused: list[str], wants: Wants) -> str:
-    """The name of the newest on the disk that no rank has refused."""
-    found.path, found.state, found.wrong = load_newest(folder, wants=wants, refused=refused)
-    return found.path.name if found.path else ""
+def _newest(folder: Path, refused: list[str], wrong: list[str]) -> str:
+    """The name of the newest on the disk that no rank has refused, empty when there is none yet; DataError when all
+    are refused."""
+    for path in reversed(list_checkpoints(folder)):
+        if path.name in refused:
+            continue
+        head, problem = _readable(functools.partial(_head, path))
+        if head:
+            return path.name
+        refused.append(path.name)
+        wrong.append(problem)
+    if wrong:
+        end = f"{folder}: no checkpoint is whole; delete this folder to start from scratch"
+        raise DataError("\n".join([*wrong, end]))  # from scratch would silently throw away a run
+    return ""
 
 
-def _propose(copier: Copier, found: Found, refused: list[str], wants: Wants) -> str:
-    """The identity of the newest that no rank has refused."""
-    found.state, found.report = copier.restore(accepts=lambda name: name not in refused, wants=wants)
-    found.wrong = found.report.damaged
-    return found.report.identity
+def _head(path: Path) -> State:
+    return head_of(read_checkpoint_manifest(path))
 
 
-def _follow(copier: Copier, found: Found, proposed: str, wants: Wants) -> None:
-    """The state that rank 0 proposed, where this rank can put it together."""
+def _readable(read: Callable[[], T]) -> tuple[T | None, str]:
+    """What `read` gives, or why it cannot."""
     try:
-        found.state, found.report = copier.restore(accepts=lambda name: name == proposed, wants=wants)
+        return read(), ""
     except DataError as error:
-        found.wrong = [str(error)]
+        return None, str(error)

@@ -213,6 +213,12 @@ class Payload:
         first = begin // size * size
         return memoryview(parts[0] if len(parts) == 1 else b"".join(parts))[begin - first : end - first]
 
+    def release(self) -> None:
+        """Gives the pages of what was read back to the system, which keeps them as long as it likes: resident memory
+        does not grow with the file. Bytes that were given out stay readable."""
+        if isinstance(self._map, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
+            self._map.madvise(mmap.MADV_DONTNEED)
+
     def _frame(self, number: int) -> bytes:
         """An unpacked frame; the last one is kept, since tensors are read in order."""
         if self._unpacked[0] != number:

@@ -8,10 +8,11 @@ and taken out of sight where they lie.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,7 +26,7 @@ from .copies import Key, Offer, Source, plain_name
 from .format import FILE, CheckpointManifest, identity, list_checkpoints, read_checkpoint_manifest, sealed, step_path
 from .needs import needed_chunks
 from .payload import FileEntry, Payload
-from .tensors import TOKENIZER, State, Wants, head_of, load, set_aside, whole
+from .tensors import TOKENIZER, Fill, State, Wants, head_of, set_aside, take, whole
 
 _AT_ONCE = 4
 """Files that are fetched and checked side by side."""
@@ -83,46 +84,64 @@ _Bad = tuple[_Copy, str]
 """A copy, and the file of it that is damaged; its other files may serve."""
 
 
-def restore(
-    sources: Sequence[Source],
-    *,
-    scratch: Path,
-    accepts: Callable[[str], bool] = lambda _: True,
-    wants: Wants = whole,
-) -> tuple[State | None, Report]:
-    """The newest state that `sources`, the fastest first, have together; None when they have none.
+class Offered:
+    """What `sources`, the fastest first, have together of a run: every step that can be named, by the identity of its
+    content (format.py), so that ranks can agree on one.
 
-    `accepts` is asked for each by its identity (format.py), so that ranks can agree on one. Only what `wants` names of
-    it is fetched, checked and read.
-    Files that are not on this machine pass through the folder `scratch`, which is gone afterwards. When there are
-    copies and none is whole, raises DataError: starting from scratch would silently throw away a run. A place that
-    does not answer is told in the report.
+    Files that are not on this machine pass through the folder `scratch`, which is gone after `close`; copies that
+    turned out to be damaged are then out of sight. A place that does not answer is told in the report.
     """
-    start, report = time.perf_counter(), Report()
-    copies = list(_copies(sources, report))
-    bad: list[_Bad] = []
-    try:
-        for name, manifest in _candidates(copies, report).items():
-            if not accepts(name):
-                continue
-            folder = step_path(scratch, manifest.step)
-            choose = wants(head_of(manifest))
-            lacking = _assemble(
-                folder, manifest, copies, report, bad, needed_chunks(manifest, choose, wholly=[TOKENIZER])
-            )
-            state = None if lacking else _loaded(folder, report, choose)
-            if state:
-                report.identity = name
-                report.step, report.seconds = state.step, time.perf_counter() - start
-                return state, report
-            report.passed_over.append(f"step {manifest.step}: {', '.join(lacking) or 'not readable'}")
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
-        _quarantine(bad, report)
-    if report.damaged or copies:
-        lines = [*report.damaged, *report.unreachable, *report.passed_over]
+
+    def __init__(self, sources: Sequence[Source], *, scratch: Path) -> None:
+        self._start, self.report, self._scratch = time.perf_counter(), Report(), scratch
+        self._copies = list(_copies(sources, self.report))
+        self._candidates = _candidates(self._copies, self.report)
+        self._bad: list[_Bad] = []
+
+    def newest(self, refused: Collection[str] = ()) -> str:
+        """The newest that nobody has refused; empty when there are none. When there are copies and none is whole,
+        raises DataError: starting from scratch would silently throw away a run."""
+        left = [name for name in self._candidates if name not in refused]
+        if left or not (self.report.damaged or self._copies):
+            return left[0] if left else ""
+        lines = [*self.report.damaged, *self.report.unreachable, *self.report.passed_over]
         raise DataError("\n".join([*lines, "no step is whole at any place; remove its copies to start from scratch"]))
-    return None, report
+
+    def head(self, name: str) -> State | None:
+        """What the manifest says; None when these places do not know of it."""
+        manifest = self._candidates.get(name)
+        return head_of(manifest) if manifest else None
+
+    def load(self, name: str, choose: Choose | None, fill: Fill | None = None) -> State | None:
+        """The state, of which only what `choose` names is fetched, checked and read, as by `take`; None when the places
+        do not have all of that."""
+        manifest = self._candidates[name]
+        folder, chunks = step_path(self._scratch, manifest.step), needed_chunks(manifest, choose, wholly=[TOKENIZER])
+        lacking = _assemble(folder, manifest, self._copies, self.report, self._bad, chunks)
+        state = None if lacking else _taken(folder, self.report, choose, fill)
+        if state:
+            self.report.identity = name
+            self.report.step, self.report.seconds = state.step, time.perf_counter() - self._start
+        else:
+            self.report.passed_over.append(f"step {manifest.step}: {', '.join(lacking) or 'not readable'}")
+        return state
+
+    def close(self) -> None:
+        shutil.rmtree(self._scratch, ignore_errors=True)
+        _quarantine(self._bad, self.report)
+
+
+def restore(sources: Sequence[Source], *, scratch: Path, wants: Wants = whole) -> tuple[State | None, Report]:
+    """The newest state that `sources` have together, on one rank; None when they have none."""
+    refused: list[str] = []
+    with contextlib.closing(Offered(sources, scratch=scratch)) as offered:
+        while name := offered.newest(refused):
+            head = offered.head(name)
+            state = offered.load(name, wants(head)) if head else None
+            if state:
+                return state, offered.report
+            refused.append(name)
+    return None, offered.report
 
 
 def _copies(sources: Sequence[Source], report: Report) -> Iterator[_Copy]:
@@ -221,9 +240,9 @@ def _take(
     return None
 
 
-def _loaded(folder: Path, report: Report, choose: Choose | None) -> State | None:
+def _taken(folder: Path, report: Report, choose: Choose | None, fill: Fill | None) -> State | None:
     try:
-        return load(folder, choose=choose)
+        return take(folder, choose, fill)
     except DataError as error:
         # Right a moment ago, when it was put together: the memory it lies in cannot be trusted.
         report.damaged.append(str(error))

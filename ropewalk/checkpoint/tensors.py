@@ -10,7 +10,7 @@ import contextlib
 import dataclasses
 import platform
 import shutil
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,7 +23,7 @@ from torch import Tensor
 from ropewalk import __version__
 from ropewalk.base.errors import DataError, StorageError
 from ropewalk.model.spec import Spec
-from ropewalk.parallel.cut import Choose, Part
+from ropewalk.parallel.cut import Choose, Cut, Part
 
 from .boxes import Box, fill, rows_of
 from .boxes import whole as whole_box
@@ -34,7 +34,6 @@ from .format import (
     Piece,
     TensorEntry,
     item_bytes,
-    list_checkpoints,
     read_checkpoint_manifest,
 )
 from .layouts import Held, Tensors, as_bytes, held, written
@@ -191,6 +190,7 @@ class Reader:
                 first, last = rows_of(part, stored)
                 data = self._payload(piece.file).raw(piece.begin + first * item, piece.begin + last * item)
                 fill(target, box, part, stored, data, item)
+                self._payload(piece.file).release()
         kind: torch.dtype = getattr(torch, entry.dtype)
         # torch does not reinterpret what holds nothing.
         return (
@@ -230,8 +230,57 @@ class Reader:
         return self._open[name]
 
 
+class Stream(Mapping[str, Tensor | Part]):
+    """The tensors of a group, each read when it is asked for and not kept: the part that `choose` names, or with None
+    all of it. What nobody needs is left out.
+
+    A tensor that cannot be read comes as zeros, and `problem` says what is wrong with it: ranks that load a state
+    together also publish it together, so each of them must come to the end before they decide that it is of no use.
+    """
+
+    def __init__(self, reader: Reader, group: str, choose: Choose | None) -> None:
+        self._reader, self._group = reader, group
+        self._entries = reader.manifest.tensors.get(group, {})
+        self._cuts: dict[str, Cut | None] = dict.fromkeys(self._entries)
+        if choose is not None:
+            chosen = {name: choose(group, name, entry.shape) for name, entry in self._entries.items()}
+            self._cuts = {name: cut for name, cut in chosen.items() if cut is not None}
+        self.problem: DataError | None = None
+
+    def __getitem__(self, name: str) -> Tensor | Part:
+        cut = self._cuts[name]
+        box = Box(cut.offset, cut.local_shape) if cut else whole_box(self._entries[name].shape)
+        local = self._read(name, box)
+        return Part(local, cut) if cut else local
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._cuts)
+
+    def __len__(self) -> int:
+        return len(self._cuts)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._cuts  # without reading it
+
+    def check(self) -> None:
+        """Raises what is wrong with the tensors that were read, if anything is."""
+        if self.problem:
+            raise self.problem
+
+    def _read(self, name: str, box: Box) -> Tensor:
+        if self.problem is None:
+            try:
+                return self._reader.tensor(self._group, name, box)
+            except DataError as error:
+                self.problem = error
+        return torch.zeros(box.shape, dtype=getattr(torch, self._entries[name].dtype))
+
+
 Wants = Callable[[State], Choose | None]
 """By what a manifest says, as a state without tensors: which parts of them are needed; None: all, whole."""
+
+Fill = Callable[[State], None]
+"""Takes a state over whose tensors are read as they are asked for (`Stream`)."""
 
 
 def whole(_: State) -> None:
@@ -254,6 +303,20 @@ def load(path: Path, *, optimizer: bool = True, choose: Choose | None = None) ->
     )
 
 
+def take(path: Path, choose: Choose | None, fill: Fill | None) -> State:
+    """`load`, or with `fill` gives the state to it, tensor by tensor, and returns it without any. DataError when some
+    of what was read is not what was written: what `fill` made of it is then of no use."""
+    if fill is None:
+        return load(path, choose=choose)
+    reader = Reader(path)
+    model, optimizer = (Stream(reader, group, choose) for group in ("model", "optimizer"))
+    head = dataclasses.replace(head_of(reader.manifest), tokenizer=reader.file(TOKENIZER))
+    fill(dataclasses.replace(head, model=model, optimizer=optimizer))
+    model.check()
+    optimizer.check()
+    return head
+
+
 def head_of(manifest: CheckpointManifest) -> State:
     """What a manifest says of the state: all but its tensors and the tokenizer."""
     return State(
@@ -272,33 +335,6 @@ def head_of(manifest: CheckpointManifest) -> State:
         chat=manifest.chat,
         parent=manifest.parent,
     )
-
-
-def load_newest(
-    folder: Path, *, wants: Wants = whole, refused: Collection[str] = ()
-) -> tuple[Path | None, State | None, list[str]]:
-    """The newest checkpoint below `folder` of which every byte that `wants` names is right, and what was wrong with
-    newer ones. Other ranks have `refused` some, by their folders' names.
-
-    (None, None, []) when there is none yet. When there are some and none is whole, raises DataError: starting from
-    scratch would silently throw away a run.
-    """
-    wrong: list[str] = []
-    candidates = list_checkpoints(folder)
-    for path in reversed(candidates):
-        if path.name in refused:
-            wrong.append(f"{path}: another rank cannot read its part; do all ranks see the same folder?")
-            continue
-        try:
-            choose = wants(head_of(read_checkpoint_manifest(path)))
-            return path, load(path, choose=choose), wrong
-        except DataError as error:
-            wrong.append(str(error))
-    if wrong:
-        raise DataError(
-            "\n".join([*wrong, f"{folder}: no checkpoint is whole; delete this folder to start from scratch"])
-        )
-    return None, None, []
 
 
 def set_aside(path: Path) -> Path:

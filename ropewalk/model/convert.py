@@ -6,8 +6,9 @@ One table a layout says where each of our parameters goes; both directions read 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import sqrt
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -76,27 +77,102 @@ def to_hugging_face(weights: Weights, spec: Spec, layout: Layout) -> dict[str, T
     return found
 
 
-def from_hugging_face(tensors: Weights, spec: Spec, layout: Layout, *, norm_epsilon: float) -> dict[str, Tensor]:
-    """Our parameters from the tensors of a directory; a DataError names what is missing, left over or of another shape.
+class Stored(Protocol):
+    """A tensor of a file, of which any part can be read."""
 
-    Norms that add another epsilon than ours are made equal by `_rescaled`.
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    def read(self, offset: tuple[int, ...], shape: tuple[int, ...]) -> Tensor:
+        """The numbers from `offset` on."""
+        ...
+
+
+class Imported(Mapping[str, Tensor]):
+    """Our parameters from the tensors of a directory, each read when it is asked for; a DataError names what is
+    missing, left over or of another shape before anything is read.
+
+    Norms that add another epsilon than ours are made equal by a larger residual stream:
+    s x / sqrt(s^2 mean(x^2) + s^2 e) = x / sqrt(mean(x^2) + e), so with s^2 e = ours every norm gives what it gave.
+    All that writes to the stream is multiplied by s; a tied head with it, which the final norm takes back.
     """
-    left = _known_names(tensors, spec, layout)
-    found: dict[str, Tensor] = {}
-    for name, shape in spec.shapes().items():
-        place, split = _place(name, layout), split_of(name, spec)
-        missing = [theirs for theirs in place.names if theirs not in left]
+
+    def __init__(self, tensors: Mapping[str, Stored], spec: Spec, layout: Layout, *, norm_epsilon: float) -> None:
+        self._spec, self._layout = spec, layout
+        self._tensors = _known_names(tensors, spec, layout)
+        self._scale = sqrt(NORM_EPSILON[spec.norm] / norm_epsilon)
+        self.shapes = spec.shapes()
+        left = set(self._tensors)
+        for name, shape in self.shapes.items():
+            left -= self._checked(name, shape)
+        if left:
+            raise DataError(f"nothing is known of the tensor `{min(left)}` ({len(left)} such)")
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.part(name, (0,) * len(self.shapes[name]), self.shapes[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.shapes)
+
+    def __len__(self) -> int:
+        return len(self.shapes)
+
+    def part(self, name: str, offset: tuple[int, ...], shape: tuple[int, ...]) -> Tensor:
+        """A part of a parameter. Of fused ones, the units that hold its rows are read."""
+        split = split_of(name, self._spec)
+        if not split.parts:
+            return self._rescaled(name, self._rows(name, 0, offset[0], shape[0], offset[1:], shape[1:]).contiguous())
+        rows = [rows for _, rows in split.parts]
+        unit = sum(rows)
+        first, last = offset[0] // unit, -(-(offset[0] + shape[0]) // unit)
+        parts, base = [], 0
+        for number, side in enumerate(rows):
+            begin = split.units * base + first * side
+            parts.append(self._rows(name, number, begin, (last - first) * side, offset[1:], shape[1:]))
+            base += side
+        here = fused(parts, replace(split, units=last - first)) if last > first else parts[0]
+        return self._rescaled(name, here.narrow(0, offset[0] - first * unit, shape[0]).contiguous())
+
+    def _rows(
+        self, name: str, part: int, begin: int, count: int, offset: tuple[int, ...], shape: tuple[int, ...]
+    ) -> Tensor:
+        """Rows of our parameter as they lie one after the other in their tensors; columns from `offset` on."""
+        place = _place(name, self._layout)
+        if len(place.names) > 1:  # every part is a tensor of its own
+            before = sum(self._outputs(theirs, place) for theirs in place.names[:part])
+            begin, theirs = begin - before, place.names[part]
+        else:
+            (theirs,) = place.names
+        at, sides = (begin, *offset), (count, *shape)
+        if place.transposed:
+            return self._tensors[theirs].read(at[::-1], sides[::-1]).T
+        return self._tensors[theirs].read(at, sides)
+
+    def _outputs(self, theirs: str, place: Place) -> int:
+        return self._tensors[theirs].shape[-1 if place.transposed else 0]
+
+    def _checked(self, name: str, shape: tuple[int, ...]) -> set[str]:
+        """Their tensors that our parameter is made of, which have its shape together."""
+        place, split = _place(name, self._layout), split_of(name, self._spec)
+        missing = [theirs for theirs in place.names if theirs not in self._tensors]
         if missing:
             raise DataError(f"the tensor `{missing[0]}` is missing")
-        taken = [left.pop(theirs) for theirs in place.names]
-        stacked = torch.cat([tensor.T if place.transposed else tensor for tensor in taken])
-        if tuple(stacked.shape) != shape:
-            raise DataError(f"{' + '.join(place.names)}: {tuple(stacked.shape)}, the config says {shape}")
-        rows = [rows * split.units for _, rows in split.parts] or [shape[0]]
-        found[name] = fused(stacked.split(rows), split).contiguous()
-    if left:
-        raise DataError(f"nothing is known of the tensor `{min(left)}` ({len(left)} such)")
-    return _rescaled(found, spec, scale=sqrt(NORM_EPSILON[spec.norm] / norm_epsilon))
+        shapes = [self._tensors[theirs].shape for theirs in place.names]
+        shapes = [sides[::-1] if place.transposed else sides for sides in shapes]
+        wanted = [shape]
+        if len(shapes) > 1:
+            wanted = [(rows * split.units, *shape[1:]) for _, rows in split.parts]
+        if shapes != wanted:
+            found = " + ".join(map(str, shapes))
+            raise DataError(f"{' + '.join(place.names)}: {found}, the config says {' + '.join(map(str, wanted))}")
+        return set(place.names)
+
+    def _rescaled(self, name: str, tensor: Tensor) -> Tensor:
+        if abs(self._scale - 1) < 1e-9:
+            return tensor
+        if any(writer in name for writer in ("embedding.", "positions.", "attention.out.", "mlp.down.")):
+            return tensor * self._scale
+        return tensor / self._scale if name.startswith("norm.") and self._spec.tied else tensor
 
 
 def _place(name: str, layout: Layout) -> Place:
@@ -111,32 +187,14 @@ def _place(name: str, layout: Layout) -> Place:
     return Place(tuple(f"transformer.h.{layer}.{theirs}.{kind}" for theirs in _GPT2_BLOCK[inner]), transposed)
 
 
-def _known_names(tensors: Weights, spec: Spec, layout: Layout) -> dict[str, Tensor]:
+def _known_names(tensors: Mapping[str, Stored], spec: Spec, layout: Layout) -> dict[str, Stored]:
     """The tensors under the names of the whole model, without buffers and without the copy of a tied head."""
     prefix = "model." if layout == "llama" else "transformer."
 
-    def named() -> Iterator[tuple[str, Tensor]]:
+    def named() -> Iterator[tuple[str, Stored]]:
         for name, tensor in tensors.items():
             # Saved from the model without its head, names lack the prefix, as in the first GPT-2.
             yield (name if name.startswith((prefix, "lm_head.")) else prefix + name), tensor
 
     drop = ("lm_head.weight",) if spec.tied else ()
     return {name: tensor for name, tensor in named() if name not in drop and not name.endswith(_NOT_WEIGHTS)}
-
-
-def _rescaled(weights: dict[str, Tensor], spec: Spec, *, scale: float) -> dict[str, Tensor]:
-    """The same function with norms of our epsilon: the residual stream `scale` times as large.
-
-    s x / sqrt(s^2 mean(x^2) + s^2 e) = x / sqrt(mean(x^2) + e), so with s^2 e = ours every norm gives what it gave.
-    All that writes to the stream is multiplied by s; a tied head with it, which the final norm takes back.
-    """
-    if abs(scale - 1) < 1e-9:
-        return weights
-    writers = ("embedding.", "positions.", "attention.out.", "mlp.down.")
-    found = dict(weights)
-    for name, tensor in weights.items():
-        if any(writer in name for writer in writers):
-            found[name] = tensor * scale
-        elif name.startswith("norm.") and spec.tied:
-            found[name] = tensor / scale
-    return found

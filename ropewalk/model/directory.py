@@ -19,11 +19,13 @@ from ropewalk.base.files import committed_file, committed_folder, read_json, wri
 from ropewalk.prepare.chat import TEMPLATES, ChatEncoder, jinja, template_named
 from ropewalk.prepare.tokenizer import encode, end_of_text, load, vocabulary_size
 
-from .convert import from_hugging_face, to_hugging_face
+from .convert import Imported, to_hugging_face
 from .layouts import CONFIG, NORM_EPSILON, Layout, config_of, describe_config
 from .spec import Spec
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+DTYPES = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+"""The types of weights that are read, as safetensors calls them."""
 TOKENIZER, TOKENIZER_CONFIG, GENERATION = "tokenizer.json", "tokenizer_config.json", "generation_config.json"
 
 
@@ -33,7 +35,8 @@ class Found:
 
     layout: Layout
     spec: Spec
-    weights: dict[str, Tensor]
+    weights: Imported
+    """Read as they are asked for."""
     tokenizer: bytes
     end_of_text: str
     chat: str
@@ -63,7 +66,8 @@ def write_directory(
 
 
 def read_directory(folder: Path, *, dtype: Literal["keep", "float32"] = "keep") -> Found:
-    """The model in `folder`, weights as stored or widened to float32; a DataError says what cannot be imported."""
+    """The model in `folder`, weights as stored or widened to float32; a DataError says what cannot be imported. Weights
+    are read when they are asked for, any part of any of them."""
     if not folder.is_dir():
         raise DataError(f"{folder}: no such directory; nothing is fetched from a hub, name a local one")
     config = read_json(folder / CONFIG, what="Hugging Face config")
@@ -71,18 +75,16 @@ def read_directory(folder: Path, *, dtype: Literal["keep", "float32"] = "keep") 
         raise DataError(f"{folder / CONFIG}: this Hugging Face config is damaged: not an object")
     described = describe_config(config, path=folder / CONFIG)
     tokenizer, end = _read_tokenizer(folder, vocabulary=described.spec.vocabulary)
-    tensors = _read_weights(folder)
-    if dtype == "float32":
-        tensors = {name: tensor.float() for name, tensor in tensors.items()}
-    _check_dtypes(folder, tensors)
+    tensors = _open_weights(folder, widens=dtype == "float32")
+    _check_dtypes(folder, tensors, mixed=dtype == "float32")
     same_epsilon = described.norm_epsilon == NORM_EPSILON[described.spec.norm]
-    if not same_epsilon and any(tensor.element_size() < 4 for tensor in tensors.values()):
+    if not same_epsilon and dtype == "keep" and any(tensor.dtype in ("BF16", "F16") for tensor in tensors.values()):
         raise DataError(
             f"{folder}: its norms add {described.norm_epsilon:g}, ours {NORM_EPSILON[described.spec.norm]:g}; the "
             "weights must be rescaled, which half precision would round: widen them with --dtype float32"
         )
     try:
-        weights = from_hugging_face(tensors, described.spec, described.layout, norm_epsilon=described.norm_epsilon)
+        weights = Imported(tensors, described.spec, described.layout, norm_epsilon=described.norm_epsilon)
     except DataError as error:
         raise DataError(f"{folder}: {error}") from None
     return Found(
@@ -139,39 +141,61 @@ def _read_tokenizer(folder: Path, *, vocabulary: int) -> tuple[Tokenizer, int]:
     return tokenizer, end_of_text(tokenizer, path=path)
 
 
-def _read_weights(folder: Path) -> dict[str, Tensor]:
+class _Stored:
+    """A tensor of a safetensors file."""
+
+    def __init__(self, file: Any, name: str, *, widens: bool) -> None:
+        self._file, self._name, self._widens = file, name, widens
+        about = file.get_slice(name)
+        self.shape = tuple(about.get_shape())
+        self.dtype: str = about.get_dtype()
+        """As the format says it: `BF16`."""
+
+    def read(self, offset: tuple[int, ...], shape: tuple[int, ...]) -> Tensor:
+        if offset == (0,) * len(shape) and shape == self.shape:
+            found: Tensor = self._file.get_tensor(self._name)
+        elif 0 in shape:
+            found = torch.empty(shape, dtype=DTYPES[self.dtype])
+        else:
+            places = tuple(slice(begin, begin + side) for begin, side in zip(offset, shape, strict=True))
+            found = self._file.get_slice(self._name)[places]
+        return found.float() if self._widens else found
+
+
+def _open_weights(folder: Path, *, widens: bool) -> dict[str, _Stored]:
     """All tensors of one file, or of the files that the index names."""
     if (folder / WEIGHTS).is_file():
-        return _read_file(folder / WEIGHTS)
+        return _open_file(folder / WEIGHTS, widens=widens)
     if not (folder / INDEX).is_file():
         raise DataError(f"{folder}: no {WEIGHTS} and no {INDEX}; other formats (pickled .bin files) are not read")
     index = read_json(folder / INDEX, what="index of weights")
     places: dict[str, str] = index.get("weight_map", {}) if isinstance(index, dict) else {}
-    found: dict[str, Tensor] = {}
+    found: dict[str, _Stored] = {}
     for file in sorted(set(places.values())):
         if Path(file).name != file:
             raise DataError(f"{folder / INDEX}: it names `{file}`, which is not in the same folder")
-        found |= _read_file(folder / file)
+        found |= _open_file(folder / file, widens=widens)
     missing = sorted(set(places) - set(found))
     if missing or not found:
         raise DataError(f"{folder / INDEX}: tensors named here are in no file: {', '.join(missing[:3]) or 'all'}")
     return found
 
 
-def _read_file(path: Path) -> dict[str, Tensor]:
+def _open_file(path: Path, *, widens: bool) -> dict[str, _Stored]:
     try:
-        return safetensors.torch.load_file(path)
+        file = safetensors.safe_open(path, framework="pt")
+        return {name: _Stored(file, name, widens=widens) for name in file.keys()}  # noqa: SIM118 (not a mapping)
     except FileNotFoundError:
         raise DataError(f"{path}: this file of weights is missing; copy the whole directory") from None
     except (safetensors.SafetensorError, json.JSONDecodeError) as error:
         raise DataError(f"{path}: this file of weights is damaged: {error}; copy it again") from None
 
 
-def _check_dtypes(folder: Path, tensors: Mapping[str, Tensor]) -> None:
-    known = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
-    dtypes = {tensor.dtype for tensor in tensors.values() if tensor.is_floating_point()}
-    if not dtypes <= set(known):
-        raise DataError(f"{folder}: weights of {', '.join(sorted(map(str, dtypes)))} are quantized; not read")
-    if len(dtypes) > 1:
-        names = ", ".join(sorted(map(str, dtypes)))
+def _check_dtypes(folder: Path, tensors: Mapping[str, _Stored], *, mixed: bool) -> None:
+    """Refuses quantized weights, and unless they may be `mixed` those of several types."""
+    dtypes = {tensor.dtype for tensor in tensors.values() if tensor.dtype.lstrip("B").startswith("F")}
+    names = ", ".join(sorted(str(DTYPES.get(dtype, dtype)) for dtype in dtypes))
+    if not dtypes <= set(DTYPES):
+        raise DataError(f"{folder}: weights of {names} are quantized; not read")
+    if len(dtypes) > 1 and not mixed:
         raise DataError(f"{folder}: weights of several types ({names}); make them one with --dtype float32")

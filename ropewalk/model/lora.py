@@ -50,6 +50,11 @@ def merged(weights: Mapping[str, Tensor], spec: Spec) -> tuple[dict[str, Tensor]
     found = {name: weights[name] for name in plain.shapes()}
     for part in {name.rpartition(".")[0] for name in adapter_names(spec)}:
         weight, a, b = (weights[f"{part}.{kind}"] for kind in ("weight", "lora_a", "lora_b"))
-        added = b.double() @ a.double() * (spec.lora_alpha / spec.lora_rank)
-        found[f"{part}.weight"] = (weight.double() + added).to(weight)
+        found[f"{part}.weight"] = with_adapter(weight, a, b, spec)
     return found, plain
+
+
+def with_adapter(weight: Tensor, a: Tensor, b: Tensor, spec: Spec) -> Tensor:
+    """W + alpha / rank x B A of one matrix, or of a part of it: with the columns of A and the rows of B that it has."""
+    added = b.double() @ a.double() * (spec.lora_alpha / spec.lora_rank)
+    return (weight.double() + added).to(weight)

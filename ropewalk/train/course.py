@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import gc
 from pathlib import Path
 
 import torch
@@ -9,7 +12,8 @@ import torch
 from ropewalk.base.errors import RunConflict
 from ropewalk.checkpoint.tensors import State
 from ropewalk.load.stalls import Stalls
-from ropewalk.parallel.cut import Choose
+from ropewalk.parallel.comm import Group, alone
+from ropewalk.parallel.cut import Choose, Cut, chunk_sizes, whole_cut
 from ropewalk.parallel.executor import Points
 from ropewalk.parallel.mesh import Mesh
 
@@ -33,37 +37,41 @@ class Course:
     ) -> None:
         self._settings, self._keeper, self._device, self._points = settings, keeper, device, points
         self._stalls, self._mesh = stalls, mesh
+        self._world = mesh.world if mesh else alone()
         # Every phase reads the same files: once is enough.
         self._verifies = settings.load.verify == "open"
         self.at = Position()
         self.running: Running | None = None
         """None when the last phase is over."""
+        self._rescued: State | None = None
+        """The end of a phase that was found elsewhere than on the disk: this rank's share of it."""
 
     def restore(self) -> Path | None:
-        """Takes over the newest whole checkpoint and returns its path, or begins the first phase."""
-        path, state = self._keeper.newest(wants=self._wants)
+        """Takes over the newest whole checkpoint and returns its path, or begins the first phase. All ranks must call.
+
+        Every rank reads its own parts of the tensors, one after the other into the place where it is needed. After the
+        end of a phase these are the parts that the next one takes over: so a phase that ends needs no memory beside the
+        one that begins.
+        """
+        path, state = self._keeper.newest(wants=self._wants, fill=self._fill)
         if state is None:
             self.at = Position()
             self._begin(0)
             return None
-        if not self._is_ours(state):
-            raise RunConflict(f"{path}: this checkpoint is of another model or seed than the run; start a new run")
-        self.at = Position(state.phase, state.phase_step, state.step, state.tokens)
-        if state.phase_ended:
-            self._begin(state.phase + 1, before=state)
-        else:
-            assert self.running, "opened to say what it wants"
-            self.running.resume(state)
+        if self._rescued:
+            rescued, self._rescued = self._rescued, None
+            self._keeper.make_durable(rescued)
+            return self.restore()
+        if not state.phase_ended:
+            self._keeper.make_durable(self.state())
         return path
 
     def advance(self) -> None:
         """Goes on to the phase after the one that is over, whose checkpoint is durable."""
-        if self._mesh and self._mesh.world.size > 1:
-            # No rank has the whole state but on the disk.
-            _, before = self._keeper.newest()
-        else:
-            before = self.state(ended=True)
-        self._begin(self.at.phase + 1, before=before)
+        last = self.at.phase + 1 == len(self._settings.phases)
+        self.close()
+        if not last:
+            self.restore()
 
     def state(self, *, ended: bool = False) -> State:
         """All that the run needs to go on from here; `ended` when its phase is over."""
@@ -71,26 +79,52 @@ class Course:
         return self.running.state(self.at, seed=self._settings.seed, ended=ended)
 
     def close(self) -> None:
-        """Stops the reading thread."""
+        """Stops the reading thread and frees what the phase at work holds."""
         if self.running:
             self.running.close()
             self.running = None
+            # Model and executor know each other by hooks: without this their memory is taken until some later
+            # collection, while the next phase fills its own.
+            gc.collect()
 
     def _wants(self, head: State) -> Choose | None:
-        """What this rank reads of a checkpoint: in the middle of a phase, which it opens, the parts that it holds. What
-        comes next may look at whole tensors."""
-        if head.phase_ended or not self._is_ours(head):
-            return None
-        return self._open(head.phase).executor.wants()
-
-    def _begin(self, index: int, *, before: State | None = None) -> None:
-        """Goes to the beginning of phase `index`, after the one `before`; past the last one nothing is at work."""
+        """What this rank reads of a checkpoint: the parts that it holds in the phase at work, which it opens; at the
+        very end the first rank looks at all of it, whether it is whole."""
+        if not self._is_ours(head):
+            raise RunConflict(
+                f"step {head.step}: this checkpoint is of another model or seed than the run; start a new run"
+            )
+        if not head.phase_ended:
+            return self._open(head.phase).executor.wants()
+        if not self._keeper.is_durable(head.step):
+            self.close()
+            return functools.partial(_share, self._world)
+        if head.phase + 1 < len(self._settings.phases):
+            return self._open(head.phase + 1).wants(head)
         self.close()
-        if index == len(self._settings.phases):
-            return
+        return None if self._world.rank == 0 else lambda *_: None
+
+    def _fill(self, state: State) -> None:
+        """Takes over a state of which this rank gets what it wants."""
+        self.at, self._rescued = Position(state.phase, state.phase_step, state.step, state.tokens), None
+        if self.running and not state.phase_ended:
+            self.running.resume(state)
+        elif self.running:
+            self.at.phase, self.at.phase_step = state.phase + 1, 0
+            self.running.begin(state)
+        elif not self._keeper.is_durable(state.step):
+            # The phase is over: nobody at work has its tensors any more, and they are to be saved.
+            self._rescued = dataclasses.replace(state, model=dict(state.model), optimizer=dict(state.optimizer))
+        else:
+            for tensors in (state.model, state.optimizer):
+                for name in tensors:
+                    tensors[name]  # reading checks
+
+    def _begin(self, index: int) -> None:
+        """Goes to the beginning of phase `index`, with nothing from before."""
         running = self._open(index)
         self.at.phase, self.at.phase_step = index, 0
-        running.begin(before)
+        running.begin(None)
 
     def _open(self, index: int) -> Running:
         """Makes phase `index` ready."""
@@ -114,3 +148,10 @@ class Course:
         settings = self._settings
         known = state.phase < len(settings.phases) and state.spec == settings.model(state.phase)
         return known and state.seed == settings.seed
+
+
+def _share(world: Group, _group: str, _name: str, shape: tuple[int, ...]) -> Cut:
+    """An even share of the rows of any tensor, whatever model it is of."""
+    if not shape:
+        return whole_cut(shape, first=world.rank == 0)
+    return whole_cut(shape).further(0, chunk_sizes(shape[0], world.size), world)

@@ -13,8 +13,6 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from ropewalk.base.errors import StorageError
 from ropewalk.base.files import PARTIAL
 from ropewalk.checkpoint.commit import Attempt, publish_newest
@@ -33,10 +31,22 @@ from ropewalk.checkpoint.prune import step_of
 from ropewalk.checkpoint.restore import Report
 from ropewalk.checkpoint.retention import Verified, retain
 from ropewalk.checkpoint.snapshot import Snapshot, Stager
-from ropewalk.checkpoint.tensors import Reader, State, Wants, groups_of, manifest_of, save, set_aside, whole
+from ropewalk.checkpoint.tensors import (
+    Fill,
+    Reader,
+    State,
+    Stream,
+    Wants,
+    groups_of,
+    manifest_of,
+    save,
+    set_aside,
+    whole,
+)
 from ropewalk.checkpoint.together import Alone, Together, decided
 from ropewalk.config.ranks import Ranks
 from ropewalk.parallel.comm import Moment, Traffic
+from ropewalk.parallel.cut import Choose
 
 _DECIDE_EVERY = 16
 """Steps between decisions of several ranks, which must wait for each other to decide."""
@@ -89,12 +99,14 @@ class Keeper:
         self.found: Report | None = None
         """Where the state of the last `newest` came from, when there are copies elsewhere than on the disk."""
 
-    def newest(self, *, wants: Wants = whole) -> tuple[Path | None, State | None]:
+    def newest(self, *, wants: Wants = whole, fill: Fill | None = None) -> tuple[Path | None, State | None]:
         """The newest whole checkpoint, the same on every rank; nothing that came after it is left in its way.
 
-        Of each one that is tried, a rank reads what it `wants`. All ranks must call."""
+        Of each one that is tried, a rank reads what it `wants`. A state that came from elsewhere is then saved. With
+        `fill`, that gets the tensors one by one, the state is returned without them, and `make_durable` is left to the
+        caller. All ranks must call."""
         self.settle()
-        found = self._find(wants)
+        found = self._find(wants, fill)
         state = found.state
         path = found.path or (step_path(self._folder, state.step) if state else None)
         for message in found.wrong:
@@ -103,8 +115,8 @@ class Keeper:
             self._clear_way(path, state.step if state else 0)
         self._together.barrier()
         self._saved_at = state.step if state else 0
-        if self._copier and state and not self.holds(state.step):
-            self._save_again(state)
+        if state and fill is None:
+            self.make_durable(state)
         return path, state
 
     def due(self, step: int) -> bool:
@@ -157,7 +169,8 @@ class Keeper:
             snapshot,
             tokenizer=state.tokenizer,
             attempt=attempt,
-            before=lambda: self._copy(manifest, snapshot, tokenizer=state.tokenizer),
+            # Without the state: the thread remembers its last job, and with it a phase that is over would stay.
+            before=functools.partial(self._copy, manifest, snapshot, tokenizer=state.tokenizer),
             after=functools.partial(self._stored, state.step, save=self._saves, best_step=best_step),
         )
         if self._settings.write == "blocking":
@@ -165,6 +178,25 @@ class Keeper:
             if not persister.drain(give_up=self._is_stuck):
                 self._give_up(state.step)
             snapshot.waited(time.perf_counter() - start)
+
+    def is_durable(self, step: int) -> bool:
+        """Whether a state of `step` that was found lies on the disk. All ranks must call."""
+        return not self._copier or self.holds(step)
+
+    def make_durable(self, state: State) -> None:
+        """Makes a checkpoint of a state that was found elsewhere, unless the disk has one of its step. All ranks must
+        call."""
+        if self.is_durable(state.step):
+            return
+        self.save(state)
+        if state.phase_ended:
+            # Nothing may follow that waits for it.
+            self.settle()
+            while not self.holds(state.step):
+                # Each failure counts; the last one allowed raises.
+                self.finished()
+                self.save(state)
+                self.settle()
 
     def copy_due(self, step: int) -> bool:
         """Whether `step` is to be kept in memory alone; not while a save is under way, which needs the buffers. All
@@ -301,9 +333,10 @@ class Keeper:
         # Only now may every rank read it.
         self._together.barrier()
 
-    def best_weights(self, step: int) -> Mapping[str, Tensor]:
-        """The weights of the best validation, made at `step`."""
-        return Reader(step_path(self._best, step)).tensors("model")
+    def best_weights(self, step: int, wants: Choose | None = None) -> Stream:
+        """The weights of the best validation, made at `step`, read as they are asked for: of each the part that this
+        rank `wants`, without it all."""
+        return Stream(Reader(step_path(self._best, step)), "model", wants)
 
     def retain(self, *, best_step: int = 0) -> None:
         """Keeps as many checkpoints as the settings say, and the best from that of `best_step` on. Also called at the
@@ -344,11 +377,11 @@ class Keeper:
         """What rank 0 finds. All ranks must call."""
         return decided(self._together, decide, leads=self._leads)
 
-    def _find(self, wants: Wants) -> Found:
+    def _find(self, wants: Wants, fill: Fill | None) -> Found:
         """The newest state, the same on every rank."""
         if not self._copier:
-            return find_on_disk(self._folder, self._together, leads=self._leads, wants=wants)
-        found = find_anywhere(self._copier, self._together, leads=self._leads, wants=wants)
+            return find_on_disk(self._folder, self._together, leads=self._leads, wants=wants, fill=fill)
+        found = find_anywhere(self._copier, self._together, leads=self._leads, wants=wants, fill=fill)
         self.found = found.report
         for message in found.report.unreachable if found.report else ():
             self._warn(message)
@@ -367,18 +400,6 @@ class Keeper:
                 shutil.rmtree(best)
         for folder in (self._folder, self._best):
             publish_newest(self._disk, folder)
-
-    def _save_again(self, state: State) -> None:
-        """Makes a checkpoint of a state that came from elsewhere."""
-        self.save(state)
-        if state.phase_ended:
-            # Nothing may follow that waits for it.
-            self.settle()
-            while not self.holds(state.step):
-                # Each failure counts; the last one allowed raises.
-                self.finished()
-                self.save(state)
-                self.settle()
 
     def _copy(self, manifest: CheckpointManifest, snapshot: Snapshot, *, tokenizer: bytes) -> None:
         if self._copier:

@@ -56,8 +56,13 @@ def train(
     Checkpoints go to `disk`: this machine's, unless somebody wants to see how a bad one is borne.
     """
     trainer = Trainer(run, read_settings(run), progress or Silent(), list(hooks), disk=disk)
-    with contextlib.closing(trainer), trainer.interrupt, trainer.watchdog:
-        return trainer.train()
+    try:
+        with contextlib.closing(trainer), trainer.interrupt, trainer.watchdog:
+            return trainer.train()
+    finally:
+        # Not when training failed: the others may be in the middle of a collective, and to leave takes all ranks.
+        if trainer.ends_together:
+            leave()
 
 
 class Trainer:
@@ -114,6 +119,8 @@ class Trainer:
             run, settings.planned, self._mesh.control, events=self._events, say=progress.say if self._leads else None
         )
         self.interrupt = Interrupt()
+        self.ends_together = False
+        """Whether all ranks have come to the end, or to a stop that they agreed on."""
         self.watchdog = Watchdog(run, settings.train.faults, rank=place.rank)
         self._ranks = RankWatch(self._mesh.control, events=self._events, sigma=settings.train.faults.straggler_sigma)
         self._timeline = Timeline(
@@ -241,7 +248,9 @@ class Trainer:
         best = running.stopper.best_step
         self._events.write("stopped_early", step=self._course.at.step, best_step=best)
         self._progress.say(f"step {self._course.at.step}: validation stopped gaining; the phase ends as of step {best}")
-        running.executor.load_state(self._keeper.best_weights(best), {})
+        weights = self._keeper.best_weights(best, running.executor.wants())
+        running.executor.load_state(weights, {})
+        weights.check()
 
     def _save(self, *, ended: bool) -> None:
         state = self._sound_state(ended=ended)
@@ -397,6 +406,7 @@ class Trainer:
                 self._make_room(self.interrupt.preempted_at or time.monotonic())
             self._keeper.settle()
             self._save_last()
+        self.ends_together = True
         raise KeyboardInterrupt
 
     def _make_room(self, asked: float) -> None:
@@ -412,6 +422,7 @@ class Trainer:
         saved = self._keeper.holds(step)
         self._events.write("preempted", step=step, saved=saved, seconds=time.monotonic() - asked)
         state = f"step {step} is saved" if saved else f"no time to save step {step}, older checkpoints are intact"
+        self.ends_together = True
         raise Preempted(f"preempted: {state}; the same command continues")
 
     def _save_last(self) -> None:
@@ -433,6 +444,7 @@ class Trainer:
         self._progress.end(f"{made} in {duration(seconds)}")
         for hook in self._hooks:
             hook.after_training(step)
+        self.ends_together = True
         return {"step": step, "tokens": self._course.at.tokens, **self._losses()}
 
     def close(self) -> None:
@@ -440,7 +452,6 @@ class Trainer:
         self._keeper.close()
         self._course.close()
         self._events.close()
-        leave()
 
     def _after_tuning(self, tuning: Tuning) -> None:
         self._events.write("tuned", step=self._course.at.step, **dataclasses.asdict(tuning))

@@ -9,15 +9,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from ropewalk.checkpoint.layouts import wholes
 from ropewalk.checkpoint.tensors import State
 from ropewalk.load.stalls import Stalls
 from ropewalk.model.decoder import Decoder
 from ropewalk.model.spec import Spec
 from ropewalk.parallel.apply import apply
-from ropewalk.parallel.cut import Cut, Part
+from ropewalk.parallel.cut import Choose, Cut, Part
 from ropewalk.parallel.executor import Executor, Points
 from ropewalk.parallel.guard import SpikeRule
 from ropewalk.parallel.mesh import Mesh
@@ -32,7 +30,7 @@ from .peak import expected_seconds
 from .phases import PhaseSpec
 from .schedule import Extent, learning_rate
 from .settings import Settings
-from .start import carried, starting_weights
+from .start import Carrying, load_start
 
 
 @dataclass(slots=True)
@@ -103,17 +101,27 @@ class Running:
         )
         self._flops: dict[int, int] = {}
 
-    def begin(self, before: State | None) -> None:
-        """Takes over what the phase before left, or another start."""
+    def wants(self, before: State) -> Choose:
+        """What this rank reads of the state that the phase before left."""
         if self.phase.start_from:
-            self.start, weights = starting_weights(
-                self.phase.start_from, self.spec, self.data.tokenizer, seed=self.seed
+            return lambda *_: None
+        choose = self._carrying(before).wants
+        return _without_moments(choose) if self.phase.fresh_moments else choose
+
+    def begin(self, before: State | None) -> None:
+        """Takes over what the phase before left, or another start. All ranks must call."""
+        if self.phase.start_from:
+            self.start = load_start(
+                self.phase.start_from,
+                self.spec,
+                self.data.tokenizer,
+                seed=self.seed,
+                choose=self.executor.wants(),
+                load=lambda weights: self.executor.load_state(weights, {}),
             )
-            self.executor.load_state(weights, {})
         elif before:
-            weights = carried(wholes(before.model), before.spec, self.spec, seed=self.seed)
-            known = {} if self.phase.fresh_moments else self._known(wholes(before.optimizer))
-            self.executor.load_state(weights, known)
+            carrying = self._carrying(before)
+            self.executor.load_state(carrying.weights(before.model), carrying.moments(before.optimizer))
 
     def resume(self, state: State) -> None:
         """Goes on from a checkpoint in the middle of this phase."""
@@ -160,18 +168,18 @@ class Running:
         """Stops the reading thread."""
         self.data.loader.close()
 
-    def _known(self, optimizer: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """What the optimizer knows of parameters that this phase trains too. The guard starts anew: other data have
-        other losses."""
-        trained = self.planned.trained or tuple(self.spec.shapes())
-        kept = {key: key.split("/", 1) for key in optimizer}
-        return {key: optimizer[key] for key, (kind, name) in kept.items() if name in trained or kind == "loss_scale"}
+    def _carrying(self, before: State) -> Carrying:
+        return Carrying(before.spec, self.spec, self.executor.wants(), seed=self.seed)
 
 
 def empty(spec: Spec) -> Decoder:
     """The whole model without values: each rank fills its own part."""
     with torch.device("meta"):
         return Decoder(spec)
+
+
+def _without_moments(choose: Choose) -> Choose:
+    return lambda group, name, shape: choose(group, name, shape) if group == "model" else None
 
 
 def _optimizer(

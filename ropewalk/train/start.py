@@ -1,9 +1,15 @@
-"""Training that does not begin from scratch."""
+"""Weights that a phase does not begin from scratch with: those of the phase before, of a checkpoint, of a Hugging Face
+directory.
+
+Every rank reads the parts that it holds, one tensor at a time: nobody needs room for more than its own state and one
+tensor, however large the model is.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from torch import Tensor
@@ -11,46 +17,208 @@ from torch import Tensor
 from ropewalk.base.errors import UserError
 from ropewalk.checkpoint.format import resolve_checkpoint
 from ropewalk.checkpoint.instead import advising
-from ropewalk.checkpoint.layouts import wholes
-from ropewalk.checkpoint.tensors import TOKENIZER, load
+from ropewalk.checkpoint.layouts import Tensors
+from ropewalk.checkpoint.tensors import TOKENIZER, Reader, Stream, head_of
+from ropewalk.model.convert import Imported
+from ropewalk.model.init import initial_value
 from ropewalk.model.layouts import CONFIG
-from ropewalk.model.lora import adapted, merged
+from ropewalk.model.lora import adapter_names, with_adapter
 from ropewalk.model.spec import Spec
+from ropewalk.parallel.cut import Choose, Cut, Part
 
 
-def starting_weights(place: str, spec: Spec, tokenizer: bytes, *, seed: int) -> tuple[str, Mapping[str, Tensor]]:
-    """(where exactly, the weights) of the checkpoint or Hugging Face directory at `place`, as a model of `spec` has
-    them; raises UserError unless they fit it and its `tokenizer`. New adapters are filled from `seed`."""
-    path, weights, theirs, their_tokenizer = _read(Path(place))
+def load_start(
+    place: str, spec: Spec, tokenizer: bytes, *, seed: int, choose: Choose, load: Callable[[Tensors], None]
+) -> str:
+    """Gives `load` the weights of the checkpoint or Hugging Face directory at `place`, as a model of `spec` has them,
+    and returns where exactly they were; raises UserError unless they fit it and its `tokenizer`.
+
+    The parts that `choose` names are read when `load` asks for them. New adapters are filled from `seed`.
+    """
+    source = _open(Path(place))
+    _check(source, spec, tokenizer)
+    carrying = Carrying(source.spec, spec, choose, seed=seed)
+    with advising(source.path):
+        weights = source.weights(carrying.wants)
+        load(carrying.weights(weights))
+        if isinstance(weights, Stream):
+            weights.check()
+    return str(source.path)
+
+
+class Carrying:
+    """How the state of a model of `before` becomes the part of one of `after` that a rank holds, as `choose` says:
+    adapters that it lacks are merged, new ones do nothing yet. Adapters of the same kind go on."""
+
+    def __init__(self, before: Spec, after: Spec, choose: Choose, *, seed: int) -> None:
+        self._before, self._after, self._choose, self._seed = before, after, choose, seed
+        same = _adapters(before) == _adapters(after)
+        self._merged = set() if same else {name.rpartition(".")[0] for name in adapter_names(before)}
+        self._fresh = set() if same else set(adapter_names(after))
+
+    def wants(self, group: str, name: str, shape: tuple[int, ...]) -> Cut | None:
+        """Which part of a tensor of the state before this rank needs."""
+        parameter = name.split("/", 1)[-1]
+        part, _, kind = parameter.rpartition(".")
+        if kind not in ("lora_a", "lora_b") or not (self._fresh or self._merged):
+            return self._choose(group, name, shape)
+        if group != "model" or part not in self._merged:
+            return None
+        return self._adapter_cut(part, kind, shape)
+
+    def weights(self, weights: Tensors) -> Tensors:
+        """The weights of a model of `before`, read by `wants`, as one of `after` has them."""
+        return weights if not (self._fresh or self._merged) else _Carried(self, weights)
+
+    def moments(self, moments: Tensors) -> Tensors:
+        """What an optimizer knows of parameters that are trained before and after. The guard starts anew: other data
+        have other losses."""
+        kept = [key for key in moments if key.split("/", 1)[0] not in ("guard", "compression")]
+        return _Some(moments, kept)
+
+    def names(self) -> list[str]:
+        """The parameters of which this rank holds a part."""
+        return [name for name, shape in self._after.shapes().items() if self._choose("model", name, shape)]
+
+    def part(self, name: str, weights: Tensors) -> Tensor | Part:
+        """This rank's part of one parameter."""
+        shape = self._after.shapes()[name]
+        cut, (part, _, kind) = self._choose("model", name, shape), name.rpartition(".")
+        assert cut, f"{name}: not of this rank"
+        if name in self._fresh:
+            return Part(cut.take(initial_value(name, shape, self._after, seed=self._seed)), cut)
+        found = weights[name]
+        if kind != "weight" or part not in self._merged:
+            return found
+        a, b = (_local(weights[f"{part}.{factor}"]) for factor in ("lora_a", "lora_b"))
+        return Part(with_adapter(_local(found), a, b, self._before), cut)
+
+    def _adapter_cut(self, part: str, kind: str, shape: tuple[int, ...]) -> Cut | None:
+        """Of the factors of B A, the columns of A and the rows of B that a part of their product needs."""
+        name = f"{part}.weight"
+        cut = self._choose("model", name, self._after.shapes()[name])
+        dim = 1 if kind == "lora_a" else 0
+        return cut and Cut(shape, tuple(slicing for slicing in cut.slicings if slicing.dim == dim), cut.first)
+
+
+class _Carried(Mapping[str, Tensor | Part]):
+    """The weights of a `Carrying`, made when they are asked for."""
+
+    def __init__(self, carrying: Carrying, weights: Tensors) -> None:
+        self._carrying, self._weights = carrying, weights
+        self._names = carrying.names()
+
+    def __getitem__(self, name: str) -> Tensor | Part:
+        return self._carrying.part(name, self._weights)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
+
+
+class _Some(Mapping[str, Tensor | Part]):
+    """Some tensors of a state, read when they are asked for."""
+
+    def __init__(self, tensors: Tensors, names: list[str]) -> None:
+        self._tensors, self._names = tensors, names
+
+    def __getitem__(self, name: str) -> Tensor | Part:
+        return self._tensors[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Source:
+    """A model to start from."""
+
+    path: Path
+    spec: Spec
+    tokenizer: bytes
+    weights: Callable[[Choose], Tensors]
+    """The parts that are chosen, read when they are asked for."""
+
+
+def _open(place: Path) -> _Source:
+    if (place / CONFIG).is_file():
+        from ropewalk.model.directory import read_directory  # needs tokenizers
+
+        directory = read_directory(place, dtype="float32")
+        return _Source(
+            path=place,
+            spec=directory.spec,
+            tokenizer=directory.tokenizer,
+            weights=lambda choose: _OfDirectory(directory.weights, choose),
+        )
+    path = resolve_checkpoint(place)
+    with advising(path):
+        reader = Reader(path)
+        tokenizer = reader.file(TOKENIZER)
+    return _Source(
+        path=path,
+        spec=head_of(reader.manifest).spec,
+        tokenizer=tokenizer,
+        weights=lambda choose: Stream(reader, "model", choose),
+    )
+
+
+class _OfDirectory(Mapping[str, Tensor | Part]):
+    """The chosen parts of the weights of a Hugging Face directory, read when they are asked for."""
+
+    def __init__(self, weights: Imported, choose: Choose) -> None:
+        self._weights = weights
+        chosen = {name: choose("model", name, shape) for name, shape in weights.shapes.items()}
+        self._cuts = {name: cut for name, cut in chosen.items() if cut}
+
+    def __getitem__(self, name: str) -> Part:
+        cut = self._cuts[name]
+        return Part(self._weights.part(name, cut.offset, cut.local_shape), cut)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._cuts)
+
+    def __len__(self) -> int:
+        return len(self._cuts)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._cuts
+
+
+def _check(source: _Source, spec: Spec, tokenizer: bytes) -> None:
+    """Refuses a model that `spec` or the tokenizer of the run does not fit."""
     # Adapters come and go; how a model was first filled and what it drops say nothing about its shapes; rotations know
     # no longest row.
     free = {"init", "dropout", "lora_rank", "lora_alpha", "lora_targets"}
     free |= {"sequence_length"} if "positions.weight" not in spec.shapes() else set()
-    there, here = dataclasses.asdict(theirs), dataclasses.asdict(spec)
+    there, here = dataclasses.asdict(source.spec), dataclasses.asdict(spec)
     other = [
         f"model.{key} is {there[key]}, here {here[key]}" for key in here if key not in free and there[key] != here[key]
     ]
+    path = source.path
     if other:
         raise UserError(f"{path}: this model is another one ({'; '.join(other)}); change `[model]` to fit it")
-    if their_tokenizer != tokenizer and _canonical(their_tokenizer) != _canonical(tokenizer):
+    if source.tokenizer != tokenizer and _canonical(source.tokenizer) != _canonical(tokenizer):
         raise UserError(
             f"{path}: this model was trained with another tokenizer; set "
             f'`prepare.tokenizer.file = "{path / TOKENIZER}"`, so that its token ids mean the same'
         )
-    return str(path), carried(weights, theirs, spec, seed=seed)
 
 
-def carried(weights: Mapping[str, Tensor], before: Spec, after: Spec, *, seed: int) -> Mapping[str, Tensor]:
-    """Weights of a model of `before` as one of `after` has them: adapters that it lacks are merged, new ones do nothing
-    yet. Adapters of the same kind go on."""
-    if (before.lora_rank, before.lora_alpha, before.lora_targets) == (
-        after.lora_rank,
-        after.lora_alpha,
-        after.lora_targets,
-    ):
-        return weights
-    plain, _ = merged(weights, before)
-    return adapted(plain, after, seed=seed) if after.lora_rank else plain
+def _adapters(spec: Spec) -> tuple[object, ...]:
+    return spec.lora_rank, spec.lora_alpha, spec.lora_targets
+
+
+def _local(tensor: Tensor | Part) -> Tensor:
+    return tensor.local if isinstance(tensor, Part) else tensor
 
 
 def _canonical(tokenizer: bytes) -> str:
@@ -58,15 +226,3 @@ def _canonical(tokenizer: bytes) -> str:
     from tokenizers import Tokenizer  # a worker that starts from scratch does without
 
     return Tokenizer.from_buffer(tokenizer).to_str()
-
-
-def _read(place: Path) -> tuple[Path, Mapping[str, Tensor], Spec, bytes]:
-    if (place / CONFIG).is_file():
-        from ropewalk.model.directory import read_directory  # needs tokenizers
-
-        found = read_directory(place, dtype="float32")
-        return place, found.weights, found.spec, found.tokenizer
-    path = resolve_checkpoint(place)
-    with advising(path):
-        state = load(path, optimizer=False)
-    return path, wholes(state.model), state.spec, state.tokenizer

@@ -17,9 +17,10 @@ import torch
 
 from ropewalk.checkpoint.format import list_checkpoints, verify_checkpoint
 from ropewalk.checkpoint.retention import retain
-from ropewalk.checkpoint.tensors import State, load_newest, save
+from ropewalk.checkpoint.tensors import State, save
 from ropewalk.model.config import Model
 from ropewalk.model.spec import resolve
+from tests.checkpoint.newest import load_newest
 
 
 def state(step: int) -> State:

@@ -22,7 +22,8 @@ from ropewalk.checkpoint.format import (
     verify_checkpoint,
 )
 from ropewalk.checkpoint.retention import retain
-from ropewalk.checkpoint.tensors import State, load, load_newest, save, set_aside
+from ropewalk.checkpoint.tensors import State, load, save, set_aside
+from tests.checkpoint.newest import load_newest
 from tests.tiny import small_spec
 
 DTYPES = [

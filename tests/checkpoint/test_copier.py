@@ -16,10 +16,12 @@ import pytest
 from ropewalk.base.errors import ConfigError
 from ropewalk.checkpoint.config import Tiers
 from ropewalk.checkpoint.copier import Copier, memory_folder
+from ropewalk.checkpoint.finding import find_anywhere
 from ropewalk.checkpoint.memory import Memory
 from ropewalk.checkpoint.remote import Remote
 from ropewalk.checkpoint.retention import retain
 from ropewalk.checkpoint.tensors import manifest_of, save
+from ropewalk.checkpoint.together import Alone
 from ropewalk.config.ranks import Ranks
 from tests.checkpoint.shards import COLUMNS, ROWS, flip, parts_of, same, state
 
@@ -96,11 +98,12 @@ def test_a_replaced_machine_takes_everything_from_the_other(machines: Machines) 
     machines.keep(3)
     machines.keep(4)
     machines.lose(1)
-    found, report = machines.copiers[1].restore()
-    assert found is not None
-    assert same(found, state(4))
-    assert len(report.sources) == 1
-    assert next(iter(report.sources)).startswith("peer")
+    found = find_anywhere(machines.copiers[1], Alone(), leads=True)
+    assert found.state is not None
+    assert found.report is not None
+    assert same(found.state, state(4))
+    assert len(found.report.sources) == 1
+    assert next(iter(found.report.sources)).startswith("peer")
 
 
 def test_a_damaged_replica_is_passed_over_for_the_step_before(machines: Machines) -> None:
@@ -109,10 +112,11 @@ def test_a_damaged_replica_is_passed_over_for_the_step_before(machines: Machines
     machines.lose(1)
     (damaged,) = machines.memory(0).folder.glob("run/rank-00001-of-*/step-00000004*/model-00001.safetensors")
     flip(damaged, bit=777)
-    found, report = machines.copiers[1].restore()
-    assert found is not None
-    assert same(found, state(3))
-    assert "model-00001.safetensors" in report.damaged[0]
+    found = find_anywhere(machines.copiers[1], Alone(), leads=True)
+    assert found.state is not None
+    assert found.report is not None
+    assert same(found.state, state(3))
+    assert "model-00001.safetensors" in found.report.damaged[0]
 
 
 def test_forecasts_stand_beside_what_was_measured(machines: Machines) -> None:

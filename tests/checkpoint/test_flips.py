@@ -18,7 +18,8 @@ from ropewalk.checkpoint.layouts import as_bytes
 from ropewalk.checkpoint.persist import Persister
 from ropewalk.checkpoint.reshard import reshard
 from ropewalk.checkpoint.snapshot import Stager
-from ropewalk.checkpoint.tensors import Reader, load, load_newest, manifest_of, save
+from ropewalk.checkpoint.tensors import Reader, load, manifest_of, save
+from tests.checkpoint.newest import load_newest
 from tests.checkpoint.test_background import parts_of
 from tests.checkpoint.test_background import state as buffered
 from tests.checkpoint.test_checkpoint import identical, state

@@ -12,7 +12,8 @@ from ropewalk.checkpoint.commit import Attempt
 from ropewalk.checkpoint.disk import LocalDisk
 from ropewalk.checkpoint.format import list_checkpoints
 from ropewalk.checkpoint.retention import retain
-from ropewalk.checkpoint.tensors import State, load_newest, save
+from ropewalk.checkpoint.tensors import State, save
+from tests.checkpoint.newest import load_newest
 from tests.checkpoint.power import RecordingDisk, states
 from tests.checkpoint.power import State as After
 from tests.tiny import small_spec

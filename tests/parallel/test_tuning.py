@@ -207,7 +207,8 @@ def test_sharding_changes_nothing_about_what_is_joined_to_products(by_torch, mon
     spec = small_spec(width=32, hidden=64, heads=2, sequence_length=16, vocabulary=64)
     for zero in range(4):
         plan = Plan(device="cpu", precision=precision, batch_rows=2, microbatch_rows=2, zero=zero)
-        made = applying.apply(plan, build(spec, seed=0), None, lambda p, _: make_optimizer(p, Optimizer(), spec=spec))
+        made = apply(plan, build(spec, seed=0), None, lambda p, _: make_optimizer(p, Optimizer(), spec=spec))
+        tuned(made.model, plan, dtype=torch.bfloat16)  # `apply` does so on a GPU, after sharding as well
         found = {module.bare for module in maps_of(made.model).values()}
         assert found == {precision == "bf16-pure"}, zero
         assert all(module.product is products.product for module in maps_of(made.model).values())

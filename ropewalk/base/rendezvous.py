@@ -58,12 +58,12 @@ class Failure:
     status: int = PeerFailed.exit_code
     """Exit status of the other ranks."""
     step: int | None = None
-    """The step in which it happened, where that is known."""
+    """Steps done before, where that is known."""
     consequence: bool = False
     """Whether the error looks like that of a rank whose peer failed."""
 
     def __str__(self) -> str:
-        step = f" in step {self.step}" if self.step is not None else ""
+        step = f" after step {self.step}" if self.step is not None else ""
         return f"rank {self.rank} on {self.host} failed first{step}: {self.message}"
 
 

@@ -63,7 +63,7 @@ def train(
     """
     trainer = Trainer(run, read_settings(run), progress or Silent(), list(hooks), disk=disk)
     # Reported before anything is closed, which may wait for the others.
-    reporting = rendezvous.reporting(lambda: trainer.step + 1) if rendezvous else contextlib.nullcontext()
+    reporting = rendezvous.reporting(lambda: trainer.step) if rendezvous else contextlib.nullcontext()
     with contextlib.closing(trainer), trainer.interrupt, trainer.watchdog, reporting:
         return trainer.train()
 

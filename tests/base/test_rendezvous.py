@@ -142,7 +142,7 @@ def test_a_rank_that_raises_ends_all_others_with_its_error(tmp_path: Path, faili
         others = [rank for number, (_, rank) in enumerate(ranks) if number != failing]
         assert all(rank.ended.wait(PATIENCE_S) for rank in others)
     assert [rank.status for rank in others] == [PeerFailed.exit_code] * (WORLD - 1)
-    said = f"rank {failing} on {socket.gethostname()} failed first in step 5: ValueError: no such thing"
+    said = f"rank {failing} on {socket.gethostname()} failed first after step 5: ValueError: no such thing"
     assert all(line.endswith(said) for rank in others for line in rank.said)
     assert ranks[failing][1].said == []
 

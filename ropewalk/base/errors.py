@@ -10,6 +10,7 @@
     ├── StorageError         the disk is full, read-only or failing: exit 2; what was committed is intact
     ├── HardwareError        two computations that must agree do not: exit 2; what was committed is intact
     ├── WorkersFailed        processes started for a run fail again and again: exit 1; shows their last words
+    ├── PeerFailed           another rank of the launch failed first: exits as that rank's error says
     └── Preempted            the scheduler wanted the machine back and the state is saved: exit 0
 
 Any other exception is a bug and keeps its traceback.
@@ -85,6 +86,17 @@ class WorkersFailed(RopewalkError):
     """Processes that were started for a run failed as often as they may; what was committed before is intact."""
 
     exit_code = 1
+
+
+class PeerFailed(RopewalkError):
+    """Another rank of the launch failed first; the message says which, where and why."""
+
+    exit_code = 71
+    """Where the other rank died or met a bug; 70 is a process that hung. A request that cannot be met stays 2."""
+
+    def __init__(self, message: str, exit_code: int = exit_code) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
 
 
 class Preempted(RopewalkError):

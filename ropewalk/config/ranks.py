@@ -44,6 +44,13 @@ class Ranks:
     """Number of this machine."""
     restart: int = 0
     """How many attempts ended before this one, by the launcher's count."""
+    head: str = ""
+    """The host of rank 0 as the launcher names it; "": it does not."""
+
+    @property
+    def launch(self) -> str:
+        """What all processes of one launch share and, mostly, no other launch has."""
+        return f"{self.launcher} {self.rendezvous} {self.head} {self.world} {self.restart}"
 
 
 def ranks(environment: Mapping[str, str] = os.environ) -> Ranks:
@@ -61,6 +68,7 @@ def ranks(environment: Mapping[str, str] = os.environ) -> Ranks:
                 local_world=_local_world(launcher, environment, node),
                 node=node,
                 restart=_first(environment, "TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT"),
+                head=_head(launcher, environment),
             )
     return Ranks()
 
@@ -83,6 +91,11 @@ def _rendezvous(launcher: Launcher, environment: Mapping[str, str]) -> str:
         return "mpi://"
     port = FIRST_PORT + _first(environment, "SLURM_JOB_ID") % PORTS
     return f"tcp://{hosts(environment[SLURM_STEP])[0]}:{port}"
+
+
+def _head(launcher: Launcher, environment: Mapping[str, str]) -> str:
+    first = hosts(environment[SLURM_STEP])[0] if launcher == "slurm" else ""
+    return environment.get("MASTER_ADDR", first)
 
 
 def _local_world(launcher: Launcher, environment: Mapping[str, str], node: int) -> int:

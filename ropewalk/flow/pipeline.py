@@ -14,6 +14,7 @@ from ropewalk.base.errors import DamagedCheckpoint, DataError, MissingPackage, R
 from ropewalk.base.events import EventLog, events_path, read_events, steps
 from ropewalk.base.files import locked, read_json, write_json
 from ropewalk.base.progress import Progress, Silent
+from ropewalk.base.rendezvous import Rendezvous
 from ropewalk.checkpoint.format import identity, list_checkpoints, read_checkpoint_manifest, resolve_checkpoint
 from ropewalk.checkpoint.instead import advising
 from ropewalk.config.ranks import ranks
@@ -35,11 +36,11 @@ from ropewalk.store.foreign.corpora import absolute, read_prepared
 from ropewalk.store.manifest import FILE as MANIFEST
 from ropewalk.store.manifest import Manifest, read_manifest
 from ropewalk.store.origin import Origin
+from ropewalk.train.failures import meet
 from ropewalk.train.phases import phases_of
 from ropewalk.train.settings import VERDICT, training_seed
 
 from .adopt import adopt, check_mixtures, plan_adoption
-from .meeting import Meeting
 from .opening import check_inputs, located, open_run, set_aside
 from .recipe import Recipe
 from .stages import Result, Stages, fingerprint, read_record
@@ -69,37 +70,37 @@ def advance(
     on this machine; None: as many as `[parallel]` asks for. Where a launcher (torchrun, srun, mpirun) started several
     processes, all must call: the first does everything and the others train with it.
     """
-    check_inputs(resolved)
     folder = runs / resolved.value.name
     place = ranks()
-    if place.world > 1 and (begin_training or processes not in (None, place.world)):
-        raise UserError(f"{place.launcher} started {place.world} processes; leave out --nproc and --detach")
-    if profile_steps and (processes or 1) > 1:
-        raise UserError(PROFILES_ONE)
-    meeting = Meeting(folder, place)
-    if place.rank > 0:
-        return _assist(folder, meeting)
-    processes = place.world if place.world > 1 else processes
-    if until != "prepare":
-        check_plan(resolved, processes=processes)
-    if new:
-        _refuse_if_running(folder)
-        set_aside(folder)
-    with locked(folder), EventLog(folder) as events:
-        open_run(folder, resolved, events)
-        flow = Flow(
-            *(folder, resolved.value, events, progress or Silent()),
-            profile_steps=profile_steps,
-            processes=processes,
-            meeting=meeting,
-        )
-        result = flow.run(until)
-        if verify:
-            result = flow.verify()
-        meeting.tell("nothing")
-        if begin_training:
-            flow.begin_training()
-        return {**result, "profile": flow.profile} if profile_steps else result
+    with meet(folder, place) as rendezvous:
+        check_inputs(resolved)
+        if place.world > 1 and (begin_training or processes not in (None, place.world)):
+            raise UserError(f"{place.launcher} started {place.world} processes; leave out --nproc and --detach")
+        if profile_steps and (processes or 1) > 1:
+            raise UserError(PROFILES_ONE)
+        if place.rank > 0:
+            return _assist(folder, rendezvous)
+        processes = place.world if place.world > 1 else processes
+        if until != "prepare":
+            check_plan(resolved, processes=processes)
+        if new:
+            _refuse_if_running(folder)
+            set_aside(folder)
+        with locked(folder), EventLog(folder) as events:
+            open_run(folder, resolved, events)
+            flow = Flow(
+                *(folder, resolved.value, events, progress or Silent()),
+                profile_steps=profile_steps,
+                processes=processes,
+                rendezvous=rendezvous,
+            )
+            result = flow.run(until)
+            if verify:
+                result = flow.verify()
+            rendezvous.announce("nothing")
+            if begin_training:
+                flow.begin_training()
+            return {**result, "profile": flow.profile} if profile_steps else result
 
 
 class Flow:
@@ -114,10 +115,10 @@ class Flow:
         *,
         profile_steps: int,
         processes: int | None,
-        meeting: Meeting,
+        rendezvous: Rendezvous,
     ) -> None:
         self._folder, self._recipe, self._progress = folder, recipe, progress
-        self._processes, self._meeting = processes, meeting
+        self._processes, self._rendezvous = processes, rendezvous
         self._profile_steps = profile_steps
         self.profile: Result | None = None
         """The table of the profiled steps."""
@@ -149,7 +150,7 @@ class Flow:
         """Whether the plan computes what one device does; the run stays as it is."""
         processes = planned_processes(self._folder)
         if processes == 1 or ranks().world > 1:
-            self._meeting.tell("verify")
+            self._rendezvous.announce("verify")
             module = needs_torch("ropewalk.train.verify", "verification")
             return dict(module.verify(self._folder, progress=self._progress))
         (self._folder / VERDICT).unlink(missing_ok=True)
@@ -248,14 +249,16 @@ class Flow:
             wanted = planned_processes(self._folder)
             if wanted > 1 and ranks().world == 1:
                 return self._train_in_a_team(wanted)
-            self._meeting.tell("train")
+            self._rendezvous.announce("train")
             if self._profile_steps:
                 module = needs_torch("ropewalk.train.profile", "training")
                 made = module.train_profiled(self._folder, steps=self._profile_steps, progress=self._progress)
                 self.profile = made.table
                 return dict(made.figures)
             loop = needs_torch("ropewalk.train.loop", "training")
-            return dict(loop.train(self._folder, progress=self._progress))
+            figures = loop.train(self._folder, progress=self._progress, rendezvous=self._rendezvous)
+            self._rendezvous.leave()  # the other ranks end here; what follows is done without them
+            return dict(figures)
 
         checkpoints = self._folder / "checkpoints"
         result = self._stages.do(
@@ -333,12 +336,12 @@ class Flow:
             return False  # training goes on from an older one, and says so
 
 
-def _assist(folder: Path, meeting: Meeting) -> Result:
+def _assist(folder: Path, rendezvous: Rendezvous) -> Result:
     """What a process does that is not the first of its world: it trains or verifies when the first one does. The result
     of training is the first one's; the verdict is everybody's."""
-    what = meeting.hear()
+    what = rendezvous.wait()
     if what == "train":
-        needs_torch("ropewalk.train.loop", "training").train(folder)
+        needs_torch("ropewalk.train.loop", "training").train(folder, rendezvous=rendezvous)
     elif what == "verify":
         return dict(needs_torch("ropewalk.train.verify", "verification").verify(folder))
     return {}

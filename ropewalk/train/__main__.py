@@ -16,9 +16,11 @@ from ropewalk.base.events import EventLog
 from ropewalk.base.files import locked
 from ropewalk.base.progress import Lines, Progress
 from ropewalk.base.relay import LOGS, PROGRESS, Relay
+from ropewalk.base.rendezvous import Rendezvous
 from ropewalk.config.ranks import Ranks, ranks
 from ropewalk.config.threads import share_cores
 
+from .failures import meet
 from .settings import read_settings
 
 VERIFY = "--verify"
@@ -31,15 +33,9 @@ def main(arguments: list[str]) -> int:
         return 2
     run, place = Path(arguments[0]), ranks()
     try:
-        share_cores()
-        # After the line above: torch reads the environment when it is imported.
-        from .loop import train
-        from .verify import verify
-
         read_settings(run)  # before the lock, which would make a folder of any name
-        work = verify if VERIFY in arguments else train
-        with locked(run) if place.world == 1 else contextlib.nullcontext():
-            work(run, progress=_progress(run, place))
+        with locked(run) if place.world == 1 else contextlib.nullcontext(), meet(run, place) as rendezvous:
+            _work(run, place, rendezvous, verifies=VERIFY in arguments)
     except RopewalkError as error:
         print(error, file=sys.stderr)
         if error.exit_code and run.is_dir():
@@ -50,6 +46,19 @@ def main(arguments: list[str]) -> int:
         print("interrupted; the same command continues", file=sys.stderr)
         return 130
     return 0
+
+
+def _work(run: Path, place: Ranks, rendezvous: Rendezvous, *, verifies: bool) -> None:
+    share_cores()
+    # After the line above: torch reads the environment when it is imported.
+    from .loop import train
+    from .verify import verify
+
+    progress = _progress(run, place)
+    if verifies:
+        verify(run, progress=progress)
+    else:
+        train(run, progress=progress, rendezvous=rendezvous)
 
 
 def _progress(run: Path, place: Ranks) -> Progress:

@@ -16,6 +16,7 @@ from ropewalk.base.events import EventLog, read_events
 from ropewalk.base.events import steps as steps_of
 from ropewalk.base.files import point
 from ropewalk.base.progress import Progress, Silent, duration
+from ropewalk.base.rendezvous import Rendezvous
 from ropewalk.checkpoint.disk import Disk
 from ropewalk.checkpoint.tensors import State
 from ropewalk.config.ranks import ranks
@@ -49,15 +50,23 @@ TUNING = "measuring which kernels are quickest for these shapes, once on GPUs of
 
 
 def train(
-    run: Path, *, progress: Progress | None = None, hooks: Iterable[Hook] = (), disk: Disk | None = None
+    run: Path,
+    *,
+    progress: Progress | None = None,
+    hooks: Iterable[Hook] = (),
+    disk: Disk | None = None,
+    rendezvous: Rendezvous | None = None,
 ) -> dict[str, float]:
     """Trains the run in directory `run` to its last step, from its newest whole checkpoint; the last figures.
 
-    Checkpoints go to `disk`: this machine's, unless somebody wants to see how a bad one is borne.
+    Checkpoints go to `disk`: this machine's, unless somebody wants to see how a bad one is borne. A failure is reported
+    to the other ranks by `rendezvous`.
     """
     trainer = Trainer(run, read_settings(run), progress or Silent(), list(hooks), disk=disk)
+    # Reported before anything is closed, which may wait for the others.
+    reporting = rendezvous.reporting(lambda: trainer.step) if rendezvous else contextlib.nullcontext()
     try:
-        with contextlib.closing(trainer), trainer.interrupt, trainer.watchdog:
+        with contextlib.closing(trainer), trainer.interrupt, trainer.watchdog, reporting:
             return trainer.train()
     finally:
         # Not when training failed: the others may be in the middle of a collective, and to leave takes all ranks.
@@ -132,6 +141,11 @@ class Trainer:
             together=self._together,
             say=progress.say,
         )
+
+    @property
+    def step(self) -> int:
+        """Steps done."""
+        return self._course.at.step
 
     def train(self) -> dict[str, float]:
         course = self._course

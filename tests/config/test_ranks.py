@@ -42,8 +42,8 @@ AT_SLURMS_FIRST_NODE = "tcp://gpu07:23456"
     ("environment", "expected"),
     [
         ({}, Ranks()),
-        (TORCHRUN, Ranks(3, 8, 1, "env://", "torchrun", local_world=2, node=1, restart=4)),
-        (SLURM, Ranks(6, 11, 2, AT_SLURMS_FIRST_NODE, "slurm", local_world=4, node=1, restart=2)),
+        (TORCHRUN, Ranks(3, 8, 1, "env://", "torchrun", local_world=2, node=1, restart=4, head="node1")),
+        (SLURM, Ranks(6, 11, 2, AT_SLURMS_FIRST_NODE, "slurm", local_world=4, node=1, restart=2, head="gpu07")),
         (OPEN_MPI, Ranks(5, 6, 2, "mpi://", "mpi", local_world=3)),
         ({"RANK": "3", "WORLD_SIZE": "8"}, Ranks()),
     ],

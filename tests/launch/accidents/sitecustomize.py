@@ -1,5 +1,6 @@
 """Python imports this at its start when its folder is on PYTHONPATH: a training process then kills itself when a file
-in the folder that KILLS names asks for it by `RANK-STEP`. The file is taken away first, so that it happens once.
+in the folder that KILLS names asks for it by `RANK-STEP`, or raises what the file holds. The file is taken away first,
+so that it happens once.
 """
 
 import os
@@ -15,7 +16,10 @@ if "KILLS" in os.environ and "RANK" in os.environ:
         if event == "ropewalk.point" and arguments[0].startswith("train.step:"):
             wish = _asked / f"{_rank}-{arguments[0].removeprefix('train.step:')}"
             if wish.exists():
+                words = wish.read_text()
                 wish.unlink()
+                if words:
+                    raise ValueError(words)
                 os.kill(os.getpid(), signal.SIGKILL)
 
     sys.addaudithook(_die_when_asked)

@@ -1,4 +1,4 @@
-# Every target makes its own .venv and installs what it needs; the only assumptions are Python 3.11+, a C compiler and make.
+# Every target makes its own .venv and installs what it needs; the only assumptions are Python 3.11 or 3.12, a C compiler and make.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -13,7 +13,7 @@ TEST_ENV := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 NUMBA_N
 # The Python of `make test-gpu`; one that has torch for GPUs and pytest needs nothing installed: GPU_PYTHON=python3
 GPU_PYTHON ?= $(BIN)/python
 
-.PHONY: help quickstart test test-slow test-gpu lint bench docs clean
+.PHONY: help quickstart test test-slow test-gpu lint bench docs wheel clean
 help:
 	@echo "make quickstart   raw files -> evaluated model -> runs/quickstart/report.html"
 	@echo "make test         all tests but the slow ones; make test-slow runs those"
@@ -21,10 +21,11 @@ help:
 	@echo "make lint         ruff and mypy"
 	@echo "make bench NAME=x run benchmarks/x.py with its peers; the last line is JSON"
 	@echo "make docs         write docs/reference and build the site into site/"
+	@echo "make wheel        build the wheel and the source distribution into dist/"
 
 # Torch first and pinned: a looser request could replace the build that this machine offers.
 $(VENV)/.train: pyproject.toml constraints.txt
-	@$(PYTHON) -c 'import sys; sys.exit(0 if (3, 11) <= sys.version_info < (3, 14) else "ropewalk needs Python 3.11 to 3.13; name one with: make PYTHON=python3.12")'
+	@$(PYTHON) -c 'import sys; sys.exit(0 if (3, 11) <= sys.version_info < (3, 13) else "ropewalk needs Python 3.11 or 3.12; name one with: make PYTHON=python3.12")'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing into $(VENV) (torch first; a minute or two)"
 	@$(PIP) "$$(grep '^torch==' constraints.txt)"
@@ -64,7 +65,11 @@ bench: $(VENV)/.train
 
 docs: $(VENV)/.docs
 	@$(BIN)/python -m ropewalk.flow.reference docs/reference
-	@$(BIN)/mkdocs build --quiet --strict
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	@echo "site/index.html; with search: $(BIN)/python -m http.server --directory site"
+
+wheel: $(VENV)/.dev
+	@$(BIN)/python -m build --no-isolation --outdir dist .
 
 clean:
-	rm -rf $(VENV) site build
+	rm -rf $(VENV) site build dist

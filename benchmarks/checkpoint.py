@@ -3,8 +3,8 @@
 Each way runs in a process of its own and saves six times; figures are medians of saves 2 to 6, the first one paying for
 buffers and imports. *Durable* is the time until the files, and for ours the folder, are on the disk: ways that do not
 sync are synced afterwards. *At once* is ours with nothing to hide the copy behind. *Packed* is ours with
-`checkpoint.packing = "on"`, of normally distributed float32, which packs worse than most weights; on one thread, and on
-the two of the default.
+`checkpoint.compression = "on"`, of normally distributed float32, which packs worse than most weights; on one
+thread, and on the two of the default.
 
 Ours and DCP's `async_save` also save beside a training, the same for both: matrix products for half a second a step,
 then an update of the whole state in place. Stretches of steps with a save at their beginning take turns with stretches
@@ -69,7 +69,7 @@ class Ours:
         self._spec = resolve(Model(width=8, heads=1), vocabulary=3, sequence_length=4)
         self._model = {name: tensor for name, tensor in given.items() if name.startswith("weight/")}
         self._moments = {name: tensor for name, tensor in given.items() if name not in self._model}
-        settings = Checkpoints(keep_last=SAVES, packing="on" if packed else "off", threads=threads)
+        settings = Checkpoints(keep_last=SAVES, compression="on" if packed else "off", threads=threads)
         self._keeper = Keeper(place, settings, warn=print)
         self.fence, self.close = self._keeper.fence, self._keeper.close
 

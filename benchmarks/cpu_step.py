@@ -43,9 +43,9 @@ def ours(case: str, *, compiled: bool) -> Callable[[], float]:
     from ropewalk.train.optimizer import make_optimizer
 
     layers, width, heads, hidden, rows, length, vocabulary = CASES[case]
-    settings = Model(layers=layers, width=width, heads=heads, hidden=hidden, tied=True)
+    settings = Model(layers=layers, width=width, heads=heads, mlp_width=hidden, tie_embeddings=True)
     model = build(resolve(settings, vocabulary=vocabulary, sequence_length=length), seed=0)
-    plan = Plan(device="cpu", precision="bf16", batch_rows=rows, microbatch_rows=rows, compile=compiled)
+    plan = Plan(device="cpu", precision="bf16", batch_size=rows, microbatch_size=rows, compile=compiled)
     executor = apply(plan, model, None, lambda parameters, _: make_optimizer(parameters, Optimizer()), clip_norm=1.0)
     batch = Batch.of_rows(tokens(case))
     return lambda: executor.step(batch, lr=1e-3).loss.item()

@@ -113,7 +113,7 @@ def from_ropewalk(
     loader = Loader(
         folder,
         sequence_length=LENGTH,
-        batch_rows=ROWS,
+        batch_size=ROWS,
         seed=0,
         mixture={"s0": 0.7, "s1": 0.3},
         packing="best-fit",

@@ -44,8 +44,8 @@ DOCUMENTS = {"code": 150, "prose": 200, "chinese": 1000}
 """Documents that datatrove gets."""
 FILTERS = ("repetition", "gopher", "c4", "fineweb")
 OFF = {
-    "min_bytes": 0,
-    "max_bytes": 0,
+    "min_characters": 0,
+    "max_characters": 0,
     "max_mean_line_length": 0.0,
     "min_letter_share": 0.0,
     "max_duplicate_line_share": 1.0,

@@ -85,8 +85,8 @@ def ropewalk(case: Case, rows: int) -> Step:
     plan = Plan(
         device="cuda",
         precision=case.precision,  # type: ignore[arg-type]
-        batch_rows=rows,
-        microbatch_rows=rows,
+        batch_size=rows,
+        microbatch_size=rows,
         recompute=case.recompute,  # type: ignore[arg-type]
         compile=True,
     )
@@ -131,7 +131,7 @@ def transformers(case: Case, rows: int) -> Step:
     from ropewalk.train.config import Optimizer
     from ropewalk.train.peers import transformers_step
 
-    plan = Plan(device="cuda", precision="bf16", batch_rows=rows, microbatch_rows=rows)
+    plan = Plan(device="cuda", precision="bf16", batch_size=rows, microbatch_size=rows)
     spec, device = shapes(case)[1], torch.device("cuda", 0)
     return transformers_step(spec, plan, device=device, optimizer=Optimizer(), clip_norm=1.0, compiled=True)
 
@@ -142,7 +142,7 @@ MAKERS = {"ropewalk": ropewalk, "nanogpt": nanogpt, "transformers": transformers
 def measure(case: Case, who: str, rows: int | None) -> dict[str, float]:
     """Tokens a second, by the GPU's clock over all steps, and the most memory."""
     size, spec = shapes(case)
-    rows = rows or size.batch_rows
+    rows = rows or size.batch_size
     step = MAKERS[who](case, rows)
     for _ in range(WARMUP):
         step()

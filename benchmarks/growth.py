@@ -37,7 +37,7 @@ from ropewalk.train.optimizer import make_optimizer
 
 VOCABULARY, LENGTH, ROWS = 2048, 128, 16
 PEAK_LR, WARMUP_STEPS, VALIDATE_ROWS = 2e-3, 30, 64
-LARGE = {"layers": 6, "width": 128, "heads": 4, "hidden": 384}
+LARGE = {"layers": 6, "width": 128, "heads": 4, "mlp_width": 384}
 DEVICE: Literal["cpu", "cuda"] = "cuda" if torch.cuda.is_available() else "cpu"
 
 
@@ -54,8 +54,8 @@ class Way:
 WAYS = {
     "depth-identity": Way({"layers": 3}),
     "depth-stack": Way({"layers": 3}, new_blocks="stack"),
-    "hidden": Way({"hidden": 192}, noise=0.1),
-    "width": Way({"width": 64, "heads": 2, "hidden": 192}, noise=0.1),
+    "mlp_width": Way({"mlp_width": 192}, noise=0.1),
+    "width": Way({"width": 64, "heads": 2, "mlp_width": 192}, noise=0.1),
 }
 
 
@@ -80,10 +80,10 @@ def train(
     model: Decoder, data: Path, *, first: int, steps: int, every: int, seed: int, target: float | None = None
 ) -> Trained:
     """Trains from step `first` of the data on, for `steps` steps or until the held-out loss meets `target`."""
-    plan = Plan(device=DEVICE, precision="fp32", batch_rows=ROWS, microbatch_rows=ROWS)
+    plan = Plan(device=DEVICE, precision="fp32", batch_size=ROWS, microbatch_size=ROWS)
     executor = apply(plan, model, None, lambda parameters, _: make_optimizer(parameters, Optimizer()), clip_norm=1.0)
     held_out = held_out_rows(data, sequence_length=LENGTH, rows=VALIDATE_ROWS)
-    loader = Loader(data, sequence_length=LENGTH, batch_rows=ROWS, seed=seed)
+    loader = Loader(data, sequence_length=LENGTH, batch_size=ROWS, seed=seed)
     loader.seek({"row": first * ROWS})
 
     def held_out_loss() -> float:
@@ -154,7 +154,7 @@ def _prepared() -> Path:
     from ropewalk.flow.verbs import quickstart_recipe
 
     folder = ROOT / ".bench" / "growth"
-    overrides = [f"prepare.tokenizer.vocabulary={VOCABULARY}", f'prepare.folder="{folder / "prepared"}"']
+    overrides = [f"prepare.tokenizer.vocab_size={VOCABULARY}", f'prepare.folder="{folder / "prepared"}"']
     return Path(prepare(quickstart_recipe(overrides), runs=folder / "runs")["folder"])
 
 

@@ -228,7 +228,9 @@ def settings(folder: Path, cores: int, *, executor: str = "auto", workers: str =
         Transform(kind="flip", executor=executor),
         Transform(kind="normalise", mean=MEAN, std=STD),
     )
-    return Media(name="photographs", path=str(folder), batch=BATCH, workers=workers, threads=cores, transforms=steps)
+    return Media(
+        name="photographs", path=str(folder), batch_size=BATCH, workers=workers, threads=cores, transforms=steps
+    )
 
 
 def difference(folder: Path, device: str) -> float:

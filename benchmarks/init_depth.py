@@ -111,13 +111,13 @@ class Row:
 def deep(layers: int, steps: int) -> Table:
     """Post-LN with the papers' warm-up. `gaussian` is the plain 0.02, which is Glorot's deviation at width 2,500 and a
     seventh of it at this one: branches start almost silent. `glorot` has that deviation at this width."""
-    model = Model(**SMALL, layers=layers, hidden=96, mlp="gelu", norm="layer", norm_place="post", init="gaussian")
+    model = Model(**SMALL, layers=layers, mlp_width=96, mlp="gelu", norm="layer", norm_position="post", init="gaussian")
     return Table(contenders=starts(model, "lipschitz", "ds-init", warmup=True), rates=(5e-4, 1e-3, 2e-3), steps=steps)
 
 
 def bare(layers: int, steps: int) -> Table:
     """No norm, no warm-up."""
-    model = Model(**SMALL, layers=layers, hidden=96, mlp="gelu", norm="none", init="gaussian")
+    model = Model(**SMALL, layers=layers, mlp_width=96, mlp="gelu", norm="none", init="gaussian")
     return Table(contenders=starts(model, "t-fixup", warmup=False), rates=(1e-3, 2e-3, 4e-3), steps=steps)
 
 
@@ -135,9 +135,9 @@ def glorot(model: Model, *, warmup_share: float) -> Contender:
 def norms(layers: int, steps: int) -> Table:
     """Blocks start by Glorot, as in Xiong et al. 2020, where warm-up is what post-LN needs and pre-LN does not."""
     placed = {
-        "post-LN": Model(**SMALL, layers=layers, hidden=96, mlp="gelu", norm="layer", norm_place="post"),
-        "pre-LN": Model(**SMALL, layers=layers, hidden=96, mlp="gelu", norm="layer", norm_place="pre"),
-        "pre-RMSNorm": Model(**SMALL, layers=layers, hidden=96, mlp="gelu", norm="rms", norm_place="pre"),
+        "post-LN": Model(**SMALL, layers=layers, mlp_width=96, mlp="gelu", norm="layer", norm_position="post"),
+        "pre-LN": Model(**SMALL, layers=layers, mlp_width=96, mlp="gelu", norm="layer", norm_position="pre"),
+        "pre-RMSNorm": Model(**SMALL, layers=layers, mlp_width=96, mlp="gelu", norm="rms", norm_position="pre"),
     }
     contenders = {
         f"{name}, {'warm-up' if share else 'none'}": glorot(model, warmup_share=share)
@@ -150,7 +150,7 @@ def norms(layers: int, steps: int) -> Table:
 def mlps(layers: int, steps: int, seeds: int) -> Table:
     """The default model but for its feed-forward part; a gated one has three matrices for two."""
     hidden: dict[Mlp, int] = {"gelu": 192, "swiglu": 128, "geglu": 128, "relu2": 192}
-    models = {mlp: Model(**SMALL, layers=layers, hidden=size, mlp=mlp) for mlp, size in hidden.items()}
+    models = {mlp: Model(**SMALL, layers=layers, mlp_width=size, mlp=mlp) for mlp, size in hidden.items()}
     sizes = [spec_of(model).parameters() for model in models.values()]
     assert max(sizes) <= 1.01 * min(sizes), f"unequal parameters: {sizes}"
     contenders = {mlp: Contender(model=model, warmup_share=WARMUP_SHARE) for mlp, model in models.items()}
@@ -207,7 +207,7 @@ def unigram_loss() -> float:
 
 
 def executor_of(contender: Contender, *, seed: int) -> Executor:
-    plan = Plan(device="cpu", precision="fp32", batch_rows=ROWS, microbatch_rows=ROWS)
+    plan = Plan(device="cpu", precision="fp32", batch_size=ROWS, microbatch_size=ROWS)
     model = started(contender, seed=seed)
     return apply(plan, model, None, lambda parameters, _: make_optimizer(parameters, Optimizer()), clip_norm=1.0)
 

@@ -133,7 +133,7 @@ def loader(task: Task, *, rows: int, packed: bool = False, world: int = 1) -> It
     made = Loader(
         task.folder,
         sequence_length=LENGTH,
-        batch_rows=rows,
+        batch_size=rows,
         seed=0,
         mixture={"s0": 0.7, "s1": 0.3} if packed else {"s0": 1.0},
         packing="best-fit" if packed else "windows",

@@ -165,7 +165,7 @@ def ropewalk_open(task: Task, state: Any, *, packing: str = "windows") -> Reader
     loader = Loader(
         task.folder,
         sequence_length=task.length,
-        batch_rows=task.rows,
+        batch_size=task.rows,
         seed=0,
         mixture={f"s{number}": weight for number, weight in enumerate(task.weights)},
         packing=packing,

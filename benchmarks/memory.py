@@ -31,15 +31,15 @@ from ropewalk.train.optimizer import make_optimizer
 SEEDS = (0, 1, 2)
 WAYS: dict[str, dict[str, Any]] = {
     "whole": {},
-    "packed": {"activations": "packed"},
-    "8-bit": {"activations": "8-bit"},
+    "packed": {"saved_activations": "packed"},
+    "8-bit": {"saved_activations": "8-bit"},
     "again": {"recompute": "full"},
 }
 CURVES: dict[str, tuple[OptimizerKind, dict[str, Any]]] = {
     "wide": ("adamw", {}),
     "8-bit state": ("adamw-8bit", {}),
-    "8-bit activations": ("adamw", {"activations": "8-bit"}),
-    "both": ("adamw-8bit", {"activations": "8-bit"}),
+    "8-bit activations": ("adamw", {"saved_activations": "8-bit"}),
+    "both": ("adamw-8bit", {"saved_activations": "8-bit"}),
 }
 
 
@@ -95,7 +95,7 @@ def activations(
     name: str, way: dict[str, Any], spec: Spec, device: torch.device, *, rows: int, rounds: int
 ) -> dict[str, float]:
     """Megabytes that autograd keeps (on a GPU: the peak above weights and gradients) and milliseconds of a step."""
-    plan = Plan(device=device.type, precision="bf16", batch_rows=rows, microbatch_rows=rows, **way)
+    plan = Plan(device=device.type, precision="bf16", batch_size=rows, microbatch_size=rows, **way)
     model = build(spec, seed=0, device=device)
     executor = apply(plan, model, None, lambda named, _: make_optimizer(named, Optimizer()), clip_norm=1.0)
     batch = random_rows(spec, rows, device)
@@ -121,7 +121,7 @@ def final_loss(
     """The mean loss of the last tenth of the steps."""
     rows, length = 16, 64
     spec = resolve(settings, vocabulary=64, sequence_length=length)
-    plan = Plan(device=device.type, precision="bf16", batch_rows=rows, microbatch_rows=rows, **way)
+    plan = Plan(device=device.type, precision="bf16", batch_size=rows, microbatch_size=rows, **way)
     model = build(spec, seed=seed, device=device)
     make = lambda named, cuts: make_optimizer(named, Optimizer(kind=kind), spec=spec, cuts=cuts)  # noqa: E731
     executor = apply(plan, model, None, make, clip_norm=1.0)

@@ -119,12 +119,12 @@ def read_tokens(steps: int) -> dict[str, Any]:
         loader = Loader(
             folder,
             sequence_length=length,
-            batch_rows=rows,
+            batch_size=rows,
             seed=0,
             shuffle="blocks",
             threads=2,
             stalls=stalls,
-            remote=Remote(ahead_bytes=budget),
+            remote=Remote(prefetch_bytes=budget),
         )
         step_s = rows * length * 2 / (STORE.bytes_per_s / 2)
         # Until all is there that may be ahead, a quarter more for faults: the price of beginning.

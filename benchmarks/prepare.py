@@ -114,7 +114,7 @@ def ropewalk(source: Path, work: Path, corpus: str, tokenizer: Path) -> dict[str
     )
     from ropewalk.prepare.pipeline import prepare
 
-    simple = {"min_bytes": 0, "max_bytes": 0, "max_mean_line_length": 0.0, "min_letter_share": 0.0}
+    simple = {"min_characters": 0, "max_characters": 0, "max_mean_line_length": 0.0, "min_letter_share": 0.0}
     rules = Filter(
         **simple,
         max_duplicate_line_share=1.0,

@@ -79,7 +79,7 @@ def sources(most: float) -> Iterator[tuple[Path, str]]:
 
 def recipe_of(options: argparse.Namespace) -> Recipe:
     size, data = size_of(options.size), options.folder / "data"
-    rows = options.rows or 2 * size.batch_rows
+    rows = options.rows or 2 * size.batch_size
     tokens = rows * size.sequence_length
     steps = round(options.tokens * 1e6 / tokens)
     kinds = [Source(name="python", domain="code", paths=(str(data / "python.jsonl.gz"),))]
@@ -98,19 +98,19 @@ def recipe_of(options: argparse.Namespace) -> Recipe:
         prepare=Prepare(
             sources=tuple(kinds),
             validation_share=0.01,
-            tokenizer=Tokenizer(vocabulary=size.vocabulary, train_bytes=60_000_000),
+            tokenizer=Tokenizer(vocab_size=size.vocabulary, train_bytes=60_000_000),
         ),
         load=Load(sequence_length=size.sequence_length),
         model=size.model,
-        plan=Layout(device=options.device, microbatch_rows=rows, fp8=options.fp8 or "quicker"),
-        parallel=Parallel(activations=options.activations or "whole"),
+        plan=Layout(device=options.device, microbatch_size=rows, fp8=options.fp8 or "quicker"),
+        parallel=Parallel(saved_activations=options.activations or "whole"),
         train=Train(
             seed=options.seed,
             steps=steps,
-            batch_rows=rows,
+            batch_size=rows,
             precision=options.precision,
             validate_every_steps=max(1, steps // 12),
-            validate_rows=max(1, 131072 // size.sequence_length),
+            validation_sequences=max(1, 131072 // size.sequence_length),
             log_every_steps=max(1, steps // 100),
             optimizer=Optimizer(kind=options.optimizer, beta2=0.95, weight_decay=0.1),
             schedule=Schedule(

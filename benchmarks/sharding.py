@@ -92,7 +92,7 @@ def build_model(case: str) -> Any:
     from ropewalk.model.spec import resolve
 
     layers, width, heads, hidden, _, length, _ = CASES[case]
-    settings = Model(layers=layers, width=width, heads=heads, hidden=hidden)
+    settings = Model(layers=layers, width=width, heads=heads, mlp_width=hidden)
     return build(resolve(settings, vocabulary=VOCABULARY, sequence_length=length), seed=0)
 
 
@@ -119,8 +119,8 @@ def ours(rank: int, case: str, zero: int, *, exact: bool = False) -> Contender:
     plan = Plan(
         device="cpu",
         precision="fp32",
-        batch_rows=rows,
-        microbatch_rows=rows // RANKS // microbatches,
+        batch_size=rows,
+        microbatch_size=rows // RANKS // microbatches,
         exact=exact,
         **degrees,
     )

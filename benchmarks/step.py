@@ -50,9 +50,9 @@ def ours(case: str) -> Callable[[], float]:
     from ropewalk.train.optimizer import make_optimizer
 
     layers, width, heads, hidden, rows, length = CASES[case]
-    settings = Model(layers=layers, width=width, heads=heads, hidden=hidden)
+    settings = Model(layers=layers, width=width, heads=heads, mlp_width=hidden)
     model = build(resolve(settings, vocabulary=VOCABULARY, sequence_length=length), seed=0)
-    plan = Plan(device="cpu", precision="bf16", batch_rows=rows, microbatch_rows=rows)
+    plan = Plan(device="cpu", precision="bf16", batch_size=rows, microbatch_size=rows)
     executor = apply(plan, model, None, lambda parameters, _: make_optimizer(parameters, Optimizer()), clip_norm=1.0)
     batch = Batch.of_rows(tokens(case))
     return lambda: executor.step(batch, lr=1e-3).loss.item()

@@ -1,12 +1,14 @@
-"""What the pages say can be done: every command, every block of code, every link.
+"""What the pages say can be done: every command as written, every block of code, every link.
 
-A page's blocks are run in order in a folder of their own (`Workshop`), the command line in this process. Verbs
-that train get settings that make it a matter of seconds; settings on the page win over them.
+A page's blocks are run in order in a folder of their own (`Workshop`), the command line in this process. Nothing is
+added to a command but fewer steps (`Workshop.shortened`); what is not run at all is argued in `NOT_RUN` or, for a
+command in a block of text, in a comment above the block: `<!-- not run: it needs a GPU -->`.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import json
 import os
@@ -27,33 +29,48 @@ import pytest
 import typer
 from PIL import Image
 
+from ropewalk import __version__
+from ropewalk.base.errors import ConfigError
 from ropewalk.cli.main import VERBS, app, main
 from ropewalk.config.read import parse
 from ropewalk.flow.recipe import Recipe
 from ropewalk.flow.reference import recipe_page
+from ropewalk.flow.runs import resolve_recipe
+from ropewalk.flow.verbs import quickstart_recipe
+from ropewalk.train.config import Train
 from tests.foreign_corpora import write_megatron
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 RECIPES = sorted((ROOT / "recipes").glob("*.toml"))
-TINY = [
-    *("train.steps=4", "train.batch_rows=2", "train.schedule.warmup_steps=1"),
-    *("model.layers=1", "model.width=32", "model.heads=2", "load.sequence_length=64"),
-    *("prepare.tokenizer.vocabulary=300", "prepare.filter.min_bytes=50", "prepare.workers=1"),
-    *("evaluate.samples=2", "evaluate.max_bytes=60000", "evaluate.prompt_tokens=16", "evaluate.new_tokens=16"),
-]
-QUICK = ['prepare.sources.0.paths=["my-code"]', 'prepare.sources.1.paths=["my-texts"]']
+LONGEST = 60
+"""Steps that a run may have as it is."""
+SHARES = (250, 100, 50, 25, 10, 5, 3, 2)
+"""A longer run keeps one step in so many: in the first of these with which its ramps and its warm-up still end."""
+HISTORY = ("CHANGELOG", "log")
+"""Pages that may name what is gone."""
 TRAINING_VERBS = ("quickstart", "run", "prepare", "train", "evaluate", "doctor", "profile", "chaos")
-UNDERSTOOD = ("python -m venv .venv", ". .venv/bin/activate")
-"""Commands of the shell around ropewalk, which need no proof."""
-SLOW = (
-    # What trains most often: a minute and a half of a core between them.
-    "docs/guides/parallel.md",
-    "ropewalk chaos recipes/books.toml --quick train.steps=20",
-    # Run by docs/guides/speed.md, and with another medium by the next example.
-    "ropewalk bench train --size tiny --steps 3",
-    "ropewalk doctor data recipes/books.toml",
-)
+"""Verbs that are given fewer steps; the others of a run must agree with `train` about them."""
+NOT_RUN = {
+    r"python -m venv \.venv": "it makes the environment that the tests run in",
+    r"\. \.venv/bin/activate": "it is the shell's; the tests run in that environment",
+    r"make .+": "targets install packages from PyPI; `make -n` and the names of benchmarks are checked",
+    r"pip install .+": "it would change the environment of the tests; extras, files and wheel are looked up, and "
+    "tests/test_packaging.py installs the wheel",
+    r"\S*python -m pytest .+": "the tests would run themselves; files and folders must exist",
+}
+"""What is checked but not run, and why."""
+SLOW = {
+    "README.md": "docs/start.md has the same commands",
+    "README.zh-CN.md": "a test says that it has the commands of README.md",
+    "docs/guides/clusters.md": "several processes, half a minute",
+    "docs/guides/parallel.md": "several processes, most of a minute",
+    "docs/guides/runs.md": "eight runs, half a minute",
+    "docs/guides/speed.md": "profiles; tests/cli/test_profile.py has quick ones",
+}
+"""Pages that only `make test-slow` runs, and why."""
+SLOW_VERBS = ("run", "train", "evaluate", "doctor", "profile", "bench", "chaos")
+"""Verbs whose examples only `make test-slow` runs: they train, as pages do that `make test` runs."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +85,9 @@ class Block:
 def blocks_of(page: Path) -> list[Block]:
     text = page.read_text("utf-8")
     fences = re.finditer(r"^```([\w-]+)\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
-    return [Block(found[1], found[2], text[: found.start()].count("\n") + 2) for found in fences]
+    found = [Block(found[1], found[2], text[: found.start()].count("\n") + 2) for found in fences]
+    assert text.count("\n```") == 2 * len(found), f"{page}: every block names its language"
+    return found
 
 
 def name_of(page: Path) -> str:
@@ -120,6 +139,7 @@ class Workshop:
         for number in range(8):
             self._picture(f"photos/{number}.jpg", number)
         self._write("my-dialogues.jsonl", "".join(dialogue(name) for name in sorted(topics)))
+        self._write("questions.txt", "What is a rope?\nAnd a strand?\n")
         for recipe in RECIPES:
             self._write(f"recipes/{recipe.name}", recipe.read_text("utf-8"))
         for page in PAGES:
@@ -128,6 +148,7 @@ class Workshop:
             source = f'name = "{name}"\n[[prepare.sources]]\nname = "{name}"\npaths = ["my-books/"]\n'
             self._write(f"recipes/{name}.toml", source)
         self.command("ropewalk quickstart")
+        shutil.rmtree(self.folder / "prepared" / "stages")  # 34 MB that no page needs
         self.command("ropewalk prepare recipes/books.toml")
         self.command("ropewalk model export runs/quickstart my-llama")
         write_megatron(self.folder / "corpus/my_text_document", [[*range(1, 200), 0] for _ in range(40)])
@@ -154,36 +175,38 @@ class Workshop:
         """Runs one line as the page gives it; fails when its exit status is not what the page says."""
         words = shlex.split(line, comments=True)
         stated = re.search(r"# exit status (\d+)$", line)
-        if shlex.join(words) in UNDERSTOOD:
-            return ""
         if words[0] == "ropewalk":
             status, output = self._ropewalk(words[1:])
             assert status == int(stated[1] if stated else 0), f"{line}\nexit status {status}\n{output}"
             return output
+        assert any(re.fullmatch(known, shlex.join(words)) for known in NOT_RUN), f"`{line}`: teach {__file__} to run it"
         if words[0] == "make":
-            return shell(["make", "-n", *words[1:]])
+            dry_run(words[1])
+            benchmarks = [word.removeprefix("NAME=") for word in words[2:] if word.startswith("NAME=")]
+            assert all((ROOT / "benchmarks" / f"{name}.py").exists() for name in benchmarks), f"{line}: no such script"
         if words[:2] == ["pip", "install"]:
-            return check_pip(words[2:])
+            check_pip(words[2:])
         if words[1:3] == ["-m", "pytest"]:
             assert all((ROOT / path).exists() for path in words[3:]), f"{line}: no such tests"
-            return ""
-        raise AssertionError(f"`{line}`: teach tests/test_docs.py to run it")
+        return ""
 
     def _ropewalk(self, words: list[str]) -> tuple[int, str]:
-        verb, target = words[0], None
+        target = None
         if ">" in words:
             words, target = words[: words.index(">")], words[words.index(">") + 1]
-        if verb in TRAINING_VERBS:
-            first = {"quickstart": 1, "explain": 4, "what-if": 3, "report": 3, "prune": 3, "data": 3}.get(
-                words[min(1, len(words) - 1)], 2
-            )
-            first = 1 if verb == "quickstart" else first
-            recipe = [word for word in words[1:first] if word.endswith(".toml")]
-            words = [*words[:first], *self._tiny(recipe), *(QUICK if verb == "quickstart" else []), *words[first:]]
+        typed = ""
+        if "<" in words:
+            words, typed = words[: words.index("<")], (self.folder / words[words.index("<") + 1]).read_text("utf-8")
         output, errors = io.StringIO(), io.StringIO()
-        with contextlib.redirect_stdout(output), contextlib.redirect_stderr(errors), contextlib.chdir(self.folder):
+        with (
+            contextlib.redirect_stdout(output),
+            contextlib.redirect_stderr(errors),
+            contextlib.chdir(self.folder),
+            pytest.MonkeyPatch.context() as patch,
+        ):
+            patch.setattr(sys, "stdin", io.StringIO(typed))
             try:
-                main(words)
+                main([*words, *shortened(words)])
                 status = 0
             except SystemExit as ended:
                 status = int(ended.code or 0)
@@ -192,11 +215,6 @@ class Workshop:
         if "--detach" in words and status == 0:
             os.waitpid(int(re.search(r"pid\s+(\d+)", output.getvalue())[1]), 0)
         return status, output.getvalue() + errors.getvalue()
-
-    def _tiny(self, recipe: list[str]) -> list[str]:
-        """Settings that make a verb quick; phases have steps of their own."""
-        phased = recipe and "[[train.phases]]" in (self.folder / recipe[0]).read_text("utf-8")
-        return [setting for setting in TINY if not (phased and setting.startswith("train.steps"))]
 
     def _write(self, name: str, text: str) -> None:
         path = self.folder / name
@@ -210,45 +228,91 @@ def dialogue(topic: str) -> str:
     return json.dumps({"messages": [{"role": role, "content": content} for role, content in turns]}) + "\n"
 
 
-def shell(command: list[str]) -> str:
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, f"{shlex.join(command)}\n{done.stdout}{done.stderr}"
-    return done.stdout
+def shortened(words: list[str]) -> list[str]:
+    """The settings that make the training that a command asks for short: fewer steps, nothing else."""
+    settings = [word for word in words[1:] if re.match(r"[\w.]+=", word)]
+    recipes = [word for word in words[1:] if word.endswith(".toml") and "=" not in word]
+    if words[0] not in TRAINING_VERBS:
+        return []
+    if words[0] != "quickstart" and not recipes:  # a run, whose steps are few unless the command asks for more
+        asked = [int(word.split("=")[1]) for word in settings if word.startswith("train.steps=")]
+        return [f"train.steps={max(2, steps // SHARES[0])}" for steps in asked if steps > LONGEST]
+    for share in SHARES:
+        try:
+            train = recipe_of(recipes, settings).train
+            fewer = fewer_steps(train, share)
+            recipe_of(recipes, [*settings, *fewer])
+        except ConfigError:
+            continue  # the recipe itself is wrong, or it needs more steps than that
+        return fewer
+    return []
 
 
-def check_pip(words: list[str]) -> str:
-    """Whether what is installed is this clone with extras that exist, under constraints that exist."""
+def recipe_of(recipes: list[str], settings: list[str]) -> Recipe:
+    return (resolve_recipe(recipes[0], settings) if recipes else quickstart_recipe(settings)).value
+
+
+def fewer_steps(train: Train, share: int) -> list[str]:
+    if train.total_steps <= LONGEST:
+        return []
+    if train.phases:
+        return [f"train.phases.{index}.steps={max(2, one.steps // share)}" for index, one in enumerate(train.phases)]
+    return [f"train.steps={max(2, train.total_steps // share)}"]
+
+
+@functools.cache
+def dry_run(target: str) -> None:
+    done = subprocess.run(["make", "-n", target, "NAME=step"], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, f"make {target}\n{done.stdout}{done.stderr}"
+
+
+def check_pip(words: list[str]) -> None:
+    """Whether what is installed is this clone or its wheel, with extras that exist, under constraints that exist."""
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
-    editable, target, constrain, file = words
-    asked = re.fullmatch(r"\.\[([\w,]+)\]", target)
-    assert (editable, constrain) == ("-e", "-c")
+    *target, constrain, file = words
+    wheel = f"dist/ropewalk-{__version__}-py3-none-any.whl"
+    asked = re.fullmatch(rf"(-e \.|{re.escape(wheel)})\[([\w,]+)\]", " ".join(target))
     assert asked
-    assert set(asked[1].split(",")) <= set(extras)
+    assert constrain == "-c"
+    assert set(asked[2].split(",")) <= set(extras)
     assert (ROOT / file).exists()
-    return ""
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def furnished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("furnished")
     Workshop(folder).furnish()
     return folder
 
 
+def copy_or_link(source: str, target: str) -> None:
+    """Shards are never written again, so that one copy does for all workshops."""
+    if source.endswith(".tokens"):
+        os.link(source, target)
+    else:
+        shutil.copy2(source, target)
+
+
 @pytest.fixture
 def workshop(furnished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workshop:
     folder = tmp_path / "workshop"
-    shutil.copytree(furnished, folder)
+    shutil.copytree(furnished, folder, copy_function=copy_or_link)
     monkeypatch.chdir(folder)
     return Workshop(folder)
 
 
-def quick_or_slow(cases: dict[str, Any]) -> list[Any]:
-    """Parameters by name, those in `SLOW` marked as such."""
-    return [pytest.param(case, id=name, marks=[pytest.mark.slow] * (name in SLOW)) for name, case in cases.items()]
+def slow_if(slow: bool) -> list[pytest.MarkDecorator]:
+    return [pytest.mark.slow] * slow
 
 
-@pytest.mark.parametrize("page", quick_or_slow({name_of(page): page for page in PAGES if has_commands(page)}))
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, id=name_of(page), marks=slow_if(name_of(page) in SLOW))
+        for page in PAGES
+        if has_commands(page)
+    ],
+)
 def test_the_commands_of_a_page_work(page: Path, workshop: Workshop) -> None:
     output = ""
     before: Block | None = None
@@ -259,7 +323,10 @@ def test_the_commands_of_a_page_work(page: Path, workshop: Workshop) -> None:
         before = block
 
 
-@pytest.mark.parametrize("example", quick_or_slow({example: example for example in examples()}))
+@pytest.mark.parametrize(
+    "example",
+    [pytest.param(one, id=one, marks=slow_if(one.split()[1] in SLOW_VERBS)) for one in examples()],
+)
 def test_the_example_of_a_verb_works(example: str, workshop: Workshop) -> None:
     workshop.command(example)
 
@@ -275,6 +342,36 @@ def test_a_block_of_toml_is_part_of_a_recipe_or_a_file_that_the_page_uses(page: 
         sources = "" if "[[prepare.sources]]" in block.text else '[[prepare.sources]]\nname = "a"\npaths = ["a"]\n'
         name = "" if re.match("name = ", block.text) else 'name = "page"\n'
         parse(Recipe, f"{name}{block.text}{sources}", f"{name_of(page)}:{block.line}")
+
+
+def test_pages_that_are_slow_exist() -> None:
+    assert set(SLOW) <= {name_of(page) for page in PAGES}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_a_command_in_a_block_of_text_says_why_it_is_not_run(page: Path) -> None:
+    lines = page.read_text("utf-8").splitlines()
+    for block in blocks_of(page):
+        assert block.language in ("bash", "python", "toml", "json", "text"), f"{name_of(page)}:{block.line}"
+        if block.language == "text" and re.search(r"^(\$ |\S*python |ropewalk |make |pip )", block.text, re.MULTILINE):
+            above = lines[block.line - 3]
+            assert re.fullmatch(r"<!-- not run: \S.+ -->", above), f"{name_of(page)}:{block.line}: {above!r}"
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.stem not in HISTORY], ids=name_of)
+def test_a_command_in_a_sentence_has_a_verb_and_options_that_exist(page: Path) -> None:
+    text = re.sub(r"^```.*?^```$", "", page.read_text("utf-8"), flags=re.MULTILINE | re.DOTALL)
+    for line in re.findall(r"`ropewalk ([^`]+)`", text):
+        words = line.split()
+        command = typer.main.get_command(app)
+        while words and words[0] in getattr(command, "list_commands", lambda _: [])(None):
+            command = command.get_command(None, words.pop(0))
+        if words and words[0] in ("VERB", "--version", "--help"):
+            continue
+        assert command.name != "ropewalk", f"{name_of(page)}: no verb in `ropewalk {line}`"
+        inner = getattr(command, "commands", {}).values()
+        options = {option for one in (command, *inner) for param in one.params for option in param.opts}
+        assert {word for word in words if word.startswith("--")} <= options | {"--help"}, f"{name_of(page)}: {line}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)

@@ -125,7 +125,7 @@ def test_folders_form_no_cycle() -> None:
 def test_every_folder_is_in_the_list_and_every_init_is_small() -> None:
     folders = {path.name for path in PACKAGE.iterdir() if path.is_dir() and path.name != "__pycache__"}
     assert folders - set(ORDER) == set()
-    assert [within(path) for path in PACKAGE.glob("*/__init__.py") if len(path.read_text().splitlines()) > 80] == []
+    assert [within(path) for path in PACKAGE.glob("*/__init__.py") if len(path.read_text().splitlines()) > 100] == []
 
 
 IMPORT_ALL_WITHOUT_TORCH = """

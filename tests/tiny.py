@@ -15,12 +15,12 @@ import numpy as np
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from ropewalk.base.files import write_json
+from ropewalk.base.seal import write_sealed
 from ropewalk.checkpoint.config import Checkpoints
 from ropewalk.checkpoint.format import checksum
 from ropewalk.config.read import Resolved
 from ropewalk.config.resolved import save_resolved
-from ropewalk.flow.pipeline import plan_recipe
+from ropewalk.flow.planning import plan_recipe
 from ropewalk.flow.recipe import Recipe
 from ropewalk.load.batch import Batch
 from ropewalk.load.config import Load
@@ -127,17 +127,17 @@ def make_run(folder: Path, **overrides: Any) -> Path:
             seed=3,
             prepare=Prepare(sources=(Source(name="notes", paths=("corpus/*",)),)),
             load=Load(sequence_length=16),
-            model=Model(layers=2, width=16, heads=2, hidden=32),
-            plan=Layout(microbatch_rows=2, device="cpu"),
+            model=Model(layers=2, width=16, heads=2, mlp_width=32),
+            plan=Layout(microbatch_size=2, device="cpu"),
             train=Train(
                 steps=8,
-                batch_rows=4,
+                batch_size=4,
                 optimizer=Optimizer(),
                 schedule=Schedule(peak_lr=1e-2, warmup_steps=2),
                 precision="fp32",
                 log_every_steps=2,
                 validate_every_steps=4,
-                validate_rows=4,
+                validation_sequences=4,
                 threads=1,
             ),
             checkpoint=Checkpoints(save_every_steps=3, keep_last=2),
@@ -146,7 +146,8 @@ def make_run(folder: Path, **overrides: Any) -> Path:
     )
     run = folder / "run"
     save_resolved(run, Resolved(recipe, {}))
-    write_json(run / "stages" / "prepare.json", {"format": 1, "result": {"folder": str(prepared)}})
+    record = {"format": 2, "stage": "prepare", "input": "", "seconds": 0.0, "result": {"folder": str(prepared)}}
+    write_sealed(run / "stages" / "prepare.json", record)
     machine = Machine(processor="test", cores=2, memory_bytes=1 << 33, bf16=False, gpus=())
     save_plan(run, plan_recipe(recipe, vocabulary=257, machine=machine))
     return run
@@ -154,7 +155,7 @@ def make_run(folder: Path, **overrides: Any) -> Path:
 
 def small_spec(*, vocabulary: int = 61, sequence_length: int = 12, **settings: Any) -> Spec:
     """A spec of two small layers."""
-    model = Model(**{"layers": 2, "width": 16, "heads": 4, "hidden": 24, **settings})
+    model = Model(**{"layers": 2, "width": 16, "heads": 4, "mlp_width": 24, **settings})
     return resolve(model, vocabulary=vocabulary, sequence_length=sequence_length)
 
 

@@ -3,8 +3,13 @@
     RopewalkError            everything we raise on purpose; the command line prints it without a traceback
     ├── UserError            the request cannot be met as asked: exit 2
     │   ├── ConfigError      a recipe or an override is wrong; carries every problem found
-    │   ├── DataError        an input, shard or checkpoint is missing, damaged or of another version
-    │   │   └── DamagedCheckpoint  a checkpoint is not what was written
+    │   ├── DataError        something that is read is missing, damaged or of another version
+    │   │   ├── DamagedFile        a file is not what was written
+    │   │   │   ├── DamagedData        prepared data: a shard or its manifest
+    │   │   │   ├── DamagedPlan        a run's plan
+    │   │   │   └── DamagedTokenizer   a tokenizer cannot be read, or does not end
+    │   │   ├── DamagedModel       a Hugging Face directory is not one that can be imported
+    │   │   └── DamagedCheckpoint  a checkpoint is not what was written; an older one may be whole
     │   ├── RunConflict      the run directory belongs to another recipe or another process
     │   └── MissingPackage   an optional dependency is needed; says what to install
     ├── StorageError         the disk is full, read-only or failing: exit 2; what was committed is intact
@@ -21,6 +26,8 @@ from __future__ import annotations
 import errno
 from collections.abc import Iterable
 from dataclasses import dataclass
+
+from .install import install_command
 
 
 class RopewalkError(Exception):
@@ -55,7 +62,36 @@ class ConfigError(UserError):
 
 
 class DataError(UserError):
-    """An input, shard, manifest or checkpoint is missing, damaged or of another version."""
+    """An input, shard, manifest or checkpoint is missing, damaged or of another version.
+
+    Each kind below is blamed on one thing. Whoever catches one, as the search for a whole checkpoint does, catches that
+    kind alone: a damaged shard says nothing about the checkpoints of a run.
+    """
+
+
+class DamagedFile(DataError):
+    """A file is not what was written. Whoever can make it again catches this; others see name, reason and remedy."""
+
+    def __init__(self, fault: str, remedy: str = "") -> None:
+        super().__init__(f"{fault}; {remedy}" if remedy else fault)
+        self.fault = fault
+        """File and reason alone, for whoever makes it again."""
+
+
+class DamagedData(DamagedFile):
+    """A shard of prepared data, or the manifest that lists the shards, is not what was written."""
+
+
+class DamagedPlan(DamagedFile):
+    """The plan of a run is not what was written."""
+
+
+class DamagedTokenizer(DamagedFile):
+    """A tokenizer cannot be read, or takes longer to encode a short text than anybody waits."""
+
+
+class DamagedModel(DataError):
+    """A Hugging Face directory holds a model that is damaged or that we cannot build."""
 
 
 class DamagedCheckpoint(DataError):
@@ -70,8 +106,7 @@ class MissingPackage(UserError):
     """An optional dependency is needed for what was asked."""
 
     def __init__(self, package: str, purpose: str, extra: str) -> None:
-        install = f"pip install -e '.[{extra}]' -c constraints.txt"
-        super().__init__(f"{purpose} needs the package `{package}`; install it in a clone with: {install}")
+        super().__init__(f"{purpose} needs the package `{package}`; install it with: {install_command(extra)}")
 
 
 class StorageError(RopewalkError):
@@ -113,8 +148,9 @@ _STORAGE_REMEDIES = {
     errno.EACCES: "choose another folder or change its permissions",
     errno.EPERM: "choose another folder or change its permissions",
     errno.ENAMETOOLONG: "choose a shorter name or folder",
-    errno.EEXIST: "a file stands where a folder is needed; remove it or choose another folder",
-    errno.ENOTDIR: "a file stands where a folder is needed; remove it or choose another folder",
+    errno.EEXIST: "a file stands where a folder is needed; move it away or choose another folder",
+    errno.ENOTDIR: "a file stands where a folder is needed; move it away or choose another folder",
+    errno.EISDIR: "a folder stands where a file is needed; move it away",
     errno.EXDEV: "the folder spans two file systems; keep a run on one, without mounts or links inside it",
     errno.ESTALE: "the network file system lost the folder; mount it again, then run the same command again",
     errno.ETIMEDOUT: "the storage did not answer in time; check it, then run the same command again",
@@ -128,5 +164,6 @@ def storage_error(error: OSError, *, doing: str) -> StorageError | None:
     if remedy is None:
         return None
     # A block that writes one file may fail on another, such as the input it reads: name the one at fault.
-    culprit = f"{error.filename}: " if error.filename and str(error.filename) not in doing else ""
+    name = error.filename2 or error.filename  # a rename fails for what stands where the file is to be
+    culprit = f"{name}: " if name and str(name) not in doing else ""
     return StorageError(f"{doing}: {culprit}{error.strerror}: {remedy}")

@@ -1,7 +1,8 @@
 """The run's diary: append-only JSON lines, one file per rank (docs/formats.md gives the kinds and fields).
 
 A writer that died in the middle of a line leaves a torn tail; the next writer starts a new line, readers skip
-the tail. A run that continues from step k repeats the steps after k: `steps` keeps the last account of each.
+the tail. Each line ends with a checksum of what precedes it, so that a damaged line is skipped too and never read as
+something else. A run that continues from step k repeats the steps after k: `steps` keeps the last account of each.
 """
 
 from __future__ import annotations
@@ -10,13 +11,18 @@ import json
 import math
 import os
 import time
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from .files import storage
+from .files import check_regular, open_regular, storage
 
-FORMAT = 1
+FORMAT = 2
+UNDOING = ("restored", "train_started")
+"""Kinds of events after which steps above theirs no longer count. A run that is killed before its first checkpoint
+starts anew without a restore."""
+_MARK = b', "crc": '
 
 Event = dict[str, Any]
 
@@ -29,6 +35,8 @@ class EventLog:
         self._rank = rank
         with storage(f"opening {self.path}"):
             folder.mkdir(parents=True, exist_ok=True)
+            if self.path.is_fifo():  # to open it for writing waits for a reader
+                check_regular(self.path)
             self._file = open(self.path, "ab")  # noqa: SIM115 - lives as long as the log
             if self._file.tell() and not _ends_with_newline(self.path):
                 self._file.write(b"\n")
@@ -39,7 +47,7 @@ class EventLog:
         line = json.dumps({**event, **_finite(fields)}, ensure_ascii=False)
         with storage(f"writing {self.path}"):
             # A command line may hold bytes that are not UTF-8: lone surrogates, which JSON spells \udcff.
-            self._file.write(line.encode("utf-8", "backslashreplace") + b"\n")
+            self._file.write(_summed(line.encode("utf-8", "backslashreplace")) + b"\n")
             self._file.flush()
 
     def close(self) -> None:
@@ -63,28 +71,47 @@ def events_path(folder: Path, *, rank: int = 0) -> Path:
 
 
 def read_events(path: Path) -> Iterator[Event]:
-    """Every whole event in order; a torn or foreign line is skipped. No file, no events."""
+    """Every whole event in order; a torn, foreign or damaged line is skipped. No file, no events; DamagedFile for
+    something else in its place."""
     if not path.exists():
         return
-    with open(path, "rb") as file:
+    with open_regular(path) as file:
         for line in file:
-            try:
-                event = json.loads(line)
-            except ValueError:
-                continue
-            if isinstance(event, dict) and event.get("format") == FORMAT and "kind" in event:
+            event = parse_event(line)
+            if event is not None:
                 yield event
 
 
+def parse_event(line: bytes) -> Event | None:
+    """The event of a line; None when it is torn, foreign or damaged. Lines of format 1 had no checksum."""
+    try:
+        event = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(event, dict) or not isinstance(event.get("kind"), str):
+        return None
+    if event.get("format") == FORMAT and line.rstrip(b"\n") == _summed(line.rpartition(_MARK)[0] + b"}"):
+        del event["crc"]
+        return event
+    return event if event.get("format") == 1 else None
+
+
 def steps(events: list[Event], kind: str = "step") -> list[Event]:
-    """The events of `kind` that count, by step: the last account of each, without what a restore undid."""
+    """The events of `kind` that count, by step: the last account of each, without what a restore or a new start
+    undid."""
     kept: dict[int, Event] = {}
     for event in events:
-        if event["kind"] == "restored":
+        if event["kind"] in UNDOING and isinstance(event.get("step"), int):
             kept = {step: value for step, value in kept.items() if step <= event["step"]}
-        elif event["kind"] == kind:
+        if event["kind"] == kind:
             kept[event["step"]] = event
     return [kept[step] for step in sorted(kept)]
+
+
+def _summed(line: bytes) -> bytes:
+    """A line with the checksum of what precedes it as its last key."""
+    body = line[:-1]
+    return body + _MARK + b"%d}" % zlib.crc32(body)
 
 
 def _ends_with_newline(path: Path) -> bool:

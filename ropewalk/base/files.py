@@ -12,15 +12,17 @@ import fcntl
 import json
 import os
 import shutil
+import stat
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from .errors import DataError, RunConflict, storage_error
+from .errors import DamagedFile, DataError, RunConflict, storage_error
 
 PARTIAL = ".partial"
 """Suffix of a file or folder that is being written; whatever carries it after a crash is garbage."""
+NO_FILE = "not a regular file"
 
 
 def point(label: str) -> None:
@@ -86,11 +88,31 @@ def write_json(path: Path, value: Any) -> None:
         file.write("\n")
 
 
+def check_regular(path: Path) -> os.stat_result:
+    """The status of a file. DamagedFile for a folder, a pipe or a device in its place: opening one may never end."""
+    status = os.stat(path)
+    if not stat.S_ISREG(status.st_mode):
+        raise DamagedFile(f"{path}: {NO_FILE}", "move it away and run the same command again")
+    return status
+
+
+def open_regular(path: Path) -> IO[bytes]:
+    """A file, open for reading; DamagedFile as `check_regular`."""
+    check_regular(path)
+    return open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
+
+
+def read_regular(path: Path) -> bytes:
+    """The bytes of a file; DamagedFile as `check_regular`."""
+    with open_regular(path) as file:
+        return file.read()
+
+
 def read_json(path: Path, *, what: str) -> Any:
     """The JSON in `path`; `what` names the file in the error when it is missing or damaged."""
     try:
         with storage(f"reading {path}"):
-            return json.loads(path.read_text(encoding="utf-8"))
+            return json.loads(read_regular(path).decode())
     except FileNotFoundError:
         raise DataError(f"{path}: no such {what}") from None
     except ValueError as error:
@@ -119,8 +141,9 @@ def upgraded(
 
 
 @contextlib.contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Holds `folder` for this process; a second process gets RunConflict. The kernel frees it if we die."""
+def locked(folder: Path, *, wait: Callable[[str], None] | None = None) -> Iterator[None]:
+    """Holds `folder` for this process. A second process gets RunConflict or, with `wait`, waits, after `wait` was told
+    for whom. The kernel frees the folder if we die."""
     with storage(f"creating {folder}"):
         folder.mkdir(parents=True, exist_ok=True)
         file = open(folder / ".lock", "a+")  # noqa: SIM115 - held for the whole block, closed below
@@ -130,7 +153,10 @@ def locked(folder: Path) -> Iterator[None]:
         except BlockingIOError:
             file.seek(0)
             owner = file.read().strip() or "?"
-            raise RunConflict(f"{folder}: process {owner} is writing here; wait for it or stop it first") from None
+            if wait is None:
+                raise RunConflict(f"{folder}: process {owner} is writing here; wait for it or stop it first") from None
+            wait(f"{folder}: process {owner} is making the same; waiting for it")
+            fcntl.flock(file, fcntl.LOCK_EX)
         with storage(f"writing {folder / '.lock'}"):
             file.truncate(0)
             file.write(str(os.getpid()))

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import sys
 import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 _PREFIXES = ((1e21, "Z"), (1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
@@ -20,7 +23,9 @@ class Progress(Protocol):
         """`task` starts; `total` units are expected, None when unknown."""
 
     def advance(self, done: float, note: str = "") -> None:
-        """`done` units of the current task are complete (absolute, not a difference)."""
+        """`done` units of the current task are complete (absolute, not a difference). `note` holds figures separated by
+        two spaces or more, the most important first: a narrow terminal shows those that fit. An empty note leaves the
+        last one."""
 
     def end(self, note: str = "") -> None:
         """The current task is complete; `note` sums it up."""
@@ -41,11 +46,19 @@ class Silent:
 class Lines:
     """A `Progress` of plain lines on stderr, for a log file."""
 
+    def __init__(self) -> None:
+        self._task, self._unit = "", ""
+        self._total: float | None = None
+
     def begin(self, task: str, total: float | None, unit: str) -> None:
+        self._task, self._total, self._unit = task, total, unit
         self.say(f"{task}: {total:.0f} {unit}" if total else task)
 
     def advance(self, done: float, note: str = "") -> None:
-        if note:
+        if note and self._total:
+            whole = f"{self._total:.0f}"
+            self.say(f"{self._task} {done:>{len(whole)}.0f}/{whole} {self._unit}  {note}")
+        elif note:
             self.say(note)
 
     def end(self, note: str = "") -> None:
@@ -56,29 +69,50 @@ class Lines:
         sys.stderr.flush()
 
 
-class Eta:
-    """Seconds left, from the pace of this process (work done before it does not count) over the last half or more of
-    what it has done: what only the beginning takes, say a compiler, is soon forgotten."""
+RECENT_S, RECENT_SHARE, RECENT_CALLS = 10.0, 0.25, 16
+"""The pace is that of the last quarter of the time, of no less than 10 s and 16 advances."""
 
-    def __init__(self, total: float | None) -> None:
-        self._total, self._start = total, time.monotonic()
-        self._marks: list[tuple[float, float]] = []
-        """Moments, and what was done by then: the first one, and those since which the pace counts now and soon."""
+
+@dataclass(frozen=True, slots=True)
+class _Mark:
+    time: float
+    done: float
+    calls: int
+
+
+class Eta:
+    """Seconds left, from the recent pace of this process: work done before it does not count, and what only the
+    beginning takes, say a compiler, is soon forgotten."""
+
+    def __init__(self, total: float | None, clock: Callable[[], float] | None = None) -> None:
+        self._clock = clock or time.monotonic
+        self._total, self._start = total, self._clock()
+        self._marks: deque[_Mark] = deque()
+        """From the one since which the pace counts."""
+        self._calls = 0
+        self.rate: float | None = None
+        """Units per second, recently."""
 
     def seconds(self, done: float) -> float | None:
         """None until there is a pace to extrapolate."""
-        now = time.monotonic()
-        if not self._marks or done < self._marks[-1][1]:  # or work was taken back
-            self._marks = [(now if self._marks else self._start, done)] * 3
-        first, _, later = self._marks
-        doubled = done > later[1] and done - first[1] >= 2 * (later[1] - first[1])
-        # What several workers finish in one moment is no pace.
-        if doubled and now - later[0] >= (now - self._start) / 4:
-            self._marks[1:] = later, (now, done)
-        since = self._marks[1]
-        if self._total is None or done <= since[1] or now - self._start < 0.5:
+        now = self._clock()
+        if not self._marks or done < self._marks[-1].done:  # or work was taken back
+            self._calls, self.rate = 0, None
+            self._marks = deque([_Mark(now if self._marks else self._start, done, 0)])
             return None
-        return max(0.0, (self._total - done) * (now - since[0]) / (done - since[1]))
+        marks, spent = self._marks, now - self._start
+        self._calls += done > marks[-1].done
+        recent = max(RECENT_S, RECENT_SHARE * spent)
+        while len(marks) > 1 and now - marks[1].time >= recent and self._calls - marks[1].calls >= RECENT_CALLS:
+            marks.popleft()
+        since = marks[0]
+        # Few marks are enough: a quarter of the time then has 16 of them or more.
+        if done > marks[-1].done and now - marks[-1].time >= spent / 64:
+            marks.append(_Mark(now, done, self._calls))
+        if done <= since.done or spent < 0.5:
+            return None
+        self.rate = (done - since.done) / max(now - since.time, 1e-9)
+        return None if self._total is None else max(0.0, (self._total - done) / self.rate)
 
 
 def duration(seconds: float) -> str:
@@ -91,6 +125,21 @@ def duration(seconds: float) -> str:
     if whole < 3600:
         return f"{whole // 60} min {whole % 60:02d} s"
     return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
+def span(low: float, high: float) -> str:
+    """Two numbers of seconds as one interval, in the unit of the longer one and with the digits that an estimate has:
+    4 to 9 minutes, 1.5 to 3 hours."""
+    units = ((172800.0, 86400.0, "days"), (5400.0, 3600.0, "hours"), (90.0, 60.0, "minutes"))
+    size, name = next(((size, name) for least, size, name in units if high >= least), (1.0, "seconds"))
+    first, last = (_estimated(seconds / size) for seconds in (low, high))
+    return f"{last} {name}" if first == last else f"{first} to {last} {name}"
+
+
+def _estimated(value: float) -> str:
+    if value >= 9.95:
+        return f"{float(f'{value:.2g}'):,.0f}"
+    return f"{max(0.1, value):.1f}".removesuffix(".0")
 
 
 def counted(number: int, noun: str) -> str:

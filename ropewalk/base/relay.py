@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 from .files import storage
@@ -12,6 +13,8 @@ LOGS, PROGRESS = "logs", "progress.jsonl"
 """Of a run directory: the folder of what its processes say, and the file of what the first one tells."""
 
 CALLS = ("begin", "advance", "end", "say")
+ADVANCE_EVERY_S = 0.25
+"""Between two advances without a note: the file of a long run holds no line per step."""
 
 
 class Relay:
@@ -22,13 +25,17 @@ class Relay:
         with storage(f"opening {path}"):
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115 - lives as long as the relay
+        self._advanced = 0.0
 
     def begin(self, task: str, total: float | None, unit: str) -> None:
         self._write("begin", task, total, unit)
         self._also.begin(task, total, unit)
 
     def advance(self, done: float, note: str = "") -> None:
-        self._write("advance", done, note)
+        now = time.monotonic()
+        if note or now - self._advanced >= ADVANCE_EVERY_S:
+            self._advanced = now
+            self._write("advance", done, note)
         self._also.advance(done, note)
 
     def end(self, note: str = "") -> None:

@@ -8,6 +8,9 @@ nor a stopped process looks like it, as a late heartbeat would.
 The first failure reaches all ranks. A thread then ends the process, so that a rank ends even where its main thread is
 blocked in a collective whose peer is gone. A file of an earlier launch leads to a closed port, or to somebody who does
 not know its token; both are tried again.
+
+The file is for this user's eyes alone. Both ends prove that they know the token in it before anything is said
+(`network.py`), so that nobody else on the network can report a failure, take a rank's place or keep one out.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ import socket
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -28,7 +32,10 @@ from types import TracebackType
 from typing import Any
 
 from .errors import PeerFailed, Preempted, RopewalkError, StorageError, UserError
-from .files import read_json, storage, write_json
+from .files import committed_file, read_json
+from .network import Listener, Untrusted, connect, parse_json
+from .network import field as field_of
+from .sockets import allow_files, keep_alive, listen, own_addresses
 
 LOOK_EVERY_S = 0.1
 LINGER_S = 1.0
@@ -43,9 +50,9 @@ CLEANUP_S = 8.0
 CONNECT_S = 2.0
 MAX_MESSAGE = 8000
 """Characters of an error that travel."""
-KEEPALIVE = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 15, "TCP_KEEPCNT": 8}
-"""Seconds, seconds, probes: a machine without power is noticed after three minutes. Shorter would take a network that
-is gone for a moment for a dead machine; the kernel of a stopped process answers."""
+MAX_LINE = 1 << 17
+"""Bytes of a message: the characters above may be spelled with twelve each."""
+PURPOSE = b"rwranks1"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,7 +103,8 @@ class Rendezvous:
         self._on_failure, self._say, self._end = on_failure, say or _to_stderr, end
         self._lock = threading.Lock()
         self._heard = threading.Event()
-        self._word: str | None = None
+        self._words: deque[str] = deque()
+        """What rank 0 announced and this rank has not waited for yet."""
         self._failure: Failure | None = None
         self._own: Failure | None = None
         self._waits = self._left = self._ending = False
@@ -117,8 +125,8 @@ class Rendezvous:
         self.leave()
 
     def announce(self, word: str) -> None:
-        """Rank 0 tells all others what to do, after all have arrived. The first word counts."""
-        if self._link is None or self._word is not None:
+        """Rank 0 tells all others what to do next, after all have arrived."""
+        if self._link is None:
             return
         assert isinstance(self._link, _Leader), "rank 0 announces"
         missing = self._link.wait_for_all(self._timeout_s)
@@ -127,27 +135,29 @@ class Rendezvous:
                 f"{_listed(missing)} of {self.world} did not arrive within {self._timeout_s:.0f} s; look into the "
                 "output of these processes, and whether their hosts see the folder of runs and reach this one"
             )
-        self._word = word
         self._link.send({"do": word})
 
     def wait(self) -> str:
-        """What rank 0 announces; "nothing" where it leaves without a word. Raises PeerFailed when a rank fails."""
+        """What rank 0 announces next; "nothing" where it leaves. Raises PeerFailed when a rank fails."""
         assert isinstance(self._link, _Member), "rank 0 does not wait"
         with self._lock:
             self._waits = not self._ending
         self._heard.wait()
         with self._lock:
             waited, self._waits = self._waits, False
+            word = self._words.popleft() if self._words else None
+            if word and not self._words and not self._failure:
+                self._heard.clear()
         if self._failure:
             if not waited:
                 threading.Event().wait(3 * LINGER_S)  # the thread ends this process
             raise PeerFailed(str(self._failure), self._failure.status)
-        if self._word is None:
+        if word is None:
             raise UserError(
                 f"rank 0 was not found within {self._timeout_s:.0f} s: {self._link.problem}; all ranks must see "
                 f"{self._file.parent} and reach the host of rank 0"
             )
-        return self._word
+        return word
 
     @contextlib.contextmanager
     def reporting(self, step: Callable[[], int]) -> Iterator[None]:
@@ -200,9 +210,9 @@ class Rendezvous:
     # Called by the threads of the link.
 
     def heard_word(self, word: str) -> None:
-        if self._word is None:
-            self._word = word
-        self._heard.set()
+        with self._lock:
+            self._words.append(word)
+            self._heard.set()
 
     def heard_nobody(self) -> None:
         self._heard.set()
@@ -251,20 +261,23 @@ class _Leader:
         """What everybody must hear, also who comes later."""
         self._suspect: tuple[float, Failure] | None = None
         self._decided = self._closed = False
-        _allow_files(ranks.world)
-        self._listener = _listen(one_host, backlog=ranks.world)
+        allow_files(ranks.world)
         self._selector = selectors.DefaultSelector()
-        self._selector.register(self._listener, selectors.EVENT_READ)
-        with storage(f"writing {file}"):
-            write_json(
-                file,
-                {
-                    "host": socket.gethostname(),
-                    "addresses": ["127.0.0.1"] if one_host else _own_addresses(),
-                    "port": self._listener.getsockname()[1],
-                    "token": self._token,
-                },
-            )
+        listener = listen(one_host, backlog=max(128, ranks.world))
+        address = {
+            "host": socket.gethostname(),
+            "addresses": ["127.0.0.1"] if one_host else own_addresses(),
+            "port": listener.getsockname()[1],
+            "token": self._token,
+        }
+        self._listener = Listener(
+            listener,
+            secret=self._token.encode(),
+            purpose=PURPOSE,
+            welcome=self._accept,
+            most_strangers=max(256, 2 * ranks.world),
+        )
+        _write_private(file, address)
         self._thread = threading.Thread(target=self._serve, name="rendezvous", daemon=True)
         self._thread.start()
 
@@ -301,8 +314,8 @@ class _Leader:
         with contextlib.suppress(OSError, ValueError, KeyError):
             if json.loads(self._file.read_text("utf-8"))["token"] == self._token:
                 self._file.unlink()
+        self._listener.close()
         with self._lock:
-            self._listener.close()
             for peer in self._peers.values():
                 _shut(peer.socket)
             self._selector.close()
@@ -314,16 +327,13 @@ class _Leader:
     def _serve(self) -> None:
         while not self._closed:
             for key, _ in self._selector.select(LOOK_EVERY_S):
-                if key.fileobj is self._listener:
-                    self._accept()
-                else:
-                    self._read(key.data)
+                self._read(key.data)
             self._judge_suspect()
 
-    def _accept(self) -> None:
+    def _accept(self, connection: socket.socket, _: str) -> None:
+        # Called by the listener's thread: a selector may be added to while another thread waits in it.
         with contextlib.suppress(OSError):
-            connection, _ = self._listener.accept()
-            _prepare(connection)
+            keep_alive(connection)
             self._selector.register(connection, selectors.EVENT_READ, _Peer(connection))
 
     def _read(self, peer: _Peer) -> None:
@@ -337,9 +347,12 @@ class _Leader:
         peer.unread += data
         *lines, rest = bytes(peer.unread).split(b"\n")
         peer.unread[:] = rest
+        if len(peer.unread) > MAX_LINE:
+            self._drop(peer)
+            return
         for line in lines:
-            with contextlib.suppress(ValueError, KeyError, TypeError):  # a stranger's words
-                self._hear(peer, json.loads(line))
+            with contextlib.suppress(ValueError):  # no rank says what makes no sense; it will be missed if it matters
+                self._hear(peer, parse_json(line, most_depth=2))
 
     def _hear(self, peer: _Peer, message: dict[str, Any]) -> None:
         if peer.rank < 0:
@@ -348,25 +361,25 @@ class _Leader:
             peer.ended = True
         elif "failed" in message:
             peer.ended = True
-            self.report(Failure(**message["failed"]))
+            self.report(_failure(message))
 
     def _welcome(self, peer: _Peer, message: dict[str, Any]) -> None:
-        rank = message["rank"]
-        if (message["token"], message["launch"]) != (self._token, self._launch) or not 0 < rank < self._ranks.world:
+        rank, host, pid = (field_of(message, *part) for part in (("rank", int), ("host", str), ("pid", int)))
+        if message.get("launch") != self._launch or not 0 < rank < self._ranks.world:
             self._drop(peer)
             return
         with self._lock:
             present = self._peers.get(rank)
             if present:
                 twice = f"process {present.pid} on {present.host} has this rank too; start every rank once"
-                failure = Failure(rank=rank, host=message["host"], message=twice, status=UserError.exit_code)
-                _send(peer.socket, {"welcome": self._token})
+                failure = Failure(rank=rank, host=host, message=twice, status=UserError.exit_code)
+                _send(peer.socket, {"welcome": rank})
                 _send(peer.socket, {"failed": asdict(failure)})
                 self._drop(peer)
                 return
-            peer.rank, peer.host, peer.pid = rank, message["host"], message["pid"]
+            peer.rank, peer.host, peer.pid = rank, host, pid
             self._peers[rank] = peer
-            for said in ({"welcome": self._token}, *self._said):
+            for said in ({"welcome": rank}, *self._said):
                 _send(peer.socket, said)
 
     def _drop(self, peer: _Peer) -> None:
@@ -432,20 +445,21 @@ class _Member:
             while data := _receive(connection):
                 *lines, unread = (unread + data).split(b"\n")
                 for line in lines:
-                    self._hear(json.loads(line))
+                    with contextlib.suppress(ValueError):
+                        self._hear(parse_json(line, most_depth=2))
         if not (self._released or self._closed):
             why = "it ended without a word: killed, out of memory, or crashed; its output may tell"
             self._ranks.heard_failure(Failure(rank=0, host=self._leader, message=why))
 
     def _hear(self, message: dict[str, Any]) -> None:
         if "do" in message:
-            self._ranks.heard_word(message["do"])
+            self._ranks.heard_word(field_of(message, "do", str))
         elif "done" in message:
             self._released = True
             self._ranks.heard_word("nothing")
         elif "failed" in message:
             self._released = True
-            self._ranks.heard_failure(Failure(**message["failed"]))
+            self._ranks.heard_failure(_failure(message))
 
     def _find(self) -> socket.socket | None:
         """A connection to rank 0 of this launch; None when this process leaves, or time is up, before there is one."""
@@ -466,24 +480,28 @@ class _Member:
             self._leader = found["host"]
             here = ["127.0.0.1"] if found["host"] == socket.gethostname() else []
             names = dict.fromkeys([*here, *([self._head] if self._head else []), *found["addresses"], found["host"]])
-            return [(name, found["port"], found["token"]) for name in names]
-        except (RopewalkError, OSError, KeyError, TypeError):
+            return [(name, int(found["port"]), str(found["token"])) for name in names]
+        except (RopewalkError, OSError, KeyError, TypeError, ValueError):
             return []
 
     def _try(self, address: str, port: int, token: str) -> socket.socket | None:
         try:
-            connection = socket.create_connection((address, port), timeout=CONNECT_S)
+            connection = connect((address, port), secret=token.encode(), purpose=PURPOSE, timeout_s=CONNECT_S)
+        except Untrusted:
+            self.problem = f"{address}:{port} belongs to another launch"
+            return None
         except OSError as error:
             self.problem = f"{address}:{port} could not be reached ({error})"
             return None
         who = {"rank": self._ranks.rank, "host": socket.gethostname(), "pid": os.getpid()}
-        _send(connection, {**who, "token": token, "launch": self._launch})
+        connection.settimeout(CONNECT_S)
+        _send(connection, {**who, "launch": self._launch})
         line = bytearray()
         # Byte by byte: what follows the welcome is for the reader.
         while not line.endswith(b"\n") and len(line) < 1000 and (byte := _receive(connection, 1)):
             line += byte
-        if line.strip() == json.dumps({"welcome": token}).encode():
-            _prepare(connection)
+        if line.strip() == json.dumps({"welcome": self._ranks.rank}).encode():
+            keep_alive(connection)
             return connection
         self.problem = f"{address}:{port} belongs to another launch"
         connection.close()
@@ -512,6 +530,27 @@ def _is_consequence(error: BaseException) -> bool:
     return "DistError" in kinds or ("RuntimeError" in kinds and any(sign in text for sign in signs))
 
 
+def _failure(message: dict[str, Any]) -> Failure:
+    """What a rank reports; ValueError when it is not a report."""
+    told = field_of(message, "failed", dict)
+    step = told.get("step")
+    return Failure(
+        rank=field_of(told, "rank", int),
+        host=field_of(told, "host", str),
+        message=field_of(told, "message", str)[:MAX_MESSAGE],
+        status=field_of(told, "status", int) & 255,
+        step=step if isinstance(step, int) else None,
+        consequence=field_of(told, "consequence", bool),
+    )
+
+
+def _write_private(file: Path, value: dict[str, Any]) -> None:
+    """Commits JSON that this user alone can read."""
+    with committed_file(file, "w") as opened:
+        os.fchmod(opened.fileno(), 0o600)
+        json.dump(value, opened)
+
+
 def _listed(ranks: list[int]) -> str:
     shown = ", ".join(map(str, ranks[:8])) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
     return f"rank{'s' if len(ranks) > 1 else ''} {shown}"
@@ -521,35 +560,6 @@ def _to_stderr(text: str) -> None:
     with contextlib.suppress(OSError, ValueError):
         sys.stderr.write(text + "\n")
         sys.stderr.flush()
-
-
-def _listen(one_host: bool, *, backlog: int) -> socket.socket:
-    if one_host:
-        return socket.create_server(("127.0.0.1", 0), backlog=backlog)
-    if socket.has_dualstack_ipv6():
-        return socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True, backlog=backlog)
-    return socket.create_server(("", 0), backlog=backlog)
-
-
-def _own_addresses() -> list[str]:
-    """Numbers by which other hosts may reach this one: of its name, and of its way out."""
-    found: dict[str, None] = {}
-    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as way_out:
-        way_out.connect(("192.0.2.1", 9))  # an address for documentation; nothing is sent
-        found[way_out.getsockname()[0]] = None
-    with contextlib.suppress(OSError):
-        for *_, address in socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM):
-            found[str(address[0])] = None
-    return [address for address in found if not address.startswith(("127.", "::1"))]
-
-
-def _prepare(connection: socket.socket) -> None:
-    connection.settimeout(None)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in KEEPALIVE.items():
-        if hasattr(socket, name):
-            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 def _send(connection: socket.socket, message: dict[str, Any]) -> None:
@@ -569,15 +579,3 @@ def _shut(connection: socket.socket) -> None:
     with contextlib.suppress(OSError):
         connection.shutdown(socket.SHUT_RDWR)
     connection.close()
-
-
-def _allow_files(world: int) -> None:
-    """Raises the soft limit of open files where it is below what so many connections need; 1,024 is usual."""
-    import resource
-
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = world + 1024
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-        with contextlib.suppress(ValueError, OSError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))

@@ -15,16 +15,17 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ropewalk.base.errors import StorageError
-from ropewalk.base.files import PARTIAL, point, storage
+from ropewalk.base.errors import DataError, StorageError
+from ropewalk.base.files import PARTIAL, point, read_regular, storage
 
-from .boxes import Box, whole
+from .boxes import Box
 from .disk import Disk
 from .format import (
     FILE,
@@ -40,6 +41,8 @@ from .format import (
     tensor_entry,
 )
 from .payload import FileEntry
+from .prune import step_of
+from .tiling import tiles
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -120,7 +123,7 @@ def joined(manifest: CheckpointManifest, records: list[Record], *, path: Path) -
 
 def publish(disk: Disk, path: Path, manifest: bytes) -> None:
     """Names `path` as the newest in `latest.json`, for people and scripts; ropewalk itself looks at the folders."""
-    step = json.loads(manifest)["step"]
+    step = step_of(path)
     told = json.dumps({"format": 1, "step": step, "checkpoint": path.name, "manifest": checksum(manifest)}, indent=1)
     target = path.parent / LATEST
     beside = target.with_name(LATEST + PARTIAL)
@@ -131,15 +134,15 @@ def publish(disk: Disk, path: Path, manifest: bytes) -> None:
 
 def publish_newest(disk: Disk, folder: Path) -> None:
     """Names the newest checkpoint of `folder` again where a crash came between committing and naming it."""
-    found = [path for path in list_checkpoints(folder) if (path / FILE).exists()]
+    found = [path for path in list_checkpoints(folder) if (path / FILE).is_file()]
     if not found:
         return
     manifest = (found[-1] / FILE).read_bytes()
     try:
-        told = json.loads((folder / LATEST).read_bytes())
-    except (OSError, ValueError):
-        told = {}
-    if told.get("manifest") != checksum(manifest):
+        told = json.loads(read_regular(folder / LATEST))
+    except (OSError, ValueError, RecursionError, DataError):
+        told = None
+    if not isinstance(told, dict) or told.get("manifest") != checksum(manifest):
         publish(disk, found[-1], manifest)
 
 
@@ -215,13 +218,10 @@ def _read_record(path: Path) -> Record | None:
 
 
 def _check_cover(where: str, entry: TensorEntry) -> None:
-    """Pieces that do not overlap and count as many numbers as the tensor cover it."""
     boxes = [Box(piece.offset, piece.shape) for piece in entry.pieces]
-    full = whole(entry.shape)
-    held = sum(box.size for box in boxes)
-    overlap = any(a.meet(b) for i, a in enumerate(boxes) for b in boxes[:i] if a.shape) or len(boxes) > 1 == full.size
-    if held != full.size or overlap:
-        raise StorageError(f"{where}: {len(boxes)} pieces hold {held} of {full.size} numbers; nothing is committed")
+    if not tiles(entry.shape, boxes):
+        held, size = sum(box.size for box in boxes), math.prod(entry.shape)
+        raise StorageError(f"{where}: {len(boxes)} pieces hold {held} of {size} numbers; nothing is committed")
 
 
 def _make_folders(disk: Disk, folder: Path) -> None:

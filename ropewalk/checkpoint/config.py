@@ -35,7 +35,8 @@ class Tiers:
     racks: Annotated[tuple[str, ...], CONTINUES] = ()
     """The rack (failure domain) of each of `peers`; copies go to another one where that can be."""
     secret_file: Annotated[str, CONTINUES] = ""
-    """File with a secret that all machines of the run share, 16 bytes or more."""
+    """File with a secret that all machines of the run share, 16 bytes or more, that only its owner can read (mode
+    0600)."""
     timeout_s: Annotated[float, Range(above=0), CONTINUES] = 30.0
     """Seconds of silence after which a peer is given up."""
     remote: Annotated[str, CONTINUES] = ""
@@ -80,11 +81,11 @@ class Checkpoints:
 
     save_every: Annotated[Literal["steps", "auto"], CONTINUES] = "steps"
     """`steps`: every `save_every_steps`. `auto`: as often as measured costs and failures make worth while, within
-    `overhead`; the decision is printed with its numbers."""
+    `max_overhead`; the decision is printed with its numbers."""
     save_every_steps: Annotated[int, Range(least=1), CONTINUES] = 100
     """Steps between checkpoints; the last step is always saved. Not used by `auto`."""
-    overhead: Annotated[float, Range(above=0, below=1), CONTINUES] = 0.02
-    """Share of the time that saving may take from training. Used by `auto` only."""
+    max_overhead: Annotated[float, Range(above=0, below=1), CONTINUES] = 0.02
+    """Maximum fraction of training time spent on saving. Used by `auto` only."""
     mtbf_hours: Annotated[float, Range(above=0), CONTINUES] | None = None
     """Hours between failures of the whole run, where they are known. Not set: 50,000 hours of one GPU, divided by
     their number, corrected by what the run sees. Used by `auto` only."""
@@ -94,18 +95,19 @@ class Checkpoints:
     bytes_per_s: Annotated[float, Range(above=0), CONTINUES] | None = None
     """The most that background writing may take of the disk, in bytes a second; not set: all of it."""
     threads: Annotated[int, Range(least=1), CONTINUES] = 2
-    """Threads that hash, pack and write a save beside training, to which they give way. The files are the same for any
-    number of them; more than two help where packing is slower than the disk."""
-    packing: Annotated[Literal["off", "on", "auto"], CONTINUES] = "off"
-    """Lossless packing (byte planes and zstd) of what is saved. `auto`: where measured
-    disk and processor make a save durable sooner by it. Only ropewalk reads packed files."""
+    """Threads that hash, compress and write a checkpoint beside training, which has priority. The files are the same
+    for any number; more than two help where compression is slower than the disk."""
+    compression: Annotated[Literal["off", "on", "auto"], CONTINUES] = "off"
+    """Lossless compression (byte planes and zstd) of what is saved. `auto`: where measured
+    disk and processor make a save durable sooner by it. Only ropewalk reads compressed files."""
     failures: Annotated[int, Range(least=0), CONTINUES] = 3
     """Saves in a row that may fail (a full or broken disk) before the run ends; each is told."""
     timeout_s: Annotated[float, Range(above=0), CONTINUES] = 600.0
     """Seconds that one call to the disk (a write of 4 MiB, a sync) may last before the disk counts as hanging: saves
     then fail instead of making training wait."""
     keep_last: Annotated[int, Range(least=1), CONTINUES] = 2
-    """Checkpoints kept, newest first; older ones are deleted after a new one is durable."""
+    """Checkpoints kept, newest first; older ones are deleted after a new one is durable. With the schedule `wsd`, that
+    of the end of its stable part stays beside them."""
     keep_every_steps: Annotated[int, Range(least=0), CONTINUES] = 0
     """Checkpoints of steps that it divides are kept for good; 0: none."""
     keep_verified: Annotated[int, Range(least=0), CONTINUES] = 1

@@ -17,10 +17,11 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
-from ropewalk.base.errors import ConfigError, Problem, RopewalkError, StorageError
-from ropewalk.base.files import read_json, storage, write_json
+from ropewalk.base.errors import RopewalkError, StorageError
+from ropewalk.base.network import read_secret
+from ropewalk.base.seal import read_sealed, write_sealed
 from ropewalk.config.ranks import Ranks
 
 from .commit import Attempt
@@ -41,6 +42,7 @@ from .traffic import Forecast, Gate, Learner, Link, Tier, choose, intervals
 _log = logging.getLogger(__name__)
 
 IDENTITY = "copies.json"
+IDENTITY_FORMAT = 2
 """Beside the checkpoints: the name of the run among its copies."""
 SLICE_BYTES = 4 << 20
 """Of a transfer before there is a profile to choose by."""
@@ -159,9 +161,8 @@ class Copier:
         sources.append(DiskSource(self._folder, self.run, renames=self._ranks.rank == 0))
         if self._remote:
             sources.append(RemoteSource(self._remote, self.run))
-        scratch = (
-            self._memory.folder / self.run if self._memory else self._folder
-        ) / f"restore-{self._ranks.rank}.partial"
+        rank = self._ranks.rank
+        scratch = self._memory.scratch(self.run, rank) if self._memory else self._folder / f"restore-{rank}.partial"
         return contextlib.closing(Offered(sources, scratch=scratch))
 
     def settle(self) -> None:
@@ -196,7 +197,12 @@ class Copier:
         server = None
         if settings.peers and self._ranks.local_rank == 0:
             address = settings.peers[self._machine]
-            server = PeerServer(memory, address, secret=_secret(settings), timeout_s=settings.timeout_s)
+            server = PeerServer(
+                memory,
+                address,
+                secret=_secret(settings),
+                timeout_s=settings.timeout_s,
+            )
         return memory, server
 
     def _open_peers(self) -> list[Peer]:
@@ -222,7 +228,11 @@ class Copier:
 
     def _peer(self, number: int) -> Peer:
         settings = self._settings
-        return Peer(settings.peers[number], secret=_secret(settings), timeout_s=settings.timeout_s)
+        return Peer(
+            settings.peers[number],
+            secret=_secret(settings),
+            timeout_s=settings.timeout_s,
+        )
 
     def _replicate(self, key: Key) -> None:
         assert self._memory
@@ -409,21 +419,26 @@ def run_name(settings: Tiers, folder: Path) -> str:
     if settings.run:
         return plain_name(settings.run)
     path, here = folder / IDENTITY, str(folder.resolve())
-    told = read_json(path, what="name of the run among its copies") if path.exists() else {}
+    told = _read_identity(path) if path.exists() else {}
     if told.get("folder") != here:
-        told = {"format": 1, "run": f"run-{secrets.token_hex(8)}", "folder": here}
-        write_json(path, told)
+        if told:
+            _log.warning("%s: this run was made in %s; here its copies begin anew", path, told.get("folder"))
+        told = {"format": IDENTITY_FORMAT, "run": f"run-{secrets.token_hex(8)}", "folder": here}
+        write_sealed(path, told)
     return plain_name(told["run"])
 
 
+def _read_identity(path: Path) -> dict[str, Any]:
+    return read_sealed(
+        path,
+        what="name of the run among its copies",
+        remedy="restore it from a copy, or name the run in `checkpoint.tiers.run` as its copies do, or move it away: "
+        "copies then begin anew",
+        current=IDENTITY_FORMAT,
+        sealed_since=2,
+        upgrades={1: dict},
+    )
+
+
 def _secret(settings: Tiers) -> bytes:
-    path = Path(settings.secret_file)
-    where = "checkpoint.tiers.secret_file"
-    try:
-        with storage(f"reading {path}"):
-            secret = path.read_bytes().strip()
-    except FileNotFoundError:
-        raise ConfigError([Problem(where, f"{path}: no such file", "make one of 16 random bytes or more")]) from None
-    if len(secret) < 16:
-        raise ConfigError([Problem(where, f"{path}: {len(secret)} bytes", "a secret has 16 or more")])
-    return secret
+    return read_secret(settings.secret_file, setting="checkpoint.tiers.secret_file")

@@ -20,8 +20,10 @@ import xxhash
 
 from ropewalk.base.errors import DamagedCheckpoint, DataError
 from ropewalk.base.files import storage, upgraded
+from ropewalk.base.untrusted import Refused, open_inside, parse_json, plain_tree, read_inside
 
 from .payload import CODES, FileEntry, Payload
+from .validate import MANIFEST_BYTES, check_file, check_manifest, check_tensor, check_tree
 
 FORMAT = 3
 FILE = "manifest.json"
@@ -30,6 +32,8 @@ LATEST = "latest.json"
 REPLACED = ".replaced"
 """Suffix of a checkpoint while another of the same step takes its place."""
 _PREFIX = "step-"
+_HEADER_BYTES = 100 << 20
+"""The most of a safetensors header that any reader takes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -149,39 +153,58 @@ def identity(manifest: CheckpointManifest) -> str:
 _SEAL, _END = b',\n "checksum": "', b'"\n}\n'
 
 
-def read_checkpoint_manifest(path: Path) -> CheckpointManifest:
-    """The manifest of the checkpoint folder `path`; raises DamagedCheckpoint when it is missing or altered."""
+def read_checkpoint_manifest(path: Path, *, shard: bool = False) -> CheckpointManifest:
+    """The manifest of the checkpoint folder `path`; raises DamagedCheckpoint when it is missing, altered, or says what
+    cannot be (validate.py). `shard`: of what one rank keeps, whose pieces need not cover the tensors."""
     file = path / FILE
     try:
         with storage(f"reading {file}"):
-            data = file.read_bytes()
+            data = read_inside(file, most_bytes=MANIFEST_BYTES)
     except FileNotFoundError:
         raise DamagedCheckpoint(f"{file}: no such checkpoint manifest") from None
-    return parse_checkpoint_manifest(data, path)
+    except Refused as error:
+        raise DamagedCheckpoint(f"{file}: damaged checkpoint: {error}") from None
+    return parse_checkpoint_manifest(data, path, shard=shard)
 
 
-def parse_checkpoint_manifest(data: bytes, path: Path) -> CheckpointManifest:
-    """The manifest with these bytes, of the checkpoint folder `path`; raises DamagedCheckpoint when it is altered."""
+def parse_checkpoint_manifest(data: bytes, path: Path, *, shard: bool = False) -> CheckpointManifest:
+    """As `read_checkpoint_manifest`, from the bytes of the manifest of the folder `path`."""
     file = path / FILE
+    if len(data) > MANIFEST_BYTES:
+        raise DamagedCheckpoint(f"{file}: damaged checkpoint: {len(data)} bytes, at most {MANIFEST_BYTES} are read")
     tree = _unsealed(data)
-    if tree is None:
+    if tree is None or type(tree.get("format")) is not int or tree["format"] < 1:
         raise DamagedCheckpoint(f"{file}: damaged checkpoint: the manifest is not what was written")
     upgrades: dict[int, Callable[[Any], dict[str, Any]]]
     upgrades = {1: _one_phase, 2: functools.partial(_one_piece, folder=path)}
-    tree = upgraded(tree, path=file, what="checkpoint", current=FORMAT, upgrades=upgrades)
+    try:
+        tree = upgraded(tree, path=file, what="checkpoint", current=FORMAT, upgrades=upgrades)
+    except (LookupError, TypeError, AttributeError, ArithmeticError) as error:
+        # Older formats have no validator of their own: what they become is checked below.
+        what = f"not a manifest of format {tree['format']} ({type(error).__name__}: {error})"
+        raise DamagedCheckpoint(f"{file}: damaged checkpoint: {what}") from None
     tree.pop("format")
+    check_tree(tree, CheckpointManifest, path=path)
+    for name, entry in tree["files"].items():
+        check_file(name, entry, path=path)
+    for group, entries in tree["tensors"].items():
+        for name, entry in entries.items():
+            check_tensor(group, name, entry, path=path)
     files = {name: file_entry(entry) for name, entry in tree.pop("files").items()}
     tensors = {
         group: {name: tensor_entry(entry) for name, entry in entries.items()}
         for group, entries in tree.pop("tensors").items()
     }
-    return CheckpointManifest(files=files, tensors=tensors, **tree)
+    manifest = CheckpointManifest(files=files, tensors=tensors, **tree)
+    check_manifest(manifest, path=path, shard=shard)
+    return manifest
 
 
-def verify_checkpoint(path: Path) -> list[str]:
-    """Reads every byte of a checkpoint; returns what is wrong, nothing when all is as written."""
+def verify_checkpoint(path: Path, *, shard: bool = False) -> list[str]:
+    """Reads every byte of a checkpoint, or of a rank's `shard`; returns what is wrong, nothing when all is as written.
+    Whether the weights are those of its model says `checkpoint/model.py`."""
     try:
-        manifest = read_checkpoint_manifest(path)
+        manifest = read_checkpoint_manifest(path, shard=shard)
     except DataError as error:
         return [str(error)]
     return list(_problems(path, manifest))
@@ -203,14 +226,14 @@ def checksum(data: bytes | memoryview) -> str:
 def _unsealed(data: bytes) -> dict[str, Any] | None:
     """The manifest without its hash; None when it is not what was written."""
     try:
-        tree = json.loads(data)
-    except ValueError:
+        tree = parse_json(data)
+    except Refused:
         return None
     if not isinstance(tree, dict):
         return None
     told = tree.pop("checksum", None)
     if isinstance(tree.get("format"), int) and tree["format"] < 3:
-        return tree if told == _tree_checksum(tree) else None
+        return tree if plain_tree(tree) and told == _tree_checksum(tree) else None
     body, seal, _ = data.rpartition(_SEAL)
     whole = body + seal
     return tree if data == whole + checksum(whole).encode() + _END else None
@@ -263,6 +286,7 @@ def _one_piece(tree: dict[str, Any], *, folder: Path) -> dict[str, Any]:
     for name, entry in tree["files"].items():
         size = max(1, entry["bytes"])
         files[name] = {"bytes": entry["bytes"], "chunks": [entry["checksum"]], "chunk_bytes": size}
+        check_file(name, files[name], path=folder)  # before a file of that name is opened
         begins = _begins(folder / name) if entry["tensors"] else {}
         tensors[name.removesuffix(".safetensors")] = {
             tensor: {
@@ -291,11 +315,11 @@ def _one_piece(tree: dict[str, Any], *, folder: Path) -> dict[str, Any]:
 def _begins(path: Path) -> dict[str, int]:
     """Where each tensor begins, from the file's header; nothing when it cannot be read, which its hash will tell."""
     try:
-        with open(path, "rb") as file:
+        with open(open_inside(path), "rb") as file:
             length = int.from_bytes(file.read(8), "little")
-            header = json.loads(file.read(length)) if length < 1 << 30 else {}
+            header = parse_json(file.read(length)) if length <= _HEADER_BYTES else {}
         return {name: 8 + length + told["data_offsets"][0] for name, told in header.items() if name != "__metadata__"}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
         return {}
 
 

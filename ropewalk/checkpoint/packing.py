@@ -18,6 +18,10 @@ SAMPLE_BYTES = 1 << 20
 MEASURE_EVERY = 8
 """One file in so many is written as it is, to measure the disk again."""
 
+_HEADER_BYTES = 5
+_MOST_PLANES = 16
+"""Bytes of the widest number."""
+
 Mode = Literal["off", "on", "auto"]
 
 
@@ -64,12 +68,20 @@ def pack(raw: bytes | bytearray | memoryview, *, item: int) -> bytes:
     return bytes([item]) + len(raw).to_bytes(4, "little") + packed
 
 
-def unpack(frame: memoryview) -> bytes:
-    """The bytes that became `frame`."""
-    item, size, packed = frame[0], int.from_bytes(frame[1:5], "little"), frame[5:]
+def unpack(frame: memoryview, *, most_bytes: int = 1 << 32) -> bytes:
+    """The bytes that became `frame`; ValueError when it is no frame, or says that it holds more than `most_bytes`."""
+    if len(frame) < _HEADER_BYTES:
+        raise ValueError(f"a frame of {len(frame)} bytes")
+    item, size, packed = frame[0], int.from_bytes(frame[1:_HEADER_BYTES], "little"), frame[_HEADER_BYTES:]
+    if size > most_bytes or item > _MOST_PLANES or (item == 0 and len(packed) != size):
+        raise ValueError(f"a frame that says it holds {size} bytes in {item} planes")
     if item == 0:
         return bytes(packed)
-    planes: bytes = _codec().decompress(packed, decompressed_size=size, asbytes=True)
+    try:
+        # The codec refuses what does not unpack to exactly so many bytes.
+        planes: bytes = _codec().decompress(packed, decompressed_size=size, asbytes=True)
+    except OSError as error:
+        raise ValueError(f"a frame that cannot be unpacked: {error}") from None
     if item == 1:
         return planes
     whole = size - size % item

@@ -22,6 +22,7 @@ import xxhash
 
 from ropewalk.base.errors import DamagedCheckpoint
 from ropewalk.base.files import point, storage
+from ropewalk.base.untrusted import Refused, open_inside
 
 from .disk import Disk
 from .packing import FRAME_BYTES, unpack
@@ -176,15 +177,26 @@ def chunks_of(entry: FileEntry, begin: int, end: int) -> range:
 class Payload:
     """A file open for reading, memory-mapped; every byte it gives has been checked."""
 
-    def __init__(self, path: Path, entry: FileEntry, *, owners: Mapping[str, tuple[int, int]] | None = None) -> None:
-        """`owners` tells which tensor lies where, for the message when a chunk is damaged."""
+    def __init__(
+        self,
+        path: Path,
+        entry: FileEntry,
+        *,
+        owners: Mapping[str, tuple[int, int]] | None = None,
+        linked: bool = False,
+    ) -> None:
+        """`owners` tells which tensor lies where, for the message when a chunk is damaged. `linked`: the path may be a
+        link to anywhere, since we made it ourselves."""
         self._path, self._entry, self._owners = path, entry, owners or {}
         self._map: mmap.mmap | bytes = b""
         self._checked: set[int] = set()
         self._starts = list(itertools.accumulate(entry.frames, initial=0))
         self._unpacked: tuple[int, bytes] = (-1, b"")
         try:
-            with storage(f"reading {path}"), open(path, "rb") as file:
+            with (
+                storage(f"reading {path}"),
+                open(open_inside(path, roots=[Path("/")] if linked else ()), "rb") as file,
+            ):
                 size = os.fstat(file.fileno()).st_size
                 if size != entry.bytes:
                     raise DamagedCheckpoint(f"{path}: damaged checkpoint: {size} bytes, {entry.bytes} were written")
@@ -192,9 +204,13 @@ class Payload:
                     self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except FileNotFoundError:
             raise DamagedCheckpoint(f"{path}: damaged checkpoint: this file is missing") from None
+        except Refused as error:
+            raise DamagedCheckpoint(f"{path}: damaged checkpoint: {error}") from None
 
     def read(self, begin: int, end: int) -> memoryview:
         """Bytes `begin` to `end`; raises DamagedCheckpoint when a chunk they lie in is not what was written."""
+        if not 0 <= begin <= end <= self._entry.bytes:
+            raise DamagedCheckpoint(f"{self._path}: damaged checkpoint: bytes {begin} to {end} are not in this file")
         size = self._entry.chunk_bytes
         for number in range(begin // size, -(-end // size)):
             if number not in self._checked:
@@ -211,7 +227,10 @@ class Payload:
         size = self._entry.frame_bytes
         parts = [self._frame(number) for number in range(begin // size, -(-end // size))]
         first = begin // size * size
-        return memoryview(parts[0] if len(parts) == 1 else b"".join(parts))[begin - first : end - first]
+        found = memoryview(parts[0] if len(parts) == 1 else b"".join(parts))[begin - first : end - first]
+        if len(found) != end - begin:
+            raise DamagedCheckpoint(f"{self._path}: damaged checkpoint: it unpacks to less than the manifest says")
+        return found
 
     def release(self) -> None:
         """Gives the pages of what was read back to the system, which keeps them as long as it likes: resident memory
@@ -223,13 +242,38 @@ class Payload:
         """An unpacked frame; the last one is kept, since tensors are read in order."""
         if self._unpacked[0] != number:
             stored = self.read(self._starts[number], self._starts[number + 1])
-            self._unpacked = (number, unpack(stored))
+            self._unpacked = (number, self._unpack(stored, last=number + 1 == len(self._entry.frames)))
         return self._unpacked[1]
 
+    def _unpack(self, stored: memoryview, *, last: bool) -> bytes:
+        try:
+            raw = unpack(stored, most_bytes=self._entry.frame_bytes)
+        except ValueError as error:
+            raise DamagedCheckpoint(f"{self._path}: damaged checkpoint: {error}") from None
+        if len(raw) != self._entry.frame_bytes and not last:
+            raise DamagedCheckpoint(f"{self._path}: damaged checkpoint: a frame of {len(raw)} bytes")
+        return raw
+
     def problems(self, chunks: Iterable[int] | None = None) -> Iterator[str]:
-        """What is wrong with the file, chunk by chunk; with all of it, or with `chunks`."""
+        """What is wrong with the file, chunk by chunk; with all of it, or with `chunks`. All of a packed file is also
+        unpacked, a frame at a time."""
         numbers = range(len(self._entry.chunks)) if chunks is None else chunks
-        yield from filter(None, map(self._wrong, numbers))
+        wrong = list(filter(None, map(self._wrong, numbers)))
+        yield from wrong
+        if chunks is None and not wrong:
+            yield from self._frame_problems()
+
+    def _frame_problems(self) -> Iterator[str]:
+        needed = max((last for _, last in self._owners.values()), default=0)
+        raw = 0
+        try:
+            for number in range(len(self._entry.frames)):
+                raw += len(self._frame(number))
+        except DamagedCheckpoint as error:
+            yield str(error)
+        else:
+            if self._entry.frames and raw < needed:
+                yield f"{self._path}: damaged checkpoint: it unpacks to {raw} bytes, its tensors need {needed}"
 
     def _wrong(self, number: int) -> str:
         size = self._entry.chunk_bytes

@@ -10,9 +10,10 @@ from ropewalk.base.files import PARTIAL, point
 
 from .disk import Disk, LocalDisk
 from .format import REPLACED, list_checkpoints, verify_checkpoint
+from .lease import retiring
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Pruning:
     """What stays of a folder of checkpoints, and what goes."""
 
@@ -21,6 +22,8 @@ class Pruning:
     gone: tuple[Path, ...]
     damaged: dict[str, list[str]]
     """What is wrong with those that the rule keeps and that are not whole; they stay, for people to look at."""
+    in_use: tuple[Path, ...] = ()
+    """Those that should have gone, which another process reads."""
 
 
 def prune(
@@ -50,19 +53,28 @@ def prune(
         told = "\n".join(message for wrong in damaged.values() for message in wrong)
         raise DataError(f"{told}\n{folder}: no checkpoint is whole; nothing was deleted")
     gone.reverse()
-    for path in () if dry_run else gone:
-        retire(path, disk=disk or LocalDisk())
-    return Pruning(tuple(reversed(kept)), tuple(gone), damaged)
+    in_use = () if dry_run else tuple(path for path in gone if not retire(path, disk=disk or LocalDisk()))
+    return Pruning(
+        kept=tuple(reversed(kept)),
+        gone=tuple(path for path in gone if path not in in_use),
+        damaged=damaged,
+        in_use=in_use,
+    )
 
 
-def retire(path: Path, *, disk: Disk) -> None:
-    """Deletes a checkpoint; a crash in the middle leaves garbage, not half a checkpoint."""
+def retire(path: Path, *, disk: Disk) -> bool:
+    """Deletes a checkpoint, unless somebody reads it (lease.py); whether it did. A crash in the middle leaves garbage,
+    not half a checkpoint."""
     trash = path.with_name(path.name + PARTIAL)
-    disk.rename(path, trash)
+    with retiring(path) as free:
+        if not free:
+            return False
+        disk.rename(path, trash)
     # Durable before anything inside goes: a power cut must not bring the name back without the files.
     disk.sync_folder(path.parent)
     point(f"checkpoint.retired:{path.name}")
     disk.remove(trash)
+    return True
 
 
 def step_of(path: Path) -> int:

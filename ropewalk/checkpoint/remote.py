@@ -20,13 +20,13 @@ from typing import Any
 
 from fsspec.core import url_to_fs
 
-from ropewalk.base.errors import DataError, MissingPackage, RopewalkError, StorageError
-from ropewalk.base.files import point
+from ropewalk.base.errors import DamagedCheckpoint, DataError, MissingPackage, RopewalkError, StorageError
+from ropewalk.base.files import NO_FILE, point
 
 from .copies import Key, Offer, plain_name
 from .format import FILE, CheckpointManifest, identity, parse_checkpoint_manifest, read_checkpoint_manifest
 from .payload import CHUNK_BYTES, FileEntry, Payload
-from .peers import Gate
+from .wire import Gate
 
 _EXTRA = ("aiohttp", "s3fs")
 """What the extra `remote` installs."""
@@ -95,16 +95,21 @@ class Remote:
 
     def manifest(self, name: str) -> CheckpointManifest:
         """Of a checkpoint by name; DataError when it is damaged."""
-        text = self._try(lambda: bytes(self._store.cat_file(f"{self._root}/{name}/{FILE}")))
+        file = f"{self._root}/{name}/{FILE}"
+        self._check_kind(file)
+        text = self._try(lambda: bytes(self._store.cat_file(file)))
         return parse_checkpoint_manifest(text, Path(f"{self.url}/{self._run}/{name}"))
 
     def fetch(self, name: str, file: str, target: Path) -> None:
         """Makes `target` a file of a checkpoint; whoever asks checks it."""
-        self._try(lambda: self._store.get_file(f"{self._root}/{name}/{plain_name(file)}", str(target)))
+        source = f"{self._root}/{name}/{plain_name(file)}"
+        self._check_kind(source)
+        self._try(lambda: self._store.get_file(source, str(target)))
 
     def fetch_chunks(self, name: str, file: str, target: Path, *, entry: FileEntry, chunks: Sequence[int]) -> None:
         """As `fetch`, with `chunks` alone at their places and holes between them."""
         source = f"{self._root}/{name}/{plain_name(file)}"
+        self._check_kind(source)
         with open(target, "wb") as out:
             for first, last in _runs(chunks):
                 begin, end = first * entry.chunk_bytes, min(last * entry.chunk_bytes, entry.bytes)
@@ -129,6 +134,11 @@ class Remote:
         """Takes a damaged checkpoint out of the count: its manifest moves to another name."""
         old, new = f"{self._root}/{name}/{FILE}", f"{self._root}/{name}/damaged-{FILE}"
         self._try(lambda: self._store.mv(old, new), gone_is_fine=True)
+
+    def _check_kind(self, file: str) -> None:
+        """A store on a mounted file system may hold a pipe, on which reading waits for ever."""
+        if self._try(lambda: self._store.info(file))["type"] != "file":
+            raise DamagedCheckpoint(f"{file}: damaged checkpoint: {NO_FILE}")
 
     def _send(self, target: str, source: Payload, entry: FileEntry, gate: Gate | None) -> None:
         size = min(gate.slice_bytes, CHUNK_BYTES) if gate else CHUNK_BYTES

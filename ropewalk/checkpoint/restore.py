@@ -10,15 +10,17 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 import shutil
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ropewalk.base.errors import DataError, StorageError
+from ropewalk.base.errors import DamagedCheckpoint, DataError, StorageError
 from ropewalk.base.files import storage
+from ropewalk.base.untrusted import Refused, open_inside
 from ropewalk.parallel.cut import Choose
 
 from .commit import Record, joined
@@ -100,17 +102,28 @@ class Offered:
 
     def newest(self, refused: Collection[str] = ()) -> str:
         """The newest that nobody has refused; empty when there are none. When there are copies and none is whole,
-        raises DataError: starting from scratch would silently throw away a run."""
+        raises DamagedCheckpoint: starting from scratch would silently throw away a run."""
         left = [name for name in self._candidates if name not in refused]
         if left or not (self.report.damaged or self._copies):
             return left[0] if left else ""
         lines = [*self.report.damaged, *self.report.unreachable, *self.report.passed_over]
-        raise DataError("\n".join([*lines, "no step is whole at any place; remove its copies to start from scratch"]))
+        end = (
+            "no step is whole at any place, and nothing is deleted; make all places reachable, restore a checkpoint "
+            "from a backup, or give the recipe another `name` to start from scratch"
+        )
+        raise DamagedCheckpoint("\n".join([*lines, end]))
 
-    def head(self, name: str) -> State | None:
-        """What the manifest says; None when these places do not know of it."""
+    def head(self, name: str, check: Callable[[CheckpointManifest, Path], object] = lambda *_: None) -> State | None:
+        """What the manifest says; None when these places do not know of it, or when `check` refuses it."""
         manifest = self._candidates.get(name)
-        return head_of(manifest) if manifest else None
+        if manifest is None:
+            return None
+        try:
+            check(manifest, Path(f"step {manifest.step}"))
+            return head_of(manifest)
+        except DamagedCheckpoint as error:
+            self.report.passed_over.append(str(error))
+            return None
 
     def load(self, name: str, choose: Choose | None, fill: Fill | None = None) -> State | None:
         """The state, of which only what `choose` names is fetched, checked and read, as by `take`; None when the places
@@ -225,7 +238,9 @@ def _take(
         try:
             copy.source.fetch(copy.offer, target.name, target, chunks)
             # The load checks every chunk in any case; what comes unchecked is checked here, while others can be asked.
-            wrong = [] if copy.source.checks else list(Payload(target, entry, owners=owners).problems(chunks))
+            wrong = (
+                [] if copy.source.checks else list(Payload(target, entry, owners=owners, linked=True).problems(chunks))
+            )
         except DataError as error:
             wrong = [str(error)]
         except StorageError as error:
@@ -234,16 +249,16 @@ def _take(
         if not wrong:
             size = sum(min(entry.chunk_bytes, entry.bytes - number * entry.chunk_bytes) for number in chunks)
             return Taken(source=copy.source.name, bytes=size, seconds=time.perf_counter() - start)
-        where = f"{copy.source.name}: {copy.offer.key}: "
-        report.damaged += [where + message.replace(str(target), target.name) for message in wrong]
+        where, file = f"{copy.source.name}: {copy.offer.key}: ", f"{copy.offer.where}/{target.name}"
+        report.damaged += [where + message.replace(str(target), file) for message in wrong]
         bad.append((copy, target.name))
     return None
 
 
 def _taken(folder: Path, report: Report, choose: Choose | None, fill: Fill | None) -> State | None:
     try:
-        return take(folder, choose, fill)
-    except DataError as error:
+        return take(folder, choose, fill, linked=True)
+    except DamagedCheckpoint as error:
         # Right a moment ago, when it was put together: the memory it lies in cannot be trusted.
         report.damaged.append(str(error))
         return None
@@ -276,7 +291,7 @@ class DiskSource:
         for path in list_checkpoints(self._folder):
             try:
                 manifest = read_checkpoint_manifest(path)
-            except DataError as error:
+            except DamagedCheckpoint as error:
                 wrong.append(f"{self.name}: {error}")
                 self._set_aside(path)
                 continue
@@ -285,8 +300,12 @@ class DiskSource:
 
     def fetch(self, offer: Offer, file: str, target: Path, chunks: Sequence[int]) -> None:
         source = Path(offer.where) / file
-        if not source.exists():
-            raise DataError(f"{source}: damaged checkpoint: this file is missing")
+        try:
+            os.close(open_inside(source))
+        except FileNotFoundError:
+            raise DamagedCheckpoint(f"{source}: damaged checkpoint: this file is missing") from None
+        except Refused as error:
+            raise DamagedCheckpoint(f"{source}: damaged checkpoint: {error}") from None
         target.symlink_to(source.resolve())
 
     def quarantine(self, offer: Offer) -> None:

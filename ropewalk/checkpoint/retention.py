@@ -10,10 +10,12 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 
 from ropewalk.base.files import PARTIAL
+from ropewalk.base.untrusted import Refused, read_inside
 
 from .disk import Disk, LocalDisk
 from .format import FILE, REPLACED, checksum, list_checkpoints, verify_checkpoint
 from .prune import retire, step_of
+from .validate import MANIFEST_BYTES
 
 
 class Verified:
@@ -27,7 +29,10 @@ class Verified:
     def holds(self, path: Path) -> bool:
         """Whether the checkpoint at `path` was found whole, now or before."""
         # A step that is saved again has another manifest, by its parent or its hashes, or is the same to the bit.
-        manifest = checksum((path / FILE).read_bytes()) if (path / FILE).exists() else ""
+        try:
+            manifest = checksum(read_inside(path / FILE, most_bytes=MANIFEST_BYTES))
+        except (FileNotFoundError, Refused):
+            manifest = ""
         known, whole = self._known.get(path, ("", False))
         if known != manifest or not manifest:
             wrong = verify_checkpoint(path)
@@ -69,10 +74,11 @@ def retain(
     if doomed:
         whole = _newest_whole(listed, keep_verified, verified)
         doomed = [path for path in doomed if path not in whole]
-    for path in doomed:
-        retire(path, disk=disk)
+    # What somebody reads goes with a later save.
+    gone = [path for path in doomed if retire(path, disk=disk)]
+    for path in gone:
         verified.forget(path)
-    return doomed
+    return gone
 
 
 def _newest_whole(listed: list[Path], count: int, verified: Verified) -> set[Path]:

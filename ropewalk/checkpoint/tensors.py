@@ -21,8 +21,9 @@ import torch
 from torch import Tensor
 
 from ropewalk import __version__
-from ropewalk.base.errors import DataError, StorageError
+from ropewalk.base.errors import DamagedCheckpoint, DataError, StorageError
 from ropewalk.model.spec import Spec
+from ropewalk.model.strict import read_spec
 from ropewalk.parallel.cut import Choose, Cut, Part
 
 from .boxes import Box, fill, rows_of
@@ -37,12 +38,13 @@ from .format import (
     read_checkpoint_manifest,
 )
 from .layouts import Held, Tensors, as_bytes, held, written
+from .model import TOKENIZER as TOKENIZER
+from .model import check_weights
 from .packing import Packer
 from .payload import Pace, Payload, digest, layout
 from .tasks import Graph, run
 from .writing import BUFFER_BYTES, Block, PayloadFile
 
-TOKENIZER = "tokenizer.json"
 PACKED = ".planes"
 """Suffix of a safetensors file that is packed, which other readers do not understand."""
 
@@ -170,19 +172,21 @@ def manifest_of(state: State) -> CheckpointManifest:
 class Reader:
     """A checkpoint open for reading: gives any box of any tensor, every byte checked on the way."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, *, linked: bool = False) -> None:
+        """`linked`: its files may be links to anywhere, since we made them ourselves."""
+        self.path, self._linked = path, linked
         self.manifest = read_checkpoint_manifest(path)
         self._open: dict[str, Payload] = {}
 
     def tensor(self, group: str, name: str, box: Box | None = None) -> Tensor:
         """A box of a tensor (None: all of it), on the CPU; reads the ranges that hold it and no others."""
-        entry = self.manifest.tensors[group].get(name)
+        entry = self.manifest.tensors.get(group, {}).get(name)
         if entry is None:
             raise DataError(f"{self.path}: no tensor `{name}` in its {group}; it is of another model")
         box = box or whole_box(entry.shape)
         item = item_bytes(entry.dtype)
-        target = np.empty(box.size * item, np.uint8)
+        target = self._memory(box.size * item, f"{group}/{name}")
+        left = box.size
         for piece in entry.pieces:
             stored = Box(piece.offset, piece.shape)
             part = stored.meet(box)
@@ -191,6 +195,10 @@ class Reader:
                 data = self._payload(piece.file).raw(piece.begin + first * item, piece.begin + last * item)
                 fill(target, box, part, stored, data, item)
                 self._payload(piece.file).release()
+                left -= part.size
+        # The manifest was checked when it was read; memory that nobody filled must not become a weight in any case.
+        if left:
+            raise DamagedCheckpoint(f"{self.path}: damaged checkpoint: {left} numbers of {group}/{name} are nowhere")
         kind: torch.dtype = getattr(torch, entry.dtype)
         # torch does not reinterpret what holds nothing.
         return (
@@ -221,12 +229,21 @@ class Reader:
 
     def file(self, name: str) -> bytes:
         """A file that holds no tensors."""
+        if name not in self.manifest.files:
+            raise DamagedCheckpoint(f"{self.path / name}: damaged checkpoint: this file is missing")
         return bytes(self._payload(name).read(0, self.manifest.files[name].bytes))
+
+    def _memory(self, size: int, what: str) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        try:
+            return np.empty(size, np.uint8)
+        except MemoryError:
+            raise StorageError(f"{self.path}: {what} has {size} bytes, more than this machine has left") from None
 
     def _payload(self, name: str) -> Payload:
         if name not in self._open:
             entry = self.manifest.files[name]
-            self._open[name] = Payload(self.path / name, entry, owners=self.manifest.places(name))
+            owners = self.manifest.places(name)
+            self._open[name] = Payload(self.path / name, entry, owners=owners, linked=self._linked)
         return self._open[name]
 
 
@@ -245,7 +262,7 @@ class Stream(Mapping[str, Tensor | Part]):
         if choose is not None:
             chosen = {name: choose(group, name, entry.shape) for name, entry in self._entries.items()}
             self._cuts = {name: cut for name, cut in chosen.items() if cut is not None}
-        self.problem: DataError | None = None
+        self.problem: DamagedCheckpoint | None = None
 
     def __getitem__(self, name: str) -> Tensor | Part:
         cut = self._cuts[name]
@@ -271,7 +288,7 @@ class Stream(Mapping[str, Tensor | Part]):
         if self.problem is None:
             try:
                 return self._reader.tensor(self._group, name, box)
-            except DataError as error:
+            except DamagedCheckpoint as error:
                 self.problem = error
         return torch.zeros(box.shape, dtype=getattr(torch, self._entries[name].dtype))
 
@@ -287,10 +304,11 @@ def whole(_: State) -> None:
     """Wants all."""
 
 
-def load(path: Path, *, optimizer: bool = True, choose: Choose | None = None) -> State:
+def load(path: Path, *, optimizer: bool = True, choose: Choose | None = None, linked: bool = False) -> State:
     """The state in the checkpoint folder `path`, every byte that is read checked; without `optimizer` its tensors stay
-    unread. With `choose` tensors are parts, and the ranges that hold them are read and no others."""
-    reader = Reader(path)
+    unread. With `choose` tensors are parts, and the ranges that hold them are read and no others. `linked` as in
+    `Reader`."""
+    reader = Reader(path, linked=linked)
 
     def tensors(group: str) -> Tensors:
         return reader.tensors(group) if choose is None else reader.parts(group, choose)
@@ -303,12 +321,19 @@ def load(path: Path, *, optimizer: bool = True, choose: Choose | None = None) ->
     )
 
 
-def take(path: Path, choose: Choose | None, fill: Fill | None) -> State:
-    """`load`, or with `fill` gives the state to it, tensor by tensor, and returns it without any. DataError when some
-    of what was read is not what was written: what `fill` made of it is then of no use."""
+def load_weights(path: Path) -> State:
+    """The model of the checkpoint folder `path`, without its optimizer, when its weights are those of its spec: ready
+    to be built. Whether its tokenizer can be used is for whoever encodes to find out (prepare/foreign.py)."""
+    check_weights(read_checkpoint_manifest(path), path)
+    return load(path, optimizer=False)
+
+
+def take(path: Path, choose: Choose | None, fill: Fill | None, *, linked: bool = False) -> State:
+    """`load`, or with `fill` gives the state to it, tensor by tensor, and returns it without any. DamagedCheckpoint
+    when some of what was read is not what was written: what `fill` made of it is then of no use."""
     if fill is None:
-        return load(path, choose=choose)
-    reader = Reader(path)
+        return load(path, choose=choose, linked=linked)
+    reader = Reader(path, linked=linked)
     model, optimizer = (Stream(reader, group, choose) for group in ("model", "optimizer"))
     head = dataclasses.replace(head_of(reader.manifest), tokenizer=reader.file(TOKENIZER))
     fill(dataclasses.replace(head, model=model, optimizer=optimizer))
@@ -323,7 +348,7 @@ def head_of(manifest: CheckpointManifest) -> State:
         step=manifest.step,
         tokens=manifest.tokens,
         seed=manifest.seed,
-        spec=Spec(**manifest.spec),
+        spec=read_spec(manifest.spec, name="a checkpoint"),
         data=manifest.data,
         model={},
         optimizer={},

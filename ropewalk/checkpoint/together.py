@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from ropewalk.base.errors import DataError, RopewalkError
+from ropewalk.base.errors import DamagedCheckpoint, DataError, RopewalkError
 
 
 class Together(Protocol):
@@ -49,9 +49,10 @@ def decided(together: Together, decide: Callable[[], Any], *, leads: bool) -> An
             value = decide()
         except RopewalkError as error:
             failure = error
-    told = together.broadcast({"value": value, "error": str(failure) if failure else ""})
+    damaged = isinstance(failure, DamagedCheckpoint)
+    told = together.broadcast({"value": value, "error": str(failure) if failure else "", "damaged": damaged})
     if failure:
         raise failure
     if told["error"]:
-        raise DataError(f"rank 0: {told['error']}")
+        raise (DamagedCheckpoint if told["damaged"] else DataError)(f"rank 0: {told['error']}")
     return told["value"]

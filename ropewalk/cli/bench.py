@@ -70,8 +70,8 @@ def train(
     """
     found = flow.bench_train(
         size or (),
-        batch_rows=batch,
-        microbatch_rows=microbatch,
+        batch_size=batch,
+        microbatch_size=microbatch,
         sequence_length=length,
         precision=precision,
         device=device,

@@ -17,12 +17,12 @@ def setting_lines(found: dict[str, Any], *, name: str) -> list[str]:
         f" (data sheet {_speed(nominal, unit)})" if nominal else ""
         for nominal, unit in ((found["nominal_flops"], "FLOP/s"), (found["nominal_bytes"], "B/s"))
     ]
-    parts = found["batch_rows"] // found["microbatch_rows"]
+    parts = found["batch_size"] // found["microbatch_size"]
     compiled = ", compiled" if found["compile"] else ""
     imitated = " (imitated)" if found["precision"] == "fp8" and found["device"] == "cpu" else ""
     narrow = f", in 8 bits {_speed(ceilings['gemm_flops'], 'FLOP/s')}" if ceilings["gemm_flops"] else ""
     return [
-        f"{name}: {amount(found['parameters'])} parameters, {counted(found['batch_rows'], 'row')} of "
+        f"{name}: {amount(found['parameters'])} parameters, {counted(found['batch_size'], 'row')} of "
         f"{counted(found['sequence_length'], 'token')} in {parts} {'microbatch' if parts == 1 else 'microbatches'}, "
         f"{found['precision']}{imitated}, {found['optimizer']}{compiled}{_saved(found)}",
         f"{found['device']}, {found['device_name']}, torch {found['torch']}: products "

@@ -3,28 +3,34 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from ropewalk import flow
+from ropewalk.base.errors import UserError
 from ropewalk.base.progress import duration
 
 from .console import Console, emit, table
-from .options import Json, Overrides, RecipeFile, Runs, verb
+from .options import Json, Overrides, RecipeOrRun, Runs, verb
 
 app = verb()
 
 
 @app.command()
 def chaos(
-    recipe: RecipeFile,
+    recipe: RecipeOrRun,
     overrides: Overrides = None,
     runs: Runs = Path("runs"),
     quick: Annotated[
         bool, typer.Option("--quick", help="One labelled point of each kind, few random moments.")
     ] = False,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of moments, places and bits.")] = 0,
+    damage: Annotated[
+        int, typer.Option("--damage", min=0, help="Damage so many files of a run instead, one after the other.")
+    ] = 0,
+    seed: Annotated[
+        int, typer.Option("--seed", min=0, help="Seed of moments, places and bits; number of the first damage.")
+    ] = 0,
     json: Json = False,
 ) -> None:
     """Example: ropewalk chaos recipes/books.toml --quick train.steps=20
@@ -32,7 +38,18 @@ def chaos(
     Trains copies of a run that are killed, lose their disk or their bits, or are preempted, on the storage that the
     run uses. Each must end with the bits of an undisturbed run. The run itself is not touched. Exit status 2 when a
     trial failed; every trial trains the whole run, so choose few steps.
+
+    With --damage files of every kind are damaged and read as ropewalk reads them: each must be refused by name, or
+    made again. Exit status 1 when one was not; --damage 1 --seed NUMBER repeats a case.
     """
+    if damage:
+        if quick:
+            raise UserError("--quick chooses among trials and --damage makes none; leave one of them out")
+        _damage(
+            flow.damage_run(recipe, overrides or (), count=damage, runs=runs, seed=seed, progress=Console()),
+            json=json,
+        )
+        return
     result = flow.chaos(recipe, overrides or (), runs=runs, quick=quick, seed=seed, progress=Console())
     rows = [(trial["trial"], _verdict(trial)) for trial in result["trials"]]
     rows.append(("in all", f"{len(rows)} trials, {len(result['failed'])} failed"))
@@ -46,3 +63,17 @@ def chaos(
 def _verdict(trial: dict[str, object]) -> str:
     seconds = duration(float(str(trial["seconds"])))
     return f"same bits  ({seconds})" if trial["passed"] else f"FAILED: {trial['wrong']}  ({seconds})"
+
+
+def _damage(result: dict[str, Any], *, json: bool) -> None:
+    outcomes: dict[str, dict[str, int]] = result["outcomes"]
+    heads = list(outcomes["in all"])
+    rows = [("file", " ".join(f"{head:>10}" for head in heads))]
+    rows += [(kind, " ".join(f"{counts[head]:10d}" for head in heads)) for kind, counts in outcomes.items()]
+    lines = [
+        f"{case['outcome']}, --seed {case['number']}: {case['damage']} in {case['file']}: {case['said'].strip()}"
+        for case in result["wrong"]
+    ]
+    emit(result, as_json=json, text="\n".join([table(rows), *lines]))
+    if result["wrong"]:
+        raise typer.Exit(1)

@@ -15,9 +15,10 @@ from ropewalk.checkpoint.format import (
     list_checkpoints,
     read_checkpoint_manifest,
     resolve_checkpoint,
-    verify_checkpoint,
 )
 from ropewalk.checkpoint.instead import advising, instead_of
+from ropewalk.checkpoint.lease import leased
+from ropewalk.checkpoint.model import verify_model
 from ropewalk.checkpoint.prune import step_of
 
 from .console import emit, table
@@ -68,11 +69,17 @@ def show(checkpoint: Place, json: Json = False) -> None:
 def verify(checkpoint: Places, json: Json = False) -> None:
     """Example: ropewalk checkpoint verify runs/quickstart
 
-    Reads every byte of a checkpoint (of all checkpoints, for a run directory) and says what is damaged. Exit status
-    2 when something is.
+    Reads every byte of a checkpoint (of all checkpoints, for a run directory), looks whether its weights and tokenizer
+    are those of its model, and says what is damaged. Exit status 2 when something is.
     """
     paths = list_checkpoints(checkpoint / "checkpoints") or [resolve_checkpoint(checkpoint)]
-    wrong = {path: verify_checkpoint(path) for path in paths}
+    wrong = {}
+    for listed in paths:
+        with leased(listed) as path:
+            messages = verify_model(path)
+        # A run that is training may have deleted it since it was listed.
+        if path.exists():
+            wrong[path] = messages
     text = "\n".join(f"{path}: {'damaged' if messages else 'whole'}" for path, messages in wrong.items())
     emit({str(path): messages for path, messages in wrong.items()}, as_json=json, text=text)
     _end_if({path: messages for path, messages in wrong.items() if messages})
@@ -136,6 +143,7 @@ def prune(
     word = "would go" if dry_run else "deleted"
     rows = [(path, "whole, stays") for path in done["kept"]]
     rows += [(path, "damaged, stays; does not count") for path in done["damaged"]]
+    rows += [(path, "is being read, stays for now") for path in done["in_use"]]
     emit(done, as_json=json, text=table(sorted(rows + [(path, word) for path in done["gone"]])))
 
 

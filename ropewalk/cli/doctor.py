@@ -1,7 +1,9 @@
-"""`ropewalk doctor data`"""
+"""`ropewalk doctor data`, `ropewalk doctor cluster`"""
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,25 +13,21 @@ from ropewalk import flow
 from ropewalk.base.errors import UserError
 from ropewalk.base.progress import amount
 
+from .cluster import cluster_text
 from .console import Console, emit, table
-from .options import Json, Overrides, RecipeFile, Runs, verb
+from .options import Json, Overrides, RecipeOrRun, Runs, verb
 from .results import aligned
 
 app = verb(
     help="""Example: ropewalk doctor data recipes/books.toml
 
-    Finds what limits a run and says what would help, with figures."""
+    Finds what limits a run, or would make a launch fail, and says what would help, with figures."""
 )
 
 
-@app.callback()
-def _group() -> None:
-    """A group, also while it has one command."""
-
-
-@app.command()
+@app.command(short_help="Why steps wait for data, and what would help.")
 def data(
-    recipe: RecipeFile,
+    recipe: RecipeOrRun,
     overrides: Overrides = None,
     runs: Runs = Path("runs"),
     cores: Annotated[int | None, typer.Option("--cores", min=1, help="Predict for so many cores.")] = None,
@@ -77,6 +75,49 @@ def data(
         progress=Console(),
     )
     emit(found, as_json=json, text=_text(found))
+
+
+@app.command(short_help="Check a launch before it costs anything: ranks, devices, network, storage.")
+def cluster(
+    recipe: Annotated[
+        Path | None,
+        typer.Argument(help="The recipe or a run directory. Left out: one axis of all ranks.", show_default=False),
+    ] = None,
+    overrides: Overrides = None,
+    runs: Runs = Path("runs"),
+    nproc: Annotated[
+        int | None,
+        typer.Option(
+            "--nproc",
+            min=1,
+            help="Processes to start on this machine. Left out: as many as [parallel] asks for.",
+            show_default=False,
+        ),
+    ] = None,
+    seconds: Annotated[float, typer.Option("--seconds", min=0.001, help="Time for each measurement.")] = 0.5,
+    timeout: Annotated[
+        float, typer.Option("--timeout", min=1, help="Seconds after which a rank that does not answer is named.")
+    ] = 60.0,
+    json: Json = False,
+) -> None:
+    """Example: ropewalk doctor cluster recipes/tiny-cpu.toml --nproc 2
+
+    Checks ranks, devices, versions, clocks, latency and bandwidth on every axis of the plan, and the storage of the
+    run; names what is slow, wrong or missing, with a remedy. Under torchrun, srun or mpirun, uses the processes they
+    launched. Exits with 1 when something is wrong or missing, 0 when all is ok or slow.
+    """
+    found = flow.doctor_cluster(
+        recipe, overrides or (), runs=runs, nproc=nproc, seconds=seconds, timeout_s=timeout, progress=Console()
+    )
+    if "findings" in found:
+        emit(found, as_json=json, text=cluster_text(found))
+    if found["stuck"]:
+        # A thread still waits in a collective; the interpreter's ordinary end would wait for it.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(1)
+    if not found.get("ok", True):
+        raise typer.Exit(1)
 
 
 STAGES = {

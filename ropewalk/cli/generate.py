@@ -10,6 +10,7 @@ import typer
 
 from ropewalk import flow
 from ropewalk.base.errors import UserError
+from ropewalk.config.ranks import ranks
 
 from .console import emit
 from .options import Json, verb
@@ -34,11 +35,22 @@ def generate(
     temperature: Annotated[float, typer.Option("--temperature", min=0.0, help="0 takes the likeliest token.")] = 0.7,
     top_k: Annotated[int, typer.Option("--top-k", min=0, help="Draw from the k likeliest tokens; 0 from all.")] = 50,
     seed: Annotated[int, typer.Option("--seed", min=0, help="The same seed gives the same text.")] = 0,
+    nproc: Annotated[
+        int | None,
+        typer.Option(
+            "--nproc",
+            min=1,
+            help="Processes of this machine that share the model, for one that does not fit a single device: under its "
+            "run's plan where that is for as many, else sharded (ZeRO-3). Left out: one.",
+            show_default=False,
+        ),
+    ] = None,
     json: Json = False,
 ) -> None:
     """Example: ropewalk generate runs/quickstart --prompt "def add(a, b):"
 
     Continues a text with a trained model, word by word, with a key-value cache. With --chat it answers a question.
+    Under torchrun, srun or mpirun, the processes that these launched share the model.
     """
     if prompt and chat:
         raise UserError("--prompt continues a text, --chat answers a question; give one of them")
@@ -52,11 +64,18 @@ def generate(
             temperature=temperature,
             top_k=top_k,
             seed=seed,
+            nproc=nproc,
         )
     else:
-        pieces = flow.generate(checkpoint, prompt=text, tokens=tokens, temperature=temperature, top_k=top_k, seed=seed)
+        pieces = flow.generate(
+            checkpoint, prompt=text, tokens=tokens, temperature=temperature, top_k=top_k, seed=seed, nproc=nproc
+        )
     if json:
         emit({"prompt": text, "completion": "".join(pieces)}, as_json=True, text="")
+        return
+    if ranks().rank > 0:
+        for _ in pieces:  # all ranks draw, the first one shows
+            pass
         return
     first = next(pieces, "")  # before anything is printed: the checkpoint may be damaged
     typer.echo(first if chat else text + first, nl=False)

@@ -26,6 +26,7 @@ Gpus = Annotated[
     int, typer.Option("--gpus-per-node", min=0, help="GPUs of each machine, a process for each; 0: one on the CPU.")
 ]
 Out = Annotated[Path | None, typer.Option("--out", help="The file to write.", show_default=False)]
+Force = Annotated[bool, typer.Option("--force", help="Overwrite the file although it was edited.")]
 
 
 @app.command()
@@ -43,6 +44,7 @@ def slurm(
     ] = None,
     runs: Runs = Path("runs"),
     out: Out = None,
+    force: Force = False,
     json: Json = False,
 ) -> None:
     """Example: ropewalk launch slurm recipes/books.toml --nodes 2 --gpus-per-node 8 --setup ". .venv/bin/activate"
@@ -58,6 +60,7 @@ def slurm(
         settings=settings,
         runs=runs,
         out=out,
+        force=force,
     )
     emit(made, as_json=json, text=table([(key, str(value)) for key, value in made.items()]))
 
@@ -75,6 +78,7 @@ def kubernetes(
     storage: Annotated[str, typer.Option("--storage", help="Size of a new volume.")] = "100Gi",
     runs: Runs = Path("runs"),
     out: Out = None,
+    force: Force = False,
     json: Json = False,
 ) -> None:
     """Example: ropewalk launch kubernetes recipes/books.toml --image example.org/ropewalk:0.1 --nodes 2
@@ -90,5 +94,6 @@ def kubernetes(
         gpus_per_node=gpus_per_node,
         runs=runs,
         out=out,
+        force=force,
     )
     emit(made, as_json=json, text=table([(key, str(value)) for key, value in made.items()]))

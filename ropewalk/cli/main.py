@@ -16,13 +16,16 @@ import typer
 from typer.core import TyperGroup
 
 from ropewalk import __version__
-from ropewalk.base.errors import ConfigError, RopewalkError, UserError, storage_error
+from ropewalk.base.blame import explain, with_traceback
+from ropewalk.base.errors import ConfigError, RopewalkError, UserError
 from ropewalk.config.ranks import ranks
+
+from .console import closing_consoles
 
 VERBS = {
     "quickstart": "The whole path on the Python of this machine, in minutes.",
     "new": "Write a commented recipe for your own files.",
-    "recipe": "Check, show or compare recipes.",
+    "recipe": "Check, show, compare or upgrade recipes.",
     "run": "Raw files to report: prepare, plan, train, evaluate.",
     "prepare": "Raw files to token shards; explain a document, try thresholds, report.",
     "plan": "What a recipe will need, before anything is spent; draw its pipeline.",
@@ -31,12 +34,13 @@ VERBS = {
     "launch": "Write a recipe's job for Slurm or Kubernetes.",
     "evaluate": "As far as the measured model.",
     "generate": "Continue a text with a trained model.",
+    "chat": "Talk to a trained model, turn by turn.",
     "checkpoint": "List, show, verify, reshard, export or prune checkpoints.",
-    "doctor": "Why a run is as fast as it is, and what would make it faster.",
+    "doctor": "What limits a run and would help; check a cluster before a launch.",
     "profile": "What the step of a recipe's model consists of, and how fast it could be.",
     "bench": "How fast this machine trains models of well-known sizes, beside others.",
     "chaos": "Kill, fill up, flip and hang a copy of a run; does it end with the same bits?",
-    "monitor": "Where a run stands.",
+    "monitor": "Where a run stands, now or until it ends; its curves for TensorBoard or as CSV.",
     "report": "Draw a run's report anew.",
 }
 """Every verb and its line in `ropewalk --help`; the verb lives in `ropewalk/cli/VERB.py` as `app`."""
@@ -89,29 +93,30 @@ def main(arguments: list[str] | None = None) -> None:
     """Runs the command line and exits: 0 done, 2 the request cannot be met, 130 interrupted."""
     given = sys.argv[1:] if arguments is None else arguments
     try:
-        app(args=given)
+        with closing_consoles():
+            app(args=given)
     except RopewalkError as error:
         _fail(error, given)
     except BrokenPipeError:
         # Whoever read our output has enough; nothing more can be written, not even at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(0) from None
-    except OSError as error:
-        translated = storage_error(error, doing=str(error.filename or "storage"))
-        if translated is None:
-            raise
-        _fail(translated, given)
     except SystemExit as stop:
         if stop.code == INTERRUPTED:
             told = "; the same command continues" if given[0] in CONTINUING else ""
             typer.echo(f"\ninterrupted{told}", err=True)
         raise
+    except BaseException as error:
+        line = explain(error)
+        if line is None:
+            raise
+        _fail(UserError(with_traceback(line, error)), given, kind=type(error).__name__)
 
 
-def _fail(error: RopewalkError, arguments: list[str]) -> None:
+def _fail(error: RopewalkError, arguments: list[str], *, kind: str = "") -> None:
     rank = ranks().rank
     if "--json" in arguments and rank == 0:
-        typer.echo(json.dumps({"error": type(error).__name__, "message": str(error)}))
+        typer.echo(json.dumps({"error": kind or type(error).__name__, "message": str(error)}))
     if not (rank and isinstance(error, ConfigError)):  # the first process says the same
         typer.echo(f"rank {rank}: {error}" if rank else str(error), err=True)
     raise SystemExit(error.exit_code)

@@ -12,7 +12,7 @@ from ropewalk import flow
 from ropewalk.base.progress import amount
 
 from .console import emit, table
-from .options import Json, Overrides, RecipeFile, verb
+from .options import Json, Overrides, RecipeOrRun, verb
 
 app = verb(
     help="""Example: ropewalk model describe recipes/books.toml
@@ -27,7 +27,7 @@ Target = Annotated[Path, typer.Argument(help="Folder for the new checkpoint; mus
 
 
 @app.command()
-def describe(recipe: RecipeFile, overrides: Overrides = None, json: Json = False) -> None:
+def describe(recipe: RecipeOrRun, overrides: Overrides = None, json: Json = False) -> None:
     """Example: ropewalk model describe recipes/books.toml model.layers=8
 
     Prints every parameter with its shape and how it may be split, and the FLOPs of a token. Needs no torch.
@@ -87,7 +87,7 @@ def import_command(
 def grow(
     checkpoint: Checkpoint,
     to: Target,
-    sizes: Annotated[list[str], typer.Argument(help="As model.layers=8; also width, heads, kv_heads, hidden.")],
+    sizes: Annotated[list[str], typer.Argument(help="As model.layers=8; also width, heads, kv_heads, mlp_width.")],
     new_blocks: Annotated[
         Literal["identity", "stack"],
         typer.Option("--new-blocks", help="New blocks add nothing yet, or are plain copies (Gong et al. 2019)."),

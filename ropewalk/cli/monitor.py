@@ -2,19 +2,125 @@
 
 from __future__ import annotations
 
-from ropewalk import flow
+import dataclasses
+import sys
+import time
+from pathlib import Path
+from typing import Annotated
 
-from .console import emit
-from .options import Json, RunFolder, verb
+import typer
+
+from ropewalk import flow
+from ropewalk.base.progress import duration
+from ropewalk.config.terminal import redraws
+from ropewalk.flow.watching import Watch, newest_run, standing
+from ropewalk.monitor.console import Moment, moment
+from ropewalk.monitor.run import RunView
+from ropewalk.monitor.runs import RunLine, newest_runs
+
+from .console import LINE_EVERY_S, emit
+from .options import Json, Runs, verb
+from .results import aligned
 
 app = verb()
 
 
 @app.command()
-def monitor(run: RunFolder, json: Json = False) -> None:
+def monitor(
+    run: Annotated[
+        Path | None,
+        typer.Argument(
+            help="A run directory, e.g. runs/quickstart. Left out: the newest runs; with --follow or --to the newest.",
+            show_default=False,
+        ),
+    ] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Show it again and again until the run ends or Ctrl-C is pressed.")
+    ] = False,
+    to: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--to",
+            metavar="KIND=PATH",
+            help="Write its curves for another tool until the run ends: tensorboard=FOLDER or csv=FILE; may come "
+            "several times.",
+            show_default=False,
+        ),
+    ] = None,
+    runs: Runs = Path("runs"),
+    json: Json = False,
+) -> None:
     """Example: ropewalk monitor runs/quickstart
 
     Tells where a run stands: its stages, last step, loss, speed and time left. Only reads; the run does not notice.
+    Curves written by --to hold every step once, and nothing that a restart or a rollback has undone.
     """
-    value, lines = flow.monitor(run)
-    emit(value, as_json=json, text="\n".join(lines))
+    if run is None and not follow and not to:
+        found = newest_runs(runs)
+        emit([dataclasses.asdict(each) for each in found], as_json=json, text=_runs_text(found, runs))
+        return
+    folder = newest_run(runs) if run is None else run
+    if not follow and not to:
+        value, lines = flow.monitor(folder)
+        emit(value, as_json=json, text="\n".join(lines))
+        return
+    with flow.watch(folder, to=to or ()) as watch:
+        try:
+            if follow:
+                _follow(watch, json=json)
+            else:
+                for _ in watch.looks():
+                    pass
+        except KeyboardInterrupt:  # is how one ends it
+            pass
+    if to:
+        written = {"run": str(folder), "points": watch.points, "to": to}
+        emit(written, as_json=json, text=f"{folder}: {watch.points} points in {' and '.join(to)}")
+
+
+def _follow(watch: Watch, *, json: bool) -> None:
+    """Shows the run until it ends: redrawn on a terminal, elsewhere a line now and then."""
+    screen = None
+    if redraws(sys.stdout) and not json:
+        from .live import Page
+
+        screen = Page(sys.stdout)
+    shown, spoken = "", 0.0
+    try:
+        for over in watch.looks(waits=True):
+            view, now = watch.view(), time.monotonic()
+            if screen:
+                screen.show(*_page(view, over))
+            elif (over or not shown or now - spoken >= LINE_EVERY_S) and (text := _line(view)) != shown:
+                emit(standing(view)[0], as_json=json, text=text)
+                shown, spoken = text, now
+    finally:
+        if screen:
+            screen.close()
+
+
+def _page(view: RunView, over: bool) -> tuple[Moment, list[str]]:
+    _, lines = standing(view)
+    told = "" if over else "  Ctrl-C leaves it; the run goes on" if view.process else "  waiting; Ctrl-C leaves it"
+    return moment(view), [*lines, *([told] if told else [])]
+
+
+def _line(view: RunView) -> str:
+    state = "" if view.process or view.finished else "stopped  "
+    return f"{state}{moment(view)}"
+
+
+def _runs_text(found: list[RunLine], runs: Path) -> str:
+    if not found:
+        return f"{runs}: there is no run yet"
+    now = time.time()
+    rows: list[tuple[str, ...]] = [("run", "state", "step", "loss", "measured", "last event")]
+    for each in found:
+        step = "-" if each.step is None else f"{each.step:,}" + (f" of {each.steps:,}" if each.steps else "")
+        loss = "-" if each.loss is None else f"{each.loss:.4f}"
+        measured = "-" if each.validation_loss is None else f"validation loss {each.validation_loss:.4f}"
+        if each.bits_per_byte is not None:
+            measured = f"{each.bits_per_byte:.3f} held-out bits per byte"
+        age = duration(max(0.0, now - each.changed))
+        rows.append((each.folder, each.state, step, loss, measured, f"{age} ago"))
+    return "\n".join(aligned(rows))

@@ -18,15 +18,27 @@ app = verb()
 @app.command()
 def new(
     recipe: Annotated[Path, typer.Argument(help="The TOML file to write.", show_default=False)],
-    data: Annotated[list[str], typer.Argument(help="Your files, folders or globs.", show_default=False)],
+    data: Annotated[list[str], typer.Argument(help="Your files, folders, globs or URLs.", show_default=False)],
     name: Annotated[str | None, typer.Option("--name", help="Name of the run; the file's name when left out.")] = None,
+    hours: Annotated[
+        float | None,
+        typer.Option("--hours", help="How long the run may take; ten minutes when left out.", show_default=False),
+    ] = None,
+    gpu: Annotated[
+        bool,
+        typer.Option("--gpu", help="Size the model for a GPU: this machine's, else an RTX 4090."),
+    ] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
     json: Json = False,
 ) -> None:
     """Example: ropewalk new books.toml my-books/
 
-    Writes a recipe for your own files: text, Markdown, source code, JSON lines. Every setting is in it as a comment,
-    with its meaning and default.
+    Looks at your files and writes a recipe for them: format, text key, how large files are cut into documents, and a
+    model with the steps that this machine trains in about ten minutes. Reads text, Markdown, source code, JSON lines,
+    Parquet, dialogues, HTML, LaTeX, PDF, EPUB and crawls, packed or not; only samples are read. Every setting is in
+    the recipe with its meaning and default, and those that were decided have their reason.
     """
-    path = flow.new_recipe(recipe, data=data, name=name, force=force)
-    emit({"recipe": str(path)}, as_json=json, text=f"wrote {path}; next: ropewalk recipe check {path}")
+    written = flow.new_recipe(recipe, data=data, name=name, force=force, hours=hours, gpu=gpu)
+    lines = [*written.lines(), *(f"note: {note}" for note in written.notes)]
+    lines += [f"wrote {written.path}; next: ropewalk recipe check {written.path}"]
+    emit(written.tree(), as_json=json, text="\n".join(lines))

@@ -9,6 +9,9 @@ import typer
 from typer.core import TyperGroup
 
 RecipeFile = Annotated[Path, typer.Argument(help="The recipe, a TOML file.", show_default=False)]
+RecipeOrRun = Annotated[
+    Path, typer.Argument(help="The recipe, a TOML file, or a run directory for its settings.", show_default=False)
+]
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(help="Settings that replace the recipe's, as section.key=value.", show_default=False),
@@ -21,7 +24,7 @@ Nproc = Annotated[
     typer.Option(
         "--nproc",
         min=1,
-        help="Processes of this machine that train. Left out: as many as [parallel] asks for.",
+        help="Processes of this machine that train and evaluate. Left out: as many as [parallel] asks for.",
         show_default=False,
     ),
 ]

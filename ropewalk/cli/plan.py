@@ -9,23 +9,23 @@ from typing import Annotated, Any
 import typer
 
 from ropewalk import flow
-from ropewalk.base.progress import amount, counted
+from ropewalk.base.progress import amount, counted, span
 from ropewalk.plan.config import ScheduleKind
 
 from .console import emit, table
-from .options import Json, Overrides, RecipeFile, WithDefault, verb
+from .options import Json, Overrides, RecipeOrRun, WithDefault, verb
 
 app = verb(
     help="""Example: ropewalk plan recipes/books.toml model.layers=8
 
-    Forecasts parameters, memory, tokens and FLOPs of a recipe on this machine. Needs neither torch nor prepared
+    Forecasts parameters, memory, tokens, FLOPs and time of a recipe on this machine. Needs neither torch nor prepared
     data.""",
     cls=WithDefault,
 )
 
 
 @app.command(name="forecast", hidden=True)
-def plan(recipe: RecipeFile, overrides: Overrides = None, json: Json = False) -> None:
+def plan(recipe: RecipeOrRun, overrides: Overrides = None, json: Json = False) -> None:
     """Example: ropewalk plan recipes/books.toml model.layers=8
 
     Forecasts what a recipe needs.
@@ -36,7 +36,7 @@ def plan(recipe: RecipeFile, overrides: Overrides = None, json: Json = False) ->
 
 @app.command()
 def draw(
-    recipe: RecipeFile,
+    recipe: RecipeOrRun,
     overrides: Overrides = None,
     out: Annotated[
         Path | None, typer.Option("--out", help="The SVG file to write. Left out: NAME-SCHEDULE.svg.")
@@ -81,6 +81,12 @@ def plan_text(planned: dict[str, Any]) -> str:
         totals = planned["derived"]
         rows += [("", ""), ("all phases", f"{amount(totals['tokens'])} tokens in {counted(totals['steps'], 'step')}, ")]
         rows += [("", f"{amount(totals['flops'])} FLOPs, causal attention")]
+    time = planned["time"]
+    if time:
+        rows.append(("time", f"training takes about {span(time['low_s'], time['high_s'])}"))
+        rows.append(("", f"({time['basis']})"))
+    else:
+        rows.append(("time", "not known: the speed of this machine could not be measured"))
     return table(rows)
 
 
@@ -93,7 +99,7 @@ def _phase_rows(phase: dict[str, Any]) -> list[tuple[str, str]]:
         *(_layout_rows(layout, degrees) if several else []),
         *_option_rows(layout),
         ("parameters", amount(derived["parameters"])),
-        ("step", f"{counted(layout['batch_rows'], 'row')} in microbatches of {layout['microbatch_rows']}"),
+        ("step", f"{counted(layout['batch_size'], 'row')} in microbatches of {layout['microbatch_size']}"),
         (
             "memory a rank" if several else "memory",
             " + ".join(f"{name} {amount(value, 'B')}" for name, value in memory.items()),
@@ -116,7 +122,7 @@ def _layout_rows(layout: dict[str, Any], degrees: dict[str, int]) -> list[tuple[
     if layout["tensor"] > 1:
         rows.append(("tensor", "with sequence parallelism" if layout["sequence"] else "without sequence parallelism"))
     if layout["context"] > 1:
-        rows.append(("context", layout["context_kind"]))
+        rows.append(("context", layout["context_method"]))
     if layout["pipeline"] > 1:
         stages = " | ".join(_range(list(layers)) for layers in layout["stages"])
         rows.append(("pipeline", f"{layout['schedule']}, layers {stages}"))
@@ -125,8 +131,13 @@ def _layout_rows(layout: dict[str, Any], degrees: dict[str, int]) -> list[tuple[
 
 def _option_rows(layout: dict[str, Any]) -> list[tuple[str, str]]:
     """What differs from a plain step, for one process too."""
-    named = {"recompute": "none", "activations": "whole", "devices": 1, "compression": "none"}
-    changed = [f"{key} {layout[key]}" for key, usual in named.items() if layout[key] != usual]
+    named = {
+        "recompute": ("recompute", "none"),
+        "saved_activations": ("activations", "whole"),
+        "devices": ("devices", 1),
+        "gradient_compression": ("compression", "none"),
+    }
+    changed = [f"{name} {layout[key]}" for key, (name, usual) in named.items() if layout[key] != usual]
     changed += [key for key in ("exact", "balance", "deterministic") if layout[key]]
     if layout["offload"]:
         changed.append(f"offload {' and '.join(layout['offload'])}")

@@ -12,7 +12,7 @@ from ropewalk import flow
 from ropewalk.base.progress import amount
 
 from .console import Console, emit, table
-from .options import Json, New, Overrides, RecipeFile, Runs, WithDefault, verb
+from .options import Json, New, Overrides, RecipeOrRun, Runs, WithDefault, verb
 
 app = verb(
     help="""Example: ropewalk prepare recipes/books.toml
@@ -26,7 +26,7 @@ app = verb(
 
 @app.command(name="data", hidden=True)
 def prepare(
-    recipe: RecipeFile,
+    recipe: RecipeOrRun,
     overrides: Overrides = None,
     runs: Runs = Path("runs"),
     new: New = False,
@@ -42,7 +42,7 @@ def prepare(
 
 @app.command()
 def explain(
-    recipe: RecipeFile,
+    recipe: RecipeOrRun,
     document: Annotated[str, typer.Argument(help="The document's id.", metavar="ID", show_default=False)],
     overrides: Overrides = None,
     json: Json = False,
@@ -58,16 +58,17 @@ def explain(
 
 @app.command(name="what-if")
 def what_if(
-    recipe: RecipeFile,
+    recipe: RecipeOrRun,
     settings: Annotated[
         list[str],
         typer.Argument(
-            help="Thresholds to try, as filter.min_bytes=100; other settings replace the recipe's.", show_default=False
+            help="Thresholds to try, as filter.min_characters=100; other settings replace the recipe's.",
+            show_default=False,
         ),
     ],
     json: Json = False,
 ) -> None:
-    """Example: ropewalk prepare what-if recipes/books.toml filter.min_bytes=1000
+    """Example: ropewalk prepare what-if recipes/books.toml filter.min_characters=1000
 
     Shows which documents other thresholds would gain and lose, by source and by rule, from the statistics that were
     kept: no text is read. Data that is not there yet with the other settings is prepared first.
@@ -79,7 +80,7 @@ def what_if(
 
 
 @app.command()
-def report(recipe: RecipeFile, overrides: Overrides = None, json: Json = False) -> None:
+def report(recipe: RecipeOrRun, overrides: Overrides = None, json: Json = False) -> None:
     """Example: ropewalk prepare report recipes/books.toml
 
     Draws one page that works offline: what went where, how rules overlap, samples of what each removed, how often texts
@@ -91,7 +92,7 @@ def report(recipe: RecipeFile, overrides: Overrides = None, json: Json = False) 
 
 @app.command()
 def prune(
-    recipe: RecipeFile,
+    recipe: RecipeOrRun,
     overrides: Overrides = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only tell what would be deleted.")] = False,
     json: Json = False,

@@ -10,14 +10,14 @@ from ropewalk import flow
 
 from .breakdown import kind_lines, setting_lines, speed_lines
 from .console import Console, emit
-from .options import Json, Overrides, RecipeFile, verb
+from .options import Json, Overrides, RecipeOrRun, verb
 
 app = verb()
 
 
 @app.command()
 def profile(
-    recipe: RecipeFile,
+    recipe: RecipeOrRun,
     overrides: Overrides = None,
     steps: Annotated[int, typer.Option("--steps", min=1, help="Steps that are timed, after three of warm-up.")] = 12,
     json: Json = False,

@@ -1,4 +1,4 @@
-"""`ropewalk recipe check | show | diff`"""
+"""`ropewalk recipe check | show | diff | upgrade`"""
 
 from __future__ import annotations
 
@@ -11,29 +11,36 @@ from ropewalk import flow
 from ropewalk.config.write import plain, show, shown
 
 from .console import emit
-from .options import Json, Overrides, RecipeFile, verb
+from .options import Json, Overrides, RecipeFile, RecipeOrRun, verb
 
 app = verb(
     help="""Example: ropewalk recipe check recipes/books.toml
 
-    Checks, shows and compares recipes without running anything."""
+    Checks, shows, compares and upgrades recipes without running anything."""
 )
 
 
 @app.command()
-def check(recipe: RecipeFile, overrides: Overrides = None, json: Json = False) -> None:
+def check(
+    recipe: RecipeOrRun,
+    overrides: Overrides = None,
+    remote: Annotated[bool, typer.Option("--remote", help="Also read the first records of files behind URLs.")] = False,
+    json: Json = False,
+) -> None:
     """Example: ropewalk recipe check recipes/books.toml
 
-    Finds everything wrong with a recipe at once: unknown keys, types, ranges, contradictions, missing files. Exit
-    status 2 when there is something.
+    Finds everything wrong with a recipe at once: unknown keys, types, ranges, contradictions, missing files, and
+    formats and text keys that do not fit the first records of the files. Exit status 2 when there is something.
     """
-    flow.check(recipe, overrides or ())
-    emit({"recipe": str(recipe), "problems": []}, as_json=json, text=f"{recipe}: no problems")
+    checked = flow.check(recipe, overrides or (), remotely=remote)
+    remarks = [str(remark) for remark in checked.remarks]
+    text = "\n".join([*(f"note: {remark}" for remark in remarks), f"{recipe}: no problems"])
+    emit({"recipe": str(recipe), "problems": [], "remarks": remarks}, as_json=json, text=text)
 
 
 @app.command(name="show")
 def show_command(
-    recipe: RecipeFile,
+    recipe: RecipeOrRun,
     overrides: Overrides = None,
     changed: Annotated[bool, typer.Option("--changed", help="Only what is not a default.")] = False,
     json: Json = False,
@@ -49,7 +56,7 @@ def show_command(
 
 @app.command()
 def diff(
-    first: RecipeFile, second: Annotated[Path, typer.Argument(help="The other recipe.")], json: Json = False
+    first: RecipeOrRun, second: Annotated[Path, typer.Argument(help="The other recipe or run.")], json: Json = False
 ) -> None:
     """Example: ropewalk recipe diff recipes/a.toml recipes/b.toml
 
@@ -59,3 +66,15 @@ def diff(
     rows = {key: {"first": one, "second": two} for key, (one, two) in found.items()}
     text = "\n".join(f"{key}: {shown(one)} -> {shown(two)}" for key, (one, two) in found.items()) or "no difference"
     emit(rows, as_json=json, text=text)
+
+
+@app.command()
+def upgrade(recipe: RecipeFile, json: Json = False) -> None:
+    """Example: ropewalk recipe upgrade recipes/books.toml
+
+    Gives settings that have been renamed their new names, in the file. Comments, order and layout stay.
+    """
+    changes = flow.upgrade(recipe)
+    rows = [{"line": change.line, "before": change.before, "after": change.after} for change in changes]
+    text = "\n".join(f"{recipe}:{change}" for change in changes) or f"{recipe}: nothing to upgrade"
+    emit({"recipe": str(recipe), "changes": rows}, as_json=json, text=text)

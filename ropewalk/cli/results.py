@@ -9,13 +9,16 @@ from ropewalk.base.progress import amount, counted, duration
 
 from .console import table
 
+WHOLE = "the whole model"
+"""What `--verify` has compared unless that did not fit."""
+
 
 def run_text(summary: dict[str, Any]) -> str:
     """A finished run in a few lines."""
     rows = [
         ("parameters", amount(summary["parameters"])),
         ("trained on", f"{amount(summary['tokens'], 'tokens')} in {summary['steps']} steps"),
-        ("held out", evaluation_line(summary)),
+        ("evaluation", evaluation_line(summary)),
         (
             "for scale",
             f"zlib {summary['zlib_bits_per_byte']:.3f}, xz {summary['xz_bits_per_byte']:.3f} bits per byte",
@@ -55,6 +58,8 @@ def verdict_text(verdict: dict[str, Any]) -> str:
 
 def _verdict_line(phase: dict[str, Any], verdict: dict[str, Any]) -> str:
     of = f"{verdict['steps']} steps of {counted(phase['rows'], 'row')} of {phase['tokens']} tokens in float64"
+    whole = phase.get("compared", WHOLE) == WHOLE
+    of = of if whole else f"{phase['compared']}: {of}"
     first = phase["first"]
     if first is None:
         who, one = verdict["processes"], verdict["processes"] == 1
@@ -112,4 +117,8 @@ def aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
 
 def evaluation_line(results: dict[str, Any]) -> str:
     """Bits per byte and accuracy in one line."""
-    return f"{results['bits_per_byte']:.3f} bits per byte, {results['accuracy']:.1%} of tokens guessed first"
+    measured = counted(results["documents"], "whole document")
+    return (
+        f"{results['bits_per_byte']:.3f} held-out bits per byte ({measured}), "
+        f"{results['accuracy']:.1%} of tokens guessed first"
+    )

@@ -7,7 +7,7 @@ from pathlib import Path
 from ropewalk import flow
 
 from .console import Console, emit
-from .options import Json, New, Nproc, Overrides, RecipeFile, Runs, verb
+from .options import Json, New, Nproc, Overrides, RecipeOrRun, Runs, verb
 from .results import run_text
 
 app = verb()
@@ -15,7 +15,7 @@ app = verb()
 
 @app.command()
 def run(
-    recipe: RecipeFile,
+    recipe: RecipeOrRun,
     overrides: Overrides = None,
     runs: Runs = Path("runs"),
     new: New = False,
@@ -25,7 +25,7 @@ def run(
     """Example: ropewalk run recipes/books.toml train.steps=200
 
     Takes a recipe from raw files to a report. Stages whose inputs have not changed are skipped; killed at any
-    instant, the same command continues.
+    instant, the same command continues. A run directory, as runs/books, can be named in place of the recipe.
     """
     result = flow.run(recipe, overrides or (), runs=runs, new=new, progress=Console(), nproc=nproc)
     emit(result, as_json=json, text=run_text(result) if result else "")

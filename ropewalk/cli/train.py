@@ -11,7 +11,7 @@ from ropewalk import flow
 from ropewalk.base.errors import UserError
 
 from .console import Console, emit, table
-from .options import Json, New, Nproc, Overrides, RecipeFile, Runs, verb
+from .options import Json, New, Nproc, Overrides, RecipeOrRun, Runs, verb
 from .plan import plan_text
 from .results import trained_text, verdict_text
 
@@ -20,7 +20,7 @@ app = verb()
 
 @app.command()
 def train(
-    recipe: RecipeFile,
+    recipe: RecipeOrRun,
     overrides: Overrides = None,
     runs: Runs = Path("runs"),
     new: New = False,
@@ -43,7 +43,10 @@ def train(
     ] = None,
     verify: Annotated[
         bool,
-        typer.Option("--verify", help="Do not train: compare three steps of the plan with one device, in float64."),
+        typer.Option(
+            "--verify",
+            help="Do not train: compare three steps of the plan with one device in float64 (a part of a large model).",
+        ),
     ] = False,
     timeline: Annotated[
         int, typer.Option("--timeline", min=0, help="Steps whose phases and collectives are drawn, for every rank.")
@@ -53,7 +56,8 @@ def train(
     """Example: ropewalk train recipes/books.toml
 
     Prepares what is not yet prepared and trains to the last step, from the newest checkpoint. There is no resume:
-    the same command continues. With --nproc several processes share the work as the recipe's [parallel] says; started
+    the same command continues, and a finished run continues with more steps: ropewalk train runs/books train.steps=800.
+    With --nproc several processes share the work as the recipe's [parallel] says; started
     by torchrun, srun or mpirun, the processes that these start do.
     """
     settings = [*(overrides or ()), *([f"train.timeline_steps={timeline}"] if timeline else [])]
@@ -63,7 +67,7 @@ def train(
     if verify and (profile or detach):
         raise UserError("--verify trains nothing; leave out --profile and --detach")
     if dry_run:
-        planned = flow.plan(recipe, settings, nproc=nproc)
+        planned = flow.plan(recipe, settings, runs=runs, nproc=nproc)
         emit(planned, as_json=json, text=plan_text(planned))
     elif verify:
         verdict = flow.verify(recipe, settings, runs=runs, new=new, progress=Console(), nproc=nproc)

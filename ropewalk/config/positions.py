@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 Path = tuple[str | int, ...]
@@ -18,26 +19,48 @@ Path = tuple[str | int, ...]
 _ENDS = ("]", "}", '"' * 3, "'" * 3)
 
 
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """One `key = value`, `[table]` or `[[tables]]` and the lines it takes, counted from 1."""
+
+    first: int
+    last: int
+    table: Path
+    """The table in which it stands, or which it opens."""
+    opens: bool
+    """Whether it opens that table."""
+    value: dict[str, Any]
+    """The statement by itself, as `tomllib` reads it."""
+
+
+def statements(text: str) -> Iterator[Statement]:
+    """The statements of a valid TOML text in order; the tables in a list are numbered."""
+    table: Path = ()
+    counts: dict[Path, int] = {}
+    for first, last, beginning, value in _statements(text):
+        opens = beginning.startswith("[")
+        if opens:
+            table = _resolve(_only_path(value), counts)
+            if beginning.startswith("[["):
+                counts[table] = counts.get(table, -1) + 1
+                table = (*table, counts[table])
+        yield Statement(first, last, table, opens, value)
+
+
 def key_lines(text: str) -> dict[Path, int]:
     """Line numbers (from 1) by key path, tables included; the tables in a list are numbered: ("x", 0, "key").
 
     `text` must be valid TOML. Keys inside one multi-line value carry the line where the value starts.
     """
     lines: dict[Path, int] = {}
-    table: Path = ()
-    counts: dict[Path, int] = {}
-    for number, statement, value in _statements(text):
-        if statement.startswith("["):
-            path = _only_path(value)
-            table = _resolve(path, counts)
-            if statement.startswith("[["):
-                counts[table] = counts.get(table, -1) + 1
-                table = (*table, counts[table])
+    for statement in statements(text):
+        table = statement.table
+        if statement.opens:
             for depth in range(1, len(table) + 1):
-                lines.setdefault(table[:depth], number)
+                lines.setdefault(table[:depth], statement.first)
         else:
-            for path in paths_in(value):
-                lines.setdefault((*table, *path), number)
+            for path in paths_in(statement.value):
+                lines.setdefault((*table, *path), statement.first)
     return lines
 
 
@@ -60,7 +83,7 @@ def paths_in(value: Any, path: Path = ()) -> Iterator[Path]:
             yield from paths_in(child, (*path, key))
 
 
-def _statements(text: str) -> Iterator[tuple[int, str, dict[str, Any]]]:
+def _statements(text: str) -> Iterator[tuple[int, int, str, dict[str, Any]]]:
     pending: list[str] = []
     start = 0
     for number, line in enumerate(lines_of(text), 1):
@@ -74,7 +97,7 @@ def _statements(text: str) -> Iterator[tuple[int, str, dict[str, Any]]]:
             value = tomllib.loads("\n".join(pending))
         except tomllib.TOMLDecodeError:
             continue
-        yield start, pending[0].lstrip(), value
+        yield start, number, pending[0].lstrip(), value
         pending, start = [], 0
 
 

@@ -73,6 +73,31 @@ def ranks(environment: Mapping[str, str] = os.environ) -> Ranks:
     return Ranks()
 
 
+@dataclass(frozen=True, slots=True)
+class StoreAddress:
+    """Where torch's TCPStore of a launch is."""
+
+    host: str
+    port: int
+    served: bool
+    """Whether the launcher serves it; else rank 0 does."""
+
+
+def store_address(place: Ranks, environment: Mapping[str, str] = os.environ) -> StoreAddress | None:
+    """The TCPStore at which torch.distributed's processes find each other; None where MPI brings them together."""
+    if place.rendezvous == "mpi://":
+        return None
+    if place.rendezvous == "env://":
+        host, port = (environment.get(name, "") for name in ("MASTER_ADDR", "MASTER_PORT"))
+        if not host or not port:
+            problem = Problem("environment", "MASTER_ADDR and MASTER_PORT are not both set", "torchrun sets them")
+            raise ConfigError([problem])
+        served = environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+        return StoreAddress(host, _number("MASTER_PORT", port), served)
+    host, _, port = place.rendezvous.removeprefix("tcp://").rpartition(":")
+    return StoreAddress(host, int(port), served=False)
+
+
 def hosts(text: str) -> list[str]:
     """The machines of a Slurm node list: `gpu[01-03,7],login` are gpu01, gpu02, gpu03, gpu7 and login."""
     found = []

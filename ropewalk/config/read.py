@@ -19,8 +19,10 @@ from typing import Any, Generic, Literal, Protocol, TypeVar, get_args, get_origi
 
 from ropewalk.base.errors import ConfigError, Problem
 
+from .layer import Beneath, lay, nearest, path_of
 from .positions import Path as KeyPath
 from .positions import key_lines, lines_of, paths_in
+from .renames import new_key
 from .schema import Field, describe, fields_of, item_of, options_of, section_of
 
 T = TypeVar("T")
@@ -49,12 +51,22 @@ class Resolved(Generic[T]):
         return self.origins.get(key, DEFAULT)
 
 
-def read(cls: type[T], path: Path | None = None, overrides: Sequence[str] = ()) -> Resolved[T]:
-    """The config in `path` (or the defaults) changed by `overrides`; ConfigError carries every problem."""
+def read(
+    cls: type[T], path: Path | None = None, overrides: Sequence[str] = (), *, beneath: Beneath | None = None
+) -> Resolved[T]:
+    """The config in `path` (or the defaults) changed by `overrides`; ConfigError carries every problem.
+
+    Values of the layer `beneath` take the place of defaults.
+    """
     if path is None:
-        return parse(cls, "", "", overrides)
+        return parse(cls, "", "", overrides, beneath=beneath)
+    return parse(cls, read_text(path), str(path), overrides, beneath=beneath)
+
+
+def read_text(path: Path) -> str:
+    """The text of a recipe; ConfigError says why there is none."""
     try:
-        text = path.read_text(encoding="utf-8-sig")  # editors on Windows put a mark before the first line
+        return path.read_text(encoding="utf-8-sig")  # editors on Windows put a mark before the first line
     except FileNotFoundError:
         near = difflib.get_close_matches(path.name, [p.name for p in path.parent.glob("*.toml")], n=1)
         remedy = f"did you mean `{path.with_name(near[0])}`?" if near else "`ropewalk new` writes one"
@@ -64,30 +76,95 @@ def read(cls: type[T], path: Path | None = None, overrides: Sequence[str] = ()) 
     except OSError as error:
         what = f"cannot be read: {error.strerror}"
         raise ConfigError([Problem(str(path), what, "name a .toml file")]) from None
-    return parse(cls, text, str(path), overrides)
 
 
-def parse(cls: type[T], text: str, name: str, overrides: Sequence[str] = ()) -> Resolved[T]:
+def parse(
+    cls: type[T], text: str, name: str, overrides: Sequence[str] = (), *, beneath: Beneath | None = None
+) -> Resolved[T]:
     """As `read`, from a text; `name` stands for the file in messages and origins."""
-    try:
-        tree = tomllib.loads(text)
-    except ValueError as error:  # a number of 5,000 digits is no TOMLDecodeError
-        line = _error_line(error, text)
-        reason = str(error).split(" (at ")[0]
-        shown = lines_of(text)[line - 1].strip()
-        problem = Problem(f"{name}:{line}", f"not valid TOML: {reason}", f"the line reads `{shown}`")
-        raise ConfigError([problem]) from None
+    tree = parse_toml(text, name)
     lines = key_lines(text)
     origins = {path: f"{name}:{line}" for path, line in lines.items()}
     problems: list[Problem] = []
     for override in overrides:
         _override(cls, tree, override, origins, problems)
+    return _parsed(cls, tree, origins, name, problems, beneath)
+
+
+def laid_over(resolved: Resolved[T], beneath: Beneath, *, name: str = "recipe") -> Resolved[T]:
+    """`resolved` with a layer beneath: what has no origin and equals its default gives way to the layer's value."""
+    origins = {path_of(key): where for key, where in resolved.origins.items()}
+    tree = _given(resolved.value, resolved.origins, "")
+    return _parsed(type(resolved.value), tree, origins, name, [], beneath)
+
+
+def _parsed(
+    cls: type[T],
+    tree: dict[str, Any],
+    origins: dict[KeyPath, str],
+    name: str,
+    problems: list[Problem],
+    beneath: Beneath | None,
+) -> Resolved[T]:
+    if beneath:
+        problems += lay(beneath, tree, origins, name)
     reader = _Reader(name, origins, problems)
     value = reader.section(cls, tree, ())
     if problems:
         raise ConfigError(problems)
     flat = {".".join(map(str, path)): where for path, where in reader.used.items()}
     return Resolved(value, flat)
+
+
+def parse_toml(text: str, name: str) -> dict[str, Any]:
+    """The plain values of a TOML text; ConfigError with the line where it is none."""
+    try:
+        return tomllib.loads(text)
+    except ValueError as error:  # a number of 5,000 digits is no TOMLDecodeError
+        line = _error_line(error, text)
+        reason = str(error).split(" (at ")[0]
+        shown = lines_of(text)[line - 1].strip()
+        problem = Problem(f"{name}:{line}", f"not valid TOML: {reason}", f"the line reads `{shown}`")
+        raise ConfigError([problem]) from None
+
+
+def _given(value: Any, origins: Mapping[str, str], prefix: str) -> dict[str, Any]:
+    """The values of a config that somebody gave, as TOML has them."""
+    tree: dict[str, Any] = {}
+    for field in fields_of(type(value)):
+        child, key = getattr(value, field.name), f"{prefix}{field.name}"
+        item = item_of(field.kind)
+        if dataclasses.is_dataclass(child):
+            inner = _given(child, origins, f"{key}.")
+            if inner or field.default is None:
+                tree[field.name] = inner
+        elif child is None or (key not in origins and child == field.default):
+            continue
+        elif item is not None and section_of(item):
+            tree[field.name] = [_given(one, origins, f"{key}.{index}.") for index, one in enumerate(child)]
+        else:
+            tree[field.name] = _as_toml(child)
+    return tree
+
+
+def _as_toml(value: Any) -> Any:
+    return [_as_toml(item) for item in value] if isinstance(value, tuple) else value
+
+
+def parse_saved(
+    cls: type[T], tree: dict[str, Any], name: str, *, origins: Mapping[str, str], overrides: Sequence[str]
+) -> Resolved[T]:
+    """A config from plain values with the origins that they had, changed by `overrides`; `name` stands for the place in
+    messages."""
+    places = {path_of(key): where for key, where in origins.items()}
+    problems: list[Problem] = []
+    for override in overrides:
+        _override(cls, tree, override, places, problems)
+    reader = _Reader(name, places, problems)
+    value = reader.section(cls, tree, ())
+    if problems:
+        raise ConfigError(problems)
+    return Resolved(value, {".".join(map(str, path)): where for path, where in reader.used.items()})
 
 
 def parse_tree(cls: type[T], tree: Mapping[str, Any], name: str) -> T:
@@ -135,9 +212,14 @@ class _Reader:
             what = f"`{_dotted(path)}` must be a table, not {_show(tree)}"
             return self._unsound(path, what, f"write {_header(path)}")  # type: ignore[no-any-return]
         fields = {field.name: field for field in fields_of(cls)}
+        renamed = set()
         for key in tree:
             if key not in fields:
-                self._report((*path, key), f"unknown key `{_dotted((*path, key))}`", _suggest(key, fields))
+                full = (*path, key)
+                now = new_key(full)
+                renamed.add(now)
+                remedy = _suggest(key, fields) if now == full else self._renaming(full, now)
+                self._report(full, f"unknown key `{_dotted(full)}`", remedy)
         values = {}
         for name, field in fields.items():
             default = field.default if base is None else getattr(base, name)
@@ -147,6 +229,8 @@ class _Reader:
                 values[name] = self.section(section, tree.get(name, {}), (*path, name), under)
             elif name in tree:
                 values[name] = self._value(field, field.kind, tree[name], (*path, name))
+            elif (*path, name) in renamed:
+                values[name] = _UNSOUND  # it is given, under its old name
             elif default is dataclasses.MISSING:
                 values[name] = self._unsound(path, f"`{_dotted((*path, name))}` is missing", _addition(field, path))
             else:
@@ -160,7 +244,7 @@ class _Reader:
         """Reports the contradictions that can be told from the values that are sound."""
         with contextlib.suppress(_UnsoundError):
             for key, what in value.check():
-                full = (*path, *_parts(key))
+                full = (*path, *path_of(key))
                 self._problems.append(Problem(self._where(full), f"`{_dotted(full)}`: {what}"))
 
     def _value(self, field: Field, kind: Any, value: Any, path: KeyPath) -> Any:
@@ -199,11 +283,16 @@ class _Reader:
     def _report(self, path: KeyPath, what: str, remedy: str) -> None:
         self._problems.append(Problem(self._where(path), what, remedy))
 
+    def _renaming(self, old: KeyPath, new: KeyPath) -> str:
+        """What to do about a key that has a new name."""
+        name = new[-1] if new[:-1] == old[:-1] else _dotted(new)
+        if self._where(old).startswith(COMMAND_LINE):
+            return f"it is now `{_dotted(new)}`"
+        file = self._name if self._name.endswith(".toml") else "FILE"
+        return f"it is now `{name}`; `ropewalk recipe upgrade {file}` rewrites the recipe"
+
     def _where(self, path: KeyPath) -> str:
-        for depth in range(len(path), 0, -1):
-            if path[:depth] in self._origins:
-                return self._origins[path[:depth]]
-        return self._name
+        return nearest(self._origins, path, self._name)
 
 
 def _accept(kind: Any, value: Any) -> tuple[bool, Any]:
@@ -245,7 +334,7 @@ def _suggest(key: str, fields: Mapping[str, Field]) -> str:
 def _override(cls: type, tree: dict[str, Any], text: str, origins: dict[KeyPath, str], problems: list[Problem]) -> None:
     """Puts one `a.b=c` into `tree`. A bare word is text where the field is text, otherwise TOML decides."""
     key, equals, raw = text.partition("=")
-    path = _parts(key.strip())
+    path = path_of(key.strip())
     if not equals or "" in path:
         problems.append(Problem(COMMAND_LINE, f"`{text}` is not an override", "write section.key=value"))
         return
@@ -320,10 +409,6 @@ def _error_line(error: ValueError, text: str) -> int:
     if "(at line " in words:
         return int(words.split("(at line ")[1].split(",")[0])
     return len(lines_of(text.rstrip()))
-
-
-def _parts(key: str) -> KeyPath:
-    return tuple(int(part) if part.isdecimal() else part for part in key.split("."))
 
 
 def _header(path: KeyPath) -> str:

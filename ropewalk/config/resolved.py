@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 from ropewalk import __version__
 from ropewalk.base.errors import DataError
-from ropewalk.base.files import committed_file, storage, upgraded
+from ropewalk.base.files import committed_file, read_regular, storage, upgraded
+from ropewalk.base.seal import damaged, parse_sealed_toml, sealed_toml
 
-from .read import Resolved, parse_tree
+from .read import Resolved, parse_saved, parse_tree
+from .renames import new_key
+from .renames import upgraded as renamed
 from .write import dump
 
-FORMAT = 1
+FORMAT = 3
+SEALED_SINCE = 2
 FILE = "config.toml"
+_WHAT = "resolved config"
 
 T = TypeVar("T")
 
@@ -23,15 +28,17 @@ T = TypeVar("T")
 def save_resolved(run: Path, resolved: Resolved[Any]) -> None:
     """Commits `config.toml` in the run directory."""
     header = f"# Every value of this run and where it came from. Written by ropewalk {__version__}."
-    with committed_file(run / FILE, "w") as file:
-        file.write(f"{header}\nformat = {FORMAT}\n{dump(resolved)}")
+    with committed_file(run / FILE) as file:
+        file.write(sealed_toml(f"{header}\nformat = {FORMAT}\n{dump(resolved)}"))
 
 
-def load_resolved(run: Path, cls: type[T]) -> Resolved[T]:
-    """The config that was saved in `run`."""
+def load_resolved(run: Path, cls: type[T], overrides: Sequence[str] = ()) -> Resolved[T]:
+    """The config that was saved in `run`, changed by `overrides`; DamagedFile when it is not what was written."""
     tree = _tree(run)
     origins: Mapping[str, str] = tree.pop("origins", {})
     tree.pop("format")
+    if overrides:
+        return parse_saved(cls, tree, str(run / FILE), origins=origins, overrides=overrides)
     return Resolved(parse_tree(cls, tree, str(run / FILE)), origins)
 
 
@@ -52,9 +59,27 @@ def _tree(run: Path) -> dict[str, Any]:
     path = run / FILE
     try:
         with storage(f"reading {path}"):
-            tree = tomllib.loads(path.read_text(encoding="utf-8"))
+            data = read_regular(path)
     except FileNotFoundError:
         raise DataError(f"{path}: no such file; {run} is not a run directory") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise DataError(f"{path}: damaged: {error}; run `ropewalk run` again to write it anew") from None
-    return upgraded(tree, path=path, what="config", current=FORMAT, upgrades={})
+    remedy = (
+        "settings are changed in the recipe, not here. If recipe and overrides are still those that this run began "
+        "with, move this file away and run the same command again, which writes it anew"
+    )
+    text = parse_sealed_toml(data, path=path, what=_WHAT, remedy=remedy, sealed_since=SEALED_SINCE)
+    try:
+        tree = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise damaged(path, what=_WHAT, remedy=remedy, why=str(error)) from None
+    return upgraded(tree, path=path, what="config", current=FORMAT, upgrades={1: lambda tree: tree, 2: with_new_names})
+
+
+def with_new_names(tree: dict[str, Any]) -> dict[str, Any]:
+    """Format 2 had other names of settings."""
+    origins = tree.get("origins")
+    named = {_new_name(key): where for key, where in origins.items()} if isinstance(origins, dict) else {}
+    return {**renamed({key: value for key, value in tree.items() if key != "origins"}), "origins": named}
+
+
+def _new_name(key: str) -> str:
+    return ".".join(map(str, new_key(tuple(int(part) if part.isdecimal() else part for part in key.split(".")))))

@@ -46,7 +46,12 @@ class Continues:
     """Marks a field that may change when a run continues (as an event); any other change is a new run."""
 
 
+class Extends:
+    """Marks a field that may grow when a run continues; `flow/continuing.py` says when."""
+
+
 CONTINUES = Continues()
+EXTENDS = Extends()
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +65,7 @@ class Field:
     """`dataclasses.MISSING` when the field is required."""
     range: Range | None
     continues: bool
+    extends: bool
     owner: type
     """The dataclass that declares the field."""
 
@@ -136,6 +142,7 @@ def _fields_of(cls: Any) -> tuple[Field, ...]:
                 default=default,
                 range=next((mark for mark in marks if isinstance(mark, Range)), None),
                 continues=any(isinstance(mark, Continues) for mark in marks),
+                extends=any(isinstance(mark, Extends) for mark in marks),
                 owner=cls,
             )
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
 
 SPINS = "1000"
 """Turns a thread of GNU OpenMP waits busily before it sleeps. The default, hundreds of thousands, suits a machine of
@@ -28,3 +28,8 @@ def share_cores(environment: MutableMapping[str, str] = os.environ) -> None:
     environment.setdefault("GOMP_SPINCOUNT", SPINS)
     environment.setdefault(YIELD, "1")
     environment.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", CONNECTIONS)
+
+
+def one_thread(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """The environment of a process whose matrix products take one thread."""
+    return {**environment, **dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")}

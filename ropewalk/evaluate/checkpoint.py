@@ -1,29 +1,37 @@
-"""A checkpoint on disk -> a measured model, or a text continued."""
+"""A checkpoint on disk -> a measured model, or a text continued.
+
+One process builds the whole model on its device. Several that a launcher started generate under a plan
+(evaluate/ranks.py), all of them call, and all get the same text.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from tokenizers import Tokenizer
 
-from ropewalk.base.files import read_json
 from ropewalk.base.progress import Progress
 from ropewalk.checkpoint.instead import advising
-from ropewalk.checkpoint.tensors import TOKENIZER, load
-from ropewalk.config.ranks import Ranks
+from ropewalk.checkpoint.tensors import TOKENIZER, load_weights
+from ropewalk.config.ranks import Ranks, ranks
 from ropewalk.model.decoder import Decoder
 from ropewalk.parallel.apply import apply
+from ropewalk.parallel.executor import Executor
 from ropewalk.parallel.mesh import pick_device
+from ropewalk.plan.inference import inference
 from ropewalk.plan.plan import alone, load_plan
 from ropewalk.prepare.chat import ChatEncoder, Turn, template_named
-from ropewalk.prepare.tokenizer import encode, end_of_text
+from ropewalk.prepare.foreign import encoding, load_foreign
+from ropewalk.prepare.tokenizer import encode, end_of_text, vocabulary_size
 
 from .config import Evaluate
 from .generate import stream
-from .run import RESULTS, evaluate, write_evaluation
+from .ranks import load_generator
+from .results import read_results
+from .run import evaluate, write_evaluation
 
 
 def evaluate_checkpoint(
@@ -32,6 +40,7 @@ def evaluate_checkpoint(
     """Measures the checkpoint on the held-out text in `data`, writes the results into `run` and returns them."""
     plan = alone(load_plan(run).phases[-1].plan)
     model, step, _ = load_model(path, device=pick_device(plan, Ranks()))
+    plan = inference(plan, length=model.spec.sequence_length)
     executor = apply(plan, model, None, None)
     measured = evaluate(
         executor,
@@ -39,39 +48,56 @@ def evaluate_checkpoint(
         folder=data,
         settings=settings,
         sequence_length=model.spec.sequence_length,
-        rows=plan.microbatch_rows,
+        rows=plan.microbatch_size,
         seed=seed,
         progress=progress,
     )
     write_evaluation(run, measured, step=step)
-    results: dict[str, Any] = read_json(run / RESULTS, what="evaluation")
-    return results
+    return read_results(run)
 
 
 def continue_text(path: Path, *, prompt: str, tokens: int, temperature: float, top_k: int, seed: int) -> Iterator[str]:
     """Pieces of text that follow `prompt`, as the model draws them."""
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    model, _, tokenizer = load_model(path, device=device)
+    model, tokenizer = _open(path, texts=[prompt])
     end = end_of_text(tokenizer, path=path / TOKENIZER)
     # Every document of the training text follows an end of text: so does a prompt.
-    prompt_ids = [end, *tokenizer.encode(prompt, add_special_tokens=False).ids]
-    drawn = stream(model, prompt_ids, new_tokens=tokens, temperature=temperature, top_k=top_k, seed=seed, end=end)
-    yield from _spelled(drawn, tokenizer)
+    with encoding(path / TOKENIZER):
+        prompt_ids = [end, *tokenizer.encode(prompt, add_special_tokens=False).ids]
+    drawn = stream(
+        model,
+        prompt_ids,
+        new_tokens=tokens,
+        temperature=temperature,
+        top_k=top_k,
+        seed=seed,
+        end=end,
+        vocabulary=vocabulary_size(tokenizer),
+    )
+    yield from spelled(drawn, tokenizer)
 
 
 def answer_text(
     path: Path, *, question: str, template: str, tokens: int, temperature: float, top_k: int, seed: int
 ) -> Iterator[str]:
     """Pieces of the model's answer to `question`, rendered by the chat template; ends where the template closes it."""
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    model, _, tokenizer = load_model(path, device=device)
+    model, tokenizer = _open(path, texts=[question])
     end = end_of_text(tokenizer, path=path / TOKENIZER)
-    chat = ChatEncoder(
-        template_named(template), tokenizer, lambda texts: encode(tokenizer, texts, dtype="uint32"), end=end
+    with encoding(path / TOKENIZER):
+        chat = ChatEncoder(
+            template_named(template), tokenizer, lambda texts: encode(tokenizer, texts, dtype="uint32"), end=end
+        )
+        prompt_ids = [end, *chat.prompt([Turn("user", question)])]
+    drawn = stream(
+        model,
+        prompt_ids,
+        new_tokens=tokens,
+        temperature=temperature,
+        top_k=top_k,
+        seed=seed,
+        end=end,
+        vocabulary=vocabulary_size(tokenizer),
     )
-    prompt_ids = [end, *chat.prompt([Turn("user", question)])]
-    drawn = stream(model, prompt_ids, new_tokens=tokens, temperature=temperature, top_k=top_k, seed=seed, end=end)
-    yield from _spelled(until(drawn, chat.closing), tokenizer)
+    yield from spelled(until(drawn, chat.closing), tokenizer)
 
 
 def until(tokens: Iterable[int], closing: list[int]) -> Iterator[int]:
@@ -86,7 +112,7 @@ def until(tokens: Iterable[int], closing: list[int]) -> Iterator[int]:
     yield from held
 
 
-def _spelled(tokens: Iterable[int], tokenizer: Tokenizer) -> Iterator[str]:
+def spelled(tokens: Iterable[int], tokenizer: Tokenizer) -> Iterator[str]:
     """The text of `tokens`, piece by piece."""
     drawn: list[int] = []
     shown = ""
@@ -99,14 +125,24 @@ def _spelled(tokens: Iterable[int], tokenizer: Tokenizer) -> Iterator[str]:
             shown = text
 
 
-def load_model(path: Path, *, device: torch.device) -> tuple[Decoder, int, Tokenizer]:
-    """(the model of the checkpoint on `device`, its step, its tokenizer)."""
+def load_model(path: Path, *, device: torch.device, texts: Sequence[str] = ()) -> tuple[Decoder, int, Tokenizer]:
+    """(the model of the checkpoint on `device`, its step, its tokenizer). A tokenizer that a stranger may have made is
+    tried out on `texts` before it is used."""
     with advising(path):
-        state = load(path, optimizer=False)
+        state = load_weights(path)
     with torch.device("meta"):
         model = Decoder(state.spec)
     model.load_state_dict(dict(state.model), assign=True)
-    tokenizer = Tokenizer.from_buffer(state.tokenizer)
-    # As in `prepare`: a special token spelled out in a text is text.
-    tokenizer.encode_special_tokens = True
+    tokenizer = load_foreign(state.tokenizer, path=path / TOKENIZER, vocabulary=state.spec.vocabulary, texts=texts)
     return model.to(device), state.step, tokenizer
+
+
+def _open(path: Path, *, texts: Sequence[str]) -> tuple[Decoder | Executor, Tokenizer]:
+    """What generates, and its tokenizer, tried out on `texts`."""
+    if ranks().world > 1:
+        executor, file = load_generator(path)
+        vocabulary = executor.model.spec.vocabulary
+        return executor, load_foreign(file, path=path / TOKENIZER, vocabulary=vocabulary, texts=texts)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    model, _, tokenizer = load_model(path, device=device, texts=texts)
+    return model, tokenizer

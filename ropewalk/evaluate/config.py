@@ -18,8 +18,8 @@ class Evaluate:
     """Completions drawn from beginnings of held-out documents; those in domain `code` are parsed as Python."""
     prompt_tokens: Annotated[int, Range(least=1)] = 48
     """Tokens of the document that a completion starts from."""
-    new_tokens: Annotated[int, Range(least=1)] = 96
-    """Tokens drawn for a completion; it ends earlier at the end of text."""
+    max_new_tokens: Annotated[int, Range(least=1)] = 96
+    """Maximum tokens drawn for a completion; it ends earlier at the end of text."""
     temperature: Annotated[float, Range(least=0)] = 0.7
     """Sharpness of sampling; 0 takes the likeliest token."""
     top_k: Annotated[int, Range(least=0)] = 50

@@ -5,11 +5,15 @@ the newer half is read again from position 0 (`context_start`), so that generati
 one more pass over half a row every half row. What is dropped depends on the length of the text alone, not on where the
 prompt ended.
 
+A model on one device and an executor under any plan give the same tokens: one rank chooses, and all go on with its
+choice. With an executor all ranks must call.
+
 Shapes: B rows, T tokens, V vocabulary, K candidates.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 
 import torch
@@ -17,15 +21,16 @@ from torch import Tensor
 
 from ropewalk.base.errors import UserError
 from ropewalk.base.seeds import seed_for
-from ropewalk.model.attend import CachedAttend
 from ropewalk.model.decoder import Decoder
+from ropewalk.parallel.decoding import ModelDecoding
+from ropewalk.parallel.executor import Decoding, Executor
 
 ROWS = 64
 """Most prompts completed side by side: bounds the cache."""
 
 
 def generate(
-    model: Decoder,
+    model: Decoder | Executor,
     prompts: list[list[int]],
     *,
     new_tokens: int,
@@ -33,18 +38,20 @@ def generate(
     top_k: int,
     seed: int,
     end: int | None,
+    vocabulary: int | None = None,
 ) -> list[list[int]]:
     """The completion of each prompt: at most `new_tokens` tokens, without the prompt and without the closing `end`.
 
     Temperature 0 takes the likeliest token; `top_k` 0 draws from all. Prompt i draws from a random stream of its own,
     so its completion does not depend on its company (up to the rounding of differently sized matrix products).
+    Tokens from `vocabulary` on are padding and never drawn; None: the model has no padding.
     """
     completions: list[list[int]] = [[] for _ in prompts]
     for indices in _batches(prompts):
         rows = [prompts[index] for index in indices]
         chances_BT = torch.stack([_chances(seed, index, new_tokens) for index in indices])
         open_rows = dict(enumerate(indices))
-        for tokens in _continue(model, rows, chances_BT, temperature=temperature, top_k=top_k):
+        for tokens in _continue(model, rows, chances_BT, temperature=temperature, top_k=top_k, vocabulary=vocabulary):
             for row, index in list(open_rows.items()):
                 if tokens[row] == end:
                     del open_rows[row]
@@ -56,7 +63,7 @@ def generate(
 
 
 def stream(
-    model: Decoder,
+    model: Decoder | Executor,
     prompt: list[int],
     *,
     new_tokens: int,
@@ -64,10 +71,11 @@ def stream(
     top_k: int,
     seed: int,
     end: int | None,
+    vocabulary: int | None = None,
 ) -> Iterator[int]:
     """The tokens that `generate` gives for this prompt alone, one by one as they are drawn."""
     chances_BT = _chances(seed, 0, new_tokens).unsqueeze(0)
-    for (token,) in _continue(model, [prompt], chances_BT, temperature=temperature, top_k=top_k):
+    for (token,) in _continue(model, [prompt], chances_BT, temperature=temperature, top_k=top_k, vocabulary=vocabulary):
         if token == end:
             return
         yield token
@@ -114,30 +122,36 @@ def _chances(seed: int, index: int, count: int) -> Tensor:
 
 @torch.no_grad()
 def _continue(
-    model: Decoder, prompts: list[list[int]], chances_BT: Tensor, *, temperature: float, top_k: int
+    model: Decoder | Executor,
+    prompts: list[list[int]],
+    chances_BT: Tensor,
+    *,
+    temperature: float,
+    top_k: int,
+    vocabulary: int | None,
 ) -> Iterator[list[int]]:
     """The next token of every row, again and again, one for each column of `chances_BT`."""
     if not prompts[0]:
         raise UserError("an empty prompt cannot be completed; begin it with the end-of-text token")
-    device, limit = model.head_weight.device, model.spec.sequence_length
-    text_BT = torch.tensor(prompts, device=device)
-    room = min(limit, text_BT.shape[1] + chances_BT.shape[1])
-    start, cache = 0, CachedAttend(model.spec, room)
-    for chances_B in chances_BT.to(device).unbind(1):
-        length = text_BT.shape[1]
-        if start != context_start(length, limit):
-            start, cache = context_start(length, limit), CachedAttend(model.spec, room)
-        hidden_BTC = _forward(model, text_BT[:, start + cache.seen :], cache)
-        logits_BV = model.logits(hidden_BTC[:, -1:]).squeeze(1)
-        token_B = choose(logits_BV, chances_B, temperature=temperature, top_k=top_k)
-        text_BT = torch.cat((text_BT, token_B.unsqueeze(1)), dim=1)
-        yield token_B.tolist()
+    with _decoding(model, len(prompts[0]) + chances_BT.shape[1]) as decoding:
+        device, limit = decoding.device, decoding.spec.sequence_length
+        text_BT, start = torch.tensor(prompts, device=device), 0
+        for chances_B in chances_BT.to(device).unbind(1):
+            length = text_BT.shape[1]
+            if start != context_start(length, limit):
+                start = context_start(length, limit)
+                decoding.restart()
+            logits_BV = decoding.logits(text_BT[:, start + decoding.seen :])
+            chosen_B = None
+            if logits_BV is not None:
+                chosen_B = choose(logits_BV[:, :vocabulary], chances_B, temperature=temperature, top_k=top_k)
+            token_B = decoding.share(chosen_B, rows=len(prompts))
+            text_BT = torch.cat((text_BT, token_B.unsqueeze(1)), dim=1)
+            yield token_B.tolist()
 
 
-def _forward(model: Decoder, new_BT: Tensor, cache: CachedAttend) -> Tensor:
-    """Hidden states of the tokens that the cache has not seen; it has seen them afterwards."""
-    batch, tokens = new_BT.shape
-    positions_BT = torch.arange(cache.seen, cache.seen + tokens, device=new_BT.device).expand(batch, -1)
-    hidden_BTC = model(new_BT, positions_BT=positions_BT, attend=cache)
-    cache.advance(tokens)
-    return hidden_BTC
+def _decoding(model: Decoder | Executor, length: int) -> contextlib.AbstractContextManager[Decoding]:
+    """Forward passes of `model` over texts of at most `length` tokens, of which it sees a row."""
+    if isinstance(model, Decoder):
+        return contextlib.nullcontext(ModelDecoding(model, room=min(model.spec.sequence_length, length)))
+    return model.decoding(room=min(model.model.spec.sequence_length, length))

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import xxhash
 
 from ropewalk.base.errors import UserError
-from ropewalk.base.files import committed_file, write_json
 from ropewalk.base.progress import Progress, Silent
 from ropewalk.model.decoder import Decoder
 from ropewalk.parallel.executor import Executor
@@ -20,13 +20,11 @@ from ropewalk.store.manifest import Manifest, read_manifest
 from .compression import Compressed, compress
 from .config import Evaluate
 from .held_out import Document, held_out_documents
+from .intervals import Interval, intervals
+from .results import write_results
 from .samples import Sample, draw_samples, rate
 from .score import DocumentScores, score_documents
 from .text import Detokenizer
-
-FORMAT = 1
-RESULTS = "evaluation/results.json"
-SAMPLES = "samples.jsonl"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,6 +36,19 @@ class DomainResult:
     bytes: int
     zlib_bits_per_byte: float
     xz_bits_per_byte: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Scored:
+    """What was measured of one document. Two models are compared best by the documents that both have read."""
+
+    key: str
+    """xxh3-64 of its text, the same whatever the tokenizer."""
+    domain: str
+    bytes: int
+    tokens: int
+    nats: float
+    correct: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,7 +76,11 @@ class Evaluation:
     parse_rate_reference: float | None
     """The same of the true continuations: what a perfect model reaches."""
     domains: dict[str, DomainResult]
+    intervals: Mapping[str, Interval] | None
+    """95 % of bits per byte, loss and accuracy over documents (evaluate/intervals.py); None of one document."""
     samples: list[Sample]
+    scores: list[Scored]
+    """Of each document."""
 
 
 def evaluate(
@@ -79,34 +94,66 @@ def evaluate(
     seed: int,
     progress: Progress | None = None,
 ) -> Evaluation:
-    """Measures the model on held-out documents of the prepared corpus in `folder`. All ranks must call."""
-    progress = progress or Silent()
-    manifest = read_manifest(folder)
-    end_of_text = manifest.tokenizer.end_of_text
-    detokenizer = Detokenizer(folder, manifest.tokenizer)
-    documents = held_out_documents(folder, manifest, detokenizer, max_bytes=settings.max_bytes, seed=seed)
-    _name_absent(manifest, documents, settings.max_bytes, progress)
-    scores = score_documents(
-        executor,
-        [document.tokens for document in documents],
-        sequence_length=sequence_length,
-        rows=rows,
-        end_of_text=end_of_text,
-        progress=progress,
-    )
-    progress.begin("sample", None, "completions")
-    samples = draw_samples(model, documents, detokenizer, settings=settings, end_of_text=end_of_text, seed=seed)
-    progress.end()
-    return _evaluation(documents, scores, samples)
+    """Measures a model on held-out documents of the prepared corpus in `folder`: `executor` scores, `model` completes.
+    All ranks must call."""
+    evaluating = Evaluating(folder, settings, seed=seed, progress=progress)
+    evaluating.score(executor, sequence_length=sequence_length, rows=rows)
+    evaluating.sample(model)
+    return evaluating.result()
+
+
+class Evaluating:
+    """An evaluation in two parts, scores and samples, so that what computes the first can be freed before the second.
+    All ranks must take both."""
+
+    def __init__(self, folder: Path, settings: Evaluate, *, seed: int, progress: Progress | None = None) -> None:
+        """Chooses held-out documents of the prepared corpus in `folder`."""
+        self._settings, self._seed, self._progress = settings, seed, progress or Silent()
+        manifest = read_manifest(folder)
+        self._end_of_text = manifest.tokenizer.end_of_text
+        self._detokenizer = Detokenizer(folder, manifest.tokenizer)
+        self._documents = held_out_documents(
+            folder, manifest, self._detokenizer, max_bytes=settings.max_bytes, seed=seed
+        )
+        _name_absent(manifest, self._documents, settings.max_bytes, self._progress)
+        self._scores: DocumentScores | None = None
+        self._samples: list[Sample] = []
+
+    def score(self, executor: Executor, *, sequence_length: int, rows: int) -> None:
+        """Loss and accuracy of the documents, `rows` rows of `sequence_length` tokens at a time."""
+        self._scores = score_documents(
+            executor,
+            [document.tokens for document in self._documents],
+            sequence_length=sequence_length,
+            rows=rows,
+            end_of_text=self._end_of_text,
+            progress=self._progress,
+        )
+
+    def sample(self, model: Decoder | Executor) -> None:
+        """Completions of the beginnings of some documents."""
+        self._progress.begin("sample", None, "completions")
+        self._samples = draw_samples(
+            model,
+            self._documents,
+            self._detokenizer,
+            settings=self._settings,
+            end_of_text=self._end_of_text,
+            seed=self._seed,
+        )
+        self._progress.end()
+
+    def result(self) -> Evaluation:
+        """What was measured."""
+        assert self._scores is not None, "scores come first"
+        return _evaluation(self._documents, self._scores, self._samples)
 
 
 def write_evaluation(run: Path, evaluation: Evaluation, *, step: int) -> None:
-    """Commits `evaluation/results.json` and `samples.jsonl` in the run directory."""
+    """Commits `evaluation/results.json`, `evaluation/documents.jsonl` and `samples.jsonl` in the run directory."""
     results = dataclasses.asdict(evaluation)
-    samples = results.pop("samples")
-    with committed_file(run / SAMPLES, "w") as file:
-        file.writelines(json.dumps(sample, ensure_ascii=False) + "\n" for sample in samples)
-    write_json(run / RESULTS, {"format": FORMAT, "step": step, **results})
+    samples, scores = results.pop("samples"), results.pop("scores")
+    write_results(run, {"step": step, **results}, samples, scores)
 
 
 def _name_absent(manifest: Manifest, documents: list[Document], max_bytes: int, progress: Progress) -> None:
@@ -158,7 +205,24 @@ def _evaluation(documents: list[Document], scores: DocumentScores, samples: list
         parse_rate=rate([sample.parses for sample in samples]),
         parse_rate_reference=rate([sample.parses_reference for sample in samples]),
         domains={name: part.domain_result() for name, part in parts.items()},
+        intervals=intervals(
+            -scores.log_probabilities,
+            sizes=[len(document.data) for document in documents],
+            tokens=scores.tokens,
+            correct=scores.correct,
+        ),
         samples=samples,
+        scores=[
+            Scored(
+                key=xxhash.xxh3_64_hexdigest(document.data),
+                domain=document.domain,
+                bytes=len(document.data),
+                tokens=int(scores.tokens[index]),
+                nats=-float(scores.log_probabilities[index]),
+                correct=int(scores.correct[index]),
+            )
+            for index, document in enumerate(documents)
+        ],
     )
 
 

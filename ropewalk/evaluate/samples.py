@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from ropewalk.base.seeds import seed_for
 from ropewalk.model.decoder import Decoder
+from ropewalk.parallel.executor import Executor
 
 from .config import Evaluate
 from .generate import generate
@@ -41,7 +42,7 @@ class Sample:
 
 
 def draw_samples(
-    model: Decoder,
+    model: Decoder | Executor,
     documents: list[Document],
     detokenizer: Detokenizer,
     *,
@@ -51,21 +52,23 @@ def draw_samples(
 ) -> list[Sample]:
     """`settings.samples` completions, the domains in turn.
 
-    The prompt is an end-of-text token and the first `prompt_tokens` tokens of a document, at most half of it.
+    The prompt is an end-of-text token and the first `prompt_tokens` tokens of a document, at most half of it. With an
+    executor all ranks must call.
     """
     chosen = _in_turn(documents, settings.samples, seed)
     begins = [_begin(document, settings.prompt_tokens) for document in chosen]
     completions = generate(
         model,
         [[end_of_text, *document.tokens[:begin].tolist()] for document, begin in zip(chosen, begins, strict=True)],
-        new_tokens=settings.new_tokens,
+        new_tokens=settings.max_new_tokens,
         temperature=settings.temperature,
         top_k=settings.top_k,
         seed=seed_for(seed, "samples"),
         end=end_of_text,
+        vocabulary=detokenizer.vocabulary,
     )
     return [
-        _sample(document, begin, completion, detokenizer, settings.new_tokens)
+        _sample(document, begin, completion, detokenizer, settings.max_new_tokens)
         for document, begin, completion in zip(chosen, begins, completions, strict=True)
     ]
 

@@ -59,12 +59,14 @@ def score_documents(
         tokens=np.zeros(len(documents), np.int64),
         correct=np.zeros(len(documents), np.int64),
     )
-    progress.begin("score", len(everything), "rows")
+    progress.begin("score", sum(window.stop - window.fresh for window in everything), "tokens")
+    done = 0
     for first in range(0, len(everything), rows):
         here = everything[first : first + rows]
         batch = _batch(documents, here, length=sequence_length, rows=rows, end_of_text=end_of_text)
         _add(scores, executor, batch, here)
-        progress.advance(first + len(here))
+        done += sum(window.stop - window.fresh for window in here)
+        progress.advance(done)
     progress.end()
     return scores
 

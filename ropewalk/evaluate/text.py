@@ -15,7 +15,8 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from ropewalk.base.errors import DataError
+from ropewalk.base.errors import DamagedTokenizer, DataError
+from ropewalk.base.files import read_regular
 from ropewalk.prepare.byte_level import byte_table
 from ropewalk.store.manifest import ShardEntry, TokenizerEntry
 from ropewalk.store.shards import Shard
@@ -27,6 +28,8 @@ class Detokenizer:
     def __init__(self, folder: Path, entry: TokenizerEntry) -> None:
         self._tokenizer = _read_tokenizer(folder / entry.file, entry.checksum)
         self._end = entry.end_of_text
+        self.vocabulary = entry.vocabulary
+        """One more than the highest token."""
         self._table = byte_table(self._tokenizer)
         self._sizes = np.array([len(data) for data in self._table or ()], np.int64)
 
@@ -68,10 +71,13 @@ def _read_tokenizer(path: Path, checksum: str) -> Any:
     from tokenizers import Tokenizer
 
     try:
-        content = path.read_bytes()
+        content = read_regular(path)
     except FileNotFoundError:
         raise DataError(f"{path}: no such tokenizer; run `ropewalk prepare` again") from None
     found = xxhash.xxh3_64_hexdigest(content)
     if found != checksum:
-        raise DataError(f"{path}: damaged tokenizer: its checksum is {found}, the manifest says {checksum}")
+        raise DamagedTokenizer(
+            f"{path}: damaged tokenizer: its checksum is {found}, the manifest says {checksum}",
+            "run `ropewalk prepare` with the recipe again, which makes it anew",
+        )
     return Tokenizer.from_str(content.decode())

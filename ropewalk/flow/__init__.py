@@ -9,13 +9,15 @@ if TYPE_CHECKING:
     from .authoring import check as check
     from .authoring import describe as describe
     from .authoring import diff as diff
-    from .authoring import new_recipe as new_recipe
     from .authoring import show as show
+    from .authoring import upgrade as upgrade
     from .bench import bench_train as bench_train
     from .checkpoints import prune_checkpoints as prune_checkpoints
     from .checkpoints import reshard_checkpoint as reshard_checkpoint
     from .cluster import launch_kubernetes as launch_kubernetes
     from .cluster import launch_slurm as launch_slurm
+    from .cluster_check import doctor_cluster as doctor_cluster
+    from .damage import damage_run as damage_run
     from .doctor import doctor_data as doctor_data
     from .drawing import draw_plan as draw_plan
     from .models import export_model as export_model
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from .trials import chaos as chaos
     from .tuning import tune_data as tune_data
     from .verbs import answer as answer
+    from .verbs import chat as chat
     from .verbs import detach as detach
     from .verbs import evaluate as evaluate
     from .verbs import generate as generate
@@ -42,12 +45,16 @@ if TYPE_CHECKING:
     from .verbs import run as run
     from .verbs import train as train
     from .verbs import verify as verify
+    from .verbs import watch as watch
+    from .writing import new_recipe as new_recipe
 
 _HOMES = {
-    "authoring": ("check", "describe", "diff", "new_recipe", "show"),
+    "authoring": ("check", "describe", "diff", "show", "upgrade"),
     "bench": ("bench_train",),
     "checkpoints": ("prune_checkpoints", "reshard_checkpoint"),
     "cluster": ("launch_kubernetes", "launch_slurm"),
+    "cluster_check": ("doctor_cluster",),
+    "damage": ("damage_run",),
     "doctor": ("doctor_data",),
     "drawing": ("draw_plan",),
     "models": ("export_model", "grow_model", "import_model"),
@@ -57,9 +64,10 @@ _HOMES = {
     "trials": ("chaos",),
     "tuning": ("tune_data",),
     "verbs": (
-        *("answer", "detach", "evaluate", "generate", "monitor", "plan", "prepare"),
-        *("quickstart", "recipe_from", "report", "run", "train", "verify"),
+        *("answer", "chat", "detach", "evaluate", "generate", "monitor", "plan", "prepare"),
+        *("quickstart", "recipe_from", "report", "run", "train", "verify", "watch"),
     ),
+    "writing": ("new_recipe",),
 }
 _MODULES = {name: module for module, names in _HOMES.items() for name in names}
 

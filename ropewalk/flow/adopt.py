@@ -7,7 +7,7 @@ whole documents and their text; it is the last few documents of a corpus. Nothin
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from ropewalk.base.errors import ConfigError, DataError, Problem
+from ropewalk.base.errors import ConfigError, DamagedFile, DataError, Problem
 from ropewalk.base.files import committed_file, locked
 from ropewalk.base.progress import Progress
 from ropewalk.config.write import plain
@@ -33,6 +33,7 @@ from ropewalk.store.manifest import (
     SourceEntry,
     StepCount,
     TokenizerEntry,
+    check_tokenizer,
     read_manifest,
     write_manifest,
 )
@@ -82,10 +83,13 @@ def plan_adoption(load: Load, *, origin: Origin | None = None) -> Adoption:
 def adopt(load: Load, *, root: Path, adoption: Adoption, progress: Progress, origin: Origin | None = None) -> Prepared:
     """The manifest of these corpora in a folder below `root`, made or found whole."""
     folder = root / adoption.place
-    found = _finished(folder)
+    found = finished(folder, expected=adoption.hash)
     if found is not None:
         return Prepared(folder, found, reused=True)
-    with locked(folder):
+    with locked(folder, wait=progress.say):
+        found = finished(folder, expected=adoption.hash, say=lambda text: progress.say(f"{text}; it is made anew"))
+        if found is not None:
+            return Prepared(folder, found, reused=True)
         manifest = _Adopting(load, folder, adoption, progress, origin or Origin()).manifest()
         write_manifest(folder, manifest)
     return Prepared(folder, manifest, reused=False)
@@ -282,16 +286,27 @@ def _source(corpus: Corpus, entries: list[ShardEntry]) -> SourceEntry:
     return SourceEntry(name=corpus.name, domain=corpus.name, weight=weight, steps=(step,))
 
 
-def _finished(folder: Path) -> Manifest | None:
-    """The manifest when what was written beside it is whole; the corpora are looked at when they are opened."""
+def finished(
+    folder: Path, *, expected: str | None = None, say: Callable[[str], None] = lambda text: None
+) -> Manifest | None:
+    """The manifest when what was written beside it is whole, and it is that of the `expected` hash; else `say` is told
+    what is wrong. The corpora are looked at when they are opened."""
     if not (folder / MANIFEST).exists():
         return None
     try:
         manifest = read_manifest(folder)
+        check_tokenizer(folder, manifest)
+    except DamagedFile as error:
+        say(error.fault)
+        return None
+    if expected is not None and manifest.recipe_hash != expected:
+        say(f"{folder / MANIFEST}: it is sound, but it is that of other corpora")
+        return None
+    try:
         for entry in manifest.shards:
             if not is_url(entry.file) and entry.kind == "tokens":
                 Shard(folder / entry.file, checksum=entry.checksum)
-        content = tokenizers.read(folder / manifest.tokenizer.file)
-    except DataError:
+    except DataError as error:
+        say(error.fault if isinstance(error, DamagedFile) else str(error))
         return None
-    return manifest if xxhash.xxh3_64_hexdigest(content) == manifest.tokenizer.checksum else None
+    return manifest

@@ -1,77 +1,89 @@
-"""Writing and reading recipes: `new`, `recipe check | show | diff`, `model describe`. Nothing runs."""
+"""Reading recipes: `recipe check | show | diff | upgrade`, `model describe`. Nothing runs."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
-import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ropewalk.base.errors import UserError
+from ropewalk.base.errors import ConfigError, Problem
 from ropewalk.base.files import committed_file
-from ropewalk.config.read import Resolved, flatten, read
+from ropewalk.config.read import Resolved, flatten, read_text
+from ropewalk.config.upgrade import Change, upgraded_text
 from ropewalk.model.sharding import splits
 from ropewalk.model.spec import resolve
 from ropewalk.plan.machine import Gpu, this_machine
 
-from .opening import check_inputs, read_recipe
-from .pipeline import check_plan, expected_vocabulary
+from .opening import check_contents
+from .planning import check_plan
 from .recipe import Recipe
-from .reference import commented_recipe
+from .runs import given, resolve_recipe
 
 
-def new_recipe(path: Path, *, data: list[str], name: str | None = None, force: bool = False) -> Path:
-    """Writes a recipe that trains on `data` (files, folders or globs) to `path`, every setting with its meaning."""
-    if path.exists() and not force:
-        raise UserError(f"{path}: exists; choose another name or add --force")
-    if path.suffix != ".toml":
-        raise UserError(f"{path}: a recipe is a TOML file; name it {path.with_suffix('.toml')}")
-    missing = [item for item in data if not set(item) & set("*?[:") and not os.path.exists(item)]
-    if missing:
-        raise UserError(f"no such file or folder: {', '.join(missing)}; name text files, a folder of them or a glob")
-    labels: list[str] = []
-    for item in data:
-        labels.append(_label(item, taken=labels))
-    sources = "\n".join(
-        f'[[prepare.sources]]\nname = "{label}"\npaths = [{json.dumps(item, ensure_ascii=False)}]\n'
-        for label, item in zip(labels, data, strict=True)
-    )
-    with committed_file(path, "w") as file:
-        file.write(commented_recipe(name or path.stem, sources))
-    return path
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """A recipe with which nothing is wrong."""
+
+    resolved: Resolved[Recipe]
+    remarks: tuple[Problem, ...]
+    """On what is odd about its files."""
 
 
-def check(recipe: Path, overrides: Sequence[str] = ()) -> Resolved[Recipe]:
+def check(recipe: Path, overrides: Sequence[str] = (), *, remotely: bool = False) -> Checked:
     """The recipe, when nothing is wrong with it; raises ConfigError with everything that is: also with settings that no
-    machine could follow, however large."""
-    resolved = read_recipe(recipe, overrides)
-    check_inputs(resolved)
+    machine could follow, however large, and with those that do not fit the first records of its files. Files behind
+    URLs are looked at only `remotely`."""
+    meant = given(recipe, overrides)
+    resolved = meant.resolved
+    problems: list[Problem] = []
+    remarks: list[Problem] = []
+    try:
+        meant.check_inputs()
+    except ConfigError as error:
+        problems += error.problems
+    try:
+        remarks = check_contents(resolved, remotely=remotely) if meant.prepared is None else []
+    except ConfigError as error:
+        problems += error.problems
+    if problems:
+        raise ConfigError(problems)
     here, endless = this_machine(), 1 << 60
     any_gpu = (Gpu(name="any", memory_bytes=endless, capability=9.0),)
     gpus = any_gpu if resolved.value.plan.device == "cuda" else here.gpus
     check_plan(resolved, machine=dataclasses.replace(here, memory_bytes=endless, gpus=gpus))
-    return resolved
+    return Checked(resolved, tuple(remarks))
 
 
 def show(recipe: Path, overrides: Sequence[str] = ()) -> Resolved[Recipe]:
-    """Every value that a run would use and where it comes from; input files are not looked for."""
-    return read(Recipe, recipe, overrides)
+    """Every value that a run would use, or uses, and where it comes from; input files are not looked for."""
+    return resolve_recipe(recipe, overrides)
+
+
+def upgrade(path: Path) -> list[Change]:
+    """Gives the settings of the recipe in `path` the names they have now and keeps all else; what was changed."""
+    read_text(path)  # says what is wrong with the file
+    text, changes = upgraded_text(path.read_bytes().decode("utf-8-sig"), name=str(path))
+    if changes:
+        with committed_file(path) as file:
+            file.write(text.encode())
+    return changes
 
 
 def diff(first: Path, second: Path) -> dict[str, tuple[Any, Any]]:
-    """The settings in which two recipes differ, defaults included, by dotted key."""
-    one, two = (dict(flatten(read(Recipe, path).value)) for path in (first, second))
+    """The settings in which two recipes or runs differ, defaults included, by dotted key."""
+    one, two = (dict(flatten(resolve_recipe(path).value)) for path in (first, second))
     return {key: (one.get(key), two.get(key)) for key in {**one, **two} if one.get(key) != two.get(key)}
 
 
 def describe(recipe: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
     """The recipe's model: every parameter's shape and split, counts and FLOPs. Builds nothing."""
-    settings = read(Recipe, recipe, overrides).value
+    meant = given(recipe, overrides)
+    settings = meant.resolved.value
     spec = resolve(
         settings.model,
-        vocabulary=expected_vocabulary(settings),
+        vocabulary=meant.vocabulary(),
         sequence_length=settings.load.sequence_length,
     )
     return {
@@ -82,10 +94,3 @@ def describe(recipe: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
         "shapes": {name: list(shape) for name, shape in spec.shapes().items()},
         "splits": {name: split.role for name, split in splits(spec).items()},
     }
-
-
-def _label(item: str, *, taken: list[str]) -> str:
-    stem = Path(item.rstrip("/*")).stem
-    label = "".join(c if c.isalnum() or c in "-_" else "-" for c in stem).strip("-") or "text"
-    number = next(n for n in range(len(taken) + 1) if (f"{label}-{n}" if n else label) not in taken)
-    return f"{label}-{number}" if number else label

@@ -31,8 +31,8 @@ FORMAT = 1
 def bench_train(
     sizes: Sequence[str] = (),
     *,
-    batch_rows: int | None = None,
-    microbatch_rows: int | None = None,
+    batch_size: int | None = None,
+    microbatch_size: int | None = None,
     sequence_length: int | None = None,
     precision: Precision | Literal["auto"] = "auto",
     device: Literal["auto", "cpu", "cuda"] = "auto",
@@ -65,8 +65,8 @@ def bench_train(
     jobs = [
         _job(
             size,
-            batch_rows=batch_rows,
-            microbatch_rows=microbatch_rows,
+            batch_size=batch_size,
+            microbatch_size=microbatch_size,
             sequence_length=sequence_length,
             precision=_precision(machine, device) if precision == "auto" else precision,
             device=device,
@@ -124,8 +124,8 @@ def device_summary(measured: Mapping[str, Any]) -> dict[str, Any]:
 def _job(
     name: str,
     *,
-    batch_rows: int | None,
-    microbatch_rows: int | None,
+    batch_size: int | None,
+    microbatch_size: int | None,
     sequence_length: int | None,
     precision: Precision,
     device: str,
@@ -137,10 +137,10 @@ def _job(
     """What `ropewalk.train.bench` reads, without the contender."""
     size = size_of(name)
     length = sequence_length or size.sequence_length
-    rows = batch_rows or size.batch_rows
+    rows = batch_size or size.batch_size
     # As many tokens at once as the size has, in a number of rows that divides the batch.
-    most = max(1, size.microbatch_rows * size.sequence_length // length)
-    at_once = microbatch_rows or next(n for n in range(min(most, rows), 0, -1) if rows % n == 0)
+    most = max(1, size.microbatch_size * size.sequence_length // length)
+    at_once = microbatch_size or next(n for n in range(min(most, rows), 0, -1) if rows % n == 0)
     if rows % at_once:
         raise UserError(
             f"{at_once} rows a microbatch do not divide the {counted(rows, 'row')} of the batch; choose a divisor"
@@ -148,8 +148,8 @@ def _job(
     return {
         "size": name,
         "sequence_length": length,
-        "batch_rows": rows,
-        "microbatch_rows": at_once,
+        "batch_size": rows,
+        "microbatch_size": at_once,
         "precision": precision,
         "device": device,
         "steps": steps,
@@ -165,7 +165,7 @@ def _contest(job: dict[str, Any], others: Sequence[str], machine: Machine, progr
     spec = resolve(size.model, vocabulary=size.vocabulary, sequence_length=job["sequence_length"])
     if job["device"] == "cpu":
         # A CPU has no error for this: the system would kill us, or somebody else.
-        needed = _needed(job, spec, rows=job["microbatch_rows"])
+        needed = _needed(job, spec, rows=job["microbatch_size"])
         if needed > machine.memory_bytes:
             raise UserError(_does_not_fit(job, spec, machine.memory_bytes, needed=needed))
     measured = {who: _measured(who, job, progress) for who in ("ropewalk", *others)}
@@ -183,7 +183,7 @@ def _contest(job: dict[str, Any], others: Sequence[str], machine: Machine, progr
         figures = step_figures(
             spec,
             each,
-            rows=job["batch_rows"],
+            rows=job["batch_size"],
             precision=precision,
             ceilings=Ceilings(**ours["ceilings"]),
             peak_flops=device["peak_flops"],
@@ -202,7 +202,7 @@ def _contest(job: dict[str, Any], others: Sequence[str], machine: Machine, progr
 
 def _measured(contender: str, job: dict[str, Any], progress: Progress) -> dict[str, Any]:
     """The answer of a contender's process; one that failed otherwise than by an error of ours has its last words."""
-    progress.say(f"{job['size']}: {contender}, {_rows(job, 'batch_rows')}")
+    progress.say(f"{job['size']}: {contender}, {_rows(job, 'batch_size')}")
     asked = json.dumps({"contender": contender, **job})
     command = [sys.executable, "-m", "ropewalk.train.bench", asked, str(os.getpid())]
     done = subprocess.run(command, capture_output=True, text=True)
@@ -223,7 +223,7 @@ def _needed(job: Mapping[str, Any], spec: Spec, *, rows: int) -> int:
 
 def _does_not_fit(job: Mapping[str, Any], spec: Spec, memory_bytes: int, *, needed: int | None = None) -> str:
     """For a job that ran out of memory; or with `needed`, for one that was not tried because of this forecast."""
-    rows = [n for n in range(1, job["microbatch_rows"]) if job["batch_rows"] % n == 0]
+    rows = [n for n in range(1, job["microbatch_size"]) if job["batch_size"] % n == 0]
     fitting = [n for n in rows if _needed(job, spec, rows=n) <= memory_bytes]
     remedy = "choose a smaller --size or --length"
     if fitting:
@@ -233,7 +233,7 @@ def _does_not_fit(job: Mapping[str, Any], spec: Spec, memory_bytes: int, *, need
     what = "forecast not to fit, and not tried," if needed else "out of memory"
     wanted = f"{amount(needed, 'B')} needed, " if needed else ""
     return (
-        f"{job['size']}: {what} with {_rows(job, 'microbatch_rows')} a microbatch "
+        f"{job['size']}: {what} with {_rows(job, 'microbatch_size')} a microbatch "
         f"({wanted}{amount(memory_bytes, 'B')} there); {remedy}"
     )
 

@@ -10,9 +10,11 @@ from ropewalk.base.files import locked
 from ropewalk.checkpoint import prune as pruning
 from ropewalk.checkpoint.format import read_checkpoint_manifest, resolve_checkpoint
 from ropewalk.checkpoint.instead import advising
+from ropewalk.checkpoint.lease import leased
+from ropewalk.checkpoint.model import check_weights
 
 from .models import refuse_to_overwrite
-from .pipeline import needs_torch
+from .planning import needs_torch
 from .stages import Result
 
 
@@ -21,11 +23,12 @@ def reshard_checkpoint(checkpoint: Path, folder: Path, *, ranks: int, mesh: str 
 
     `mesh` as `2x4` splits the first side of every tensor in 2 and the second in 4; empty: the first among all ranks.
     """
-    path = resolve_checkpoint(checkpoint)
+    resolve_checkpoint(checkpoint)
     axes = _axes(mesh, ranks=ranks)
     refuse_to_overwrite(folder)
     module = needs_torch("ropewalk.checkpoint.reshard", "resharding a checkpoint")
-    with advising(path):
+    with leased(checkpoint) as path, advising(path):
+        check_weights(read_checkpoint_manifest(path), path)
         made: Path = module.reshard(path, folder, mesh=axes)
     manifest = read_checkpoint_manifest(made)
     return {
@@ -46,6 +49,7 @@ def prune_checkpoints(run: Path, *, keep_last: int, keep_every: int = 0, dry_run
         "kept": [str(path) for path in done.kept],
         "gone": [str(path) for path in done.gone],
         "damaged": done.damaged,
+        "in_use": [str(path) for path in done.in_use],
         "dry_run": dry_run,
     }
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from ropewalk.base.files import committed_file
+from ropewalk.base.errors import UserError
+from ropewalk.base.files import committed_file, read_regular
+from ropewalk.base.seal import is_sealed_text, sealed_toml
 from ropewalk.launch.cluster import Job
 from ropewalk.launch.kubernetes import KubernetesSettings, manifest, object_name
 from ropewalk.launch.slurm import SlurmSettings, batch_script
@@ -15,6 +17,7 @@ from .opening import read_recipe
 from .stages import Result
 
 RUNS = Path("runs")
+SEAL_NOTE = "# `ropewalk launch` overwrites this file only while nobody has edited it; the next line tells."
 
 
 def launch_slurm(
@@ -26,15 +29,16 @@ def launch_slurm(
     settings: SlurmSettings | None = None,
     runs: Path = RUNS,
     out: Path | None = None,
+    force: bool = False,
 ) -> Result:
     """Writes the batch script that trains `recipe` on `nodes` machines; its name and what to do with it.
 
     Checks the recipe and that `[parallel]` fits so many processes; input files may lie where only the cluster sees
-    them.
+    them. A file that is there and was edited is only overwritten with `force`.
     """
     job = _job(Path(recipe), overrides, nodes=nodes, gpus_per_node=gpus_per_node, runs=runs)
     file = out or Path(f"{job.name}.sbatch")
-    _write(file, batch_script(job, settings or SlurmSettings()))
+    _write(file, batch_script(job, settings or SlurmSettings()), force=force)
     return {"file": str(file), "processes": job.processes, "submit": f"sbatch {file}", "watch": _watch(job)}
 
 
@@ -47,14 +51,16 @@ def launch_kubernetes(
     gpus_per_node: int = 0,
     runs: Path = RUNS,
     out: Path | None = None,
+    force: bool = False,
 ) -> Result:
     """Writes the objects that train `recipe` on `nodes` machines; the file's name and what to do with it.
 
-    The recipe goes with them; the files that it names must lie on the volume, and `runs` is a folder of it.
+    The recipe goes with them; the files that it names must lie on the volume, and `runs` is a folder of it. A file that
+    is there and was edited is only overwritten with `force`.
     """
     job = _job(Path(recipe), overrides, nodes=nodes, gpus_per_node=gpus_per_node, runs=runs)
     file = out or Path(f"{job.name}.yaml")
-    _write(file, manifest(job, settings, recipe=Path(recipe).read_text(encoding="utf-8-sig")))
+    _write(file, manifest(job, settings, recipe=Path(recipe).read_text(encoding="utf-8-sig")), force=force)
     name = object_name(job.name)
     return {
         "file": str(file),
@@ -85,6 +91,12 @@ def _watch(job: Job) -> str:
     return f"ropewalk monitor {Path(job.runs) / job.name}"
 
 
-def _write(file: Path, text: str) -> None:
-    with committed_file(file, "w") as opened:
-        opened.write(text)
+def _write(file: Path, text: str, *, force: bool) -> None:
+    """Commits `text` with a seal, by which a file that somebody has edited is known; that is not overwritten."""
+    if file.exists() and not force and not is_sealed_text(read_regular(file)):
+        raise UserError(
+            f"{file}: it was edited since `ropewalk launch` wrote it, or comes from elsewhere; write another file with "
+            "--out, or overwrite this one with --force"
+        )
+    with committed_file(file) as opened:
+        opened.write(sealed_toml(f"{text.rstrip()}\n\n{SEAL_NOTE}\n"))

@@ -21,7 +21,8 @@ from ropewalk.load.remedies import Remedy, cheapest, remedies, what_ifs, with_co
 
 from .examination import PAGE_READ, Examined, examine, examine_media
 from .predictions import last_error, read_record, remember, tuning_is_stale
-from .verbs import RUNS, RecipeLike, resolve_recipe
+from .runs import RecipeLike, given
+from .starting import RUNS
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,7 +63,7 @@ def doctor_data(
     """
     asked = Asked(cores=cores, step_speed=step_speed, medium=medium)
     progress = progress or Silent()
-    examined = examine(resolve_recipe(recipe, overrides), runs=runs, tokens_per_s=tokens_per_s, progress=progress)
+    examined = examine(given(recipe, overrides, runs=runs), tokens_per_s=tokens_per_s, progress=progress)
     record = read_record(examined.run)
     made = forecast(examined.rates, examined.setup)
     found = remedies(examined.rates, examined.setup, examined.facts)
@@ -117,7 +118,7 @@ def reading(examined: Examined) -> list[str]:
     ]
     return [
         *lines,
-        f"up to {setup.ahead} batches ({load.ahead_bytes / 1e6:.3g} MB) are made ahead while the step computes; it "
+        f"up to {setup.ahead} batches ({load.prefetch_bytes / 1e6:.3g} MB) are made ahead while the step computes; it "
         "unfolds its batch itself",
     ]
 

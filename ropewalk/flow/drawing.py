@@ -14,9 +14,8 @@ from ropewalk.plan.schedules import Shape, make_schedule
 from ropewalk.plan.simulate import Simulation, StageTimes, equal_stages_bubble, simulate
 from ropewalk.plan.split import Split, split_layers, stage_times
 
-from .opening import check_inputs
-from .pipeline import expected_vocabulary, plan_recipe
-from .verbs import RecipeLike, resolve_recipe
+from .planning import plan_recipe
+from .runs import RecipeLike, given
 
 
 def draw_plan(
@@ -33,16 +32,16 @@ def draw_plan(
 
     What is given replaces what the plan says. Stages take as long as their FLOPs, messages take no time.
     """
-    resolved = resolve_recipe(recipe, overrides)
-    check_inputs(resolved)
-    phase = plan_recipe(resolved.value, vocabulary=expected_vocabulary(resolved.value)).phases[-1]
+    meant = given(recipe, overrides)
+    meant.check_inputs()
+    phase = plan_recipe(meant.resolved.value, vocabulary=meant.vocabulary()).phases[-1]
     kind, shape = _asked(phase.plan, schedule=schedule, ranks=ranks, chunks=chunks, microbatches=microbatches)
     split = phase.plan.stages if len(phase.plan.stages) == shape.stages else split_layers(phase.spec, shape.stages)
     times = stage_times(phase.spec, split)
     mean = _mean(times)
     simulated = simulate(make_schedule(kind, shape), times)
     equal = equal_stages_bubble(kind, shape, mean)
-    path = out or Path(f"{resolved.value.name}-{kind}.svg")
+    path = out or Path(f"{meant.resolved.value.name}-{kind}.svg")
     write_drawing(path, _drawing(kind, shape, split, simulated, equal=equal, unit=mean.forward))
     return {
         "drawing": str(path),

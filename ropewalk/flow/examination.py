@@ -15,7 +15,6 @@ from typing import Any
 
 from ropewalk.base.errors import MissingPackage
 from ropewalk.base.progress import Progress
-from ropewalk.config.read import Resolved
 from ropewalk.config.resolved import FILE as CONFIG
 from ropewalk.config.resolved import load_resolved
 from ropewalk.load.config import AHEAD_BATCHES
@@ -27,14 +26,16 @@ from ropewalk.plan.machine import Machine, this_machine
 from ropewalk.prepare.pipeline import Prepared
 from ropewalk.prepare.pipeline import prepare as prepare_data
 from ropewalk.store.compression import compress, decompress
+from ropewalk.store.manifest import read_manifest
 from ropewalk.store.origin import is_url
 from ropewalk.train.settings import Settings, training_seed
 
 from .adopt import adopt, plan_adoption
-from .opening import check_inputs
-from .pipeline import needs_torch, plan_recipe
+from .planning import needs_torch, plan_recipe
 from .predictions import compute_speed
 from .recipe import Recipe
+from .runs import Given
+from .writable import check_outputs
 
 PAGE_READ = 128 << 10
 """What Linux reads around a page that a memory-mapped row asks for (`read_ahead_kb`)."""
@@ -66,12 +67,12 @@ class Examined:
     device: str
 
 
-def examine(resolved: Resolved[Recipe], *, runs: Path, tokens_per_s: float | None, progress: Progress) -> Examined:
+def examine(meant: Given, *, tokens_per_s: float | None, progress: Progress) -> Examined:
     """Measures a recipe's run; its data are prepared where they are not."""
-    recipe = resolved.value
-    prepared = prepared_data(resolved, progress)
+    recipe = meant.resolved.value
+    prepared = prepared_data(meant, progress)
     settings = settings_of(recipe, prepared)
-    run, machine, phase = runs / recipe.name, this_machine(), settings.phases[0]
+    run, machine, phase = meant.folder, this_machine(), settings.phases[0]
     pace, probing = needs_torch("ropewalk.train.pace", "measuring"), needs_torch("ropewalk.load.probe", "measuring")
     device = pace.device_of(settings)
     files = [file for file in _files(prepared, settings) if file.exists()]
@@ -86,8 +87,8 @@ def examine(resolved: Resolved[Recipe], *, runs: Path, tokens_per_s: float | Non
             alone = bench.alone(seconds=STEP_SECONDS)
         compute, step_jitter, step_from = alone.tokens_per_s, alone.jitter, f"{alone.steps} steps just now"
     facts = _facts(settings, prepared, files, machine, mapped=data.mapped)
-    batch_tokens = phase.batch_rows * phase.sequence_length
-    requests = settings.load.remote.requests
+    batch_tokens = phase.batch_size * phase.sequence_length
+    requests = settings.load.remote.max_requests
     rates = Rates(
         compute=compute,
         prepare=data.prepare,
@@ -98,7 +99,7 @@ def examine(resolved: Resolved[Recipe], *, runs: Path, tokens_per_s: float | Non
         fetch_jitter=data.fetch_jitter,
         prepare_jitter=data.prepare_jitter,
         step_jitter=step_jitter,
-        reads=phase.batch_rows,
+        reads=phase.batch_size,
     )
     setup = Setup(
         threads=settings.load.threads,
@@ -151,10 +152,13 @@ def examine_media(media: Media, examined: Examined, *, samples_per_s: float | No
     return result
 
 
-def prepared_data(resolved: Resolved[Recipe], progress: Progress) -> Prepared:
-    """The data of a recipe, made where they are not there."""
-    check_inputs(resolved)
-    recipe = resolved.value
+def prepared_data(meant: Given, progress: Progress) -> Prepared:
+    """The data of a recipe or a run, made where they are not there."""
+    meant.check_inputs()
+    recipe = meant.resolved.value
+    if meant.prepared:
+        return Prepared(folder=meant.prepared, manifest=read_manifest(meant.prepared), reused=True)
+    check_outputs(meant.resolved)
     if recipe.load.corpus:
         root = Path(recipe.prepare.folder)
         return adopt(recipe.load, root=root, adoption=plan_adoption(recipe.load), progress=progress)
@@ -173,13 +177,13 @@ def settings_of(recipe: Recipe, prepared: Prepared) -> Settings:
     )
 
 
-def _opened(settings: Settings, *, stalls: Any, requests_factor: int = 1, ahead_bytes: int | None = None) -> Any:
+def _opened(settings: Settings, *, stalls: Any, requests_factor: int = 1, prefetch_bytes: int | None = None) -> Any:
     """The loader of the recipe with one thread and other requests or bytes ahead, and without a cache that would hide
     the store."""
     load = settings.load
-    remote = dataclasses.replace(load.remote, requests=requests_factor * load.remote.requests)
-    ahead = load.ahead_bytes if ahead_bytes is None else ahead_bytes
-    load = dataclasses.replace(load, threads=1, remote=remote, cache=None, ahead_bytes=ahead)
+    remote = dataclasses.replace(load.remote, max_requests=requests_factor * load.remote.max_requests)
+    ahead = load.prefetch_bytes if prefetch_bytes is None else prefetch_bytes
+    load = dataclasses.replace(load, threads=1, remote=remote, cache=None, prefetch_bytes=ahead)
     return needs_torch("ropewalk.train.pace", "measuring").open_loader(settings, load, stalls=stalls)
 
 
@@ -194,7 +198,7 @@ def _same_step(run: Path, recipe: Recipe) -> bool:
 def _step_of(recipe: Recipe) -> tuple[Any, ...]:
     """The settings that decide how long a step takes."""
     train = recipe.train
-    return recipe.model, recipe.plan, recipe.load.sequence_length, train.batch_rows, train.precision, train.threads
+    return recipe.model, recipe.plan, recipe.load.sequence_length, train.batch_size, train.precision, train.threads
 
 
 def _files(prepared: Prepared, settings: Settings) -> Iterator[Path]:
@@ -219,7 +223,7 @@ def _facts(settings: Settings, prepared: Prepared, files: Sequence[Path], machin
     remote = not mapped
     return Facts(
         data_bytes=sum(file.stat().st_size for file in files) or tokens * token_bytes,
-        batch_bytes=phase.batch_rows * RowForm(phase.sequence_length, manifest.dtype).row_bytes,
+        batch_bytes=phase.batch_size * RowForm(phase.sequence_length, manifest.dtype).row_bytes,
         request_bytes=request,
         read_bytes_per_token=request / phase.sequence_length if alone else float(token_bytes),
         epochs=max(1.0, trained / max(1, tokens)),
@@ -259,7 +263,7 @@ def _hits(settings: Settings, facts: Facts, machine: Machine, *, mapped: bool) -
 
 def _ahead(settings: Settings, facts: Facts) -> int:
     """Batches that the ring holds beside that of the step: what fits, and at least one."""
-    return max(1, min(AHEAD_BATCHES, int(settings.load.ahead_bytes / facts.batch_bytes)) - 1)
+    return max(1, min(AHEAD_BATCHES, int(settings.load.prefetch_bytes / facts.batch_bytes)) - 1)
 
 
 def available_bytes(machine: Machine) -> float:

@@ -9,23 +9,25 @@ from typing import Any, Literal
 from ropewalk.base.errors import UserError
 from ropewalk.checkpoint.format import resolve_checkpoint
 from ropewalk.checkpoint.instead import advising
+from ropewalk.checkpoint.lease import leased
 from ropewalk.config.read import parse
 from ropewalk.model.larger import Growth, larger
 from ropewalk.model.layouts import Layout, choose_layout
 from ropewalk.model.lora import with_lora
 from ropewalk.model.spec import Spec
 
-from .pipeline import needs_torch
+from .planning import needs_torch
 from .stages import Result
 
 
 def export_model(checkpoint: Path, folder: Path, *, layout: Layout | Literal["auto"] = "auto") -> Result:
     """Writes a checkpoint (of a run: its newest) as a Hugging Face directory, adapters merged; where and in which
     layout."""
-    path = resolve_checkpoint(checkpoint)
+    resolve_checkpoint(checkpoint)
     refuse_to_overwrite(folder)
     directory = needs_torch("ropewalk.model.directory", "exporting a model")
-    state = _load(path)
+    # Found only now: to load torch takes seconds, in which a run may prune.
+    path, state = _load(checkpoint)
     chosen = choose_layout(state.spec, layout)
     directory.write_directory(
         folder, spec=state.spec, weights=state.model, tokenizer=state.tokenizer, layout=chosen, chat=state.chat
@@ -68,15 +70,15 @@ def grow_model(
 
     `overrides` are sizes, as `model.layers=8`; adapters are merged first; the result says whether logits are preserved.
     """
-    path = resolve_checkpoint(checkpoint)
+    resolve_checkpoint(checkpoint)
     sizes = parse(Growth, "", "", overrides).value.model
     refuse_to_overwrite(checkpoints)
     growth = needs_torch("ropewalk.model.growth", "growing a model")
-    state = _load(path)
+    path, state = _load(checkpoint)
     spec = larger(state.spec, sizes)
     grown = growth.grow(state.model, state.spec, spec, new_blocks=new_blocks, noise=noise, seed=seed)
     made = _save(checkpoints, spec=spec, weights=grown.weights, tokenizer=state.tokenizer, chat=state.chat)
-    names = ("layers", "width", "heads", "kv_heads", "hidden")
+    names = ("layers", "width", "heads", "kv_heads", "mlp_width")
     return {
         "checkpoint": str(made),
         "from": str(path),
@@ -87,10 +89,11 @@ def grow_model(
     }
 
 
-def _load(path: Path) -> Any:
+def _load(checkpoint: Path) -> tuple[Path, Any]:
+    """The checkpoint that is meant, and its model."""
     tensors = needs_torch("ropewalk.checkpoint.tensors", "reading a checkpoint")
-    with advising(path):
-        return tensors.load(path, optimizer=False)
+    with leased(checkpoint) as path, advising(path):
+        return path, tensors.load_weights(path)
 
 
 def _save(folder: Path, *, spec: Spec, weights: Any, tokenizer: bytes, chat: str) -> Path:
@@ -106,4 +109,4 @@ def _save(folder: Path, *, spec: Spec, weights: Any, tokenizer: bytes, chat: str
 def refuse_to_overwrite(folder: Path) -> None:
     """Raises UserError when `folder` holds something."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UserError(f"{folder}: exists; name a folder that does not, or delete this one")
+        raise UserError(f"{folder}: exists; name a folder that does not, or move this one away")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import logging
 import os
 import platform
 import re
@@ -13,48 +14,67 @@ from pathlib import Path
 from typing import Any
 
 from ropewalk import __version__
-from ropewalk.base.errors import ConfigError, DataError, Problem, RunConflict, UserError
+from ropewalk.base.errors import ConfigError, DamagedFile, Problem, RunConflict, UserError
 from ropewalk.base.events import EventLog
-from ropewalk.checkpoint.format import list_checkpoints, resolve_checkpoint
+from ropewalk.base.install import install_command
+from ropewalk.checkpoint.format import list_checkpoints
 from ropewalk.config.positions import key_lines
 from ropewalk.config.read import Resolved, flatten, parse_tree, read
 from ropewalk.config.resolved import FILE, load_resolved, save_resolved
 from ropewalk.config.schema import fields_of, item_of, section_of
 from ropewalk.config.write import shown
 from ropewalk.load.config import Load
-from ropewalk.model.layouts import CONFIG as HUGGING_FACE
 from ropewalk.prepare.config import Prepare
-from ropewalk.prepare.sources import missing_paths
+from ropewalk.prepare.sources import missing_packages, missing_paths
 from ropewalk.store.origin import is_url
 
+from .continuing import Continuation
 from .recipe import Recipe
+from .stages import Stages
+from .starting import RUNS, beneath
+
+_log = logging.getLogger(__name__)
 
 
-def read_recipe(path: Path, overrides: Sequence[str] = ()) -> Resolved[Recipe]:
-    """The recipe in `path`; a ConfigError names its missing files too, where `[prepare]` can be read by itself."""
+def read_recipe(path: Path, overrides: Sequence[str] = (), *, runs: Path = RUNS, new: bool = False) -> Resolved[Recipe]:
+    """The recipe in `path`, with what its sources supply (flow/starting.py); a ConfigError names its missing files too,
+    where `[prepare]` can be read by itself. Its run, if there is one, lies in `runs`; with `new` it does not count."""
     try:
-        return read(Recipe, path, overrides)
+        return read(Recipe, path, overrides, beneath=beneath(runs=runs, new=new))
     except ConfigError as error:
         raise ConfigError([*error.problems, *_missing_in_broken(path)]) from None
 
 
-def check_inputs(resolved: Resolved[Recipe]) -> None:
-    """Raises ConfigError naming, with their lines, all files of the recipe that are not there."""
-    problems = [
-        *_missing_files(resolved.value.prepare, resolved.origin),
-        *_missing_corpora(resolved.value.load, resolved.origin),
-    ]
-    train = resolved.value.train
-    starts = {"train.start_from": train.start_from}
-    starts |= {f"train.phases.{index}.start_from": phase.start_from for index, phase in enumerate(train.phases)}
-    for key, start in starts.items():
-        if start and not (Path(start) / HUGGING_FACE).is_file():
-            try:
-                resolve_checkpoint(Path(start))
-            except DataError as error:
-                problems.append(Problem(resolved.origin(key), f"`{key}`: {error}"))
+def check_inputs(resolved: Resolved[Recipe], *, data: bool = True) -> None:
+    """Raises ConfigError naming, with their lines, all files and packages that the recipe needs and that are not
+    there; without `data` none that its data are prepared from."""
+    problems = _missing_data(resolved) if data else []
     if problems:
         raise ConfigError(problems)
+
+
+def check_contents(resolved: Resolved[Recipe], *, remotely: bool = False) -> list[Problem]:
+    """Tries the sources on the first records of some files: remarks on what is odd. Raises ConfigError naming, with
+    their lines, the settings by which a path gives no document; paths that are URLs are tried only `remotely`."""
+    from ropewalk.prepare.inspection.verdicts import findings
+
+    remarks: list[Problem] = []
+    problems: list[Problem] = []
+    for finding in findings(resolved.value.prepare, remotely=remotely):
+        table = f"prepare.sources.{finding.source}"
+        key = f"{table}.{finding.key}"
+        where = resolved.origins.get(key) or resolved.origins.get(f"{table}.paths", "")
+        told = Problem(where, f"`{key}`: {finding.what}", finding.remedy)
+        (problems if finding.fatal else remarks).append(told)
+    if problems:
+        raise ConfigError(problems)
+    return remarks
+
+
+def _missing_data(resolved: Resolved[Recipe]) -> list[Problem]:
+    recipe, origin = resolved.value, resolved.origin
+    packages = [] if recipe.load.corpus else _missing_packages(recipe.prepare, origin)
+    return [*_missing_files(recipe.prepare, origin), *packages, *_missing_corpora(recipe.load, origin)]
 
 
 def located(error: UserError, resolved: Resolved[Recipe]) -> ConfigError:
@@ -98,6 +118,15 @@ def _missing_files(settings: Prepare, origin: Callable[[str], str]) -> Iterator[
                     yield Problem(origin(key), f'`{key}`: no file "{file}"', "write the list, or correct its name")
 
 
+def _missing_packages(settings: Prepare, origin: Callable[[str], str]) -> Iterator[Problem]:
+    missing = missing_packages(settings)
+    extras = ",".join(sorted({extra for _, _, extra in missing}))
+    for name, package, _ in missing:
+        key = f"prepare.{name}"
+        remedy = f"install all that is missing with: {install_command(extras)}"
+        yield Problem(origin(key), f"`{key}` needs the package `{package}`", remedy)
+
+
 def _missing_corpora(settings: Load, origin: Callable[[str], str]) -> Iterator[Problem]:
     for index, corpus in enumerate(settings.corpus):
         key = f"load.corpus.{index}.path"
@@ -126,20 +155,32 @@ def set_aside(run: Path) -> Path | None:
     return moved
 
 
-def open_run(run: Path, resolved: Resolved[Recipe], events: EventLog) -> None:
-    """Makes `run` ready for `resolved`, saving the config; the caller holds its lock.
+def open_run(run: Path, found: Continuation, events: EventLog) -> None:
+    """Makes `run` ready for the settings of `found`, saving the config; the caller holds its lock.
 
-    A setting that may change is changed and recorded. Any other change of what the model is trained on or how raises
-    RunConflict once there is a checkpoint to lose.
+    A setting that may change is changed and recorded, and so are more steps and phases where `found` allows them. Any
+    other change of what the model is trained on or how raises RunConflict once there is a checkpoint to lose, and a
+    saved config that is damaged cannot tell: DamagedFile.
     """
-    changed = list(_changes(run, resolved)) if (run / FILE).exists() else []
-    fatal = [change for change in changed if not change[3]]
+    resolved = found.resolved
+    try:
+        changed = list(_changes(run, resolved)) if (run / FILE).exists() else []
+    except DamagedFile as error:
+        if list_checkpoints(run / "checkpoints"):
+            raise
+        _log.warning("%s; it is written anew from the recipe, which is the place to change settings", error.fault)
+        changed = []
+    fatal = [change for change in changed if not change[3] and not found.covers(change[0])]
     if fatal and list_checkpoints(run / "checkpoints"):
-        listed = "\n".join(f"  {key}: {shown(before)} -> {shown(after)}" for key, before, after, _ in fatal)
+        told = [change for change in fatal if not found.keeps(change[0])] or fatal
+        listed = "\n".join(f"  {key}: {shown(before)} -> {shown(after)}" for key, before, after, _ in told)
+        why = f"{found.refusal}\n" if found.refusal else ""
         raise RunConflict(
-            f"{run}: this run was begun with other settings:\n{listed}\n"
-            "put them back, give the recipe another `name`, or start anew with --new (the old run is kept beside it)"
+            f"{run}: this run was begun with other settings, by its {FILE}:\n{listed}\n{why}"
+            "put them back, give the recipe another `name`, or start anew with --new (the old run is kept beside it); "
+            f'to train its weights with other settings, give the recipe another `name` and `train.start_from = "{run}"`'
         )
+    found.move_aside()
     events.write(
         "run_started",
         version=__version__,
@@ -149,6 +190,9 @@ def open_run(run: Path, resolved: Resolved[Recipe], events: EventLog) -> None:
     )
     for key, before, after, _ in changed:
         events.write("config_changed", key=key, before=before, after=after)
+    if found.how:
+        events.write("continued", **found.event())
+        Stages(run, events).reopen("train")
     save_resolved(run, resolved)
 
 

@@ -2,58 +2,69 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib
 import importlib.util
+import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
-from ropewalk import __version__
-from ropewalk.base.errors import DamagedCheckpoint, DataError, MissingPackage, RunConflict, UserError
-from ropewalk.base.events import EventLog, events_path, read_events, steps
-from ropewalk.base.files import locked, read_json, write_json
+from ropewalk.base.errors import DamagedCheckpoint, DamagedFile, DataError, MissingPackage, RunConflict, UserError
+from ropewalk.base.events import EventLog, events_path, read_events
+from ropewalk.base.files import locked, read_json
 from ropewalk.base.progress import Progress, Silent
 from ropewalk.base.rendezvous import Rendezvous
-from ropewalk.checkpoint.format import identity, list_checkpoints, read_checkpoint_manifest, resolve_checkpoint
-from ropewalk.checkpoint.instead import advising
-from ropewalk.config.ranks import ranks
+from ropewalk.base.seal import write_sealed
+from ropewalk.checkpoint.format import identity, list_checkpoints, read_checkpoint_manifest
+from ropewalk.config.ranks import Ranks, ranks
 from ropewalk.config.read import Resolved
-from ropewalk.config.threads import share_cores
+from ropewalk.config.renames import old_names, old_plan
+from ropewalk.config.resolved import FILE as CONFIG
 from ropewalk.config.write import plain
+from ropewalk.evaluate.results import BESIDE, RESULTS, SAMPLES, read_results, read_whole
 from ropewalk.launch.local import command
 from ropewalk.launch.team import Team, train_together
-from ropewalk.model.frozen import trained_names
-from ropewalk.model.layouts import CONFIG as HUGGING_FACE
-from ropewalk.model.lora import with_lora
-from ropewalk.model.spec import resolve
 from ropewalk.monitor.report import write_report
-from ropewalk.plan.choose import choose
-from ropewalk.plan.machine import Machine, this_machine
+from ropewalk.plan.plan import FILE as PLAN
 from ropewalk.plan.plan import Planned, load_plan, save_plan
-from ropewalk.prepare.pipeline import Prepared, plan_inputs, prepare
-from ropewalk.store.foreign.corpora import absolute, read_prepared
+from ropewalk.prepare.pipeline import Prepared, finished, plan_inputs, prepare
+from ropewalk.prepare.severe import addressed
 from ropewalk.store.manifest import FILE as MANIFEST
 from ropewalk.store.manifest import Manifest, read_manifest
-from ropewalk.store.origin import Origin
 from ropewalk.train.failures import meet
-from ropewalk.train.phases import phases_of
+from ropewalk.train.phases import PhaseSpec, phases_of
 from ropewalk.train.settings import VERDICT, training_seed
 
 from .adopt import adopt, check_mixtures, plan_adoption
-from .opening import check_inputs, located, open_run, set_aside
+from .adopt import finished as finished_adoption
+from .bases import identity_of, kept
+from .continuing import continuation
+from .naming import recipe_words
+from .opening import check_contents, check_inputs, open_run, set_aside
+from .planning import check_plan, needs_torch, plan_recipe
 from .recipe import Recipe
-from .stages import Result, Stages, fingerprint, read_record
+from .runs import Given, given, narrowed
+from .stages import Result, Stages, read_record
+from .starting import RUNS
+from .summary import prepared_result, removal_line, removals, summarize, trained_figures
+from .writable import check_outputs
 
 Stage = Literal["prepare", "plan", "train", "evaluate", "report"]
 STAGES: tuple[Stage, ...] = ("prepare", "plan", "train", "evaluate", "report")
 PROFILES_ONE = "--profile looks at one process; leave it out, or train with one"
 
 
+USED_BY_PREPARE = ("seed", "prepare", "load.corpus", "load.tokenizer")
+"""The settings of that verb, by key or table: whatever the others say, it is not refused for them."""
+
+
 def advance(
-    resolved: Resolved[Recipe],
+    what: Given | Resolved[Recipe],
     *,
-    runs: Path,
+    runs: Path = RUNS,
     until: Stage = "report",
     new: bool = False,
     progress: Progress | None = None,
@@ -68,39 +79,66 @@ def advance(
     the run as a worker started by hand expects it; `profile_steps` steps of training are profiled, and the result has
     their table; `verify` compares the plan with one device after that stage, and gives the verdict. `processes` train,
     on this machine; None: as many as `[parallel]` asks for. Where a launcher (torchrun, srun, mpirun) started several
-    processes, all must call: the first does everything and the others train with it.
+    processes, all must call: the first does everything and the others train and evaluate with it.
     """
-    folder = runs / resolved.value.name
+    meant = what if isinstance(what, Given) else given(what, runs=runs)
+    resolved, folder, prepared = meant.resolved, meant.folder, meant.prepared
     place = ranks()
     with meet(folder, place) as rendezvous:
-        check_inputs(resolved)
+        meant.check_inputs()
         if place.world > 1 and (begin_training or processes not in (None, place.world)):
             raise UserError(f"{place.launcher} started {place.world} processes; leave out --nproc and --detach")
         if profile_steps and (processes or 1) > 1:
             raise UserError(PROFILES_ONE)
         if place.rank > 0:
-            return _assist(folder, rendezvous)
+            return assist(folder, rendezvous)
+        for remark in [] if prepared else check_contents(resolved):
+            (progress or Silent()).say(str(remark))
         processes = place.world if place.world > 1 else processes
         if until != "prepare":
             check_plan(resolved, processes=processes)
+        check_outputs(resolved, run=folder)
         if new:
             _refuse_if_running(folder)
             set_aside(folder)
         with locked(folder), EventLog(folder) as events:
-            open_run(folder, resolved, events)
+            had_config = (folder / CONFIG).exists()
+            if until == "prepare" and had_config and list_checkpoints(folder / "checkpoints"):
+                resolved, _ = narrowed(folder, resolved, keys=USED_BY_PREPARE)
+            found = continuation(folder, resolved)
+            open_run(folder, found, events)
+            if found.message:
+                (progress or Silent()).say(found.message)
             flow = Flow(
-                *(folder, resolved.value, events, progress or Silent()),
+                *(folder, found.resolved.value, events, progress or Silent()),
+                prepared=prepared,
                 profile_steps=profile_steps,
                 processes=processes,
                 rendezvous=rendezvous,
+                recipe_words=recipe_words(resolved),
             )
-            result = flow.run(until)
+            try:
+                with kept(phase.start_from for phase in flow.phases):
+                    result = flow.run(until)
+            except RunConflict:
+                if not had_config:
+                    (folder / CONFIG).unlink()  # a run that is refused stays as it was
+                raise
             if verify:
                 result = flow.verify()
             rendezvous.announce("nothing")
+            leave_world(place)
             if begin_training:
                 flow.begin_training()
             return {**result, "profile": flow.profile} if profile_steps else result
+
+
+def is_trained(folder: Path) -> bool:
+    """Whether the run in `folder` has been trained to its last step."""
+    if not (folder / "stages" / "train.json").exists():
+        return False
+    record = read_record(folder, "train")
+    return bool(record and record.result and _ends_with(folder, record.result["step"]))
 
 
 class Flow:
@@ -113,20 +151,32 @@ class Flow:
         events: EventLog,
         progress: Progress,
         *,
+        prepared: Path | None,
         profile_steps: int,
         processes: int | None,
         rendezvous: Rendezvous,
+        recipe_words: str = "",
     ) -> None:
+        self._recipe_words = recipe_words
         self._folder, self._recipe, self._progress = folder, recipe, progress
         self._processes, self._rendezvous = processes, rendezvous
+        self._data = prepared
+        """Data that need not be looked for among raw files."""
         self._profile_steps = profile_steps
         self.profile: Result | None = None
         """The table of the profiled steps."""
         self._events = events
         self._stages = Stages(folder, events)
         self._has_trained = False
+        self._until: Stage = "report"
+
+    @property
+    def phases(self) -> tuple[PhaseSpec, ...]:
+        """The phases of the run."""
+        return phases_of(self._recipe.train, sequence_length=self._recipe.load.sequence_length)
 
     def run(self, until: Stage) -> Result:
+        self._until = until
         start = time.perf_counter()
         work = {
             "prepare": self._prepare,
@@ -141,6 +191,19 @@ class Flow:
                 self._events.write("run_finished", seconds=time.perf_counter() - start)
             result = work[stage]()
         return result
+
+    def evaluate(self) -> Result:
+        """Measures the newest checkpoint as it is."""
+        record = read_record(self._folder, "prepare")
+        if not (record and record.result and self._is_prepared(record.result, thorough=finished)):
+            check_inputs(Resolved(self._recipe, {}))
+            self._prepare()
+        self._plan()
+        if is_trained(self._folder):
+            return self._evaluate()
+        step = read_checkpoint_manifest(list_checkpoints(self._folder / "checkpoints")[-1]).step
+        self._progress.say(f"{self._folder}: training stands at step {step}, which is measured")
+        return self._evaluate_newest()
 
     def begin_training(self) -> None:
         """Notes that training has begun, for a worker that will do it elsewhere."""
@@ -159,6 +222,8 @@ class Flow:
         return dict(read_json(self._folder / VERDICT, what="verdict"))
 
     def _prepare(self) -> Result:
+        if self._data and (self._until != "prepare" or finished(self._data)):
+            return self._reuse(self._data)
         if self._recipe.load.corpus:
             return self._adopt()
         recipe = self._recipe
@@ -166,19 +231,44 @@ class Flow:
         self._refuse_other_data(inputs.hash)
 
         def work() -> Result:
-            made = prepare(recipe.prepare, seed=recipe.seed, progress=self._progress, inputs=inputs)
-            for line in made.manifest.warnings if made.reused else ():
+            words = self._recipe_words
+            made = prepare(recipe.prepare, seed=recipe.seed, progress=self._progress, inputs=inputs, recipe=words)
+            warnings = [addressed(line, words) for line in made.manifest.warnings]
+            for line in warnings if made.reused else ():
                 self._progress.say(line)
             self._progress.say(removal_line(removals(made.manifest)))
-            result = prepared_result(made)
-            return {**result, "warnings": [*inputs.passed_over, *result["warnings"]]}
+            return {**prepared_result(made), "warnings": [*inputs.passed_over, *warnings]}
 
         return self._stages.do(
             "prepare",
             {"hash": inputs.hash, "folder": recipe.prepare.folder},
             work,
-            whole=lambda result: (Path(result["folder"]) / MANIFEST).exists(),
+            whole=lambda result: self._is_prepared(result, thorough=finished),
         )
+
+    def _reuse(self, folder: Path) -> Result:
+        """The data of the run that was given, whatever has become of the raw files."""
+        record = read_record(self._folder, "prepare")
+        if record and record.result and record.result["folder"] == str(folder):
+            self._events.write("stage_skipped", stage="prepare")
+            return record.result
+        made = Prepared(folder=folder, manifest=read_manifest(folder), reused=True)
+        inputs = {"hash": made.manifest.recipe_hash, "folder": self._recipe.prepare.folder}
+        return self._stages.do("prepare", inputs, lambda: prepared_result(made))
+
+    def _is_prepared(self, result: Result, *, thorough: Callable[[Path], Manifest | None]) -> bool:
+        """Whether the manifest that a stage made is still there and is the same; where the stage is all that was asked
+        for, everything beside it too."""
+        folder = Path(result["folder"])
+        try:
+            manifest = thorough(folder) if self._until == "prepare" else read_manifest(folder)
+        except DamagedFile:
+            return False  # preparing again tells, and makes it anew
+        except DataError:
+            if (folder / MANIFEST).exists():
+                raise
+            return False
+        return manifest is not None and manifest.recipe_hash == result["hash"]
 
     def _adopt(self) -> Result:
         """`prepare` of a recipe that trains on existing corpora: a manifest that refers to them."""
@@ -198,7 +288,7 @@ class Flow:
             "prepare",
             {"hash": adoption.place, "folder": recipe.prepare.folder},
             work,
-            whole=lambda result: (Path(result["folder"]) / MANIFEST).exists(),
+            whole=lambda result: self._is_prepared(result, thorough=finished_adoption),
         )
 
     def _refuse_other_data(self, data: str) -> None:
@@ -208,13 +298,13 @@ class Flow:
         if known != data and list_checkpoints(self._folder / "checkpoints"):
             raise RunConflict(
                 f"{self._folder}: the files that this run was trained on have changed, are more or fewer, or are "
-                "prepared otherwise by this version; put them back, give the recipe another `name`, or start anew with "
-                "--new (the old run is kept beside it)"
+                "prepared otherwise by this version, says its stages/prepare.json; put them back, give the recipe "
+                "another `name`, or start anew with --new (the old run is kept beside it)"
             )
 
     def _plan(self) -> Result:
         planned = plan_recipe(self._recipe, vocabulary=self._prepared("vocabulary"), processes=self._processes)
-        inputs = {"planned": dataclasses.asdict(planned)}
+        inputs = {"planned": old_plan(dataclasses.asdict(planned))}
 
         def work() -> Result:
             save_plan(self._folder, planned)
@@ -224,21 +314,40 @@ class Flow:
                 "flops": planned.flops,
             }
 
-        return self._stages.do("plan", inputs, work, whole=lambda _: (self._folder / "plan.json").exists())
+        return self._stages.do("plan", inputs, work, whole=lambda _: self._is_planned(planned))
+
+    def _is_planned(self, planned: Planned) -> bool:
+        """Whether `plan.json` is whole and says what is planned now, but for layers that a pipeline has moved."""
+        if not (self._folder / PLAN).exists():
+            return False
+        try:
+            found = load_plan(self._folder)
+        except DamagedFile as error:
+            self._progress.say(f"{error.fault}; it is made anew")
+            return False
+        same = _without_split(found) == _without_split(planned)
+        if not same:
+            self._progress.say(f"{self._folder / PLAN}: it is another plan than that of this run; it is made anew")
+        return same
 
     def _training_inputs(self) -> dict[str, Any]:
         """All that decides the weights."""
         recipe = self._recipe
-        cosmetic = {"faults", "log_every_steps", "layers_every_steps", "validate_every_steps", "validate_rows"}
+        cosmetic = {
+            "faults",
+            "log_every_steps",
+            "layer_stats_every_steps",
+            "validate_every_steps",
+            "validation_sequences",
+        }
         cosmetic |= {"timeline_steps"}
-        phases = phases_of(recipe.train, sequence_length=recipe.load.sequence_length)
+        train = plain(recipe.train)
         return {
             "data": self._prepared("hash"),
             "seed": training_seed(recipe.train, recipe.seed),
             "sequence_length": recipe.load.sequence_length,
-            "model": plain(recipe.model),
-            "train": {key: value for key, value in plain(recipe.train).items() if key not in {"seed", *cosmetic}},
-            "start": [_identity(phase.start_from) for phase in phases],
+            "model": old_names(plain(recipe.model), "model"),
+            "train": old_names({key: value for key, value in train.items() if key not in {"seed", *cosmetic}}, "train"),
         }
 
     def _train(self, *, again: bool = False) -> Result:
@@ -246,6 +355,8 @@ class Flow:
 
         def work() -> Result:
             self._has_trained = True
+            if not list_checkpoints(checkpoints):
+                self._note_bases()
             wanted = planned_processes(self._folder)
             if wanted > 1 and ranks().world == 1:
                 return self._train_in_a_team(wanted)
@@ -256,16 +367,17 @@ class Flow:
                 self.profile = made.table
                 return dict(made.figures)
             loop = needs_torch("ropewalk.train.loop", "training")
-            figures = loop.train(self._folder, progress=self._progress, rendezvous=self._rendezvous)
-            self._rendezvous.leave()  # the other ranks end here; what follows is done without them
-            return dict(figures)
+            several = ranks().world > 1
+            return dict(loop.train(self._folder, progress=self._progress, rendezvous=self._rendezvous, stays=several))
 
         checkpoints = self._folder / "checkpoints"
+        if list_checkpoints(checkpoints):
+            self._tell_changed_bases()
         result = self._stages.do(
             "train",
             self._training_inputs(),
             work,
-            whole=lambda result: not again and self._is_trained(result["step"]),
+            whole=lambda result: not again and _ends_with(self._folder, result["step"]),
             precious=bool(list_checkpoints(checkpoints)),
         )
         if self._profile_steps and self.profile is None:
@@ -274,6 +386,25 @@ class Flow:
                 "is kept beside it), or give the recipe another `name`"
             )
         return result
+
+    def _note_bases(self) -> None:
+        """Writes down what training is about to start from."""
+        for place in self._starts():
+            self._events.write("base", place=place, identity=identity_of(place))
+
+    def _tell_changed_bases(self) -> None:
+        """Says which bases have changed since this run started from them; it needs them no more."""
+        noted = {e["place"]: e["identity"] for e in read_events(events_path(self._folder)) if e["kind"] == "base"}
+        for place in self._starts():
+            now = identity_of(place)
+            if now and noted.get(place, now) != now:
+                self._progress.say(
+                    f"warning: {place} has changed since this run started from it; the run keeps what it has, --new "
+                    "starts anew from what is there now"
+                )
+
+    def _starts(self) -> list[str]:
+        return [phase.start_from for phase in self.phases if phase.start_from]
 
     def _train_in_a_team(self, processes: int) -> Result:
         """Training by several processes of this machine."""
@@ -289,7 +420,7 @@ class Flow:
             return self._evaluate_newest()
         except DamagedCheckpoint:
             if self._has_trained:
-                raise  # whoever trained with this process has left, and the disk is not to be trusted
+                raise  # the disk is not to be trusted
             self._progress.say("the newest checkpoint is damaged: training it again from an older one")
             self._train(again=True)
             return self._evaluate_newest()
@@ -297,9 +428,15 @@ class Flow:
     def _evaluate_newest(self) -> Result:
         path = list_checkpoints(self._folder / "checkpoints")[-1]
         checkpoint = identity(read_checkpoint_manifest(path))
-        inputs = {"checkpoint": checkpoint, "settings": plain(self._recipe.evaluate), "seed": self._recipe.seed}
+        inputs = {
+            "checkpoint": checkpoint,
+            "settings": old_names(plain(self._recipe.evaluate), "evaluate"),
+            "seed": self._recipe.seed,
+        }
 
         def work() -> Result:
+            if planned_processes(self._folder) > 1:
+                return self._evaluate_together()
             module = needs_torch("ropewalk.evaluate.checkpoint", "evaluation")
             return dict(
                 module.evaluate_checkpoint(
@@ -312,13 +449,41 @@ class Flow:
                 )
             )
 
-        files = (self._folder / "evaluation" / "results.json", self._folder / "samples.jsonl")
-        return self._stages.do("evaluate", inputs, work, whole=lambda _: all(file.exists() for file in files))
+        return self._stages.do("evaluate", inputs, work, whole=self._is_evaluated)
+
+    def _is_evaluated(self, result: Result) -> bool:
+        """Whether results and samples are whole, and the results are those of the stage."""
+        beside = [file for key, file in BESIDE.items() if key in result or file == SAMPLES]
+        if not all((self._folder / file).exists() for file in (RESULTS, *beside)):
+            return False
+        try:
+            found = read_whole(self._folder)
+        except DamagedFile as error:
+            self._progress.say(f"{error.fault}; it is measured again")
+            return False
+        return {**found, "format": None} == {**result, "format": None}
+
+    def _evaluate_together(self) -> Result:
+        """Evaluation by all processes of the plan: those of the launch, or a team of this machine."""
+        if ranks().world > 1:
+            self._rendezvous.announce("evaluate")
+            module = needs_torch("ropewalk.evaluate.ranks", "evaluation")
+            return dict(module.evaluate_run(self._folder, progress=self._progress))
+        if importlib.util.find_spec("torch") is None:
+            raise MissingPackage("torch", "evaluation", "train")
+        (self._folder / RESULTS).unlink(missing_ok=True)
+        team = Team(
+            processes=planned_processes(self._folder),
+            max_restarts=0,
+            worker=[*command(self._folder), "--evaluate"],
+        )
+        train_together(self._folder, team, progress=self._progress)
+        return dict(read_results(self._folder))
 
     def _report(self) -> Result:
         """Not a skipped stage: it is cheap, and shows the run as it is now."""
         summary = summarize(self._folder, self._recipe)
-        write_json(self._folder / "summary.json", summary)
+        write_sealed(self._folder / "summary.json", summary)
         path = write_report(self._folder)
         return {**summary, "report": str(path)}
 
@@ -328,23 +493,39 @@ class Flow:
         assert record.result is not None, "prepare comes first"
         return record.result[key]
 
-    def _is_trained(self, step: int) -> bool:
-        found = list_checkpoints(self._folder / "checkpoints")
-        try:
-            return bool(found) and read_checkpoint_manifest(found[-1]).step == step
-        except DataError:
-            return False  # training goes on from an older one, and says so
+
+def _ends_with(folder: Path, step: int) -> bool:
+    """Whether the newest checkpoint of the run in `folder` is that of `step`."""
+    found = list_checkpoints(folder / "checkpoints")
+    try:
+        return bool(found) and read_checkpoint_manifest(found[-1]).step == step
+    except DamagedCheckpoint:
+        return False  # training goes on from an older one, and says so
 
 
-def _assist(folder: Path, rendezvous: Rendezvous) -> Result:
-    """What a process does that is not the first of its world: it trains or verifies when the first one does. The result
-    of training is the first one's; the verdict is everybody's."""
-    what = rendezvous.wait()
-    if what == "train":
-        needs_torch("ropewalk.train.loop", "training").train(folder, rendezvous=rendezvous)
-    elif what == "verify":
-        return dict(needs_torch("ropewalk.train.verify", "verification").verify(folder))
-    return {}
+def assist(folder: Path, rendezvous: Rendezvous) -> Result:
+    """What a process does that is not the first of its world: it trains, verifies and evaluates when the first one
+    does. The result of training is the first one's; the verdict is everybody's."""
+    verdict: Result = {}
+    while (what := rendezvous.wait()) != "nothing":
+        if what == "train":
+            needs_torch("ropewalk.train.loop", "training").train(folder, rendezvous=rendezvous, stays=True)
+        elif what == "verify":
+            verdict = dict(needs_torch("ropewalk.train.verify", "verification").verify(folder))
+        elif what == "evaluate":
+            module = needs_torch("ropewalk.evaluate.ranks", "evaluation")
+            # The first one says what to do about a damaged checkpoint, which all have found.
+            with contextlib.suppress(DamagedCheckpoint):
+                module.evaluate_run(folder)
+    leave_world(ranks())
+    return verdict
+
+
+def leave_world(place: Ranks) -> None:
+    """Ends the membership of a process that a launcher started together with others. All of them must call."""
+    mesh = sys.modules.get("ropewalk.parallel.mesh")  # whoever joined has imported it
+    if place.world > 1 and mesh:
+        mesh.leave()
 
 
 def team_of(recipe: Recipe, processes: int) -> Team:
@@ -358,151 +539,10 @@ def planned_processes(folder: Path) -> int:
     return load_plan(folder).phases[0].plan.world
 
 
-def trained_figures(folder: Path) -> Result:
-    """The last figures of a training, from its diary."""
-    events = list(read_events(events_path(folder)))
-    trained, validated = steps(events), steps(events, "validation")
-    result: Result = {"step": trained[-1]["step"], "tokens": trained[-1]["tokens"], "train_loss": trained[-1]["loss"]}
-    return result | ({"validation_loss": validated[-1]["loss"]} if validated else {})
-
-
-def prepared_result(made: Prepared) -> Result:
-    """What the stage `prepare` tells the others."""
-    return {
-        "folder": str(made.folder),
-        **removals(made.manifest),
-        "warnings": list(made.manifest.warnings),
-        "hash": made.manifest.recipe_hash,
-        "train_tokens": made.manifest.tokens("train"),
-        "validation_tokens": made.manifest.tokens("validation"),
-        "vocabulary": made.manifest.tokenizer.vocabulary,
-    }
-
-
-def removals(manifest: Manifest) -> Result:
-    """Documents read, kept and removed by rule, over all sources."""
-    removed: dict[str, int] = {}
-    for step in (step for source in manifest.sources for step in source.steps):
-        for rule, count in step.removed.items():
-            removed[rule] = removed.get(rule, 0) + count
-    read = sum(source.steps[0].documents_in for source in manifest.sources if source.steps)
-    return {"documents": read, "kept": read - sum(removed.values()), "removed": removed}
-
-
-def removal_line(counts: Result) -> str:
-    """The same in one line."""
-    rules = ", ".join(f"{rule} {count}" for rule, count in sorted(counts["removed"].items(), key=lambda item: -item[1]))
-    return f"kept {counts['kept']} of {counts['documents']} documents" + (
-        f"; removed by rule: {rules}" if rules else ""
-    )
-
-
-def plan_recipe(
-    recipe: Recipe, *, vocabulary: int, machine: Machine | None = None, processes: int | None = None
-) -> Planned:
-    """The plans of a recipe's phases on this machine (or another) for a tokenizer of `vocabulary` tokens and so many
-    `processes` (None: as many as `[parallel]` asks for)."""
-    machine = machine or this_machine()
-    plans = []
-    for phase in phases_of(recipe.train, sequence_length=recipe.load.sequence_length):
-        spec = resolve(recipe.model, vocabulary=vocabulary, sequence_length=phase.sequence_length)
-        spec = with_lora(spec, phase.lora)
-        plans.append(
-            choose(
-                spec,
-                recipe.plan,
-                machine,
-                parallel=recipe.parallel,
-                processes=processes,
-                batch_rows=phase.batch_rows,
-                steps=phase.steps,
-                precision=recipe.train.precision,
-                optimizer=recipe.train.optimizer.kind,
-                tokens=phase.tokens(phase.steps),
-                trained=trained_names(spec, phase.frozen) if phase.frozen or phase.lora else None,
-            )
-        )
-    return Planned(phases=tuple(plans))
-
-
-def check_plan(resolved: Resolved[Recipe], *, machine: Machine | None = None, processes: int | None = None) -> None:
-    """Raises ConfigError for what `plan_recipe` cannot plan: before hours of preparing, rather than after."""
-    vocabulary = expected_vocabulary(resolved.value)
-    try:
-        plan_recipe(resolved.value, vocabulary=vocabulary, machine=machine, processes=processes)
-    except UserError as error:
-        raise located(error, resolved) from None
-
-
-def expected_vocabulary(recipe: Recipe) -> int:
-    """The tokenizer's size before anything is prepared: the file's, or what is asked for."""
-    given = recipe.load.tokenizer if recipe.load.corpus else recipe.prepare.tokenizer.file
-    if recipe.load.corpus and not given:
-        return read_prepared(absolute(recipe.load.corpus[0].path), origin=Origin()).tokenizer.vocabulary
-    if not given:
-        return recipe.prepare.tokenizer.vocabulary
-    from ropewalk.prepare.tokenizer import load, vocabulary_size
-
-    return vocabulary_size(load(Path(given)))
-
-
-def summarize(folder: Path, recipe: Recipe) -> Result:
-    """`summary.json`: the run in one object (docs/formats.md)."""
-    records = {stage: read_record(folder, stage) for stage in STAGES[:-1]}
-    seconds = {stage: record.seconds for stage, record in records.items() if record}
-    trained = (records["train"] and records["train"].result) or {}
-    planned = (records["plan"] and records["plan"].result) or {}
-    results = read_json(folder / "evaluation" / "results.json", what="evaluation")
-    events = list(read_events(events_path(folder)))
-    paces = sorted(event["tokens_per_s"] for event in steps(events))
-    started = [event for event in events if event["kind"] == "train_started"]
-    return {
-        "format": 1,
-        "name": recipe.name,
-        "version": __version__,
-        "seed": recipe.seed,
-        "train_seed": training_seed(recipe.train, recipe.seed),
-        "device": started[-1]["device"] if started else None,
-        "machine": str(this_machine()),
-        "parameters": planned.get("parameters"),
-        "steps": trained.get("step"),
-        "tokens": trained.get("tokens"),
-        "train_tokens_prepared": read_manifest(Path(_result(records["prepare"])["folder"])).tokens("train"),
-        "seconds": {**seconds, "total": round(sum(seconds.values()), 3)},
-        "train_loss": trained.get("train_loss"),
-        "validation_loss": trained.get("validation_loss"),
-        "tokens_per_s": paces[len(paces) // 2] if paces else None,
-        **{key: value for key, value in results.items() if key not in ("format", "step", "tokens")},
-        "evaluated_tokens": results["tokens"],
-    }
-
-
-def _identity(checkpoint: str) -> str | None:
-    """The checksum of the checkpoint or directory that training starts from, None for a fresh model."""
-    if not checkpoint:
-        return None
-    if (Path(checkpoint) / HUGGING_FACE).is_file():
-        # Gigabytes need not be read to tell that they are the same files.
-        files = sorted(Path(checkpoint).glob("*.safetensors"))
-        return fingerprint([(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files])
-    path = resolve_checkpoint(Path(checkpoint))
-    with advising(path):
-        return identity(read_checkpoint_manifest(path))
-
-
-def _result(record: Any) -> Result:
-    return dict(record.result) if record and record.result else {}
-
-
-def needs_torch(module: str, purpose: str) -> Any:
-    """A module that needs torch, imported when it is needed."""
-    share_cores()
-    try:
-        return importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        if error.name != "torch":
-            raise
-        raise MissingPackage("torch", purpose, "train") from None
+def _without_split(planned: Planned) -> Planned:
+    """The plans without the layers of pipeline stages, which `parallel.resplit` moves while a run trains."""
+    phases = (dataclasses.replace(phase, plan=dataclasses.replace(phase.plan, stages=())) for phase in planned.phases)
+    return dataclasses.replace(planned, phases=tuple(phases))
 
 
 def _refuse_if_running(folder: Path) -> None:

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from ropewalk.base.events import Event, events_path, read_events, steps
-from ropewalk.base.files import read_json, upgraded, write_json
+from ropewalk.base.seal import read_sealed, write_sealed
 
 FILE = "doctor.json"
-FORMAT = 1
+FORMAT = 2
+SEALED_SINCE = 2
 KEPT = 20
 """Predictions that are remembered."""
 CHANGED = 0.1
@@ -28,21 +29,27 @@ def read_record(run: Path) -> Record:
     path = run / FILE
     if not path.exists():
         return {"format": FORMAT, "predictions": [], "tuned": None}
-    value = read_json(path, what="record of predictions")
-    return upgraded(value, path=path, what="record of predictions", current=FORMAT, upgrades={})
+    return read_sealed(
+        path,
+        what="record of predictions",
+        remedy="delete it: the doctor then begins without earlier predictions",
+        current=FORMAT,
+        sealed_since=SEALED_SINCE,
+        upgrades={1: lambda tree: tree},
+    )
 
 
 def remember(run: Path, record: Record, *, tokens_per_s: float, compute: float, binding: str) -> None:
     """Adds a prediction made now."""
     made = {"time": time.time(), "tokens_per_s": tokens_per_s, "compute_tokens_per_s": compute, "binding": binding}
     predictions = [*record["predictions"], made][-KEPT:]
-    write_json(run / FILE, {**record, "predictions": predictions})
+    write_sealed(run / FILE, {**record, "predictions": predictions})
 
 
 def remember_tuning(run: Path, *, compute: float, settings: dict[str, Any]) -> None:
     """Notes for which speed of the step settings were chosen."""
     tuned = {"time": time.time(), "compute_tokens_per_s": compute, "settings": settings}
-    write_json(run / FILE, {**read_record(run), "tuned": tuned})
+    write_sealed(run / FILE, {**read_record(run), "tuned": tuned})
 
 
 def last_error(record: Record, run: Path) -> Record | None:

@@ -18,10 +18,11 @@ from ropewalk.prepare.stages import FOLDER as STAGES
 from ropewalk.prepare.summary import write_summary
 from ropewalk.prepare.what_if import WhatIf
 from ropewalk.prepare.what_if import what_if as compare
+from ropewalk.store.manifest import read_manifest
 
-from .opening import check_inputs
-from .recipe import Recipe
-from .verbs import RecipeLike, resolve_recipe
+from .naming import recipe_words
+from .runs import Given, RecipeLike, given, resolve_recipe
+from .writable import check_outputs
 
 _SHORT, _FULL = "filter.", "prepare.filter."
 
@@ -30,33 +31,33 @@ def explain(
     recipe: RecipeLike, document: str, overrides: Sequence[str] = (), *, progress: Progress | None = None
 ) -> Story:
     """What became of one document of the recipe's corpus."""
-    resolved = resolve_recipe(recipe, overrides)
-    folder = _prepared(resolved, progress).folder
-    return explain_document(folder, document, sources=resolved.value.prepare.sources)
+    meant = given(recipe, overrides)
+    folder = _prepared(meant, progress).folder
+    return explain_document(folder, document, sources=meant.resolved.value.prepare.sources)
 
 
 def what_if(
     recipe: RecipeLike, changes: Sequence[str], overrides: Sequence[str] = (), *, progress: Progress | None = None
 ) -> WhatIf:
-    """What other thresholds (`filter.min_bytes=100`) would gain and lose, from the statistics alone."""
+    """What other thresholds (`filter.min_characters=100`) would gain and lose, from the statistics alone."""
     wrong = [change for change in changes if not change.startswith((_SHORT, _FULL))]
     if wrong or not changes:
         others = [*wrong, *overrides]
         told = f"`{others[0]}` is none of them" if others else "name at least one"
-        raise UserError(f"what-if changes settings of the filter, as filter.min_bytes=100; {told}")
+        raise UserError(f"what-if changes settings of the filter, as filter.min_characters=100; {told}")
     if isinstance(recipe, Resolved):
         raise UserError("what-if changes settings of a recipe file; give its path")
     full = [change if change.startswith(_FULL) else f"prepare.{change}" for change in changes]
     then = resolve_recipe(recipe, [*overrides, *full])
-    now = resolve_recipe(recipe, overrides)
-    return compare(_prepared(now, progress).folder, now.value.prepare, then.value.prepare)
+    now = given(recipe, overrides)
+    return compare(_prepared(now, progress).folder, now.resolved.value.prepare, then.value.prepare)
 
 
 def prepare_report(recipe: RecipeLike, overrides: Sequence[str] = (), *, progress: Progress | None = None) -> Path:
     """Draws `report.html` beside the prepared data of the recipe."""
-    resolved = resolve_recipe(recipe, overrides)
-    folder = _prepared(resolved, progress).folder
-    write_summary(folder, resolved.value.prepare)
+    meant = given(recipe, overrides)
+    folder = _prepared(meant, progress).folder
+    write_summary(folder, meant.resolved.value.prepare, recipe=recipe_words(meant.resolved))
     return write_page(folder)
 
 
@@ -64,12 +65,18 @@ def prune_stages(
     recipe: RecipeLike, overrides: Sequence[str] = (), *, dry_run: bool = False, progress: Progress | None = None
 ) -> Pruned:
     """Deletes the stage results in the recipe's folder that its data was not made from; with `dry_run` counts them."""
-    folder = _prepared(resolve_recipe(recipe, overrides), progress).folder
+    folder = _prepared(given(recipe, overrides), progress).folder
     return prune(folder.parent / STAGES, folder.name, dry_run=dry_run)
 
 
-def _prepared(resolved: Resolved[Recipe], progress: Progress | None) -> Prepared:
-    check_inputs(resolved)
-    if resolved.value.load.corpus:
+def _prepared(meant: Given, progress: Progress | None) -> Prepared:
+    meant.check_inputs()
+    recipe = meant.resolved.value
+    if recipe.load.corpus:
         raise UserError("this recipe trains on an existing corpus (`load.corpus`): no document was prepared")
-    return prepare_data(resolved.value.prepare, seed=resolved.value.seed, progress=progress or Silent())
+    if meant.prepared:
+        return Prepared(folder=meant.prepared, manifest=read_manifest(meant.prepared), reused=True)
+    check_outputs(meant.resolved)
+    return prepare_data(
+        recipe.prepare, seed=recipe.seed, progress=progress or Silent(), recipe=recipe_words(meant.resolved)
+    )

@@ -12,8 +12,8 @@ from ropewalk.plan.roofline import Ceilings
 from ropewalk.train.settings import training_seed
 
 from .bench import FORMAT, device_summary, step_figures
-from .pipeline import expected_vocabulary, needs_torch, plan_recipe
-from .verbs import RecipeLike, resolve_recipe
+from .planning import needs_torch, plan_recipe
+from .runs import RecipeLike, given
 
 
 def profile(
@@ -23,8 +23,9 @@ def profile(
 
     Nothing is prepared, and a run of the recipe is not touched: the model has fresh weights.
     """
-    settings = resolve_recipe(recipe, overrides).value
-    planned = plan_recipe(settings, vocabulary=expected_vocabulary(settings)).phases[0]
+    meant = given(recipe, overrides)
+    settings = meant.resolved.value
+    planned = plan_recipe(settings, vocabulary=meant.vocabulary()).phases[0]
     plan, spec = planned.plan, planned.spec
     if plan.world > 1:
         raise UserError(
@@ -36,7 +37,7 @@ def profile(
         raise UserError(
             f"`parallel.devices` asks for {plan.devices} devices, and a profile looks at one; set `parallel.devices=1`"
         )
-    rows = f"{counted(plan.batch_rows, 'row')} of {counted(spec.sequence_length, 'token')}"
+    rows = f"{counted(plan.batch_size, 'row')} of {counted(spec.sequence_length, 'token')}"
     (progress or Silent()).say(f"{rows}, {plan.precision}")
     module = needs_torch("ropewalk.train.stepping", "a profile")
     seed = training_seed(settings.train, settings.seed)
@@ -45,7 +46,7 @@ def profile(
     figures = step_figures(
         spec,
         measured,
-        rows=plan.batch_rows,
+        rows=plan.batch_size,
         precision=plan.precision,
         ceilings=Ceilings(**measured["ceilings"]),
         peak_flops=device["peak_flops"],
@@ -56,12 +57,12 @@ def profile(
         "format": FORMAT,
         "recipe": settings.name,
         "sequence_length": spec.sequence_length,
-        "batch_rows": plan.batch_rows,
-        "microbatch_rows": plan.microbatch_rows,
+        "batch_size": plan.batch_size,
+        "microbatch_size": plan.microbatch_size,
         "precision": plan.precision,
         "recompute": plan.recompute,
         "blocks_again": len(foreseen_again(plan, spec, trained=planned.trained)),
-        "activations": plan.activations,
+        "activations": plan.saved_activations,
         "offload": list(plan.offload),
         "optimizer": settings.train.optimizer.kind,
         "compile": plan.compile,

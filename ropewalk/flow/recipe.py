@@ -54,14 +54,15 @@ class Recipe:
                 "name",
                 f"{len(self.name.encode())} bytes are too many to name a folder; use at most {MOST_NAME_BYTES}",
             )
-        rows = self.plan.microbatch_rows
-        for batch_rows in {self.train.batch_rows, *(phase.batch_rows or rows for phase in self.train.phases)}:
-            if rows and batch_rows and batch_rows % rows:
+        rows = self.plan.microbatch_size
+        for batch_size in {self.train.batch_size, *(phase.batch_size or rows for phase in self.train.phases)}:
+            if rows and batch_size and batch_size % rows:
                 yield (
-                    "plan.microbatch_rows",
-                    f"{rows} does not divide `train.batch_rows` ({batch_rows}); choose a divisor",
+                    "plan.microbatch_size",
+                    f"{rows} does not divide `train.batch_size` ({batch_size}); choose a divisor",
                 )
         yield from self._data_problems()
+        yield from self._too_long_rows()
         for key, what in length_problems(self.train, sequence_length=self.load.sequence_length):
             yield f"train.{key}", what
         yield from self._unknown_sources()
@@ -71,6 +72,16 @@ class Recipe:
                 f"{self.evaluate.prompt_tokens} tokens leave no room in rows of {self.load.sequence_length}; "
                 "lower it or raise `load.sequence_length`",
             )
+
+    def _too_long_rows(self) -> Iterator[tuple[str, str]]:
+        most = self.model.positions
+        rows: dict[str, int | None] = {"load.sequence_length": self.load.sequence_length}
+        rows |= {
+            f"train.phases.{i}.sequence_length": phase.sequence_length for i, phase in enumerate(self.train.phases)
+        }
+        for key, length in rows.items():
+            if most and length and length > most:
+                yield key, f"{length} tokens a row are more than the {most} learned positions of the model; lower it"
 
     def _data_problems(self) -> Iterator[tuple[str, str]]:
         corpora = self.load.corpus

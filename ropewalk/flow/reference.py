@@ -6,14 +6,16 @@ import dataclasses
 import inspect
 import sys
 import textwrap
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ropewalk.config.schema import Field, describe, fields_of, item_of, section_of
 from ropewalk.config.write import literal
+from ropewalk.prepare.config import Source
 
 from .recipe import Recipe
+from .sizing import Given
 
 
 def recipe_page() -> str:
@@ -23,46 +25,67 @@ def recipe_page() -> str:
         "",
         "Every setting of a recipe, generated from the dataclasses by `make docs`. Write a setting in the recipe's",
         "TOML file or as `section.key=value` on the command line. *May change* says whether a run that has begun",
-        "accepts another value.",
+        "accepts another value; *more*: a run may [continue with more](../guides/runs.md#continue-a-finished-run).",
     ]
     return "\n".join([*head, *_tables(Recipe, "")]) + "\n"
 
 
-def commented_recipe(name: str, sources: str) -> str:
-    """A recipe with the given `[[prepare.sources]]` tables and every other setting as a comment with its default."""
-    lines = [
-        "# A ropewalk recipe. Every setting is here with its default; remove the # before what you change.",
-        "# Check it: ropewalk recipe check FILE      Run it: ropewalk run FILE",
-        "",
-        f"name = {literal(name)}",
-        *_commented(Recipe, skip={"name", "prepare"}),
-        "",
-        sources.rstrip(),
-    ]
+def commented_recipe(
+    name: str, *, head: Sequence[str], sources: Sequence[Mapping[str, Given]], given: Mapping[str, Given]
+) -> str:
+    """A recipe with every setting and its meaning. Those that were decided are set, with their reasons: of each of the
+    `sources` by key, of all else by dotted key. The others are comments with their defaults. It begins with `head`."""
+    lines = [*(f"# {line}".rstrip() for line in head), ""]
+    lines += _commented(Recipe, "", {"name": Given(value=name, reason=""), **given}, skip={"prepare"})
+    for number, source in enumerate(sources):
+        lines += _commented_source(source, documented=number == 0)
     for field in fields_of(Recipe):
         section = section_of(field.kind)
         if section:
-            lines += _commented_section(section, field.name, optional=field.default is None)
+            lines += _commented_section(section, field.name, given, optional=field.default is None)
     return "\n".join(lines) + "\n"
 
 
-def _commented_section(section: type, key: str, *, optional: bool) -> Iterator[str]:
+def _commented_source(source: Mapping[str, Given], *, documented: bool) -> Iterator[str]:
+    """A `[[prepare.sources]]` table; what its settings mean stands above those of the first one."""
+    yield from ("", "[[prepare.sources]]")
+    yield from _commented(Source, "", source, documented=documented)
+    for field in fields_of(Source):
+        inner = section_of(field.kind)
+        if inner:
+            key = f"prepare.sources.{field.name}"
+            yield from ("", f"#[{key}]")
+            yield from _commented(inner, "", {}, documented=documented)
+
+
+def _commented_section(section: type, key: str, given: Mapping[str, Given], *, optional: bool) -> Iterator[str]:
     """A table, with those inside it; one that is `optional` is there only when its header is, hence a comment too."""
+    optional = optional and not any(name.startswith(f"{key}.") for name in given)
     yield from ("", f"#[{key}]" if optional else f"[{key}]")
-    yield from _commented(section)
+    yield from _commented(section, f"{key}.", given)
     for field in fields_of(section):
         inner = section_of(field.kind)
         if inner:
-            yield from _commented_section(inner, f"{key}.{field.name}", optional=optional or field.default is None)
+            inside = optional or field.default is None
+            yield from _commented_section(inner, f"{key}.{field.name}", given, optional=inside)
 
 
-def _commented(cls: type, skip: Collection[str] = ()) -> Iterator[str]:
+def _commented(
+    cls: type, prefix: str, given: Mapping[str, Given], skip: Collection[str] = (), *, documented: bool = True
+) -> Iterator[str]:
+    """Meaning, reason and value of every setting of a table, those that were not `given` as comments."""
     for field in fields_of(cls):
         if field.name in skip or section_of(field.kind) or _is_table_list(field):
             continue
-        yield from (f"# {line}" for line in textwrap.wrap(field.doc, 110))
-        value = "..." if field.required or field.default is None else literal(field.default)
-        yield f"#{field.name} = {value}"
+        found = given.get(f"{prefix}{field.name}")
+        if documented:
+            yield from (f"# {line}" for line in textwrap.wrap(field.doc, 110))
+        if found is None:
+            value = "..." if field.required or field.default is None else literal(field.default)
+            yield f"#{field.name} = {value}"
+        else:
+            yield from (f"# -> {line}" for line in textwrap.wrap(found.reason, 107))
+            yield f"{field.name} = {literal(found.value)}"
 
 
 def _tables(cls: type, prefix: str) -> Iterator[str]:
@@ -83,7 +106,7 @@ def _tables(cls: type, prefix: str) -> Iterator[str]:
 def _row(field: Field, *, measured_anew: bool) -> str:
     kind = describe(field.kind).replace("|", "\\|")
     limits = f", {field.range}" if field.range else ""
-    change = "yes" if field.continues or measured_anew else ""
+    change = "yes" if field.continues or measured_anew else "more" if field.extends else ""
     return (
         f"| `{field.name}` | {kind}{limits} | {_default(field)} | {change} | {field.doc.replace('|', chr(92) + '|')} |"
     )
@@ -93,7 +116,7 @@ def _default(field: Field) -> str:
     if field.default is dataclasses.MISSING:
         return "required"
     value: Any = field.default
-    return "not set" if value is None else f"`{literal(value)}`"
+    return "not set" if value is None else f"`{literal(value)}`".replace("|", "\\|")
 
 
 def _is_table_list(field: Field) -> bool:

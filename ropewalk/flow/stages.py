@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import json
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,13 +14,16 @@ from typing import Any
 
 import xxhash
 
-from ropewalk.base.errors import RunConflict
+from ropewalk.base.errors import DamagedFile, RunConflict
 from ropewalk.base.events import Event, EventLog, events_path, read_events
-from ropewalk.base.files import read_json, upgraded, write_json
+from ropewalk.base.seal import write_sealed
+from ropewalk.config.stages import FORMAT, read_stage
 
-FORMAT = 1
+_log = logging.getLogger(__name__)
 
 Result = dict[str, Any]
+REOPENED = ""
+"""The input of a stage whose result is to grow: what it has made is kept, and other inputs are no conflict."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,12 +63,13 @@ class Stages:
         if record and record.input == key and record.result is not None and whole(record.result):
             self._events.write("stage_skipped", stage=stage)
             return record.result
-        if precious and record and record.input != key:
+        if precious and record and record.input not in (key, REOPENED):
             raise RunConflict(
-                f"{self._run}: the inputs of `{stage}` are not those this run began with (settings or input files "
-                "changed); give the recipe another `name`, or start anew with --new (the old run is kept beside it)"
+                f"{self._run}: the inputs of `{stage}` are not those this run began with, by its stages/{stage}.json "
+                "(settings or input files changed); give the recipe another `name`, or start anew with --new (the old "
+                "run is kept beside it)"
             )
-        earlier = _interrupted_seconds(self._run, stage) if record and record.input == key else 0.0
+        earlier = _interrupted_seconds(self._run, stage) if record and record.input in (key, REOPENED) else 0.0
         self.begin(stage, inputs, seconds=earlier)
         start = time.perf_counter()
         result = work()
@@ -76,6 +83,12 @@ class Stages:
         self._write(Record(stage=stage, input=fingerprint(inputs), seconds=seconds, result=None))
         self._events.write("stage_started", stage=stage)
 
+    def reopen(self, stage: str) -> None:
+        """Lets `stage` go on with other inputs: the run continues."""
+        record = read_record(self._run, stage)
+        if record:
+            self._write(dataclasses.replace(record, input=REOPENED, result=None))
+
     def _write(self, record: Record) -> None:
         value = {
             "stage": record.stage,
@@ -83,17 +96,25 @@ class Stages:
             "seconds": record.seconds,
             "result": record.result,
         }
-        write_json(self._run / "stages" / f"{record.stage}.json", {"format": FORMAT, **value})
+        write_sealed(self._run / "stages" / f"{record.stage}.json", {"format": FORMAT, **value})
 
 
 def read_record(run: Path, stage: str) -> Record | None:
-    """What is known of a stage; None when it never began."""
-    path = run / "stages" / f"{stage}.json"
-    if not path.exists():
+    """What is known of a stage; None when it never began, or, with a warning, when its record is damaged: the stage is
+    then gone through again, which keeps all that is whole."""
+    if not (run / "stages" / f"{stage}.json").exists():
         return None
-    tree = upgraded(read_json(path, what="stage record"), path=path, what="stage record", current=FORMAT, upgrades={})
-    tree.pop("format")
-    return Record(**tree)
+    try:
+        return Record(**read_stage(run, stage))
+    except DamagedFile as error:
+        _warn(f"{error.fault}; the stage is gone through again, which keeps all that is whole")
+        return None
+
+
+@functools.lru_cache(maxsize=64)
+def _warn(text: str) -> None:
+    """Once: a record is looked at several times before it is written anew."""
+    _log.warning("%s", text)
 
 
 def fingerprint(inputs: Any) -> str:
@@ -102,8 +123,9 @@ def fingerprint(inputs: Any) -> str:
 
 
 def _interrupted_seconds(run: Path, stage: str) -> float:
-    """Time that earlier, interrupted attempts at `stage` spent, by their events since it last finished."""
-    spent, begun, last = 0.0, None, 0.0
+    """Time that earlier, interrupted attempts at `stage` spent, by their events since it last finished; with the time
+    until then when the run has continued since."""
+    spent, begun, last, finished = 0.0, None, 0.0, 0.0
     event: Event
     for event in read_events(events_path(run)):
         if event["kind"] in ("stage_started", "run_started") and begun is not None:
@@ -111,6 +133,8 @@ def _interrupted_seconds(run: Path, stage: str) -> float:
         if event["kind"] == "stage_started" and event["stage"] == stage:
             begun = event["time"]
         if event["kind"] == "stage_finished" and event["stage"] == stage:
-            spent, begun = 0.0, None
+            spent, begun, finished = 0.0, None, event["seconds"]
+        if event["kind"] == "continued":
+            spent, finished = spent + finished, 0.0
         last = event["time"]
     return spent + (last - begun if begun is not None else 0.0)

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ropewalk.base.errors import UserError
+from ropewalk.base.files import storage
 from ropewalk.base.progress import Progress, Silent
 from ropewalk.checkpoint.faulty import Fault
 from ropewalk.checkpoint.format import LATEST, identity, list_checkpoints, read_checkpoint_manifest, verify_checkpoint
@@ -30,10 +31,13 @@ from ropewalk.config.read import Resolved
 
 from .pipeline import advance
 from .recipe import Recipe
+from .runs import RecipeLike, resolve_recipe
 from .stages import Result
+from .starting import RUNS
 from .trials_worker import Ended, Job
-from .verbs import RUNS, RecipeLike, resolve_recipe
 
+MARK = ".chaos"
+"""File in the folder of the copies, which says that it may be removed."""
 LEAST_SAVES = 4
 """Checkpoints of a run that can be struck before, between and after them."""
 TIMEOUT_S = 3.0
@@ -60,8 +64,7 @@ def chaos(
             f"{steps} steps in this run are too few to strike between; raise `train.steps` to {LEAST_SAVES} or more"
         )
     scratch = runs / f"{resolved.value.name}.chaos"
-    if scratch.exists():
-        shutil.rmtree(scratch)
+    clear(scratch)
     say = progress or Silent()
     advance(resolved, runs=scratch, until="plan", begin_training=True, progress=say)
     with Laboratory(scratch, scratch / resolved.value.name).working() as laboratory:
@@ -79,6 +82,19 @@ def chaos(
     say.end(f"{len(trials)} trials, {len(failed)} failed")
     kept = str(scratch) if failed else ""
     return {"trials": trials, "failed": failed, "steps": resolved.value.train.total_steps, "folder": kept}
+
+
+def clear(scratch: Path) -> None:
+    """Makes `scratch` an empty folder with our mark. One without it is not ours: a run may have any name."""
+    if scratch.is_symlink() or (scratch.exists() and not (scratch / MARK).is_file()):
+        raise UserError(
+            f"{scratch}: not made by `ropewalk chaos`, which works there; move it away or use other `--runs`"
+        )
+    with storage(f"creating {scratch}"):
+        if scratch.exists():
+            shutil.rmtree(scratch)
+        scratch.mkdir(parents=True)
+        (scratch / MARK).touch()
 
 
 class Wrong(Exception):

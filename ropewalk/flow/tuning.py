@@ -22,14 +22,15 @@ from ropewalk.load.forecast import forecast
 from ropewalk.load.remedies import WORTH
 
 from .examination import Examined, examine
-from .pipeline import needs_torch
+from .planning import needs_torch
 from .predictions import remember_tuning
-from .verbs import RUNS, resolve_recipe
+from .runs import given
+from .starting import RUNS
 
 SECONDS = 2.0
 """Of steps for each candidate."""
 MOST_THREADS = 16
-CHOSEN = ("load.remote.requests", "load.remote.ahead_bytes", "load.threads", "load.ahead_bytes")
+CHOSEN = ("load.remote.max_requests", "load.remote.prefetch_bytes", "load.threads", "load.prefetch_bytes")
 """The settings that are tuned."""
 
 Change = dict[str, Any]
@@ -48,7 +49,10 @@ def tune_data(
     taken = sorted({item.split("=")[0] for item in overrides} & set(CHOSEN))
     if taken:
         raise UserError(f"--tune chooses {', '.join(taken)} itself and writes it into the recipe; leave it out")
-    examined = examine(resolve_recipe(recipe, overrides), runs=runs, tokens_per_s=tokens_per_s, progress=progress)
+    meant = given(recipe, overrides, runs=runs)
+    if meant.is_run:
+        raise UserError(f"{recipe}: --tune writes the settings into a recipe, and this is a run; name its recipe")
+    examined = examine(meant, tokens_per_s=tokens_per_s, progress=progress)
     before = forecast(examined.rates, examined.setup)
     # A step that does not wait has nothing to gain.
     tried, changes = _search(examined, progress) if before.stall >= WORTH else ([], [])
@@ -97,17 +101,17 @@ def _candidates(examined: Examined) -> Iterator[tuple[str, list[int]]]:
     threads = [2**power for power in range(most.bit_length()) if 2**power != load.threads]
     least = int(examined.facts.batch_bytes) + 1
     if not examined.mapped:
-        requests = [factor * load.remote.requests for factor in (2, 4) if factor * load.remote.requests <= 256]
+        requests = [factor * load.remote.max_requests for factor in (2, 4) if factor * load.remote.max_requests <= 256]
         if requests:
-            yield "load.remote.requests", requests
-        yield "load.remote.ahead_bytes", [4 * load.remote.ahead_bytes]
+            yield "load.remote.max_requests", requests
+        yield "load.remote.prefetch_bytes", [4 * load.remote.prefetch_bytes]
     if threads:
         yield "load.threads", threads
-    yield "load.ahead_bytes", [4 * max(load.ahead_bytes, least)]
+    yield "load.prefetch_bytes", [4 * max(load.prefetch_bytes, least)]
 
 
 def setting(load: Load, key: str) -> Any:
-    """The value of a dotted key as `load.remote.requests`."""
+    """The value of a dotted key as `load.remote.max_requests`."""
     value: Any = load
     for name in key.split(".")[1:]:
         value = getattr(value, name)

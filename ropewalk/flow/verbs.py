@@ -1,4 +1,5 @@
-"""One function per verb. A recipe is a path to a TOML file, or a `Resolved[Recipe]` made in Python."""
+"""One function per verb. A recipe is a path to a TOML file, a run directory for that run and its settings, or a
+`Resolved[Recipe]` made in Python."""
 
 from __future__ import annotations
 
@@ -6,29 +7,32 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ropewalk.base.errors import UserError
 from ropewalk.base.progress import Progress
-from ropewalk.checkpoint.format import read_checkpoint_manifest, resolve_checkpoint
-from ropewalk.checkpoint.instead import advising
 from ropewalk.config.read import Resolved, parse, parse_tree
 from ropewalk.config.write import plain
 from ropewalk.launch.local import start_detached
 from ropewalk.launch.team import start_team_detached
-from ropewalk.monitor.console import status_lines
 from ropewalk.monitor.report import write_report
 from ropewalk.monitor.run import read_run
 from ropewalk.plan.machine import this_machine
-from ropewalk.prepare.chat import TEMPLATES
+from ropewalk.plan.speed import Speed
 
-from .opening import check_inputs, read_recipe
-from .pipeline import Stage, advance, expected_vocabulary, needs_torch, plan_recipe, planned_processes, team_of
+from .expected_time import expected_time
+from .generation import checked_text, draw_text, open_conversation
+from .measuring import measure_run
+from .pipeline import Stage, advance, is_trained, planned_processes, team_of
+from .planning import plan_recipe
 from .recipe import Recipe
+from .runs import RecipeLike, given
 from .stages import Result
+from .starting import RUNS
+from .watching import Watch, standing
 
-RecipeLike = Path | str | Resolved[Recipe]
-RUNS = Path("runs")
+if TYPE_CHECKING:
+    from ropewalk.evaluate.conversation import Conversation
+
 QUICKSTART = "quickstart.toml"
 
 
@@ -46,8 +50,8 @@ def run(
 
     `nproc` processes of this machine train; None: as many as `[parallel]` asks for.
     """
-    resolved = resolve_recipe(recipe, overrides)
-    return advance(resolved, runs=runs, until=until, new=new, progress=progress, processes=nproc)
+    meant = given(recipe, overrides, runs=runs, new=new)
+    return advance(meant, until=until, new=new, progress=progress, processes=nproc)
 
 
 def quickstart(
@@ -80,13 +84,23 @@ def prepare(
     return run(recipe, overrides, runs=runs, new=new, progress=progress, until="prepare")
 
 
-def plan(recipe: RecipeLike, overrides: Sequence[str] = (), *, nproc: int | None = None) -> dict[str, Any]:
+def plan(
+    recipe: RecipeLike,
+    overrides: Sequence[str] = (),
+    *,
+    runs: Path = RUNS,
+    nproc: int | None = None,
+    speed: Speed | None = None,
+) -> dict[str, Any]:
     """What the recipe's run will need on this machine, with `nproc` processes or as many as `[parallel]` asks for; also
-    checks that its input files exist."""
-    resolved = resolve_recipe(recipe, overrides)
-    check_inputs(resolved)
-    planned = plan_recipe(resolved.value, vocabulary=expected_vocabulary(resolved.value), processes=nproc)
-    return {**planned.tree(), "machine": str(this_machine())}
+    checks that its input files exist. The time is estimated from the `speed` of the machine (None: it is measured, in
+    0.2 s) and from the finished runs in `runs`."""
+    meant = given(recipe, overrides, runs=runs)
+    meant.check_inputs()
+    planned = plan_recipe(meant.resolved.value, vocabulary=meant.vocabulary(), processes=nproc)
+    machine = this_machine()
+    expected = expected_time(planned, machine, runs=runs, speed=speed)
+    return {**planned.tree(), "machine": str(machine), "time": dataclasses.asdict(expected) if expected else None}
 
 
 def train(
@@ -107,10 +121,8 @@ def train(
     `profile` says how many steps to profile: the result then has their table as `profile`, and the run a folder
     `profile/` with the trace. The weights are the same.
     """
-    resolved = resolve_recipe(recipe, overrides)
-    return advance(
-        resolved, runs=runs, until="train", new=new, progress=progress, profile_steps=profile, processes=nproc
-    )
+    meant = given(recipe, overrides, runs=runs, new=new)
+    return advance(meant, until="train", new=new, progress=progress, profile_steps=profile, processes=nproc)
 
 
 def verify(
@@ -125,8 +137,8 @@ def verify(
     """Whether the recipe's model under the recipe's plan computes what one device does: three steps in float64 on a few
     short rows of its data, without training. The verdict has `equal`, the largest differences and, where there is one,
     the first parameter that differs (docs/formats.md)."""
-    resolved = resolve_recipe(recipe, overrides)
-    return advance(resolved, runs=runs, until="plan", new=new, progress=progress, processes=nproc, verify=True)
+    meant = given(recipe, overrides, runs=runs, new=new)
+    return advance(meant, until="plan", new=new, progress=progress, processes=nproc, verify=True)
 
 
 def detach(
@@ -139,20 +151,33 @@ def detach(
     nproc: int | None = None,
 ) -> Result:
     """As far as the plan here, then training in a process of its own: its number, its log and how to watch it."""
-    resolved = resolve_recipe(recipe, overrides)
-    advance(resolved, runs=runs, until="plan", new=new, progress=progress, begin_training=True, processes=nproc)
-    folder = runs / resolved.value.name
+    meant = given(recipe, overrides, runs=runs, new=new)
+    advance(meant, until="plan", new=new, progress=progress, begin_training=True, processes=nproc)
+    folder = meant.folder
     processes = planned_processes(folder)
-    team = team_of(resolved.value, processes)
+    team = team_of(meant.resolved.value, processes)
     started = start_team_detached(folder, team) if processes > 1 else start_detached(folder)
     return {"pid": started.pid, "log": str(started.log), "watch": f"ropewalk monitor {folder}"}
 
 
 def evaluate(
-    recipe: RecipeLike, overrides: Sequence[str] = (), *, runs: Path = RUNS, progress: Progress | None = None
+    recipe: RecipeLike,
+    overrides: Sequence[str] = (),
+    *,
+    runs: Path = RUNS,
+    progress: Progress | None = None,
+    nproc: int | None = None,
 ) -> Result:
-    """As far as the measured model; what was measured."""
-    return run(recipe, overrides, runs=runs, progress=progress, until="evaluate")
+    """What was measured of the recipe's model, which is trained first where that is not done; of a run that is given,
+    its newest checkpoint as it is. `nproc` processes of this machine measure it under the run's plan; None: as many as
+    `[parallel]` asks for.
+
+    Of the settings, those of `evaluate`, `plan` and `parallel` are used; the others are the run's.
+    """
+    meant = given(recipe, overrides, runs=runs)
+    if meant.is_run or is_trained(meant.folder):
+        return measure_run(meant, progress=progress, processes=nproc)
+    return advance(meant, until="evaluate", progress=progress, processes=nproc)
 
 
 def generate(
@@ -163,16 +188,12 @@ def generate(
     temperature: float = 0.7,
     top_k: int = 50,
     seed: int = 0,
+    nproc: int | None = None,
 ) -> Iterator[str]:
-    """Pieces of text as they are drawn; `checkpoint` is a checkpoint or a run directory."""
-    resolve_checkpoint(checkpoint)
-    _check_text(prompt)
-    module = needs_torch("ropewalk.evaluate.checkpoint", "generation")
-    path = resolve_checkpoint(checkpoint)  # once more: to load torch takes seconds, in which a run may prune
-    pieces: Iterator[str] = module.continue_text(
-        path, prompt=prompt, tokens=tokens, temperature=temperature, top_k=top_k, seed=seed
-    )
-    return pieces
+    """Pieces of text as they are drawn; `checkpoint` is a checkpoint or a run directory. `nproc` processes of this
+    machine share the model (flow/generation.py); where a launcher started several, all must call."""
+    settings = {"tokens": tokens, "temperature": temperature, "top_k": top_k, "seed": seed}
+    return draw_text(checkpoint, {"prompt": checked_text(prompt), **settings}, nproc=nproc)
 
 
 def answer(
@@ -184,40 +205,39 @@ def answer(
     temperature: float = 0.7,
     top_k: int = 50,
     seed: int = 0,
+    nproc: int | None = None,
 ) -> Iterator[str]:
-    """Pieces of the answer of a chat model as they are drawn; `template` names its chat template when it has none."""
-    resolve_checkpoint(checkpoint)
-    _check_text(question)
-    module = needs_torch("ropewalk.evaluate.checkpoint", "generation")
-    path = resolve_checkpoint(checkpoint)  # as in `generate`
-    with advising(path):
-        chosen = template or read_checkpoint_manifest(path).chat
-    if not chosen:
-        raise UserError(
-            f"{path}: this model was trained without dialogues, so its chat template is not known; name one with "
-            f"--template ({', '.join(TEMPLATES)})"
-        )
-    pieces: Iterator[str] = module.answer_text(
-        path, question=question, template=chosen, tokens=tokens, temperature=temperature, top_k=top_k, seed=seed
-    )
-    return pieces
+    """Pieces of the answer of a chat model as they are drawn; `template` names its chat template when it has none.
+    `nproc` as in `generate`."""
+    settings = {"tokens": tokens, "temperature": temperature, "top_k": top_k, "seed": seed}
+    asked = {"question": checked_text(question), "template": template, **settings}
+    return draw_text(checkpoint, asked, nproc=nproc)
+
+
+def chat(
+    checkpoint: Path,
+    *,
+    system: str = "",
+    template: str = "",
+    tokens: int = 200,
+    temperature: float = 0.7,
+    top_k: int = 50,
+    seed: int = 0,
+) -> Conversation:
+    """A conversation with the model of a checkpoint or a run directory. Its first answer is the one of `answer`."""
+    settings: dict[str, Any] = {"tokens": tokens, "temperature": temperature, "top_k": top_k, "seed": seed}
+    return open_conversation(checkpoint, template=template, system=system, **settings)
 
 
 def monitor(folder: Path) -> tuple[dict[str, Any], list[str]]:
     """Where the run in `folder` stands: as values and as lines."""
-    view = read_run(folder)
-    last = view.steps[-1] if view.steps else None
-    value = {
-        "run": str(folder),
-        "name": view.name,
-        "finished": view.finished,
-        "process": view.process,
-        "stages": {stage.name: {"state": stage.state, "seconds": stage.seconds} for stage in view.stages},
-        "step": dataclasses.asdict(last) if last else None,
-        "saved_step": view.saved_step,
-        "missing": list(view.missing),
-    }
-    return value, status_lines(view)
+    return standing(read_run(folder))
+
+
+def watch(folder: Path, *, to: Sequence[str] = ()) -> Watch:
+    """The run in `folder`, to be looked at again and again; `to` names trackers (`tensorboard=FOLDER`, `csv=FILE`) that
+    hold its curves. A context manager."""
+    return Watch(folder, to=to)
 
 
 def report(folder: Path) -> Path:
@@ -225,25 +245,9 @@ def report(folder: Path) -> Path:
     return write_report(folder)
 
 
-def resolve_recipe(recipe: RecipeLike, overrides: Sequence[str] = ()) -> Resolved[Recipe]:
-    """The checked recipe with its origins."""
-    if isinstance(recipe, Resolved):
-        if overrides:
-            raise ValueError("overrides belong to a recipe file; change the dataclass instead")
-        return recipe
-    return read_recipe(Path(recipe), overrides)
-
-
 def recipe_from(value: Recipe) -> Resolved[Recipe]:
     """A recipe built in Python, checked as one from a file would be."""
     return Resolved(parse_tree(Recipe, _given(plain(value)), "recipe"), {})
-
-
-def _check_text(text: str) -> None:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise UserError("the prompt is not UTF-8 text; give it in that encoding") from None
 
 
 def _given(tree: Any) -> Any:

@@ -8,7 +8,6 @@ instead of starting it again.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import signal
@@ -16,13 +15,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ropewalk.base.errors import Preempted, UserError, WorkersFailed
-from ropewalk.base.events import Event, events_path
+from ropewalk.base.errors import DamagedCheckpoint, Preempted, UserError, WorkersFailed
+from ropewalk.base.events import Event, events_path, parse_event
 from ropewalk.base.progress import Progress
 from ropewalk.base.relay import LOGS, PROGRESS, Tail, replay
 
@@ -49,10 +48,18 @@ class Team:
 
 
 def train_together(run: Path, team: Team, *, progress: Progress) -> None:
-    """Runs `team` in the directory `run` until it is done; raises what ended it otherwise.
+    """Runs `team` in the directory `run` until it is done; raises what ended it otherwise. The caller holds the lock of
+    the run."""
+    for _ in follow(run, team, progress=progress):
+        pass
+
+
+def follow(run: Path, team: Team, *, progress: Progress, say: Callable[[str], None] | None = None) -> Iterator[None]:
+    """The same, with a pause each time after `progress` was told what is new; who does not come back ends the team.
+    `say` takes what this process has to say itself; without it `progress` does.
 
     Ctrl-C and the signals of schedulers are passed on once, so that the workers can save; after a second Ctrl-C they
-    are killed. The caller holds the lock of the run.
+    are killed.
     """
     diary = _Diary(run, team.processes)
     with _started(run, team) as agent, _passing_on(agent) as room_wanted:
@@ -64,15 +71,17 @@ def train_together(run: Path, team: Team, *, progress: Progress) -> None:
                 if diary.failed:
                     agent.send_signal(signal.SIGTERM)
                     agent.wait()
+                yield
             except KeyboardInterrupt:
                 if interrupted:
                     raise
                 interrupted = True
-                progress.say("interrupted: waiting for the workers to save; Ctrl-C again kills them")
+                (say or progress.say)("interrupted: waiting for the workers to save; Ctrl-C again kills them")
                 agent.send_signal(signal.SIGINT)
         diary.read(progress)
     if diary.failed:
-        raise UserError(diary.failed["message"])
+        damaged = diary.failed["error"] == DamagedCheckpoint.__name__
+        raise (DamagedCheckpoint if damaged else UserError)(diary.failed["message"])
     # The agent too tells survivors to make room, when it is about to start all of them again.
     if room_wanted.is_set() and (diary.preempted or agent.returncode):
         where = f"at step {diary.preempted['step']}" if diary.preempted else "before anything was trained"
@@ -80,7 +89,7 @@ def train_together(run: Path, team: Team, *, progress: Progress) -> None:
     if interrupted:
         raise KeyboardInterrupt
     if agent.returncode:
-        raise WorkersFailed(_post_mortem(run, team))
+        raise WorkersFailed(_post_mortem(run, team, agent.returncode))
 
 
 def start_team_detached(run: Path, team: Team) -> Started:
@@ -166,13 +175,19 @@ class _Diary:
     def _note(self, line: bytes) -> None:
         # Nearly all lines are of other kinds; only these are worth parsing.
         if b'"kind": "failed"' in line and not self.failed:
-            self.failed = json.loads(line)
+            self.failed = parse_event(line)
         elif b'"kind": "preempted"' in line:
-            self.preempted = json.loads(line)
+            self.preempted = parse_event(line)
 
 
-def _post_mortem(run: Path, team: Team) -> str:
-    """Which worker failed first, by the agent's last report, and its last words."""
+def _post_mortem(run: Path, team: Team, status: int) -> str:
+    """Which worker failed first, by the agent's last report, and its last words. `status` is the agent's own."""
+    if status < 0:
+        return (
+            f"{run}: the process that watches the workers (torch elastic's agent) was killed by signal {-status}, "
+            "perhaps for want of memory, and the workers ended with it; the same command continues from the newest "
+            "checkpoint"
+        )
     agent_log = run / LOGS / AGENT_LOG
     reported = re.findall(
         r"Root Cause.*?rank\s*: (\d+).*?exitcode\s*: (-?\d+)", agent_log.read_text("utf-8", "replace"), flags=re.DOTALL

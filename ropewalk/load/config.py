@@ -32,15 +32,15 @@ class Mirror:
 class Remote:
     """How shards that are not memory-mapped are read: behind a URL, or compressed."""
 
-    ahead_bytes: Annotated[int, Range(least=1 << 20), CONTINUES] = 256 << 20
+    prefetch_bytes: Annotated[int, Range(least=1 << 20), CONTINUES] = 256 << 20
     """Bytes read ahead of the rows, the earliest needed first; before a checkpoint or a ramp up to twice as many. What
     the steps read in the longest silence of the store should fit, and with `load.shuffle = "blocks"` two groups of
     blocks of every source, 160 MiB, or pieces are read again."""
-    requests: Annotated[int, Range(least=1, most=256), CONTINUES] = 16
-    """Requests in flight to each store, at first or always."""
-    policy: Annotated[Literal["climb", "fixed"], CONTINUES] = "climb"
-    """`climb`: requests in flight rise as long as the store then delivers more, fall as long as it delivers no less,
-    and are halved when it fails. `fixed`: they stay at `requests`."""
+    max_requests: Annotated[int, Range(least=1, most=256), CONTINUES] = 16
+    """Requests in flight to each store: the starting value of `hill-climb`, the constant value of `fixed`."""
+    policy: Annotated[Literal["hill-climb", "fixed"], CONTINUES] = "hill-climb"
+    """`hill-climb`: more requests in flight while that raises the throughput, fewer while that does not lower it, half
+    as many after a failure. `fixed`: always `max_requests`."""
     hedge: Annotated[float, Range(least=0), CONTINUES] = 4.0
     """An answer that takes more than this many times the median is asked for a second time, at another store where
     there is one; the first answer wins. 0: never."""
@@ -85,7 +85,7 @@ class Load:
     """The `tokenizer.json` that the tokens of `corpus` were made with, or a folder that holds one. Folders that
     `prepare` made have their own."""
     sequence_length: Annotated[int, Range(least=8)] = 256
-    """Tokens a row."""
+    """Tokens a row. With `train.start_from`, not set: those of the model that is there."""
     packing: Packing = "windows"
     """`windows`: the corpus as one long line, cut every `sequence_length` tokens; no token is padding. `best-fit`:
     whole documents laid into rows so that hardly any place is left (99.9 % full at 2,048), each with positions of its
@@ -103,8 +103,8 @@ class Load:
     threads: Annotated[int, Range(least=1, most=64), CONTINUES] = 1
     """Threads that make batches ahead of the step. One makes 500 million tokens a second and more from memory; more
     help where shards are read from a store or compressed. Any number makes the same batches."""
-    ahead_bytes: Annotated[int, Range(least=0), CONTINUES] = 16 << 20
-    """Batches made ahead of the step, in bytes of 2 or 4 a token; at least one batch, and at most 256."""
+    prefetch_bytes: Annotated[int, Range(least=0), CONTINUES] = 16 << 20
+    """Batches prepared ahead of the step, in bytes of 2 or 4 per token; at least one batch, and at most 256."""
     cache: Annotated[Cache | None, CONTINUES] = None
     """Memory, disk and other nodes in front of shards that are not memory-mapped; shards on a local disk need none: the
     operating system's page cache serves them."""
@@ -112,6 +112,6 @@ class Load:
     """Sources of images. Training reads tokens; these are opened by `ropewalk.load.media.pipeline.open_media`."""
     remote: Remote = field(default_factory=Remote)
     """How shards are read that cannot be memory-mapped."""
-    adapt: Annotated[bool, CONTINUES] = False
-    """Retunes bytes ahead, threads and requests in flight during the run by the waiting it measures: a change that
-    does not gain is taken back, and each one is an event with its gain."""
+    autotune: Annotated[bool, CONTINUES] = False
+    """Tunes `prefetch_bytes`, `threads` and `remote.max_requests` from measured stalls; reverts changes that do not
+    help. Each change is an event with its gain."""

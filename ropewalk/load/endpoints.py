@@ -15,7 +15,7 @@ from typing import Literal
 
 from ropewalk.store.items import Fetch
 
-RequestPolicy = Literal["climb", "fixed"]
+RequestPolicy = Literal["hill-climb", "fixed"]
 
 _FLOOR_BYTES = 1 << 18
 """A request costs at least what this many bytes cost: 20 ms of latency at 12 MB/s a connection."""
@@ -66,7 +66,7 @@ class Rate:
 class InFlight:
     """How many requests a store is given at once."""
 
-    def __init__(self, policy: RequestPolicy = "climb", *, requests: int = 8, most: int = 64) -> None:
+    def __init__(self, policy: RequestPolicy = "hill-climb", *, requests: int = 8, most: int = 64) -> None:
         self.policy = policy
         self.limit = requests
         self._most = max(most, requests)
@@ -93,7 +93,7 @@ class InFlight:
 
     def failed(self) -> None:
         """A request failed: half as many may be in flight."""
-        if self.policy == "climb":
+        if self.policy == "hill-climb":
             self.limit = max(1, self.limit // 2)
             self._before, self._round_began = None, math.nan
 

@@ -44,14 +44,14 @@ class Foresight:
         behind: Fetch,
         *,
         strip_rows: int,
-        ahead_bytes: int,
+        prefetch_bytes: int,
         requests: int | Callable[[], int],
         world: int = 1,
     ) -> None:
         assert strip_rows % world == 0, f"{world} readers do not share {strip_rows} rows evenly"
         self._behind = behind
         self._strip_rows, self._world = strip_rows, world
-        self._ahead_bytes, self._requests = ahead_bytes, requests
+        self._ahead_bytes, self._requests = prefetch_bytes, requests
         self._offset = 0
         self._prefetcher: Prefetcher | None = None
         self._lock = threading.Lock()
@@ -114,11 +114,11 @@ class Foresight:
         if self._prefetcher:
             self._prefetcher.expect(dataclasses.replace(coming, at=self._strip(coming.at)))
 
-    def tune(self, ahead_bytes: int) -> None:
+    def tune(self, prefetch_bytes: int) -> None:
         """Changes how far ahead it reads."""
-        self._ahead_bytes = ahead_bytes
+        self._ahead_bytes = prefetch_bytes
         if self._prefetcher:
-            self._prefetcher.tune(budget_bytes=ahead_bytes)
+            self._prefetcher.tune(budget_bytes=prefetch_bytes)
 
     def describe(self) -> dict[str, float]:
         """What is in force and at hand; empty before reading begins."""

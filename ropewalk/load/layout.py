@@ -24,7 +24,7 @@ import xxhash
 
 from ropewalk.base.errors import DataError, StorageError
 from ropewalk.base.files import committed_file, storage
-from ropewalk.store.frame import FrameWriter, damaged, local_frame
+from ropewalk.store.frame import FrameWriter, local_frame
 
 from .packing import BEGIN_BITS, BLOCK_DOCUMENTS, LENGTH_BITS, Packed, Pieces, packed
 from .permutation import unpermuted
@@ -100,16 +100,18 @@ def _identity(lengths: npt.NDArray[np.int64], *, length: int, key: int | None) -
 
 
 def _opened(path: Path, *, key: int | None) -> Layout | None:
-    """The layout in `path`, all of it checked; None when there is none or, with a warning, when it is damaged."""
+    """The layout in `path`, all of it checked; None when there is none or, with a warning, when it is damaged or is
+    that of other documents."""
     if not path.exists():
         return None
     try:
         frame = local_frame(path, kinds=("layout",))
         data = np.asarray(np.memmap(path, np.uint8, mode="r"))
-        for chunk in frame.damaged_chunks(data):
-            raise damaged(frame.file, f"its chunk {chunk} is not what was written")
-    except DataError as error:
-        _log.warning("%s is made again: %s", path, error)
+        whole = not any(True for _ in frame.damaged_chunks(data)) and frame.footer.get("key") == path.stem
+    except DataError:
+        whole = False
+    if not whole:
+        _log.warning("%s: this layout of rows is damaged, or not that of these documents; it is made again", path)
         return None
     pieces, starts, blocks = (data[slice(*frame.footer["sections"][part])] for part in ("pieces", "starts", "blocks"))
     return Layout(
@@ -133,7 +135,7 @@ def _write(path: Path, groups: Iterable[Packed], *, documents: int, length: int)
         frame.end_payload("pieces")
         frame.section("starts", _sums(sizes).astype("<i8", copy=False))
         frame.section("blocks", _sums(blocks).astype("<i8", copy=False))
-        frame.finish(kind="layout", compression="off", documents=documents, sequence_length=length)
+        frame.finish(kind="layout", compression="off", documents=documents, sequence_length=length, key=path.stem)
 
 
 def _gathered(groups: Iterable[Packed], *, documents: int, key: int | None) -> Layout:

@@ -56,7 +56,7 @@ class Loader:
         folder: Path,
         *,
         sequence_length: int,
-        batch_rows: int,
+        batch_size: int,
         seed: int,
         mixture: Mixture | Mapping[str, float] | None = None,
         packing: Packing = "windows",
@@ -67,14 +67,14 @@ class Loader:
         world: int = 1,
         device: torch.device | str = "cpu",
         threads: int = 1,
-        ahead_bytes: int = AHEAD_BYTES,
+        prefetch_bytes: int = AHEAD_BYTES,
         remote: Remote | None = None,
         cache: Cache | None = None,
         stalls: Stalls | None = None,
     ) -> None:
-        assert batch_rows % world == 0, f"{world} readers do not share {batch_rows} rows evenly"
+        assert batch_size % world == 0, f"{world} readers do not share {batch_size} rows evenly"
         self._folder, self._manifest = folder, read_manifest(folder)
-        self._length, self._rows, self._seed = sequence_length, batch_rows, seed
+        self._length, self._rows, self._seed = sequence_length, batch_size, seed
         self._packing, self._shuffle = packing, shuffle
         self._verify, self._skips = verify, on_damage == "skip"
         self._rank, self._world, self._device = rank, world, torch.device(device)
@@ -92,7 +92,9 @@ class Loader:
         self._remote = open_remote(self._settings, row_bytes=self._form.row_bytes, world=world, cached=cached)
         self._opened = self._open(self._wanted)
         self._foresee(0)
-        self._ring = Ring(self._block, row_bytes=self._form.row_bytes / world, ahead_bytes=ahead_bytes, threads=threads)
+        self._ring = Ring(
+            self._block, row_bytes=self._form.row_bytes / world, prefetch_bytes=prefetch_bytes, threads=threads
+        )
 
     @property
     def order(self) -> Order:
@@ -135,7 +137,7 @@ class Loader:
         self._foresee(history.row)
 
     def next(self, rows: int | None = None) -> Batch:
-        """The next batch of `rows` rows over all readers, else of `batch_rows`, on the device; advances by as many."""
+        """The next batch of `rows` rows over all readers, else of `batch_size`, on the device; advances by as many."""
         began = self._stalls.clock()
         taken = self._take(rows or self._rows)
         batch = self._courier.bring(taken.batch)
@@ -180,12 +182,12 @@ class Loader:
     def knobs(self) -> list[Knob]:
         """What may be retuned during the run; of those that help against the same cause, the cheapest first."""
         ring, settings, remote = self._ring, self._settings, self._remote
-        ahead = max(1 << 20, ring.ahead_bytes)
-        found = [Knob("load.ahead_bytes", ahead, 1 << 30, ("queue",), lambda n: ring.tune(ahead_bytes=n))]
+        ahead = max(1 << 20, ring.prefetch_bytes)
+        found = [Knob("load.prefetch_bytes", ahead, 1 << 30, ("queue",), lambda n: ring.tune(prefetch_bytes=n))]
         if self._opened.reader.fetches:
             found += [
-                Knob("load.remote.requests", settings.requests, 128, ("queue", "fetch"), remote.stores.allow),
-                Knob("load.remote.ahead_bytes", settings.ahead_bytes, 4 << 30, ("fetch",), remote.foresight.tune),
+                Knob("load.remote.max_requests", settings.max_requests, 128, ("queue", "fetch"), remote.stores.allow),
+                Knob("load.remote.prefetch_bytes", settings.prefetch_bytes, 4 << 30, ("fetch",), remote.foresight.tune),
             ]
         threads = Knob("load.threads", ring.threads, 64, ("prepare", "fetch"), lambda n: ring.tune(threads=n))
         return [*found, threads]

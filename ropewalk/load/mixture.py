@@ -46,7 +46,7 @@ class Segment:
     end_weights: Mapping[str, float] | None = None
     """The shares move along a straight line, from those of `weights` at row 0 to these at row `over_rows`."""
     over_rows: int = 0
-    most_epochs: Mapping[str, float] = field(default_factory=dict)
+    max_epochs: Mapping[str, float] = field(default_factory=dict)
     """How often a source is read at most, over all segments; the others share its rows from then on."""
 
     def __post_init__(self) -> None:
@@ -64,9 +64,9 @@ class Mixture:
     segments: tuple[Segment, ...]
 
     @classmethod
-    def constant(cls, weights: Mapping[str, float], *, most_epochs: Mapping[str, float] | None = None) -> Mixture:
+    def constant(cls, weights: Mapping[str, float], *, max_epochs: Mapping[str, float] | None = None) -> Mixture:
         """The same shares for all rows."""
-        return cls((Segment(weights=dict(weights), most_epochs=dict(most_epochs or {})),))
+        return cls((Segment(weights=dict(weights), max_epochs=dict(max_epochs or {})),))
 
     @classmethod
     def linear(
@@ -75,17 +75,17 @@ class Mixture:
         end: Mapping[str, float],
         over_rows: int,
         *,
-        most_epochs: Mapping[str, float] | None = None,
+        max_epochs: Mapping[str, float] | None = None,
     ) -> Mixture:
         """Shares that move along a straight line from `start` at row 0 to `end` at row `over_rows`."""
-        most = dict(most_epochs or {})
-        return cls((Segment(weights=dict(start), end_weights=dict(end), over_rows=over_rows, most_epochs=most),))
+        most = dict(max_epochs or {})
+        return cls((Segment(weights=dict(start), end_weights=dict(end), over_rows=over_rows, max_epochs=most),))
 
     def changed(
-        self, at_row: int, weights: Mapping[str, float], *, most_epochs: Mapping[str, float] | None = None
+        self, at_row: int, weights: Mapping[str, float], *, max_epochs: Mapping[str, float] | None = None
     ) -> Mixture:
         """The same rows before `at_row`, other shares from there on."""
-        return self.continued(at_row, Mixture.constant(weights, most_epochs=most_epochs))
+        return self.continued(at_row, Mixture.constant(weights, max_epochs=max_epochs))
 
     def continued(self, at_row: int, wanted: Mixture) -> Mixture:
         """The same rows before `at_row`, what `wanted` says of its first segment from there on; self if that is what
@@ -301,7 +301,7 @@ def _integers(weights: Mapping[str, float], names: Sequence[str]) -> list[int]:
 
 
 def _limit(segment: Segment, name: str, rows: int) -> int | None:
-    epochs = segment.most_epochs.get(name)
+    epochs = segment.max_epochs.get(name)
     # 0.29 of 100 rows are 29, though 0.29 * 100 is 28.999999999999996.
     return None if epochs is None else int(epochs * rows + 1e-6)
 
@@ -336,7 +336,7 @@ def _offset_of(source: int, given: int, shares: tuple[int, ...]) -> int:
 
 def _segment_to_json(segment: Segment) -> dict[str, Any]:
     line = {} if segment.end_weights is None else {"end": dict(segment.end_weights), "over_rows": segment.over_rows}
-    most = {"most_epochs": dict(segment.most_epochs)} if segment.most_epochs else {}
+    most = {"max_epochs": dict(segment.max_epochs)} if segment.max_epochs else {}
     return {"row": segment.first_row, "weights": dict(segment.weights), **line, **most}
 
 
@@ -346,5 +346,5 @@ def _segment_from_json(entry: Mapping[str, Any]) -> Segment:
         weights=entry["weights"],
         end_weights=entry.get("end"),
         over_rows=entry.get("over_rows", 0),
-        most_epochs=entry.get("most_epochs", {}),
+        max_epochs=entry.get("max_epochs", {}),
     )

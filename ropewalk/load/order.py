@@ -203,7 +203,7 @@ class Order:
         if self.total is not None and count and first + (count - 1) * stride >= self.total:
             raise DataError(
                 f"row {first + (count - 1) * stride} is asked for, but the sources have only {self.total} rows until "
-                "each has had its `most_epochs`; raise those, train fewer steps or add documents"
+                "each has had its `max_epochs`; raise those, train fewer steps or add documents"
             )
         source, number = np.empty(count, np.int32), np.empty(count, np.int64)
         done = 0

@@ -44,7 +44,7 @@ MORE = 1.5
 class Opening(Protocol):
     """Opens the data of a run anew."""
 
-    def __call__(self, *, stalls: Stalls, requests_factor: int = 1, ahead_bytes: int | None = None) -> Loader:
+    def __call__(self, *, stalls: Stalls, requests_factor: int = 1, prefetch_bytes: int | None = None) -> Loader:
         """A loader of one thread, with as many times the recipe's requests in flight, and other bytes ahead than it
         says unless None."""
         ...
@@ -106,12 +106,12 @@ def probe(opening: Opening, *, files: Sequence[Path], device: torch.device, seco
         found = _piecewise(opening, read, waited, seconds=seconds)
         return dataclasses.replace(found, hand_over=hand_over, policy=policy)
     # Blocks share what Python costs a batch; slow batches need no such help, and a block of them takes too long to see.
-    ahead_bytes = 0 if first.seconds > SLOW_BATCH_S * first.batches else None
-    with contextlib.closing(opening(stalls=stalls, ahead_bytes=ahead_bytes)) as loader:
+    prefetch_bytes = 0 if first.seconds > SLOW_BATCH_S * first.batches else None
+    with contextlib.closing(opening(stalls=stalls, prefetch_bytes=prefetch_bytes)) as loader:
         warm = pace(loader, seconds=seconds, most=first.batches)
     del loader
     forget(files)
-    with contextlib.closing(opening(stalls=stalls, ahead_bytes=ahead_bytes)) as loader:
+    with contextlib.closing(opening(stalls=stalls, prefetch_bytes=prefetch_bytes)) as loader:
         cold = pace(loader, seconds=seconds, most=epoch)  # a second epoch would come from memory
     # Rows come one by one from all over the files: the pages of each are read, and some around them.
     wanted = file_bytes * min(1.0, cold.batches / epoch)

@@ -202,8 +202,8 @@ def open_references(
         now = origin.size(file)
         if now != size:
             raise DataError(
-                f"{file}: {now} bytes, {size} when the corpus was looked at; restore the file, or delete {folder} and "
-                "run the same command again to train on it as it is now"
+                f"{file}: {now} bytes, {size} when the corpus was looked at; restore the file, or move {folder} away "
+                "and run the same command again to train on it as it is now"
             )
     source = ReferencedTokens(catalogue, fetch=fetch)
     if verify:

@@ -149,12 +149,12 @@ def _changes(rates: Rates, setup: Setup, facts: Facts) -> Iterator[tuple[str, Pr
         yield (
             f"{requests} requests in flight",
             Price.SETTING,
-            {"load.remote.requests": requests},
+            {"load.remote.max_requests": requests},
             (rates, more_requests),
         )
     ahead = _ahead_wanted(rates, setup)
     if ahead != setup.ahead:
-        size: dict[str, int | str] = {"load.ahead_bytes": math.ceil((ahead + 1) * facts.batch_bytes)}
+        size: dict[str, int | str] = {"load.prefetch_bytes": math.ceil((ahead + 1) * facts.batch_bytes)}
         yield f"{ahead} batches ahead", Price.MEMORY, size, (rates, dataclasses.replace(setup, ahead=ahead))
         if threads != setup.threads:
             both = dataclasses.replace(setup, threads=threads, ahead=max(ahead, threads + 1))

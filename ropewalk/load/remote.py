@@ -213,7 +213,7 @@ class Stores:
         settings = self._settings
         origin = open_origin(base, reading=Reading(timeout_s=settings.timeout_s))
         self._origins.append(origin)
-        policy = InFlight(settings.policy, requests=settings.requests)
+        policy = InFlight(settings.policy, requests=settings.max_requests)
         return Endpoint(base, origin, known_as=known_as, in_flight=policy)
 
 
@@ -236,7 +236,7 @@ def open_remote(
     stores = Stores(settings, cached=cached)
     strip_rows = world * max(_STRIP_ROWS, _STRIP_BYTES // row_bytes)
     foresight = Foresight(
-        stores, strip_rows=strip_rows, ahead_bytes=settings.ahead_bytes, requests=stores.limit, world=world
+        stores, strip_rows=strip_rows, prefetch_bytes=settings.prefetch_bytes, requests=stores.limit, world=world
     )
     return ReadAhead(stores, foresight)
 

@@ -57,16 +57,16 @@ class Ring:
     """The next batches, made by `threads` threads while the step computes.
 
     `make(first, rows, count)` makes `count` batches of `rows` rows each from row `first` on; `row_bytes` is what a row
-    takes here. All that is made and not yet taken stays below `ahead_bytes` and AHEAD_BATCHES, but for the two batches
+    takes here. What is made and not yet taken stays below `prefetch_bytes` and AHEAD_BATCHES, but for the two batches
     that are needed next. Buffers are torch's: page-locked memory comes from its caching allocator, which keeps a buffer
     for reuse and gives it out again only after the event of the last copy from it.
     """
 
     def __init__(
-        self, make: Callable[[int, int, int], Block], *, row_bytes: float, ahead_bytes: int, threads: int
+        self, make: Callable[[int, int, int], Block], *, row_bytes: float, prefetch_bytes: int, threads: int
     ) -> None:
         self._make, self._row_bytes = make, row_bytes
-        self.ahead_bytes, self.threads = ahead_bytes, threads
+        self.prefetch_bytes, self.threads = prefetch_bytes, threads
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="load")
         self._ordered: deque[_Ordered] = deque()
 
@@ -94,9 +94,9 @@ class Ring:
             return Taken(block.batches[number], Times(ready, ready, ready), 0)
         return Taken(block.batches[0], block.times, block.fetched_bytes)
 
-    def tune(self, *, ahead_bytes: int | None = None, threads: int | None = None) -> None:
+    def tune(self, *, prefetch_bytes: int | None = None, threads: int | None = None) -> None:
         """Changes how much is made ahead and by how many threads, from now on; the batches stay the same."""
-        self.ahead_bytes = self.ahead_bytes if ahead_bytes is None else ahead_bytes
+        self.prefetch_bytes = self.prefetch_bytes if prefetch_bytes is None else prefetch_bytes
         if threads is not None and threads != self.threads:
             before, self._pool = self._pool, ThreadPoolExecutor(threads, thread_name_prefix="load")
             self.threads = threads
@@ -128,7 +128,7 @@ class Ring:
         large as the last."""
         size = self._ordered[-1].rows * self._row_bytes
         held = sum(ordered.count - ordered.taken for ordered in self._ordered) * size
-        bound = min(self.ahead_bytes, AHEAD_BATCHES * size)
+        bound = min(self.prefetch_bytes, AHEAD_BATCHES * size)
         # A thread needs a block to work on, and the step one to take from.
         most = max(1, int(min(BLOCK_BYTES, bound / (self.threads + 1)) // size))
         while len(self._ordered) < 2 or held + most * size <= bound:

@@ -93,9 +93,9 @@ class Stalls:
 
 
 REMEDIES: dict[Cause, str] = {
-    "queue": "batches are begun too late: raise `load.ahead_bytes`",
-    "fetch": "the store is too slow: raise `load.remote.requests` or `load.remote.ahead_bytes`, give `load.cache` "
-    "room, or keep a local copy",
+    "queue": "batches are begun too late: raise `load.prefetch_bytes`",
+    "fetch": "the store is too slow: raise `load.remote.max_requests` or `load.remote.prefetch_bytes`, give "
+    "`load.cache` room, or keep a local copy",
     "prepare": "too few cores prepare batches: raise `load.threads`",
     "copy": "the way to the device is too slow: fewer or smaller tensors a batch, or a link of more lanes",
 }

@@ -183,8 +183,8 @@ def _pass(
     for layer in range(spec.layers):
         run = record.block_again if layer in again else record.block_packed
         x = run(x, f"blocks.{layer}")
-    x = x if spec.norm_place == "post" else record.norm(x, "norm")
-    head = "embedding.weight" if spec.tied else "head.weight"
+    x = x if spec.norm_position == "post" else record.norm(x, "norm")
+    head = "embedding.weight" if spec.tie_embeddings else "head.weight"
     if division.tensor == 1:
         record.loss(x, head)
         return record
@@ -225,7 +225,7 @@ class _Pass:
         self._attention_again = attention_again
         self._shapes = {name: _part(name, shape, spec, division) for name, shape in spec.shapes().items()}
         self._heads, self._groups = spec.heads // division.tensor, spec.kv_heads // division.tensor
-        self._hidden = spec.hidden // division.tensor
+        self._hidden = spec.mlp_width // division.tensor
         self._autocast = precision != "fp32"
         self._narrow = 2 if self._autocast else 4
         self._wide = self._narrow if pure else 4
@@ -289,13 +289,13 @@ class _Pass:
 
     def block(self, x: _Value, name: str) -> _Value:
         for branch in ("attention", "mlp"):
-            y = x if self.spec.norm_place == "post" else self.norm(x, f"{name}.{branch}_norm", branch=True)
+            y = x if self.spec.norm_position == "post" else self.norm(x, f"{name}.{branch}_norm", branch=True)
             y = self.attention(y, f"{name}.attention") if branch == "attention" else self.mlp(y, f"{name}.mlp")
             y = self.dropout(self.left(y))
-            if self.spec.norm_place == "both":
+            if self.spec.norm_position == "both":
                 y = self.norm(self._widened_stream(y), f"{name}.{branch}_post_norm")
             x = self._stream(gradient=x.gradient or y.gradient)
-            if self.spec.norm_place == "post":
+            if self.spec.norm_position == "post":
                 x = self.norm(x, f"{name}.{branch}_norm")
         return x
 

@@ -178,12 +178,14 @@ def _alibi_score(spec: Spec, first_head: int, device: torch.device) -> Callable[
 class CachedAttend:
     """Causal attention that remembers keys and values, for generation: each call brings only the new tokens.
 
-    Memory: 2 x layers x B x G x length x D numbers, allocated once at the first call of each layer.
+    Memory: 2 x layers x B x G x length x D numbers, allocated once at the first call of each layer. `first_head` is the
+    first of the heads that this process holds.
     """
 
-    def __init__(self, spec: Spec, length: int) -> None:
+    def __init__(self, spec: Spec, length: int, *, first_head: int = 0) -> None:
         self._spec = spec
         self._length = length
+        self._first_head = first_head
         self._cache: list[tuple[Tensor, Tensor]] = []
         self._layer = 0
         self.seen = 0
@@ -203,7 +205,8 @@ class CachedAttend:
         # alone sees everything, if nothing special is asked.
         mask = None
         if tokens > 1 or attend_for(self._spec) is not causal:
-            key_S, heads = torch.arange(end, device=q_BHTD.device), range(q_BHTD.shape[1])
+            key_S = torch.arange(end, device=q_BHTD.device)
+            heads = range(self._first_head, self._first_head + q_BHTD.shape[1])
             mask = additive_mask(
                 self._spec, key_S[self.seen :], key_S, heads=heads, dtype=q_BHTD.dtype, documents_BT=None
             )

@@ -33,25 +33,27 @@ class Lora:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Model:
-    """A decoder-only transformer."""
+    """A decoder-only transformer. With `train.start_from`, what is not set here is that of the model there."""
 
     layers: Annotated[int, Range(least=1)] = 4
     """Blocks of attention and feed-forward."""
     width: Annotated[int, Range(least=8)] = 256
     """Features of a token between blocks."""
     heads: Annotated[int, Range(least=1)] = 4
-    """Query heads; `width / heads` is the size of each."""
+    """Query heads."""
+    head_size: Annotated[int, Range(least=1)] | None = None
+    """Features of a head. Not set: `width / heads`."""
     kv_heads: Annotated[int, Range(least=1)] | None = None
     """Key and value heads (grouped-query attention); as many as `heads` when not set."""
-    hidden: Annotated[int, Range(least=8)] | None = None
-    """Features inside the feed-forward part. Not set: 8/3 x width, rounded up to a multiple of 64, for the gated kinds
-    (`swiglu`, `geglu`); 4 x width for the others."""
+    mlp_width: Annotated[int, Range(least=8)] | None = None
+    """Features inside the feed-forward part (intermediate size). Not set: 8/3 x width, rounded up to a multiple of 64,
+    for the gated kinds (`swiglu`, `geglu`); 4 x width for the others."""
     bias: bool = False
     """Whether the linear layers of the blocks add a bias, as those of GPT-2."""
     norm: Norm = "rms"
     """Normalisation: root mean square (Zhang and Sennrich 2019), mean and variance (Ba et al. 2016), or none; a deep
     model without any needs `init = "t-fixup"`."""
-    norm_place: NormPlace = "pre"
+    norm_position: NormPlace = "pre"
     """Where a block normalises. `pre`: x + f(norm(x)), and once more before the head. `post`: norm(x + f(x)), as in
     Vaswani et al. 2017; deep models then need `init = "lipschitz"` or `"ds-init"`. `both`: x + norm(f(norm(x)))."""
     qk_norm: bool = False
@@ -64,8 +66,8 @@ class Model:
     """How attention knows positions: rotation of queries and keys, a vector added to the embedding (learned, or the
     sinusoids of Vaswani et al. 2017 with the embedding times sqrt(width)), a penalty proportional to the distance
     (ALiBi, Press et al. 2022), or not at all."""
-    rope_base: Annotated[float, Range(above=1)] = 10_000.0
-    """Base of the rotation frequencies."""
+    rope_theta: Annotated[float, Range(above=1)] = 10_000.0
+    """Base of the rotation frequencies (theta)."""
     rope_scaling: RopeScaling = "none"
     """How rotation reaches `rope_factor` times beyond the trained length. `linear` divides positions by the factor
     (Chen et al. 2023); `ntk` multiplies the base by factor^(D / (D - 2)), D the head size: the slowest pair turns
@@ -81,16 +83,25 @@ class Model:
     are a function of seed, step and place, the same under any layout of devices."""
     init: Init = "depth-scaled"
     """First values of the weights, by name of the rule; model/laws.py has each with its paper."""
-    tied: bool = True
+    tie_embeddings: bool = True
     """Whether the head shares the embedding's weights."""
+    vocabulary: Annotated[int, Range(least=1)] | None = None
+    """Rows of the embedding and of the head, at least as many as the tokenizer has tokens; the rest is padding. Not
+    set: the number of tokens."""
+    positions: Annotated[int, Range(least=1)] | None = None
+    """Learned positions, at least as many as the longest row has tokens. Not set: the length of that row."""
 
     def check(self) -> Iterator[tuple[str, str]]:
-        if self.width % self.heads:
+        size = self.head_size or self.width // self.heads
+        if self.width % self.heads and not self.head_size:
             yield "heads", f"{self.heads} heads do not divide the width {self.width}; choose a divisor"
-        elif self.position == "rope" and (self.width // self.heads) % 2:
-            yield "heads", f"rope needs an even head size, width / heads is {self.width // self.heads}"
-        elif self.rope_scaling == "ntk" and self.width == 2 * self.heads:
+        elif self.position == "rope" and size % 2:
+            key, what = ("head_size", "it") if self.head_size else ("heads", "width / heads")
+            yield key, f"rope needs an even head size, {what} is {size}"
+        elif self.rope_scaling == "ntk" and size == 2:
             yield "rope_scaling", "ntk needs a head size above 2; choose fewer heads or linear scaling"
+        if self.positions and self.position != "learned":
+            yield "positions", 'has no effect without `position = "learned"`; remove it'
         if self.rope_factor != 1 and (self.position != "rope" or self.rope_scaling == "none"):
             yield "rope_factor", 'has no effect without `position = "rope"` and a `rope_scaling`; leave it at 1'
         if self.kv_heads and self.heads % self.kv_heads:

@@ -13,7 +13,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ropewalk.base.errors import DataError
+from ropewalk.base.errors import DamagedModel
 
 from .layouts import NORM_EPSILON, Layout
 from .lora import merged
@@ -89,7 +89,7 @@ class Stored(Protocol):
 
 
 class Imported(Mapping[str, Tensor]):
-    """Our parameters from the tensors of a directory, each read when it is asked for; a DataError names what is
+    """Our parameters from the tensors of a directory, each read when it is asked for; a DamagedModel names what is
     missing, left over or of another shape before anything is read.
 
     Norms that add another epsilon than ours are made equal by a larger residual stream:
@@ -100,13 +100,15 @@ class Imported(Mapping[str, Tensor]):
     def __init__(self, tensors: Mapping[str, Stored], spec: Spec, layout: Layout, *, norm_epsilon: float) -> None:
         self._spec, self._layout = spec, layout
         self._tensors = _known_names(tensors, spec, layout)
+        if spec.layers > len(self._tensors):
+            raise DamagedModel(f"{len(self._tensors)} tensors cannot be a model of {spec.layers} layers")
         self._scale = sqrt(NORM_EPSILON[spec.norm] / norm_epsilon)
         self.shapes = spec.shapes()
         left = set(self._tensors)
         for name, shape in self.shapes.items():
             left -= self._checked(name, shape)
         if left:
-            raise DataError(f"nothing is known of the tensor `{min(left)}` ({len(left)} such)")
+            raise DamagedModel(f"nothing is known of the tensor `{min(left)}` ({len(left)} such)")
 
     def __getitem__(self, name: str) -> Tensor:
         return self.part(name, (0,) * len(self.shapes[name]), self.shapes[name])
@@ -156,7 +158,7 @@ class Imported(Mapping[str, Tensor]):
         place, split = _place(name, self._layout), split_of(name, self._spec)
         missing = [theirs for theirs in place.names if theirs not in self._tensors]
         if missing:
-            raise DataError(f"the tensor `{missing[0]}` is missing")
+            raise DamagedModel(f"the tensor `{missing[0]}` is missing")
         shapes = [self._tensors[theirs].shape for theirs in place.names]
         shapes = [sides[::-1] if place.transposed else sides for sides in shapes]
         wanted = [shape]
@@ -164,7 +166,7 @@ class Imported(Mapping[str, Tensor]):
             wanted = [(rows * split.units, *shape[1:]) for _, rows in split.parts]
         if shapes != wanted:
             found = " + ".join(map(str, shapes))
-            raise DataError(f"{' + '.join(place.names)}: {found}, the config says {' + '.join(map(str, wanted))}")
+            raise DamagedModel(f"{' + '.join(place.names)}: {found}, the config says {' + '.join(map(str, wanted))}")
         return set(place.names)
 
     def _rescaled(self, name: str, tensor: Tensor) -> Tensor:
@@ -172,7 +174,7 @@ class Imported(Mapping[str, Tensor]):
             return tensor
         if any(writer in name for writer in ("embedding.", "positions.", "attention.out.", "mlp.down.")):
             return tensor * self._scale
-        return tensor / self._scale if name.startswith("norm.") and self._spec.tied else tensor
+        return tensor / self._scale if name.startswith("norm.") and self._spec.tie_embeddings else tensor
 
 
 def _place(name: str, layout: Layout) -> Place:
@@ -196,5 +198,5 @@ def _known_names(tensors: Mapping[str, Stored], spec: Spec, layout: Layout) -> d
             # Saved from the model without its head, names lack the prefix, as in the first GPT-2.
             yield (name if name.startswith((prefix, "lm_head.")) else prefix + name), tensor
 
-    drop = ("lm_head.weight",) if spec.tied else ()
+    drop = ("lm_head.weight",) if spec.tie_embeddings else ()
     return {name: tensor for name, tensor in named() if name not in drop and not name.endswith(_NOT_WEIGHTS)}

@@ -36,17 +36,19 @@ class Decoder(nn.Module):
         super().__init__()
         self.spec = spec
         self.embedding = _table(spec.vocabulary, spec.width) if first else None
-        learned = first and spec.position == "learned"
-        self.positions = _table(spec.sequence_length, spec.width) if learned else None
+        learned = spec.learned_positions if first else 0
+        self.positions = _table(learned, spec.width) if learned else None
         self.embed: Callable[[Tensor], Tensor] | None = None
         """Looks tokens up where the embedding is split over devices."""
         self.keep: Callable[[Tensor], Tensor] | None = None
-        """Of B T, the places that this device works on where they are split too."""
+        """Of T B, the positions that this device works on where they are split too."""
+        self.positions_first = False
+        """Whether hidden states are T B C rather than B T C, inside and between stages; `set_positions_first`."""
         owned = range(spec.layers) if layers is None else layers
         self.blocks = nn.ModuleDict({str(layer): Block(spec, layer) for layer in owned})
-        self.norm = make_norm(spec) if last and spec.norm_place != "post" else None
+        self.norm = make_norm(spec) if last and spec.norm_position != "post" else None
         # A last stage of its own keeps a copy of the tied weight; `parallel` adds up the two gradients.
-        own_head = last and not (spec.tied and first)
+        own_head = last and not (spec.tie_embeddings and first)
         self.run_block: RunBlock = run_plainly
         self.head = nn.Linear(spec.width, spec.vocabulary, bias=False) if own_head else None
 
@@ -58,7 +60,8 @@ class Decoder(nn.Module):
         attend: Attend | None = None,
         dropout: Dropout | None = None,
     ) -> Tensor:
-        """Hidden states B T C of tokens B T (or of hidden states, without an embedding).
+        """Hidden states B T C, or T B C with `positions_first`, of tokens B T (or of hidden states, without an
+        embedding).
 
         Positions count from 0 unless given; `attend` is the spec's own over whole rows of one document unless given;
         nothing is dropped unless `dropout` is given.
@@ -72,7 +75,7 @@ class Decoder(nn.Module):
         turn = None
         if self.spec.position == "rope":
             wide = torch.promote_types(x.dtype, torch.float32)
-            turn = rotation(positions_BT, self.spec, dtype=wide)
+            turn = rotation(positions_BT.t() if self.positions_first else positions_BT, self.spec, dtype=wide)
 
         def forward(block: Block, x: Tensor) -> Tensor:
             return block(x, turn=turn, attend=attend, dropout=dropout.at(block.layer) if dropout else None)
@@ -83,8 +86,11 @@ class Decoder(nn.Module):
         return x if self.norm is None else self.norm(x)
 
     def lookup(self, tokens_BT: Tensor, positions_BT: Tensor) -> Tensor:
-        """The vectors B T C of tokens, with what the spec adds for their positions; needs the first stage."""
+        """The vectors of tokens, as hidden states lie, with what the spec adds for their positions; needs the first
+        stage."""
         assert self.embedding is not None
+        if self.positions_first:
+            tokens_BT, positions_BT = tokens_BT.t(), positions_BT.t()
         x_BTC = self.embed(tokens_BT) if self.embed else self.embedding(tokens_BT)
         positions_BT = self.keep(positions_BT) if self.keep else positions_BT
         if self.positions is not None:
@@ -94,6 +100,13 @@ class Decoder(nn.Module):
             waves_BTC = sinusoids(positions_BT, width=self.spec.width, dtype=x_BTC.dtype)
             return x_BTC * self.spec.width**0.5 + waves_BTC
         return x_BTC
+
+    def set_positions_first(self, first: bool) -> None:
+        """Makes hidden states T B C: what is split by positions is then contiguous on every device."""
+        self.positions_first = first
+        for block in self.blocks.values():
+            assert isinstance(block, Block)
+            block.attention.positions_first = first
 
     @property
     def head_weight(self) -> Tensor:

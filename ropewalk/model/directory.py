@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,19 +14,22 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from ropewalk.base.errors import DataError
-from ropewalk.base.files import committed_file, committed_folder, read_json, write_json
-from ropewalk.prepare.chat import TEMPLATES, ChatEncoder, jinja, template_named
-from ropewalk.prepare.tokenizer import encode, end_of_text, load, vocabulary_size
+from ropewalk.base.errors import DamagedModel
+from ropewalk.base.files import committed_file, committed_folder, write_json
+from ropewalk.base.untrusted import Refused, open_inside
+from ropewalk.prepare.chat import ChatEncoder, jinja, template_named
+from ropewalk.prepare.foreign import load_foreign, read_foreign
+from ropewalk.prepare.tokenizer import encode, end_of_text
 
 from .convert import Imported, to_hugging_face
-from .layouts import CONFIG, NORM_EPSILON, Layout, config_of, describe_config
+from .description import TOKENIZER, TOKENIZER_CONFIG, describe_directory, link_roots, weight_files
+from .layouts import CONFIG, NORM_EPSILON, Layout, config_of
 from .spec import Spec
 
-WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+WEIGHTS = "model.safetensors"
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 """The types of weights that are read, as safetensors calls them."""
-TOKENIZER, TOKENIZER_CONFIG, GENERATION = "tokenizer.json", "tokenizer_config.json", "generation_config.json"
+GENERATION = "generation_config.json"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,7 +54,7 @@ def write_directory(
     The tokenizer's file is written as it is: it puts no token before a text. The end of text is named as the first
     token (`bos_token`) too, since a document in training follows one. `chat` names the template of dialogues.
     """
-    loaded = Tokenizer.from_buffer(tokenizer)
+    loaded = load_foreign(tokenizer, path=Path(TOKENIZER), vocabulary=spec.vocabulary)
     end = end_of_text(loaded, path=Path(TOKENIZER))
     dtype = str(weights["embedding.weight"].dtype).removeprefix("torch.")
     data = safetensors.torch.save(to_hugging_face(weights, spec, layout), metadata={"format": "pt"})
@@ -68,32 +71,27 @@ def write_directory(
 def read_directory(folder: Path, *, dtype: Literal["keep", "float32"] = "keep") -> Found:
     """The model in `folder`, weights as stored or widened to float32; a DataError says what cannot be imported. Weights
     are read when they are asked for, any part of any of them."""
-    if not folder.is_dir():
-        raise DataError(f"{folder}: no such directory; nothing is fetched from a hub, name a local one")
-    config = read_json(folder / CONFIG, what="Hugging Face config")
-    if not isinstance(config, dict):
-        raise DataError(f"{folder / CONFIG}: this Hugging Face config is damaged: not an object")
-    described = describe_config(config, path=folder / CONFIG)
+    described = describe_directory(folder)
     tokenizer, end = _read_tokenizer(folder, vocabulary=described.spec.vocabulary)
     tensors = _open_weights(folder, widens=dtype == "float32")
     _check_dtypes(folder, tensors, mixed=dtype == "float32")
     same_epsilon = described.norm_epsilon == NORM_EPSILON[described.spec.norm]
     if not same_epsilon and dtype == "keep" and any(tensor.dtype in ("BF16", "F16") for tensor in tensors.values()):
-        raise DataError(
+        raise DamagedModel(
             f"{folder}: its norms add {described.norm_epsilon:g}, ours {NORM_EPSILON[described.spec.norm]:g}; the "
             "weights must be rescaled, which half precision would round: widen them with --dtype float32"
         )
     try:
         weights = Imported(tensors, described.spec, described.layout, norm_epsilon=described.norm_epsilon)
-    except DataError as error:
-        raise DataError(f"{folder}: {error}") from None
+    except DamagedModel as error:
+        raise DamagedModel(f"{folder}: {error}") from None
     return Found(
         layout=described.layout,
         spec=described.spec,
         weights=weights,
         tokenizer=tokenizer.to_str(pretty=True).encode(),
         end_of_text=str(tokenizer.id_to_token(end)),
-        chat=_read_chat(folder / TOKENIZER_CONFIG),
+        chat=described.chat,
     )
 
 
@@ -120,24 +118,10 @@ def _tokenizer_config(tokenizer: Tokenizer, *, end: int, length: int, chat: str)
     }
 
 
-def _read_chat(path: Path) -> str:
-    """The name of the chat template in a `tokenizer_config.json`, empty when there is none or it is not ours."""
-    described = read_json(path, what="tokenizer config") if path.is_file() else None
-    written = described.get("chat_template") if isinstance(described, dict) else None
-    return next((name for name in TEMPLATES if written == jinja(name)), "")
-
-
 def _read_tokenizer(folder: Path, *, vocabulary: int) -> tuple[Tokenizer, int]:
     """The tokenizer and the id of its end of text; truncation and padding are switched off."""
     path = folder / TOKENIZER
-    if not path.is_file():
-        raise DataError(
-            f"{path}: no such tokenizer; write it with `AutoTokenizer.from_pretrained(...).save_pretrained`"
-        )
-    tokenizer = load(path)
-    size = vocabulary_size(tokenizer)
-    if size > vocabulary:
-        raise DataError(f"{path}: it has {size} tokens, the model only {vocabulary}; it belongs to another model")
+    tokenizer = read_foreign(path, vocabulary=vocabulary, roots=link_roots(folder))
     return tokenizer, end_of_text(tokenizer, path=path)
 
 
@@ -164,31 +148,28 @@ class _Stored:
 
 def _open_weights(folder: Path, *, widens: bool) -> dict[str, _Stored]:
     """All tensors of one file, or of the files that the index names."""
-    if (folder / WEIGHTS).is_file():
-        return _open_file(folder / WEIGHTS, widens=widens)
-    if not (folder / INDEX).is_file():
-        raise DataError(f"{folder}: no {WEIGHTS} and no {INDEX}; other formats (pickled .bin files) are not read")
-    index = read_json(folder / INDEX, what="index of weights")
-    places: dict[str, str] = index.get("weight_map", {}) if isinstance(index, dict) else {}
+    files = weight_files(folder)
     found: dict[str, _Stored] = {}
-    for file in sorted(set(places.values())):
-        if Path(file).name != file:
-            raise DataError(f"{folder / INDEX}: it names `{file}`, which is not in the same folder")
+    for file in files.names:
         found |= _open_file(folder / file, widens=widens)
-    missing = sorted(set(places) - set(found))
-    if missing or not found:
-        raise DataError(f"{folder / INDEX}: tensors named here are in no file: {', '.join(missing[:3]) or 'all'}")
+    missing = sorted(files.tensors - set(found))
+    if missing:
+        raise DamagedModel(f"{files.named_by}: tensors named here are in no file: {', '.join(missing[:3])}")
     return found
 
 
 def _open_file(path: Path, *, widens: bool) -> dict[str, _Stored]:
     try:
+        # The library opens whatever it is given, and waits for ever for a FIFO.
+        os.close(open_inside(path, roots=link_roots(path.parent)))
         file = safetensors.safe_open(path, framework="pt")
         return {name: _Stored(file, name, widens=widens) for name in file.keys()}  # noqa: SIM118 (not a mapping)
     except FileNotFoundError:
-        raise DataError(f"{path}: this file of weights is missing; copy the whole directory") from None
-    except (safetensors.SafetensorError, json.JSONDecodeError) as error:
-        raise DataError(f"{path}: this file of weights is damaged: {error}; copy it again") from None
+        raise DamagedModel(f"{path}: this file of weights is missing; copy the whole directory") from None
+    except Refused as error:
+        raise DamagedModel(f"{path}: this file of weights is not read: {error}") from None
+    except (safetensors.SafetensorError, ValueError, OSError) as error:
+        raise DamagedModel(f"{path}: this file of weights is damaged: {error}; copy it again") from None
 
 
 def _check_dtypes(folder: Path, tensors: Mapping[str, _Stored], *, mixed: bool) -> None:
@@ -196,6 +177,6 @@ def _check_dtypes(folder: Path, tensors: Mapping[str, _Stored], *, mixed: bool) 
     dtypes = {tensor.dtype for tensor in tensors.values() if tensor.dtype.lstrip("B").startswith("F")}
     names = ", ".join(sorted(str(DTYPES.get(dtype, dtype)) for dtype in dtypes))
     if not dtypes <= set(DTYPES):
-        raise DataError(f"{folder}: weights of {names} are quantized; not read")
+        raise DamagedModel(f"{folder}: weights of {names} are quantized; not read")
     if len(dtypes) > 1 and not mixed:
-        raise DataError(f"{folder}: weights of several types ({names}); make them one with --dtype float32")
+        raise DamagedModel(f"{folder}: weights of several types ({names}); make them one with --dtype float32")

@@ -33,22 +33,25 @@ class Dropout:
     """int64, each row's number in the global batch of the step."""
     places_T: Tensor | None = None
     """int64, where in the row the tokens at hand stand, when they are not all of it."""
+    positions_first: bool = False
+    """Whether what is masked is T B C."""
 
     def at(self, layer: int) -> Dropout:
         """The masks of `layer`; without it they are those of the first."""
         return replace(self, key=self.key + len(SITES) * layer)
 
     def __call__(self, x_BTC: Tensor, *, site: Site) -> Tensor:
-        kept_BTC = self.kept(x_BTC.shape[1], x_BTC.shape[2], site=site)
+        kept_BTC = self.kept(x_BTC.shape[0 if self.positions_first else 1], x_BTC.shape[2], site=site)
         return x_BTC.masked_fill(~kept_BTC, 0.0) * (1 / (1 - self.rate))
 
     def kept(self, tokens: int, features: int, *, site: Site) -> Tensor:
-        """Which features stay, B T C."""
+        """Which features stay, B T C or T B C."""
         device = self.key.device
         place_T = torch.arange(tokens, device=device) if self.places_T is None else self.places_T
         token_BT = _mix64(self.key + SITES[site])
-        token_BT = _mix64(token_BT + self.rows_B.unsqueeze(1))
-        token_BT = _mix64(token_BT + place_T)
+        rows, places = (0, 1) if self.positions_first else (1, 0)
+        token_BT = _mix64(token_BT + self.rows_B.unsqueeze(rows))
+        token_BT = _mix64(token_BT + place_T.unsqueeze(places))
         # 64 bits for each token, but 32 for each feature: half the memory traffic where the numbers are many.
         low_BT1, high_BT1 = (half.to(torch.int32).unsqueeze(2) for half in (_low(token_BT), _low(token_BT >> 32)))
         bits_BTC = _mix32(low_BT1 + torch.arange(features, device=device, dtype=torch.int32))

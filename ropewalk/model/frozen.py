@@ -70,7 +70,7 @@ def _matches(name: str, pattern: str) -> bool:
 
 def _unmatched(pattern: str, single: str, names: Sequence[str], spec: Spec) -> str:
     """Why `single`, a block of `pattern` or itself, names nothing, and what to write instead."""
-    if single.split(".")[0] == "head" and spec.tied:
+    if single.split(".")[0] == "head" and spec.tie_embeddings:
         return f"`{pattern}` names nothing: the head shares the embedding's weights; freeze `embedding`"
     block = re.match(r"blocks\.(\d+)(\.|$)", single)
     if block and int(block[1]) >= spec.layers:

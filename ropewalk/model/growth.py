@@ -60,7 +60,7 @@ def grow(
     """
     weights, spec = merged(weights, spec)
     deeper = larger.layers > spec.layers
-    if deeper and new_blocks == "identity" and spec.norm_place == "post":
+    if deeper and new_blocks == "identity" and spec.norm_position == "post":
         raise UserError(
             "`model.layers`: after `post` norms no block is the identity; grow with --new-blocks stack, which changes "
             "the function"
@@ -95,7 +95,7 @@ def _branch_ends(spec: Spec) -> tuple[str, ...]:
 
     One such part a branch, not two: after two zeros in a row neither would ever get a gradient.
     """
-    if spec.norm_place == "both" and spec.norm != "none":
+    if spec.norm_position == "both" and spec.norm != "none":
         return ("attention_post_norm", "mlp_post_norm")
     return ("attention.out", "mlp.down")
 
@@ -106,18 +106,18 @@ class Widening:
     def __init__(self, spec: Spec, larger: Spec) -> None:
         self._spec, self._larger = spec, larger
         stream = torch.arange(larger.width) % spec.width
-        hidden = torch.arange(larger.hidden) % spec.hidden
+        hidden = torch.arange(larger.mlp_width) % spec.mlp_width
         groups = torch.arange(larger.kv_heads) % spec.kv_heads
         queries = torch.arange(larger.heads // larger.kv_heads) % (spec.heads // spec.kv_heads)
         heads = (groups.unsqueeze(1) * (spec.heads // spec.kv_heads) + queries).flatten()
         head_rows, group_rows = (_rows_of(which, spec.head_size) for which in (heads, groups))
-        self.copies = (larger.width, larger.hidden) != (spec.width, spec.hidden)
+        self.copies = (larger.width, larger.mlp_width) != (spec.width, spec.mlp_width)
         """Whether anything is copied."""
         self._outputs = dict.fromkeys(("key", "value"), group_rows) | dict.fromkeys(("out", "down"), stream)
         self._outputs |= dict.fromkeys(("gate", "up"), hidden) | {"query": head_rows}
         self._inputs = {"out": head_rows, "down": hidden}
         self._stream = stream
-        self._last_norm = "norm." if spec.norm_place != "post" else f"blocks.{larger.layers - 1}.mlp_norm."
+        self._last_norm = "norm." if spec.norm_position != "post" else f"blocks.{larger.layers - 1}.mlp_norm."
 
     def widened(self, name: str, tensor: Tensor, *, noise: float, seed: int) -> Tensor:
         """One parameter at its new size."""
@@ -128,7 +128,7 @@ class Widening:
         if name == "head.weight":
             return _read_by(tensor, self._stream)
         if "norm." in name:
-            shrink = name.startswith(self._last_norm) and self._spec.tied
+            shrink = name.startswith(self._last_norm) and self._spec.tie_embeddings
             return tensor[self._stream] / (self._larger.width // self._spec.width if shrink else 1)
         parts = zip(part_names(name, self._spec), unfused(tensor, split_of(name, self._spec)), strict=True)
         wide = [self._part(part, piece, noise=noise, seed=seed_for(seed, "grow", name, part)) for part, piece in parts]

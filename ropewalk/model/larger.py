@@ -29,7 +29,7 @@ class Sizes:
     """Query heads. Not set: as many more as the width grows, since the size of a head is kept."""
     kv_heads: Annotated[int, Range(least=1)] | None = None
     """Key and value heads. Not set: they grow as the query heads do."""
-    hidden: Annotated[int, Range(least=8)] | None = None
+    mlp_width: Annotated[int, Range(least=8)] | None = None
     """Features inside the feed-forward part."""
 
 
@@ -52,7 +52,7 @@ def larger(spec: Spec, sizes: Sizes) -> Spec:
         width=sizes.width or spec.width,
         heads=sizes.heads or spec.heads * times,
         kv_heads=sizes.kv_heads or spec.kv_heads * times,
-        hidden=sizes.hidden or spec.hidden,
+        mlp_width=sizes.mlp_width or spec.mlp_width,
     )
     problems = list(_problems(spec, grown))
     if problems:
@@ -61,7 +61,7 @@ def larger(spec: Spec, sizes: Sizes) -> Spec:
 
 
 def _problems(spec: Spec, grown: Spec) -> Iterator[str]:
-    for name in ("layers", "width", "heads", "kv_heads", "hidden"):
+    for name in ("layers", "width", "heads", "kv_heads", "mlp_width"):
         before, after = getattr(spec, name), getattr(grown, name)
         if after < before:
             yield f"`model.{name}`: {after} is less than the {before} of the checkpoint; models only grow"
@@ -93,9 +93,9 @@ def _is_whole(spec: Spec, grown: Spec) -> bool:
 
 def _width_problems(spec: Spec) -> Iterator[str]:
     if spec.position in ("alibi", "sinusoidal"):
-        yield f"`model.width`: `{spec.position}` positions are others at another width; grow layers or hidden"
-    if spec.tied and spec.norm == "none":
+        yield f"`model.width`: `{spec.position}` positions are others at another width; grow layers or mlp_width"
+    if spec.tie_embeddings and spec.norm == "none":
         yield (
             "`model.width`: a tied head would give larger logits, and without norms nothing can take that back; "
-            "grow layers or hidden"
+            "grow layers or mlp_width"
         )

@@ -39,6 +39,10 @@ def make_linear(spec: Spec, name: str, *, inputs: int, outputs: int) -> Linear:
     return Linear(inputs, outputs, bias=spec.bias, rank=rank, alpha=spec.lora_alpha)
 
 
+Product = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+"""x W^T + b of an input, a matrix and maybe a bias."""
+
+
 def _same(x: Tensor) -> Tensor:
     return x
 
@@ -46,8 +50,9 @@ def _same(x: Tensor) -> Tensor:
 class Linear(nn.Module):
     """x W^T + b, and with a low-rank adapter alpha / rank (x A^T) B^T beside it (Hu et al. 2021, equation 3).
 
-    Who splits the matrix over devices sets `enter`, which brings the input together, and `leave`, which adds up what
-    each device computes, before the bias; who computes gradients of weights later sets `product`. Where
+    Who splits the matrix over devices sets `enter`, which brings the input together, or `column`, which does so and
+    multiplies, and `leave`, which adds up what each device computes, before the bias; who computes gradients of weights
+    later sets `product`. Where
     model/products.py does all there is to do, the map is `bare`: callers may join more to its product.
     """
 
@@ -59,8 +64,10 @@ class Linear(nn.Module):
         self.lora_a = nn.Parameter(torch.empty(rank, inputs)) if rank else None
         self.lora_b = nn.Parameter(torch.empty(outputs, rank)) if rank else None
         self.enter: Callable[[Tensor], Tensor] = _same
+        self.column: Callable[[Tensor, Tensor, Tensor | None, Product], Tensor] | None = None
+        """`enter` and `product` in one, for the products of torch and of model/products.py without an adapter."""
         self.leave: Callable[[Tensor], Tensor] | None = None
-        self.product: Callable[[Tensor, Tensor, Tensor | None], Tensor] = F.linear
+        self.product: Product = F.linear
         self.bare = False
 
     def forward(
@@ -68,11 +75,14 @@ class Linear(nn.Module):
     ) -> Tensor:
         """Plus `added`; without its bias where the caller adds it, or with one that gets its gradient from the
         caller."""
-        x = self.enter(x)
         bias: Tensor | None = self.bias if biased else None
         bias = bias if bias is None or bias_learns else bias.detach()
         if added is not None and self.bare:
             return product(x, self.weight, bias, added)
+        if self.column is not None and self.lora_a is None and self.product in (F.linear, product):
+            y = self.column(x, self.weight, bias, self.product)
+            return y if added is None else added + y
+        x = self.enter(x)
         # The bias inside the product is free; after partial sums it comes once.
         y = self.product(x, self.weight, None if self.leave else bias)
         if self.lora_a is not None and self.lora_b is not None:
@@ -101,12 +111,16 @@ class Attention(nn.Module):
 
     Its rows are grouped by key-value head (queries, key, value of group 0, then group 1, ...), so that a cut of
     dimension 0 between groups is a valid tensor split.
+
+    With `positions_first` hidden states are T B C, and the angles of rotations T 1 B D/2: until heads meet, tokens are
+    tokens, in whatever order.
     """
 
     def __init__(self, spec: Spec) -> None:
         super().__init__()
         self.head_size = spec.head_size
         self.group_heads = spec.group_heads
+        self.positions_first = False
         rows = spec.kv_heads * spec.group_heads * spec.head_size
         self.qkv = make_linear(spec, "attention.qkv", inputs=spec.width, outputs=rows)
         self.query_norm = HeadNorm(spec) if spec.qk_norm else None
@@ -134,7 +148,11 @@ class Attention(nn.Module):
                 q_BHTD, k_BGTD = self.query_norm(q_BHTD), self.key_norm(k_BGTD)
             if turn is not None:
                 q_BHTD, k_BGTD = rotate(q_BHTD, turn), rotate(k_BGTD, turn)
+        if self.positions_first:
+            q_BHTD, k_BGTD, v_BGTD = (x_THBD.transpose(0, 2) for x_THBD in (q_BHTD, k_BGTD, v_BGTD))
         attended_BHTD = attend(q_BHTD, k_BGTD, v_BGTD)
+        if self.positions_first:
+            attended_BHTD = attended_BHTD.transpose(0, 2)
         flat_BTC = attended_BHTD.transpose(1, 2).flatten(2)
         return self.out(flat_BTC, biased=biased, bias_learns=bias_learns, added=added)
 
@@ -181,8 +199,8 @@ class FeedForward(nn.Module):
         self.gated = spec.gated
         self.tanh = {"gelu": False, "gelu-tanh": True}.get(spec.mlp)
         self.chunk = spec.mlp_chunk
-        self.up = make_linear(spec, "mlp.up", inputs=spec.width, outputs=spec.hidden * (2 if spec.gated else 1))
-        self.down = make_linear(spec, "mlp.down", inputs=spec.hidden, outputs=spec.width)
+        self.up = make_linear(spec, "mlp.up", inputs=spec.width, outputs=spec.mlp_width * (2 if spec.gated else 1))
+        self.down = make_linear(spec, "mlp.down", inputs=spec.mlp_width, outputs=spec.width)
 
     def forward(self, x_BTC: Tensor, *, bias_learns: bool = True, added: Tensor | None = None) -> Tensor:
         """Plus `added`; with a last bias that gets its gradient from the caller, where it has one."""
@@ -197,7 +215,7 @@ class FeedForward(nn.Module):
 
 
 class Block(nn.Module):
-    """Two residual branches, attention and feed-forward; where they are normalised is the spec's `norm_place`.
+    """Two residual branches, attention and feed-forward; where they are normalised is the spec's `norm_position`.
 
     The forward pass does not look at `layer`: compiled once, it serves all layers.
     """
@@ -205,8 +223,8 @@ class Block(nn.Module):
     def __init__(self, spec: Spec, layer: int) -> None:
         super().__init__()
         self.layer = layer
-        self.norm_last = spec.norm_place == "post"
-        both = spec.norm_place == "both"
+        self.norm_last = spec.norm_position == "post"
+        both = spec.norm_position == "both"
         self.attention_norm = make_norm(spec)
         self.attention = Attention(spec)
         self.attention_post_norm = make_norm(spec) if both else None

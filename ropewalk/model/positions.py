@@ -20,7 +20,7 @@ def rotation(positions_BT: Tensor, spec: Spec, *, dtype: torch.dtype = torch.flo
     2023); `ntk` takes base x s^(D/(D-2)) (Peng et al. 2023, section 3.1), so that pair 0 is unchanged and
     the last pair turns s times slower.
     """
-    size, base, positions = spec.head_size, spec.rope_base, positions_BT.to(torch.float64)
+    size, base, positions = spec.head_size, spec.rope_theta, positions_BT.to(torch.float64)
     if spec.rope_scaling == "linear":
         positions = positions / spec.rope_factor
     elif spec.rope_scaling == "ntk":

@@ -54,10 +54,10 @@ def split_of(name: str, spec: Spec) -> Split:
     if name.endswith(("mlp.up.weight", "mlp.up.bias")):
         if spec.gated:
             chunk = spec.mlp_chunk
-            return Split("column", spec.hidden // chunk, (("gate", chunk), ("up", chunk)))
-        return Split("column", spec.hidden)
+            return Split("column", spec.mlp_width // chunk, (("gate", chunk), ("up", chunk)))
+        return Split("column", spec.mlp_width)
     if name.endswith("mlp.down.weight"):
-        return Split("row", spec.hidden // spec.mlp_chunk if spec.gated else spec.hidden)
+        return Split("row", spec.mlp_width // spec.mlp_chunk if spec.gated else spec.mlp_width)
     if name in ("embedding.weight", "head.weight"):
         return Split("vocabulary", spec.vocabulary)
     return Split("replicate")
@@ -66,7 +66,7 @@ def split_of(name: str, spec: Spec) -> Split:
 def whole_name(name: str, spec: Spec) -> str:
     """The parameter that `name` is in the whole model: the last stage of a pipeline has a head of its own also where
     the head is tied, and that is a copy of the embedding, no parameter by itself."""
-    return "embedding.weight" if name == "head.weight" and spec.tied else name
+    return "embedding.weight" if name == "head.weight" and spec.tie_embeddings else name
 
 
 def _adapter_split(name: str, spec: Spec) -> Split:

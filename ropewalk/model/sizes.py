@@ -18,55 +18,69 @@ class Size:
     model: Model
     vocabulary: int
     sequence_length: int
-    batch_rows: int
-    microbatch_rows: int
+    batch_size: int
+    microbatch_size: int
     recompute: Literal["none", "full"] = "none"
 
 
 SIZES: dict[str, Size] = {
     # Trains in seconds on one core.
     "tiny": Size(
-        model=Model(layers=2, width=64, heads=4, hidden=128),
+        model=Model(layers=2, width=64, heads=4, mlp_width=128),
         vocabulary=512,
         sequence_length=64,
-        batch_rows=4,
-        microbatch_rows=2,
+        batch_size=4,
+        microbatch_size=2,
     ),
     # GPT-2 (Radford et al. 2019), with its vocabulary rounded up to a multiple of 128, as everybody trains it.
     "124M": Size(
         model=Model(
-            layers=12, width=768, heads=12, mlp="gelu-tanh", norm="layer", bias=True, position="learned", tied=True
+            layers=12,
+            width=768,
+            heads=12,
+            mlp="gelu-tanh",
+            norm="layer",
+            bias=True,
+            position="learned",
+            tie_embeddings=True,
         ),
         vocabulary=50304,
         sequence_length=1024,
-        batch_rows=64,
-        microbatch_rows=64,
+        batch_size=64,
+        microbatch_size=64,
     ),
     # GPT-2 medium, with rows of 2048.
     "350M": Size(
         model=Model(
-            layers=24, width=1024, heads=16, mlp="gelu-tanh", norm="layer", bias=True, position="learned", tied=True
+            layers=24,
+            width=1024,
+            heads=16,
+            mlp="gelu-tanh",
+            norm="layer",
+            bias=True,
+            position="learned",
+            tie_embeddings=True,
         ),
         vocabulary=50304,
         sequence_length=2048,
-        batch_rows=16,
-        microbatch_rows=16,
+        batch_size=16,
+        microbatch_size=16,
     ),
     # As Llama (Touvron et al. 2023), with the width and depth of GPT-3 XL.
     "1.3B": Size(
-        model=Model(layers=24, width=2048, heads=16, hidden=5632, tied=False),
+        model=Model(layers=24, width=2048, heads=16, mlp_width=5632, tie_embeddings=False),
         vocabulary=32000,
         sequence_length=2048,
-        batch_rows=16,
-        microbatch_rows=16,
+        batch_size=16,
+        microbatch_size=16,
     ),
     # Llama 2 7B. Weights, gradients and moments alone take 108 GB in float32: a row at a time, computed again.
     "7B": Size(
-        model=Model(layers=32, width=4096, heads=32, hidden=11008, tied=False),
+        model=Model(layers=32, width=4096, heads=32, mlp_width=11008, tie_embeddings=False),
         vocabulary=32000,
         sequence_length=4096,
-        batch_rows=4,
-        microbatch_rows=1,
+        batch_size=4,
+        microbatch_size=1,
         recompute="full",
     ),
 }

@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 from math import prod
-from typing import Literal
+from typing import Any, Literal
+
+from ropewalk.base.errors import UserError
 
 from .config import Documents, Init, LoraTargets, Mlp, Model, Norm, NormPlace, Position, RopeScaling
 
@@ -33,21 +35,21 @@ class Spec:
 
     vocabulary: int
     sequence_length: int
-    """Longest row; learned positions and the rotation table end here."""
+    """Longest row; the rotation table ends here, and learned positions unless `positions` says otherwise."""
     layers: int
     width: int
     heads: int
     kv_heads: int
     head_size: int
-    hidden: int
+    mlp_width: int
     norm: Norm
     mlp: Mlp
     position: Position
-    rope_base: float
-    tied: bool
+    rope_theta: float
+    tie_embeddings: bool
     # Below: what came later, with the value that older checkpoints and plans mean by leaving it out.
     bias: bool = False
-    norm_place: NormPlace = "pre"
+    norm_position: NormPlace = "pre"
     qk_norm: bool = False
     rope_scaling: RopeScaling = "none"
     rope_factor: float = 1.0
@@ -59,6 +61,13 @@ class Spec:
     """Rank of the adapters; 0: there are none."""
     lora_alpha: float = 16.0
     lora_targets: LoraTargets = "all"
+    positions: int | None = None
+    """Learned positions; None: `sequence_length`."""
+
+    @property
+    def learned_positions(self) -> int:
+        """Rows of the table of learned positions; 0: the model has none."""
+        return (self.positions or self.sequence_length) if self.position == "learned" else 0
 
     @property
     def adapted(self) -> tuple[str, ...]:
@@ -83,9 +92,9 @@ class Spec:
         """Rows of gate, then as many rows of up, alternate in the fused projection of a gated part.
 
         Chunks are as long as leaves a number of them that 8 divides, so that tensor degrees 2, 4 and 8 are
-        possible wherever 8 divides `hidden`.
+        possible wherever 8 divides `mlp_width`.
         """
-        return next((size for size in (128, 64, 32, 16, 8, 4, 2) if self.hidden % (8 * size) == 0), 1)
+        return next((size for size in (128, 64, 32, 16, 8, 4, 2) if self.mlp_width % (8 * size) == 0), 1)
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """The shape of every parameter by name, in the order of the modules."""
@@ -98,19 +107,19 @@ class Spec:
         if self.qk_norm:
             block |= {f"attention.{part}_norm.weight": (self.head_size,) for part in ("query", "key")}
         block |= self._linear("attention.out", width, self.heads * self.head_size)
-        block |= _inside("attention_post_norm", norm) if self.norm_place == "both" else {}
+        block |= _inside("attention_post_norm", norm) if self.norm_position == "both" else {}
         block |= _inside("mlp_norm", norm)
-        block |= self._linear("mlp.up", self.hidden * (2 if self.gated else 1), width)
-        block |= self._linear("mlp.down", width, self.hidden)
-        block |= _inside("mlp_post_norm", norm) if self.norm_place == "both" else {}
+        block |= self._linear("mlp.up", self.mlp_width * (2 if self.gated else 1), width)
+        block |= self._linear("mlp.down", width, self.mlp_width)
+        block |= _inside("mlp_post_norm", norm) if self.norm_position == "both" else {}
         shapes: dict[str, tuple[int, ...]] = {"embedding.weight": (self.vocabulary, width)}
-        if self.position == "learned":
-            shapes["positions.weight"] = (self.sequence_length, width)
+        if self.learned_positions:
+            shapes["positions.weight"] = (self.learned_positions, width)
         for layer in range(self.layers):
             shapes |= _inside(f"blocks.{layer}", block)
         # `post` ends each block with a norm: the last of them is the final one.
-        shapes |= _inside("norm", norm) if self.norm_place != "post" else {}
-        if not self.tied:
+        shapes |= _inside("norm", norm) if self.norm_position != "post" else {}
+        if not self.tie_embeddings:
             shapes["head.weight"] = (self.vocabulary, width)
         return shapes
 
@@ -205,28 +214,37 @@ class Spec:
         return {name: shapes[name] for name in trained}
 
 
+CHANGEABLE = ("dropout", "documents", "window", "rope_theta", "rope_scaling", "rope_factor", "init")
+"""Settings of a model that may change while its weights stay what they are: none of them has a weight, and the rest of
+the model goes on meaning the same."""
+
+
 def resolve(model: Model, *, vocabulary: int, sequence_length: int) -> Spec:
-    """The spec of `model` for a tokenizer and a row length."""
-    hidden = model.hidden
-    if hidden is None:
+    """The spec of `model` for a tokenizer of `vocabulary` tokens and a row length."""
+    if model.vocabulary and model.vocabulary < vocabulary:
+        raise UserError(
+            f"`model.vocabulary` is {model.vocabulary}, the tokenizer has {vocabulary} tokens; raise it or leave it out"
+        )
+    mlp_width = model.mlp_width
+    if mlp_width is None:
         gated = model.mlp in ("swiglu", "geglu")
-        hidden = -(-8 * model.width // 3 // 64) * 64 if gated else 4 * model.width
+        mlp_width = -(-8 * model.width // 3 // 64) * 64 if gated else 4 * model.width
     return Spec(
-        vocabulary=vocabulary,
+        vocabulary=model.vocabulary or vocabulary,
         sequence_length=sequence_length,
         layers=model.layers,
         width=model.width,
         heads=model.heads,
         kv_heads=model.kv_heads or model.heads,
-        head_size=model.width // model.heads,
-        hidden=hidden,
+        head_size=model.head_size or model.width // model.heads,
+        mlp_width=mlp_width,
         norm=model.norm,
         mlp=model.mlp,
         position=model.position,
-        rope_base=model.rope_base,
-        tied=model.tied,
+        rope_theta=model.rope_theta,
+        tie_embeddings=model.tie_embeddings,
         bias=model.bias,
-        norm_place=model.norm_place,
+        norm_position=model.norm_position,
         qk_norm=model.qk_norm,
         rope_scaling=model.rope_scaling,
         rope_factor=model.rope_factor,
@@ -234,7 +252,15 @@ def resolve(model: Model, *, vocabulary: int, sequence_length: int) -> Spec:
         documents=model.documents,
         dropout=model.dropout,
         init=model.init,
+        positions=model.positions,
     )
+
+
+def model_values(spec: Spec) -> dict[str, Any]:
+    """The values of `[model]` that `resolve` makes `spec` of, adapters apart; those that are not set are left out."""
+    values = {name: getattr(spec, name) for name in Model.__dataclass_fields__}
+    values["positions"] = spec.learned_positions or None
+    return {name: value for name, value in values.items() if value is not None}
 
 
 class _Gradients:
@@ -247,7 +273,7 @@ class _Gradients:
     def __init__(self, spec: Spec, trained: Collection[str] | None) -> None:
         names = list(spec.shapes())
         self._trained = set(names if trained is None else trained)
-        if spec.tied:
+        if spec.tie_embeddings:
             # The same matrix twice: first as the embedding, last as the head.
             names.append("head.weight")
             if "embedding.weight" in self._trained:
@@ -282,7 +308,7 @@ def _place(name: str, spec: Spec) -> tuple[int, ...]:
     words = name.split(".")
     if words[0] != "blocks":
         return (0,) if words[0] in ("embedding", "positions") else (2,)
-    last = spec.norm_place == "post" and words[2].endswith("_norm")
+    last = spec.norm_position == "post" and words[2].endswith("_norm")
     return (1, int(words[1]), words[2].startswith("mlp"), last)
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from pathlib import Path
 
 from ropewalk.base.progress import amount, duration
 
-from .headline import progress, recent_pace, seconds_left, verdict
+from .headline import progress, recent_pace, seconds_left, total_steps, verdict
 from .report import FILE
-from .run import RunView, Stage
+from .run import NOT_YET, RunView, Stage
 
 WORKER_LOG = "worker.log"
 """What a detached worker prints; launch/local.py writes it."""
@@ -27,6 +28,7 @@ def status_lines(view: RunView) -> list[str]:
     rows = [("stage " + stage.name, _stage(stage)) for stage in view.stages]
     rows += _training(view)
     rows += [("warning", str(event.get("message", ""))) for event in view.notable if event["kind"] == "warning"][-3:]
+    rows += [("damaged", line) for line in view.missing if not line.endswith(NOT_YET)]
     log = view.folder / WORKER_LOG
     if log.exists() and not view.finished:
         rows.append(("worker", f"see {log}; it ends with: {_last_line(log)}"))
@@ -34,6 +36,39 @@ def status_lines(view: RunView) -> list[str]:
     rows.append(("report", str(report) if report.exists() else f"{report} (not written yet)"))
     width = max(len(name) for name, _ in rows)
     return [f"{view.name}: {_state(view)}", *(f"  {name:<{width}}  {value}" for name, value in rows)]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Moment:
+    """A run at one moment, for a line of any width."""
+
+    task: str
+    share: float | None
+    """How much of the task is done."""
+    first: list[str]
+    """The most important figures."""
+    others: list[str]
+
+    def __str__(self) -> str:
+        share = [] if self.share is None else [f"{self.share:4.0%}"]
+        return "  ".join([self.task, *share, *self.first, *self.others])
+
+
+def moment(view: RunView) -> Moment:
+    """The stage at which the run is, and what training comes to."""
+    task = "finished" if view.finished else next((stage.name for stage in reversed(view.stages)), "start")
+    total = total_steps(view)
+    if not view.steps:
+        return Moment(task=task, share=None, first=[], others=[])
+    last, pace = view.steps[-1], recent_pace(view)
+    left = seconds_left(view) if view.process else None
+    first = [f"loss {last.loss:.4f}", f"{pace:,.0f} tokens/s" if pace is not None else ""]
+    first.append(f"ETA {duration(left)}" if left is not None else "")
+    others = [f"step {last.step:,} of {total:,}" if total else f"step {last.step:,}"]
+    if view.validations:
+        others.append(f"validation loss {view.validations[-1].loss:.4f}")
+    share = last.step / total if total and task in ("train", "finished") else None
+    return Moment(task=task, share=share, first=[figure for figure in first if figure], others=others)
 
 
 def _state(view: RunView) -> str:
@@ -70,12 +105,7 @@ def _training(view: RunView) -> list[tuple[str, str]]:
         rows.append((f"step {last.step}", ", ".join(filter(None, parts))))
     if view.validations:
         point = view.validations[-1]
-        rows.append(
-            (
-                "validation",
-                f"loss {point.loss:.4f}, {point.bits_per_byte:.3f} bits per byte, step {point.step}",
-            )
-        )
+        rows.append(("validation loss", f"{point.loss:.4f} ({point.measured_on}), step {point.step}"))
     if view.saved_step is not None:
         rows.append(("checkpoint", f"step {view.saved_step}"))
     if view.process and (left := seconds_left(view)) is not None:

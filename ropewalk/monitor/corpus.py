@@ -9,9 +9,10 @@ from ropewalk.base.progress import amount
 
 from .funnel import SMALL, Count, Flow, Measure, Node, gather_small, read_counts, read_flow
 from .markup import Markup, element
-from .page import empty, scrolling, section, table
+from .page import empty, scrolling, section, table, warning_box
 from .run import RunView
 from .sankey import draw_flow, source_tone
+from .values import text
 
 TITLE = "Data"
 
@@ -23,7 +24,9 @@ def corpus_section(view: RunView) -> Markup:
         return section(
             TITLE, empty(f"There is no manifest of prepared data{where}, so what was kept is not known here.")
         )
-    return section(TITLE, funnel_figures(view.manifest))
+    prepared = next((stage.result for stage in view.stages if stage.name == "prepare"), {})
+    warnings = [text(line) for line in prepared.get("warnings") or ()]
+    return section(TITLE, warning_box(warnings), funnel_figures(view.manifest))
 
 
 def funnel_figures(manifest: Any) -> list[Markup]:

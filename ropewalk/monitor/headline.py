@@ -39,7 +39,7 @@ def verdict(view: RunView) -> str:
         return ", ".join(parts) + "; not evaluated yet"
     others = [(name, view.measured(f"{name}_bits_per_byte")) for name in ("zlib", "xz")]
     beside = ", ".join(f"{name} {value:.2f}" for name, value in others if value is not None)
-    return ", ".join([*parts, f"{bits:.2f} bits per byte held out"]) + (f"; {beside}" if beside else "")
+    return ", ".join([*parts, f"{bits:.2f} held-out bits per byte"]) + (f"; {beside}" if beside else "")
 
 
 def progress(view: RunView) -> str:
@@ -116,13 +116,12 @@ def _amount(value: float | None) -> str:
 
 def _bits(view: RunView) -> Figure:
     bits = view.measured("bits_per_byte")
-    size = finite(view.evaluation.get("bytes"))
-    note = "not evaluated yet" if bits is None else "held-out text"
-    return Figure(
-        "Bits per byte",
-        "–" if bits is None else f"{bits:.3f}",
-        f"{note}, {amount(size, 'B')}" if size else note,
-    )
+    size, loss, perplexity = finite(view.evaluation.get("bytes")), view.measured("loss"), view.measured("perplexity")
+    note = "not evaluated yet" if bits is None else "whole documents"
+    note += f", {amount(size, 'B')}" if size else ""
+    note += f", loss {loss:.3f}" if loss is not None else ""
+    note += f", perplexity {perplexity:.3g}" if perplexity is not None else ""
+    return Figure("Held-out bits per byte", "–" if bits is None else f"{bits:.3f}", note)
 
 
 def _against(view: RunView, name: str) -> Figure:
@@ -143,13 +142,13 @@ def _accuracy(view: RunView) -> Figure:
 
 
 def _validation(view: RunView) -> Figure:
-    last = view.validations[-1].loss if view.validations else None
-    loss = _first(view.evaluation.get("loss"), view.summary.get("validation_loss"), last)
+    """The last one of training; the evaluation measures other text, and tells bits per byte."""
+    last = view.validations[-1] if view.validations else None
+    loss = _first(last.loss if last else None, view.summary.get("validation_loss"))
     if loss is None:
         return Figure("Validation loss", "–", "not measured yet")
-    perplexity = view.measured("perplexity")
-    note = "nats per token" + (f", perplexity {perplexity:.3g}" if perplexity is not None else "")
-    return Figure("Validation loss", f"{loss:.3f}", note)
+    measured = f", {last.measured_on}, step {last.step:,}" if last else ""
+    return Figure("Validation loss", f"{loss:.3f}", f"nats per token{measured}")
 
 
 def _vocabulary(view: RunView) -> str:

@@ -43,6 +43,11 @@ def empty(reason: str) -> Markup:
     return element("p", reason, class_="empty")
 
 
+def warning_box(lines: Sequence[str]) -> Child:
+    """Warnings, a paragraph each; nothing when there are none."""
+    return element("div", [element("p", line) for line in lines], class_="missing") if lines else None
+
+
 def badge(label: str, tone: str) -> Markup:
     """A word in a frame: `good`, `bad` or `note`."""
     return element("span", label, class_=f"badge {tone}")

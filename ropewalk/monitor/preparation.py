@@ -9,19 +9,21 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ropewalk.base.files import committed_file, read_json, upgraded
+from ropewalk.base.files import committed_file
 from ropewalk.base.progress import amount
+from ropewalk.base.seal import read_sealed
 
 from .bars import Bar, Group, bar_figure
 from .corpus import funnel_figures
-from .markup import Child, Markup, element
+from .markup import Markup, element
 from .overlap import overlap_section
-from .page import empty, page, scrolling, section, table
+from .page import empty, page, scrolling, section, table, warning_box
 from .removed import removed_section
 from .values import finite, mapping, text, whole
 
 FILE, PAGE = "report.json", "report.html"
-FORMAT = 1
+FORMAT = 2
+SEALED_SINCE = 2
 
 MOST_PARTS = 10
 """Sources, domains or languages with a bar of their own."""
@@ -30,8 +32,14 @@ MOST_PARTS = 10
 def write_page(folder: Path) -> Path:
     """Commits the page of the data in `folder`, and gives its path."""
     path = folder / FILE
-    what = "report of prepared data"
-    tree = upgraded(read_json(path, what=what), path=path, what=what, current=FORMAT, upgrades={})
+    tree = read_sealed(
+        path,
+        what="report of prepared data",
+        remedy="`ropewalk prepare report` with the recipe makes it anew",
+        current=FORMAT,
+        sealed_since=SEALED_SINCE,
+        upgrades={1: lambda tree: tree},
+    )
     document = render(tree, name=folder.name)
     with committed_file(folder / PAGE, "w") as file:
         file.write(document)
@@ -70,14 +78,10 @@ def _header(manifest: Mapping[str, Any], name: str) -> Markup:
         "header",
         element("p", "ropewalk prepare", class_="kicker"),
         element("h1", name),
-        _box(warnings),
+        warning_box(warnings),
         element("dl", tiles, class_="tiles"),
         class_="top",
     )
-
-
-def _box(lines: list[str]) -> Child:
-    return element("div", [element("p", line) for line in lines], class_="missing") if lines else None
 
 
 def _total(shards: list[Mapping[str, Any]], split: str, field: str) -> int:
@@ -94,7 +98,7 @@ def _repeats_section(repeats: Mapping[str, Any]) -> Markup:
     note = "Equal and near-equal texts together, all copies counted, as they were read."
     warning = text(repeats.get("warning"))
     figure = bar_figure("Text by how often it occurs", "bytes, all copies", [Group("", drawn)], wide=1080, note=note)
-    return section("Repeats", _box([warning] if warning else []), figure)
+    return section("Repeats", warning_box([warning] if warning else []), figure)
 
 
 def _times(bar: Mapping[str, Any]) -> str:

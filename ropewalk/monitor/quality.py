@@ -31,9 +31,13 @@ def quality_section(view: RunView) -> Markup:
     parts: dict[str, Mapping[str, Any]] = {"all held-out text": overall}
     domains = mapping(view.evaluation.get("domains")) or mapping(view.summary.get("domains"))
     parts.update((name, mapping(values)) for name, values in domains.items())
-    bars = bar_figure("Bits per byte", "shorter is better", [_group(title, values) for title, values in parts.items()])
+    bars = bar_figure(
+        "Held-out bits per byte",
+        "whole documents; shorter is better",
+        [_group(title, values) for title, values in parts.items()],
+    )
     rows = [(name, *_row(values)) for name, values in parts.items()]
-    heads = ("domain", "bits per byte", "accuracy", "held out")
+    heads = ("domain", "held-out bits per byte", "accuracy", "measured")
     numbers = element(
         "figure",
         element("figcaption", element("strong", "By domain"), element("span", _step_note(view), class_="unit")),

@@ -67,7 +67,7 @@ def _missing(view: RunView) -> Child:
     """Says that the run is unfinished, and what is not there."""
     if view.finished and not view.missing:
         return None
-    state = "Some files of this run are missing." if view.finished else "This run is not finished."
+    state = "Some files of this run are missing or damaged." if view.finished else "This run is not finished."
     items = element("ul", [element("li", line) for line in view.missing]) if view.missing else None
     return element("div", element("p", f"{state} The page shows what there is."), items, class_="missing")
 

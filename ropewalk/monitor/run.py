@@ -7,7 +7,8 @@ error.
 
 from __future__ import annotations
 
-import json
+import difflib
+import itertools
 import time
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -15,19 +16,27 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from ropewalk.base.errors import DataError
-from ropewalk.base.events import Event, events_path, read_events, steps
-from ropewalk.base.files import lock_owner
+from ropewalk.base.errors import ConfigError, DamagedFile, DataError
+from ropewalk.base.events import Event, events_path
+from ropewalk.base.files import NO_FILE, lock_owner, read_regular
+from ropewalk.base.progress import counted
+from ropewalk.base.seal import ALTERED, parse_sealed, parse_sealed_lines, parse_sealed_toml
 from ropewalk.config.read import DEFAULT
+from ropewalk.config.resolved import with_new_names
 
-from .values import finite, mapping, number, text, whole
+from .stream import MOST_NOTABLE, Stream, warnings_of
+from .values import mapping, number, text, whole
 
 Json = Mapping[str, Any]
 
 STAGES = ("prepare", "plan", "train", "evaluate", "report")
 """The order in which stages run; others follow in the order of their names."""
-NOTABLE = ("restored", "config_changed", "warning", "phase_started", "anomaly", "rolled_back", "stopped_early")
-"""Kinds of events that a reader should see one by one."""
+NOT_YET = "not written yet"
+CONFIG = "config.toml"
+MOST_LISTED = 6
+"""Runs that a message names."""
+SEALED_SINCE = {"plan.json": 3, "manifest.json": 3}
+"""The first format of a file with a checksum; 2 of all others (docs/formats.md)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,11 +86,18 @@ class StepRecord:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Validation:
-    """One measurement of the held-out loss during training."""
+    """One measurement during training, on the first sequences of the held-out documents."""
 
     step: int
     loss: float
     bits_per_byte: float
+    sequences: int | None = None
+    """None in events of versions that did not tell."""
+
+    @property
+    def measured_on(self) -> str:
+        """What it was measured on, in words."""
+        return "held-out sequences" if self.sequences is None else counted(self.sequences, "held-out sequence")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -121,12 +137,16 @@ class RunView:
     settings: tuple[Setting, ...]
     stages: tuple[Stage, ...]
     steps: tuple[StepRecord, ...]
-    """The steps that count, without those undone by a restore."""
+    """The steps that count, without those undone by a restore; of very many evenly spaced ones, and the last."""
+    logged_steps: int
+    """How many steps count, with those that `steps` leaves out."""
+    lost_steps: tuple[int, ...]
+    """Steps whose loss was not finite."""
     validations: tuple[Validation, ...]
     layers: tuple[LayerRecord, ...]
     """The measurements of layers that count."""
     notable: tuple[Event, ...]
-    """Events of the kinds in `NOTABLE`, of every rank, by time."""
+    """Events of the kinds in `stream.NOTABLE`, of every rank, by time."""
     starts: int
     """How often the run was started."""
     first_time: float
@@ -159,37 +179,66 @@ class RunView:
         return number(self.summary.get(key)) if value is None else value
 
 
-def read_run(run: Path) -> RunView:
-    """The run in `run` as far as it has come; raises DataError only when there is no such folder."""
+def runs_in(folder: Path) -> list[Path]:
+    """The run directories in `folder`, that of the newest settings first."""
+    found = [path for path in folder.iterdir() if (path / CONFIG).is_file()] if folder.is_dir() else []
+    return sorted(found, key=lambda path: (-(path / CONFIG).stat().st_mtime, path.name))
+
+
+def is_run_directory(path: Path) -> bool:
+    """Whether there is anything of a run in the folder `path`."""
+    return any((path / name).exists() for name in (CONFIG, "events.jsonl", "stages"))
+
+
+def check_run(run: Path) -> None:
+    """Raises DataError for what is no run directory."""
     if not run.is_dir():
-        raise DataError(f"{run}: no such run directory")
-    if not any((run / name).exists() for name in ("config.toml", "events.jsonl", "stages")):
-        raise DataError(f"{run}: not a run directory; runs lie in `runs/NAME`")
+        raise DataError(f"{run}: no such run directory{_there_are(run)}")
+    if not is_run_directory(run):
+        raise DataError(f"{run}: not a run directory; runs lie in `runs/NAME`{_there_are(run)}")
+
+
+def _there_are(path: Path) -> str:
+    """The runs that may be meant by `path`."""
+    found = list(dict.fromkeys(run for folder in (path, path.parent, Path("runs")) for run in runs_in(folder)))
+    near = difflib.get_close_matches(path.name, [run.name for run in found], n=1)
+    if near:
+        return f"; did you mean `{next(run for run in found if run.name == near[0])}`?"
+    more = " ..." if len(found) > MOST_LISTED else ""
+    return f"; there are {', '.join(map(str, found[:MOST_LISTED]))}{more}" if found else ""
+
+
+def read_run(run: Path, *, stream: Stream | None = None) -> RunView:
+    """The run in `run` as far as it has come; raises DataError only when there is no such folder. A `stream` of its
+    events that was read before is not read again."""
+    check_run(run)
     missing: list[str] = []
-    events = [event for event in read_events(events_path(run)) if _sound(event)]
-    if not events:
+    stream = stream or _stream(events_path(run), missing)
+    events = stream.others
+    if not stream.count:
         missing.append("events.jsonl: no events yet")
     settings = tuple(_settings(run / "config.toml", missing))
-    stages = tuple(_stages(run / "stages", events))
+    stages = tuple(_stages(run / "stages", events, missing))
     summary = _object(run / "summary.json", missing)
     folder, manifest = _manifest(run, stages, missing)
     started = [event for event in events if event["kind"] == "run_started"]
-    saved = steps(events, "saved")
-    times = [event["time"] for event in events]
+    saved = stream.of("saved")
     return RunView(
         folder=run,
         read_at=time.time(),
         name=text(summary.get("name")) or _value(settings, "name") or run.resolve().name,
         settings=settings,
         stages=stages,
-        steps=tuple(_step(event) for event in steps(events)),
-        validations=tuple(_validation(event) for event in steps(events, "validation")),
-        layers=tuple(_layers(event) for event in steps(events, "layers")),
-        notable=tuple(_notable(run, events)),
+        steps=tuple(_step(event) for event in stream.of("step")),
+        logged_steps=stream.logged,
+        lost_steps=stream.lost,
+        validations=tuple(_validation(event) for event in stream.of("validation")),
+        layers=tuple(_layers(event) for event in stream.of("layers")),
+        notable=tuple(_notable(run, stream.notable, missing)),
         starts=len(started),
         process=lock_owner(run),
-        first_time=times[0] if times else float("nan"),
-        last_time=times[-1] if times else float("nan"),
+        first_time=stream.first_time,
+        last_time=stream.last_time,
         finished=_finished(events, summary),
         saved_step=saved[-1]["step"] if saved else None,
         launch=started[-1] if started else {},
@@ -204,39 +253,37 @@ def read_run(run: Path) -> RunView:
     )
 
 
-def _sound(event: Event) -> bool:
-    """Whether an event has a time, and a step where its kind needs one: `base.events.steps` relies on it."""
-    if finite(event.get("time")) is None or not isinstance(event["kind"], str):
-        return False
-    return (
-        event["kind"] not in ("step", "validation", "layers", "restored", "saved")
-        or whole(event.get("step")) is not None
-    )
-
-
 def _object(path: Path, missing: list[str]) -> Json:
     """The JSON object in `path`, or an empty one and a line in `missing`."""
-    name = f"{path.parent.name}/{path.name}" if path.parent.name == "evaluation" else path.name
+    name = f"{path.parent.name}/{path.name}" if path.parent.name in ("evaluation", "stages") else path.name
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        since = SEALED_SINCE.get(path.name, 2)
+        return mapping(parse_sealed(read_regular(path), path=path, what=name, remedy="", sealed_since=since))
     except FileNotFoundError:
-        missing.append(f"{name}: not written yet")
-        return {}
-    except (OSError, ValueError) as error:
+        missing.append(f"{name}: {NOT_YET}")
+    except DamagedFile as error:
+        missing.append(f"{name}: {_reason(error)}")
+    except OSError as error:
         missing.append(f"{name}: cannot be read: {error}")
-        return {}
-    if not isinstance(value, dict):
-        missing.append(f"{name}: not a JSON object")
-    return mapping(value)
+    return {}
+
+
+def _reason(error: DamagedFile) -> str:
+    return NO_FILE if NO_FILE in error.fault else ALTERED
 
 
 def _settings(path: Path, missing: list[str]) -> Iterator[Setting]:
     try:
-        tree = tomllib.loads(path.read_text(encoding="utf-8"))
+        data = read_regular(path)
+        tree = tomllib.loads(parse_sealed_toml(data, path=path, what=path.name, remedy="", sealed_since=2))
+        tree = with_new_names(tree)
     except FileNotFoundError:
-        missing.append(f"{path.name}: not written yet")
+        missing.append(f"{path.name}: {NOT_YET}")
         return
-    except (OSError, ValueError) as error:
+    except DamagedFile as error:
+        missing.append(f"{path.name}: {_reason(error)}")
+        return
+    except (OSError, ValueError, ConfigError) as error:
         missing.append(f"{path.name}: cannot be read: {error}")
         return
     origins = mapping(tree.pop("origins", {}))
@@ -261,9 +308,9 @@ def _value(settings: tuple[Setting, ...], key: str) -> str:
     return next((text(setting.value) for setting in settings if setting.key == key), "")
 
 
-def _stages(folder: Path, events: list[Event]) -> Iterator[Stage]:
+def _stages(folder: Path, events: list[Event], missing: list[str]) -> Iterator[Stage]:
     """The stages with files or events. A file says that a stage is complete; events, what happened last."""
-    files = {path.stem: _object(path, []) for path in sorted(folder.glob("*.json"))}
+    files = {path.stem: _object(path, missing) for path in sorted(folder.glob("*.json"))}
     last = {
         text(event.get("stage")): event for event in events if event["kind"].startswith("stage_") and event.get("stage")
     }
@@ -317,7 +364,10 @@ def _validation(event: Event) -> Validation:
     loss, bits = number(event.get("loss")), number(event.get("bits_per_byte"))
     nan = float("nan")
     return Validation(
-        step=event["step"], loss=nan if loss is None else loss, bits_per_byte=nan if bits is None else bits
+        step=event["step"],
+        loss=nan if loss is None else loss,
+        bits_per_byte=nan if bits is None else bits,
+        sequences=whole(event.get("sequences")),
     )
 
 
@@ -332,13 +382,23 @@ def _layers(event: Event) -> LayerRecord:
     return LayerRecord(step=event["step"], names=names, figures=figures)
 
 
-def _notable(run: Path, events: list[Event]) -> list[Event]:
+def _stream(path: Path, missing: list[str]) -> Stream:
+    try:
+        return Stream(path)
+    except DamagedFile as error:
+        missing.append(f"{path.name}: {_reason(error)}")
+        return Stream(None)
+
+
+def _notable(run: Path, found: list[Event], missing: list[str]) -> list[Event]:
     """Rank 0's notable events and the warnings of the others, who repeat everything else."""
-    found = [event for event in events if event["kind"] in NOTABLE]
     if not any(event["kind"] == "phase_started" and event.get("phase") for event in found):
         found = [event for event in found if event["kind"] != "phase_started"]  # one phase is the run itself
     for path in sorted(run.glob("events-*.jsonl")):
-        found += [event for event in read_events(path) if event["kind"] == "warning" and _sound(event)]
+        try:
+            found += itertools.islice(warnings_of(path), MOST_NOTABLE)
+        except DamagedFile as error:
+            missing.append(f"{path.name}: {_reason(error)}")
     return sorted(found, key=lambda event: float(event["time"]))
 
 
@@ -352,15 +412,17 @@ def _finished(events: list[Event], summary: Json) -> bool:
 
 def _samples(path: Path, missing: list[str]) -> Iterator[Sample]:
     try:
-        lines = path.read_bytes().splitlines()
-    except OSError:
-        missing.append(f"{path.name}: not written yet")
+        rows = parse_sealed_lines(read_regular(path), path=path, what=path.name, remedy="")
+    except FileNotFoundError:
+        missing.append(f"{path.name}: {NOT_YET}")
         return
-    for line in lines:
-        try:
-            row = mapping(json.loads(line))
-        except ValueError:
-            continue
+    except OSError as error:
+        missing.append(f"{path.name}: cannot be read: {error}")
+        return
+    except DamagedFile as error:
+        missing.append(f"{path.name}: {_reason(error)}")
+        return
+    for row in map(mapping, rows):
         if row:
             yield Sample(
                 prompt=text(row.get("prompt")),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 from ropewalk.base.progress import amount
@@ -25,14 +24,18 @@ def loss_section(view: RunView) -> Markup:
         unit="nats per token",
         series=[
             Series(name="training", points=train, tone="tone-0"),
-            Series(name="validation", points=held_out, tone="tone-2", marks="dots"),
+            Series(name=_validation_name(view), points=held_out, tone="tone-2", marks="dots"),
         ],
         x_kind=better_x(train),
         show=lambda value: f"{value:.4f}",
-        moments=[(float(step), "restored") for step in _restored(view)],
+        moments=[(float(step), name) for step, name in _moments(view)],
         note=_loss_note(view),
     )
     return section("Loss", figure(chart))
+
+
+def _validation_name(view: RunView) -> str:
+    return f"validation ({view.validations[-1].measured_on})" if view.validations else "validation"
 
 
 def pace_section(view: RunView) -> Markup:
@@ -78,15 +81,24 @@ def _points(view: RunView, value: Callable[[StepRecord], float]) -> list[Point]:
     return [(float(step.step), value(step)) for step in view.steps]
 
 
-def _restored(view: RunView) -> list[int]:
-    found = [whole(event.get("step")) for event in view.notable if event["kind"] == "restored"]
-    return sorted({step for step in found if step is not None})
+def _moments(view: RunView) -> list[tuple[int, str]]:
+    """The steps after which the run was restored, or continued with more steps or phases."""
+    fields = {"restored": "step", "continued": "from_step"}
+    found = [
+        (step, event["kind"])
+        for event in view.notable
+        if event["kind"] in fields and (step := whole(event.get(fields[event["kind"]]))) is not None
+    ]
+    continued = {step for step, kind in found if kind == "continued"}
+    return sorted({pair for pair in found if pair[1] == "continued" or pair[0] not in continued})
 
 
 def _loss_note(view: RunView) -> str:
     every = whole(view.setting("train.log_every_steps"))
     notes = [f"Each training point is the mean over {every} steps."] if every and every > 1 else []
-    lost = [step.step for step in view.steps if not math.isfinite(step.loss)]
+    if view.logged_steps > len(view.steps):
+        notes.append(f"{len(view.steps):,} of {view.logged_steps:,} logged steps are drawn, evenly spaced.")
+    lost = view.lost_steps
     if lost:
         notes.append(f"The loss was not finite at {len(lost)} points, first at step {lost[0]}; they are not drawn.")
     return " ".join(notes)

@@ -60,14 +60,15 @@ def apply(
     spike: SpikeRule | None = None,
     points: Points | None = None,
     seed: int = 0,
-    init_seed: int = 0,
+    init_seed: int | None = 0,
     run_s: float = math.inf,
     timer: Timer = gpu_milliseconds,
 ) -> Executor:
     """The executor of `plan` on this rank of `mesh` (None: the only one). All ranks must call.
 
     `model` is the whole one: with values, of which each rank takes its part, or on torch's `meta` device, where each
-    rank fills its part from `init_seed`, on `device`. `make_optimizer` gets the parameters named by `trained` (all
+    rank fills its part from `init_seed`, on `device`; None leaves it unfilled, for a state that is loaded next.
+    `make_optimizer` gets the parameters named by `trained` (all
     without) as they end up cut; without it the executor only scores. `spike` says which losses are anomalies; `seed` is
     that of the phase, for dropout. `run_s` is about how long its steps will take, which bounds the time for measuring
     kernels; `timer` measures them.
@@ -82,7 +83,7 @@ def apply(
     stages = _stages(plan, model, mesh, device=device, init_seed=init_seed)
     names = [name for stage in stages.values() for name, _ in stage.named_parameters()]
     chosen = {name for name in names if trained is None or whole_name(name, model.spec) in trained}
-    packing = None if plan.activations == "whole" else ActivationPacking(plan.activations)
+    packing = None if plan.saved_activations == "whole" else ActivationPacking(plan.saved_activations)
     for number, stage in stages.items():
         for name, parameter in stage.named_parameters():
             parameter.requires_grad_(name in chosen)
@@ -123,7 +124,7 @@ def apply(
             # Where gradients are final at the end of a step only, memory for taking back would be of no use.
             waits = clip_norm > 0 or plan.pipeline > 1 or plan.exact or plan.precision == "fp16"
             # No larger than what gradients arrive in.
-            size = min(BUCKET_BYTES, plan.fusion_bytes)
+            size = min(BUCKET_BYTES, plan.bucket_bytes)
             host = HostOptimizer(mine, make, waits=waits, bucket_bytes=size, folder=_folder(plan, mesh))
             optimizer = host.optimizer
         else:
@@ -153,7 +154,7 @@ def local(parts: Mapping[str, Part]) -> dict[str, Tensor]:
 
 
 def _stages(
-    plan: Plan, model: Decoder, mesh: Mesh, *, device: torch.device | None, init_seed: int
+    plan: Plan, model: Decoder, mesh: Mesh, *, device: torch.device | None, init_seed: int | None
 ) -> dict[int, Decoder]:
     """This rank's stages by their number in the whole, cut along the tensor axis and filled; with ZeRO hollow where the
     model is on `meta`."""
@@ -190,9 +191,15 @@ def _stages(
     return found
 
 
-def _first_values(names: Collection[str], *, spec: Spec, group: Group, seed: int) -> Iterator[tuple[str, Tensor]]:
-    """The parts that a rank of the tensor axis `group` has of the first values of parameters, one after the other."""
+def _first_values(
+    names: Collection[str], *, spec: Spec, group: Group, seed: int | None
+) -> Iterator[tuple[str, Tensor]]:
+    """The parts that a rank of the tensor axis `group` has of the first values of parameters, one after the other;
+    without a seed memory with any values, of which the system gives only what is written."""
     cuts = {name: tensor_cut(name, spec, group) for name in names}
+    if seed is None:
+        yield from ((name, torch.empty(cut.local_shape)) for name, cut in cuts.items())
+        return
     for name, value in initial_values({n: cut.shape for n, cut in cuts.items()}, spec, seed=seed):
         yield name, cuts[name].take(value)
 
@@ -221,7 +228,7 @@ def _data(
             cuts,
             replicas,
             trained=trained,
-            fusion_bytes=plan.fusion_bytes,
+            bucket_bytes=plan.bucket_bytes,
             compressor=make_compressor(plan, replicas, seed=seed),
         )
     narrow: dict[str, torch.dtype] = {}
@@ -240,7 +247,7 @@ def _data(
         mesh.group("shard"),
         replicas,
         stage=plan.zero,
-        fusion_bytes=plan.fusion_bytes,
+        bucket_bytes=plan.bucket_bytes,
         trained=trained,
         modules=blocks,
         masters=masters_dtype,

@@ -1,8 +1,8 @@
-"""The only caller of collectives: groups of ranks, and the same operations as functions with gradients.
+"""The only caller of collectives: groups of ranks.
 
 A group of one rank communicates nothing. Every operation counts the bytes that this rank sends, as the best algorithm
 known for it does (Thakur et al. 2005): an all-reduce of n bytes over p ranks sends 2 n (p - 1) / p, its two halves
-one of these each.
+one of these each. The same operations with gradients, also in compiled code, are in collectives.py.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -217,6 +218,10 @@ class Group:
         self.traffic = traffic or Traffic()
         self.exact = exact
         self._handle = handle
+        self.key = _add_key(self) if self.size > 1 else ""
+        """Its name in compiled code, which holds no objects."""
+        self.kept: dict[str, Any] = {}
+        """What compiled code finds again by name; goes with the group."""
 
     def all_reduce(self, x: Tensor, *, operation: Operation = "sum") -> Tensor:
         """`x` summed over the ranks, in place."""
@@ -337,110 +342,27 @@ class Group:
         return _Flight(self.traffic, self.name, kind, size)
 
 
+def group_of(key: str) -> Group:
+    """The group with this `key`; somebody else keeps it alive."""
+    return _GROUPS[key]
+
+
+_GROUPS: weakref.WeakValueDictionary[str, Group] = weakref.WeakValueDictionary()
+
+
+def _add_key(group: Group) -> str:
+    """Its name, so that a group of a new mesh is the same to compiled code as the one before; with a number where both
+    are alive."""
+    key, number = group.name, 1
+    while key in _GROUPS:
+        key, number = f"{group.name} {number + 1}", number + 1
+    _GROUPS[key] = group
+    return key
+
+
 def alone(name: str = "alone") -> Group:
     """A group of this process only."""
     return Group(name, (0,), 0, None)
-
-
-def enter_split(x: Tensor, group: Group) -> Tensor:
-    """`x` as it is; its gradient is summed over ranks. For what all ranks hold and each uses with its own weights
-    (Megatron's f)."""
-    return _Enter.apply(x, group) if group.size > 1 else x
-
-
-def leave_split(x: Tensor, group: Group) -> Tensor:
-    """Partial sums added up; the gradient passes as it is (Megatron's g)."""
-    return _Leave.apply(x, group) if group.size > 1 else x
-
-
-def gather_along(x: Tensor, group: Group, *, dim: int) -> Tensor:
-    """The ranks' parts joined along `dim`, for use with weights that are split: gradients are summed and cut again."""
-    return _Gather.apply(x, group, dim) if group.size > 1 else x
-
-
-def scatter_along(x: Tensor, group: Group, *, dim: int) -> Tensor:
-    """Partial sums added up and cut along `dim`; gradients are joined."""
-    return _Scatter.apply(x, group, dim) if group.size > 1 else x
-
-
-def cut_along(x: Tensor, group: Group, *, dim: int) -> Tensor:
-    """This rank's part of what all ranks hold alike; gradients are joined, so that all hold them alike too."""
-    return _Cut.apply(x, group, dim) if group.size > 1 else x
-
-
-def swap_along(x: Tensor, group: Group, *, cut: int, join: int) -> Tensor:
-    """What was split along `join` is split along `cut` instead, by one all-to-all."""
-    return _Swap.apply(x, group, cut, join) if group.size > 1 else x
-
-
-class _Enter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
-        ctx.group = group
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        return ctx.group.all_reduce(grad.contiguous().clone()), None
-
-
-class _Leave(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
-        return group.all_reduce(x.contiguous().clone())
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        return grad, None
-
-
-class _Gather(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: Group, dim: int) -> Tensor:
-        ctx.group, ctx.dim = group, dim
-        return group.all_gather(x, dim=dim)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        return ctx.group.reduce_scatter(grad, dim=ctx.dim), None, None
-
-
-class _Scatter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: Group, dim: int) -> Tensor:
-        ctx.group, ctx.dim = group, dim
-        return group.reduce_scatter(x, dim=dim)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        return ctx.group.all_gather(grad, dim=ctx.dim), None, None
-
-
-class _Cut(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: Group, dim: int) -> Tensor:
-        ctx.group, ctx.dim = group, dim
-        return x.chunk(group.size, dim)[group.rank].contiguous()
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        return ctx.group.all_gather(grad, dim=ctx.dim), None, None
-
-
-class _Swap(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: Group, cut: int, join: int) -> Tensor:
-        ctx.group, ctx.cut, ctx.join = group, cut, join
-        return _swap(x, group, cut, join)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        return _swap(grad, ctx.group, ctx.join, ctx.cut), None, None, None
-
-
-def _swap(x: Tensor, group: Group, cut: int, join: int) -> Tensor:
-    parts = group.all_to_all(torch.stack(x.chunk(group.size, cut)))
-    return torch.cat(parts.unbind(0), join)
 
 
 def _tree_sum(parts: Tensor) -> Tensor:

@@ -11,8 +11,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-OLDEST, NEWEST = (2, 11), (2, 13)
-"""Released versions we test with."""
+TESTED = {"CPUs": (2, 13), "GPUs": (2, 11)}
+"""Released versions we test with, by device."""
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3
 """Options of the GNU C library: free bytes at the end of the heap that go back, and the size from which memory is
 mapped by itself, at most 32 MiB."""
@@ -25,10 +25,11 @@ def torch_version() -> tuple[int, int]:
 
 
 def version_warning() -> str | None:
-    """What to tell the user when torch is not one of the tested versions."""
-    if OLDEST <= torch_version() <= NEWEST:
+    """What to tell the user when torch is older or newer than the tested versions."""
+    if min(TESTED.values()) <= torch_version() <= max(TESTED.values()):
         return None
-    return f"torch {torch.__version__} is not tested; ropewalk is tested with torch 2.11 to 2.13"
+    tested = " and ".join(f"{major}.{minor} on {device}" for device, (major, minor) in TESTED.items())
+    return f"torch {torch.__version__} is not tested; ropewalk is tested with torch {tested}"
 
 
 @contextlib.contextmanager

@@ -31,7 +31,7 @@ class Compressor(Protocol):
 
 def make_compressor(plan: Plan, summing: Summing, *, seed: int) -> Compressor:
     """The compressor that `plan` asks for."""
-    match plan.compression:
+    match plan.gradient_compression:
         case "none":
             return Plain(summing)
         case "bf16":
@@ -39,7 +39,7 @@ def make_compressor(plan: Plan, summing: Summing, *, seed: int) -> Compressor:
         case "fp16":
             return Rounded(summing, torch.float16)
         case "powersgd":
-            return PowerSgd(summing, rank=plan.compression_rank, seed=seed)
+            return PowerSgd(summing, rank=plan.powersgd_rank, seed=seed)
 
 
 class Plain:
@@ -75,13 +75,16 @@ class PowerSgd:
     matrices times Q, and every matrix is projected on it. What the projection loses is added to the next gradient of
     the rank that lost it, so that late is all it is: over any number of steps what was applied and what is still owed
     make up the gradients. Vectors, and matrices whose factors would be no smaller, travel as they are. A x B becomes
-    `rank` (A + B) numbers, in two messages a bucket of which only the first overlaps with the backward pass.
+    `rank` (A + B) numbers, in two messages per bucket. The second leaves when the next bucket has sent its first, so
+    that both travel during the backward pass; only the last bucket's second message is left to `wait` for. On a GPU the
+    compute stream waits for the first message, which then has had the time of a whole bucket.
 
     Takes gradients of one scale: loss scaling would have to rescale what is owed. Price: a float32 number a parameter.
     """
 
     def __init__(self, summing: Summing, *, rank: int, seed: int) -> None:
         self._summing, self._rank, self._seed = summing, rank, seed
+        self._newest: _LowRank | None = None
         self.state: dict[str, Tensor] = {}
         """What a checkpoint keeps: `error/parameter`, of this rank alone, and `factor/parameter`, the same on all."""
 
@@ -92,26 +95,23 @@ class PowerSgd:
             if f"error/{name}" in self.state:
                 part += self.state[f"error/{name}"]
         spans = [part @ self._factor(name, part) for name, part in low.items()]
-        message = _joined([*plain, *spans])
-        pending = self._summing.start_all_reduce(message)
-        return Pending([pending], bucket, finish=lambda: self._finish(low, plain, spans, message))
+        this = _LowRank(self._summing, low, plain, spans)
+        before, self._newest = self._newest, this
+        if before:
+            before.send_factors()
+        return Pending((), bucket, finish=lambda: self._finish(this))
 
-    def _finish(self, low: Mapping[str, Tensor], plain: list[Tensor], spans: list[Tensor], message: Tensor) -> None:
-        _part([*plain, *spans], message)
-        bases = [torch.linalg.qr(span).Q for span in spans]
-        factors = [part.mT @ basis for part, basis in zip(low.values(), bases, strict=True)]
-        lost = [part - basis @ f.mT for part, basis, f in zip(low.values(), bases, factors, strict=True)]
-        if not factors:
-            return
-        message = _joined(factors)
-        self._summing.start_all_reduce(message).wait()
-        _part(factors, message)
-        for (name, part), basis, factor, error in zip(low.items(), bases, factors, lost, strict=True):
+    def _finish(self, this: _LowRank) -> None:
+        if this is self._newest:
+            self._newest = None
+        for name, (basis, mine, factor) in this.factors().items():
+            part = this.low[name]
+            lost = part - basis @ mine.mT
             torch.matmul(basis, factor.mT, out=part)
             # An infinite gradient makes the guard leave the step out; it is not owed.
             sound = torch.isfinite(factor).all()
-            before = self.state.get(f"error/{name}", torch.zeros_like(error))
-            self.state[f"error/{name}"] = torch.where(sound, error, before)
+            before = self.state.get(f"error/{name}", torch.zeros_like(lost))
+            self.state[f"error/{name}"] = torch.where(sound, lost, before)
             self.state[f"factor/{name}"] = torch.where(sound, factor, self._factor(name, part))
 
     def _is_worth_it(self, part: Tensor) -> bool:
@@ -125,6 +125,39 @@ class PowerSgd:
             first = torch.randn(part.shape[1], self._rank, generator=draw, dtype=torch.float64)
             self.state[f"factor/{name}"] = first.to(part)
         return self.state[f"factor/{name}"]
+
+
+class _LowRank:
+    """A bucket under way: its first message, `plain` gradients and `spans`, and its second, the factors."""
+
+    def __init__(self, summing: Summing, low: Mapping[str, Tensor], plain: list[Tensor], spans: list[Tensor]) -> None:
+        self._summing, self.low = summing, low
+        self._whole = [*plain, *spans]
+        self._spans = spans
+        self._bases: list[Tensor] = []
+        self._mine: list[Tensor] = []
+        self._first: Pending | None = summing.start_all_reduce(_joined(self._whole))
+        self._second: Pending | None = None
+
+    def send_factors(self) -> None:
+        """Waits for the first message, and starts the second unless that was done."""
+        if self._first is None:
+            return
+        _part(self._whole, self._first.wait())
+        self._first = None
+        self._bases = [torch.linalg.qr(span).Q for span in self._spans]
+        self._mine = [part.mT @ basis for part, basis in zip(self.low.values(), self._bases, strict=True)]
+        if self._mine:
+            self._second = self._summing.start_all_reduce(_joined(self._mine))
+
+    def factors(self) -> dict[str, tuple[Tensor, Tensor, Tensor]]:
+        """(basis, this rank's factor, the sum of all ranks' factors) of each matrix."""
+        self.send_factors()
+        if self._second is None:
+            return {}
+        sums = [torch.empty_like(factor) for factor in self._mine]
+        _part(sums, self._second.wait())
+        return dict(zip(self.low, zip(self._bases, self._mine, sums, strict=True), strict=True))
 
 
 def _joined(tensors: list[Tensor]) -> Tensor:

@@ -2,14 +2,17 @@
 
 `ring` (Liu et al. 2023): every rank keeps its queries; keys and values go round, and while a rank works on one part the
 next is already on its way. Only key and value heads travel. `ulysses` (Jacobs et al. 2023): one all-to-all gives every
-rank whole rows of a part of the heads, another gives the places back.
+rank whole rows of a part of the heads, another gives the places back. Compiled blocks call both as opaque operators
+(collectives.py): what is inside runs as in eager code.
 
 Shapes: B rows, H query heads, G key and value heads, T places of this rank, S keys, D head size.
 """
 
 from __future__ import annotations
 
+import functools
 import math
+from collections import deque
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -21,7 +24,8 @@ from ropewalk.model.attend import Attend, additive_mask, attend_for
 from ropewalk.model.spec import Spec
 from ropewalk.plan.config import ContextKind
 
-from .comm import Group, swap_along
+from .collectives import swap_along
+from .comm import Group, group_of
 from .tiles import attend_tile, attend_tile_backward, wide_type
 
 TILE_EDGE = {"cpu": 256, "cuda": 1024}
@@ -31,6 +35,9 @@ Larger ones are fewer launches: with 16,384 places 279 ms at 1024, 891 at 512, 2
 81 instead of 51 (16 heads of 128, H200)."""
 TILE_SCORES = 1 << 26
 """Most scores, over all rows and heads, of such a tile: 256 MB in float32, a few times over."""
+
+MOST_RINGS = 16
+"""Rings of compiled code that are remembered: one for each microbatch between its forward and its backward pass."""
 
 
 def places_of(length: int, group: Group, kind: ContextKind) -> Tensor:
@@ -121,14 +128,20 @@ class RingAttend:
 
     def __init__(self, spec: Spec, group: Group, *, length: int, documents_BT: Tensor | None, first_head: int) -> None:
         self.group = group
-        self._spec, self._documents_BT, self._first_head = spec, documents_BT, first_head
+        self._spec, self.documents_BT, self._first_head = spec, documents_BT, first_head
         self._length, self._side = length, _side(length, group)
         self._at_hand_BT: Tensor | None = None  # the documents where the queries are
         self._tiles: dict[tuple[int, int], list[Tile]] = {}
         self._bounds: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
+        self._key = f"ring of {length} positions, heads from {first_head}, {spec!r}"
+        if self._key not in group.kept:
+            make = functools.partial(RingAttend, spec, length=length, first_head=first_head)
+            group.kept[self._key] = make, deque[RingAttend](maxlen=MOST_RINGS)
 
     def __call__(self, q_BHTD: Tensor, k_BGTD: Tensor, v_BGTD: Tensor) -> Tensor:
         assert q_BHTD.shape[2] * self.group.size == self._length, f"{q_BHTD.shape[2]} places of {self._length}"
+        if torch.compiler.is_compiling():
+            return _ring(q_BHTD, k_BGTD, v_BGTD, self.documents_BT, self.group.key, self._key)[0]
         return _Ring.apply(q_BHTD, k_BGTD, v_BGTD, self)
 
     def tiles(self, source: int, q_BHTD: Tensor) -> list[Tile]:
@@ -155,8 +168,8 @@ class RingAttend:
             torch.arange(place, place + part.stop - part.start, device=q_BHTD.device)
             for place, part in ((tile.query_place, tile.queries), (tile.key_place, tile.keys))
         )
-        if self._documents_BT is not None and self._at_hand_BT is None:
-            self._at_hand_BT = self._documents_BT.to(q_BHTD.device, non_blocking=True)
+        if self.documents_BT is not None and self._at_hand_BT is None:
+            self._at_hand_BT = self.documents_BT.to(q_BHTD.device, non_blocking=True)
         return additive_mask(
             self._spec,
             query_T,
@@ -206,9 +219,9 @@ class RingAttend:
 
     def _documents_between(self, queries: range, keys: range) -> Literal["same", "other", "mixed"]:
         """Whether all of these queries and keys are of one document, none of the same, or it is not known."""
-        if self._documents_BT is None:
+        if self.documents_BT is None:
             return "same"
-        if self._documents_BT.device.type != "cpu":
+        if self.documents_BT.device.type != "cpu":
             return "mixed"
         (low_B, high_B), (least_B, most_B) = self._documents_of(queries), self._documents_of(keys)
         if bool(((high_B < least_B) | (most_B < low_B)).all()):
@@ -218,10 +231,10 @@ class RingAttend:
 
     def _documents_of(self, places: range) -> tuple[Tensor, Tensor]:
         """The least and greatest number of a document there, in every row."""
-        assert self._documents_BT is not None
+        assert self.documents_BT is not None
         edges = (places.start, places.stop)
         if edges not in self._bounds:
-            least_B, most_B = self._documents_BT[:, places.start : places.stop].aminmax(dim=1)
+            least_B, most_B = self.documents_BT[:, places.start : places.stop].aminmax(dim=1)
             self._bounds[edges] = (least_B, most_B)
         return self._bounds[edges]
 
@@ -242,6 +255,88 @@ class _Ring(torch.autograd.Function):
     def backward(ctx: Any, grad_BHTD: Tensor) -> tuple[Tensor | None, ...]:
         with torch.autocast(grad_BHTD.device.type, enabled=False):
             return *ring_backward(ctx.ring, grad_BHTD.contiguous(), *ctx.saved_tensors), None
+
+
+def _ring_of(group: str, key: str, documents_BT: Tensor | None) -> RingAttend:
+    """The ring over these documents, which are all that differs between microbatches. The last ones stay: layers and
+    the backward pass share their tiles."""
+    found = group_of(group)
+    make, rings = found.kept[key]
+    for ring in rings:
+        if ring.documents_BT is documents_BT:
+            return ring
+    rings.append(make(found, documents_BT=documents_BT))
+    return rings[-1]
+
+
+@torch.library.custom_op(
+    "ropewalk::ring",
+    mutates_args=(),
+    schema="(Tensor q, Tensor k, Tensor v, Tensor? documents, str group, str ring) -> (Tensor, Tensor)",
+)
+def _ring(
+    q_BHTD: Tensor, k_BGTD: Tensor, v_BGTD: Tensor, documents_BT: Tensor | None, group: str, ring: str
+) -> tuple[Tensor, Tensor]:
+    """`_Ring` for compiled code: the attended values, and what the backward pass needs of their softmax."""
+    with torch.autocast(q_BHTD.device.type, enabled=False):
+        here = [x.contiguous() for x in (q_BHTD, k_BGTD, v_BGTD)]
+        return ring_forward(_ring_of(group, ring, documents_BT), *here)
+
+
+@_ring.register_fake
+def _(
+    q_BHTD: Tensor, k_BGTD: Tensor, v_BGTD: Tensor, documents_BT: Tensor | None, group: str, ring: str
+) -> tuple[Tensor, Tensor]:
+    return q_BHTD.new_empty(q_BHTD.shape), q_BHTD.new_empty(q_BHTD.shape[:3], dtype=wide_type(q_BHTD))
+
+
+@torch.library.custom_op(
+    "ropewalk::ring_backward",
+    mutates_args=(),
+    schema="(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor out, Tensor logsum, Tensor? documents, str group,"
+    " str ring) -> (Tensor, Tensor, Tensor)",
+)
+def _ring_backward(
+    grad_BHTD: Tensor,
+    q_BHTD: Tensor,
+    k_BGTD: Tensor,
+    v_BGTD: Tensor,
+    out_BHTD: Tensor,
+    logsum_BHT: Tensor,
+    documents_BT: Tensor | None,
+    group: str,
+    ring: str,
+) -> tuple[Tensor, Tensor, Tensor]:
+    with torch.autocast(q_BHTD.device.type, enabled=False):
+        here = [x.contiguous() for x in (grad_BHTD, q_BHTD, k_BGTD, v_BGTD, out_BHTD, logsum_BHT)]
+        return ring_backward(_ring_of(group, ring, documents_BT), *here)
+
+
+@_ring_backward.register_fake
+def _(
+    grad_BHTD: Tensor,
+    q_BHTD: Tensor,
+    k_BGTD: Tensor,
+    v_BGTD: Tensor,
+    out_BHTD: Tensor,
+    logsum_BHT: Tensor,
+    documents_BT: Tensor | None,
+    group: str,
+    ring: str,
+) -> tuple[Tensor, Tensor, Tensor]:
+    return q_BHTD.new_empty(q_BHTD.shape), k_BGTD.new_empty(k_BGTD.shape), v_BGTD.new_empty(v_BGTD.shape)
+
+
+def _keep_ring(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    q_BHTD, k_BGTD, v_BGTD, documents_BT, ctx.group, ctx.ring = inputs
+    ctx.save_for_backward(q_BHTD, k_BGTD, v_BGTD, *output, documents_BT)
+
+
+def _ring_gradients(ctx: Any, grad_BHTD: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+    return *_ring_backward(grad_BHTD, *ctx.saved_tensors, ctx.group, ctx.ring), None, None, None
+
+
+_ring.register_autograd(_ring_gradients, setup_context=_keep_ring)
 
 
 def ring_forward(ring: RingAttend, q_BHTD: Tensor, k_BGTD: Tensor, v_BGTD: Tensor) -> tuple[Tensor, Tensor]:

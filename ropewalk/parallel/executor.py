@@ -7,6 +7,7 @@ loop only when it logs.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from ropewalk.load.batch import Batch
 from ropewalk.model.decoder import Decoder
+from ropewalk.model.spec import Spec
 
 from .comm import Group
 from .cut import Choose, Cut, Part
@@ -69,6 +71,31 @@ class Points:
     """Some kernels were measured then, or left out for want of time."""
 
 
+class Decoding(Protocol):
+    """Forward passes over new tokens alone, with a key-value cache: what generation asks of a model.
+
+    Shapes: B rows, T tokens, V vocabulary.
+    """
+
+    spec: Spec
+    device: torch.device
+
+    @property
+    def seen(self) -> int:
+        """Tokens of each row that the cache holds."""
+
+    def restart(self) -> None:
+        """Empties the cache."""
+
+    def logits(self, new_BT: Tensor) -> Tensor | None:
+        """Logits B V of the token after `new_BT`, which the cache holds afterwards; None on ranks that choose no token.
+        All ranks must call, with the same tokens."""
+
+    def share(self, token_B: Tensor | None, *, rows: int) -> Tensor:
+        """The tokens chosen from these logits, on every rank; None on ranks that chose none. All ranks must call: ranks
+        that chose by themselves could differ by a rounding and would then wait for each other forever."""
+
+
 class Executor(Protocol):
     """A model and its optimizer under a plan."""
 
@@ -86,6 +113,9 @@ class Executor(Protocol):
 
     def score(self, batch: Batch) -> Scores:
         """Log-probabilities of the targets. All ranks must call."""
+
+    def decoding(self, *, room: int) -> AbstractContextManager[Decoding]:
+        """Generation of rows of at most `room` tokens, in the block. All ranks must call."""
 
     def digest(self, batch: Batch) -> int:
         """A number that any flipped bit changes in the loss and gradients of the batch's first microbatch. Waits for

@@ -19,10 +19,10 @@ ANOMALIES = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SpikeRule:
-    """When a loss is a spike: more than `sigma` standard deviations above the mean of about `memory_steps` losses."""
+    """When a loss is a spike: more than `sigma` standard deviations above the mean of about `window_steps` losses."""
 
     sigma: float
-    memory_steps: int
+    window_steps: int
     skips: bool
     """Whether the update of such a step is left out."""
 
@@ -59,12 +59,12 @@ class Watch:
         seen, mean, variance = self.state["count"], self.state["mean"], self.state["variance"]
         # A variance of zero (equal losses) makes nothing a spike but a real jump.
         limit = mean + rule.sigma * variance.clamp(min=1e-12).sqrt()
-        return (seen >= rule.memory_steps) & (loss > limit)
+        return (seen >= rule.window_steps) & (loss > limit)
 
     def _remember(self, loss: Tensor, sound: Tensor, rule: SpikeRule) -> None:
         count = self.state["count"] + 1
         # A plain mean at first, an exponential one when the memory is full (Welford's form of both).
-        rate = torch.clamp(1 / count, min=1 / rule.memory_steps)
+        rate = torch.clamp(1 / count, min=1 / rule.window_steps)
         away = loss - self.state["mean"]
         new = {
             "mean": self.state["mean"] + rate * away,

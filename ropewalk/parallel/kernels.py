@@ -100,7 +100,7 @@ def measure_attention(
     if device.type != "cuda" or dtype not in (torch.bfloat16, torch.float16):
         return {}
     heads, groups = spec.heads // plan.tensor, spec.kv_heads // plan.tensor
-    rows, length = plan.microbatch_rows, plan.sequence_length or spec.sequence_length
+    rows, length = plan.microbatch_size, plan.sequence_length or spec.sequence_length
     shapes = [(rows, length, count, spec.head_size) for count in (heads, groups, groups)]
     heads_BHTD = [torch.randn(shape, dtype=dtype, device=device).transpose(1, 2).requires_grad_() for shape in shapes]
     tried = DETERMINISTIC if plan.deterministic else ANY
@@ -161,7 +161,7 @@ def maps_of(stage: Decoder) -> dict[str, Linear]:
 
 def tokens_of(stage: Decoder, plan: Plan) -> int:
     """That this rank has of a microbatch."""
-    return plan.microbatch_rows * (plan.sequence_length or stage.spec.sequence_length) // plan.context
+    return plan.microbatch_size * (plan.sequence_length or stage.spec.sequence_length) // plan.context
 
 
 def _matmul_contest(

@@ -19,8 +19,10 @@ from typing import Literal
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import Store
 
 from ropewalk.base.errors import UserError
+from ropewalk.config.nccl import own_error_handling
 from ropewalk.config.ranks import Ranks
 from ropewalk.plan.messages import Channel, channels
 from ropewalk.plan.plan import Plan
@@ -58,9 +60,9 @@ def pick_device(plan: Plan, ranks: Ranks) -> torch.device:
     return torch.device("cpu")
 
 
-def join(plan: Plan, ranks: Ranks, *, timeout_s: float = 600.0) -> None:
+def join(plan: Plan, ranks: Ranks, *, timeout_s: float = 600.0, store: Store | None = None) -> None:
     """Makes this process a member of the plan's world, which must be entered before any mesh is made. All ranks must
-    call. Nothing to do for one process."""
+    call. Nothing to do for one process. With `store` the ranks find each other there, not where the launcher says."""
     if plan.world == 1 or dist.is_initialized():
         return
     backend: str = plan.backend
@@ -69,9 +71,11 @@ def join(plan: Plan, ranks: Ranks, *, timeout_s: float = 600.0) -> None:
     by_mpi = backend == "mpi" or ranks.rendezvous == "mpi://"
     if backend == "mpi":
         backend = mpi.register(ranks)
-    store = mpi.meet() if by_mpi else None
+    store = store or (mpi.meet() if by_mpi else None)
     if plan.device == "cuda":
         torch.cuda.set_device(ranks.local_rank)
+    if backend == "nccl":
+        own_error_handling()
     dist.init_process_group(
         backend,
         init_method=None if store else ranks.rendezvous,

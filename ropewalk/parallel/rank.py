@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import cast
 
 import torch
@@ -30,7 +30,8 @@ from .balance import Dealer, numbers_of
 from .buckets import BinaryCounter
 from .context import attend_over, places_of
 from .cut import Choose, Cut, Part, whole_cut
-from .executor import Named, Points, Scores, StepResult, bit_sum, guards
+from .decoding import RankDecoding
+from .executor import Decoding, Named, Points, Scores, StepResult, bit_sum, guards
 from .guard import SpikeRule, Watch
 from .kernels import Contest
 from .labels import label
@@ -154,6 +155,12 @@ class RankExecutor:
             found = group.start_all_gather(found.contiguous()).wait().transpose(0, 2).transpose(0, 1)
             found = found.flatten(1, 2)[:, :rows]
         return Scores(found[0], found[1].bool())
+
+    @contextlib.contextmanager
+    def decoding(self, *, room: int) -> Iterator[Decoding]:
+        # Gathered once for all tokens where that is how parameters come together: outside of blocks, and in a pipeline.
+        with self._data.whole():
+            yield RankDecoding(self._plan, self._stages, self._mesh, room=room)
 
     def digest(self, batch: Batch) -> int:
         batch = batch.to(self.device)
@@ -280,7 +287,7 @@ class RankExecutor:
 
         Of n microbatches of all data ranks, number i has rows i, i + n, i + 2 n, ... however many ranks there are.
         """
-        size = self._plan.microbatch_rows_of(batch.tokens.shape[1])
+        size = self._plan.microbatch_size_of(batch.tokens.shape[1])
         count = -(-len(batch) // size)
         pieces = self._pieces(batch, numbers, count=count)
         # In float64: uneven weights added up in another order would otherwise be another loss.
@@ -298,7 +305,7 @@ class RankExecutor:
 
     def _pieces(self, batch: Batch, numbers: Tensor, *, count: int | None = None) -> list[Microbatch]:
         length = batch.tokens.shape[1]
-        count = count or -(-len(batch) // self._plan.microbatch_rows_of(length))
+        count = count or -(-len(batch) // self._plan.microbatch_size_of(length))
         places = self._places(length) if self._plan.context > 1 else None
         found = []
         for first in range(count):
@@ -312,7 +319,7 @@ class RankExecutor:
         group = self._mesh.group("context")
         if group.size == 1:
             return torch.arange(length, device=self.device)
-        return places_of(length, group, self._plan.context_kind).to(self.device)
+        return places_of(length, group, self._plan.context_method).to(self.device)
 
     def _run_within_memory(self, pieces: list[Microbatch], total: Tensor, scale: Tensor | None) -> list[Tensor]:
         """`_run`, again with less kept when the memory did not suffice and a plan for it can be changed. With several
@@ -432,7 +439,7 @@ class RankExecutor:
             attend = attend_over(
                 self.spec,
                 context,
-                kind=self._plan.context_kind,
+                kind=self._plan.context_method,
                 documents_BT=piece.documents,
                 first_head=first_head,
                 length=piece.documents.shape[1],
@@ -458,7 +465,8 @@ class RankExecutor:
         places = self._places(piece.documents.shape[1]).to(device)
         if self._plan.sequence:
             places = places.chunk(self._tensor.size)[self._tensor.rank]
-        return Dropout(rate, dropout_key(self._seed, step), piece.rows_B, places)
+        key = dropout_key(self._seed, step)
+        return Dropout(rate, key, piece.rows_B, places, positions_first=self._plan.sequence)
 
     def _pipeline(self, microbatches: int) -> Pipeline:
         """The schedule for so many microbatches; the group's numbers of stages are the plan's."""
@@ -502,7 +510,7 @@ class RankExecutor:
 
     def _sum_tied(self, gradients: dict[str, Tensor]) -> None:
         """The first stage looks tokens up in the matrix that the last one ends with: their gradients are of one."""
-        if self._mesh.ends.size > 1 and self.spec.tied:
+        if self._mesh.ends.size > 1 and self.spec.tie_embeddings:
             for name in ("embedding.weight", "head.weight"):
                 if name in gradients:
                     self._mesh.ends.all_reduce(gradients[name])

@@ -97,7 +97,7 @@ def make_run_block(
             last=last,
             live_microbatches=live_microbatches,
         )
-        choose = AutoRecompute(planner, groups=(tensor, context), places=division.places)
+        choose = AutoRecompute(planner, groups=(tensor, context), places=division.places, positions_first=plan.sequence)
     offload = None
     if "activations" in plan.offload:
         # What the last block saves would come back at once.
@@ -175,17 +175,24 @@ class AutoRecompute:
     of that size is followed. `groups` hold the ranks that run the same blocks together and so must choose alike: the
     largest count among them is everybody's.
 
-    `places` is how many ranks split the places of a row: the length of a row is that many times that of the input.
+    `places` is how many ranks split the places of a row: the length of a row is that many times that of the input,
+    which is T B C with `positions_first`.
     """
 
-    def __init__(self, planner: Planner, *, groups: Sequence[Group] = (), places: int = 1) -> None:
+    def __init__(
+        self, planner: Planner, *, groups: Sequence[Group] = (), places: int = 1, positions_first: bool = False
+    ) -> None:
         self.planner = planner
+        self._row_dimension = 1 if positions_first else 0
         self._groups = [group for group in groups if group.size > 1]
         self._places = places
         self._size = (0, 0)
 
     def __call__(self, block: Block, x: Tensor, forward: Forward) -> bool:
-        rows, length = self._size = x.shape[0], x.shape[1] * self._places
+        rows, length = self._size = (
+            x.shape[self._row_dimension],
+            x.shape[1 - self._row_dimension] * self._places,
+        )
         if self.planner.wants(block.layer, rows, length):
             counted = inner_bytes(block, x, forward)
             for group in self._groups:

@@ -24,7 +24,7 @@ Parameters = dict[str, nn.Parameter]
 
 
 class Replicas:
-    """Every rank of `group` holds all; gradients of those `trained` are added up in buckets of up to `fusion_bytes`.
+    """Every rank of `group` holds all; gradients of those `trained` are added up in buckets of `bucket_bytes` or more.
 
     `weights` are what the backward pass fills, `parameters` what the optimizer updates: the same tensors, or float32
     masters of them.
@@ -38,7 +38,7 @@ class Replicas:
         group: Group,
         *,
         trained: Collection[str],
-        fusion_bytes: int,
+        bucket_bytes: int,
         compressor: Compressor | None = None,
     ) -> None:
         self.parameters, self.cuts, self._group = parameters, cuts, group
@@ -55,7 +55,7 @@ class Replicas:
         if group.size == 1 and not group.exact:
             return  # exact sums are trees over microbatches too
         reduced = {name: parameters[name] for name in parameters if name in self._trained}
-        for names in fused(reduced, fusion_bytes):
+        for names in fused(reduced, bucket_bytes):
             bucket = _Bucket({name: parameters[name] for name in names})
             self._buckets.append(bucket)
             for name in names:

@@ -44,7 +44,7 @@ class Shards:
         replicas: Group,
         *,
         stage: int,
-        fusion_bytes: int,
+        bucket_bytes: int,
         trained: Collection[str],
         modules: Mapping[str, nn.Module],
         masters: torch.dtype,
@@ -62,7 +62,7 @@ class Shards:
         self._exact = shard.exact or replicas.exact
         sizes = {name: chunk_sizes(weight.shape[0], shard.size) for name, weight in weights.items()}
         self.cuts = {name: cuts[name].further(0, sizes[name], shard) for name in weights}
-        groups = _by_module(weights, modules) if stage == 3 else _by_size(weights, fusion_bytes, trained)
+        groups = _by_module(weights, modules) if stage == 3 else _by_size(weights, bucket_bytes, trained)
         self._units = {
             key: Unit(
                 {name: weights[name] for name in names},
@@ -300,11 +300,11 @@ def _by_module(weights: Mapping[str, Tensor], modules: Mapping[str, nn.Module]) 
     return groups | {"": [name for name in weights if name not in inside]}
 
 
-def _by_size(weights: Mapping[str, Tensor], fusion_bytes: int, trained: Collection[str]) -> dict[str, list[str]]:
+def _by_size(weights: Mapping[str, Tensor], bucket_bytes: int, trained: Collection[str]) -> dict[str, list[str]]:
     """Names in buckets, none of which has both parameters that are trained and others."""
     changing = {name: weight for name, weight in weights.items() if name in trained}
     frozen = {name: weight for name, weight in weights.items() if name not in trained}
-    buckets = [*fused(changing, fusion_bytes), *fused(frozen, fusion_bytes)]
+    buckets = [*fused(changing, bucket_bytes), *fused(frozen, bucket_bytes)]
     return {str(number): names for number, names in enumerate(buckets)}
 
 

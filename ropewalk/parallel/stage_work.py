@@ -52,8 +52,10 @@ class StageWork:
 
     def like(self, microbatch: int) -> Tensor:
         it, tokens = self._executor, self._pieces[microbatch].batch.tokens
-        places = tokens.shape[1] // (it._tensor.size if it._plan.sequence else 1)
-        return torch.empty(tokens.shape[0], places, it.spec.width, dtype=it._dtype, device=it.device)
+        rows, positions = tokens.shape
+        # With sequence parallelism positions come first, and this rank has its part of them.
+        shape = (positions // it._tensor.size, rows) if it._plan.sequence else (rows, positions)
+        return torch.empty(*shape, it.spec.width, dtype=it._dtype, device=it.device)
 
     def begin_last_backward(self, stage: int) -> None:
         if self._reduces:

@@ -2,16 +2,18 @@
 
 Column matrices take the whole input and make part of the features; row matrices take part of the features and make
 partial sums. With `sequence` (Korthikanti et al. 2022) what lies between two such pairs, norms, residuals and dropout,
-is split by places of the row: the input is gathered before a column matrix, partial sums are scattered after a row
-matrix, which moves the same bytes as the all-reduce it replaces.
+is split by positions: the input is gathered before a column matrix, partial sums are scattered after a row matrix,
+which moves the same bytes as the all-reduce it replaces. Hidden states are then T B C: what a rank has of the positions
+lies in one piece, so that neither collective copies anything. The backward pass sums the gradient by the input of a
+column matrix over the ranks while it computes that by the matrix (Megatron's asynchronous all-reduce).
 
-Shapes: B rows, T tokens, C width, N tokens of a chunk, V vocabulary (of this rank).
+Shapes: B rows, T tokens, C width, N tokens of a chunk, V vocabulary (of this rank), K inputs and M outputs of a linear.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,16 +22,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from ropewalk.model import products
 from ropewalk.model.decoder import Decoder
 from ropewalk.model.modules import Linear
 from ropewalk.model.sharding import split_of, whole_name
 from ropewalk.model.spec import Spec
 
-from .comm import Group, cut_along, enter_split, gather_along, leave_split, scatter_along
+from .collectives import enter_split, gather_first, gathered, leave_split, scatter_first
+from .comm import Group, group_of
 from .cut import Cut, chunk_sizes, whole_cut
-
-PLACES = 1
-"""The dimension of B T C that `sequence` splits."""
 
 
 def tensor_cut(name: str, spec: Spec, group: Group, *, first: bool = True) -> Cut:
@@ -54,11 +55,16 @@ def split_model(model: Decoder, group: Group, *, sequence: bool) -> None:
         cut = tensor_cut(name, spec, group)
         if not cut.is_whole:
             _replace(model, name, cut.take(parameter.detach()).clone())
+    # The same objects for all layers: compiled once, a block serves them all.
+    enter, column, leave = (
+        functools.partial(each, group=group, sequence=sequence) for each in (_enter, column_linear, _leave)
+    )
     for _, linear, role in split_linears(model):
         if role == "column":
-            linear.enter = functools.partial(_enter, group=group, sequence=sequence)
+            linear.enter, linear.column = enter, column
         else:
-            linear.leave = functools.partial(_leave, group=group, sequence=sequence)
+            linear.leave = leave
+    model.set_positions_first(sequence)
     if model.embedding is not None:
         begin = tensor_cut("embedding.weight", spec, group).offset[0]
         model.embed = functools.partial(_look_up, model.embedding, begin=begin, group=group, sequence=sequence)
@@ -75,7 +81,7 @@ def split_linears(model: Decoder) -> Iterator[tuple[str, Linear, str]]:
 
 def has_partial_gradient(name: str, spec: Spec, *, sequence: bool) -> bool:
     """Whether gradients of this parameter add up over the tensor axis: every rank holds all of it and met only part of
-    the features or places."""
+    the features or positions."""
     split = split_of(name, spec)
     return split.partial_gradient or (sequence and split.role == "replicate")
 
@@ -94,34 +100,40 @@ class SplitHead:
     begin: int
     """First token of this rank's part of the vocabulary."""
 
-    def losses(self, hidden_BTC: Tensor, head_VC: Tensor, targets_BT: Tensor) -> Tensor:
+    def losses(self, hidden: Tensor, head_VC: Tensor, targets_BT: Tensor) -> Tensor:
         """The negative log-probability of each target, B T, on every rank alike."""
-        hidden_NC, targets_N = self._entered(hidden_BTC).flatten(0, 1), targets_BT.flatten()
+        hidden_NC, targets_N = self._tokens(hidden, targets_BT)
         chunk = max(1, SPLIT_LOGIT_BYTES // (4 * head_VC.shape[0]))
         if len(hidden_NC) <= chunk:
-            return self._losses(hidden_NC, head_VC, targets_N).view(targets_BT.shape)
+            return self._by_row(self._losses(hidden_NC, head_VC, targets_N), targets_BT)
         parts = zip(hidden_NC.split(chunk), targets_N.split(chunk), strict=True)
-        done = [checkpoint(self._losses, hidden, head_VC, targets, use_reentrant=False) for hidden, targets in parts]
-        return torch.cat(done).view(targets_BT.shape)
+        done = [checkpoint(self._losses, some, head_VC, targets, use_reentrant=False) for some, targets in parts]
+        return self._by_row(torch.cat(done), targets_BT)
 
     @torch.no_grad()
-    def scores(self, hidden_BTC: Tensor, head_VC: Tensor, targets_BT: Tensor) -> tuple[Tensor, Tensor]:
+    def scores(self, hidden: Tensor, head_VC: Tensor, targets_BT: Tensor) -> tuple[Tensor, Tensor]:
         """(log-probability of each target, whether nothing is likelier), B T each."""
-        hidden_NC, targets_N = self._entered(hidden_BTC).flatten(0, 1), targets_BT.flatten()
+        hidden_NC, targets_N = self._tokens(hidden, targets_BT)
         chunk = max(1, SPLIT_LOGIT_BYTES // (4 * head_VC.shape[0]))
         scores, first = [], []
-        for hidden, targets in zip(hidden_NC.split(chunk), targets_N.split(chunk), strict=True):
-            logits_NV = _wide(F.linear(hidden, head_VC))
+        for some, targets in zip(hidden_NC.split(chunk), targets_N.split(chunk), strict=True):
+            logits_NV = _wide(F.linear(some, head_VC))
             largest_N, sum_N, target_N, _, _ = _statistics(logits_NV, targets, self.begin, self.group)
             scores.append(target_N - largest_N - sum_N.log())
             first.append(target_N >= largest_N)
-        return torch.cat(scores).view(targets_BT.shape), torch.cat(first).view(targets_BT.shape)
+        return self._by_row(torch.cat(scores), targets_BT), self._by_row(torch.cat(first), targets_BT)
 
     def _losses(self, hidden_NC: Tensor, head_VC: Tensor, targets_N: Tensor) -> Tensor:
         return _SplitCrossEntropy.apply(_wide(F.linear(hidden_NC, head_VC)), targets_N, self.begin, self.group)
 
-    def _entered(self, hidden_BTC: Tensor) -> Tensor:
-        return _enter(hidden_BTC, group=self.group, sequence=self.sequence)
+    def _tokens(self, hidden: Tensor, targets_BT: Tensor) -> tuple[Tensor, Tensor]:
+        """The hidden states of all tokens and their targets, in the order in which the hidden states lie."""
+        targets = targets_BT.t() if self.sequence else targets_BT
+        return _enter(hidden, group=self.group, sequence=self.sequence).flatten(0, 1), targets.flatten()
+
+    def _by_row(self, x_N: Tensor, targets_BT: Tensor) -> Tensor:
+        """The inverse, B T."""
+        return x_N.view(targets_BT.t().shape).t() if self.sequence else x_N.view(targets_BT.shape)
 
 
 class _SplitCrossEntropy(torch.autograd.Function):
@@ -154,24 +166,111 @@ def _statistics(
     return largest_N, both[0], both[1], inside_N, index_N
 
 
-def _enter(x_BTC: Tensor, *, group: Group, sequence: bool) -> Tensor:
-    return gather_along(x_BTC, group, dim=PLACES) if sequence else enter_split(x_BTC, group)
+def column_linear(
+    x: Tensor,
+    weight_MK: Tensor,
+    bias_M: Tensor | None,
+    product: Callable[[Tensor, Tensor, Tensor | None], Tensor],
+    *,
+    group: Group,
+    sequence: bool,
+) -> Tensor:
+    """`product` of the entered input, x W^T + b, whose backward pass communicates while it computes.
+
+    In the type of autocast, as the matmul: half the bytes of float32. For the products of torch and of
+    model/products.py.
+    """
+    kind = x.device.type
+    if torch.is_autocast_enabled(kind):
+        narrow = torch.get_autocast_dtype(kind)
+        x, weight_MK, bias_M = x.to(narrow), weight_MK.to(narrow), None if bias_M is None else bias_M.to(narrow)
+    return _ColumnLinear.apply(x, weight_MK, bias_M, product is products.product, group, sequence)
 
 
-def _leave(x_BTC: Tensor, *, group: Group, sequence: bool) -> Tensor:
-    return scatter_along(x_BTC, group, dim=PLACES) if sequence else leave_split(x_BTC, group)
+class _ColumnLinear(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight_MK: Tensor, bias_M: Tensor | None, tuned: bool, group: Group, sequence: bool
+    ) -> Tensor:
+        whole = gathered(x, group) if sequence else x
+        ctx.save_for_backward(whole, weight_MK)
+        ctx.tuned, ctx.group, ctx.sequence = tuned, group, sequence
+        if not tuned:
+            return F.linear(whole, weight_MK, bias_M)
+        y_NM = products.times(whole.flatten(0, -2), weight_MK, False, True, bias_M, None)
+        return y_NM.unflatten(0, whole.shape[:-1])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        whole, weight_MK = ctx.saved_tensors
+        to_x, to_weight, to_bias = ctx.needs_input_grad[:3]
+        grad = grad.contiguous()
+        of_x, of_weight = None, None
+        if to_x:
+            both = _column_backward if torch.compiler.is_compiling() else column_backward
+            of_x, of_weight = both(grad, whole, weight_MK, ctx.group.key, ctx.sequence, ctx.tuned, to_weight)
+        elif to_weight:
+            of_weight = _weight_gradient(grad.flatten(0, -2), whole.flatten(0, -2), tuned=ctx.tuned)
+        of_bias = grad.flatten(0, -2).sum(0) if to_bias else None
+        return of_x, of_weight if to_weight else None, of_bias, None, None, None
 
 
-def _look_up(embedding: nn.Embedding, tokens_BT: Tensor, *, begin: int, group: Group, sequence: bool) -> Tensor:
-    """Vectors of the tokens in this rank's part of the vocabulary, zeros for others, added up."""
-    index_BT = tokens_BT - begin
-    inside_BT = (index_BT >= 0) & (index_BT < embedding.weight.shape[0])
-    found_BTC = F.embedding(torch.where(inside_BT, index_BT, 0), embedding.weight)
-    return _leave(found_BTC * inside_BT.unsqueeze(2).to(found_BTC.dtype), group=group, sequence=sequence)
+def column_backward(
+    grad: Tensor, whole: Tensor, weight_MK: Tensor, group: str, sequence: bool, tuned: bool, to_weight: bool
+) -> tuple[Tensor, Tensor]:
+    """The gradients by the input, summed over ranks and with `sequence` cut, and by the matrix, which is empty unless
+    asked for. The sum is on its way while the second is computed."""
+    over, grad_NM, whole_NK = group_of(group), grad.flatten(0, -2), whole.flatten(0, -2)
+    of_x = products.times(grad_NM, weight_MK, False, False, None, None) if tuned else grad_NM @ weight_MK
+    of_x = of_x.view(whole.shape)
+    if sequence:
+        pending = over.start_reduce_scatter(of_x.unflatten(0, (over.size, -1)))
+    else:
+        pending = over.start_all_reduce(of_x)
+    of_weight = _weight_gradient(grad_NM, whole_NK, tuned=tuned) if to_weight else weight_MK.new_empty(0)
+    return pending.wait(), of_weight
 
 
-def _kept(x_BT: Tensor, *, group: Group) -> Tensor:
-    return cut_along(x_BT, group, dim=PLACES)
+def _weight_gradient(grad_NM: Tensor, x_NK: Tensor, *, tuned: bool) -> Tensor:
+    return products.times(grad_NM, x_NK, True, False, None, None) if tuned else grad_NM.mT @ x_NK
+
+
+_column_backward = torch.library.custom_op(
+    "ropewalk::column_backward",
+    column_backward,
+    mutates_args=(),
+    schema="(Tensor grad, Tensor whole, Tensor weight, str group, bool sequence, bool tuned, bool to_weight)"
+    " -> (Tensor, Tensor)",
+)
+
+
+@_column_backward.register_fake
+def _(
+    grad: Tensor, whole: Tensor, weight_MK: Tensor, group: str, sequence: bool, tuned: bool, to_weight: bool
+) -> tuple[Tensor, Tensor]:
+    first = whole.shape[0] // (group_of(group).size if sequence else 1)
+    of_weight = weight_MK.new_empty(weight_MK.shape if to_weight else (0,))
+    return whole.new_empty((first, *whole.shape[1:])), of_weight
+
+
+def _enter(x: Tensor, *, group: Group, sequence: bool) -> Tensor:
+    return gather_first(x, group) if sequence else enter_split(x, group)
+
+
+def _leave(x: Tensor, *, group: Group, sequence: bool) -> Tensor:
+    return scatter_first(x, group) if sequence else leave_split(x, group)
+
+
+def _look_up(embedding: nn.Embedding, tokens: Tensor, *, begin: int, group: Group, sequence: bool) -> Tensor:
+    """Vectors of the tokens, T B with `sequence`, in this rank's part of the vocabulary, zeros for others, added up."""
+    index = tokens - begin
+    inside = (index >= 0) & (index < embedding.weight.shape[0])
+    found = F.embedding(torch.where(inside, index, 0), embedding.weight)
+    return _leave(found * inside.unsqueeze(2).to(found.dtype), group=group, sequence=sequence)
+
+
+def _kept(x_TB: Tensor, *, group: Group) -> Tensor:
+    return x_TB.chunk(group.size)[group.rank].contiguous()
 
 
 def _replace(model: nn.Module, name: str, value: Tensor) -> None:

@@ -12,6 +12,7 @@ import contextlib
 import dataclasses
 import functools
 import json
+import logging
 import math
 import os
 import time
@@ -24,6 +25,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ropewalk.base.errors import DamagedFile
 from ropewalk.config.cache import cache_folder
 from ropewalk.model import products
 from ropewalk.model.decoder import Decoder
@@ -32,11 +34,14 @@ from ropewalk.model.loss import chunk_rows
 from ropewalk.model.modules import Linear
 from ropewalk.plan.forecast import PURE
 from ropewalk.plan.plan import Plan
+from ropewalk.store.sealed import append_seal, read_content
 
 from .kernels import Contest, Timer, Times, maps_of, settled_contest, tokens_of
 
 TORCH = "torch"
 TUNED = (torch.bfloat16, torch.float16)
+_log = logging.getLogger(__name__)
+
 MEASURED = "settled-in-parts"
 """How: what was found otherwise lies in files of another name."""
 LEAST_FLOPS = 2e10
@@ -65,8 +70,13 @@ class Known:
         words = "".join(letter if letter.isalnum() else "-" for letter in name.lower())
         self._path = folder / "products" / f"{words}-{library_version}-{MEASURED}.json"
         self._found: dict[str, dict[str, float]] = {}
-        with contextlib.suppress(OSError, ValueError, TypeError):  # or damaged
-            self._found = dict(json.loads(self._path.read_text(encoding="utf-8")))
+        try:
+            self._found = dict(json.loads(read_content(self._path, self._path.name)))
+        except OSError:
+            return
+        except DamagedFile as error:
+            if self._path.exists():
+                _log.warning("%s; these matmuls are measured again", error)
 
     def get(self, problem: Problem) -> dict[str, float] | None:
         """The milliseconds of the quickest way and of torch's, the quickest first."""
@@ -79,6 +89,7 @@ class Known:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             partial = self._path.with_name(f"{self._path.name}.{os.getpid()}")
             partial.write_text(json.dumps(self._found, indent=1), encoding="utf-8")
+            append_seal(partial, self._path.name)
             os.replace(partial, self._path)
 
 

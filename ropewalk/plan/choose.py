@@ -25,7 +25,7 @@ def choose(
     *,
     parallel: Parallel | None = None,
     processes: int | None = None,
-    batch_rows: int,
+    batch_size: int,
     steps: int,
     precision: Precision | Literal["auto"],
     optimizer: Optimizer = "adamw",
@@ -57,8 +57,8 @@ def choose(
         plan = Plan(
             device=device,
             precision=precision,
-            batch_rows=batch_rows,
-            microbatch_rows=rows,
+            batch_size=batch_size,
+            microbatch_size=rows,
             sequence_length=spec.sequence_length,
             compile=layout.compile == "on",
             deterministic=layout.deterministic,
@@ -76,24 +76,24 @@ def choose(
             precision=precision,
             optimizer=optimizer,
             trained=trained,
-            activations=parallel.activations,
+            activations=parallel.saved_activations,
             recompute=recompute,
             device=device,
-            accumulates=not (device == "cuda" and rows == batch_rows and world == 1 and recompute == "none"),
+            accumulates=not (device == "cuda" and rows == batch_size and world == 1 and recompute == "none"),
         )
         if world == 1:
             return whole
         return of_rank(whole, dataclasses.replace(planned_with(rows), recompute=recompute), spec, trained=trained)
 
-    if batch_rows % readers:
+    if batch_size % readers:
         raise UserError(
-            f"{readers} ranks cannot share `train.batch_rows` ({batch_rows}) evenly; choose a multiple, or fewer ranks"
+            f"{readers} ranks cannot share `train.batch_size` ({batch_size}) evenly; choose a multiple, or fewer ranks"
         )
-    divisors = _candidates(spec, batch_rows // readers, device, parallel=parallel, batch_rows=batch_rows)
-    rows = layout.microbatch_rows or next(r for r in divisors if needed_with(r).total <= budget or r == divisors[-1])
-    if batch_rows // readers % rows:
+    divisors = _candidates(spec, batch_size // readers, device, parallel=parallel, batch_size=batch_size)
+    rows = layout.microbatch_size or next(r for r in divisors if needed_with(r).total <= budget or r == divisors[-1])
+    if batch_size // readers % rows:
         raise UserError(
-            f"`plan.microbatch_rows` ({rows}) does not divide `train.batch_rows` ({batch_rows})"
+            f"`plan.microbatch_size` ({rows}) does not divide `train.batch_size` ({batch_size})"
             + (f" of {readers} ranks" if readers > 1 else "")
             + "; choose a divisor"
         )
@@ -106,9 +106,9 @@ def choose(
         kept = min(needed.activations, left)
         needed = least if least.total > budget else dataclasses.replace(needed, activations=kept)
     if needed.total > budget:
-        again = least.total <= budget and parallel.activations == "whole"
+        again = least.total <= budget and parallel.saved_activations == "whole"
         raise UserError(_does_not_fit(needed, budget, rows, again=again))
-    read = steps * batch_rows * spec.sequence_length if tokens is None else tokens
+    read = steps * batch_size * spec.sequence_length if tokens is None else tokens
     return PhasePlan(plan=plan, spec=spec, memory=needed, steps=steps, tokens=read, trained=trained)
 
 
@@ -120,10 +120,10 @@ EXACT_MICROBATCHES = 8
 """Microbatches of a step in exact mode, whatever the number of ranks: up to so many may share them."""
 
 
-def _candidates(spec: Spec, rank_rows: int, device: str, *, parallel: Parallel, batch_rows: int) -> list[int]:
+def _candidates(spec: Spec, rank_rows: int, device: str, *, parallel: Parallel, batch_size: int) -> list[int]:
     """Rows of a microbatch worth trying, largest first."""
     if parallel.exact:
-        return [max(1, batch_rows // EXACT_MICROBATCHES)]
+        return [max(1, batch_size // EXACT_MICROBATCHES)]
     # A pipeline wants several microbatches a rank: with four the bubble is at most (p - 1) / (p + 3).
     least = 4 * parallel.pipeline if parallel.pipeline > 1 else 1
     most = max(1, rank_rows // least)
@@ -141,7 +141,7 @@ def _candidates(spec: Spec, rank_rows: int, device: str, *, parallel: Parallel, 
 def _does_not_fit(needed: Memory, budget: int, rows: int, *, again: bool) -> str:
     """`again`: it would fit if blocks were computed again."""
     parts = ", ".join(f"{name} {amount(value, 'B')}" for name, value in dataclasses.asdict(needed).items())
-    remedy = "set a smaller `plan.microbatch_rows`" if rows > 1 else "choose a smaller model or a shorter row"
+    remedy = "set a smaller `plan.microbatch_size`" if rows > 1 else "choose a smaller model or a shorter row"
     if needed.weights + needed.gradients + needed.optimizer > budget:
         remedy = "choose a smaller model, or let more processes share it (`parallel.shard`)"
     elif again:

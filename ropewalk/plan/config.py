@@ -16,9 +16,9 @@ Switch = Literal["auto", "on", "off"]
 class Layout:
     """What the plan may decide, and what is decided for it."""
 
-    microbatch_rows: Annotated[int, Range(least=1), CONTINUES] | None = None
-    """Rows in one forward and backward; must divide `train.batch_rows`. Not set: as many as the memory forecast
-    allows."""
+    microbatch_size: Annotated[int, Range(least=1), CONTINUES] | None = None
+    """Sequences in one forward and backward pass of a rank; must divide `train.batch_size`. Not set: as many as the
+    memory forecast allows."""
     device: Annotated[Literal["auto", "cpu", "cuda"], CONTINUES] = "auto"
     """Where the model runs; `auto` takes a GPU when there is one."""
     memory_bytes: Annotated[int, Range(least=1), CONTINUES] | None = None
@@ -67,7 +67,7 @@ class Parallel:
     2022)."""
     context: Annotated[int, Range(least=1), CONTINUES] = 1
     """Ranks that share every row, by its places."""
-    context_kind: Annotated[ContextKind, CONTINUES] = "ring"
+    context_method: Annotated[ContextKind, CONTINUES] = "ring"
     """How `context` ranks attend: keys and values go round (`ring`), or heads are exchanged for places (`ulysses`)."""
     pipeline: Annotated[int, Range(least=1), CONTINUES] = 1
     """Ranks that share the layers."""
@@ -78,9 +78,9 @@ class Parallel:
     recompute: Annotated[Recompute, CONTINUES] = "none"
     """What is computed again in the backward pass instead of kept: nothing, the inside of `attention`, `full` blocks,
     or as many blocks as `plan.memory_bytes` asks for (`auto`, planned anew for every length of row)."""
-    activations: Annotated[Activations, CONTINUES] = "whole"
-    """How blocks keep what their backward pass needs: as it is, with a bit for each element of a mask (`packed`; the
-    same gradients), or also with a byte for each number of the inputs of linear maps, norms and activation functions
+    saved_activations: Annotated[Activations, CONTINUES] = "whole"
+    """How blocks save activations for the backward pass: as they are, with one bit per mask element (`packed`; the same
+    gradients), or also with one byte per number of the inputs of linear layers, norms and activation functions
     (`8-bit`; gradients within 1 %). Blocks that `recompute` computes again keep their input as it is."""
     partition_activations: Annotated[bool, CONTINUES] = False
     """Whether `tensor` ranks share what `recompute` keeps (ZeRO-R)."""
@@ -100,11 +100,12 @@ class Parallel:
     devices: Annotated[int, Range(least=1), CONTINUES] = 1
     """GPUs that one process drives, a copy of the model on each; with a CPU, threads. Processes (`--nproc`) are quicker
     and do the rest of this section too."""
-    fusion_bytes: Annotated[int, Range(least=0), CONTINUES] = 25 << 20
-    """Gradients are reduced together up to this size, while the backward pass goes on; 0: each by itself."""
-    compression: Annotated[Compression, CONTINUES] = "none"
+    bucket_bytes: Annotated[int, Range(least=0), CONTINUES] = 25 << 20
+    """Bucket size of gradient reductions, which overlap with the backward pass: a bucket is sent when it has reached
+    this size. 0 sends each gradient by itself."""
+    gradient_compression: Annotated[Compression, CONTINUES] = "none"
     """How gradients travel between replicas: as they are, rounded, or as low-rank factors (Vogels et al. 2019)."""
-    compression_rank: Annotated[int, Range(least=1), CONTINUES] = 4
+    powersgd_rank: Annotated[int, Range(least=1), CONTINUES] = 4
     """Rank of the factors of `powersgd`."""
     backend: Annotated[Backend, CONTINUES] = "auto"
     """Who communicates: NCCL for GPUs and gloo for CPUs, or `mpi` under `mpirun`."""

@@ -25,7 +25,7 @@ def of_rank(whole: Memory, plan: Plan, spec: Spec, *, trained: Collection[str] |
     gradients = split * (plan.shard if plan.zero >= 2 else 1)
     weights = split * (plan.shard if plan.zero >= 3 else 1)
     narrow, pure = products_of(plan.precision), plan.precision in PURE
-    rows = plan.microbatch_rows
+    rows = plan.microbatch_size
     division = Division(
         tensor=plan.tensor,
         sequence=plan.sequence,
@@ -40,7 +40,7 @@ def of_rank(whole: Memory, plan: Plan, spec: Spec, *, trained: Collection[str] |
             trained=trained,
             recompute=counted(plan.recompute),
             division=among,
-            activations=plan.activations,
+            activations=plan.saved_activations,
             device=plan.device,
             pure=pure,
         )

@@ -130,15 +130,15 @@ def _block_workspace(spec: Spec, tokens: int, precision: Products) -> int:
     """
     narrow = 4 if precision == "fp32" else 2
     inner, columns = (6, 2) if spec.gated else (2, 1)
-    features = inner * spec.hidden * narrow + 2 * 4 * spec.width
-    waiting = 4 * spec.vocabulary * spec.width if spec.tied else 0
+    features = inner * spec.mlp_width * narrow + 2 * 4 * spec.width
+    waiting = 4 * spec.vocabulary * spec.width if spec.tie_embeddings else 0
     freed = narrow * tokens * spec.width + 4 * spec.vocabulary * spec.width
-    return tokens * features + (2 + 4) * columns * spec.hidden * spec.width + waiting - freed
+    return tokens * features + (2 + 4) * columns * spec.mlp_width * spec.width + waiting - freed
 
 
 def _embedding_workspace(spec: Spec) -> int:
     """The embedding's dense gradient; when tied, also the head's and their sum."""
-    return (12 if spec.tied else 4) * spec.vocabulary * spec.width
+    return (12 if spec.tie_embeddings else 4) * spec.vocabulary * spec.width
 
 
 def _update_workspace(spec: Spec, optimizer: Optimizer) -> int:

@@ -65,15 +65,15 @@ def laid_out(plan: Plan, parallel: Parallel, spec: Spec, *, processes: int | Non
 
 def problems(plan: Plan, spec: Spec) -> Iterator[str]:
     """Why `plan` cannot train a model of `spec`, each with what to change."""
-    if plan.batch_rows % plan.data:
+    if plan.batch_size % plan.data:
         yield (
-            f"{plan.data} ranks cannot share the {plan.batch_rows} rows of a step evenly; choose `train.batch_rows` as "
+            f"{plan.data} ranks cannot share the {plan.batch_size} rows of a step evenly; choose `train.batch_size` as "
             "a multiple, or fewer replicas"
         )
-    elif plan.batch_rows // plan.data % plan.microbatch_rows:
+    elif plan.batch_size // plan.data % plan.microbatch_size:
         yield (
-            f"each of {plan.data} ranks has {plan.batch_rows // plan.data} rows, which microbatches of "
-            f"{plan.microbatch_rows} do not divide; choose another `plan.microbatch_rows`"
+            f"each of {plan.data} ranks has {plan.batch_size // plan.data} rows, which microbatches of "
+            f"{plan.microbatch_size} do not divide; choose another `plan.microbatch_size`"
         )
     yield from _tensor_problems(plan, spec)
     yield from _context_problems(plan, spec)
@@ -84,7 +84,7 @@ def problems(plan: Plan, spec: Spec) -> Iterator[str]:
         except UserError as error:
             yield str(error)
     yield from _data_problems(plan)
-    if plan.activations != "whole":
+    if plan.saved_activations != "whole":
         yield from _packing_problems(plan)
     if plan.devices > 1:
         yield from _devices_problems(plan)
@@ -108,7 +108,7 @@ def _tensor_problems(plan: Plan, spec: Spec) -> Iterator[str]:
         )
     units = [split.units for name, split in splits(spec).items() if ".mlp." in name and split.units > 1]
     if any(unit % plan.tensor for unit in units):
-        yield f"`parallel.tensor` ({plan.tensor}) does not divide `model.hidden` ({spec.hidden}) into whole chunks"
+        yield f"`parallel.tensor` ({plan.tensor}) cuts `model.mlp_width` ({spec.mlp_width}) inside a chunk; lower it"
     if plan.sequence and spec.sequence_length // plan.context % plan.tensor:
         yield (
             f"`parallel.sequence` splits the {spec.sequence_length // plan.context} places of a row over "
@@ -121,24 +121,25 @@ def _tensor_problems(plan: Plan, spec: Spec) -> Iterator[str]:
 def _context_problems(plan: Plan, spec: Spec) -> Iterator[str]:
     if plan.context == 1:
         return
-    parts = plan.context * (2 if plan.context_kind == "ring" else 1)
+    parts = plan.context * (2 if plan.context_method == "ring" else 1)
     if spec.sequence_length % parts:
         yield (
-            f"`parallel.context` ({plan.context}, {plan.context_kind}) cuts rows in {parts} parts, which do not divide "
-            f"{spec.sequence_length} tokens; choose another `load.sequence_length`"
+            f"`parallel.context` ({plan.context}, {plan.context_method}) cuts rows in {parts} parts, which do not "
+            f"divide {spec.sequence_length} tokens; choose another `load.sequence_length`"
         )
-    if plan.context_kind == "ulysses" and spec.heads // plan.tensor % plan.context:
+    if plan.context_method == "ulysses" and spec.heads // plan.tensor % plan.context:
         yield (
             f"ulysses deals the {spec.heads // plan.tensor} heads of a rank to {plan.context} ranks; choose "
-            '`model.heads` as a multiple, or `parallel.context_kind = "ring"`'
+            '`model.heads` as a multiple, or `parallel.context_method = "ring"`'
         )
 
 
 def _data_problems(plan: Plan) -> Iterator[str]:
-    if plan.compression != "none" and plan.zero:
-        yield "`parallel.compression` is for replicas, `parallel.shard` sends gradients as they are; leave one out"
-    if plan.compression == "powersgd" and (plan.precision == "fp16" or plan.tensor * plan.pipeline * plan.context > 1):
-        yield "`parallel.compression` powersgd is for replicas of whole models without loss scaling; choose bf16"
+    if plan.gradient_compression != "none" and plan.zero:
+        yield "`parallel.gradient_compression` is for replicas, `parallel.shard` has none; leave one of them out"
+    whole = plan.tensor * plan.pipeline * plan.context == 1
+    if plan.gradient_compression == "powersgd" and (plan.precision == "fp16" or not whole):
+        yield "`parallel.gradient_compression` powersgd needs whole models without loss scaling; choose bf16"
     if "parameters" in plan.offload and plan.zero != 3:
         yield "`parallel.offload` of parameters is for ranks that gather them: set `parallel.shard`, with `zero = 3`"
     if "optimizer" in plan.offload and plan.precision == "fp16":
@@ -148,15 +149,15 @@ def _data_problems(plan: Plan) -> Iterator[str]:
 
 
 def _packing_problems(plan: Plan) -> Iterator[str]:
-    said = f'`parallel.activations = "{plan.activations}"`'
+    said = f'`parallel.saved_activations = "{plan.saved_activations}"`'
     if plan.recompute in ("full", "auto"):
         why = {
             "8-bit": "a block computed again from rounded inputs would be another block",
             "packed": "it packs what a block keeps, and one that is computed again keeps its input alone",
         }
         yield (
-            f"{said} does not go together with `parallel.recompute` {plan.recompute}: {why[plan.activations]}; leave "
-            "one of them out"
+            f"{said} does not go together with `parallel.recompute` {plan.recompute}: {why[plan.saved_activations]}; "
+            "leave one of them out"
         )
     if "activations" in plan.offload:
         yield f"{said} and `parallel.offload` of activations are two places for them; leave one of them out"
@@ -169,9 +170,7 @@ def _packing_problems(plan: Plan) -> Iterator[str]:
 def compile_problems(plan: Plan) -> Iterator[str]:
     """Why the blocks of `plan` cannot be compiled."""
     said = '`plan.compile = "on"`'
-    if plan.tensor * plan.context > 1:
-        yield f"{said} is for blocks that compute alone, tensor and context ranks talk inside them; leave it to `auto`"
-    kept_elsewhere = "activations" in plan.offload or plan.activations != "whole"
+    kept_elsewhere = "activations" in plan.offload or plan.saved_activations != "whole"
     if plan.recompute in ("attention", "auto") or kept_elsewhere:
         # Full recomputation needs nothing from inside a block, but is no help to what is kept elsewhere.
         other = "" if kept_elsewhere else ", or set `parallel.recompute` full"
@@ -188,8 +187,8 @@ def compile_problems(plan: Plan) -> Iterator[str]:
 def _fp8_problems(plan: Plan) -> Iterator[str]:
     if plan.pipeline > 1 and plan.schedule == "zero-bubble":
         yield "`train.precision` fp8 makes both gradients at once, the schedule zero-bubble wants two; choose 1f1b"
-    if plan.activations != "whole":
-        yield "`train.precision` fp8 keeps inputs in 8 bits already; leave `parallel.activations` out"
+    if plan.saved_activations != "whole":
+        yield "`train.precision` fp8 keeps inputs in 8 bits already; leave `parallel.saved_activations` out"
 
 
 def _devices_problems(plan: Plan) -> Iterator[str]:
@@ -198,7 +197,7 @@ def _devices_problems(plan: Plan) -> Iterator[str]:
     if plan.microbatches % plan.devices:
         yield (
             f"{plan.devices} devices cannot share the {plan.microbatches} microbatches of a step evenly; choose "
-            "`train.batch_rows` as a multiple, or another `plan.microbatch_rows`"
+            "`train.batch_size` as a multiple, or another `plan.microbatch_size`"
         )
     if plan.offload or plan.recompute == "auto" or plan.precision in PURE:
         yield (
@@ -210,14 +209,14 @@ def _devices_problems(plan: Plan) -> Iterator[str]:
 def _exact_problems(plan: Plan) -> Iterator[str]:
     if plan.tensor * plan.context * plan.pipeline > 1:
         yield "`parallel.exact` holds for replicas and shards; tensor, context and pipeline must be 1"
-    total = plan.batch_rows // plan.microbatch_rows
+    total = plan.batch_size // plan.microbatch_size
     if plan.data & (plan.data - 1) or total & (total - 1):
         yield (
             f"`parallel.exact` adds up in binary trees: {plan.data} data ranks and {total} microbatches must both be "
             "powers of two"
         )
-    if plan.compression != "none":
-        yield "`parallel.exact` has an order of sums of its own; leave `parallel.compression` out"
+    if plan.gradient_compression != "none":
+        yield "`parallel.exact` has an order of sums of its own; leave `parallel.gradient_compression` out"
     if plan.balance:
         yield "`parallel.exact` fixes which rows are added up first, `parallel.balance` changes it; leave one out"
     if plan.devices > 1:

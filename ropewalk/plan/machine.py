@@ -49,6 +49,16 @@ def this_machine() -> Machine:
     )
 
 
+def available_memory(meminfo: Path = Path("/proc/meminfo"), root: Path = Path("/sys/fs/cgroup")) -> int:
+    """Bytes of the host's memory that nobody uses, or that the system gives up when they are asked for; all of it where
+    the system does not tell."""
+    found = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), *memory_limits(root)]
+    if meminfo.exists():
+        lines = (line.split() for line in meminfo.read_text().splitlines())
+        found += [int(words[1]) << 10 for words in lines if words[0] == "MemAvailable:"]
+    return min(found)
+
+
 def memory_limits(root: Path = Path("/sys/fs/cgroup")) -> list[int]:
     """What a container allows us, in cgroup version 2 or 1; empty when there is no limit."""
     files = (root / "memory.max", root / "memory" / "memory.limit_in_bytes")

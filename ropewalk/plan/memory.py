@@ -261,7 +261,7 @@ def foreseen_again(plan: Plan, spec: Spec, *, trained: Collection[str] | None = 
         return frozenset(range(spec.layers))
     if plan.recompute != "auto":
         return frozenset()
-    return planner_for(plan, spec, trained=trained).plan_for(plan.microbatch_rows, spec.sequence_length)
+    return planner_for(plan, spec, trained=trained).plan_for(plan.microbatch_size, spec.sequence_length)
 
 
 def bucket_length(length: int) -> int:

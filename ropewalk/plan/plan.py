@@ -7,16 +7,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from ropewalk.base.errors import DataError
-from ropewalk.base.files import read_json, upgraded, write_json
+from ropewalk.base.seal import damaged, read_sealed, write_sealed
+from ropewalk.config.renames import PLAN, upgraded_model
 from ropewalk.model.activations import Activations
 from ropewalk.model.spec import Spec
 
 from .config import Backend, Compression, ContextKind, Fp8, Offload, Recompute, ScheduleKind, Switch
 from .forecast import Memory, Precision
 
-FORMAT = 2
+FORMAT = 4
+SEALED_SINCE = 3
 FILE = "plan.json"
+REMEDY = "run `ropewalk run` with the recipe again, which makes it anew; a plan is changed in the recipe"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,8 +27,8 @@ class Plan:
 
     device: Literal["cpu", "cuda"]
     precision: Precision
-    batch_rows: int
-    microbatch_rows: int
+    batch_size: int
+    microbatch_size: int
     sequence_length: int | None = None
     """Tokens of the rows that the above count; shorter rows are taken more at a time. None: rows of any length."""
     pipeline: int = 1
@@ -42,7 +44,7 @@ class Plan:
     zero: Literal[0, 1, 2, 3] = 0
     """0 where `shard` is 1."""
     sequence: bool = False
-    context_kind: ContextKind = "ring"
+    context_method: ContextKind = "ring"
     schedule: ScheduleKind = "1f1b"
     chunks: int = 1
     stages: tuple[tuple[int, ...], ...] = ()
@@ -50,7 +52,7 @@ class Plan:
     recompute: Recompute = "none"
     recompute_bytes: int | None = None
     """Memory for activations that `auto` may use."""
-    activations: Activations = "whole"
+    saved_activations: Activations = "whole"
     partition_activations: bool = False
     offload: tuple[Offload, ...] = ()
     offload_path: str = ""
@@ -58,9 +60,9 @@ class Plan:
     balance: bool = False
     resplit: bool = False
     devices: int = 1
-    fusion_bytes: int = 25 << 20
-    compression: Compression = "none"
-    compression_rank: int = 4
+    bucket_bytes: int = 25 << 20
+    gradient_compression: Compression = "none"
+    powersgd_rank: int = 4
     backend: Backend = "auto"
 
     @property
@@ -76,11 +78,11 @@ class Plan:
     @property
     def microbatches(self) -> int:
         """Forward and backward passes in one step of one data rank."""
-        return self.batch_rows // (self.microbatch_rows * self.replicate * self.shard)
+        return self.batch_size // (self.microbatch_size * self.replicate * self.shard)
 
-    def microbatch_rows_of(self, length: int) -> int:
+    def microbatch_size_of(self, length: int) -> int:
         """Rows of `length` tokens in one microbatch: as many tokens as in its full rows."""
-        return self.microbatch_rows * ((self.sequence_length or length) // length)
+        return self.microbatch_size * ((self.sequence_length or length) // length)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -153,33 +155,38 @@ def alone(plan: Plan) -> Plan:
     return Plan(
         device=plan.device,
         precision=plan.precision,
-        batch_rows=plan.batch_rows,
-        microbatch_rows=plan.microbatch_rows,
+        batch_size=plan.batch_size,
+        microbatch_size=plan.microbatch_size,
         sequence_length=plan.sequence_length,
     )
 
 
 def save_plan(run: Path, planned: Planned) -> None:
     """Commits `plan.json`."""
-    write_json(run / FILE, planned.tree())
+    write_sealed(run / FILE, planned.tree())
 
 
 def load_plan(run: Path) -> Planned:
-    """The plan that was saved in `run`."""
+    """The plan that was saved in `run`; DamagedFile when it is not what was written."""
     path = run / FILE
-    tree: dict[str, Any] = upgraded(
-        read_json(path, what="plan"), path=path, what="plan", current=FORMAT, upgrades={1: _list_of_phases}
+    tree = read_sealed(
+        path,
+        what="plan",
+        remedy=REMEDY,
+        current=FORMAT,
+        sealed_since=SEALED_SINCE,
+        upgrades={1: _list_of_phases, 2: lambda tree: tree, 3: lambda tree: tree},
     )
     try:
         return Planned(phases=tuple(_phase(phase) for phase in tree["phases"]))
-    except (KeyError, TypeError) as error:
-        raise DataError(f"{path}: this plan is damaged: {error}; delete it and run the same command again") from None
+    except (KeyError, TypeError, ValueError) as error:
+        raise damaged(path, what="plan", remedy=REMEDY, why=f"{type(error).__name__}: {error}") from None
 
 
 def _phase(tree: dict[str, Any]) -> PhasePlan:
     return PhasePlan(
         plan=_plan(tree["plan"]),
-        spec=Spec(**tree["spec"]),
+        spec=Spec(**upgraded_model(tree["spec"])),
         memory=Memory(**tree["memory"]),
         steps=tree["steps"],
         tokens=tree["tokens"],
@@ -189,6 +196,7 @@ def _phase(tree: dict[str, Any]) -> PhasePlan:
 
 def _plan(tree: dict[str, Any]) -> Plan:
     stages, offload = tree.get("stages", ()), tree.get("offload", ())
+    tree = {PLAN.get(key, key): value for key, value in tree.items()}  # as formats before 4 named them
     return Plan(**{**tree, "stages": tuple(tuple(layers) for layers in stages), "offload": tuple(offload)})
 
 

@@ -146,8 +146,8 @@ def _elementwise_bytes(spec: Spec, tokens: int, narrow: int, stream: int) -> int
     the gradient for the stream and for the branch.
     """
     branch = spec.width * ((2 * stream + 2 * narrow) + (3 * stream + 2 * narrow))
-    inner = spec.hidden * (2 if spec.gated else 1)
-    activation = narrow * ((inner + spec.hidden) + (2 * inner + spec.hidden))
+    inner = spec.mlp_width * (2 if spec.gated else 1)
+    activation = narrow * ((inner + spec.mlp_width) + (2 * inner + spec.mlp_width))
     rotation = narrow * 4 * (spec.heads + spec.kv_heads) * spec.head_size if spec.position == "rope" else 0
     embedding = spec.width * 3 * stream
     gradient = stream * spec.vocabulary * spec.width

@@ -82,7 +82,7 @@ def check_shape(kind: ScheduleKind, shape: Shape) -> None:
             raise UserError(
                 f"`parallel.schedule` interleaved takes microbatches in rounds of `parallel.pipeline` "
                 f"({shape.ranks}), which does not divide the {shape.microbatches} of a step; change "
-                "`train.batch_rows` or `plan.microbatch_rows`, or take 1f1b"
+                "`train.batch_size` or `plan.microbatch_size`, or take 1f1b"
             )
     elif shape.chunks != 1:
         raise UserError(

@@ -29,8 +29,8 @@ class BloomFilter:
     """The filter of some settings, empty at first."""
 
     def __init__(self, settings: Bloom) -> None:
-        self.bits_per_item, self.probes = design(settings.false_positives)
-        blocks = math.ceil(settings.items * self.bits_per_item / BLOCK_BITS)
+        self.bits_per_item, self.probes = design(settings.false_positive_rate)
+        blocks = math.ceil(settings.expected_items * self.bits_per_item / BLOCK_BITS)
         # A block is chosen by 32 bits of the hash.
         assert blocks < 2**32, "a Bloom filter has less than 2^32 blocks"
         self._table = np.zeros(blocks * (BLOCK_BITS // 64), np.uint64)

@@ -17,13 +17,15 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from tokenizers import Tokenizer
 
 from ropewalk.base.errors import DataError, UserError
 from ropewalk.store.shards import Counts, Tokens
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 RECORD, UNIT = "\x1e", "\x1f"
 ANSWERS = "assistant"

@@ -7,6 +7,7 @@ SETTLED_NS before it was hashed is hashed again: it may have changed once more w
 
 from __future__ import annotations
 
+import logging
 import os
 import stat
 import time
@@ -19,7 +20,9 @@ from ropewalk.base.errors import DataError
 
 from .fingerprint import take_fingerprint
 from .readers.item import Part
-from .stages import batch_writer, read_batches
+from .stages import DamagedArtifact, batch_writer, drop_artifact, read_batches
+
+_log = logging.getLogger(__name__)
 
 SETTLED_NS = 2_000_000_000
 """The coarsest clock of a file system in use (FAT)."""
@@ -60,11 +63,11 @@ class Checksums:
         self._known: dict[bytes, Hashed] = {}
         self._found: dict[bytes, Hashed] = {}
         if path is not None and path.exists():
-            for batch in read_batches(path):
-                columns = (column.to_pylist() for column in batch.columns)
-                for location, *rest, parts in zip(*columns, strict=True):
-                    # Earlier versions wrote text.
-                    self._known[os.fsencode(location)] = Hashed._make([*rest, tuple(Part(*part) for part in parts)])
+            try:
+                self._known = _read(path)
+            except DamagedArtifact as error:
+                _log.warning("%s; it is made again: all input files are read", error)
+                drop_artifact(path)
 
     def of(self, location: str | Path, *, lines: bool = False) -> Hashed:
         """The file as it is now, divided when it is made of `lines`; reads it only if it was touched.
@@ -95,6 +98,15 @@ class Checksums:
         with batch_writer(self._path, _SCHEMA) as writer:
             writer.write_batch(pa.record_batch(columns, schema=_SCHEMA))
         self._found.clear()
+
+
+def _read(path: Path) -> dict[bytes, Hashed]:
+    known = {}
+    for batch in read_batches(path):
+        columns = (column.to_pylist() for column in batch.columns)
+        for location, *rest, parts in zip(*columns, strict=True):
+            known[os.fsencode(location)] = Hashed._make([*rest, tuple(Part(*part) for part in parts)])
+    return known
 
 
 def _described(status: os.stat_result) -> tuple[int, int, int, int]:

@@ -39,11 +39,22 @@ class Source:
     (`https://`, `s3://`, ...). `python:stdlib` is the source code and `python:prose` the documentation topics and
     docstrings of the running Python."""
     format: Literal["auto", "text", "jsonl", "parquet", "chat", "html", "latex", "jats", "pdf", "epub", "warc"] = "auto"
-    """`text`: one document a file. `jsonl`: one JSON object a line. `parquet`: one row. `chat`: one dialogue a line,
-    row or item of a JSON list, as `messages` (role, content) or `conversations` (from, value); the loss counts its
-    answers alone. `html`, `latex`, `jats`, `pdf`, `epub`: one page, paper or book a file. `warc`: one page a record
+    """`text`: one document a file. `jsonl`: one JSON object a line, or item of the list in a `.json` file. `parquet`:
+    one row. `chat`: one dialogue a line, row or item, as `messages` (role, content), `conversations` (from, value) or a
+    question and its answer (`instruction` and `output`, `question` and `answer`, ...); the loss counts its answers
+    alone. `html`, `latex`, `jats`, `pdf`, `epub`: one page, paper or book a file. `warc`: one page a record
     (WET too). `auto` decides by the file's ending. Files packed with gzip, Zstandard or bzip2, ZIP and TAR are
     opened."""
+    split: Literal["none", "blank-lines", "separator", "headings", "size"] = "none"
+    """How a file of text, a page or a book is cut into documents: for a few large files. `none`: the file is one
+    document. `blank-lines`: at empty lines. `separator`: at every `separator`. `headings`: before the headings of
+    Markdown. `size`: about every `split_characters`, behind a paragraph, else a line, else a word. Nothing is lost but
+    empty lines and separators. Formats with several documents in a file (`jsonl`, ...) are not cut."""
+    separator: str = "<|endoftext|>"
+    """`split = "separator"`: what stands between two documents. It is found anywhere; one of punctuation alone (`---`,
+    `%`) only as a line of its own."""
+    split_characters: Annotated[int, Range(least=100, most=10_000_000)] = 4000
+    """`split = "size"`: maximum length of a document in characters; the last of a file may be a quarter longer."""
     text_key: str = "text"
     """Key of the text in a JSON line, column of a Parquet file; dots lead into nested objects. Key of the turns in
     format `chat`, when it is neither `messages` nor `conversations`."""
@@ -51,19 +62,28 @@ class Source:
     """Key or column of a document's address, where there is one."""
     time_key: str = "date"
     """Key or column that says when a document was written or fetched."""
-    licence_key: str = "license"
-    """Key or column of a document's licence."""
+    license_key: str = "license"
+    """Key or column of a document's license."""
     domain: str = ""
     """Kind of text (code, prose, ...); the source's name when empty. Python completions are checked
     in domain `code`."""
     time: str = ""
     """When the documents were written, for those that do not say."""
-    licence: str = ""
-    """Licence of the documents that name none."""
+    license: str = ""
+    """License of the documents that name none."""
     weight: Annotated[float, Range(above=0)] | None = None
     """Share of the training mixture; when no source has one, sources are mixed by their number of tokens."""
     limits: Limits = field(default_factory=Limits)
     """What one input may cost."""
+
+    def check_split(self) -> Iterator[tuple[str, str]]:
+        """What is wrong with how files are cut."""
+        if self.split != "none" and self.format in ("jsonl", "parquet", "chat", "warc"):
+            yield "split", f'files of format "{self.format}" hold several documents already; leave `split` out'
+        if self.split == "separator" and not self.separator.strip(" \t"):
+            yield "separator", "it is empty; write what stands between two documents"
+        if self.split == "separator" and ("\n" in self.separator or "\r" in self.separator):
+            yield "separator", 'it lies within one line; `split = "blank-lines"` cuts at empty lines'
 
 
 Share = Annotated[float, Range(least=0, most=1)]
@@ -83,10 +103,10 @@ class Gopher:
     """Lowest mean number of characters in a word; 0 switches the rule off."""
     max_mean_word_length: Annotated[float, Range(least=0)] = 10.0
     """Highest mean number of characters in a word; 0 switches the rule off."""
-    max_hash_share: Share = 0.1
-    """Most # a word or symbol; 1 switches the rule off."""
-    max_ellipsis_share: Share = 0.1
-    """Most ... and … a word or symbol; 1 switches the rule off."""
+    max_hash_ratio: Share = 0.1
+    """Maximum ratio of `#` to words; 1 disables the rule."""
+    max_ellipsis_ratio: Share = 0.1
+    """Maximum ratio of ellipses (`...`, `…`) to words; 1 disables the rule."""
     max_bullet_line_share: Share = 0.9
     """Highest share of lines that begin with a bullet or a hyphen; 1 switches the rule off."""
     max_ellipsis_line_share: Share = 0.3
@@ -283,22 +303,26 @@ class WordList:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Filter:
-    """Rules that remove documents, and corrections of lines before them. Five simple rules need no table, and that of
-    line lengths is off by itself; each table below adds the rules of a paper, with its thresholds, when the recipe has
-    it."""
+    """Rules that remove documents, and corrections of lines before them. Five simple rules need no table; those of the
+    longest document and of line lengths are off by default. Each table below adds the rules of a paper, with its
+    thresholds, when the recipe has it."""
 
-    min_bytes: Annotated[int, Range(least=0)] = 200
-    """Shortest document kept; 0 switches the rule off."""
-    max_bytes: Annotated[int, Range(least=0)] = 2_000_000
-    """Longest document kept; 0 switches the rule off."""
+    min_characters: Annotated[int, Range(least=0)] = 5
+    """Minimum length of a document in characters (Unicode code points, so that all scripts count alike); 0 disables
+    the rule. The default keeps poems, chats and short messages; for web pages take 200."""
+    max_characters: Annotated[int, Range(least=0)] = 0
+    """Maximum length of a document in characters; 0 disables the rule. What a document may cost to read is limited
+    by `limits.document_bytes` of its source."""
     max_mean_line_length: Annotated[float, Range(least=0)] = 0.0
     """Highest mean number of characters a line; 0 switches the rule off. For code, where longer lines are data
     (StarCoder has 100). Gopher, C4, RefinedWeb and FineWeb bound no length of lines: text may have a paragraph or a
     chapter a line, and 200 would remove 42 of 120 English books."""
     min_letter_share: Annotated[float, Range(least=0, most=1)] = 0.25
-    """Lowest share of letters among the characters that are not white space: tables of numbers fall below."""
-    max_duplicate_line_share: Annotated[float, Range(least=0, most=1)] = 0.6
-    """Highest share of non-empty lines that repeat an earlier one of the document; 1 switches it off."""
+    """Minimum share of letters among the characters that are not white space: tables of numbers fall below. 0 disables
+    the rule."""
+    max_duplicate_line_share: Annotated[float, Range(least=0, most=1)] = 0.8
+    """Maximum share of non-empty lines that repeat an earlier one of the document; 1 disables the rule. The default
+    keeps songs with refrains."""
     gopher: Gopher | None = None
     """Quality rules of Gopher."""
     repetition: Repetition | None = None
@@ -317,7 +341,7 @@ class Filter:
     """Words that few documents should hold."""
 
     def check(self) -> Iterator[tuple[str, str]]:
-        yield from _crossed(self, "min_bytes", "max_bytes")
+        yield from _crossed(self, "min_characters", "max_characters")
 
 
 def _crossed(settings: object, low: str, high: str) -> Iterator[tuple[str, str]]:
@@ -331,10 +355,11 @@ def _crossed(settings: object, low: str, high: str) -> Iterator[tuple[str, str]]
 class Bloom:
     """A Bloom filter remembers what it has seen in a fixed space, and now and then believes it has seen more."""
 
-    items: Annotated[int, Range(least=1000, most=10_000_000_000)] = 10_000_000
-    """Different documents that are expected; more of them raise the rate of false positives."""
-    false_positives: Annotated[float, Range(least=1e-12, most=0.1)] = 1e-6
-    """Highest share of first occurrences that are taken for repeats, and lost, while no more than `items` have come.
+    expected_items: Annotated[int, Range(least=1000, most=10_000_000_000)] = 10_000_000
+    """Expected number of distinct documents; more of them raise the false-positive rate."""
+    false_positive_rate: Annotated[float, Range(least=1e-12, most=0.1)] = 1e-6
+    """Highest share of first occurrences that are taken for repeats, and lost, while no more than `expected_items` have
+    come.
     1e-6 takes 4.8 bytes an item, 1e-9 takes 9.9."""
 
 
@@ -355,11 +380,11 @@ class Near:
     rows find 99.8 % of the pairs whose similarity is 0.8, and more above."""
     rows: Annotated[int, Range(least=1, most=64)] = 5
     """`minhash`: rows of a band. More rows propose fewer pairs in vain, and need more bands to find as many."""
-    distance: Annotated[int, Range(least=0, most=16)] = 3
+    max_distance: Annotated[int, Range(least=0, most=16)] = 3
     """`simhash`: most bits in which two fingerprints may differ."""
     blocks: Annotated[int, Range(least=1, most=32)] = 6
-    """`simhash`: parts of a fingerprint. A pair is compared when all but `distance` of them agree; more parts mean more
-    tables and fewer pairs compared in vain."""
+    """`simhash`: parts of a fingerprint. A pair is compared when all but `max_distance` of them agree; more parts mean
+    more tables and fewer pairs compared in vain."""
     max_compared: Annotated[int, Range(least=1)] = 64
     """Most documents that stay which a new one is compared with in one bucket. It matters only where that many
     documents, unlike each other, have a band in common."""
@@ -387,8 +412,33 @@ class Near:
                 f"{self.bands} bands of {self.rows} rows find only {self.recall(self.threshold):.0%} of the pairs at "
                 f"threshold {self.threshold}; take fewer rows or more bands ({fit} bands of {self.rows} find 99 %)",
             )
-        if self.kind == "simhash" and self.blocks <= self.distance:
-            yield "blocks", f"{self.blocks} blocks leave none that agrees at distance {self.distance}; take more blocks"
+        if self.kind == "simhash" and self.blocks <= self.max_distance:
+            yield (
+                "blocks",
+                f"{self.blocks} blocks leave none that agrees at distance {self.max_distance}; take more blocks",
+            )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Substring:
+    """Spans of text that occur earlier in the corpus, byte for byte (Lee et al. 2021)."""
+
+    action: Literal["off", "remove", "mask"] = "off"
+    """`remove` cuts repeats out of their documents, `mask` leaves them there and the loss does not count them. What
+    occurs first stays."""
+    unit: Literal["bytes", "words"] = "bytes"
+    """What `length` counts. Bytes measure all scripts alike: 200 are 49 tokens of English novels and 57 of Chinese
+    poems (byte-level BPE of 32,768 trained on both). A repeat in words begins and ends with whole words; each
+    character of Chinese and other unspaced scripts is one."""
+    length: Annotated[int, Range(least=2)] = 200
+    """Shortest repeat that counts. Lee et al. take 50 tokens: 200 bytes, or 50 words."""
+    min_remaining_bytes: Annotated[int, Range(least=0)] = 200
+    """A document with fewer bytes left after cutting repeats is removed."""
+    method: Annotated[Literal["windows", "suffix-array"], CONTINUES] = "windows"
+    """`windows` looks only at stretches that may hold a repeat. `suffix-array` sorts every suffix of the corpus: the
+    textbook way to the same spans, many times slower."""
+    memory_bytes: Annotated[int, Range(least=1_000_000), CONTINUES] = 1_000_000_000
+    """Memory of one worker beside the text, which is mapped from a file. The result does not depend on it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -408,42 +458,22 @@ class Deduplicate:
     """The filter of `documents = "bloom"`."""
     near: Near = field(default_factory=Near)
     """Documents that are almost equal."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Substring:
-    """Spans of text that occur earlier in the corpus, byte for byte (Lee et al. 2021)."""
-
-    action: Literal["off", "remove", "mask"] = "off"
-    """`remove` cuts repeats out of their documents, `mask` leaves them there and the loss does not count them. What
-    occurs first stays."""
-    unit: Literal["bytes", "words"] = "bytes"
-    """What `length` counts. Bytes measure all scripts alike: 200 are 49 tokens of English novels and 57 of Chinese
-    poems (byte-level BPE of 32,768 trained on both). A repeat in words begins and ends with whole words; each
-    character of Chinese and other unspaced scripts is one."""
-    length: Annotated[int, Range(least=2)] = 200
-    """Shortest repeat that counts. Lee et al. take 50 tokens: 200 bytes, or 50 words."""
-    min_left_bytes: Annotated[int, Range(least=0)] = 200
-    """A document of which repeats leave less is removed whole."""
-    method: Annotated[Literal["windows", "suffix-array"], CONTINUES] = "windows"
-    """`windows` looks only at stretches that may hold a repeat. `suffix-array` sorts every suffix of the corpus: the
-    textbook way to the same spans, many times slower."""
-    memory_bytes: Annotated[int, Range(least=1_000_000), CONTINUES] = 1_000_000_000
-    """Memory of one worker beside the text, which is mapped from a file. The result does not depend on it."""
+    substring: Substring = field(default_factory=Substring)
+    """Spans that occur earlier in the corpus."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tokenizer:
     """The tokenizer: trained on this corpus, or given."""
 
-    file: str = ""
+    file: Annotated[str, CONTINUES] = ""
     """A Hugging Face `tokenizer.json` to use as it is, or a folder that holds one: a checkpoint, a run, a Hugging Face
-    directory. Empty trains one."""
+    directory. Empty: that of `train.start_from`, or one that is trained. A run continues with the same content only."""
     kind: Literal["bpe", "unigram"] = "bpe"
     """What is trained, over bytes: pairs that are merged by frequency (`bpe`, much faster to encode with), or the
     likeliest tokens under a unigram model (Kudo 2018)."""
-    vocabulary: Annotated[int, Range(least=257, most=1_000_000)] = 4096
-    """Tokens of a trained tokenizer, the end of text and markers of dialogues included."""
+    vocab_size: Annotated[int, Range(least=257, most=1_000_000)] = 4096
+    """Vocabulary size of a trained tokenizer, the end-of-text token and dialogue markers included."""
     train_bytes: Annotated[int, Range(least=1000)] = 20_000_000
     """UTF-8 bytes of documents, drawn over all sources by hash, that the tokenizer is trained on."""
 
@@ -454,8 +484,9 @@ class Chat:
 
     template: Literal["chatml", "plain"] = "chatml"
     """`chatml` puts every turn between special tokens: `<|im_start|>user`, a new line, the content, `<|im_end|>`. A
-    tokenizer that is trained here has them; with a given one that has them not, they are spelled out. `plain` needs
-    none: `User:`, a new line, the question, an empty line, `Assistant:`, a new line, the answer, the end of text."""
+    tokenizer that is trained here has them. `plain` needs none: `User:`, a new line, the question, an empty line,
+    `Assistant:`, a new line, the answer, the end of text. Not set: the template of the model in `train.start_from`,
+    and `plain` where a given tokenizer lacks the tokens of `chatml`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -479,8 +510,6 @@ class Prepare:
     """Rules that remove documents."""
     deduplicate: Deduplicate = field(default_factory=Deduplicate)
     """What is removed because it is there already."""
-    substring: Substring = field(default_factory=Substring)
-    """Spans that occur earlier in the corpus."""
     tokenizer: Tokenizer = field(default_factory=Tokenizer)
     """How text becomes tokens."""
     chat: Chat = field(default_factory=Chat)
@@ -488,19 +517,21 @@ class Prepare:
     ngrams: Ngrams = field(default_factory=Ngrams)
     """An index of n-grams."""
     validation_share: Annotated[float, Range(above=0, below=1)] = 0.02
-    """Share of documents held out, drawn by the hash of their text; never trained on."""
+    """Share of the tokens of each source that is held out for validation and never trained on: whole documents, drawn
+    by the hash of their text, or blocks of about 200 tokens and more where there are few or long documents. Next to a
+    block about 30 tokens are left out."""
     shard_tokens: Annotated[int, Range(least=1000)] = 16_000_000
     """Most tokens in one shard; a longer document has a shard to itself."""
-    compress: Literal["off", "zstd"] = "off"
-    """`zstd` packs shards in blocks of 1 MiB: 2 to 3 times smaller, read at 0.5 GB/s a core. For slow disks and remote
-    stores; plain shards are memory-mapped, which is faster from a local disk."""
+    compression: Literal["off", "zstd"] = "off"
+    """`zstd` compresses shards in blocks of 1 MiB: 2 to 3 times smaller, read at 0.5 GB/s per core. For slow disks and
+    remote stores; plain shards are memory-mapped, which is faster from a local disk."""
     workers: Annotated[int, Range(least=0), CONTINUES] = 0
     """Worker processes; 0 takes one a core. The output does not depend on it."""
     folder: Annotated[str, CONTINUES] = "prepared"
     """Prepared data lies here, in a folder named by the hash of settings and input bytes."""
-    stages: Annotated[Literal["keep", "drop"], CONTINUES] = "keep"
-    """`keep` leaves the results of every stage in `stages/` below that folder, so that the next prepare redoes only
-    what has changed; they take about as much space as the text. `drop` deletes them when the data is prepared."""
+    artifacts: Annotated[Literal["keep", "drop"], CONTINUES] = "keep"
+    """`keep` leaves the artifacts of every prepare stage in `stages/` below that folder, so that the next prepare
+    redoes only what has changed; they take about as much space as the text. `drop` deletes them at the end."""
 
     def check(self) -> Iterator[tuple[str, str]]:
         names = [source.name for source in self.sources]
@@ -514,6 +545,10 @@ class Prepare:
                 yield f"sources.{index}.name", f'"{source.name}" names files; use letters, digits, - and _'
             if not source.paths:
                 yield f"sources.{index}.paths", "the list is empty; name files, folders or globs"
+            for key, wrong in source.check_split():
+                yield f"sources.{index}.{key}", wrong
+        if not self.folder.strip():
+            yield "folder", "it is empty; name a folder, such as `prepared`"
         weighted = [source.weight is not None for source in self.sources]
         if any(weighted) and not all(weighted):
             yield "sources", "some sources have a `weight` and some have none; give all of them one, or none"

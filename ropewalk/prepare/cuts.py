@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 import xxhash
 
 from .columns import Mask, Rows, text_buffers
@@ -91,14 +92,26 @@ def cut_key(texts: Texts, spans: Spans) -> str:
 
 def cut_texts(task: CutTask) -> int:
     """Commits the layer; the number of documents that changed."""
-    position = 0
     with batch_writer(task.target, LAYER) as writer:
-        for batch in read_texts(task.texts, ["text"]):
-            rows = np.arange(position, position + len(batch) + 1)
-            bounds = np.searchsorted(task.spans.rows, rows)
-            writer.write_batch(layer_batch(_cut(batch["text"], task.spans, bounds), np.diff(bounds) > 0))
-            position += len(batch)
+        for text, changed in _cut_batches(task.texts, task.spans):
+            writer.write_batch(layer_batch(text, changed))
     return len(np.unique(task.spans.rows))
+
+
+def characters_left(texts: Texts, spans: Spans) -> npt.NDArray[np.int64]:
+    """Characters of each document that has a span, without its spans, by row."""
+    left = [pc.utf8_length(text.filter(pa.array(changed))) for text, changed in _cut_batches(texts, spans)]
+    return np.concatenate([np.zeros(0, np.int64), *(lengths.to_numpy() for lengths in left)])
+
+
+def _cut_batches(texts: Texts, spans: Spans) -> Iterator[tuple[pa.LargeStringArray, Mask]]:
+    """(texts without their spans, which of them had some) batch by batch."""
+    position = 0
+    for batch in read_texts(texts, ["text"]):
+        rows = np.arange(position, position + len(batch) + 1)
+        bounds = np.searchsorted(spans.rows, rows)
+        yield _cut(batch["text"], spans, bounds), np.diff(bounds) > 0
+        position += len(batch)
 
 
 def _cut(text: pa.LargeStringArray, spans: Spans, bounds: Rows) -> pa.LargeStringArray:

@@ -8,7 +8,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
 
-from ropewalk.base.errors import DataError
 from ropewalk.base.seeds import seed_for
 
 from .columns import Mask, overlaid
@@ -18,7 +17,7 @@ from .sources import DOCSTRINGS, STDLIB
 def draws(hashes: pa.Array, *, seed: int, purpose: str) -> npt.NDArray[np.uint64]:
     """One number a document, uniform over 64 bits; equal texts draw equal numbers."""
     first, second = halves(hashes).T
-    return _mixed(first ^ _mixed(second ^ np.uint64(seed_for(seed, "prepare", purpose))))
+    return mixed(first ^ mixed(second ^ np.uint64(seed_for(seed, "prepare", purpose))))
 
 
 def halves(hashes: pa.FixedSizeBinaryArray) -> npt.NDArray[np.uint64]:
@@ -32,26 +31,15 @@ def kin(ids: pa.Array, hashes: pa.Array) -> pa.Array:
 
     The docstrings of a module are a part of its source; were they split apart, held-out text would be trained on.
     """
-    module = pc.struct_field(pc.extract_regex(ids, rf"^[^:]*:(?:{STDLIB}|{DOCSTRINGS})/(?P<name>.*)$"), "name")
+    module = pc.struct_field(
+        pc.extract_regex(ids, rf"^[^:]*:(?:{STDLIB}|{DOCSTRINGS})/(?P<name>[^:]*)(?::.*)?$"), "name"
+    )
     rows = np.flatnonzero(module.is_valid())
     if not len(rows):
         return hashes
     names = module.take(pa.array(rows)).to_pylist()
     keys = pa.array([xxhash.xxh3_128_digest(f"module:{name}".encode()) for name in names], hashes.type)
     return overlaid(hashes, rows, keys)
-
-
-def held_out(hashes: pa.Array, *, share: float, seed: int) -> Mask:
-    """Which documents are for validation: `share` of the texts, but at least one text and never all."""
-    numbers = draws(hashes, seed=seed, purpose="validation")
-    lowest, highest = int(numbers.min()), int(numbers.max())
-    if lowest == highest:
-        raise DataError(
-            "the corpus is too small: one distinct document is left, training and validation need one each; "
-            "add documents or relax `prepare.filter`"
-        )
-    border = min(max(int(share * 2.0**64), lowest + 1), highest)
-    return numbers < np.uint64(border)
 
 
 def sample(hashes: pa.Array, sizes: npt.NDArray[np.int64], *, limit_bytes: int, seed: int) -> Mask:
@@ -64,7 +52,7 @@ def sample(hashes: pa.Array, sizes: npt.NDArray[np.int64], *, limit_bytes: int, 
     return chosen
 
 
-def _mixed(numbers: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+def mixed(numbers: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     """A bijection of 64 bits whose output bits all depend on all input bits (the finalizer of splitmix64)."""
     numbers = (numbers ^ (numbers >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     numbers = (numbers ^ (numbers >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

@@ -13,6 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 from tokenizers import Tokenizer
 
+from ropewalk.base.errors import DataError
 from ropewalk.store.shards import Run, Shard, TokenType, document_key, write_runs_to
 
 from . import tokenizer as tokenizers
@@ -20,9 +21,10 @@ from .chat import TEMPLATES, ChatEncoder, split_turns
 from .columns import Mask, Rows, string_buffers, text_buffers
 from .cuts import Spans
 from .encoders import REFERENCE, Choice, Difference, Encoder, check, choose, encode_texts, open_encoder, stretch
+from .holdout import Parts, part_id
 from .kernels.keys import LONGEST, SECRET, SHORTEST, hash_strings
 from .masks import Masker
-from .stages import filled_file
+from .stages import DamagedArtifact, damaged, filled_file, seal_key
 from .texts import Texts, read_texts
 
 CHECK_BYTES = 512
@@ -52,6 +54,8 @@ class EncodeTask:
     """Sources whose documents are dialogues."""
     masked: Spans = field(default_factory=Spans.none)
     """What the loss does not count, by the row of the document in the chunk."""
+    parts: Parts = field(default_factory=Parts.none)
+    """Of documents that are cut, by the same row: each part is encoded as a document."""
 
     @property
     def made(self) -> tuple[Path, ...]:
@@ -69,7 +73,26 @@ def choose_encoder(tokenizer: Path, chunks: Sequence[Texts], *, corpus_bytes: in
 
 def encoders_of(chunks: Sequence[Path]) -> list[str]:
     """The algorithms that made the tokens of encoded chunks."""
-    return sorted({Shard(path).encoder for path in chunks})
+    return sorted({open_chunk(path).encoder for path in chunks})
+
+
+def open_chunk(path: Path) -> Shard:
+    """An encoded chunk, every byte of which was checked; DamagedArtifact when it is not what was written."""
+    try:
+        shard = Shard(path)
+        status = path.stat()
+        _verify(path, status.st_size, status.st_mtime_ns, status.st_ino)
+    except DataError as error:
+        raise damaged(path, error) from None
+    if shard.key != seal_key(path):
+        raise DamagedArtifact(path, "it has no key, or it is the content of another file")
+    return shard
+
+
+# Keyed by what changes whenever a file is written: shards, lengths and encoders are read in turn.
+@functools.lru_cache(maxsize=1 << 16)
+def _verify(path: Path, size: int, modified_ns: int, inode: int) -> None:
+    Shard(path).verify()
 
 
 def encode_chunk(task: EncodeTask) -> int:
@@ -84,42 +107,92 @@ def encode_chunk(task: EncodeTask) -> int:
 
 
 def _encode_with(encoder: Encoder, task: EncodeTask) -> int:
-    with filled_file(task.target) as file:
-        return write_runs_to(file, _runs(task, encoder), dtype=task.dtype, encoder=encoder.algorithm).documents
+    runs, key = _runs(task, encoder), seal_key(task.target)
+    # The format has checksums of its own, and the key among what they cover.
+    with filled_file(task.target, sealed=False) as file:
+        return write_runs_to(file, runs, dtype=task.dtype, encoder=encoder.algorithm, key=key).documents
 
 
 def _runs(task: EncodeTask, encoder: Encoder) -> Iterator[Run]:
-    """The wanted documents, batch by batch and there by kind: dialogues apart from plain text."""
+    """The wanted documents and parts, batch by batch and there by kind: dialogues apart from plain text."""
     first, checked = 0, encoder.algorithm == REFERENCE
     for batch in read_texts(task.texts, ["id", "text"]):
         rows = np.flatnonzero(task.wanted[first : first + len(batch)])
         chosen = batch if len(rows) == len(batch) else batch.take(pa.array(rows))
-        dialogue = _dialogues(task, chosen["id"])
-        borders = [0, *(np.flatnonzero(np.diff(dialogue)) + 1).tolist(), len(chosen)]
+        items = _items(chosen, first + rows, task.parts)
+        first += len(batch)
+        dialogue = _dialogues(task, items.documents["id"])
+        borders = [0, *(np.flatnonzero(np.diff(dialogue)) + 1).tolist(), len(items.documents)]
         for start, stop in itertools.pairwise(borders):
-            part = chosen.slice(start, stop - start)
-            if not len(part):
+            mine = items.slice(start, stop)
+            if not len(mine.documents):
                 continue
             if dialogue[start]:
-                yield _dialogue_run(task, encoder, part)
+                yield _dialogue_run(task, encoder, mine.documents)
                 continue
             if not checked:
-                sample = [stretch(part["text"], size=CHECK_BYTES)]
+                sample = [stretch(mine.documents["text"], size=CHECK_BYTES)]
                 check(encoder, opened(task.tokenizer, REFERENCE), sample, dtype=task.dtype)
                 checked = True
-            yield _plain_run(task, encoder, part, first + rows[start:stop])
-        first += len(batch)
+            yield _plain_run(task, encoder, mine)
 
 
-def _plain_run(task: EncodeTask, encoder: Encoder, documents: pa.RecordBatch, rows: Rows) -> Run:
-    text = documents["text"]
+@dataclass(frozen=True, slots=True)
+class _Items:
+    """What becomes one document of a shard each: a document, or a part of one."""
+
+    documents: pa.RecordBatch
+    """`id` and `text`."""
+    rows: Rows
+    """The document's row in the chunk."""
+    starts: Rows
+    """Where in its text each begins."""
+
+    def slice(self, start: int, stop: int) -> _Items:
+        return _Items(self.documents.slice(start, stop - start), self.rows[start:stop], self.starts[start:stop])
+
+    def spans(self, spans: Spans) -> Spans:
+        """`spans` of documents of the chunk, as spans of the items by their places."""
+        sizes = np.diff(text_buffers(self.documents["text"])[1])
+        begins, ends = (np.searchsorted(self.rows, spans.rows, side=side) for side in ("left", "right"))
+        counts = ends - begins
+        places = np.repeat(begins, counts) + np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+        starts = np.maximum(np.repeat(spans.starts, counts) - self.starts[places], 0)
+        stops = np.minimum(np.repeat(spans.stops, counts) - self.starts[places], sizes[places])
+        found = Spans(places, starts, stops)
+        keep = found.starts < found.stops
+        return Spans.joined([Spans(found.rows[keep], found.starts[keep], found.stops[keep])])
+
+
+def _items(documents: pa.RecordBatch, rows: Rows, parts: Parts) -> _Items:
+    """The documents, whose rows in the chunk are `rows`, those that are cut as their parts."""
+    counts = np.searchsorted(parts.rows, rows, side="right") - np.searchsorted(parts.rows, rows)
+    if not counts.any():
+        return _Items(documents, rows, np.zeros(len(rows), np.int64))
+    names, texts, starts = [], [], []
+    data, offsets = text_buffers(documents["text"])
+    for row, name, begin, end in zip(rows, documents["id"].to_pylist(), offsets, offsets[1:], strict=False):
+        mine = parts.chosen(parts.rows == row)
+        spans = list(zip(mine.starts.tolist(), mine.stops.tolist(), strict=True))
+        names += [part_id(name, *span) for span in spans] or [name]
+        starts += [start for start, _ in spans] or [0]
+        texts += [data[begin + start : begin + stop].tobytes() for start, stop in spans] or [data[begin:end].tobytes()]
+    made = pa.record_batch(
+        [pa.array(names, pa.string()), pa.array(texts, pa.large_binary()).view(pa.large_string())], names=["id", "text"]
+    )
+    return _Items(made, np.repeat(rows, np.maximum(counts, 1)), np.array(starts, np.int64))
+
+
+def _plain_run(task: EncodeTask, encoder: Encoder, items: _Items) -> Run:
+    text = items.documents["text"]
     encoded = encoder.encode(text, end=task.end_of_text, dtype=task.dtype)
-    spans = task.masked.where(np.isin(np.arange(len(task.wanted)), rows)) if len(task.masked.rows) else task.masked
+    spans = items.spans(task.masked)
+    places = np.arange(len(text))
     return Run(
-        keys=document_keys(documents["id"]),
+        keys=document_keys(items.documents["id"]),
         lengths=encoded.lengths,
         tokens=encoded.tokens,
-        counts=_masker(task.tokenizer).counts(text, rows, spans, encoded) if len(spans.rows) else None,
+        counts=_masker(task.tokenizer).counts(text, places, spans, encoded) if len(spans.rows) else None,
         text_bytes=np.diff(text_buffers(text)[1]),
     )
 

@@ -18,7 +18,7 @@ MOST_NAMED = 5
 """Warnings of one preparation that name a file."""
 
 _REST = ":rest"
-_PLACE = r":(\d+(-\d+)?|rest)$"
+_PLACE = r":(\d+([.-]\d+)?|rest)$"
 """What ends the id of a line, row or record, of several rows, and of the rest of a file."""
 
 _KEY = "say with `text_key` of the source where it is"
@@ -50,7 +50,10 @@ REASONS: dict[str, tuple[str, str]] = {
     "missing_member": ("the book lacks a part that it names", _AGAIN),
     "entity_declaration": ("it declares XML entities, which may grow without end", "expand them first"),
     "unsafe_path": ("its name leads out of the archive", "pack it under another name"),
-    "too_large": ("it is larger than `limits.document_bytes`", _LIMIT),
+    "too_large": (
+        "it is larger than `limits.document_bytes`",
+        "raise that setting of the source, cut files of text with `split`, or leave it out",
+    ),
     "too_slow": ("it takes longer than `limits.document_s`", _LIMIT),
     "too_much_memory": ("it takes more memory than `limits.memory_bytes`", _LIMIT),
     "too_deep": ("it is nested too deep", "flatten it, or leave it out"),

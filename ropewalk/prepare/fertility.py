@@ -37,7 +37,7 @@ def fertility(folder: Path, ledger: pa.Table) -> list[dict[str, Any]]:
     `tokens_per_word`, most tokens first; the last two are None where they are not known.
 
     Characters and words are those of documents that no stage has cut and no template has changed. `ledger` has the
-    columns `source`, `domain`, `split` and `bytes`.
+    columns `id`, `source`, `domain`, `split`, `parts` and `bytes`.
     """
     manifest = read_manifest(folder)
     known = pq.read_schema(folder / STATISTICS).names
@@ -82,7 +82,8 @@ def _encoded(folder: Path, manifest: Manifest, ledger: pa.Table) -> tuple[Rows, 
     """(row in the ledger, tokens without the end of text, bytes behind them) of every document, shard by shard."""
     parts: list[tuple[Rows, Counts, Counts]] = []
     for entry, rows in ledger_rows(ledger, manifest):
-        shard = Shard(folder / entry.file)
+        shard = Shard(folder / entry.file, checksum=entry.checksum)
+        shard.verify_index()
         sizes = shard.text_bytes
         parts.append((rows, np.diff(shard.offsets) - 1, np.zeros(len(shard), np.int64) if sizes is None else sizes))
     rows, tokens, bytes_ = (np.concatenate(column) for column in zip(*parts, strict=True))
@@ -116,9 +117,10 @@ def _sampled_languages(folder: Path, manifest: Manifest, documents: int) -> tupl
     texts: list[str] = []
     first = 0
     for entry in manifest.shards:
-        shard = Shard(folder / entry.file)
-        for document in chosen[(chosen >= first) & (chosen < first + len(shard))] - first:
-            texts.append(decode(shard.document(int(document))[:SHOWN_TOKENS].tolist()))
+        shard = Shard(folder / entry.file, checksum=entry.checksum)
+        for document in (chosen[(chosen >= first) & (chosen < first + len(shard))] - first).tolist():
+            shard.verify_documents(document, document + 1)
+            texts.append(decode(shard.document(document)[:SHOWN_TOKENS].tolist()))
         first += len(shard)
     return chosen, identify(pa.array(texts, pa.large_string()))["language"].dictionary_encode()
 

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 import xxhash
 
 from .readers.item import Fault, Part
-from .readers.parquet import open_parquet
 from .readers.streams import Readable
 
 BLOCK_BYTES = 1 << 20
@@ -47,6 +46,8 @@ def take_fingerprint(stream: Readable, *, lines: bool) -> Fingerprint:
 
 def row_groups(stream: io.BufferedReader) -> tuple[Part, ...]:
     """The row groups of a Parquet file; none when it has only one, or is damaged."""
+    from .readers.parquet import open_parquet  # brings pyarrow along, which checking a recipe does without
+
     try:
         meta = open_parquet(stream).metadata
     except Fault:

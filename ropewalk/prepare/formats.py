@@ -24,7 +24,7 @@ Reader = Literal[
     "docstrings",
     "topics",
 ]
-"""`json` is a list of dialogues; `xml` is JATS where the root says so, text where it does not; `docstrings` and
+"""`json` is a list of records; `xml` is JATS where the root says so, text where it does not; `docstrings` and
 `topics` belong to the built-in corpora."""
 
 Packing = Literal["", "gzip", "zstd", "bz2"]
@@ -42,6 +42,10 @@ class Kind(NamedTuple):
 
 ONE_DOCUMENT: frozenset[Reader] = frozenset({"text", "html", "latex", "jats", "xml", "pdf", "epub", "docstrings"})
 """Readers that take a file as one document; of the others, the rest of a file may be damaged."""
+
+
+SPLIT: frozenset[Reader] = ONE_DOCUMENT - {"docstrings"}
+"""Readers whose text `split` of the source cuts into documents."""
 
 
 def kind_of(name: str, source: Source) -> Kind:
@@ -78,6 +82,8 @@ def _reader(ending: str, source: Source) -> Reader | None:
         return "text"
     if source.format == "chat":
         return _DIALOGUES.get(ending)
+    if source.format == "jsonl" and ending == "json":
+        return "json"
     takes = _ENDINGS.get(ending)
     return source.format if takes == source.format or (takes, source.format) in _ALSO else None
 

@@ -23,15 +23,18 @@ WINDOW_CHARACTERS = 200
 
 def identify(text: pa.LargeStringArray) -> pa.RecordBatch:
     """One row a document: `language` (`en`, `zh`, ...) and `language_confidence`; empty and 0 where no letter is."""
-    model = _model()
-    codes, confidences = [], []
-    for document in text.to_pylist():
-        shown = excerpt(document)
-        found = model.detect(shown, model="lite")[0] if any(map(str.isalpha, shown)) else {"lang": "", "score": 0.0}
-        codes.append(found["lang"])
-        confidences.append(found["score"])
-    columns = [pa.array(codes, pa.string()), pa.array(confidences, pa.float64())]
+    found = [language_of(document) for document in text.to_pylist()]
+    columns = [pa.array([code for code, _ in found], pa.string()), pa.array([sure for _, sure in found], pa.float64())]
     return pa.record_batch(columns, names=["language", "language_confidence"])
+
+
+def language_of(document: str) -> tuple[str, float]:
+    """Its code and the model's confidence; empty and 0 where no letter is."""
+    shown = excerpt(document)
+    if not any(map(str.isalpha, shown)):
+        return "", 0.0
+    found = _model().detect(shown, model="lite")[0]
+    return str(found["lang"]), float(found["score"])
 
 
 def excerpt(document: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,7 @@ import pyarrow.parquet as pq
 
 from ropewalk.base.errors import DataError
 from ropewalk.base.files import committed_file
-from ropewalk.store.manifest import read_manifest
+from ropewalk.store.manifest import Manifest, check_table, read_manifest
 from ropewalk.store.shards import Shard, document_key
 
 from .config import Source
@@ -23,10 +24,14 @@ from .corpus import Corpus
 from .documents import EDITS
 from .fates import Fates
 from .faults import reason, rest_of
+from .holdout import Parts, part_id
 from .stages import read_table
 
 FILE = "ledger.parquet"
 STATISTICS = "statistics.parquet"
+
+PARTS = pa.list_(pa.struct([("split", pa.string()), ("start", pa.int64()), ("stop", pa.int64())]))
+"""What is trained on and held out of one document, in order: bytes of its text. The rest is in neither split."""
 
 LEDGER = pa.schema(
     [
@@ -45,6 +50,7 @@ LEDGER = pa.schema(
         ("jaccard", pa.float64()),
         ("edits", EDITS),
         ("split", pa.string()),
+        ("parts", PARTS),  # of a document that is in both splits; null for others
         ("raw_bytes", pa.int64()),
         ("bytes", pa.int64()),
     ]
@@ -68,7 +74,7 @@ MOST_NAMED = 5
 """Duplicates and repeats that a story names; the others are in the files."""
 
 
-def write_ledger(folder: Path, corpus: Corpus, fates: Fates, split: pa.StringArray) -> None:
+def write_ledger(folder: Path, corpus: Corpus, fates: Fates, *, split: pa.StringArray, parts: Parts) -> None:
     """Commits the ledger."""
     removed = fates.removed()
     edits = fates.edits()
@@ -81,6 +87,7 @@ def write_ledger(folder: Path, corpus: Corpus, fates: Fates, split: pa.StringArr
         "outcome": outcome,
         "edits": edits,
         "split": split,
+        "parts": _parts_column(parts, len(corpus)),
         "bytes": pa.array(fates.sizes),
     }
     decided = pa.table(columns)
@@ -94,6 +101,16 @@ def write_ledger(folder: Path, corpus: Corpus, fates: Fates, split: pa.StringArr
             yield pa.table({name: known[name] for name in LEDGER.names}, schema=LEDGER)
 
     _write(folder / FILE, LEDGER, tables())
+
+
+def _parts_column(parts: Parts, documents: int) -> pa.ListArray:
+    counts = np.bincount(parts.rows, minlength=documents)
+    names = pa.array(np.where(parts.held, "validation", "train"), pa.string())
+    values = pa.StructArray.from_arrays(
+        [names, pa.array(parts.starts), pa.array(parts.stops)], fields=list(PARTS.value_type)
+    )
+    offsets = pa.array(np.concatenate([[0], np.cumsum(counts)]), pa.int32())
+    return pa.ListArray.from_arrays(offsets, values, type=PARTS, mask=pa.array(counts == 0))
 
 
 def write_statistics(folder: Path, corpus: Corpus) -> None:
@@ -111,10 +128,14 @@ def write_repeats(folder: Path, repeats: pa.Table) -> None:
     """Commits the repeated spans, where there are any."""
     if len(repeats):
         _write(folder / REPEATED, REPEATS, [repeats])
+    else:
+        (folder / REPEATED).unlink(missing_ok=True)  # of no preparation that has this name
 
 
-def is_intact(folder: Path, *, documents: int) -> bool:
-    """Whether ledger and statistics are there, end as they should and have a row for each of `documents`."""
+def is_intact(folder: Path, manifest: Manifest) -> bool:
+    """Whether ledger and statistics are there, end as they should and have a row for each document: all that can be
+    told of those that an earlier version wrote without checksums."""
+    documents = sum(source.steps[0].documents_in for source in manifest.sources)
     try:
         return all(pq.read_metadata(folder / name).num_rows == documents for name in (FILE, STATISTICS))
     except (OSError, pa.ArrowException):
@@ -147,9 +168,14 @@ class Story:
     bytes: int
     duplicates: tuple[str, ...]
     """Documents removed because this one stays in their place."""
+    line: int | None
+    """The line of its file in which it begins, where the source splits files."""
     shard: str | None
     """File that holds its tokens."""
     tokens: int | None
+    parts: tuple[dict[str, Any], ...]
+    """Of a document that is in both splits: `split`, `start` and `stop` (bytes of its text), `shard` and `tokens` of
+    each part, in order. What lies between them is in neither."""
     repeats: tuple[dict[str, Any], ...]
     """Spans of its text that occur earlier: `start`, `stop`, and where they stay."""
     measured: dict[str, Any]
@@ -157,6 +183,8 @@ class Story:
 
     def __str__(self) -> str:
         lines = [f"{self.id}: {self.outcome}, {self.bytes} bytes, source {self.source}"]
+        if self.line is not None:
+            lines.append(f"begins in line {self.line}")
         lines += [f"edited by rule {edit['rule']}: {edit['bytes']} bytes less" for edit in self.edits]
         if self.rule:
             lines.append(f"removed in {self.stage} by rule {self.rule}{self._told()}")
@@ -169,6 +197,13 @@ class Story:
             lines.append(f"bytes {span['start']} to {span['stop']} stay in {span['kept_id']} at {span['kept_start']}")
         if self.shard:
             lines.append(f"{self.split}: {self.tokens} tokens in {self.shard}")
+        for part in self.parts[:MOST_NAMED]:
+            lines.append(
+                f"bytes {part['start']} to {part['stop']}: {part['split']}, {part['tokens']} tokens in {part['shard']}"
+            )
+        if len(self.parts) > MOST_NAMED:
+            held = sum(part["split"] == "validation" for part in self.parts)
+            lines.append(f"and {len(self.parts) - MOST_NAMED} more parts; {held} of all {len(self.parts)} are held out")
         if self.duplicates:
             lines.append(f"{len(self.duplicates)} removed in its favour: {', '.join(self.duplicates[:MOST_NAMED])}")
         return "\n".join(lines)
@@ -186,9 +221,7 @@ def explain(folder: Path, document_id: str, *, sources: Sequence[Source]) -> Sto
 
     For an unknown id, DataError suggests near ones.
     """
-    path = folder / FILE
-    if not path.exists():
-        raise DataError(f"{path}: no such ledger; run `ropewalk prepare` first")
+    path = check_table(folder, FILE)
     ids = pq.read_table(path, columns=["id"])["id"]
     row = pc.index(ids, document_id).as_py()
     if row < 0:
@@ -196,16 +229,18 @@ def explain(folder: Path, document_id: str, *, sources: Sequence[Source]) -> Sto
         advice = f"did you mean {' or '.join(near)}?" if near else "ids look like " + ids[0].as_py()
         raise DataError(f'{folder}: no document "{document_id}"; {advice}')
     known = _row(path, row)
-    measured = _row(folder / STATISTICS, row)
+    measured = _row(check_table(folder, STATISTICS), row)
     del measured["hash"]
     same = pq.read_table(path, columns=["id"], filters=pc.field("partner") == document_id)["id"].to_pylist()
-    shard, tokens = _place(folder, known)
+    placed = _places(folder, known)
+    shard, tokens = (None, None) if known["parts"] else placed[0]
     source = next(source for source in sources if source.name == known["source"])
     previous = ids[row - 1].as_py() if row else ""
     return Story(
-        **{**known, "edits": tuple(known["edits"])},
+        **{**known, "edits": tuple(known["edits"]), "parts": _with_places(known["parts"] or (), placed)},
         reason=reason(known["rule"] or "", document_id, previous=previous, source=source),
         duplicates=tuple(same),
+        line=_line(document_id, source),
         shard=shard,
         tokens=tokens,
         repeats=_repeats(folder, document_id),
@@ -221,21 +256,42 @@ def _row(path: Path, row: int) -> dict[str, Any]:
 
 
 def _repeats(folder: Path, document_id: str) -> tuple[dict[str, Any], ...]:
-    path = folder / REPEATED
-    if not path.exists():
+    if not (folder / REPEATED).exists() and REPEATED not in read_manifest(folder).tables:
         return ()
+    path = check_table(folder, REPEATED)
     return tuple(pq.read_table(path, filters=pc.field("id") == document_id).drop_columns("id").to_pylist())
 
 
-def _place(folder: Path, row: dict[str, Any]) -> tuple[str | None, int | None]:
+_Place = tuple[str | None, int | None]
+"""A shard and a number of tokens."""
+
+
+def _places(folder: Path, row: dict[str, Any]) -> list[_Place]:
+    """Where the document lies, or each of its parts."""
     if row["split"] is None:
-        return None, None
-    key = np.uint64(document_key(row["id"]))
-    for entry in read_manifest(folder).shards_of(row["split"], row["source"]):
-        shard = Shard(folder / entry.file, checksum=entry.checksum)
-        for index in np.flatnonzero(shard.ids == key)[:1].tolist():
-            return entry.file, len(shard.document(index))
-    return None, None
+        return [(None, None)]
+    parts = [(part["split"], part_id(row["id"], part["start"], part["stop"])) for part in row["parts"] or ()]
+    wanted = [(split, np.uint64(document_key(name))) for split, name in parts or [(row["split"], row["id"])]]
+    found: dict[tuple[str, np.uint64], _Place] = {}
+    for entry in read_manifest(folder).shards:
+        keys = [key for split, key in wanted if split == entry.split and (split, key) not in found]
+        if entry.source == row["source"] and keys:
+            shard = Shard(folder / entry.file, checksum=entry.checksum)
+            shard.verify_index()
+            for index in np.flatnonzero(np.isin(shard.ids, keys)).tolist():
+                found.setdefault((entry.split, shard.ids[index]), (entry.file, len(shard.document(index))))
+    return [found.get(key, (None, None)) for key in wanted]
+
+
+def _with_places(parts: Sequence[dict[str, Any]], places: Sequence[_Place]) -> tuple[dict[str, Any], ...]:
+    return tuple(
+        {**part, "shard": shard, "tokens": tokens} for part, (shard, tokens) in zip(parts, places, strict=False)
+    )
+
+
+def _line(document_id: str, source: Source) -> int | None:
+    found = re.search(r":(\d+)(?:\.\d+)?$", document_id)
+    return int(found[1]) if found and source.split != "none" else None
 
 
 def _near(ids: pa.ChunkedArray, wanted: str) -> list[str]:

@@ -11,12 +11,13 @@ import numpy as np
 import numpy.typing as npt
 
 from ropewalk.base.errors import DataError, UserError
-from ropewalk.base.files import read_json, upgraded
+from ropewalk.base.seal import damaged, warn_unsealed
 from ropewalk.store.manifest import read_manifest
+from ropewalk.store.sealed import checksum_of
 
 from .kernels import ngrams as kernel
 from .kernels.words import WORDS_ID
-from .ngrams import FILE, FORMAT, SHARD_SHIFT, part_length
+from .ngrams import KINDS, SHARD_SHIFT, part_length, read_index
 from .spelling import Speller, Words, words_of
 from .trace import Origin, Tracer
 
@@ -47,20 +48,21 @@ class NgramIndex:
 
     def __init__(self, path: Path) -> None:
         self._path, self.folder = path, path.parent
-        tree = upgraded(
-            read_json(path / FILE, what="index of n-grams"), path=path / FILE, what="index", current=FORMAT, upgrades={}
-        )
+        tree = read_index(path)
         self.unit, self.length = tree["unit"], int(tree["length"])
         known = [kernel.NGRAMS_ID, *([WORDS_ID] if self.unit == "words" else [])]
         if tree["algorithm"] != known:
-            raise DataError(f"{path}: made by {tree['algorithm']}, this ropewalk asks by {known}; delete and remake it")
+            raise DataError(
+                f"{path}: made by {tree['algorithm']}, this ropewalk asks by {known}; move it away and make it again"
+            )
         self._shards = [shard["file"] for shard in tree["shards"]]
-        self._counts = tree["entries"]
+        self._counts, self._checksums = tree["entries"], tree["checksums"]
         self._tracer = Tracer(self.folder)
         manifest = read_manifest(self.folder)
         self._entries = {entry.file: entry for entry in manifest.shards}
         self._speller = Speller(self.folder / manifest.tokenizer.file) if self.unit == "words" else None
         self._document_words = functools.lru_cache(maxsize=64)(self._read_words)
+        self._opened = functools.lru_cache(maxsize=None)(self._open)
 
     def find(self, span: str | Sequence[int], *, most: int = 1000) -> list[Occurrence]:
         """The places, `most` at most, at which the whole span stands: its words, or its tokens one by one.
@@ -82,6 +84,10 @@ class NgramIndex:
             if places:
                 found.append(Overlap(first, places))
         return found
+
+    def verified(self) -> int:
+        """Entries of the index, every one of which was read; DamagedFile when they are not what was written."""
+        return sum(len(self._opened(number)[0]) for number in range(len(self._counts)) if self._counts[number])
 
     def _question(self, span: str | Sequence[int]) -> _Question:
         if isinstance(span, str):
@@ -114,10 +120,22 @@ class NgramIndex:
         number = hashed >> 64 - bits if bits else 0
         if not self._counts[number]:
             return np.zeros(0, np.uint64)
-        hashes = np.memmap(self._path / f"{number:05d}.hashes", "<u8", "r")
-        places = np.memmap(self._path / f"{number:05d}.places", "<u8", "r")
+        hashes, places = self._opened(number)
         start, stop = (np.searchsorted(hashes, np.uint64(hashed), side=side) for side in ("left", "right"))
         return np.array(places[start:stop])
+
+    def _open(self, number: int) -> tuple[Values, Values]:
+        """(hashes, places) of a range, mapped, all of it checked; DamagedFile when it is not what was written."""
+        files = [self._path / f"{number:05d}.{kind}" for kind in KINDS]
+        for kind, path in zip(KINDS, files, strict=True):
+            what = "part of an index of n-grams"
+            if self._checksums is None:
+                warn_unsealed(self._path, what)
+            elif checksum_of(path) != self._checksums[number][kind]:
+                remedy = f"delete {self._path} and run `ropewalk prepare` again, which makes it anew"
+                raise damaged(path, what=what, remedy=remedy)
+        hashes, places = (np.memmap(path, "<u8", "r") for path in files)
+        return hashes, places
 
     def _origin(self, file: str, token: int) -> Origin:
         offsets = self._tracer.shard(file).offsets

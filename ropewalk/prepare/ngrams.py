@@ -22,18 +22,22 @@ from typing import IO, Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from ropewalk.base.errors import DataError
-from ropewalk.base.files import committed_file, committed_folder, read_json, write_json
+from ropewalk.base.errors import DamagedFile, DataError
+from ropewalk.base.files import committed_file, committed_folder
 from ropewalk.base.progress import Progress
+from ropewalk.base.seal import read_sealed, write_sealed
 from ropewalk.store.manifest import ShardEntry
+from ropewalk.store.sealed import checksum_of, sealed_file, verify
 from ropewalk.store.shards import Shard
 
 from .kernels import ngrams as kernel
 from .kernels.words import WORDS_ID
 from .spelling import Speller
+from .stages import damaged, seal_key
 from .workers import Workers
 
-FORMAT = 1
+FORMAT = 2
+SEALED_SINCE = 2
 FILE = "index.json"
 KINDS = ("hashes", "places")
 
@@ -75,11 +79,23 @@ def index_name(unit: Unit, length: int) -> str:
 def is_intact(path: Path) -> bool:
     """Whether the index is there with all its entries; they are not read."""
     try:
-        counts = read_json(path / FILE, what="index of n-grams")["entries"]
+        counts = read_index(path)["entries"]
         sizes = [(path / f"{number:05d}.{kind}").stat().st_size for number in range(len(counts)) for kind in KINDS]
     except (DataError, OSError, TypeError, KeyError):
         return False
     return sizes == [8 * count for count in counts for _ in KINDS]
+
+
+def read_index(path: Path) -> dict[str, Any]:
+    """`index.json` of the index in folder `path`; DamagedFile when it is not what was written."""
+    return read_sealed(
+        path / FILE,
+        what="index of n-grams",
+        remedy=f"delete {path} and run `ropewalk prepare` again, which makes it anew",
+        current=FORMAT,
+        sealed_since=SEALED_SINCE,
+        upgrades={1: lambda tree: {**tree, "checksums": None}},
+    )
 
 
 def part_length(length: int) -> int:
@@ -99,11 +115,36 @@ def index_shards(
 ) -> Path:
     """Commits the index of the shards in `folder`, unless it is there; a killed one continues shard by shard."""
     path = folder / index_name(unit, length)
-    work = folder / f"{path.name}.work"
+    work = _work(path)
     if is_intact(path):
         shutil.rmtree(work, ignore_errors=True)  # what a kill between the two has left
         return path
-    tasks = [
+    tasks = index_tasks(folder, shards, tokenizer=tokenizer, unit=unit, length=length)
+    workers.run("index n-grams", index_shard, tasks, progress=progress)
+    with committed_folder(path) as partial:
+        ranges = _merge([task.target for task in tasks], partial)
+        described = {
+            "format": FORMAT,
+            "algorithm": [kernel.NGRAMS_ID, *([WORDS_ID] if unit == "words" else [])],
+            "unit": unit,
+            "length": length,
+            "entries": ranges,
+            "shards": [{"file": entry.file, "checksum": entry.checksum} for entry in shards],
+            "checksums": [
+                {kind: checksum_of(partial / f"{number:05d}.{kind}") for kind in KINDS} for number in range(len(ranges))
+            ],
+        }
+        write_sealed(partial / FILE, described)
+    shutil.rmtree(work)
+    return path
+
+
+def index_tasks(
+    folder: Path, shards: Sequence[ShardEntry], *, tokenizer: Path, unit: Unit, length: int
+) -> list[IndexTask]:
+    """One task a shard; what they commit is merged into the index."""
+    work = _work(folder / index_name(unit, length))
+    return [
         IndexTask(
             number=number,
             shard=folder / entry.file,
@@ -115,31 +156,22 @@ def index_shards(
         )
         for number, entry in enumerate(shards)
     ]
-    workers.run("index n-grams", index_shard, tasks, progress=progress)
-    with committed_folder(path) as partial:
-        ranges = _merge([task.target for task in tasks], partial)
-        described = {
-            "format": FORMAT,
-            "algorithm": [kernel.NGRAMS_ID, *([WORDS_ID] if unit == "words" else [])],
-            "unit": unit,
-            "length": length,
-            "entries": ranges,
-            "shards": [{"file": entry.file, "checksum": entry.checksum} for entry in shards],
-        }
-        write_json(partial / FILE, described)
-    shutil.rmtree(work)
-    return path
+
+
+def _work(index: Path) -> Path:
+    return index.with_name(f"{index.name}.work")
 
 
 def index_shard(task: IndexTask) -> int:
     """Commits the sorted entries of one shard; the number of its documents."""
     shard = Shard(task.shard)
+    shard.verify()  # what is entered here has another checksum from now on
     speller = Speller(task.tokenizer) if task.unit == "words" else None
     found = [_entries(shard, first, last, speller, task.length) for first, last in _blocks(shard)]
     hashes = np.concatenate([np.zeros(0, np.uint64), *(hashes for hashes, _ in found)])
     places = np.concatenate([np.zeros(0, np.uint64), *(places for _, places in found)])
     places |= np.uint64(task.number << SHARD_SHIFT)
-    with committed_file(task.target) as file:
+    with sealed_file(task.target, seal_key(task.target)) as file:
         _write_sorted(hashes, places, file, file)
     return len(shard)
 
@@ -171,8 +203,10 @@ def _entries(shard: Shard, first: int, last: int, speller: Speller | None, lengt
 
 def _merge(runs: Sequence[Path], folder: Path) -> list[int]:
     """Writes the entries of all runs by ranges of hashes; how many each range has."""
-    opened = [np.memmap(path, np.uint64, "r").reshape(2, -1) if path.stat().st_size else None for path in runs]
-    mapped = [run for run in opened if run is not None]
+    sizes = [_verified(path) for path in runs]
+    mapped = [
+        np.memmap(path, np.uint64, "r", shape=(2, size // 16)) for path, size in zip(runs, sizes, strict=True) if size
+    ]
     total = sum(run.shape[1] for run in mapped)
     bits = max(0, (total // RANGE_ENTRIES).bit_length())
     counts = []
@@ -191,6 +225,13 @@ def _merge(runs: Sequence[Path], folder: Path) -> list[int]:
             _write_sorted(hashes, places, hash_file, place_file)
         counts.append(len(hashes))
     return counts
+
+
+def _verified(path: Path) -> int:
+    try:
+        return verify(path, seal_key(path))
+    except DamagedFile as error:
+        raise damaged(path, error) from None
 
 
 def _write_sorted(hashes: Values, places: Values, hash_file: IO[Any], place_file: IO[Any]) -> None:

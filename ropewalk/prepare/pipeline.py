@@ -6,18 +6,20 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import xxhash
 
-from ropewalk.base.errors import ConfigError, DataError, Problem
-from ropewalk.base.files import locked
+from ropewalk.base.errors import ConfigError, DamagedFile, Problem
+from ropewalk.base.files import locked, storage
 from ropewalk.base.progress import Progress, Silent
+from ropewalk.config.renames import old_names
 from ropewalk.config.schema import fields_of
 from ropewalk.store.manifest import FILE as MANIFEST
-from ropewalk.store.manifest import Manifest, read_manifest
+from ropewalk.store.manifest import Manifest, check_name, check_table, check_tokenizer, read_manifest
 
 from . import ledger, ngrams, pack, tokenizer
 from .build import Job, build
@@ -31,7 +33,7 @@ from .sources import InputFile, collect_files
 from .stages import FOLDER as STAGES
 from .stages import drop, key_of, sharing
 
-VERSION = "prepare-3"
+VERSION = "prepare-4"
 """Part of the hash: raise it when the same inputs and settings give other bytes."""
 
 _SILENT = Silent()
@@ -99,28 +101,30 @@ def plan_inputs(settings: Prepare, *, seed: int) -> Inputs:
     return Inputs(found.files, key_of(parts, before)[:16], addition, found.passed_over)
 
 
-def prepare(settings: Prepare, *, seed: int, progress: Progress = _SILENT, inputs: Inputs | None = None) -> Prepared:
+def prepare(
+    settings: Prepare, *, seed: int, progress: Progress = _SILENT, inputs: Inputs | None = None, recipe: str = ""
+) -> Prepared:
     """The prepared data of these settings, made or found whole; a killed prepare continues where it was.
 
-    `inputs` are those of `plan_inputs`, where the caller has them already.
+    `inputs` are those of `plan_inputs`, where the caller has them already; `recipe` is how commands name the recipe.
     """
     inputs = inputs or plan_inputs(settings, seed=seed)
     for line in inputs.passed_over:
         progress.say(line)
     folder = Path(settings.folder) / inputs.hash
-    manifest = _finished(folder)
+    manifest = finished(folder)
     if manifest is not None:
         return Prepared(folder, manifest, reused=True)
     stages = Path(settings.folder) / STAGES
-    with locked(folder), sharing(stages):
-        manifest = _finished(folder)
+    with locked(folder, wait=progress.say), sharing(stages):
+        manifest = finished(folder, say=lambda text: progress.say(f"{text}; preparing this data again"))
         if manifest is not None:
             return Prepared(folder, manifest, reused=True)
-        if (folder / MANIFEST).exists():
-            progress.say(f"{folder}: a file is missing or damaged; preparing this data again")
-            (folder / MANIFEST).unlink()
-        manifest = build(Job(settings, seed, inputs.files, inputs.hash, inputs.addition, folder, stages, progress))
-    if settings.stages == "drop":
+        with storage(f"preparing {folder} again"):
+            (folder / MANIFEST).unlink(missing_ok=True)
+        named = (inputs.files, inputs.hash, inputs.addition, folder, stages, progress, recipe)
+        manifest = build(Job(settings, seed, *named))
+    if settings.artifacts == "drop":
         drop(stages)
     return Prepared(folder, manifest, reused=False)
 
@@ -130,8 +134,7 @@ def _what_matters(settings: Prepare) -> dict[str, Any]:
     tree: dict[str, Any] = _lasting(settings)
     for source in tree["sources"]:
         del source["paths"]
-    del tree["tokenizer"]["file"]
-    return tree
+    return old_names(tree, "prepare")
 
 
 def _lasting(settings: Any) -> Any:
@@ -144,20 +147,28 @@ def _lasting(settings: Any) -> Any:
     return {field.name: _lasting(getattr(settings, field.name)) for field in fields}
 
 
-def _finished(folder: Path) -> Manifest | None:
-    """The manifest when all that it names is there, with the sizes and checksums it names."""
+def finished(folder: Path, *, say: Callable[[str], None] = lambda text: None) -> Manifest | None:
+    """The manifest when all that it names is there, with the sizes and checksums it names; else `say` is told what is
+    wrong. Reads every byte but those of shards, whose chunks are checked when they are trained on."""
     if not (folder / MANIFEST).exists():
         return None
     try:
         manifest = read_manifest(folder)
-        content = tokenizer.read(folder / manifest.tokenizer.file)
-    except DataError:
+        check_name(manifest, folder)
+        check_tokenizer(folder, manifest)
+        for name in manifest.tables:
+            check_table(folder, name, manifest)
+    except DamagedFile as error:
+        say(error.fault)
         return None
-    documents = sum(source.steps[0].documents_in for source in manifest.sources)
-    whole = (
-        xxhash.xxh3_64_hexdigest(content) == manifest.tokenizer.checksum
-        and all(pack.is_intact(entry, folder) for entry in manifest.shards)
-        and ledger.is_intact(folder, documents=documents)
-        and (not manifest.ngrams or ngrams.is_intact(folder / manifest.ngrams))
-    )
-    return manifest if whole else None
+    for entry in manifest.shards:
+        if not pack.is_intact(entry, folder):
+            say(f"{folder / entry.file}: this shard is missing or damaged")
+            return None
+    if not ledger.is_intact(folder, manifest):
+        say(f"{folder}: its ledger or statistics are missing or damaged")
+        return None
+    if manifest.ngrams and not ngrams.is_intact(folder / manifest.ngrams):
+        say(f"{folder / manifest.ngrams}: this index of n-grams is missing or damaged")
+        return None
+    return manifest

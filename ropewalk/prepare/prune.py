@@ -7,19 +7,19 @@ Nothing is deleted by itself. What is gone and needed again, by another recipe o
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from ropewalk.base.errors import DataError, UserError
-from ropewalk.base.files import committed_file, upgraded
+from ropewalk.base.seal import damaged, read_sealed, write_sealed
 
 from .stages import alone, filled
 
 USED = "used"
-FORMAT = 1
+FORMAT = 2
+SEALED_SINCE = 2
 ALWAYS = ("checksums", USED)
 """What all preparations share: the sums of input files that were read, and these lists."""
 
@@ -38,8 +38,8 @@ def write_used(stages: Path, name: str, used: Iterable[Path]) -> None:
     """Commits which results under `stages` the data with this name was made from."""
     names = sorted(path.relative_to(stages).as_posix() for path in used if path.is_relative_to(stages))
     target = stages / USED / f"{name}.json"
-    with filled(target) as place, committed_file(place) as file:
-        file.write(json.dumps({"format": FORMAT, "stages": names}, indent=1).encode())
+    with filled(target, sealed=False) as place:
+        write_sealed(place, {"format": FORMAT, "data": name, "stages": names})
 
 
 def prune(stages: Path, name: str, *, dry_run: bool = False) -> Pruned:
@@ -66,14 +66,18 @@ def prune(stages: Path, name: str, *, dry_run: bool = False) -> Pruned:
 
 def _used(stages: Path, name: str) -> list[str]:
     path = stages / USED / f"{name}.json"
-    try:
-        content = json.loads(path.read_bytes())
-    except FileNotFoundError:
+    remedy = f"to free the space, move {stages} away: all that it holds is made again when it is needed"
+    if not path.exists():
         raise DataError(
             f"{path}: there is no list of what the data was made from, since an earlier version made it or its stages "
-            f"were dropped; delete the folder {name} beside {stages} and prepare it again, or delete {stages}"
-        ) from None
-    return [str(used) for used in upgraded(content, path=path, what="list", current=FORMAT, upgrades={})["stages"]]
+            f"were dropped; {remedy}"
+        )
+    what = "list of what the data was made from"
+    upgrades = {1: lambda tree: {**tree, "data": name}}
+    tree = read_sealed(path, what=what, remedy=remedy, current=FORMAT, sealed_since=SEALED_SINCE, upgrades=upgrades)
+    if tree["data"] != name:
+        raise damaged(path, what=what, remedy=remedy, why=f"it is the list of {tree['data']}")
+    return [str(used) for used in tree["stages"]]
 
 
 def _size(paths: Iterable[Path]) -> tuple[int, int]:

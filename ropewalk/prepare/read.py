@@ -32,7 +32,7 @@ def read_records(file: InputFile) -> Iterator[Record]:
             item.fault,
             item.url,
             item.time or settings.time,
-            item.licence or settings.licence,
+            item.licence or settings.license,
             item.value,
             item.threshold,
             item.doubtful,

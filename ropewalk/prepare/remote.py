@@ -16,8 +16,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from fsspec.core import url_to_fs
-
 from ropewalk.base.errors import DataError, MissingPackage, RopewalkError
 
 _BUFFER_BYTES = 1 << 20
@@ -62,6 +60,14 @@ def stamp_of(url: str) -> str:
         return " ".join([str(info.get("size")), *tags[:1]])
 
 
+def size_of(url: str) -> int | None:
+    """Bytes behind a URL, None where its store does not tell."""
+    with _network(url):
+        store, path = _store(url)
+        size = store.info(path).get("size")
+        return size if isinstance(size, int) else None
+
+
 def open_url(url: str, *, seek: bool) -> io.BufferedReader:
     """The bytes behind a URL. With `seek`, at any place: from a server that gives only whole files, a copy."""
     with _network(url):
@@ -98,6 +104,8 @@ def gives_ranges(url: str) -> bool:
 
 def _store(url: str) -> tuple[Any, str]:
     """The file system of a URL (fsspec has no types) and the path in it."""
+    from fsspec.core import url_to_fs  # recipes of local files do without
+
     try:
         opened: tuple[Any, str] = url_to_fs(url)  # type: ignore[no-untyped-call]
         return opened

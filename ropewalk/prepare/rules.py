@@ -127,8 +127,8 @@ def rules(settings: Filter) -> tuple[Rule, ...]:
 # Setting -> the column it bounds, and what that is a share of.
 _BOUNDED = {
     "": {
-        "min_bytes": ("bytes", ""),
-        "max_bytes": ("bytes", ""),
+        "min_characters": ("characters", ""),
+        "max_characters": ("characters", ""),
         "max_mean_line_length": ("line_characters", "all_lines"),
         "min_letter_share": ("letters", "visible_characters"),
         "max_duplicate_line_share": ("duplicate_lines", "lines"),
@@ -138,8 +138,8 @@ _BOUNDED = {
         "max_words": ("words", ""),
         "min_mean_word_length": ("word_characters", "words"),
         "max_mean_word_length": ("word_characters", "words"),
-        "max_hash_share": ("hash_signs", "pieces"),
-        "max_ellipsis_share": ("ellipses", "pieces"),
+        "max_hash_ratio": ("hash_signs", "pieces"),
+        "max_ellipsis_ratio": ("ellipses", "pieces"),
         "max_bullet_line_share": ("bullet_lines", "lines"),
         "max_ellipsis_line_share": ("ellipsis_lines", "lines"),
         "min_alphabetic_share": ("alphabetic_words", "pieces"),
@@ -172,7 +172,7 @@ def _listed(settings: Filter, table: str) -> Iterator[Rule]:
     for field, (column, over) in _BOUNDED[table].items():
         threshold = float(getattr(section, field))
         side: Literal["least", "most"] = "least" if field.startswith("min_") else "most"
-        off = 1.0 if side == "most" and field.endswith("_share") else 0.0
+        off = 1.0 if side == "most" and field.endswith(("_share", "_ratio")) else 0.0
         if threshold != off:
             yield Rule(
                 name=f"{table}.{field}".lstrip("."),

@@ -11,6 +11,7 @@ import dataclasses
 import errno
 import functools
 import glob
+import importlib.util
 import io
 import os
 import posixpath
@@ -19,18 +20,21 @@ import sysconfig
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ropewalk.base.errors import DataError
 from ropewalk.base.progress import counted
+from ropewalk.config.renames import old_names
 
 from . import remote
-from .checksums import Checksums
 from .config import Prepare, Source
 from .fingerprint import Fingerprint, row_groups, take_fingerprint
 from .formats import Kind, Packing, Reader, kind_of, named_kind
 from .readers.item import Part
 from .readers.pdf import require_pypdf
+
+if TYPE_CHECKING:
+    from .checksums import Checksums
 
 STDLIB, DOCSTRINGS = "stdlib", "docstrings"
 """Folders in the names of what comes from the Python of this machine."""
@@ -93,16 +97,19 @@ def collect_files(settings: Prepare, *, checksums: Checksums | None = None) -> C
     Raises DataError for paths without a match (all of them), an unreadable file or folder, two files with one name,
     and MissingPackage when a format needs a library that is not installed.
     """
-    matches = {(index, path): _expand(path, source) for index, source, path in _paths(settings)}
+    matches = {(index, path): expand(path, source) for index, source, path in _paths(settings)}
     missing = [(index, path) for (index, path), match in matches.items() if not match.files]
     if missing:
         lines = [f'source {settings.sources[index].name}: "{path}": {_why_missing(path)}' for index, path in missing]
         raise DataError("\n".join(lines))
-    checksums = checksums or Checksums()
+    if checksums is None:
+        from .checksums import Checksums  # brings pyarrow along, which finding files does without
+
+        checksums = Checksums()
     files: list[InputFile] = []
     passed_over: list[str] = []
     for index, source in enumerate(settings.sources):
-        found: dict[str, _Found] = {}
+        found: dict[str, Found] = {}
         for path in source.paths:
             match = matches[index, path]
             passed_over.extend(_tell(match, path=path, source=source))
@@ -114,7 +121,7 @@ def collect_files(settings: Prepare, *, checksums: Checksums | None = None) -> C
 
 @functools.cache
 def _what_reading_needs(source: Source) -> dict[str, Any]:
-    tree = dataclasses.asdict(source)
+    tree = old_names(dataclasses.asdict(source), "prepare.sources")
     return {key: value for key, value in tree.items() if key not in ("paths", "weight")}
 
 
@@ -142,7 +149,21 @@ def stamp_of(location: str) -> str:
 
 def missing_paths(settings: Prepare) -> list[tuple[int, str]]:
     """(index of the source, path) of every path that gives no file."""
-    return [(index, path) for index, source, path in _paths(settings) if not _expand(path, source).files]
+    return [(index, path) for index, source, path in _paths(settings) if not expand(path, source).files]
+
+
+def missing_packages(settings: Prepare) -> list[tuple[str, str, str]]:
+    """(key of the setting, package, extra that installs it) of what these settings need and this Python has not."""
+    needed = [("compression", "zstandard", "zstd")] if settings.compression == "zstd" else []
+    missing = [each for each in needed if importlib.util.find_spec(each[1]) is None]
+    if importlib.util.find_spec("pypdf") is None:  # else nothing has to be looked at
+        found = {
+            index: None
+            for index, source, path in _paths(settings)
+            if any(file.kind.reader == "pdf" for file in expand(path, source).files)
+        }
+        missing += [(f"sources.{index}.paths", "pypdf", "pdf") for index in found]
+    return missing
 
 
 def _paths(settings: Prepare) -> Iterator[tuple[int, Source, str]]:
@@ -150,28 +171,34 @@ def _paths(settings: Prepare) -> Iterator[tuple[int, Source, str]]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
+class Found:
+    """A file that a path means."""
+
     name: str
+    """Independent of the working folder, for ids."""
     location: str
     kind: Kind
 
 
 @dataclass(frozen=True, slots=True)
-class _Match:
-    files: tuple[_Found, ...]
+class Match:
+    """What a path means."""
+
+    files: tuple[Found, ...]
     passed_over: tuple[str, ...] = ()
     """Files with endings that the source does not take."""
     no_files: tuple[tuple[str, str], ...] = ()
     """(name, what it is) of links, pipes and the like, in which there is nothing to read."""
 
 
-def _expand(path: str, source: Source) -> _Match:
+def expand(path: str, source: Source) -> Match:
+    """The files that a path of `source` means; DataError for a folder that cannot be opened."""
     if path == PYTHON_SOURCES:
         code = [(name, place) for name, place in _python_files() if name != _TOPICS]
-        return _Match(tuple(_built_in(f"{STDLIB}/{name}", place, "text") for name, place in code))
+        return Match(tuple(_built_in(f"{STDLIB}/{name}", place, "text") for name, place in code))
     if path == PYTHON_PROSE:
-        return _Match(tuple(_python_prose()))
-    files: list[_Found] = []
+        return Match(tuple(_python_prose()))
+    files: list[Found] = []
     passed_over: list[str] = []
     no_files: list[tuple[str, str]] = []
     for name, named in _url_names(path, source) if remote.is_url(path) else _local_names(path, source):
@@ -179,10 +206,10 @@ def _expand(path: str, source: Source) -> _Match:
         if what := _no_file(name, source):
             no_files.append((name, what))
         elif kind.reader:
-            files.append(_Found(_readable(name), name, kind))
+            files.append(Found(_readable(name), name, kind))
         else:
             passed_over.append(name)
-    return _Match(tuple(files), tuple(passed_over), tuple(no_files))
+    return Match(tuple(files), tuple(passed_over), tuple(no_files))
 
 
 def _url_names(url: str, source: Source) -> Iterator[tuple[str, bool]]:
@@ -277,7 +304,9 @@ def _no_file(name: str, source: Source) -> str:
     except OSError as error:
         raise unreadable(name, error, source=source.name) from None
     if stat.S_ISREG(mode):
-        return ""
+        # Files of the kernel look regular, have no end and may wait for ever, as /proc/kmsg does. Devices are told by
+        # their type: below /dev, shared memory holds ordinary files.
+        return "files of the kernel" if os.path.realpath(name).startswith(_KERNEL) else ""
     return "pipes, sockets or devices" if mode else "links that lead nowhere"
 
 
@@ -292,13 +321,14 @@ def _python_files() -> tuple[tuple[str, Path], ...]:
     return tuple((file.relative_to(library).as_posix(), file) for file in sorted(found))
 
 
+_KERNEL = ("/proc/", "/sys/")
 _NOT_STANDARD = frozenset({"site-packages", "dist-packages", "__pycache__"})
 _TOPICS = "pydoc_data/topics.py"
 """The documentation topics as one dictionary: prose, not code; counted once."""
 _TESTS = frozenset({"test", "tests", "idle_test"})
 
 
-def _python_prose() -> Iterator[_Found]:
+def _python_prose() -> Iterator[Found]:
     """Docstrings of every module but the tests, whose docstrings say little, and the topics of `help()`."""
     for name, place in _python_files():
         if name == _TOPICS:
@@ -307,11 +337,11 @@ def _python_prose() -> Iterator[_Found]:
             yield _built_in(f"{DOCSTRINGS}/{name}", place, "docstrings")
 
 
-def _built_in(name: str, place: Path, reader: Reader) -> _Found:
-    return _Found(name, str(place), Kind("", reader, name))
+def _built_in(name: str, place: Path, reader: Reader) -> Found:
+    return Found(name, str(place), Kind("", reader, name))
 
 
-def _add(found: dict[str, _Found], item: _Found, *, source: Source) -> None:
+def _add(found: dict[str, Found], item: Found, *, source: Source) -> None:
     known = found.setdefault(item.name, item)
     if known != item:
         raise DataError(
@@ -320,7 +350,7 @@ def _add(found: dict[str, _Found], item: _Found, *, source: Source) -> None:
         )
 
 
-def _describe(found: _Found, source: Source, checksums: Checksums) -> InputFile:
+def _describe(found: Found, source: Source, checksums: Checksums) -> InputFile:
     assert found.kind.reader is not None, "what cannot be read is passed over"
     if found.kind.reader == "pdf":
         require_pypdf(found.name)
@@ -344,7 +374,7 @@ def _describe(found: _Found, source: Source, checksums: Checksums) -> InputFile:
     )
 
 
-def _look_at_file(found: _Found, checksums: Checksums) -> tuple[Fingerprint, str]:
+def _look_at_file(found: Found, checksums: Checksums) -> tuple[Fingerprint, str]:
     hashed = checksums.of(found.location, lines=_is_plain(found, "jsonl"))
     parts = hashed.parts
     if _is_plain(found, "parquet"):
@@ -353,7 +383,7 @@ def _look_at_file(found: _Found, checksums: Checksums) -> tuple[Fingerprint, str
     return Fingerprint(hashed.bytes, hashed.checksum, parts), _stamp(hashed.bytes, hashed.modified_ns)
 
 
-def _look_at_url(found: _Found, checksums: Checksums) -> tuple[Fingerprint, str]:
+def _look_at_url(found: Found, checksums: Checksums) -> tuple[Fingerprint, str]:
     """Reads the whole file: stores tell sizes and times, and few of them checksums."""
     stamp = remote.stamp_of(found.location)
     lines, table = _is_plain(found, "jsonl"), _is_plain(found, "parquet")
@@ -366,7 +396,7 @@ def _look_at_url(found: _Found, checksums: Checksums) -> tuple[Fingerprint, str]
     return taken, stamp
 
 
-def _is_plain(found: _Found, reader: Reader) -> bool:
+def _is_plain(found: Found, reader: Reader) -> bool:
     return found.kind.reader == reader and not found.kind.packing
 
 
@@ -399,7 +429,7 @@ def _why_missing(path: str) -> str:
     return f"no such file or folder in {Path.cwd()}; check the spelling and the working folder"
 
 
-def _tell(match: _Match, *, path: str, source: Source) -> Iterator[str]:
+def _tell(match: Match, *, path: str, source: Source) -> Iterator[str]:
     if names := match.passed_over:
         endings = _by_kind(_readable(posixpath.splitext(name)[1]).lower() or "none" for name in names)
         yield (

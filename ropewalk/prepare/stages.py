@@ -5,6 +5,10 @@ matter to this stage and the names of its inputs, so that whatever has not chang
 recipe. Files exist whole or not at all and never change; to delete some or all of them only costs the time to make them
 again.
 
+Each carries a checksum that covers its bytes and its name (`store/sealed.py`), verified whenever it is opened. One that
+is not what was written raises DamagedArtifact: `healed` deletes it and does the work again, so that no damage reaches a
+result that has a fresh checksum of its own.
+
     prepared/stages/read/3f2a9c....arrow      documents of a chunk, as text
     prepared/stages/measure/...               their statistics
     prepared/stages/used/...                  which results the data in a folder of prepared/ was made from
@@ -18,16 +22,31 @@ import fcntl
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 import pyarrow as pa
 import xxhash
 
-from ropewalk.base.files import PARTIAL, point, storage, sync_folder
+from ropewalk.base.errors import DamagedFile, DataError, StorageError
+from ropewalk.base.files import NO_FILE, PARTIAL, point, storage, sync_folder
+from ropewalk.store.sealed import append_seal, read_content, verify
 
 FOLDER = "stages"
+
+Made = TypeVar("Made")
+
+
+class DamagedArtifact(DataError):
+    """A result of a stage is not what was written: `path` is to be deleted and made again."""
+
+    def __init__(self, path: Path, why: str) -> None:
+        super().__init__(f"{path}: this result of a prepare stage is damaged: {why}")
+        self.path, self.why = path, why
+
+    def __reduce__(self) -> tuple[Any, ...]:  # a worker tells its parent
+        return type(self), (self.path, self.why)
 
 
 def key_of(*parts: Any) -> str:
@@ -35,9 +54,39 @@ def key_of(*parts: Any) -> str:
     return xxhash.xxh3_128_hexdigest(json.dumps(parts, sort_keys=True, ensure_ascii=False).encode())
 
 
+def seal_key(path: Path) -> str:
+    """What the checksum of a stage's file is bound to: the stage and the name, which says what it was made from."""
+    return f"{path.parent.name}/{path.name}"
+
+
+def healed(work: Callable[[], Made], *, say: Callable[[str], None]) -> Made:
+    """What `work` gives. Whenever it meets a damaged result of a stage, this is deleted, with a word to `say`, and
+    `work` begins again, which keeps all other results. StorageError when one file is damaged twice."""
+    seen: set[Path] = set()
+    while True:
+        try:
+            return work()
+        except DamagedArtifact as error:
+            if error.path in seen:
+                raise StorageError(
+                    f"{error}; it was made again and is damaged again: check the disk and the memory of this machine"
+                ) from error
+            seen.add(error.path)
+            say(f"{error}; it is made again")
+            drop_artifact(error.path)
+
+
+def drop_artifact(path: Path) -> None:
+    """Deletes a file of a stage."""
+    path.unlink(missing_ok=True)
+
+
 @contextlib.contextmanager
-def filled(path: Path) -> Iterator[Path]:
-    """A place to write a file that becomes `path` when the block ends; several processes may do so at once."""
+def filled(path: Path, *, sealed: bool = True) -> Iterator[Path]:
+    """A place to write a file that becomes `path`, durable, when the block ends; several processes may do so at once.
+
+    `sealed`: it gets its checksum here. What carries one already is synced by whoever wrote it.
+    """
     private = path.parent.parent / f"{os.getpid()}{PARTIAL}"
     with storage(f"writing {path}"):
         for folder in (private, path.parent):
@@ -46,6 +95,8 @@ def filled(path: Path) -> Iterator[Path]:
         point(f"stage.begin:{path.parent.name}")
         try:
             yield private / path.name
+            if sealed:
+                append_seal(private / path.name, seal_key(path))
             point(f"stage.written:{path.parent.name}")
             os.replace(private / path.name, path)
         except BaseException:
@@ -59,12 +110,13 @@ def filled(path: Path) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def filled_file(path: Path) -> Iterator[IO[bytes]]:
+def filled_file(path: Path, *, sealed: bool = True) -> Iterator[IO[bytes]]:
     """An open file that becomes `path`, durable, when the block ends."""
-    with filled(path) as place, open(place, "wb") as file:
+    with filled(path, sealed=sealed) as place, open(place, "wb") as file:
         yield file
         file.flush()
-        os.fsync(file.fileno())
+        if not sealed:
+            os.fsync(file.fileno())
 
 
 @contextlib.contextmanager
@@ -75,21 +127,47 @@ def batch_writer(path: Path, schema: pa.Schema, *, compressed: bool = True) -> I
         yield writer
 
 
-def read_batches(path: Path, columns: list[str] | None = None) -> Iterator[pa.RecordBatch]:
-    """The batches of a committed file one by one, all columns or those named."""
+def open_content(path: Path) -> pa.BufferReader:
+    """The content of a committed file, mapped and verified; DamagedArtifact when it is not what was written."""
+    try:
+        size = verify(path, seal_key(path))
+    except DamagedFile as error:
+        raise damaged(path, error) from None
     with pa.memory_map(str(path)) as file:
-        schema = pa.ipc.open_file(file).schema
-        wanted = None if columns is None else sorted(schema.get_field_index(name) for name in columns)
-        # Columns decompressed by threads of their own cost a tenth more CPU time; workers go over files in parallel.
-        reader = pa.ipc.open_file(file, options=pa.ipc.IpcReadOptions(included_fields=wanted, use_threads=False))
-        for index in range(reader.num_record_batches):
-            yield reader.get_batch(index)
+        return pa.BufferReader(file.read_buffer(size))
+
+
+def read_artifact(path: Path) -> bytes:
+    """The content of a small committed file; DamagedArtifact when it is not what was written."""
+    try:
+        return read_content(path, seal_key(path))
+    except DamagedFile as error:
+        raise damaged(path, error) from None
+
+
+def damaged(path: Path, error: DataError) -> DataError:
+    """`error`, which names `path`, as one that `healed` knows what to do about; itself for a folder or a pipe in place
+    of the file, which we did not make and do not delete."""
+    if NO_FILE in str(error):
+        return error
+    told = error.fault if isinstance(error, DamagedFile) else str(error)
+    return DamagedArtifact(path, told.removeprefix(f"{path}: "))
+
+
+def read_batches(path: Path, columns: list[str] | None = None) -> Iterator[pa.RecordBatch]:
+    """The batches of a committed file one by one, all columns or those named; DamagedArtifact when it is damaged."""
+    file = open_content(path)
+    schema = pa.ipc.open_file(file).schema
+    wanted = None if columns is None else sorted(schema.get_field_index(name) for name in columns)
+    # Columns decompressed by threads of their own cost a tenth more CPU time; workers go over files in parallel.
+    reader = pa.ipc.open_file(file, options=pa.ipc.IpcReadOptions(included_fields=wanted, use_threads=False))
+    for index in range(reader.num_record_batches):
+        yield reader.get_batch(index)
 
 
 def read_table(path: Path, columns: list[str] | None = None) -> pa.Table:
     """All batches of a committed file."""
-    with pa.memory_map(str(path)) as file:
-        schema = pa.ipc.open_file(file).schema
+    schema = pa.ipc.open_file(open_content(path)).schema
     kinds = schema if columns is None else pa.schema([field for field in schema if field.name in columns])
     return pa.Table.from_batches(read_batches(path, columns), kinds)
 

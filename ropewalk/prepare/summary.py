@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from ropewalk.base.files import write_json
-from ropewalk.store.manifest import read_manifest
+from ropewalk.base.seal import write_sealed
+from ropewalk.store.manifest import check_table, read_manifest
 
 from . import samples
 from .columns import Mask
@@ -24,21 +24,30 @@ from .ledger import FILE as LEDGER
 from .ledger import STATISTICS
 from .occurrences import occurrences
 from .rules import judge
+from .severe import addressed
+from .trace import read_ledger
 
-FORMAT = 1
+FORMAT = 2
 FILE = "report.json"
 
 
-def write_summary(folder: Path, settings: Prepare) -> Path:
-    """Commits what is known of the data in `folder`, which was prepared with `settings`."""
-    ledger = pq.read_table(folder / LEDGER, columns=["id", "source", "domain", "stage", "partner", "bytes", "split"])
+def write_summary(folder: Path, settings: Prepare, *, recipe: str = "") -> Path:
+    """Commits what is known of the data in `folder`, which was prepared with `settings`; `recipe` is how commands in
+    warnings name the recipe."""
+    manifest = read_manifest(folder)
+    for name in (LEDGER, STATISTICS, samples.FILE):
+        check_table(folder, name, manifest)
+    ledger = read_ledger(folder, ["id", "source", "domain", "stage", "partner", "bytes", "split", "parts"])
     spent = fertility(folder, ledger)
     path = folder / FILE
-    write_json(
+    write_sealed(
         path,
         {
             "format": FORMAT,
-            "manifest": dataclasses.asdict(read_manifest(folder)),
+            "manifest": {
+                **dataclasses.asdict(manifest),
+                "warnings": [addressed(line, recipe) for line in manifest.warnings],
+            },
             "overlap": _overlap(folder, settings, _reaching_rules(ledger)),
             "samples": pq.read_table(folder / samples.FILE).to_pylist(),
             "repeats": _repeats(ledger),

@@ -11,12 +11,15 @@ import numpy as np
 import pyarrow as pa
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from ropewalk.base.errors import DataError
+from ropewalk.base.errors import DamagedTokenizer, DataError
+from ropewalk.base.untrusted import Refused, read_inside
 from ropewalk.store.shards import Tokens, TokenType
 
 from .byte_level import byte_letters
 
 FILE = "tokenizer.json"
+MOST_BYTES = 256 << 20
+"""Of a tokenizer's file; those in use have up to 35 MB."""
 END_OF_TEXT = "<|endoftext|>"
 
 _ENDS = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "<|eot_id|>", "[SEP]")
@@ -95,9 +98,12 @@ def file_of(place: Path) -> Path:
 def read(path: Path) -> bytes:
     """The content of a `tokenizer.json`, or of that in a folder."""
     try:
-        return file_of(path).read_bytes()
+        # A link may lead anywhere: it is the user who names this file. What is no file is never opened.
+        return read_inside(file_of(path), most_bytes=MOST_BYTES, roots=[Path("/")])
     except FileNotFoundError:
         raise DataError(f"{path}: no such tokenizer; check `prepare.tokenizer.file`, or leave it empty") from None
+    except Refused as error:
+        raise DamagedTokenizer(f"{path}: this tokenizer cannot be read: {error}") from None
     except OSError as error:
         raise DataError(f"{path}: this tokenizer cannot be read: {error.strerror}") from None
 
@@ -123,7 +129,7 @@ def end_of_text(tokenizer: Tokenizer, *, path: Path) -> int:
         number = tokenizer.token_to_id(name)
         if number is not None:
             return int(number)
-    raise DataError(f"{path}: none of the tokens {', '.join(_ENDS)} is in this tokenizer; add one of them to it")
+    raise DamagedTokenizer(f"{path}: none of the tokens {', '.join(_ENDS)} is in this tokenizer; add one of them to it")
 
 
 def vocabulary_size(tokenizer: Tokenizer) -> int:

@@ -18,11 +18,13 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from ropewalk.base.errors import DataError, UserError
-from ropewalk.store.manifest import Manifest, ShardEntry, read_manifest
+from ropewalk.store.manifest import Manifest, ShardEntry, check_table, read_manifest
 from ropewalk.store.shards import Shard, document_key
 
 from .columns import Rows
+from .holdout import BOTH, part_id
 from .ledger import FILE as LEDGER
+from .ledger import PARTS
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,8 +69,9 @@ class Tracer:
     def origin(self, entry: ShardEntry, document: int) -> Origin:
         """The origin of document number `document` of a shard."""
         opened, rows = self.shard(entry.file), self._documents(entry)
+        opened.verify_documents(document, document + 1)
         row = {name: rows[name][document].as_py() for name in rows.column_names}
-        if document_key(row["id"]) != int(opened.ids[document]):
+        if document_key(row.pop("key")) != int(opened.ids[document]):
             raise DataError(f"{self._folder}: ledger and shard {entry.file} do not belong together; prepare them again")
         start, stop = opened.offsets[document : document + 2].tolist()
         return Origin(
@@ -82,36 +85,63 @@ class Tracer:
         )
 
     def shard(self, file: str) -> Shard:
-        """The opened shard."""
+        """The opened shard, whose index was checked."""
         if file not in self._shards:
             entry = next(entry for entry in self._manifest.shards if entry.file == file)
             self._shards[file] = Shard(self._folder / file, checksum=entry.checksum)
+            self._shards[file].verify_index()
         return self._shards[file]
 
     def _documents(self, entry: ShardEntry) -> pa.Table:
         if entry.file not in self._rows:
-            wanted = [("source", "=", entry.source), ("split", "=", entry.split)]
-            table = pq.read_table(self._folder / LEDGER, columns=["id", "source", "url"], filters=wanted)
+            check_table(self._folder, LEDGER, self._manifest)
+            table = read_ledger(self._folder, ["id", "source", "url", "split", "parts"])
+            rows, keys = documents_of(table, source=entry.source, split=entry.split)
+            found = table.select(["id", "source", "url"]).take(pa.array(rows)).append_column("key", keys)
             first = 0
             for other in self._manifest.shards_of(entry.split, entry.source):
-                self._rows[other.file] = table.slice(first, other.documents)
+                self._rows[other.file] = found.slice(first, other.documents)
                 first += other.documents
         return self._rows[entry.file]
 
 
 def ledger_rows(ledger: pa.Table, manifest: Manifest) -> Iterator[tuple[ShardEntry, Rows]]:
-    """Each shard with the rows of its documents in `ledger`, which has the columns `source` and `split`."""
+    """Each shard with the rows of its documents in `ledger`, which has the columns `id`, `source`, `split` and `parts`;
+    a document of which the shard holds several parts comes as often."""
     places: dict[tuple[str, str], Rows] = {}
     for entry in manifest.shards:
         group = (entry.source, entry.split)
         if group not in places:
-            mine = pc.and_kleene(pc.equal(ledger["source"], entry.source), pc.equal(ledger["split"], entry.split))
-            places[group] = np.flatnonzero(np.asarray(pc.fill_null(mine, False)))
+            places[group], _ = documents_of(ledger, source=entry.source, split=entry.split)
         yield entry, places[group][: entry.documents]
         places[group] = places[group][entry.documents :]
+
+
+def read_ledger(folder: Path, columns: list[str]) -> pa.Table:
+    """Columns of the ledger in `folder`; `parts`, which earlier versions did not write, without values there."""
+    known = [name for name in columns if name in pq.read_schema(folder / LEDGER).names]
+    table = pq.read_table(folder / LEDGER, columns=known)
+    missing = {name: pa.nulls(len(table), PARTS) for name in columns if name not in known}
+    return pa.table({**{name: table[name] for name in known}, **missing})
+
+
+def documents_of(ledger: pa.Table, *, source: str, split: str) -> tuple[Rows, pa.Array]:
+    """(row in the ledger, id or name of the part) of all documents of the shards of a source and split, in order."""
+    named = pc.and_(pc.equal(ledger["source"], source), pc.is_in(ledger["split"], pa.array([split, BOTH])))
+    rows = np.flatnonzero(np.asarray(named))
+    found = ledger.take(pa.array(rows))
+    cut = np.flatnonzero(np.asarray(pc.equal(found["split"], BOTH)))
+    if not len(cut):
+        return rows, found["id"].combine_chunks()
+    names = [[name] for name in found["id"].to_pylist()]
+    for row, parts in zip(cut.tolist(), found["parts"].take(pa.array(cut)).to_pylist(), strict=True):
+        mine = [part for part in parts if part["split"] == split]
+        names[row] = [part_id(names[row][0], part["start"], part["stop"]) for part in mine]
+    keys = pa.array([name for several in names for name in several], pa.string())
+    return np.repeat(rows, [len(several) for several in names]), keys
 
 
 def file_of(document: str) -> str:
     """The input file in a document's id: without the source, the place in the file and the name in an archive."""
     _, _, place = document.partition(":")
-    return re.sub(r":(\d+|rest)$", "", place.partition("!")[0])
+    return re.sub(r":(\d+([.-]\d+)?|rest)$", "", place.partition("!")[0])

@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 
 from ropewalk.base.errors import UserError
 from ropewalk.base.progress import amount
+from ropewalk.store.manifest import check_table, read_manifest
 
 from .columns import Mask
 from .config import Prepare
@@ -99,6 +100,9 @@ def what_if(folder: Path, now: Prepare, then: Prepare) -> WhatIf:
             "these settings change what is measured of a text (stop words, lists, corrections or the language model), "
             "not only thresholds: prepare with them to see what they do"
         )
+    manifest = read_manifest(folder)
+    for name in (FILE, STATISTICS):
+        check_table(folder, name, manifest)
     ledger = pq.read_table(folder / FILE, columns=["id", "source", "stage"])
     stage = ledger["stage"].combine_chunks()
     texts = ~np.asarray(pc.is_in(stage, pa.array(BEFORE_RULES)))

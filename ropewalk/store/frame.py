@@ -22,8 +22,8 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from ropewalk.base.errors import DataError
-from ropewalk.base.files import upgraded
+from ropewalk.base.errors import DamagedData, DamagedFile, DataError
+from ropewalk.base.files import NO_FILE, check_regular, upgraded
 
 from .items import Fetch, Item
 
@@ -34,7 +34,7 @@ _MAGIC = b"ROPEWALK"
 _TRAILER = struct.Struct("<QQ8s")
 _TAIL_BYTES = 1 << 16
 """Read at once from the end of a remote file: the footer of 3 GB fits, so that opening takes one request."""
-_REMEDY = "delete its folder and run `ropewalk prepare` again, or restore it from a copy"
+_REMEDY = "restore it from a copy, or move it away and run `ropewalk prepare` with its recipe again"
 
 Section = tuple[int, int]
 """First byte and the byte behind the last."""
@@ -127,10 +127,12 @@ class Frame:
 
     def damaged_chunks(self, data: npt.NDArray[np.uint8]) -> Iterable[int]:
         """Numbers of the chunks of the whole file `data` that are not what was written."""
-        for number in range(len(self.footer["chunks"])):
-            item = self.chunk(number)
-            if xxhash.xxh3_64_intdigest(data[item.start : item.stop].data) != item.checksum:
-                yield number
+        return (number for number in range(len(self.footer["chunks"])) if self.is_damaged(number, data))
+
+    def is_damaged(self, number: int, data: npt.NDArray[np.uint8]) -> bool:
+        """Whether chunk `number` of the whole file `data` is not what was written."""
+        item = self.chunk(number)
+        return xxhash.xxh3_64_intdigest(data[item.start : item.stop].data) != item.checksum
 
     def expect(self, checksum: str | None) -> None:
         """Raises DataError unless the checksum is the one that the manifest says."""
@@ -164,7 +166,7 @@ class Sections:
 def local_frame(path: Path, *, kinds: tuple[str, ...]) -> Frame:
     """The frame of a local file; DataError when it is none, is damaged or of another kind."""
     try:
-        size = path.stat().st_size
+        size = check_regular(path).st_size
         with open(path, "rb") as file:
 
             def read(start: int, stop: int) -> bytes:
@@ -173,7 +175,9 @@ def local_frame(path: Path, *, kinds: tuple[str, ...]) -> Frame:
 
             return read_frame(str(path), size=size, read=read, kinds=kinds)
     except FileNotFoundError:
-        raise DataError(f"{path}: this shard is missing; {_REMEDY}") from None
+        raise DamagedData(f"{path}: this shard is missing", _REMEDY) from None
+    except DamagedFile as error:
+        raise error if isinstance(error, DamagedData) else damaged(str(path), NO_FILE) from None
     except PermissionError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror}; check its permissions") from None
 
@@ -204,16 +208,16 @@ def read_frame(file: str, *, size: int, read: Callable[[int, int], bytes], kinds
         json.loads(body), path=Path(file), what="shard", current=FORMAT, upgrades={1: _from_1, 2: _from_2}
     )
     if footer["kind"] not in kinds:
-        raise DataError(f"{file}: this shard holds {footer['kind']}, not {' or '.join(kinds)}")
+        raise DamagedData(f"{file}: this shard holds {footer['kind']}, not {' or '.join(kinds)}")
     written = max(end for _, end in footer["sections"].values())
     if written != start:
         raise damaged(file, f"{start} bytes precede its footer, {written} were written")
     return Frame(file, footer, start, f"{checksum:016x}")
 
 
-def damaged(file: str, why: str) -> DataError:
+def damaged(file: str, why: str) -> DamagedData:
     """The error of a shard that is not what was written."""
-    return DataError(f"{file}: damaged shard: {why}; {_REMEDY}")
+    return DamagedData(f"{file}: damaged shard: {why}", _REMEDY)
 
 
 def _from_1(footer: dict[str, Any]) -> dict[str, Any]:

@@ -8,12 +8,19 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ropewalk.base.errors import DataError
-from ropewalk.base.files import read_json, upgraded, write_json
+from ropewalk.base.files import read_regular, storage, upgraded
+from ropewalk.base.seal import damaged, parse_sealed, warn_unsealed, write_sealed
 
 from .compression import Compression
+from .sealed import checksum_of
 
-FORMAT = 2
+FORMAT = 3
+SEALED_SINCE = 3
 FILE = "manifest.json"
+REMEDY = (
+    "run `ropewalk prepare` with its recipe again, which makes it anew and keeps what is whole; settings are changed "
+    "in the recipe"
+)
 
 Split = Literal["train", "validation"]
 ShardKind = Literal["tokens", "references"]
@@ -87,6 +94,15 @@ class TokenizerEntry:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class TableEntry:
+    """A table beside the shards, such as the ledger, as it was written."""
+
+    bytes: int
+    checksum: str
+    """xxh3-64 of the file."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Manifest:
     """The whole prepared corpus."""
 
@@ -100,6 +116,8 @@ class Manifest:
     """What the one who prepared the data should have looked at."""
     ngrams: str = ""
     """Folder of the index of n-grams; empty when there is none."""
+    tables: dict[str, TableEntry] = field(default_factory=dict)
+    """By file name; empty where an earlier version wrote the folder."""
 
     def shards_of(self, split: Split, source: str | None = None) -> list[ShardEntry]:
         """The shards of one split, of one source or of all."""
@@ -115,23 +133,61 @@ def write_manifest(folder: Path, manifest: Manifest) -> Path:
     for source in manifest.sources:
         check_counts(source)
     path = folder / FILE
-    write_json(path, {"format": FORMAT, **dataclasses.asdict(manifest)})
+    write_sealed(path, {"format": FORMAT, **dataclasses.asdict(manifest)})
     return path
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """The manifest in `folder`, of this or any older format."""
+    """The manifest in `folder`, of this or any older format; DamagedFile when it is not what was written."""
     path = folder / FILE
-    return parse_manifest(read_json(path, what="manifest"), path=path)
+    try:
+        with storage(f"reading {path}"):
+            data = read_regular(path)
+    except FileNotFoundError:
+        raise DataError(f"{path}: no such manifest; {REMEDY}") from None
+    return parse_manifest(data, path=path)
 
 
-def parse_manifest(tree: Any, *, path: Path) -> Manifest:
-    """The manifest in JSON that was read from `path`, of this or any older format."""
-    tree = upgraded(tree, path=path, what="manifest", current=FORMAT, upgrades={1: _from_1})
+def parse_manifest(data: bytes, *, path: Path) -> Manifest:
+    """The manifest in the bytes that were read from `path`, of this or any older format."""
+    tree = parse_sealed(data, path=path, what="manifest", remedy=REMEDY, sealed_since=SEALED_SINCE)
+    tree = upgraded(tree, path=path, what="manifest", current=FORMAT, upgrades={1: _from_1, 2: _from_2})
     try:
         return _manifest(tree)
-    except (KeyError, TypeError) as error:
-        raise DataError(f"{path}: this manifest is damaged: {error}; run `ropewalk prepare` again") from None
+    except (KeyError, TypeError, AttributeError) as error:
+        raise damaged(path, what="manifest", remedy=REMEDY, why=f"{type(error).__name__}: {error}") from None
+
+
+def describe_table(path: Path) -> TableEntry:
+    """A table that was committed, for the manifest."""
+    return TableEntry(bytes=path.stat().st_size, checksum=checksum_of(path))
+
+
+def check_table(folder: Path, name: str, manifest: Manifest | None = None) -> Path:
+    """The path of a table in `folder`, every byte of which was checked; DamagedFile when it is not what was written."""
+    path, what = folder / name, name.partition(".")[0]
+    entry = (manifest or read_manifest(folder)).tables.get(name)
+    if not path.exists():
+        raise damaged(path, what=what, remedy=REMEDY, why="it is missing")
+    if entry is None:
+        warn_unsealed(path, what)
+    elif path.stat().st_size != entry.bytes or checksum_of(path) != entry.checksum:
+        raise damaged(path, what=what, remedy=REMEDY)
+    return path
+
+
+def check_name(manifest: Manifest, folder: Path) -> None:
+    """DamagedFile when the manifest is that of another folder: the name says what the data was made from."""
+    if manifest.recipe_hash != folder.name:
+        why = f"it is sound, but it belongs to the folder {manifest.recipe_hash}"
+        raise damaged(folder / FILE, what="manifest", remedy=REMEDY, why=why)
+
+
+def check_tokenizer(folder: Path, manifest: Manifest) -> None:
+    """DamagedFile when the tokenizer beside the manifest is not what was written."""
+    path = folder / manifest.tokenizer.file
+    if checksum_of(path) != manifest.tokenizer.checksum:
+        raise damaged(path, what="tokenizer", remedy=REMEDY)
 
 
 def check_counts(source: SourceEntry) -> None:
@@ -171,9 +227,15 @@ def _manifest(tree: dict[str, Any]) -> Manifest:
         shards=tuple(ShardEntry(**shard) for shard in tree["shards"]),
         warnings=tuple(tree.get("warnings", ())),
         ngrams=tree.get("ngrams", ""),
+        tables={name: TableEntry(**entry) for name, entry in tree["tables"].items()},
     )
 
 
 def _from_1(tree: dict[str, Any]) -> dict[str, Any]:
     """Format 2 adds what a shard holds and how it is packed; before, all held tokens as they are."""
     return tree
+
+
+def _from_2(tree: dict[str, Any]) -> dict[str, Any]:
+    """Format 3 adds the seal, and the checksums of the tables beside the shards."""
+    return {**tree, "tables": {}}

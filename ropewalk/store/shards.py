@@ -96,9 +96,16 @@ def write_runs(
 
 
 def write_runs_to(
-    file: IO[bytes], runs: Iterable[Run], *, dtype: TokenType, encoder: str = "", compression: Compression = "off"
+    file: IO[bytes],
+    runs: Iterable[Run],
+    *,
+    dtype: TokenType,
+    encoder: str = "",
+    compression: Compression = "off",
+    key: str = "",
 ) -> Written:
-    """The same into an open file, which the caller commits."""
+    """The same into an open file, which the caller commits. `key` says what the file was made from, where that is not
+    said by a manifest."""
     index, path = _Index(), Path(file.name.removesuffix(PARTIAL))
     writer = FrameWriter(file)
     payload = _Blocks(writer) if compression == "zstd" else writer
@@ -120,6 +127,7 @@ def write_runs_to(
         tokens=index.tokens,
         encoder=encoder,
         compression=compression,
+        **({"key": key} if key else {}),
     )
     return Written(documents=index.documents, tokens=index.tokens, bytes=file.tell(), checksum=checksum)
 
@@ -138,6 +146,8 @@ class Shard:
         self.checksum = self._frame.checksum
         self.layout = TokenLayout(self._frame)
         self._map = np.memmap(path, dtype=np.uint8, mode="r")
+        self._sound: set[int] = set()
+        """Chunks that were verified one by one."""
         offsets, ids = self._section("offsets", "<i8"), self._section("ids", "<u8")
         assert offsets is not None, "every shard has offsets"
         assert ids is not None, "every shard has ids"
@@ -178,6 +188,11 @@ class Shard:
         """The algorithm that made the tokens; empty when the writer did not say."""
         return str(self._frame.footer["encoder"])
 
+    @property
+    def key(self) -> str:
+        """What the file was made from; empty when the writer did not say."""
+        return str(self._frame.footer.get("key", ""))
+
     def document(self, index: int) -> Tokens:
         """The tokens of document `index`, counted from 0."""
         if not 0 <= index < len(self):
@@ -216,6 +231,27 @@ class Shard:
         in it."""
         for chunk in self.damaged_chunks():
             raise damaged(str(self.path), self.damage(chunk))
+
+    def verify_index(self) -> None:
+        """Reads what follows the tokens, of which documents lie where; DataError as `verify`."""
+        _, end = self._frame.section("tokens") or (0, 0)
+        self._verify(self._frame.chunks_of(end, self._frame.end))
+
+    def verify_documents(self, first: int, last: int) -> None:
+        """Reads the index and the tokens of documents `first` to `last` (exclusive); DataError as `verify`."""
+        if self.compressed:
+            return self.verify()
+        self.verify_index()
+        size = self.layout.dtype.itemsize
+        begin, end = (int(self.offsets[place]) * size for place in (first, last))
+        return self._verify(self._frame.chunks_of(begin, end))
+
+    def _verify(self, chunks: range) -> None:
+        for number in chunks:
+            if number not in self._sound:
+                if self._frame.is_damaged(number, self._map):
+                    raise damaged(str(self.path), self.damage(number))
+                self._sound.add(number)
 
     def damaged_chunks(self) -> Iterator[int]:
         """Numbers of the chunks that are not what was written; reads the whole shard."""

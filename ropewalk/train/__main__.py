@@ -1,5 +1,6 @@
-"""The worker: `python -m ropewalk.train RUN`. Takes one argument, the run directory; with `--verify` after it, compares
-the plan with one device instead of training.
+"""The worker: `python -m ropewalk.train RUN`. Takes one argument, the run directory, and trains. A word after it asks
+for something else under the run's plan: `--verify` compares the plan with one device, `--evaluate` measures the newest
+checkpoint; `--generate` continues a text, and its folder holds the request instead of a run.
 
 One process alone holds the lock of the run; of several it is their launcher that does.
 """
@@ -11,10 +12,11 @@ import os
 import sys
 from pathlib import Path
 
-from ropewalk.base.errors import RopewalkError
+from ropewalk.base.blame import explain, with_traceback
+from ropewalk.base.errors import RopewalkError, UserError
 from ropewalk.base.events import EventLog
 from ropewalk.base.files import locked
-from ropewalk.base.progress import Lines, Progress
+from ropewalk.base.progress import Lines, Progress, Silent
 from ropewalk.base.relay import LOGS, PROGRESS, Relay
 from ropewalk.base.rendezvous import Rendezvous
 from ropewalk.config.ranks import Ranks, ranks
@@ -23,41 +25,65 @@ from ropewalk.config.threads import share_cores
 from .failures import meet
 from .settings import read_settings
 
-VERIFY = "--verify"
+TASKS = ("--verify", "--evaluate", "--generate")
 
 
 def main(arguments: list[str]) -> int:
-    """Trains, or verifies, the run named by the first argument; the exit status."""
-    if len(arguments) not in (1, 2) or arguments[1:] not in ([], [VERIFY]):
-        print(f"usage: python -m ropewalk.train RUN_DIRECTORY [{VERIFY}]", file=sys.stderr)
+    """Trains the run named by the first argument, or does what the second one asks for; the exit status."""
+    run, task = (*arguments, "", "")[:2]
+    if not 1 <= len(arguments) <= 2 or task not in ("", *TASKS):
+        print(f"usage: python -m ropewalk.train RUN_DIRECTORY [{' | '.join(TASKS)}]", file=sys.stderr)
         return 2
-    run, place = Path(arguments[0]), ranks()
+    return _run(Path(run), task, ranks())
+
+
+def _run(run: Path, task: str, place: Ranks) -> int:
     try:
-        read_settings(run)  # before the lock, which would make a folder of any name
+        if task != "--generate":
+            read_settings(run)  # before the lock, which would make a folder of any name
         with locked(run) if place.world == 1 else contextlib.nullcontext(), meet(run, place) as rendezvous:
-            _work(run, place, rendezvous, verifies=VERIFY in arguments)
+            _work(run, place, rendezvous, task=task)
     except RopewalkError as error:
-        print(error, file=sys.stderr)
-        if error.exit_code and run.is_dir():
-            with EventLog(run, rank=place.rank) as events:
-                events.write("failed", error=type(error).__name__, message=str(error))
-        return error.exit_code
+        return _fail(error, run, place)
     except KeyboardInterrupt:
         print("interrupted; the same command continues", file=sys.stderr)
         return 130
+    except BaseException as error:
+        line = explain(error)
+        if line is None:
+            raise
+        return _fail(UserError(with_traceback(line, error, run)), run, place, kind=type(error).__name__)
     return 0
 
 
-def _work(run: Path, place: Ranks, rendezvous: Rendezvous, *, verifies: bool) -> None:
-    share_cores()
-    # After the line above: torch reads the environment when it is imported.
-    from .loop import train
-    from .verify import verify
+def _fail(error: RopewalkError, run: Path, place: Ranks, *, kind: str = "") -> int:
+    print(error, file=sys.stderr)
+    if error.exit_code and run.is_dir():
+        # What is told may be that this disk cannot be written.
+        with contextlib.suppress(RopewalkError), EventLog(run, rank=place.rank) as events:
+            events.write("failed", error=kind or type(error).__name__, message=str(error))
+    return error.exit_code
 
+
+def _work(run: Path, place: Ranks, rendezvous: Rendezvous, *, task: str) -> None:
+    share_cores()
     progress = _progress(run, place)
-    if verifies:
+    # After `share_cores`: torch reads the environment when it is imported.
+    if task == "--verify":
+        from .verify import verify
+
         verify(run, progress=progress)
+    elif task == "--evaluate":
+        from .inference import evaluate
+
+        evaluate(run, progress=progress)
+    elif task == "--generate":
+        from .inference import generate
+
+        generate(run, progress=progress if place.rank == 0 else Silent())
     else:
+        from .loop import train
+
         train(run, progress=progress, rendezvous=rendezvous)
 
 

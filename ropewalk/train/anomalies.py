@@ -58,7 +58,7 @@ class Policy:
     @property
     def exhausted(self) -> bool:
         """Whether more steps in a row went wrong than the guard allows."""
-        return self.in_a_row > self.guard.most_in_a_row
+        return self.in_a_row > self.guard.max_consecutive
 
     def note_failure(self, step: int) -> int:
         """Remembers that the run goes back because of `step`; how often it has by now."""

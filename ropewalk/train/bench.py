@@ -40,8 +40,8 @@ class Job:
     contender: Contender
     size: str
     sequence_length: int
-    batch_rows: int
-    microbatch_rows: int
+    batch_size: int
+    microbatch_size: int
     precision: Precision
     device: Literal["cpu", "cuda"]
     steps: int
@@ -61,8 +61,8 @@ class Job:
         return Plan(
             device=self.device,
             precision=self.precision,
-            batch_rows=self.batch_rows,
-            microbatch_rows=self.microbatch_rows,
+            batch_size=self.batch_size,
+            microbatch_size=self.microbatch_size,
             sequence_length=self.sequence_length,
             recompute=self.recompute,
             compile=self.compile,

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from ropewalk.config.schema import CONTINUES, Range
+from ropewalk.config.schema import CONTINUES, EXTENDS, Range
 from ropewalk.model.config import Lora
 
 OptimizerKind = Literal["adamw", "adamw-8bit", "adafactor", "lamb", "muon"]
@@ -45,16 +45,20 @@ class Schedule:
     """Linear warm-up to the peak, then a shape."""
 
     shape: Literal["cosine", "linear", "step", "wsd", "constant", "adaptive"] = "cosine"
-    """After warm-up. `cosine`, `linear`: down to `final_share` at the last step. `step`: times `factor` at each of
-    `milestones`. `wsd`: the peak, then down to `final_share` in the last `decay_share` of the run. `constant`: the
+    """After warm-up. `cosine`, `linear`: down to `final_lr_ratio` at the last step. `step`: times `factor` at each of
+    `milestones`. `wsd`: the peak, then down to `final_lr_ratio` in the last `decay_share` of the run. `constant`: the
     peak. `adaptive`: times `factor` whenever validation has stopped gaining."""
     peak_lr: Annotated[float, Range(above=0)] = 3e-3
     """Learning rate after warm-up."""
     warmup_steps: Annotated[int, Range(least=0)] | None = None
     """Steps of linear warm-up. Not set: a tenth of the steps, at most 100."""
-    final_share: Annotated[float, Range(least=0, most=1)] = 0.1
-    """Learning rate at the last step, as a share of the peak; for `adaptive` the least share it may fall to. Not used
-    by `step` and `constant`."""
+    restarts: tuple[Annotated[int, Range(least=1)], ...] = ()
+    """Steps after which the schedule begins a new cycle: warm-up, then `shape` over the steps up to the next restart or
+    the end (warm restarts, Loshchilov and Hutter 2017). Optimizer and order of the data go on. Written by ropewalk when
+    a finished run with a decayed schedule continues."""
+    final_lr_ratio: Annotated[float, Range(least=0, most=1)] = 0.1
+    """Learning rate at the last step as a fraction of the peak; for `adaptive` the smallest fraction. Not used by
+    `step` and `constant`."""
     milestones: tuple[Annotated[float, Range(above=0)], ...] = ()
     """Where the rate falls, rising. Used by `step` only."""
     milestone_unit: MilestoneUnit = "steps"
@@ -67,20 +71,32 @@ class Schedule:
     """How it falls there. Used by `wsd` only."""
     patience: Annotated[int, Range(least=1)] = 3
     """Validations in a row without gain before the rate falls. Used by `adaptive` only."""
-    min_gain: Annotated[float, Range(least=0)] = 0.0
-    """Nats a token by which a validation must beat the best before to count as gain. Used by `adaptive` only."""
+    min_delta: Annotated[float, Range(least=0)] = 0.0
+    """Minimum improvement over the best validation loss, in nats per token. Used by `adaptive` only."""
 
     def check(self) -> Iterator[tuple[str, str]]:
         if self.shape == "step" and not self.milestones:
             yield "milestones", "the schedule `step` falls at milestones and has none; give some, or use `constant`"
         if self.shape != "step" and self.milestones:
             yield "milestones", f"the schedule `{self.shape}` has no milestones; set `shape` to `step` or remove them"
-        if list(self.milestones) != sorted(set(self.milestones)):
-            yield "milestones", f"{list(self.milestones)} does not rise; put them in order"
+        for name in ("milestones", "restarts"):
+            given = getattr(self, name)
+            if list(given) != sorted(set(given)):
+                yield name, f"{list(given)} does not rise; put them in order"
 
     def warmup(self, steps: int) -> int:
-        """The steps of warm-up in a run of `steps`."""
+        """The steps of warm-up in a cycle of `steps`."""
         return min(100, steps // 10) if self.warmup_steps is None else self.warmup_steps
+
+    def cycles(self, steps: int) -> tuple[tuple[int, int], ...]:
+        """(first step, steps) of each cycle in a phase of `steps`; one without restarts."""
+        begins = (0, *(restart for restart in sorted(set(self.restarts)) if restart < steps))
+        ends = (*begins[1:], steps)
+        return tuple((begin, end - begin) for begin, end in zip(begins, ends, strict=True))
+
+    def decay_steps(self, steps: int) -> int:
+        """Steps of a cycle of `steps` in which `wsd` decays, at least one."""
+        return max(1, round(self.decay_share * steps))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -90,26 +106,26 @@ class Share:
     source: Annotated[str, CONTINUES]
     """Name of a source of the corpus."""
     weight: Annotated[float, Range(least=0), CONTINUES] = 1.0
-    """Share of the rows, before normalisation."""
+    """Share of the sequences, before normalisation."""
     end_weight: Annotated[float, Range(least=0), CONTINUES] | None = None
-    """Share of the rows at the end of the phase; the shares move there along a straight line. Not set: `weight`."""
-    most_epochs: Annotated[float, Range(above=0), CONTINUES] | None = None
-    """How often the source is read at most; the others share its rows from then on. Not set: without end."""
+    """Share of the sequences at the end of the phase; shares change linearly. Not set: `weight`."""
+    max_epochs: Annotated[float, Range(above=0), CONTINUES] | None = None
+    """Maximum number of passes over the source; the others then share its sequences. Not set: no limit."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BatchRamp:
     """A batch that grows: small ones gain more a token while the loss falls fast (McCandlish et al. 2018)."""
 
-    from_rows: Annotated[int, Range(least=1)]
-    """Rows of the first step; divides `batch_rows`. The batch grows by as many at a time, at even distances."""
+    from_size: Annotated[int, Range(least=1)]
+    """Sequences in the first step; divides `batch_size`. The batch grows by this number at even intervals."""
     over_steps: Annotated[int, Range(least=1)]
     """The step from which on the batch is whole."""
 
-    def rows(self, step: int, batch_rows: int) -> int:
-        """Rows of the batch of `step`, counted from 0."""
-        rungs = batch_rows // self.from_rows
-        return self.from_rows * (1 + (rungs - 1) * min(step, self.over_steps) // self.over_steps)
+    def rows(self, step: int, batch_size: int) -> int:
+        """Sequences in the batch of `step`, counted from 0."""
+        rungs = batch_size // self.from_size
+        return self.from_size * (1 + (rungs - 1) * min(step, self.over_steps) // self.over_steps)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -134,14 +150,14 @@ class Phase:
 
     name: str = ""
     """For reports; not set: its number."""
-    steps: Annotated[int, Range(least=1)]
+    steps: Annotated[int, Range(least=1), EXTENDS]
     """Optimizer steps."""
     start_from: str = ""
     """As `train.start_from`, for the beginning of this phase; empty: from where the phase before ended."""
     sequence_length: Annotated[int, Range(least=8)] | None = None
-    """Tokens a row; not set: `load.sequence_length`."""
-    batch_rows: Annotated[int, Range(least=1)] | None = None
-    """Rows in one optimizer step; not set: `train.batch_rows`."""
+    """Tokens per sequence; not set: `load.sequence_length`."""
+    batch_size: Annotated[int, Range(least=1)] | None = None
+    """Sequences in one optimizer step; not set: `train.batch_size`."""
     batch_ramp: BatchRamp | None = None
     """As `train.batch_ramp`, over the first steps of this phase."""
     length_ramp: LengthRamp | None = None
@@ -165,8 +181,8 @@ class EarlyStop:
 
     patience: Annotated[int, Range(least=1)] = 3
     """Validations in a row without gain that end the phase."""
-    min_gain: Annotated[float, Range(least=0)] = 0.0
-    """Nats a token by which a validation must beat the best before to count as gain."""
+    min_delta: Annotated[float, Range(least=0)] = 0.0
+    """Minimum improvement over the best validation loss, in nats per token."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -182,11 +198,11 @@ class Guard:
     """A loss far above those before. `record`: only an event; the others as above."""
     spike_sigma: Annotated[float, Range(above=0)] = 8.0
     """How far: standard deviations of the latest losses above their mean."""
-    memory_steps: Annotated[int, Range(least=2)] = 50
-    """Latest losses: an exponential mean over about as many steps; nothing is a spike before as many have passed."""
-    most_in_a_row: Annotated[int, Range(least=1)] = 20
-    """Steps in a row that may be skipped, and rollbacks in a row to the same step, before the run ends with an
-    error."""
+    window_steps: Annotated[int, Range(least=2)] = 50
+    """Window of the exponential mean of losses, in steps; nothing counts as a spike before that many steps."""
+    max_consecutive: Annotated[int, Range(least=1)] = 20
+    """Maximum number of consecutive skipped steps, and of consecutive rollbacks to the same step, before the run ends
+    with an error."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -219,14 +235,13 @@ class Train:
     """Seed of initial weights, order of the rows and dropout, for several runs on the same prepared data and the same
     held-out text. Not set: `seed` of the recipe, which decides what is held out, too."""
     start_from: str = ""
-    """A checkpoint, a run directory for its newest, or a local Hugging Face directory, whose weights training starts
-    from: a model trained before, grown by `ropewalk model grow` or taken over by `ropewalk model import`. Its shapes
-    and its tokenizer must be those of this recipe (`prepare.tokenizer.file` names the latter). Empty: `model.init`
-    decides."""
-    steps: Annotated[int, Range(least=1)] | None = None
-    """Optimizer steps. Not set: 400, or those of `phases`."""
-    batch_rows: Annotated[int, Range(least=1)] = 16
-    """Rows of `load.sequence_length` tokens in one optimizer step, over all devices."""
+    """A run (its newest checkpoint), a checkpoint or a local Hugging Face directory to start from. It supplies the
+    weights, and where the recipe does not set them `[model]`, `load.sequence_length`, the tokenizer and the chat
+    template. Empty: weights as `model.init` says."""
+    steps: Annotated[int, Range(least=1), EXTENDS] | None = None
+    """Optimizer steps. Not set: 400, or those of `phases`. A finished run continues with more."""
+    batch_size: Annotated[int, Range(least=1)] = 16
+    """Sequences of `load.sequence_length` tokens in one optimizer step, over all devices."""
     batch_ramp: BatchRamp | None = None
     """Smaller batches at the beginning of the run."""
     length_ramp: LengthRamp | None = None
@@ -263,7 +278,7 @@ class Train:
     bf16 where the device has it in hardware."""
     log_every_steps: Annotated[int, Range(least=1), CONTINUES] = 10
     """Steps between metric lines."""
-    layers_every_steps: Annotated[int, Range(least=0), CONTINUES] = 0
+    layer_stats_every_steps: Annotated[int, Range(least=0), CONTINUES] = 0
     """Steps between measurements of each layer (gradient, update and activation norms), which name the one that
     vanishes or explodes; 0 measures none."""
     timeline_steps: Annotated[int, Range(least=0), CONTINUES] = 0
@@ -271,8 +286,8 @@ class Train:
     https://ui.perfetto.dev; 0 writes none."""
     validate_every_steps: Annotated[int, Range(least=0), CONTINUES] = 100
     """Steps between measurements of the validation loss; 0 measures at the end of each phase only."""
-    validate_rows: Annotated[int, Range(least=1), CONTINUES] = 64
-    """Rows of held-out tokens in each of these measurements."""
+    validation_sequences: Annotated[int, Range(least=1), CONTINUES] = 64
+    """Held-out sequences in each of these measurements."""
     threads: Annotated[int, Range(least=0)] = 0
     """CPU threads of the training process; 0 takes one a core. The same number gives the same bits."""
 
@@ -310,7 +325,7 @@ class Train:
         """Ramps that do not fit their batch, or do not end within their steps; those of `[train]` are the first
         phase's, unless it has its own."""
         for index, phase in enumerate(self.phases or (Phase(steps=self.total_steps),)):
-            rows, steps = phase.batch_rows or self.batch_rows, phase.steps
+            rows, steps = phase.batch_size or self.batch_size, phase.steps
             ramps: dict[str, tuple[BatchRamp | LengthRamp | None, BatchRamp | LengthRamp | None]] = {
                 "batch_ramp": (phase.batch_ramp, self.batch_ramp),
                 "length_ramp": (phase.length_ramp, self.length_ramp),
@@ -318,9 +333,9 @@ class Train:
             for name, (own, of_run) in ramps.items():
                 ramp = own or (None if index else of_run)
                 key = f"phases.{index}.{name}" if own else name
-                if isinstance(ramp, BatchRamp) and rows % ramp.from_rows:
-                    text = f"{ramp.from_rows} does not divide the {rows} rows of a whole batch; choose a divisor"
-                    yield f"{key}.from_rows", text
+                if isinstance(ramp, BatchRamp) and rows % ramp.from_size:
+                    text = f"{ramp.from_size} does not divide the {rows} sequences of a whole batch; choose a divisor"
+                    yield f"{key}.from_size", text
                 if ramp and ramp.over_steps >= steps:
                     whole = "batch" if isinstance(ramp, BatchRamp) else "row"
                     yield (
@@ -339,16 +354,24 @@ def _weights(mixture: tuple[Share, ...]) -> dict[str, dict[str, float]]:
 
 def _check_schedule(schedule: Schedule, steps: int, table: str) -> Iterator[tuple[str, str]]:
     """What is wrong with the schedule of a phase of `steps` steps, which stands in `table`."""
-    warmup = schedule.warmup(steps)
-    if warmup > steps:
-        yield (
-            f"{table}schedule.warmup_steps",
-            f"{warmup} steps of warm-up are more than the {steps} steps of the {'phase' if table else 'run'}; "
-            "lower it or raise the steps",
+    what = "phase" if table else "run"
+    if schedule.restarts and schedule.restarts[-1] >= steps:
+        text = (
+            f"no step follows {schedule.restarts[-1]} in the {steps} steps of the {what}; remove it or raise the steps"
         )
-    elif schedule.shape == "wsd" and warmup + schedule.decay_share * steps > steps:
-        yield (
-            f"{table}schedule.decay_share",
-            f"{warmup} steps of warm-up and a decay of {schedule.decay_share:.0%} of them "
-            f"overlap in {steps} steps; lower one of them",
-        )
+        yield f"{table}schedule.restarts", text
+    for _, length in schedule.cycles(steps):
+        warmup = schedule.warmup(length)
+        what = "cycle" if schedule.restarts else what
+        if warmup > length:
+            yield (
+                f"{table}schedule.warmup_steps",
+                f"{warmup} steps of warm-up are more than the {length} steps of the {what}; "
+                "lower it or raise the steps",
+            )
+        elif schedule.shape == "wsd" and warmup + schedule.decay_share * length > length:
+            yield (
+                f"{table}schedule.decay_share",
+                f"{warmup} steps of warm-up and a decay of {schedule.decay_share:.0%} of them "
+                f"overlap in {length} steps; lower one of them",
+            )

@@ -10,6 +10,8 @@ from pathlib import Path
 import torch
 
 from ropewalk.base.errors import RunConflict
+from ropewalk.checkpoint.format import FILE, step_path
+from ropewalk.checkpoint.model import check_weights
 from ropewalk.checkpoint.tensors import State
 from ropewalk.load.stalls import Stalls
 from ropewalk.parallel.comm import Group, alone
@@ -18,6 +20,7 @@ from ropewalk.parallel.executor import Points
 from ropewalk.parallel.mesh import Mesh
 
 from .keeping import Keeper
+from .patience import has_stopped
 from .phase import Position, Running
 from .settings import Settings
 
@@ -53,7 +56,7 @@ class Course:
         end of a phase these are the parts that the next one takes over: so a phase that ends needs no memory beside the
         one that begins.
         """
-        path, state = self._keeper.newest(wants=self._wants, fill=self._fill)
+        path, state = self._keeper.newest(wants=self._wants, fill=self._fill, check=check_weights)
         if state is None:
             self.at = Position()
             self._begin(0)
@@ -62,7 +65,7 @@ class Course:
             rescued, self._rescued = self._rescued, None
             self._keeper.make_durable(rescued)
             return self.restore()
-        if not state.phase_ended:
+        if self._is_inside(state):
             self._keeper.make_durable(self.state())
         return path
 
@@ -78,6 +81,12 @@ class Course:
         assert self.running, "no phase is at work"
         return self.running.state(self.at, seed=self._settings.seed, ended=ended)
 
+    @property
+    def stable_step(self) -> int | None:
+        """The step, counted over the run, at which the phase at hand leaves the stable part of its schedule."""
+        steps = self._settings.phases[self.at.phase].stable_steps
+        return None if steps is None else self.at.step - self.at.phase_step + steps
+
     def close(self) -> None:
         """Stops the reading thread and frees what the phase at work holds."""
         if self.running:
@@ -92,9 +101,11 @@ class Course:
         very end the first rank looks at all of it, whether it is whole."""
         if not self._is_ours(head):
             raise RunConflict(
-                f"step {head.step}: this checkpoint is of another model or seed than the run; start a new run"
+                f"{step_path(Path('checkpoints'), head.step) / FILE}: this checkpoint is of another model or seed than "
+                "the run; `ropewalk checkpoint verify` tells whether it is damaged: move it away if so, and the one "
+                "before is taken, else start a new run"
             )
-        if not head.phase_ended:
+        if self._is_inside(head):
             return self._open(head.phase).executor.wants()
         if not self._keeper.is_durable(head.step):
             self.close()
@@ -107,7 +118,7 @@ class Course:
     def _fill(self, state: State) -> None:
         """Takes over a state of which this rank gets what it wants."""
         self.at, self._rescued = Position(state.phase, state.phase_step, state.step, state.tokens), None
-        if self.running and not state.phase_ended:
+        if self.running and self._is_inside(state):
             self.running.resume(state)
         elif self.running:
             self.at.phase, self.at.phase_step = state.phase + 1, 0
@@ -143,11 +154,25 @@ class Course:
         self.running = running
         return running
 
+    def _is_inside(self, state: State) -> bool:
+        """Whether steps of the phase of a state are left: it has not ended, or has been given more since."""
+        if not state.phase_ended:
+            return True
+        phase, early_stop = self._settings.phases[state.phase], self._settings.train.early_stop
+        if state.phase_step >= phase.steps:
+            return False
+        return not has_stopped(state.validation, early_stop) or state.phase_step in phase.schedule.restarts
+
     def _is_ours(self, state: State) -> bool:
         """Whether a state is of this run's model and seed."""
         settings = self._settings
-        known = state.phase < len(settings.phases) and state.spec == settings.model(state.phase)
-        return known and state.seed == settings.seed
+        if state.phase >= len(settings.phases) or state.seed != settings.seed:
+            return False
+        model, spec = settings.model(state.phase), state.spec
+        if "positions.weight" not in model.shapes():
+            # A longer row may have come with a phase that was added; nothing of the model depends on it.
+            spec = dataclasses.replace(spec, sequence_length=model.sequence_length)
+        return spec == model
 
 
 def _share(world: Group, _group: str, _name: str, shape: tuple[int, ...]) -> Cut:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import torch
 
-from ropewalk.base.errors import DataError
+from ropewalk.base.errors import DamagedTokenizer
+from ropewalk.base.files import read_regular
 from ropewalk.checkpoint.format import checksum
 from ropewalk.load.batch import Batch
 from ropewalk.load.loader import Loader, bytes_per_token, held_out_rows
@@ -17,6 +18,8 @@ from ropewalk.store.manifest import TokenizerEntry, read_manifest
 
 from .phases import PhaseSpec
 from .settings import Settings
+
+_REMEDY = "restore it from a copy, or move its folder away and run the same command again, which prepares the data anew"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,7 +55,7 @@ def open_data(
         loader=Loader(
             settings.data,
             sequence_length=length,
-            batch_rows=phase.batch_rows,
+            batch_size=phase.batch_size,
             seed=phase.seed(settings.seed),
             mixture=mixture_of(phase),
             packing=settings.load.packing,
@@ -63,7 +66,7 @@ def open_data(
             world=world,
             device=device,
             threads=settings.load.threads,
-            ahead_bytes=settings.load.ahead_bytes,
+            prefetch_bytes=settings.load.prefetch_bytes,
             remote=settings.load.remote,
             cache=settings.load.cache,
             stalls=stalls,
@@ -73,7 +76,7 @@ def open_data(
         held_out=held_out_rows(
             settings.data,
             sequence_length=length,
-            rows=settings.train.validate_rows,
+            rows=settings.train.validation_sequences,
             sources=sources,
             verify=verify,
             on_damage=settings.load.on_damage,
@@ -88,19 +91,19 @@ def mixture_of(phase: PhaseSpec) -> Mixture | None:
         return None
     begin = {share.source: share.weight for share in phase.mixture}
     end = {share.source: share.end_weight for share in phase.mixture if share.end_weight is not None}
-    most = {share.source: share.most_epochs for share in phase.mixture if share.most_epochs is not None}
+    most = {share.source: share.max_epochs for share in phase.mixture if share.max_epochs is not None}
     if not end:
-        return Mixture.constant(begin, most_epochs=most)
+        return Mixture.constant(begin, max_epochs=most)
     rows = phase.tokens(phase.steps) // phase.sequence_length
-    return Mixture.linear(begin, begin | end, rows, most_epochs=most)
+    return Mixture.linear(begin, begin | end, rows, max_epochs=most)
 
 
 def _read_tokenizer(folder: Path, entry: TokenizerEntry) -> bytes:
     path = folder / entry.file
     try:
-        data = path.read_bytes()
+        data = read_regular(path)
     except FileNotFoundError:
-        raise DataError(f"{path}: the tokenizer is missing; delete {folder} and run the same command again") from None
+        raise DamagedTokenizer(f"{path}: the tokenizer is missing; {_REMEDY}") from None
     if checksum(data) != entry.checksum:
-        raise DataError(f"{path}: not the tokenizer of these shards; delete {folder} and run the same command again")
+        raise DamagedTokenizer(f"{path}: not the tokenizer of these shards; {_REMEDY}")
     return data

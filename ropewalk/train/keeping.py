@@ -20,7 +20,7 @@ from ropewalk.checkpoint.config import Checkpoints
 from ropewalk.checkpoint.copier import Copied, Copier, run_name
 from ropewalk.checkpoint.copies import plain_name
 from ropewalk.checkpoint.disk import Disk, LocalDisk, Watched
-from ropewalk.checkpoint.finding import Found, find_anywhere, find_on_disk
+from ropewalk.checkpoint.finding import Check, Found, find_anywhere, find_on_disk
 from ropewalk.checkpoint.format import CheckpointManifest, list_checkpoints, step_path
 from ropewalk.checkpoint.frequency import Decision, Frequency
 from ropewalk.checkpoint.layouts import Held, written
@@ -85,10 +85,11 @@ class Keeper:
         self._best = self._folder / "best"
         self._settings, self._warn = settings, warn
         self._disk = Watched(disk or LocalDisk())
-        self._frequency = Frequency(overhead=settings.overhead, mtbf_hours=settings.mtbf_hours, ranks=ranks)
+        self._frequency = Frequency(overhead=settings.max_overhead, mtbf_hours=settings.mtbf_hours, ranks=ranks)
         self._decision = self._frequency.decide()
         self._saved_at = 0
         self._failures = 0
+        self._spared: int | None = None
         self._untold: list[Saved] = []
         self._persist_s = 0.0
         self._deadline: float | None = None
@@ -99,14 +100,16 @@ class Keeper:
         self.found: Report | None = None
         """Where the state of the last `newest` came from, when there are copies elsewhere than on the disk."""
 
-    def newest(self, *, wants: Wants = whole, fill: Fill | None = None) -> tuple[Path | None, State | None]:
+    def newest(
+        self, *, wants: Wants = whole, fill: Fill | None = None, check: Check = lambda *_: None
+    ) -> tuple[Path | None, State | None]:
         """The newest whole checkpoint, the same on every rank; nothing that came after it is left in its way.
 
-        Of each one that is tried, a rank reads what it `wants`. A state that came from elsewhere is then saved. With
-        `fill`, that gets the tensors one by one, the state is returned without them, and `make_durable` is left to the
-        caller. All ranks must call."""
+        Of each one that is tried, a rank reads what it `wants`; what `check` refuses is not tried. A state that came
+        from elsewhere is then saved. With `fill`, that gets the tensors one by one, the state is returned without them,
+        and `make_durable` is left to the caller. All ranks must call."""
         self.settle()
-        found = self._find(wants, fill)
+        found = self._find(wants, fill, check)
         state = found.state
         path = found.path or (step_path(self._folder, state.step) if state else None)
         for message in found.wrong:
@@ -338,6 +341,10 @@ class Keeper:
         rank `wants`, without it all."""
         return Stream(Reader(step_path(self._best, step)), "model", wants)
 
+    def spare(self, step: int | None) -> None:
+        """The checkpoint of `step` stays, whatever the settings say, until another one is spared."""
+        self._spared = step
+
     def retain(self, *, best_step: int = 0) -> None:
         """Keeps as many checkpoints as the settings say, and the best from that of `best_step` on. Also called at the
         start: a kill between a save and its retention leaves one checkpoint too many."""
@@ -347,12 +354,13 @@ class Keeper:
 
     def _retain(self, *, best_step: int, save: int) -> None:
         settings, is_left = self._settings, functools.partial(self._is_left, save=save)
+        spared = [] if self._spared is None else [step_path(self._folder, self._spared)]
         retain(
             self._folder,
             keep_last=settings.keep_last,
             keep_every=settings.keep_every_steps,
             keep_verified=settings.keep_verified,
-            in_use=self._copier.in_use if self._copier else (),
+            in_use=[*(self._copier.in_use if self._copier else ()), *spared],
             is_left=is_left,
             verified=self._verified,
             disk=self._disk,
@@ -377,11 +385,11 @@ class Keeper:
         """What rank 0 finds. All ranks must call."""
         return decided(self._together, decide, leads=self._leads)
 
-    def _find(self, wants: Wants, fill: Fill | None) -> Found:
+    def _find(self, wants: Wants, fill: Fill | None, check: Check) -> Found:
         """The newest state, the same on every rank."""
         if not self._copier:
-            return find_on_disk(self._folder, self._together, leads=self._leads, wants=wants, fill=fill)
-        found = find_anywhere(self._copier, self._together, leads=self._leads, wants=wants, fill=fill)
+            return find_on_disk(self._folder, self._together, leads=self._leads, wants=wants, fill=fill, check=check)
+        found = find_anywhere(self._copier, self._together, leads=self._leads, wants=wants, fill=fill, check=check)
         self.found = found.report
         for message in found.report.unreachable if found.report else ():
             self._warn(message)
@@ -470,6 +478,6 @@ class Keeper:
             pace = Pace(self._settings.bytes_per_s) if self._settings.bytes_per_s else None
             self._stager = Stager(buffers=2 if self._settings.write == "background" else 1)
             self._stager.prepare(parts)
-            packer = Packer(self._settings.packing) if self._settings.packing != "off" else None
+            packer = Packer(self._settings.compression) if self._settings.compression != "off" else None
             self._persister = Persister(self._disk, threads=self._settings.threads, pace=pace, packer=packer)
         return self._stager, self._persister

@@ -15,7 +15,7 @@ from ropewalk.base.errors import Preempted, StorageError, UserError
 from ropewalk.base.events import EventLog, read_events
 from ropewalk.base.events import steps as steps_of
 from ropewalk.base.files import point
-from ropewalk.base.progress import Progress, Silent, duration
+from ropewalk.base.progress import Progress, Silent, counted, duration
 from ropewalk.base.rendezvous import Rendezvous
 from ropewalk.checkpoint.disk import Disk
 from ropewalk.checkpoint.tensors import State
@@ -56,11 +56,12 @@ def train(
     hooks: Iterable[Hook] = (),
     disk: Disk | None = None,
     rendezvous: Rendezvous | None = None,
+    stays: bool = False,
 ) -> dict[str, float]:
     """Trains the run in directory `run` to its last step, from its newest whole checkpoint; the last figures.
 
     Checkpoints go to `disk`: this machine's, unless somebody wants to see how a bad one is borne. A failure is reported
-    to the other ranks by `rendezvous`.
+    to the other ranks by `rendezvous`. With `stays` the ranks keep their world, for what follows.
     """
     trainer = Trainer(run, read_settings(run), progress or Silent(), list(hooks), disk=disk)
     # Reported before anything is closed, which may wait for the others.
@@ -70,7 +71,7 @@ def train(
             return trainer.train()
     finally:
         # Not when training failed: the others may be in the middle of a collective, and to leave takes all ranks.
-        if trainer.ends_together:
+        if trainer.ends_together and not stays:
             leave()
 
 
@@ -106,7 +107,7 @@ class Trainer:
         self._peak = peak_flops(self._device, plan.precision)
         self._meter = Meter(self._device, peak_flops=self._peak, traffic=self._mesh.traffic)
         self._layers = LayerWatch(
-            settings.train.layers_every_steps,
+            settings.train.layer_stats_every_steps,
             events=self._events,
             warn=self._warn,
             scaled_loss=plan.precision == "fp16",
@@ -120,7 +121,7 @@ class Trainer:
             before_tuning=[lambda: progress.say(TUNING)] if self._leads else [],
             after_tuning=[self._after_tuning],
         )
-        self._reading = ReadingWatch(self._events, say=progress.say, warn=self._warn, adapt=settings.load.adapt)
+        self._reading = ReadingWatch(self._events, say=progress.say, warn=self._warn, adapt=settings.load.autotune)
         self._course = Course(
             settings, self._keeper, device=self._device, points=points, stalls=self._reading.stalls, mesh=self._mesh
         )
@@ -150,10 +151,12 @@ class Trainer:
     def train(self) -> dict[str, float]:
         course = self._course
         self._restore()
+        self._keeper.spare(course.stable_step)
         self._keeper.retain(best_step=course.running.stopper.best_step if course.running else 0)
         self._begin()
         while course.running:
             try:
+                self._keeper.spare(course.stable_step)
                 self._enter(course.running)
                 self._train_phase(course.running)
                 with self.watchdog.paused():
@@ -175,6 +178,9 @@ class Trainer:
             with label("data wait"), self._meter.watch("data"), self._keeper.traffic():
                 batch = self._next_batch(running)
             self._probe(running, batch)
+            if at.phase_step in phase.schedule.restarts:
+                running.begin_cycle()
+                self._progress.say(f"step {at.step}: a new cycle of the learning rate begins")
             lr = running.learning_rate(at.phase_step)
             same_bits = deterministic(self._device) if phase_plan.deterministic else contextlib.nullcontext()
             with self._layers.watching(running.executor, step=at.step + 1), same_bits:
@@ -183,6 +189,7 @@ class Trainer:
             at.phase_step, at.step = at.phase_step + 1, at.step + 1
             at.tokens += batch.tokens.numel() * self._mesh.data.size
             self.watchdog.beat(at.step)
+            self._progress.advance(at.step)
             point(f"train.step:{at.step}")
             for hook in self._hooks:
                 hook.after_step(at.step)
@@ -195,7 +202,7 @@ class Trainer:
             if ended or _is_due(at.step, settings.train.validate_every_steps):
                 with label("validate"), self._meter.paused(), self.watchdog.paused():
                     ended = self._validate(running) or ended
-            if ended or self._keeper.due(at.step):
+            if ended or self._keeper.due(at.step) or at.phase_step == phase.stable_steps:
                 with label("save"), self._meter.paused(), self.watchdog.paused():
                     self._save(ended=ended)
             elif self._keeper.copy_due(at.step):
@@ -230,7 +237,7 @@ class Trainer:
         self._keeper.saw_step(record["step_s"])
         self._events.write("step", phase=at.phase, **record)
         self._ranks.look(record)
-        self._progress.advance(at.step, line(record, steps=self._settings.planned.steps))
+        self._progress.advance(at.step, line(record))
         for hook in self._hooks:
             hook.on_metrics(at.step, record)
 
@@ -243,8 +250,12 @@ class Trainer:
         loss = -(scores * weight).sum().item() / max(1.0, weight.sum().item())
         bits_per_byte = loss / math.log(2) / running.data.bytes_per_token
         seconds = time.perf_counter() - start
-        self._events.write("validation", step=step, loss=loss, bits_per_byte=bits_per_byte, seconds=seconds)
-        self._progress.say(f"step {step}: validation loss {loss:.4f}, {bits_per_byte:.3f} bits per byte")
+        sequences = len(held_out.tokens)
+        self._events.write(
+            "validation", step=step, loss=loss, bits_per_byte=bits_per_byte, sequences=sequences, seconds=seconds
+        )
+        measured = counted(sequences, "held-out sequence")
+        self._progress.say(f"step {step}: validation loss {loss:.4f} ({measured})")
         self._expect_again(self._settings.train.validate_every_steps, seconds)
         for hook in self._hooks:
             hook.on_validation(step, loss)
@@ -348,7 +359,7 @@ class Trainer:
         """Goes back to the newest checkpoint, or to the beginning, and repeats the steps from there."""
         step = failure.anomaly.step
         times = self._policy.note_failure(step)
-        if times > self._settings.train.guard.most_in_a_row:
+        if times > self._settings.train.guard.max_consecutive:
             raise UserError(_diverged(f"{failure.anomaly.what}, in spite of {times - 1} rollbacks,", step))
         self._restore(rolling_back=True)
         left_out = self._policy.left_out(step)

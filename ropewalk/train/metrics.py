@@ -172,12 +172,11 @@ class RankWatch:
             self._events.write("straggler", step=step, slow_rank=rank, busy_s=busy[rank], sigma=round(sigma, 2))
 
 
-def line(record: dict[str, Any], *, steps: int) -> str:
-    """One aligned line for people."""
-    mfu = f"  mfu {record['mfu']:4.0%}" if record["mfu"] else ""
+def line(record: dict[str, Any]) -> str:
+    """The figures of an interval for people, aligned, the most important first."""
+    mfu = f"  mfu {record['mfu']:<4.0%}" if record["mfu"] else ""
     wait = record["data_wait_s"] / record["step_s"]
     return (
-        f"step {record['step']:>{len(str(steps))}}/{steps}  loss {record['loss']:.4f}  "
-        f"grad {record['grad_norm']:5.2f}  lr {record['lr']:.2e}  "
-        f"{record['tokens_per_s']:>8,.0f} tok/s{mfu}  data wait {wait:.1%}"
+        f"loss {record['loss']:.4f}  {record['tokens_per_s']:>8,.0f} tokens/s  grad {record['grad_norm']:<5.2f}  "
+        f"lr {record['lr']:.2e}{mfu}  data wait {wait:.1%}"
     )

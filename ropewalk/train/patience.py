@@ -6,16 +6,17 @@ goes on with the same decisions.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from .config import EarlyStop, Schedule
 
 
 class Patience:
-    """Counts validations in a row that did not beat the best by `min_gain`."""
+    """Counts validations in a row that did not beat the best by `min_delta`."""
 
-    def __init__(self, *, min_gain: float) -> None:
-        self._min_gain = min_gain
+    def __init__(self, *, min_delta: float) -> None:
+        self._min_gain = min_delta
         self._best: float | None = None
         self.waited = 0
 
@@ -39,7 +40,7 @@ class Plateau:
 
     def __init__(self, schedule: Schedule) -> None:
         self._schedule = schedule
-        self._patience = Patience(min_gain=schedule.min_gain)
+        self._patience = Patience(min_delta=schedule.min_delta)
         self.share = 1.0
 
     def observe(self, loss: float) -> bool:
@@ -47,10 +48,10 @@ class Plateau:
         schedule = self._schedule
         if schedule.shape != "adaptive" or self._patience.gains(loss):
             return False
-        if self._patience.waited < schedule.patience or self.share == schedule.final_share:
+        if self._patience.waited < schedule.patience or self.share == schedule.final_lr_ratio:
             return False
         self._patience.waited = 0
-        self.share = max(schedule.final_share, self.share * schedule.factor)
+        self.share = max(schedule.final_lr_ratio, self.share * schedule.factor)
         return True
 
     def state(self) -> dict[str, Any]:
@@ -64,12 +65,19 @@ class Plateau:
             self._patience.load(state)
 
 
+def has_stopped(validation: Mapping[str, Any], settings: EarlyStop | None) -> bool:
+    """Whether the phase of a checkpoint that remembers this of its validations has stopped early."""
+    early_stop = validation.get("early_stop")
+    waited = early_stop.get("waited") if isinstance(early_stop, Mapping) else None
+    return settings is not None and isinstance(waited, int) and waited >= settings.patience
+
+
 class Stopper:
     """Whether validations in this phase have stopped gaining; never without settings."""
 
     def __init__(self, settings: EarlyStop | None) -> None:
         self._settings = settings
-        self._patience = Patience(min_gain=settings.min_gain if settings else 0.0)
+        self._patience = Patience(min_delta=settings.min_delta if settings else 0.0)
         self.best_step = 0
         """Step of the best validation, counted over the run."""
 

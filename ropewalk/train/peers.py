@@ -48,7 +48,7 @@ def transformers_step(
         weight_decay=optimizer.weight_decay,
         fused=True,
     )
-    pieces = random_rows(spec, rows=plan.batch_rows, device=device).tokens.split(plan.microbatch_rows)
+    pieces = random_rows(spec, rows=plan.batch_size, device=device).tokens.split(plan.microbatch_size)
 
     def step() -> Tensor:
         total = torch.zeros((), device=device)
@@ -85,7 +85,7 @@ def transformers_model(spec: Spec) -> Any:
                 n_embd=spec.width,
                 n_layer=spec.layers,
                 n_head=spec.heads,
-                n_inner=spec.hidden,
+                n_inner=spec.mlp_width,
                 resid_pdrop=0.0,
                 embd_pdrop=0.0,
                 attn_pdrop=0.0,
@@ -96,12 +96,12 @@ def transformers_model(spec: Spec) -> Any:
             transformers.LlamaConfig(
                 vocab_size=spec.vocabulary,
                 hidden_size=spec.width,
-                intermediate_size=spec.hidden,
+                intermediate_size=spec.mlp_width,
                 num_hidden_layers=spec.layers,
                 num_attention_heads=spec.heads,
                 num_key_value_heads=spec.kv_heads,
                 max_position_embeddings=spec.sequence_length,
-                tie_word_embeddings=spec.tied,
+                tie_word_embeddings=spec.tie_embeddings,
             )
         )
     raise UserError("the peer `transformers` has models like GPT-2 and like Llama only; choose another size")

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from ropewalk.base.errors import DamagedCheckpoint
 from ropewalk.checkpoint.tensors import State
 from ropewalk.load.stalls import Stalls
 from ropewalk.model.decoder import Decoder
@@ -94,12 +95,17 @@ class Running:
         )
         self.start = ""
         """The checkpoint or directory whose weights the phase began with; empty when those of the phase before."""
-        self.plateau = Plateau(self.phase.schedule)
-        self.stopper = Stopper(settings.train.early_stop)
+        self._early_stop = settings.train.early_stop
+        self.begin_cycle()
         self._extent = Extent(
             steps=self.phase.steps, tokens=self.phase.tokens, tokens_per_epoch=self.data.loader.tokens
         )
         self._flops: dict[int, int] = {}
+
+    def begin_cycle(self) -> None:
+        """Forgets the validations so far: a restart of the schedule has a patience of its own."""
+        self.plateau = Plateau(self.phase.schedule)
+        self.stopper = Stopper(self._early_stop)
 
     def wants(self, before: State) -> Choose:
         """What this rank reads of the state that the phase before left."""
@@ -126,9 +132,14 @@ class Running:
     def resume(self, state: State) -> None:
         """Goes on from a checkpoint in the middle of this phase."""
         self.executor.load_state(state.model, state.optimizer)
-        self.data.loader.seek(state.data)
-        self.plateau.load(state.validation.get("plateau", {}))
-        self.stopper.load(state.validation.get("early_stop", {}))
+        try:
+            self.data.loader.seek(state.data)
+            self.plateau.load(state.validation.get("plateau", {}))
+            self.stopper.load(state.validation.get("early_stop", {}))
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            # Values of the manifest: its seal tells damage, not what somebody else wrote there.
+            what = f"its place in the data cannot be read ({type(error).__name__}: {error})"
+            raise DamagedCheckpoint(f"step {state.step}: damaged checkpoint: {what}") from error
 
     def state(self, at: Position, *, seed: int, ended: bool) -> State:
         """All that the run needs to go on from here."""
@@ -197,4 +208,4 @@ def _spike_rule(guard: Guard) -> SpikeRule | None:
     if guard.spike == "off":
         return None
     # `rollback` and `stop` leave the update out too: the weights are sound when the host comes to look.
-    return SpikeRule(sigma=guard.spike_sigma, memory_steps=guard.memory_steps, skips=guard.spike != "record")
+    return SpikeRule(sigma=guard.spike_sigma, window_steps=guard.window_steps, skips=guard.spike != "record")

@@ -21,7 +21,7 @@ class PhaseSpec:
     steps: int
     start_from: str
     sequence_length: int
-    batch_rows: int
+    batch_size: int
     batch_ramp: BatchRamp | None
     length_ramp: LengthRamp | None
     schedule: Schedule
@@ -32,15 +32,23 @@ class PhaseSpec:
 
     def rows(self, step: int) -> int:
         """Full rows that step `step` of the phase reads."""
-        return self.batch_ramp.rows(step, self.batch_rows) if self.batch_ramp else self.batch_rows
+        return self.batch_ramp.rows(step, self.batch_size) if self.batch_ramp else self.batch_size
 
     def length(self, step: int) -> int:
         """Tokens a row that step `step` of the phase trains on."""
         return self.length_ramp.length(step, self.sequence_length) if self.length_ramp else self.sequence_length
 
+    @property
+    def stable_steps(self) -> int | None:
+        """The steps before `wsd` decays for good, whose checkpoint is kept: a longer run continues from it. None for
+        other schedules."""
+        begin, steps = self.schedule.cycles(self.steps)[-1]
+        stable = steps - self.schedule.decay_steps(steps)
+        return begin + stable if self.schedule.shape == "wsd" and stable else None
+
     def tokens(self, steps: int) -> int:
         """Tokens that the first `steps` steps read."""
-        return _rows_before(self.batch_ramp, self.batch_rows, steps) * self.sequence_length
+        return _rows_before(self.batch_ramp, self.batch_size, steps) * self.sequence_length
 
     def seed(self, run: int) -> int:
         """The seed of order and dropout in this phase: each phase reads and drops anew."""
@@ -76,7 +84,7 @@ def _decided(phase: Phase, index: int, train: Train, sequence_length: int) -> Ph
         steps=phase.steps,
         start_from=phase.start_from or (train.start_from if first else ""),
         sequence_length=phase.sequence_length or sequence_length,
-        batch_rows=phase.batch_rows or train.batch_rows,
+        batch_size=phase.batch_size or train.batch_size,
         batch_ramp=phase.batch_ramp or (train.batch_ramp if first else None),
         length_ramp=phase.length_ramp or (train.length_ramp if first else None),
         schedule=phase.schedule or train.schedule,
@@ -87,18 +95,18 @@ def _decided(phase: Phase, index: int, train: Train, sequence_length: int) -> Ph
     )
 
 
-def _rows_before(ramp: BatchRamp | None, batch_rows: int, steps: int) -> int:
+def _rows_before(ramp: BatchRamp | None, batch_size: int, steps: int) -> int:
     if ramp is None:
-        return steps * batch_rows
-    ramped = _ramped_rows(ramp, batch_rows)
+        return steps * batch_size
+    ramped = _ramped_rows(ramp, batch_size)
     inside = min(steps, ramp.over_steps)
-    return ramped[inside] + (steps - inside) * batch_rows
+    return ramped[inside] + (steps - inside) * batch_size
 
 
 @functools.lru_cache(maxsize=16)
-def _ramped_rows(ramp: BatchRamp, batch_rows: int) -> tuple[int, ...]:
+def _ramped_rows(ramp: BatchRamp, batch_size: int) -> tuple[int, ...]:
     """Rows that the first 0, 1, ... `over_steps` steps read."""
     sums = [0]
     for step in range(ramp.over_steps):
-        sums.append(sums[-1] + ramp.rows(step, batch_rows))
+        sums.append(sums[-1] + ramp.rows(step, batch_size))
     return tuple(sums)

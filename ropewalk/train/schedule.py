@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,6 +20,12 @@ class Extent:
     tokens_per_epoch: int = 1
     """Training tokens there are; a mixture reads its sources unevenly, an epoch is that many tokens of it."""
 
+    def cycle(self, step: int, schedule: Schedule) -> tuple[int, Extent]:
+        """The first step of the cycle that `step` belongs to, and the cycle's own extent."""
+        begin, steps = next(cycle for cycle in reversed(schedule.cycles(self.steps)) if cycle[0] <= step)
+        before = self.tokens(begin)
+        return begin, dataclasses.replace(self, steps=steps, tokens=lambda done: self.tokens(begin + done) - before)
+
     def read(self, step: int, unit: MilestoneUnit) -> float:
         """What lies behind when `step` steps are done."""
         tokens = self.tokens(step)
@@ -28,8 +35,12 @@ class Extent:
 def learning_rate(step: int, *, extent: Extent, schedule: Schedule) -> float:
     """The rate for the update of `step` (counted from 0).
 
-    Linear warm-up reaches the peak at step `warmup_steps`; the first update already moves. Then the shape decides.
+    Linear warm-up reaches the peak at step `warmup_steps`; the first update already moves. Then the shape decides. Each
+    of the schedule's restarts begins anew.
     """
+    if schedule.restarts:
+        begin, extent = extent.cycle(step, schedule)
+        step -= begin
     warmup = schedule.warmup(extent.steps)
     if step < warmup:
         return schedule.peak_lr * (step + 1) / (warmup + 1)
@@ -37,12 +48,12 @@ def learning_rate(step: int, *, extent: Extent, schedule: Schedule) -> float:
 
 
 def _cosine(step: int, extent: Extent, schedule: Schedule) -> float:
-    """Half a cosine down to `final_share` at the last step (Loshchilov and Hutter 2017, one cycle)."""
+    """Half a cosine down to `final_lr_ratio` at the last step (Loshchilov and Hutter 2017, one cycle)."""
     return _falling(0.5 * (1 + math.cos(math.pi * _progress(step, extent, schedule))), schedule)
 
 
 def _linear(step: int, extent: Extent, schedule: Schedule) -> float:
-    """A line down to `final_share` at the last step."""
+    """A line down to `final_lr_ratio` at the last step."""
     return _falling(1 - _progress(step, extent, schedule), schedule)
 
 
@@ -53,8 +64,8 @@ def _milestones(step: int, extent: Extent, schedule: Schedule) -> float:
 
 
 def _warmup_stable_decay(step: int, extent: Extent, schedule: Schedule) -> float:
-    """The peak, then down to `final_share` at the last step within `decay_share` of the run (Hu et al. 2024)."""
-    span = decay_steps(extent.steps, schedule)
+    """The peak, then down to `final_lr_ratio` at the last step within `decay_share` of the run (Hu et al. 2024)."""
+    span = schedule.decay_steps(extent.steps)
     progress = max(0.0, (step - (extent.steps - 1 - span)) / span)
     # Hägele et al. 2024 find 1 - sqrt better than the line.
     return _falling(1 - (math.sqrt(progress) if schedule.decay_form == "1-sqrt" else progress), schedule)
@@ -75,11 +86,6 @@ SHAPES: dict[str, Callable[[int, Extent, Schedule], float]] = {
 """The share of the peak after warm-up."""
 
 
-def decay_steps(steps: int, schedule: Schedule) -> int:
-    """Steps in which `wsd` decays, at least one."""
-    return max(1, round(schedule.decay_share * steps))
-
-
 def _progress(step: int, extent: Extent, schedule: Schedule) -> float:
     """0 at the end of warm-up, 1 at the last step."""
     warmup = schedule.warmup(extent.steps)
@@ -88,5 +94,5 @@ def _progress(step: int, extent: Extent, schedule: Schedule) -> float:
 
 
 def _falling(height: float, schedule: Schedule) -> float:
-    """`height`, from 1 down to 0, as a share from 1 down to `final_share`."""
-    return schedule.final_share + (1 - schedule.final_share) * height
+    """`height`, from 1 down to 0, as a share from 1 down to `final_lr_ratio`."""
+    return schedule.final_lr_ratio + (1 - schedule.final_lr_ratio) * height

@@ -6,9 +6,10 @@ import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 
-from ropewalk.base.files import read_json
+from ropewalk.base.errors import DataError
 from ropewalk.checkpoint.config import Checkpoints
 from ropewalk.config.resolved import load_section, load_value
+from ropewalk.config.stages import read_stage
 from ropewalk.load.config import Load
 from ropewalk.model.spec import Spec
 from ropewalk.plan.plan import Planned, load_plan
@@ -18,6 +19,8 @@ from .phases import PhaseSpec, phases_of
 
 VERDICT = "verify.json"
 """What `--verify` found, in the run directory."""
+REQUEST = "request.json"
+"""What a worker of `ropewalk generate` is asked for, in its folder."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,7 +54,9 @@ def training_seed(train: Train, recipe_seed: int) -> int:
 
 def read_settings(run: Path) -> Settings:
     """The settings in a run directory that has been prepared and planned."""
-    prepared = read_json(run / "stages" / "prepare.json", what="result of `ropewalk prepare`")
+    prepared = read_stage(run, "prepare")["result"]
+    if prepared is None:
+        raise DataError(f"{run}: its data are not prepared; run `ropewalk run` with the recipe first")
     train = load_section(run, "train", Train)
     return Settings(
         seed=training_seed(train, load_value(run, "seed")),
@@ -59,5 +64,5 @@ def read_settings(run: Path) -> Settings:
         train=train,
         checkpoint=load_section(run, "checkpoint", Checkpoints),
         planned=load_plan(run),
-        data=Path(prepared["result"]["folder"]),
+        data=Path(prepared["folder"]),
     )

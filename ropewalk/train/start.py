@@ -7,6 +7,7 @@ tensor, however large the model is.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -15,15 +16,16 @@ from pathlib import Path
 from torch import Tensor
 
 from ropewalk.base.errors import UserError
-from ropewalk.checkpoint.format import resolve_checkpoint
 from ropewalk.checkpoint.instead import advising
 from ropewalk.checkpoint.layouts import Tensors
+from ropewalk.checkpoint.lease import leased
+from ropewalk.checkpoint.model import check_weights
 from ropewalk.checkpoint.tensors import TOKENIZER, Reader, Stream, head_of
 from ropewalk.model.convert import Imported
 from ropewalk.model.init import initial_value
 from ropewalk.model.layouts import CONFIG
 from ropewalk.model.lora import adapter_names, with_adapter
-from ropewalk.model.spec import Spec
+from ropewalk.model.spec import CHANGEABLE, Spec
 from ropewalk.parallel.cut import Choose, Cut, Part
 
 
@@ -35,15 +37,18 @@ def load_start(
 
     The parts that `choose` names are read when `load` asks for them. New adapters are filled from `seed`.
     """
-    source = _open(Path(place))
-    _check(source, spec, tokenizer)
-    carrying = Carrying(source.spec, spec, choose, seed=seed)
-    with advising(source.path):
-        weights = source.weights(carrying.wants)
-        load(carrying.weights(weights))
-        if isinstance(weights, Stream):
-            weights.check()
-    return str(source.path)
+    hugging_face = (Path(place) / CONFIG).is_file()
+    # Another run may be training where this one starts from.
+    with contextlib.nullcontext(Path(place)) if hugging_face else leased(Path(place)) as path:
+        source = _open_directory(path) if hugging_face else _open_checkpoint(path)
+        _check(source, spec, tokenizer)
+        carrying = Carrying(source.spec, spec, choose, seed=seed)
+        with advising(source.path):
+            weights = source.weights(carrying.wants)
+            load(carrying.weights(weights))
+            if isinstance(weights, Stream):
+                weights.check()
+        return str(source.path)
 
 
 class Carrying:
@@ -148,20 +153,22 @@ class _Source:
     """The parts that are chosen, read when they are asked for."""
 
 
-def _open(place: Path) -> _Source:
-    if (place / CONFIG).is_file():
-        from ropewalk.model.directory import read_directory  # needs tokenizers
+def _open_directory(path: Path) -> _Source:
+    from ropewalk.model.directory import read_directory  # needs tokenizers
 
-        directory = read_directory(place, dtype="float32")
-        return _Source(
-            path=place,
-            spec=directory.spec,
-            tokenizer=directory.tokenizer,
-            weights=lambda choose: _OfDirectory(directory.weights, choose),
-        )
-    path = resolve_checkpoint(place)
+    directory = read_directory(path, dtype="float32")
+    return _Source(
+        path=path,
+        spec=directory.spec,
+        tokenizer=directory.tokenizer,
+        weights=lambda choose: _OfDirectory(directory.weights, choose),
+    )
+
+
+def _open_checkpoint(path: Path) -> _Source:
     with advising(path):
         reader = Reader(path)
+        check_weights(reader.manifest, path)
         tokenizer = reader.file(TOKENIZER)
     return _Source(
         path=path,
@@ -195,18 +202,16 @@ class _OfDirectory(Mapping[str, Tensor | Part]):
 
 def _check(source: _Source, spec: Spec, tokenizer: bytes) -> None:
     """Refuses a model that `spec` or the tokenizer of the run does not fit."""
-    # Adapters come and go; how a model was first filled and what it drops say nothing about its shapes; rotations know
-    # no longest row.
-    free = {"init", "dropout", "lora_rank", "lora_alpha", "lora_targets"}
-    free |= {"sequence_length"} if "positions.weight" not in spec.shapes() else set()
-    there, here = dataclasses.asdict(source.spec), dataclasses.asdict(spec)
+    # Adapters come and go; a row may have any length up to that of learned positions.
+    free = {*CHANGEABLE, "sequence_length", "lora_rank", "lora_alpha", "lora_targets"}
+    there, here = (dataclasses.asdict(one) | {"positions": one.learned_positions} for one in (source.spec, spec))
     other = [
         f"model.{key} is {there[key]}, here {here[key]}" for key in here if key not in free and there[key] != here[key]
     ]
     path = source.path
     if other:
-        raise UserError(f"{path}: this model is another one ({'; '.join(other)}); change `[model]` to fit it")
-    if source.tokenizer != tokenizer and _canonical(source.tokenizer) != _canonical(tokenizer):
+        raise UserError(f"{path}: this model is another one ({'; '.join(other)}); remove what `[model]` says otherwise")
+    if source.tokenizer != tokenizer and not _means(source, tokenizer):
         raise UserError(
             f"{path}: this model was trained with another tokenizer; set "
             f'`prepare.tokenizer.file = "{path / TOKENIZER}"`, so that its token ids mean the same'
@@ -221,8 +226,7 @@ def _local(tensor: Tensor | Part) -> Tensor:
     return tensor.local if isinstance(tensor, Part) else tensor
 
 
-def _canonical(tokenizer: bytes) -> str:
-    """The same for two files that mean the same."""
-    from tokenizers import Tokenizer  # a worker that starts from scratch does without
+def _means(source: _Source, tokenizer: bytes) -> bool:
+    from ropewalk.prepare.foreign import same_meaning  # a worker that starts from scratch does without
 
-    return Tokenizer.from_buffer(tokenizer).to_str()
+    return same_meaning(source.tokenizer, tokenizer, path=source.path / TOKENIZER, vocabulary=source.spec.vocabulary)

@@ -163,7 +163,7 @@ def own_step(
         seed=seed,
         init_seed=seed,
     )
-    batch = random_rows(spec, rows=plan.batch_rows, device=device)
+    batch = random_rows(spec, rows=plan.batch_size, device=device)
 
     def step() -> Tensor:
         with deterministic(device) if plan.deterministic else contextlib.nullcontext():

@@ -50,7 +50,7 @@ FigureName = Literal["activation", "gradient"]
 What = Literal["vanishes", "explodes", "is not finite"]
 REMEDIES: dict[What, str] = {
     "vanishes": (
-        "lower `train.schedule.peak_lr`; with `model.norm_place=post` start by `model.init=lipschitz` or `ds-init`, "
+        "lower `train.schedule.peak_lr`; with `model.norm_position=post` start by `model.init=lipschitz` or `ds-init`, "
         "without norms by `t-fixup`; when it is one layer alone, look at the weights it started from"
     ),
     "explodes": (

@@ -23,7 +23,7 @@ from ropewalk.parallel.apply import apply
 from ropewalk.parallel.cut import Cut, Part, whole_cut
 from ropewalk.parallel.executor import Points
 from ropewalk.parallel.mesh import Mesh
-from ropewalk.plan.plan import Plan
+from ropewalk.plan.plan import PhasePlan, Plan
 
 from .data import open_data
 from .optimizer import make_optimizer
@@ -82,17 +82,19 @@ class Outcome:
     """After the last step."""
 
 
-def make_trial(settings: Settings, phase: int) -> Trial:
-    """The trial of a phase, with rows of its own data."""
-    planned = settings.planned.phases[phase]
+def make_trial(settings: Settings, phase: int, planned: PhasePlan | None = None) -> Trial:
+    """The trial of a phase, with rows of its own data; with `planned`, of a smaller model under the same plan, whose
+    vocabulary the tokens are folded into."""
+    planned = planned or settings.planned.phases[phase]
+    spec = dataclasses.replace(planned.spec, sequence_length=settings.model(phase).sequence_length)
     plan, left_out = trial_plan(planned.plan, length=settings.phases[phase].sequence_length)
     return Trial(
         settings=settings,
         phase=phase,
         plan=plan,
-        spec=settings.model(phase),
+        spec=spec,
         trained=planned.trained,
-        batches=_batches(settings, phase, plan),
+        batches=[_folded(batch, spec.vocabulary) for batch in _batches(settings, phase, plan)],
         left_out=left_out,
     )
 
@@ -108,13 +110,16 @@ def trial_plan(plan: Plan, *, length: int) -> tuple[Plan, tuple[str, ...]]:
     changed = dataclasses.replace(
         plan,
         precision="fp32",  # products are not rounded; the model itself is made of float64
-        batch_rows=plan.data * microbatches,
-        microbatch_rows=1,
+        batch_size=plan.data * microbatches,
+        microbatch_size=1,
         sequence_length=short,
-        compression="none",
-        activations="packed" if plan.activations == "8-bit" else plan.activations,  # the same bits
+        gradient_compression="none",
+        saved_activations="packed" if plan.saved_activations == "8-bit" else plan.saved_activations,  # the same bits
     )
-    left_out = {"compression": plan.compression != "none", "activations 8-bit": plan.activations == "8-bit"}
+    left_out = {
+        "compression": plan.gradient_compression != "none",
+        "activations 8-bit": plan.saved_activations == "8-bit",
+    }
     return changed, tuple(name for name, is_left_out in left_out.items() if is_left_out)
 
 
@@ -217,7 +222,12 @@ def _batches(settings: Settings, phase: int, plan: Plan) -> list[Batch]:
     data = open_data(settings, settings.phases[phase], verify=False, device=torch.device("cpu"))
     places = torch.arange(plan.sequence_length or SHORT)
     with contextlib.closing(data.loader) as loader:
-        return [_counting(loader.next(plan.batch_rows).at(places)) for _ in range(STEPS)]
+        return [_counting(loader.next(plan.batch_size).at(places)) for _ in range(STEPS)]
+
+
+def _folded(batch: Batch, vocabulary: int) -> Batch:
+    """`batch` with tokens of a vocabulary of this size."""
+    return dataclasses.replace(batch, tokens=batch.tokens % vocabulary, targets=batch.targets % vocabulary)
 
 
 def _counting(batch: Batch) -> Batch:
@@ -229,7 +239,7 @@ def _counting(batch: Batch) -> Batch:
 
 def _short(plan: Plan, length: int) -> int:
     """The longest row of at most `SHORT` tokens that the plan's ranks can share, where there is one."""
-    halves = 2 if plan.context_kind == "ring" else 1
+    halves = 2 if plan.context_method == "ring" else 1
     unit = (plan.context * halves if plan.context > 1 else 1) * (plan.tensor if plan.sequence else 1)
     short = max(unit, SHORT // unit * unit)
     return short if short < length else length

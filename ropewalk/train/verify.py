@@ -11,6 +11,7 @@ import dataclasses
 import math
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +21,17 @@ from torch import Tensor
 from ropewalk.base.errors import UserError
 from ropewalk.base.files import write_json
 from ropewalk.base.progress import Progress, Silent, amount
-from ropewalk.config.ranks import Ranks, ranks
+from ropewalk.config.ranks import ranks
+from ropewalk.model.spec import Spec
 from ropewalk.parallel.cut import Part
 from ropewalk.parallel.mesh import Mesh, join, leave, pick_device
 from ropewalk.plan.divide import of_rank
 from ropewalk.plan.forecast import memory
-from ropewalk.plan.machine import this_machine
+from ropewalk.plan.machine import available_memory
+from ropewalk.plan.plan import PhasePlan, Plan
 
+from .config import OptimizerKind
+from .reduced import candidates
 from .settings import VERDICT, Settings, read_settings
 from .together import MeshTogether
 from .trial import STEPS, Outcome, Trial, make_trial, run_plainly, run_plan, trial_plan
@@ -48,21 +53,34 @@ KINDS = {"gradient": "gradients", "update": "updated", "parameter": "parameters"
 FIGURES = ("loss", "grad_norm")
 
 
-def verify(run: Path, *, progress: Progress | None = None) -> dict[str, Any]:
+def verify(run: Path, *, progress: Progress | None = None, memory_bytes: int | None = None) -> dict[str, Any]:
     """Whether the plan of the run in directory `run` computes what one device does: the verdict, also written to
-    `verify.json` (docs/formats.md). All ranks must call, and get the same; the run itself stays as it is."""
+    `verify.json` (docs/formats.md). All ranks must call, and get the same; the run itself stays as it is.
+
+    A model that does not fit the free memory of the first rank, or `memory_bytes`, is compared in part
+    (train/reduced.py)."""
     settings, place, progress = read_settings(run), ranks(), progress or Silent()
     plan = settings.planned.phases[0].plan
     device = pick_device(plan, place)
     if settings.train.threads:
         torch.set_num_threads(settings.train.threads)
-    check_memory(settings, place, device)
     start = time.perf_counter()
     join(plan, place, timeout_s=WAIT_S)
-    phases = [
-        _verify_phase(make_trial(settings, phase), rank=place.rank, device=device, progress=progress)
-        for phase in _different(settings)
-    ]
+    phases = []
+    for phase in _different(settings):
+        mesh = Mesh(
+            trial_plan(settings.planned.phases[phase].plan, length=settings.phases[phase].sequence_length)[0],
+            place.rank,
+        )
+        number = 0
+        if place.rank == 0:
+            number = choose_candidate(
+                settings, phase, room_for(device, memory_bytes), local_world=place.local_world, progress=progress
+            )
+        chosen = list(candidates(settings.planned.phases[phase]))[mesh.control.broadcast_json(number)]
+        trial = make_trial(settings, phase, chosen.planned)
+        verdict = _verify_phase(trial, mesh, device=device, progress=progress)
+        phases.append({**verdict, "compared": chosen.compared})
     leave()
     verdict = {
         "format": FORMAT,
@@ -78,27 +96,50 @@ def verify(run: Path, *, progress: Progress | None = None) -> dict[str, Any]:
     return verdict
 
 
-def check_memory(settings: Settings, place: Ranks, device: torch.device) -> None:
-    """Refuses a model that does not fit twice, before anything is computed."""
-    need = max(memory_needed(settings, phase, local_world=place.local_world) for phase in _different(settings))
-    if device.type == "cuda":
-        there = torch.cuda.get_device_properties(device).total_memory
-    else:
-        there = this_machine().memory_bytes
-    if need > there:
-        raise UserError(
-            f"--verify needs about {amount(need, 'B')} for this model in float64, whole on one device and under the "
-            f"plan; {amount(there, 'B')} are here. Verify the same `[parallel]` with fewer `model.layers` or a smaller "
-            "`model.width`: the layers are alike"
-        )
+@dataclass(frozen=True, slots=True)
+class Room:
+    """Bytes that the first rank may take."""
+
+    device: int
+    host: int
+
+
+def room_for(device: torch.device, memory_bytes: int | None = None) -> Room:
+    """What is free where the first rank is, at most `memory_bytes`."""
+    host = available_memory()
+    there = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else host
+    return Room(*(free if memory_bytes is None else min(free, memory_bytes) for free in (there, host)))
+
+
+def choose_candidate(settings: Settings, phase: int, room: Room, *, local_world: int, progress: Progress) -> int:
+    """The number of the largest model that fits, twice and in float64; says so where that is not the whole one."""
+    optimizer, on_gpu = settings.train.optimizer.kind, settings.planned.phases[phase].plan.device == "cuda"
+    whole = 0
+    for number, candidate in enumerate(candidates(settings.planned.phases[phase])):
+        need = _memory_of(candidate.planned, optimizer, local_world=local_world)
+        whole = whole or need
+        fits = not on_gpu or _left_by_plain_side(candidate.planned, optimizer) <= room.host
+        if need <= room.device and fits:
+            if number:
+                progress.say(
+                    f"verify: the whole model needs about {amount(whole, 'B')} in float64, on one device and under the "
+                    f"plan; {amount(room.device, 'B')} are free: comparing {candidate.compared}"
+                )
+            return number
+    raise UserError(
+        f"--verify needs about {amount(need, 'B')} in float64 even for {candidate.compared}; "
+        f"{amount(min(room.device, room.host), 'B')} are free. Free some memory, or verify on another machine"
+    )
 
 
 def memory_needed(settings: Settings, phase: int, *, local_world: int) -> int:
     """Bytes at the fullest moment: the plain side, or what it leaves and all of the plan's ranks on a machine. GPUs
     hold a rank each, and what the plain side leaves lies in the host's memory."""
-    planned, optimizer = settings.planned.phases[phase], settings.train.optimizer.kind
-    plan, _ = trial_plan(planned.plan, length=planned.spec.sequence_length)
-    spec = dataclasses.replace(planned.spec, sequence_length=plan.sequence_length or planned.spec.sequence_length)
+    return _memory_of(settings.planned.phases[phase], settings.train.optimizer.kind, local_world=local_world)
+
+
+def _memory_of(planned: PhasePlan, optimizer: OptimizerKind, *, local_world: int) -> int:
+    plan, spec = _short_trial(planned)
     single, whole = (
         memory(spec, rows=1, precision="fp32", optimizer=optimizer, trained=planned.trained, recompute=again)
         for again in ("none", plan.recompute)
@@ -106,11 +147,23 @@ def memory_needed(settings: Settings, phase: int, *, local_world: int) -> int:
     rank = of_rank(whole, plan, spec, trained=planned.trained) if plan.world > 1 else whole
     # With gradients of the first step and parameters after it; on the plain side also those at the end.
     of_ranks = rank.total + rank.gradients + rank.weights
-    left = single.gradients + 2 * single.weights
     # Twice: numbers of eight bytes instead of four.
     if plan.device == "cuda":
         return 2 * max(single.total, of_ranks)
-    return 2 * (left + max(single.total, of_ranks * local_world))
+    return _left_by_plain_side(planned, optimizer) + 2 * max(single.total, of_ranks * local_world)
+
+
+def _left_by_plain_side(planned: PhasePlan, optimizer: OptimizerKind) -> int:
+    """Bytes of its gradients, and of its parameters after the first and the last step."""
+    _, spec = _short_trial(planned)
+    single = memory(spec, rows=1, precision="fp32", optimizer=optimizer, trained=planned.trained, recompute="none")
+    return 2 * (single.gradients + 2 * single.weights)
+
+
+def _short_trial(planned: PhasePlan) -> tuple[Plan, Spec]:
+    plan, _ = trial_plan(planned.plan, length=planned.spec.sequence_length)
+    length = plan.sequence_length or planned.spec.sequence_length
+    return plan, dataclasses.replace(planned.spec, sequence_length=length)
 
 
 def _different(settings: Settings) -> list[int]:
@@ -125,11 +178,10 @@ def _different(settings: Settings) -> list[int]:
     return found
 
 
-def _verify_phase(trial: Trial, *, rank: int, device: torch.device, progress: Progress) -> dict[str, Any]:
-    mesh = Mesh(trial.plan, rank)
+def _verify_phase(trial: Trial, mesh: Mesh, *, device: torch.device, progress: Progress) -> dict[str, Any]:
     together = MeshTogether(mesh.control)
     plain = None
-    if rank == 0:
+    if mesh.rank == 0:
         progress.say(f"verify: {STEPS} steps on one device, in float64")
         plain = run_plainly(trial, device=device)
         progress.say("verify: the same under the plan")
@@ -174,7 +226,7 @@ def _verdict(trial: Trial, plain: Outcome, figures_RFS: Tensor, away_RPK: Tensor
     return {
         "phase": trial.settings.phases[trial.phase].name,
         "equal": first is None,
-        "rows": trial.plan.batch_rows,
+        "rows": trial.plan.batch_size,
         "tokens": trial.plan.sequence_length,
         "left_out": list(trial.left_out),
         "largest": {kind: _number(value) for kind, value in zip((*FIGURES, *KINDS), largest, strict=True)},

@@ -27,7 +27,7 @@ def test_events_are_read_in_the_order_they_were_written_over_two_openings(tmp_pa
     (first, *_) = events = list(read_events(tmp_path / "run" / "events.jsonl"))
     assert [event["kind"] for event in events] == ["a", "b", "c"]
     assert first | {"time": 0} == {
-        "format": 1,
+        "format": 2,
         "time": 0,
         "rank": 0,
         "kind": "a",

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ropewalk.base.clock import Stopwatch
 from ropewalk.base.errors import ConfigError, MissingPackage, Problem, RopewalkError, storage_error
-from ropewalk.base.progress import Eta, Silent, amount, counted, duration
+from ropewalk.base.progress import Eta, Silent, amount, counted, duration, span
 from ropewalk.base.seeds import seed_for
 
 
@@ -30,6 +30,22 @@ from ropewalk.base.seeds import seed_for
 )
 def test_durations_read_naturally_also_at_the_edges(seconds: float, text: str) -> None:
     assert duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "text"),
+    [
+        (0.01, 0.04, "0.1 seconds"),
+        (4, 9.2, "4 to 9.2 seconds"),
+        (63, 252, "1.1 to 4.2 minutes"),
+        (31, 88, "31 to 88 seconds"),
+        (60, 240, "1 to 4 minutes"),
+        (3000, 6000, "0.8 to 1.7 hours"),
+        (86400 * 4.04, 86400 * 123.4, "4 to 120 days"),
+    ],
+)
+def test_an_interval_has_one_unit_and_few_digits(low: float, high: float, text: str) -> None:
+    assert span(low, high) == text
 
 
 def test_one_thing_has_no_s() -> None:
@@ -117,6 +133,28 @@ def test_the_time_left_begins_anew_where_work_is_taken_back(monkeypatch: pytest.
     for done in range(501, 2000):
         now[0] += 1
         assert eta.seconds(done) == 10_000 - done
+
+
+def test_the_time_left_follows_a_change_of_pace() -> None:
+    now = [0.0]
+    eta = Eta(total=10_000, clock=lambda: now[0])
+    for done in range(4001):
+        now[0] += 0.1
+        eta.seconds(done)
+    for done in range(4001, 4400):  # longer rows from here on: a step takes ten times as long
+        now[0] += 1
+        left = eta.seconds(done)
+    assert left == pytest.approx(10_000 - done, rel=0.01)
+    assert eta.rate == pytest.approx(1.0, rel=0.01)
+
+
+def test_the_pace_of_a_million_steps_is_kept_in_a_few_marks() -> None:
+    now = [0.0]
+    eta = Eta(total=1e6, clock=lambda: now[0])
+    for done in range(20_000):
+        now[0] += 0.3
+        eta.seconds(done)
+    assert len(eta._marks) < 100
 
 
 def test_a_stopwatch_adds_up_by_name_and_forgets_what_was_taken() -> None:

@@ -54,3 +54,16 @@ def test_a_tail_gives_every_whole_line_once_however_it_is_written(lines: list[by
                 file.write(text[start : start + piece])
             found += tail.lines()
     assert found == lines
+
+
+def test_advances_without_a_note_are_thinned_out_and_others_are_not(tmp_path: Path) -> None:
+    here, there = Heard(), Heard()
+    path = tmp_path / "progress.jsonl"
+    tail = Tail(path)
+    relay = Relay(path, here)
+    for step in range(2000):
+        relay.advance(step, "loss 2.5" if step % 500 == 0 else "")
+    replay(tail.lines(), there)
+    assert len(here.calls) == 2000
+    assert [call for call in there.calls if call[2]] == [call for call in here.calls if call[2]]
+    assert len(there.calls) < 1000

@@ -20,7 +20,9 @@ import pytest
 
 from ropewalk.base.errors import PeerFailed, UserError
 from ropewalk.base.files import write_json
-from ropewalk.base.rendezvous import Rendezvous
+from ropewalk.base.network import connect
+from ropewalk.base.rendezvous import PURPOSE, Rendezvous
+from tests.hostile import greetings, texts
 
 WORLD = 4
 PATIENCE_S = 60.0
@@ -175,7 +177,9 @@ def test_ranks_that_say_goodbye_end_nobody(tmp_path: Path) -> None:
 MEMBER = """
 import sys, time
 from pathlib import Path
-from ropewalk.base.rendezvous import Rendezvous
+from ropewalk.base.network import connect
+from ropewalk.base.rendezvous import PURPOSE, Rendezvous
+from tests.hostile import greetings, texts
 with Rendezvous(Path(sys.argv[1]), rank=int(sys.argv[2]), world=4, one_host=True) as rendezvous:
     if rendezvous.rank: rendezvous.wait()
     else: rendezvous.announce("train")
@@ -207,3 +211,40 @@ def test_a_killed_process_ends_all_others_and_a_stopped_one_does_not(tmp_path: P
         for rank in ranks:
             rank.kill()
             rank.communicate()
+
+
+def test_a_stranger_can_neither_report_a_failure_nor_keep_a_rank_out(tmp_path: Path) -> None:
+    ranks = [Rank() for _ in range(WORLD)]
+    leader = enter(tmp_path / "run", 0, ranks[0])
+    file = tmp_path / ".run.rendezvous.json"
+    assert file.stat().st_mode & 0o777 == 0o600, "the token is for this user alone"
+    port, draw = json.loads(file.read_text())["port"], random.Random(0)
+    strangers, nonces = [], greetings(draw, draw.randbytes(48))
+    failed = json.dumps({"failed": {"rank": 1, "host": "x", "message": "lie", "status": 1}}).encode() + b"\n"
+    for _ in range(400):
+        with contextlib.suppress(OSError):
+            stranger = socket.create_connection(("127.0.0.1", port))
+            stranger.sendall(draw.choice([b"", next(nonces) + failed, failed, b"[" * 5000]))
+            strangers.append(stranger)
+    members = [enter(tmp_path / "run", rank, ranks[rank]) for rank in range(1, WORLD)]
+    leader.announce("train")
+    assert [member.wait() for member in members] == ["train"] * (WORLD - 1)
+    assert not any(rank.ended.wait(0.1) for rank in ranks)
+    for rendezvous in (*members, leader):
+        rendezvous.leave()
+    for stranger in strangers:
+        stranger.close()
+
+
+def test_a_rank_that_says_nonsense_ends_nobody_but_itself(tmp_path: Path) -> None:
+    with launched(tmp_path / "run") as ranks:
+        address = json.loads((tmp_path / ".run.rendezvous.json").read_text())
+        draw = random.Random(1)
+        lines = texts(draw)
+        for _ in range(100):
+            link = connect(
+                ("127.0.0.1", address["port"]), secret=address["token"].encode(), purpose=PURPOSE, timeout_s=60
+            )
+            with contextlib.suppress(OSError), link:
+                link.sendall(next(lines).replace(b"\n", b"") + b"\n" + draw.randbytes(300_000))
+        assert not any(rank.ended.wait(0.05) for _, rank in ranks)

@@ -34,6 +34,7 @@ class Machines:
     def __init__(self, folder: Path, **settings: Any) -> None:
         secret = folder / "secret"
         secret.write_text("0123456789abcdef")
+        secret.chmod(0o600)
         self.folder = folder
         self._settings = {
             "memory": "on",

@@ -163,6 +163,43 @@ def test_the_next_start_reclaims_idle_runs_but_not_its_own(tmp_path: Path) -> No
     assert memory.shards("mine") == []
 
 
+def test_nothing_is_removed_that_was_not_made_here(tmp_path: Path) -> None:
+    memory = Memory(tmp_path / "memory")
+    keep(memory, 1, run="idle")
+    notes = [
+        tmp_path / "memory" / name for name in ("thesis/one.txt", "idle/two.txt", "idle/rank-00000-of-00001/three")
+    ]
+    for path in notes:
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("mine")
+    (tmp_path / "memory/idle/rank-00007-of-00008").symlink_to(tmp_path / "memory/thesis")
+    (tmp_path / "memory/idle/rank-00000-of-00001/step-00000009.a").symlink_to(tmp_path / "memory/thesis")
+    (tmp_path / "memory/link").symlink_to(tmp_path / "memory/thesis")
+    day_ago = time.time() - 90_000
+    for path in (tmp_path / "memory").rglob("*"):
+        os.utime(path, (day_ago, day_ago), follow_symlinks=False)
+    assert memory.reclaim() == ["idle"]
+    assert [path.read_text() for path in notes] == ["mine"] * 3
+    assert memory.shards("idle") == []
+    (tmp_path / "memory/idle/.ropewalk-memory").unlink()
+    os.utime(tmp_path / "memory/idle", (day_ago, day_ago))
+    assert memory.reclaim() == [], "without the mark it is not ours"
+
+
+def test_no_file_of_a_shard_is_read_or_written_through_a_link(tmp_path: Path) -> None:
+    memory, secret = Memory(tmp_path / "memory"), tmp_path / "secret"
+    secret.write_text("private")
+    key = keep(memory, 1)
+    (memory.path(key) / "model.safetensors").unlink()
+    (memory.path(key) / "model.safetensors").symlink_to(secret)
+    with pytest.raises(DataError, match=r"model.safetensors of step 1"), memory.opened(key, "model.safetensors"):
+        pass
+    keep(memory, 2)
+    with pytest.raises(OSError, match=r"symbolic"):
+        keep(memory, 3)  # over the files of step 1
+    assert secret.read_text() == "private"
+
+
 @pytest.mark.parametrize("name", ["../etc", "a/b", "", ".hidden", "x" * 200])
 def test_names_that_are_not_names_are_refused(name: str) -> None:
     with pytest.raises(DataError):

@@ -134,10 +134,10 @@ def test_a_run_with_packing_ends_with_the_same_weights_and_may_change_it_on_the_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     quick(monkeypatch)
-    plain, packed = make_run(tmp_path / "plain"), make_run(tmp_path / "packed", checkpoint__packing="on")
+    plain, packed = make_run(tmp_path / "plain"), make_run(tmp_path / "packed", checkpoint__compression="on")
     train(plain)
     train_until(packed, 7)
     assert "model.safetensors.planes" in final_files(packed)
-    make_run(tmp_path / "packed", checkpoint__packing="off")
+    make_run(tmp_path / "packed", checkpoint__compression="off")
     train(packed)
     assert final_files(packed)["model.safetensors"] == final_files(plain)["model.safetensors"]

@@ -84,8 +84,8 @@ def test_the_smallest_size_is_measured_beside_a_peer(call: Call) -> None:
     assert ended.status == 0, ended.err
     (size,) = json.loads(ended.out)["sizes"]
     assert size.keys() >= DEVICE
-    assert (size["size"], size["batch_rows"], size["microbatch_rows"]) == ("tiny", 4, 2)
-    assert size["model"] == {"layers": 2, "width": 64, "hidden": 128}
+    assert (size["size"], size["batch_size"], size["microbatch_size"]) == ("tiny", 4, 2)
+    assert size["model"] == {"layers": 2, "width": 64, "mlp_width": 128}
     assert (size["peak_from"], size["peak_flops"]) == ("measured", size["ceilings"]["flops"])
     assert [each["contender"] for each in size["contenders"]] == ["ropewalk", "transformers"]
     for each in size["contenders"]:
@@ -103,7 +103,7 @@ def test_the_table_has_every_contender_and_says_what_failed(call: Call, monkeypa
     )
     ended = call("bench", "train", "--size", "124m", "--device", "cuda", "--peer", "transformers", "--steps", "7")
     assert ended.status == 0, ended.err
-    assert [(job["contender"], job["batch_rows"], job["steps"]) for job in asked] == [
+    assert [(job["contender"], job["batch_size"], job["steps"]) for job in asked] == [
         ("ropewalk", 64, 7),
         ("transformers", 64, 7),
         ("transformers compiled", 64, 7),
@@ -194,7 +194,7 @@ def test_longer_rows_are_taken_fewer_at_a_time(call: Call, monkeypatch: pytest.M
     asked = answers(monkeypatch, ropewalk=step(idle=1.0))
     assert call("bench", "train", "--size", "124M", "--device", "cuda", "--length", "4096").status == 0
     assert call("bench", "train", "--size", "124M", "--device", "cuda", "--batch", "96").status == 0
-    assert [(job["batch_rows"], job["microbatch_rows"]) for job in asked] == [(64, 16), (96, 48)]
+    assert [(job["batch_size"], job["microbatch_size"]) for job in asked] == [(64, 16), (96, 48)]
 
 
 def test_a_recipe_is_profiled_without_its_data_or_a_run(call: Call, tiny: Path) -> None:
@@ -205,9 +205,9 @@ def test_a_recipe_is_profiled_without_its_data_or_a_run(call: Call, tiny: Path) 
     check_figures(found)
     planned = json.loads(call("plan", "tiny.toml", "plan.device=cpu", "--json").out)["phases"][0]
     assert found["parameters"] == planned["derived"]["parameters"]
-    assert (found["batch_rows"], found["microbatch_rows"], found["precision"]) == (
-        planned["plan"]["batch_rows"],
-        planned["plan"]["microbatch_rows"],
+    assert (found["batch_size"], found["microbatch_size"], found["precision"]) == (
+        planned["plan"]["batch_size"],
+        planned["plan"]["microbatch_size"],
         planned["plan"]["precision"],
     )
     assert not (tiny / "runs").exists()
@@ -232,7 +232,10 @@ def test_a_recipe_for_several_devices_of_one_process_is_not_profiled(call: Call,
         (["parallel.recompute=auto"], ""),
         (["parallel.recompute=auto", "plan.memory_bytes={tight}"], ", 1 block computed again in the backward pass"),
         (["parallel.recompute=full"], ", blocks computed again in the backward pass"),
-        (["parallel.activations=8-bit", 'parallel.offload=["optimizer"]'], ", 8-bit activations, optimizer offloaded"),
+        (
+            ["parallel.saved_activations=8-bit", 'parallel.offload=["optimizer"]'],
+            ", 8-bit activations, optimizer offloaded",
+        ),
     ],
 )
 def test_a_profile_says_how_its_step_saves_memory(settings: list[str], said: str, call: Call, tiny: Path) -> None:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import json
 import os
 from pathlib import Path
 
 import pytest
+
+from ropewalk.base.seal import sealed_json
 
 from .conftest import Call, Ended
 
@@ -44,12 +47,12 @@ def refused(ended: Ended, *fragments: str) -> None:
         ("threads = 1", 'precision = "double"', ['"double"', '"fp32"', '"bf16"']),
         ("heads = 2", "heads = 3", ["3 heads do not divide the width 32"]),
         ("warmup_steps = 2", "warmup_steps = 9", ["9 steps of warm-up are more than the 6 steps"]),
-        ("threads = 1", "batch_ramp = {from_rows = 2, over_steps = 600}", ["no whole batch in the 6 steps of the run"]),
-        ("microbatch_rows = 2", "microbatch_rows = 3", ["3 does not divide `train.batch_rows` (4)"]),
+        ("threads = 1", "batch_ramp = {from_size = 2, over_steps = 600}", ["no whole batch in the 6 steps of the run"]),
+        ("microbatch_size = 2", "microbatch_size = 3", ["3 does not divide `train.batch_size` (4)"]),
         ('paths = ["corpus/*.txt"]', 'paths = ["corpse/*.txt"]', ['nothing matches "corpse/*.txt"', "working folder"]),
         ('name = "notes"', 'name =  "code"', ['two sources are named "code"']),
-        ("vocabulary = 300", 'file = "no.json"', ['no file "no.json"', "train a tokenizer"]),
-        ("min_bytes = 50", 'words.files = ["bad.txt"]', ['no file "bad.txt"', "write the list"]),
+        ("vocab_size = 300", 'file = "no.json"', ['no file "no.json"', "train a tokenizer"]),
+        ("min_characters = 50", 'words.files = ["bad.txt"]', ['no file "bad.txt"', "write the list"]),
         ("[load]", "[load", ["not valid TOML", "[load"]),
     ],
 )
@@ -75,9 +78,9 @@ def test_all_mistakes_are_told_at_once(tiny: Path, call: Call) -> None:
 @pytest.mark.parametrize(
     ("written", "line", "fragment"),
     [
-        ('recompute = "full"\nactivations = "8-bit"', 'activations = "8-bit"', "leave one of them out"),
+        ('recompute = "full"\nsaved_activations = "8-bit"', 'saved_activations = "8-bit"', "leave one of them out"),
         ("tensor = 3", "tensor = 3", "3"),
-        ("replicate = 3", "", "cannot share `train.batch_rows` (4) evenly"),
+        ("replicate = 3", "", "cannot share `train.batch_size` (4) evenly"),
     ],
 )
 def test_what_cannot_be_planned_is_told_before_anything_is_prepared(
@@ -85,7 +88,7 @@ def test_what_cannot_be_planned_is_told_before_anything_is_prepared(
 ) -> None:
     recipe = tiny / "tiny.toml"
     edit(recipe, "[checkpoint]", f"[parallel]\n{written}\n[checkpoint]")
-    place = f"tiny.toml:{line_of(recipe, line or 'batch_rows = 4')}: "
+    place = f"tiny.toml:{line_of(recipe, line or 'batch_size = 4')}: "
     for verb in (["recipe", "check"], ["run"], ["train"]):
         refused(call(*verb, "tiny.toml"), place, fragment)
     assert not (tiny / "prepared").exists()
@@ -198,7 +201,9 @@ def test_a_damaged_checkpoint_is_named_and_an_older_one_is_used(trained: Path, c
 def test_a_manifest_of_a_newer_version_asks_for_an_upgrade(tiny: Path, call: Call) -> None:
     assert call("prepare", "tiny.toml").status == 0
     manifest = next((tiny / "prepared").rglob("manifest.json"))
-    edit(manifest, '"format": 2', '"format": 99')
+    tree = json.loads(manifest.read_text()) | {"format": 99}
+    del tree["seal"]
+    manifest.write_bytes(sealed_json(tree))
     refused(call("train", "tiny.toml"), "manifest.json", "format 99", "upgrade ropewalk")
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from ropewalk.checkpoint.format import list_checkpoints, read_checkpoint_manifest
 from ropewalk.checkpoint.tensors import load
+from tests.checkpoint import hostile
 
 from .conftest import Call
 
@@ -163,7 +164,23 @@ def test_a_trained_run_without_a_whole_checkpoint_says_how_to_begin_anew(trained
         flip(path / "model.safetensors")
     ended = call("evaluate", "tiny.toml", "evaluate.samples=3")
     assert ended.status == 2
-    assert "no checkpoint is whole; delete this folder to start from scratch" in ended.err
+    assert "no checkpoint is whole, and nothing is deleted" in ended.err
+
+
+def test_verify_and_the_verbs_that_read_refuse_a_checkpoint_that_holds_another_model(trained: Path, call: Call) -> None:
+    newest = list_checkpoints(RUN / "checkpoints")[-1]
+    tree = hostile.unsealed(newest)
+    tree["spec"]["layers"] += 1
+    hostile.seal(newest, tree)
+    for verb in (
+        ["checkpoint", "verify", newest],
+        ["generate", newest, "--prompt", "def"],
+        ["checkpoint", "export", newest, "out"],
+        ["checkpoint", "reshard", newest, "many", "--ranks", "2"],
+    ):
+        ended = call(*verb)
+        assert ended.status == 2, verb
+        assert "it lacks the weight blocks." in ended.err
 
 
 def flip(file: Path) -> None:

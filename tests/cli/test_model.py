@@ -26,7 +26,7 @@ def test_a_model_goes_out_and_comes_back_with_the_same_text(trained: Path, call:
 
 
 def test_a_grown_model_says_what_it_preserves_and_writes_the_same_text(trained: Path, call: Call) -> None:
-    sizes = ["model.layers=3", "model.width=64", "model.hidden=200"]
+    sizes = ["model.layers=3", "model.width=64", "model.mlp_width=200"]
     ended = call("model", "grow", RUN, "grown", *sizes)
     assert "2 -> 3" in ended.out
     assert "preserved" in ended.out

@@ -10,7 +10,7 @@ import pytest
 
 from .conftest import Call
 
-LAYERS = ("model.layers=8", "prepare.tokenizer.vocabulary=257")
+LAYERS = ("model.layers=8", "prepare.tokenizer.vocab_size=257")
 
 
 def boxes(path: Path) -> int:
@@ -43,7 +43,7 @@ def test_the_text_says_what_each_rank_waits_and_holds(tiny: Path, call: Call) ->
 
 def test_without_options_the_pipeline_of_the_recipe_is_drawn(tiny: Path, call: Call) -> None:
     settings = (*LAYERS, "parallel.pipeline=2", "parallel.schedule=interleaved", "parallel.chunks=4")
-    value = json.loads(call("plan", "draw", "tiny.toml", *settings, "plan.microbatch_rows=1", "--json").out)
+    value = json.loads(call("plan", "draw", "tiny.toml", *settings, "plan.microbatch_size=1", "--json").out)
     assert (value["schedule"], value["ranks"], value["chunks"], value["microbatches"]) == ("interleaved", 2, 4, 4)
     assert value["stages"] == [[layer] for layer in range(8)]
     # Another schedule does not take over the number of chunks.

@@ -36,15 +36,24 @@ def test_the_flops_of_all_phases_say_which_attention_they_count(tiny: Path, call
     recipe.write_text(recipe.read_text().replace("steps = 6\n", "", 1).replace("[plan]", phases))
     total = json.loads(call("plan", "tiny.toml", "--json").out)["derived"]["flops"]
     text = call("plan", "tiny.toml").out
-    assert text.rstrip().endswith(f"{amount(total)} FLOPs, causal attention")
+    assert f"{amount(total)} FLOPs, causal attention\n" in text
     assert " in 1 step\n" in text
+
+
+def test_the_time_is_an_interval_with_its_reasons(tiny: Path, call: Call) -> None:
+    found = rows(call("plan", "tiny.toml").out)
+    assert re.fullmatch(r"training takes about [\d.]+( to [\d.]+)? \w+", found["time"])
+    assert "measured" in call("plan", "tiny.toml").out
 
 
 @pytest.mark.parametrize(
     ("settings", "options"),
     [
         (["parallel.recompute=full"], "recompute full"),
-        (["parallel.activations=8-bit", 'parallel.offload=["optimizer"]'], "activations 8-bit, offload optimizer"),
+        (
+            ["parallel.saved_activations=8-bit", 'parallel.offload=["optimizer"]'],
+            "activations 8-bit, offload optimizer",
+        ),
         (["parallel.devices=2", "plan.deterministic=true"], "devices 2, deterministic"),
         ([], None),
     ],
@@ -59,8 +68,8 @@ def test_one_process_tells_how_it_differs_from_a_plain_step(
 
 
 def test_several_processes_tell_it_too_and_have_memory_each(tiny: Path, call: Call) -> None:
-    settings = ("parallel.replicate=2", "parallel.exact=true", "parallel.activations=packed")
-    found = rows(call("plan", "tiny.toml", "plan.device=cpu", *settings, "plan.microbatch_rows=1").out)
+    settings = ("parallel.replicate=2", "parallel.exact=true", "parallel.saved_activations=packed")
+    found = rows(call("plan", "tiny.toml", "plan.device=cpu", *settings, "plan.microbatch_size=1").out)
     assert found["processes"] == "2 = replicate 2"
     assert found["options"] == "activations packed, exact"
     assert "memory a rank" in found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -17,7 +18,8 @@ import pytest
 
 from ropewalk import flow
 from ropewalk.cli.main import VERBS
-from ropewalk.flow import verbs
+from ropewalk.flow import generation, verbs
+from ropewalk.flow.runs import resolve_recipe
 
 from .conftest import Call
 
@@ -36,7 +38,7 @@ def values(call: Call, *arguments: str) -> dict:
         ["run", "tiny.toml"],
         ["prepare", "tiny.toml"],
         ["prepare", "explain", "tiny.toml", "code:corpus/3.py"],
-        ["prepare", "what-if", "tiny.toml", "filter.min_bytes=300"],
+        ["prepare", "what-if", "tiny.toml", "filter.min_characters=300"],
         ["prepare", "report", "tiny.toml"],
         ["plan", "tiny.toml"],
         ["plan", "draw", "tiny.toml", "--ranks", "2"],
@@ -45,6 +47,7 @@ def values(call: Call, *arguments: str) -> dict:
         ["train", "tiny.toml", "--dry-run"],
         ["evaluate", "tiny.toml"],
         ["generate", RUN, "--prompt", "def rope", "--tokens", "5"],
+        ["chat", RUN, "--tokens", "3"],
         ["checkpoint", "list", RUN],
         ["checkpoint", "show", RUN],
         ["checkpoint", "verify", RUN],
@@ -60,8 +63,12 @@ def values(call: Call, *arguments: str) -> dict:
     ],
     ids=lambda arguments: " ".join(arguments[:2]),
 )
-def test_every_verb_prints_text_and_json(arguments: list[str], trained: Path, call: Call) -> None:
+def test_every_verb_prints_text_and_json(
+    arguments: list[str], trained: Path, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("rope\n"))
     assert call(*arguments).out.strip()
+    monkeypatch.setattr(sys, "stdin", io.StringIO("rope\n"))
     if arguments[0] == "new":
         arguments = [*arguments, "--force"]
     json.loads(call(*arguments, "--json").out)
@@ -122,10 +129,10 @@ def test_a_new_recipe_is_valid_and_holds_every_setting(tiny: Path, call: Call) -
     assert call("new", "mine.toml", "corpus", "--name", "mine").status == 0
     assert call("recipe", "check", "mine.toml").status == 0
     text = (tiny / "mine.toml").read_text()
-    assert "#peak_lr = 0.003" in text
+    assert "#momentum = 0.95" in text
     assert call("new", "mine.toml", "corpus").status == 2
     always = re.sub(r"^#\[.*?(?=^#?\[|\Z)", "", text, flags=re.MULTILINE | re.DOTALL)  # without optional tables
-    settings = [line[1:] if line.startswith("#") and line[1] != " " else line for line in always.split("\n")]
+    settings = [line[1:] if re.match(r"#\S", line) else line for line in always.split("\n")]
     given = [line for line in settings if not line.endswith("= ...")]
     (tiny / "all.toml").write_text("\n".join(given))
     assert values(call, "recipe", "diff", "mine.toml", "all.toml") == {}
@@ -176,7 +183,7 @@ def test_the_shell_completes_verbs() -> None:
 
 
 def test_a_recipe_built_in_python_runs_and_is_checked(tiny: Path) -> None:
-    recipe = verbs.resolve_recipe("tiny.toml").value
+    recipe = resolve_recipe("tiny.toml").value
     assert flow.prepare(flow.recipe_from(recipe))["train_tokens"] > 0
 
 
@@ -218,13 +225,13 @@ def test_text_is_drawn_from_the_checkpoint_that_is_there_when_torch_is_loaded(
     trained: Path, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Training goes on meanwhile, and prunes."""
-    real, newest = verbs.needs_torch, sorted((trained / RUN / "checkpoints").iterdir())[-1]
+    real, newest = generation.needs_torch, sorted((trained / RUN / "checkpoints").iterdir())[-1]
 
     def slowly(module: str, purpose: str) -> ModuleType:
         newest.rename(newest.with_name("step-00000009"))
         return real(module, purpose)
 
-    monkeypatch.setattr(verbs, "needs_torch", slowly)
+    monkeypatch.setattr(generation, "needs_torch", slowly)
     assert call("generate", RUN, "--prompt", "rope").status == 0
 
 
@@ -243,8 +250,8 @@ def test_a_prompt_that_is_not_text_is_refused(trained: Path, call: Call) -> None
 def test_prepare_says_what_was_removed(tiny: Path, call: Call) -> None:
     (tiny / "corpus" / "short.txt").write_text("short\n")
     ended = call("prepare", "tiny.toml", "--json")
-    assert "removed by rule: min_bytes 1" in ended.err
-    assert json.loads(ended.out)["removed"] == {"min_bytes": 1}
+    assert "removed by rule: min_characters 1" in ended.err
+    assert json.loads(ended.out)["removed"] == {"min_characters": 1}
 
 
 def test_files_that_are_passed_over_are_among_the_warnings(tiny: Path, call: Call) -> None:
@@ -255,14 +262,14 @@ def test_files_that_are_passed_over_are_among_the_warnings(tiny: Path, call: Cal
 
 
 def test_what_if_tells_losses_and_asks_for_settings_of_the_filter(trained: Path, call: Call) -> None:
-    found = values(call, "prepare", "what-if", "tiny.toml", "filter.min_bytes=1000000")
+    found = values(call, "prepare", "what-if", "tiny.toml", "filter.min_characters=1000000")
     assert found["total"]["documents_after"] == 0
     assert found["total"]["lost_documents"] == found["total"]["documents"] > 0
-    assert found["lost_to"] == {"min_bytes": found["total"]["documents"]}
+    assert found["lost_to"] == {"min_characters": found["total"]["documents"]}
     refused = call("prepare", "what-if", "tiny.toml", "model.layers=2")
     assert refused.status == 2
-    assert "filter.min_bytes=100; `model.layers=2` is none of them" in refused.err
-    assert "did you mean `min_bytes`?" in call("prepare", "what-if", "tiny.toml", "filter.min_byte=1").err
+    assert "filter.min_characters=100; `model.layers=2` is none of them" in refused.err
+    assert "did you mean `min_characters`?" in call("prepare", "what-if", "tiny.toml", "filter.min_character=1").err
 
 
 def test_the_report_of_prepared_data_is_one_page(trained: Path, call: Call) -> None:

@@ -30,16 +30,16 @@ def test_a_value_is_replaced_on_its_line_and_its_comment_stays() -> None:
 
 
 def test_a_new_value_goes_under_the_header_of_its_table() -> None:
-    changed = with_values(TEXT, {"load.ahead_bytes": 99}, name="books.toml")
-    assert changed == TEXT.replace("are read\n", "are read\nahead_bytes = 99\n")
+    changed = with_values(TEXT, {"load.prefetch_bytes": 99}, name="books.toml")
+    assert changed == TEXT.replace("are read\n", "are read\nprefetch_bytes = 99\n")
 
 
 @pytest.mark.parametrize("text", ["", 'name = "a"', "load.threads = 1\nseed = 2\n", "[load.remote]\nrequests = 3\n"])
 def test_a_table_is_made_or_extended_however_it_is_spelled(text: str) -> None:
-    values = {"load.ahead_bytes": 7, "load.cache.ram_bytes": 5, "load.remote.policy": "fixed"}
+    values = {"load.prefetch_bytes": 7, "load.cache.ram_bytes": 5, "load.remote.policy": "fixed"}
     changed = tomllib.loads(with_values(text, values, name="a.toml"))
     before = tomllib.loads(text)
-    assert changed["load"]["ahead_bytes"] == 7
+    assert changed["load"]["prefetch_bytes"] == 7
     assert changed["load"]["cache"] == {"ram_bytes": 5}
     assert changed["load"]["remote"] == {**before.get("load", {}).get("remote", {}), "policy": "fixed"}
     assert {key: value for key, value in changed.items() if key != "load"} == {

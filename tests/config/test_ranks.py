@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ropewalk.base.errors import ConfigError
-from ropewalk.config.ranks import Ranks, hosts, ranks
+from ropewalk.config.ranks import Ranks, StoreAddress, hosts, ranks, store_address
 
 TORCHRUN = {
     "RANK": "3",
@@ -99,3 +99,21 @@ def test_a_range_of_machines_keeps_its_zeros(first: int, count: int, width: int)
     names = [f"n{number:0{width}d}" for number in range(first, first + count)]
     text = f"n[{names[0][1:]}-{names[-1][1:]}]"
     assert hosts(text) == names
+
+
+def test_the_store_of_a_launch_is_where_torch_meets() -> None:
+    torchrun = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "hemp", "MASTER_PORT": "29500"}
+    assert store_address(ranks(torchrun), torchrun) == StoreAddress("hemp", 29500, served=False)
+    agent = torchrun | {"TORCHELASTIC_USE_AGENT_STORE": "True"}
+    assert store_address(ranks(agent), agent) == StoreAddress("hemp", 29500, served=True)
+    slurm = {"SLURM_PROCID": "0", "SLURM_NTASKS": "2", "SLURM_LOCALID": "0", "SLURM_JOB_ID": "7"}
+    slurm |= {"SLURM_STEP_NODELIST": "jute[1-2]", "SLURM_STEP_TASKS_PER_NODE": "1(x2)"}
+    assert store_address(ranks(slurm), slurm) == StoreAddress("jute1", 20007, served=False)
+    mpi = {f"OMPI_COMM_WORLD_{name}": "1" for name in ("RANK", "SIZE", "LOCAL_RANK")}
+    assert store_address(ranks(mpi), mpi) is None
+
+
+def test_a_launch_without_an_address_is_refused() -> None:
+    lost = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}
+    with pytest.raises(ConfigError, match="MASTER_ADDR and MASTER_PORT are not both set"):
+        store_address(ranks(lost), lost)

@@ -158,21 +158,21 @@ def test_missing_keys_are_explained_with_type_and_documentation(problems_of: Pro
 
 
 def test_the_recipes_own_contradictions_are_found(smallest: str, problems_of: ProblemsOf) -> None:
-    text = smallest + "[model]\nheads = 3\n[train]\nsteps = 10\nschedule.warmup_steps = 50\n[plan]\nmicrobatch_rows = 5"
+    text = smallest + "[model]\nheads = 3\n[train]\nsteps = 10\nschedule.warmup_steps = 50\n[plan]\nmicrobatch_size = 5"
     found = problems_of(lambda: parse(Recipe, text, "r"))
     assert [problem.split(": ")[:2] for problem in found] == [
         ["r:6", "`model.heads`"],
         ["r:9", "`train.schedule.warmup_steps`"],
-        ["r:11", "`plan.microbatch_rows`"],
+        ["r:11", "`plan.microbatch_size`"],
     ]
 
 
 def test_ranges_of_optional_fields_hold(smallest: str, problems_of: ProblemsOf) -> None:
-    text = smallest + "weight = -1\n[model]\nkv_heads = 0\n[plan]\nmicrobatch_rows = 0\n"
+    text = smallest + "weight = -1\n[model]\nkv_heads = 0\n[plan]\nmicrobatch_size = 0\n"
     assert [problem.split(";")[0] for problem in problems_of(lambda: parse(Recipe, text, "r"))] == [
         "r:5: `prepare.sources.0.weight` is -1",
         "r:7: `model.kv_heads` is 0",
-        "r:9: `plan.microbatch_rows` is 0",
+        "r:9: `plan.microbatch_size` is 0",
     ]
 
 

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ropewalk.base.errors import DataError
+from ropewalk.base.seal import sealed_toml
 from ropewalk.config import read as reading
 from ropewalk.config.read import Resolved, parse, parse_tree
 from ropewalk.config.resolved import load_resolved, load_section, load_value, save_resolved
@@ -116,8 +117,9 @@ def test_a_run_that_is_missing_damaged_newer_or_lacking_is_named(tmp_path: Path)
         load_resolved(tmp_path, Recipe)
     for text, words in (
         ("format = ", "damaged"),
-        ("format = 2", "upgrade ropewalk"),
-        ("", "not a ropewalk config"),
+        ("format = 3", "damaged"),
+        ("", "damaged"),
+        (sealed_toml("format = 4\n").decode(), "upgrade ropewalk"),
     ):
         (tmp_path / "config.toml").write_text(text)
         with pytest.raises(DataError, match=words):

@@ -11,13 +11,14 @@ import torch
 
 from ropewalk.base.errors import UserError
 from ropewalk.evaluate.config import Evaluate
+from ropewalk.evaluate.results import read_documents, read_whole
 from ropewalk.evaluate.run import evaluate, write_evaluation
 from ropewalk.model.decoder import build
 from ropewalk.store.manifest import read_manifest
 
 from .tiny import CODE, PROSE, one_device, small
 
-SETTINGS = Evaluate(max_bytes=10**6, samples=4, prompt_tokens=6, new_tokens=8)
+SETTINGS = Evaluate(max_bytes=10**6, samples=4, prompt_tokens=6, max_new_tokens=8)
 TEXT_BYTES = sum(len(text.encode()) for text in CODE + PROSE)
 
 
@@ -27,7 +28,7 @@ def measured(corpus, model):
 
 @pytest.fixture
 def model(corpus):
-    spec = small(vocabulary=read_manifest(corpus).tokenizer.vocabulary, sequence_length=16, tied=False)
+    spec = small(vocabulary=read_manifest(corpus).tokenizer.vocabulary, sequence_length=16, tie_embeddings=False)
     return build(spec, seed=0, dtype=torch.float64)
 
 
@@ -45,7 +46,7 @@ def test_a_uniform_model_costs_log_v_a_token(corpus, model):
 
 def test_a_unigram_model_costs_its_entropy(corpus, model):
     # A head that sees a constant: the norm gives 0 plus its bias, so that logits do not depend on the text.
-    spec = small(vocabulary=model.spec.vocabulary, sequence_length=16, norm="layer", tied=False)
+    spec = small(vocabulary=model.spec.vocabulary, sequence_length=16, norm="layer", tie_embeddings=False)
     model = build(spec, seed=0, dtype=torch.float64)
     with torch.no_grad():
         model.norm.weight.zero_()
@@ -92,13 +93,22 @@ def test_results_and_samples_are_written(corpus, model, tmp_path):
     write_evaluation(tmp_path, result, step=7)
     written = json.loads((tmp_path / "evaluation/results.json").read_text())
     assert list(written)[:2] == ["format", "step"]
-    assert (written["format"], written["step"]) == (1, 7)
+    assert (written["format"], written["step"]) == (2, 7)
     assert written["bits_per_byte"] == result.bits_per_byte
     assert written["domains"]["code"]["bytes"] == result.domains["code"].bytes
     assert "samples" not in written
-    lines = (tmp_path / "samples.jsonl").read_text(encoding="utf-8").split("\n")[:-1]
+    lines = (tmp_path / "samples.jsonl").read_text(encoding="utf-8").split("\n")[1:-1]
     assert [json.loads(line)["domain"] for line in lines] == ["code", "prose", "code", "prose"]
     assert set(json.loads(lines[0])) >= {"prompt", "completion", "domain", "source", "parses"}
+    rows = read_documents(tmp_path)
+    assert len(rows) == result.documents == len({row["key"] for row in rows})
+    totals = {name: sum(row[name] for row in rows) for name in ("bytes", "tokens", "nats", "correct")}
+    assert (totals["bytes"], totals["tokens"]) == (result.bytes, result.tokens)
+    assert totals["nats"] / totals["tokens"] == pytest.approx(result.loss)
+    assert totals["correct"] / totals["tokens"] == result.accuracy
+    low, high = written["intervals"]["bits_per_byte"]
+    assert low < result.bits_per_byte < high
+    assert read_whole(tmp_path).items() <= written.items()
 
 
 def test_a_diverged_model_is_reported(corpus, model):

@@ -64,7 +64,7 @@ def samples(corpus):
     detokenizer = Detokenizer(corpus, manifest.tokenizer)
     documents = held_out_documents(corpus, manifest, detokenizer, max_bytes=10**6, seed=0)
     model = vivid(small(vocabulary=manifest.tokenizer.vocabulary, sequence_length=32))
-    settings = Evaluate(samples=9, prompt_tokens=10, new_tokens=24)
+    settings = Evaluate(samples=9, prompt_tokens=10, max_new_tokens=24)
     return draw_samples(model, documents, detokenizer, settings=settings, end_of_text=0, seed=5)
 
 

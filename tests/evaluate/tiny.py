@@ -33,7 +33,7 @@ PROSE = [
 
 def small(**changes: object) -> Spec:
     """A spec of two small layers."""
-    settings = {"layers": 2, "width": 16, "heads": 4, "hidden": 24, **changes}
+    settings = {"layers": 2, "width": 16, "heads": 4, "mlp_width": 24, **changes}
     vocabulary, length = settings.pop("vocabulary", 61), settings.pop("sequence_length", 12)
     return resolve(Model(**settings), vocabulary=vocabulary, sequence_length=length)
 
@@ -49,7 +49,7 @@ def vivid(spec: Spec, *, seed: int = 0) -> Decoder:
 
 def one_device(model: Decoder, *, rows: int = 4) -> RankExecutor:
     """An executor for scoring."""
-    plan = Plan(device="cpu", precision="fp32", batch_rows=rows, microbatch_rows=rows)
+    plan = Plan(device="cpu", precision="fp32", batch_size=rows, microbatch_size=rows)
     return apply(plan, model, None, None)
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from ropewalk import flow
 from ropewalk.base.errors import UserError
+from ropewalk.base.seal import sealed_toml
 from ropewalk.checkpoint.format import list_checkpoints
 from ropewalk.flow import trials as module
 from ropewalk.flow.trials import Laboratory, flip
@@ -57,7 +58,8 @@ def test_a_trial_that_ends_otherwise_fails_by_name_and_its_copy_stays(
         laboratory.copy("halfway", run.name)
         config = run / "config.toml"
         assert config.exists(), sorted(path.name for path in run.iterdir())
-        config.write_text(config.read_text().replace("peak_lr = 0.003", "peak_lr = 0.004"))
+        text = config.read_text().replace("peak_lr = 0.003", "peak_lr = 0.004")
+        config.write_bytes(sealed_toml(text.partition("# seal: ")[0]))
 
     monkeypatch.setattr(module, "_trials", lambda *_, **__: [("spoilt", spoil), ("other weights", lose)])
     ended = call("chaos", "tiny.toml", STEPS)
@@ -75,7 +77,7 @@ def test_a_run_too_short_to_strike_is_refused(tiny: Path) -> None:  # noqa: F811
 
 
 def test_a_run_that_stops_before_it_can_be_struck_is_refused(tiny: Path) -> None:  # noqa: F811
-    never = ["train.early_stop.patience=1", "train.early_stop.min_gain=100.0", "train.validate_every_steps=1"]
+    never = ["train.early_stop.patience=1", "train.early_stop.min_delta=100.0", "train.validate_every_steps=1"]
     with pytest.raises(UserError, match=r"stopped early, after [123] checkpoints.*leave `train.early_stop` out"):
         flow.chaos("tiny.toml", [STEPS, *never])
 
@@ -85,3 +87,15 @@ def test_every_trial_passes(tiny: Path) -> None:  # noqa: F811
     result = flow.chaos("tiny.toml", [STEPS])
     assert result["failed"] == [], result
     assert len(result["trials"]) > 80
+
+
+def test_a_folder_that_chaos_did_not_make_is_not_removed(tmp_path: Path) -> None:
+    own = tmp_path / "tiny.chaos"
+    own.mkdir()
+    (own / "notes.txt").write_text("mine")
+    with pytest.raises(UserError, match=r"tiny.chaos: not made by `ropewalk chaos`"):
+        module.clear(own)
+    assert (own / "notes.txt").read_text() == "mine"
+    for _ in range(2):
+        module.clear(tmp_path / "other.chaos")
+    assert [path.name for path in (tmp_path / "other.chaos").iterdir()] == [module.MARK]

@@ -17,7 +17,7 @@ from ropewalk.base.progress import Silent
 from ropewalk.flow import doctor, doctor_data, examination, predictions, tune_data, tuning
 from ropewalk.flow.doctor import Asked
 from ropewalk.flow.examination import Examined
-from ropewalk.flow.verbs import resolve_recipe
+from ropewalk.flow.runs import given, resolve_recipe
 from ropewalk.load.config import Load
 from ropewalk.train import pace
 
@@ -160,7 +160,7 @@ def test_settings_that_tuning_chooses_cannot_be_given_beside_it(recipe: Path) ->
 
 def test_real_steps_are_fed_by_the_loader_under_other_settings(recipe: Path) -> None:
     resolved = resolve_recipe(recipe)
-    settings = examination.settings_of(resolved.value, examination.prepared_data(resolved, Silent()))
+    settings = examination.settings_of(resolved.value, examination.prepared_data(given(resolved), Silent()))
     bench = pace.Bench(settings)
     fed = bench.fed(settings.load, seconds=0.02)
     bench.close()

@@ -38,19 +38,19 @@ width = 16
 heads = 2
 [train]
 steps = 5
-batch_rows = 4
+batch_size = 4
 log_every_steps = 1
 validate_every_steps = 5
-validate_rows = 4
+validation_sequences = 4
 threads = 1
 schedule.warmup_steps = 2
 [plan]
-microbatch_rows = 2
+microbatch_size = 2
 [evaluate]
 max_bytes = 1000
 samples = 1
 prompt_tokens = 4
-new_tokens = 4
+max_new_tokens = 4
 """
 
 
@@ -144,7 +144,7 @@ def test_every_format_gives_the_batches_of_the_same_documents(workplace: Path, w
     for path in ("corpus", "line"):
         load = Load(corpus=(Corpus(path=path),), tokenizer="tokenizer.json")
         made = adopt(load, root=Path("prepared"), adoption=plan_adoption(load), progress=Silent())
-        loader = Loader(made.folder, sequence_length=16, batch_rows=8, seed=1)
+        loader = Loader(made.folder, sequence_length=16, batch_size=8, seed=1)
         batches.append([loader.next() for _ in range(6)])
         loader.close()
     for one, two in zip(*batches, strict=True):

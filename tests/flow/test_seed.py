@@ -13,7 +13,7 @@ from ropewalk.base.errors import RunConflict
 from ropewalk.base.progress import Silent
 from ropewalk.checkpoint.format import resolve_checkpoint
 from ropewalk.flow import examination
-from ropewalk.flow.verbs import resolve_recipe
+from ropewalk.flow.runs import given, resolve_recipe
 from ropewalk.train.settings import read_settings
 
 from .tiny import write_tiny
@@ -74,7 +74,7 @@ def test_what_looks_at_the_data_reads_the_rows_of_training(tmp_path: Path, monke
     monkeypatch.chdir(tmp_path)
     write_tiny(tmp_path)
     resolved = resolve_recipe("tiny.toml", ["train.seed=2"])
-    settings = examination.settings_of(resolved.value, examination.prepared_data(resolved, Silent()))
+    settings = examination.settings_of(resolved.value, examination.prepared_data(given(resolved), Silent()))
     flow.train("tiny.toml", ["train.seed=2"])
     trained = read_settings(Path("runs/tiny"))
     assert settings.seed == trained.seed == 2

@@ -23,9 +23,9 @@ paths = ["corpus/*.txt"]
 validation_share = 0.2
 workers = 1
 [prepare.filter]
-min_bytes = 50
+min_characters = 50
 [prepare.tokenizer]
-vocabulary = 300
+vocab_size = 300
 
 [load]
 sequence_length = 32
@@ -37,15 +37,15 @@ heads = 2
 
 [train]
 steps = 6
-batch_rows = 4
+batch_size = 4
 log_every_steps = 2
 validate_every_steps = 3
-validate_rows = 4
+validation_sequences = 4
 threads = 1
 schedule.warmup_steps = 2
 
 [plan]
-microbatch_rows = 2
+microbatch_size = 2
 
 [checkpoint]
 save_every_steps = 2
@@ -54,7 +54,7 @@ save_every_steps = 2
 max_bytes = 3000
 samples = 2
 prompt_tokens = 8
-new_tokens = 8
+max_new_tokens = 8
 """
 
 WORDS = ("rope", "walk", "strand", "yarn", "hemp", "twist", "lay", "comb", "spin", "tar", "hall", "knot", "cable")

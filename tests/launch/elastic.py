@@ -15,7 +15,7 @@ from tests.flow.tiny import write_tiny
 ROOT = Path(__file__).parents[2]
 ACCIDENTS = Path(__file__).parent / "accidents"
 # bf16, which a CPU may choose by itself, rounds at 4e-3: too coarse to compare losses.
-SETTINGS = ("plan.microbatch_rows=1", "train.precision=fp32")
+SETTINGS = ("plan.microbatch_size=1", "train.precision=fp32")
 
 
 @dataclass(frozen=True)

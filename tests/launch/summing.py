@@ -1,7 +1,8 @@
 """A worker that adds up numbers with its peers, one a step, and keeps what it has in a file: a training in small.
 
 `python -m tests.launch.summing RUN STEPS`. Files in RUN ask for accidents: `kill-RANK` holds the step at which that
-rank kills itself, `refuse` the step at which it cannot go on; each happens once.
+rank kills itself, `kill-agent` that at which the agent is killed, `refuse` that at which rank 1 cannot go on; each
+happens once.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from ropewalk.train.interrupt import Interrupt
 
 
 def work(run: Path, place: Ranks, steps: int) -> None:
-    plan = Plan(device="cpu", precision="fp32", batch_rows=place.world, microbatch_rows=1, replicate=place.world)
+    plan = Plan(device="cpu", precision="fp32", batch_size=place.world, microbatch_size=1, replicate=place.world)
     join(plan, place)
     progress = Relay(run / LOGS / PROGRESS, Silent()) if place.rank == 0 else Silent()
     state = run / "state.json"
@@ -57,6 +58,10 @@ def happen(run: Path, rank: int, step: int) -> None:
     if wanted.exists() and int(wanted.read_text()) <= step:
         wanted.unlink()
         os.kill(os.getpid(), signal.SIGKILL)
+    wanted = run / "kill-agent"
+    if rank == 1 and wanted.exists() and int(wanted.read_text()) <= step:
+        wanted.unlink()
+        os.kill(os.getppid(), signal.SIGKILL)
     wanted = run / "refuse"
     if rank == 1 and wanted.exists() and int(wanted.read_text()) <= step:
         raise UserError("the disk of rank 1 is full")

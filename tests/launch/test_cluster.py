@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from ropewalk.base.errors import UserError
+from ropewalk.cli.main import main
 from ropewalk.flow import launch_kubernetes, launch_slurm
 from ropewalk.launch.kubernetes import KubernetesSettings, object_name
 from ropewalk.launch.slurm import SlurmSettings
@@ -131,3 +132,37 @@ def test_processes_that_do_not_fit_the_recipe_are_refused(recipe: Path) -> None:
 def test_a_script_quotes_what_the_shell_would_change(recipe: Path) -> None:
     launch_slurm(recipe, [OVERRIDE], nodes=4)
     assert shlex.quote(OVERRIDE) in Path("Two_Ropes.sbatch").read_text()
+
+
+KINDS = {
+    "slurm": ("Two_Ropes.sbatch", ["launch", "slurm", "ropes.toml", "--nodes", "4"]),
+    "kubernetes": ("Two_Ropes.yaml", ["launch", "kubernetes", "ropes.toml", "--nodes", "4", "--image", "here"]),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_job_file_is_overwritten_only_while_nobody_has_edited_it(
+    kind: str, recipe: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def call(*options: str) -> int:
+        try:
+            main([*KINDS[kind][1], *options])
+        except SystemExit as stop:
+            return int(stop.code or 0)
+        return 0
+
+    file = Path(KINDS[kind][0])
+    assert call() == 0
+    written = file.read_bytes()
+    # As it was written: other settings replace it.
+    assert call("--nodes", "8") == 0
+    assert file.read_bytes() != written
+    edited = file.read_bytes().replace(b"8", b"9", 1)
+    file.write_bytes(edited)
+    assert call() == 2
+    assert f"{file}: it was edited since `ropewalk launch` wrote it" in capsys.readouterr().err
+    assert file.read_bytes() == edited
+    assert call("--out", "other") == 0
+    assert file.read_bytes() == edited
+    assert call("--force") == 0
+    assert file.read_bytes() == written

@@ -37,7 +37,7 @@ def test_a_detached_worker_outlives_its_starter_and_trains_to_the_end(tmp_path: 
     assert verify_checkpoint(list_checkpoints(run / "checkpoints")[-1]) == []
     assert int(starter.stdout) > 0
     wait_until_gone(int(starter.stdout))
-    assert "step 8/8" in (run / "worker.log").read_text()
+    assert "train 8/8 steps" in (run / "worker.log").read_text()
 
 
 def wait_until_gone(pid: int, *, timeout_s: float = 100) -> None:

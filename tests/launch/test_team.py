@@ -43,6 +43,16 @@ def test_a_killed_worker_makes_all_start_again_and_nothing_is_lost(tmp_path: Pat
     assert "rank 1 starts at step 10" in (tmp_path / "logs" / "rank-1.log").read_text()
 
 
+@pytest.mark.slow
+def test_an_agent_that_is_killed_is_named_and_the_same_call_continues(tmp_path: Path) -> None:
+    (tmp_path / "kill-agent").write_text("10")
+    with pytest.raises(WorkersFailed, match=r"agent\) was killed by signal 9, .* the same command continues"):
+        train_together(tmp_path, team(tmp_path), progress=Heard())
+    wait_until_gone(state(tmp_path)["pid"])
+    train_together(tmp_path, team(tmp_path), progress=Heard())
+    assert (state(tmp_path)["sum"], state(tmp_path)["attempts"]) == (SUM, 2)
+
+
 def test_a_worker_that_cannot_go_on_ends_the_team_with_its_message(tmp_path: Path) -> None:
     (tmp_path / "refuse").write_text("5")
     with pytest.raises(UserError, match=r"^the disk of rank 1 is full$"):

@@ -21,8 +21,8 @@ Plant = Callable[[dict[str, int]], tuple[str, float]]
 
 def run(plant: Plant, *, intervals: int, noise: float = 0.0, start: dict[str, int] | None = None) -> Any:
     """(settings at the end, events, seconds waited in each interval) of a simulated run, 20 steps an interval."""
-    settings = {"ahead_bytes": 1, "requests": 1, "threads": 1, **(start or {})}
-    causes: dict[str, Any] = {"ahead_bytes": ("queue", "fetch"), "requests": ("fetch",), "threads": ("prepare",)}
+    settings = {"prefetch_bytes": 1, "requests": 1, "threads": 1, **(start or {})}
+    causes: dict[str, Any] = {"prefetch_bytes": ("queue", "fetch"), "requests": ("fetch",), "threads": ("prepare",)}
     knobs = [
         Knob(name, value, 64, causes[name], lambda new, name=name: settings.__setitem__(name, new))  # type: ignore[misc]
         for name, value in settings.items()
@@ -55,9 +55,9 @@ def test_it_climbs_to_the_setting_that_ends_the_waiting(seed: int) -> None:
 
 def test_what_does_not_help_is_taken_back_and_rests_longer_each_time() -> None:
     settings, events, _ = run(lambda s: ("fetch", 0.5), intervals=400, noise=0.05)
-    assert settings == {"ahead_bytes": 1, "requests": 1, "threads": 1}
+    assert settings == {"prefetch_bytes": 1, "requests": 1, "threads": 1}
     tries = [event for event in events if event["action"] == "try"]
-    assert {event["setting"] for event in tries} == {"ahead_bytes", "requests"}, "threads do not help fetching"
+    assert {event["setting"] for event in tries} == {"prefetch_bytes", "requests"}, "threads do not help fetching"
     assert len(tries) <= 14, "8, 16, 32 ... intervals of rest for each of two"
     assert len([event for event in events if event["action"] == "take_back"]) in (len(tries), len(tries) - 1)
 
@@ -106,7 +106,7 @@ def test_a_run_that_retunes_itself_has_the_same_losses(tmp_path: Path, monkeypat
     monkeypatch.setattr(adapt, "WORTH", -1.0)
     monkeypatch.setattr(adapt, "binding_cause", lambda _: "prepare")
     plain = train(make_run(tmp_path / "plain"))
-    run = make_run(tmp_path / "adapting", load__adapt=True)
+    run = make_run(tmp_path / "adapting", load__autotune=True)
     assert train(run)["train_loss"] == plain["train_loss"]
     told = [event for event in read_events(run / "events.jsonl") if event["kind"] == "load_adapted"]
     assert [event["action"] for event in told][:1] == ["try"]

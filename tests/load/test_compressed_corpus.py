@@ -41,7 +41,7 @@ def test_batches_of_compressed_shards_are_those_of_plain_ones(
     packed = compress(plain, tmp_path / "packed")
     batches = []
     for folder in (plain, packed):
-        loader = Loader(folder, sequence_length=16, batch_rows=4, seed=1, packing=packing)
+        loader = Loader(folder, sequence_length=16, batch_size=4, seed=1, packing=packing)
         batches.append([loader.next() for _ in range(8)])
         loader.close()
     for one, two in zip(*batches, strict=True):

@@ -67,7 +67,7 @@ def read_part(folder: Path, part: Part, state: dict[str, Any] | None, packing: P
         Loader(
             folder,
             sequence_length=LENGTH,
-            batch_rows=part.rows,
+            batch_size=part.rows,
             seed=5,
             mixture=WEIGHTS[part.weights],
             packing=packing,
@@ -75,7 +75,7 @@ def read_part(folder: Path, part: Part, state: dict[str, Any] | None, packing: P
             world=part.world,
             threads=part.threads,
             # A few batches: blocks are begun and ended within the test.
-            ahead_bytes=3 * part.per_reader * 32,
+            prefetch_bytes=3 * part.per_reader * 32,
         )
         for rank in range(part.world)
     ]
@@ -102,7 +102,7 @@ def uninterrupted(folder: Path, parts: list[Part], packing: Packing) -> tuple[Lo
         row += part.skipped
         numbers.append(list(range(row, row + part.steps * part.rows)))
         row += part.steps * part.rows
-    loader = Loader(folder, sequence_length=LENGTH, batch_rows=1, seed=5, mixture=mixture, packing=packing)
+    loader = Loader(folder, sequence_length=LENGTH, batch_size=1, seed=5, mixture=mixture, packing=packing)
     return loader, numbers
 
 
@@ -151,15 +151,15 @@ def test_every_token_is_read_once_an_epoch_and_none_is_repeated_in_between(
 
 @pytest.mark.parametrize("packing", PACKINGS)
 def test_any_number_of_threads_makes_the_same_batches_bit_for_bit(corpus: Path, packing: Packing) -> None:
-    def read(threads: int, ahead_bytes: int) -> list[list[Any]]:
+    def read(threads: int, prefetch_bytes: int) -> list[list[Any]]:
         loader = Loader(
             corpus,
             sequence_length=LENGTH,
-            batch_rows=3,
+            batch_size=3,
             seed=5,
             packing=packing,
             threads=threads,
-            ahead_bytes=ahead_bytes,
+            prefetch_bytes=prefetch_bytes,
         )
         batches = [loader.next() for _ in range(60)]
         loader.close()

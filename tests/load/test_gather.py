@@ -51,7 +51,7 @@ def test_batches_equal_those_of_a_slow_loader(
 ) -> None:
     sources = numbered(sizes, masked=masked)
     folder = write(tmp_path_factory.mktemp("slow"), sources)
-    loader = Loader(folder, sequence_length=length, batch_rows=1, seed=1, packing=packing)
+    loader = Loader(folder, sequence_length=length, batch_size=1, seed=1, packing=packing)
     shards = [sources[name] for name in loader.order.names]
     rows = loader.order.rows(first, 12)
     assert_equal(loader, slow_rows(rows, shards, length=length, packing=packing), first)
@@ -106,6 +106,6 @@ def test_the_corpus_may_be_read_only(tmp_path: Path) -> None:
     folder = write(tmp_path / "data", numbered({"a": [[9, 30]]}))
     for path in (*folder.iterdir(), folder):
         path.chmod(0o555 if path.is_dir() else 0o444)
-    loader = Loader(folder, sequence_length=8, batch_rows=2, seed=1)
+    loader = Loader(folder, sequence_length=8, batch_size=2, seed=1)
     assert len(loader.next()) == 2
     loader.close()

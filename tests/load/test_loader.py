@@ -42,7 +42,7 @@ def numbered(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[list[
 
 
 def loader(folder: Path, **changes: Any) -> Loader:
-    arguments: dict[str, Any] = {"sequence_length": LENGTH, "batch_rows": 8, "seed": 4, **changes}
+    arguments: dict[str, Any] = {"sequence_length": LENGTH, "batch_size": 8, "seed": 4, **changes}
     return Loader(folder, **arguments)
 
 
@@ -164,7 +164,7 @@ def test_a_mixture_changed_on_the_way_is_known_by_its_row(corpus: Path) -> None:
 
 
 def test_reading_beyond_the_last_row_of_the_sources_is_an_error_of_the_step_that_does(corpus: Path) -> None:
-    reader = loader(corpus, mixture=Mixture.constant({"notes": 1.0}, most_epochs={"notes": 1.0}))
+    reader = loader(corpus, mixture=Mixture.constant({"notes": 1.0}, max_epochs={"notes": 1.0}))
     rows = reader.order.source_rows["notes"]
     for _ in range(rows // 8):
         reader.next()
@@ -205,7 +205,7 @@ def test_a_source_too_short_for_a_row_is_named_with_its_size(tmp_path: Path) -> 
     folder = write_prepared(tmp_path, {"long": [[range(50)]], "short": [[range(5), range(3)]]}, {})
     with pytest.raises(DataError, match=r"one row of 8: short \(8 tokens\); shorten `load.sequence_length`"):
         loader(folder)
-    assert loader(folder, sequence_length=7, batch_rows=1).batch(0, 1).tokens.shape == (1, 7)
+    assert loader(folder, sequence_length=7, batch_size=1).batch(0, 1).tokens.shape == (1, 7)
 
 
 def test_a_corpus_without_training_tokens_says_so(tmp_path: Path) -> None:
@@ -252,7 +252,7 @@ def test_rows_are_cut_without_losing_a_token_and_know_their_own_positions(corpus
 
 def test_a_mixture_reads_the_named_sources_by_their_weights(tmp_path: Path) -> None:
     folder = write_prepared(tmp_path, {"a": [[range(100)]], "b": [[range(200, 300)]], "c": [[range(400, 500)]]}, {})
-    reader = Loader(folder, sequence_length=LENGTH, batch_rows=8, seed=4, mixture={"a": 3.0, "c": 1.0})
+    reader = Loader(folder, sequence_length=LENGTH, batch_size=8, seed=4, mixture={"a": 3.0, "c": 1.0})
     first = reader.batch(0, 1024).tokens[:, 0]
     assert ((first < 100).sum().item(), (first >= 400).sum().item()) == (768, 256)
     assert reader.tokens == 200

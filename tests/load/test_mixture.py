@@ -191,9 +191,7 @@ def test_used_up_sources_leave_their_rows_to_the_others(sizes: list[int], epochs
     most = {name: value for name, value in zip(rows, epochs, strict=False)}
     start = {name: number + 1.0 for number, name in enumerate(rows)}
     end = {name: len(rows) - number + 0.0 for number, name in enumerate(rows)}
-    mixture = (
-        Mixture.linear(start, end, 9000, most_epochs=most) if moving else Mixture.constant(start, most_epochs=most)
-    )
+    mixture = Mixture.linear(start, end, 9000, max_epochs=most) if moving else Mixture.constant(start, max_epochs=most)
     course = Course(mixture, rows)
     limits = [int(most[name] * size) for name, size in rows.items()]
     assert course.total == sum(limits)
@@ -206,7 +204,7 @@ def test_used_up_sources_leave_their_rows_to_the_others(sizes: list[int], epochs
 
 
 def test_a_source_without_limit_takes_all_rows_when_the_others_are_used_up() -> None:
-    course = Course(Mixture.constant({"a": 1.0, "b": 1.0}, most_epochs={"a": 2}), {"a": 50, "b": 50})
+    course = Course(Mixture.constant({"a": 1.0, "b": 1.0}, max_epochs={"a": 2}), {"a": 50, "b": 50})
     assert course.total is None
     assert course.counts(10_000) == [100, 9900]
     # Until then both give every other row: the 100th of `a` is row 198.
@@ -215,8 +213,8 @@ def test_a_source_without_limit_takes_all_rows_when_the_others_are_used_up() -> 
 
 
 def test_epochs_allowed_later_are_read_later() -> None:
-    mixture = Mixture.constant({"a": 1.0, "b": 1.0}, most_epochs={"a": 1})
-    later = mixture.changed(1000, {"a": 1.0, "b": 1.0}, most_epochs={"a": 3})
+    mixture = Mixture.constant({"a": 1.0, "b": 1.0}, max_epochs={"a": 1})
+    later = mixture.changed(1000, {"a": 1.0, "b": 1.0}, max_epochs={"a": 3})
     course = Course(later, {"a": 50, "b": 50})
     assert course.counts(1000) == [50, 950]
     assert course.counts(5000) == [150, 4850]

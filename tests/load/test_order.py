@@ -122,9 +122,7 @@ def test_a_row_depends_on_its_number_alone(packing: Packing, shuffle: Shuffle, s
 def test_the_rows_that_read_a_document_are_found(packing: Packing, shuffle: Shuffle, seed: int, limited: bool) -> None:
     lengths = {"a": documents(seed, 30), "b": documents(seed + 1, 9)}
     most = {"a": 2.0, "b": 3.5} if limited else {}
-    mixture = Mixture.constant({"a": 2.0, "b": 1.0}, most_epochs=most).changed(
-        41, {"a": 1.0, "b": 3.0}, most_epochs=most
-    )
+    mixture = Mixture.constant({"a": 2.0, "b": 1.0}, max_epochs=most).changed(41, {"a": 1.0, "b": 3.0}, max_epochs=most)
     order = order_of(lengths, packing=packing, shuffle=shuffle, seed=seed, mixture=mixture)
     count = 300 if order.total is None else min(300, order.total)
     rows = listed(order.rows(0, count))
@@ -216,11 +214,11 @@ def test_fill_is_the_share_of_places_that_hold_a_token() -> None:
 
 
 def test_when_all_sources_are_used_up_the_error_says_how_many_rows_there_are() -> None:
-    mixture = Mixture.constant({"a": 1.0}, most_epochs={"a": 2})
+    mixture = Mixture.constant({"a": 1.0}, max_epochs={"a": 2})
     order = order_of({"a": np.array([50 * LENGTH + 1])}, mixture=mixture)
     assert order.total == 100
     assert len(order.rows(90, 10)) == 10
-    with pytest.raises(DataError, match=r"row 100 is asked for, but the sources have only 100 rows.*most_epochs"):
+    with pytest.raises(DataError, match=r"row 100 is asked for, but the sources have only 100 rows.*max_epochs"):
         order.rows(91, 10)
 
 

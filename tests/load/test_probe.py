@@ -31,14 +31,14 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def opening_of(folder: Path) -> Opening:
-    def opening(*, stalls: Stalls, requests_factor: int = 1, ahead_bytes: int | None = None) -> Loader:
+    def opening(*, stalls: Stalls, requests_factor: int = 1, prefetch_bytes: int | None = None) -> Loader:
         return Loader(
             folder,
             sequence_length=LENGTH,
-            batch_rows=ROWS,
+            batch_size=ROWS,
             seed=0,
             verify=False,
-            ahead_bytes=0 if ahead_bytes is None else ahead_bytes,
+            prefetch_bytes=0 if prefetch_bytes is None else prefetch_bytes,
             stalls=stalls,
         )
 

@@ -48,7 +48,7 @@ def test_a_store_that_answers_slowly_is_asked_more_at_once() -> None:
     rates = Rates(compute=1e6, prepare=1e8, fetch=2e5, bandwidth=9e5, batch_tokens=1e4)
     best = cheapest(remedies(rates, Setup(threads=1, cores=1, ahead=64, requests=1), FACTS))
     assert best is not None
-    assert best.settings == {"load.remote.requests": 8}
+    assert best.settings == {"load.remote.max_requests": 8}
     assert best.gain == pytest.approx(9e5 / 2e5 - 1, rel=0.02)
 
 
@@ -57,7 +57,7 @@ def test_too_small_a_window_is_mended_by_reading_further_ahead() -> None:
     facts = dataclasses.replace(FACTS, memory_bytes=0.0, disk_bytes=0.0)
     best = cheapest(remedies(rates, Setup(threads=1, cores=1, ahead=1, requests=6), facts))
     assert best is not None
-    assert set(best.settings) == {"load.ahead_bytes"}
+    assert set(best.settings) == {"load.prefetch_bytes"}
 
 
 def test_compression_is_offered_with_what_it_was_measured_to_give() -> None:

@@ -62,7 +62,7 @@ def remote_folder(corpus: Path, target: Path, url: str) -> Path:
 
 
 def loader(folder: Path, **changes: object) -> Loader:
-    arguments = {"sequence_length": LENGTH, "batch_rows": 8, "seed": 4, "shuffle": "blocks", **changes}
+    arguments = {"sequence_length": LENGTH, "batch_size": 8, "seed": 4, "shuffle": "blocks", **changes}
     return Loader(folder, **arguments)  # type: ignore[arg-type]
 
 
@@ -123,7 +123,7 @@ def test_ramps_and_rows_left_out_read_the_right_rows(corpus: Path, tmp_path: Pat
         there = remote_folder(corpus, tmp_path / "remote", store.url)
         found = []
         for folder in (corpus, there):
-            reader = loader(folder, ahead_bytes=1 << 16)
+            reader = loader(folder, prefetch_bytes=1 << 16)
             rows = []
             for size, left_out in ((2, 0), (2, 0), (16, 4000), (4, 0), (4, 48), (32, 0), (8, 0)):
                 reader.skip(left_out)
@@ -139,20 +139,20 @@ def test_retuning_and_what_is_expected_change_no_batch(corpus: Path, tmp_path: P
         reader, expected = loader(there), tokens_of(corpus, 24)
         knobs = reader.knobs()
         assert [knob.name for knob in knobs] == [
-            "load.ahead_bytes",
-            "load.remote.requests",
-            "load.remote.ahead_bytes",
+            "load.prefetch_bytes",
+            "load.remote.max_requests",
+            "load.remote.prefetch_bytes",
             "load.threads",
         ]
         found = []
         for step in range(24):
             knob = knobs[step % 4]
-            knob.apply(3 if knob.name in ("load.threads", "load.remote.requests") else 1 << (16 + step // 2))
+            knob.apply(3 if knob.name in ("load.threads", "load.remote.max_requests") else 1 << (16 + step // 2))
             reader.expect(Expected(kind="checkpoint", at=8 * step, seconds=0.1))
             batch = reader.next()
             found.append(torch.stack([batch.tokens, batch.weight.long()]))
         stores, hedging, ahead, overlap = reader.describe()
-        assert "of 3 requests in flight (climb)" in stores
+        assert "of 3 requests in flight (hill-climb)" in stores
         assert "asked for again" in hedging
         assert "may be ahead of the steps" in ahead
         assert "batches waited for them" in overlap
@@ -163,7 +163,7 @@ def test_retuning_and_what_is_expected_change_no_batch(corpus: Path, tmp_path: P
 def test_a_mapped_corpus_has_no_stores_to_describe(corpus: Path) -> None:
     reader = loader(corpus)
     assert reader.describe() == []
-    assert [knob.name for knob in reader.knobs()] == ["load.ahead_bytes", "load.threads"]
+    assert [knob.name for knob in reader.knobs()] == ["load.prefetch_bytes", "load.threads"]
     reader.close()
 
 
@@ -240,7 +240,7 @@ class Counting:
 @pytest.mark.parametrize("block", [3, 8, 40])
 def test_blocks_of_any_size_read_each_strip_once_and_hold_no_more_than_the_budget(block: int) -> None:
     behind = Counting()
-    foresight = Foresight(behind, strip_rows=8, ahead_bytes=64, requests=2)
+    foresight = Foresight(behind, strip_rows=8, prefetch_bytes=64, requests=2)
     needs = {row: Item("a", row, row + 1) for row in range(2000)}
     foresight.begin(lambda first, rows: [needs[row] for row in range(first, first + rows)], row=0)
     for first in range(0, 1200, block):
@@ -257,7 +257,7 @@ def test_blocks_of_any_size_read_each_strip_once_and_hold_no_more_than_the_budge
 def test_stores_say_what_they_do(corpus: Path, tmp_path: Path) -> None:
     entry = read_manifest(corpus).shards[0]
     mirrors = (Mirror(of="http://127.0.0.1:9/none", at=str(corpus)),)
-    stores = Stores(Remote(policy="fixed", requests=3, timeout_s=5.0, mirrors=mirrors))
+    stores = Stores(Remote(policy="fixed", max_requests=3, timeout_s=5.0, mirrors=mirrors))
     item = Item(f"http://127.0.0.1:9/none/{entry.file}", 0, 4)
     stores.allow(2)
     found = [bytes(stores.fetch([item])[0]) for _ in range(2)]

@@ -39,8 +39,8 @@ class Maker:
         return sum(rows * count * FORM.row_bytes for _, rows, count in self.asked)
 
 
-def ring(maker: Maker, *, ahead_bytes: int = 20 * BATCH_BYTES, threads: int = 1) -> Ring:
-    return Ring(maker, row_bytes=FORM.row_bytes, ahead_bytes=ahead_bytes, threads=threads)
+def ring(maker: Maker, *, prefetch_bytes: int = 20 * BATCH_BYTES, threads: int = 1) -> Ring:
+    return Ring(maker, row_bytes=FORM.row_bytes, prefetch_bytes=prefetch_bytes, threads=threads)
 
 
 @pytest.mark.parametrize("threads", [1, 3])
@@ -64,7 +64,7 @@ def test_going_back_makes_the_same_batch_again() -> None:
 @pytest.mark.parametrize("batches", [4, 20, AHEAD_BATCHES, 5000])
 def test_no_more_is_made_ahead_than_the_bound(batches: int) -> None:
     maker = Maker()
-    taker = ring(maker, ahead_bytes=batches * BATCH_BYTES)
+    taker = ring(maker, prefetch_bytes=batches * BATCH_BYTES)
     for step in range(600):
         taker.take(4 * step, 4)
         assert maker.made_bytes - (step + 1) * BATCH_BYTES <= min(batches, AHEAD_BATCHES) * BATCH_BYTES
@@ -73,7 +73,7 @@ def test_no_more_is_made_ahead_than_the_bound(batches: int) -> None:
 
 def test_a_batch_larger_than_the_bound_still_has_one_made_ahead() -> None:
     maker = Maker()
-    taker = ring(maker, ahead_bytes=1)
+    taker = ring(maker, prefetch_bytes=1)
     taker.take(0, 4)
     taker.take(4, 4)
     taker.close()
@@ -82,7 +82,7 @@ def test_a_batch_larger_than_the_bound_still_has_one_made_ahead() -> None:
 
 def test_blocks_grow_from_one_batch_to_the_size_of_a_block() -> None:
     maker = Maker()
-    taker = ring(maker, ahead_bytes=64 * BLOCK_BYTES)
+    taker = ring(maker, prefetch_bytes=64 * BLOCK_BYTES)
     for step in range(6):
         taker.take(4 * step, 4)
     taker.close()

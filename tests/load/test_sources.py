@@ -72,7 +72,7 @@ def _counts(part: Part) -> npt.NDArray[np.bool_]:
 
 
 def make(folder: Path, packing: Packing, **arguments: object) -> Loader:
-    return Loader(folder, sequence_length=LENGTH, batch_rows=4, seed=2, packing=packing, **arguments)  # type: ignore[arg-type]
+    return Loader(folder, sequence_length=LENGTH, batch_size=4, seed=2, packing=packing, **arguments)  # type: ignore[arg-type]
 
 
 @pytest.mark.usefixtures("nothing_ahead")

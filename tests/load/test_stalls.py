@@ -65,7 +65,7 @@ def test_taking_starts_a_new_account() -> None:
 @pytest.mark.parametrize(
     ("times", "cause", "word"),
     [
-        (Times(9.0, 9.5, 10.0), "queue", "ahead_bytes"),
+        (Times(9.0, 9.5, 10.0), "queue", "prefetch_bytes"),
         (Times(0.0, 9.0, 10.0), "fetch", "store"),
         (Times(0.0, 1.0, 10.0), "prepare", "load.threads"),
         (Times(0.0, 1.0, 2.0, 10.0), "copy", "device"),

@@ -117,7 +117,7 @@ def test_where_all_stores_are_down_one_is_asked_all_the_same() -> None:
 
 @pytest.mark.parametrize(("knee", "low", "high"), [(6, 4, 9), (24, 17, 33)])
 def test_requests_in_flight_climb_to_where_the_store_delivers_no_more(knee: int, low: int, high: int) -> None:
-    endpoint = Endpoint("a", Store(), in_flight=InFlight("climb", requests=4, most=64))
+    endpoint = Endpoint("a", Store(), in_flight=InFlight("hill-climb", requests=4, most=64))
     now, number = 0.0, 0
     under_way: list[tuple[float, int, float]] = []
     limits = []
@@ -136,7 +136,7 @@ def test_requests_in_flight_climb_to_where_the_store_delivers_no_more(knee: int,
 
 
 def test_a_fixed_policy_stays_and_a_failure_halves_a_climbing_one() -> None:
-    fixed, climbing = InFlight("fixed", requests=8), InFlight("climb", requests=8)
+    fixed, climbing = InFlight("fixed", requests=8), InFlight("hill-climb", requests=8)
     for number in range(1000):
         fixed.ended(float(number), MIB, busy=True)
     for policy in (fixed, climbing):

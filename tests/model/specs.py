@@ -32,15 +32,16 @@ def specs(draw: st.DrawFn, *, least_length: int = 1) -> Spec:
     size = 2 * draw(st.integers(1, 5))
     position = draw(st.sampled_from(get_args(Position)))
     scaling = draw(st.sampled_from(get_args(RopeScaling))) if position == "rope" else "none"
+    length, vocabulary = draw(st.integers(least_length, 64)), draw(st.integers(2, 500))
     settings = Model(
         layers=draw(st.integers(1, 4)),
         width=max(heads * size, 8 * heads),
         heads=heads,
         kv_heads=draw(st.sampled_from([None, *(n for n in range(1, heads + 1) if heads % n == 0)])),
-        hidden=draw(st.none() | st.integers(8, 300)),
+        mlp_width=draw(st.none() | st.integers(8, 300)),
         bias=draw(st.booleans()),
         norm=draw(st.sampled_from(get_args(Norm))),
-        norm_place=draw(st.sampled_from(get_args(NormPlace))),
+        norm_position=draw(st.sampled_from(get_args(NormPlace))),
         qk_norm=draw(st.booleans()),
         mlp=draw(st.sampled_from(get_args(Mlp))),
         position=position,
@@ -50,10 +51,13 @@ def specs(draw: st.DrawFn, *, least_length: int = 1) -> Spec:
         documents=draw(st.sampled_from(get_args(Documents))),
         dropout=draw(st.sampled_from([0.0, 0.1])),
         init=draw(st.sampled_from(get_args(Init))),
-        tied=draw(st.booleans()),
+        tie_embeddings=draw(st.booleans()),
+        head_size=draw(st.sampled_from([None, None, 4, 6])),
+        vocabulary=draw(st.sampled_from([None, vocabulary, vocabulary + 7])),
+        positions=draw(st.sampled_from([None, length, length + 5])) if position == "learned" else None,
     )
     assert not list(settings.check())
-    plain = resolve(settings, vocabulary=draw(st.integers(2, 500)), sequence_length=draw(st.integers(least_length, 64)))
+    plain = resolve(settings, vocabulary=vocabulary, sequence_length=length)
     return with_lora(plain, draw(st.none() | loras()))
 
 
@@ -80,7 +84,7 @@ def freeze(model: Decoder, trained: Collection[str] | None) -> None:
 
 def small(*, vocabulary: int = 37, sequence_length: int = 10, lora: Lora | None = None, **changes: object) -> Spec:
     """A spec of two small layers, as changed."""
-    settings = {"layers": 2, "width": 32, "heads": 4, "kv_heads": 2, "hidden": 48, **changes}
+    settings = {"layers": 2, "width": 32, "heads": 4, "kv_heads": 2, "mlp_width": 48, **changes}
     return with_lora(resolve(Model(**settings), vocabulary=vocabulary, sequence_length=sequence_length), lora)
 
 

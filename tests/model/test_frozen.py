@@ -15,7 +15,7 @@ from ropewalk.model.lora import adapter_names
 
 from .specs import small, specs
 
-SPEC = small(layers=12, norm="layer", bias=True, tied=False, position="learned")
+SPEC = small(layers=12, norm="layer", bias=True, tie_embeddings=False, position="learned")
 NAMES = tuple(SPEC.shapes())
 
 
@@ -118,4 +118,4 @@ def test_every_wrong_pattern_is_told_at_once():
 
 def test_a_tied_head_is_the_embedding():
     with pytest.raises(UserError, match="freeze `embedding`"):
-        trained_names(small(tied=True), ["head"])
+        trained_names(small(tie_embeddings=True), ["head"])

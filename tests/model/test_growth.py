@@ -23,25 +23,25 @@ TOLERANCE = 1e-10
 GPT2 = {"norm": "layer", "position": "learned", "mlp": "gelu", "bias": True}
 MODELS = {
     "default": {},
-    "untied": {"tied": False},
+    "untied": {"tie_embeddings": False},
     "grouped": {"kv_heads": 2, "qk_norm": True},
     "gpt2": GPT2,
-    "both": {"norm_place": "both", "norm": "layer"},
-    "both-rms": {"norm_place": "both"},
-    "no-norm": {"norm": "none", "tied": False},
-    "both-none": {"norm": "none", "norm_place": "both", "tied": False},
+    "both": {"norm_position": "both", "norm": "layer"},
+    "both-rms": {"norm_position": "both"},
+    "no-norm": {"norm": "none", "tie_embeddings": False},
+    "both-none": {"norm": "none", "norm_position": "both", "tie_embeddings": False},
     "relu2-window": {"mlp": "relu2", "window": 3},
     "alibi": {"position": "alibi"},
     "sinusoidal": {"position": "sinusoidal", "mlp": "geglu"},
-    "post": {"norm_place": "post", "norm": "layer"},
-    "post-untied": {"norm_place": "post", "tied": False},
+    "post": {"norm_position": "post", "norm": "layer"},
+    "post-untied": {"norm_position": "post", "tie_embeddings": False},
 }
 SIZES = {
-    "hidden": Sizes(hidden=40),
+    "mlp_width": Sizes(mlp_width=40),
     "width": Sizes(width=32),
-    "thrice": Sizes(width=48, hidden=72),
+    "thrice": Sizes(width=48, mlp_width=72),
     "layers": Sizes(layers=5),
-    "all": Sizes(layers=3, width=32, hidden=64),
+    "all": Sizes(layers=3, width=32, mlp_width=64),
 }
 
 
@@ -63,8 +63,8 @@ def logits(spec: Spec, weights: dict[str, Tensor]) -> Tensor:
 
 
 def can_grow(spec: Spec, sizes: Sizes) -> bool:
-    moved = spec.position in ("alibi", "sinusoidal") or (spec.norm == "none" and spec.tied)
-    return not (sizes.width and moved) and not (sizes.layers and spec.norm_place == "post")
+    moved = spec.position in ("alibi", "sinusoidal") or (spec.norm == "none" and spec.tie_embeddings)
+    return not (sizes.width and moved) and not (sizes.layers and spec.norm_position == "post")
 
 
 CASES = [
@@ -109,7 +109,7 @@ def test_grouped_heads_grow_within_their_groups_or_with_them(kv_heads: int) -> N
 
 
 def test_stacking_copies_the_trained_blocks_in_order() -> None:
-    spec = small_spec(norm_place="post")
+    spec = small_spec(norm_position="post")
     weights = trained(spec).state_dict()
     grown = grow(weights, spec, larger(spec, Sizes(layers=5)), new_blocks="stack")
     assert not grown.preserving
@@ -120,7 +120,7 @@ def test_stacking_copies_the_trained_blocks_in_order() -> None:
 
 @pytest.mark.parametrize("place", ["pre", "both"])
 def test_blocks_that_start_as_the_identity_do_learn(place: str) -> None:
-    spec = small_spec(norm_place=place)
+    spec = small_spec(norm_position=place)
     grown = grow(trained(spec).state_dict(), spec, larger(spec, Sizes(layers=4)))
     model = Decoder(grown.spec).double()
     model.load_state_dict(grown.weights)
@@ -131,7 +131,7 @@ def test_blocks_that_start_as_the_identity_do_learn(place: str) -> None:
 
 def test_copies_stay_copies_unless_noise_is_asked_for() -> None:
     spec = small_spec(mlp="gelu")
-    weights, wide = trained(spec).state_dict(), larger(spec, Sizes(hidden=48))
+    weights, wide = trained(spec).state_dict(), larger(spec, Sizes(mlp_width=48))
     plain, noisy, again = (grow(weights, spec, wide, noise=noise, seed=5) for noise in (0.0, 0.01, 0.01))
     up = "blocks.0.mlp.up.weight"
     assert torch.equal(plain.weights[up][:24], plain.weights[up][24:])
@@ -146,7 +146,7 @@ def test_copies_stay_copies_unless_noise_is_asked_for() -> None:
 def test_half_precision_weights_keep_their_type() -> None:
     spec = small_spec()
     weights = build(spec, seed=0, dtype=torch.bfloat16).state_dict()
-    grown = grow(weights, spec, larger(spec, Sizes(layers=3, width=32, hidden=48)), noise=0.1)
+    grown = grow(weights, spec, larger(spec, Sizes(layers=3, width=32, mlp_width=48)), noise=0.1)
     assert {tensor.dtype for tensor in grown.weights.values()} == {torch.bfloat16}
 
 
@@ -172,6 +172,6 @@ def test_what_cannot_be_preserved_is_refused_with_the_reason(settings: dict, siz
 
 
 def test_no_block_is_the_identity_after_post_norms() -> None:
-    spec = small_spec(norm_place="post")
+    spec = small_spec(norm_position="post")
     with pytest.raises(UserError, match="--new-blocks stack"):
         grow(trained(spec).state_dict(), spec, dataclasses.replace(spec, layers=3))

@@ -30,14 +30,14 @@ TOLERANCE = 1e-5
 GPT2: dict[str, Any] = {"norm": "layer", "position": "learned", "mlp": "gelu-tanh", "bias": True}
 MODELS: dict[str, dict[str, Any]] = {
     "llama": {},
-    "llama-untied": {"tied": False},
-    "llama-grouped": {"kv_heads": 2, "hidden": 64},
-    "llama-one-group-untied": {"kv_heads": 1, "tied": False},
+    "llama-untied": {"tie_embeddings": False},
+    "llama-grouped": {"kv_heads": 2, "mlp_width": 64},
+    "llama-one-group-untied": {"kv_heads": 1, "tie_embeddings": False},
     "llama-bias-geglu": {"bias": True, "mlp": "geglu"},
-    "llama-linear": {"rope_scaling": "linear", "rope_factor": 4.0, "rope_base": 500.0},
+    "llama-linear": {"rope_scaling": "linear", "rope_factor": 4.0, "rope_theta": 500.0},
     "llama-ntk": {"rope_scaling": "ntk", "rope_factor": 4.0},
     "gpt2": GPT2,
-    "gpt2-untied": GPT2 | {"tied": False},
+    "gpt2-untied": GPT2 | {"tie_embeddings": False},
     "gpt2-exact-gelu": GPT2 | {"mlp": "gelu"},
     "gpt2-relu2": GPT2 | {"mlp": "relu2"},
     "gpt2-without-bias": GPT2 | {"bias": False},
@@ -264,7 +264,7 @@ def test_an_import_is_a_whole_checkpoint_of_step_0(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "asked", "words"),
     [
-        ({"norm_place": "post"}, "auto", ["no Hugging Face layout", "`model.norm_place` pre, not post"]),
+        ({"norm_position": "post"}, "auto", ["no Hugging Face layout", "`model.norm_position` pre, not post"]),
         ({"window": 4}, "llama", ["`llama` does not hold", "`model.window` not set, not 4"]),
         (
             {"qk_norm": True, "mlp": "relu2"},
@@ -294,7 +294,7 @@ def test_a_model_that_no_layout_holds_is_refused_by_option(settings: dict, asked
         ({"intermediate_size": 48}, ["gate_proj", "the config says"]),
         ({"num_hidden_layers": 3}, ["model.layers.2.", "missing"]),
         ({"num_hidden_layers": 1}, ["model.layers.1.", "nothing is known"]),
-        ({"hidden_size": "wide"}, ["hidden_size", "'wide'"]),
+        ({"hidden_size": "wide"}, ["hidden_size", '"wide"']),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )

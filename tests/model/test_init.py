@@ -14,7 +14,9 @@ from ropewalk.model.laws import STD
 
 from .specs import small
 
-LARGE = small(layers=3, width=128, heads=8, hidden=256, vocabulary=600, position="learned", norm="layer", tied=False)
+LARGE = small(
+    layers=3, width=128, heads=8, mlp_width=256, vocabulary=600, position="learned", norm="layer", tie_embeddings=False
+)
 
 
 def test_spread_by_kind():

@@ -216,7 +216,7 @@ def test_rounding(dtype, by_rows):
 @pytest.mark.parametrize("adds", [False, True], ids=["the norm adds", "the product adds"])
 @pytest.mark.parametrize("kind", [{}, {"bias": True, "mlp": "gelu", "norm": "layer", "position": "learned"}])
 def test_a_block_with_residual_sums_inside_products(kind, adds, monkeypatch):
-    spec = small_spec(width=64, hidden=128, heads=2, layers=1, sequence_length=16, **kind)
+    spec = small_spec(width=64, mlp_width=128, heads=2, layers=1, sequence_length=16, **kind)
     model = build(spec, seed=0, device=DEVICE)
     with torch.no_grad():
         for number, parameter in enumerate(model.parameters()):

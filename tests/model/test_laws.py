@@ -22,8 +22,8 @@ from .specs import small
 
 
 def wide(init: str, **changes: object) -> Spec:
-    sizes = {"layers": 4, "width": 64, "heads": 8, "kv_heads": 4, "hidden": 192, "vocabulary": 300}
-    return small(**{**sizes, "init": init, "tied": False, **changes})
+    sizes = {"layers": 4, "width": 64, "heads": 8, "kv_heads": 4, "mlp_width": 192, "vocabulary": 300}
+    return small(**{**sizes, "init": init, "tie_embeddings": False, **changes})
 
 
 def unfused(spec: Spec, name: str) -> dict[str, Tensor]:
@@ -92,7 +92,7 @@ def jacobian_rows(branch, x_BTC: Tensor) -> Tensor:
 @pytest.mark.parametrize("mlp", ["gelu", "gelu-tanh"])
 def test_lipschitz_branches_are_1_lipschitz(mlp):
     """Xu et al.: k <= 1 for what is added to the stream, on normalised inputs; a plain sum of units would not be."""
-    spec = wide("lipschitz", mlp=mlp, norm="layer", norm_place="post", hidden=256)
+    spec = wide("lipschitz", mlp=mlp, norm="layer", norm_position="post", mlp_width=256)
     for name in spec.shapes():
         if name.startswith("blocks.") and name.endswith(("qkv.weight", "out.weight", "up.weight", "down.weight")):
             assert initial_value(name, spec.shapes()[name], spec, seed=0).norm(dim=1).max() <= 1
@@ -108,7 +108,7 @@ def test_lipschitz_branches_are_1_lipschitz(mlp):
 
 def stream_share(layers: int) -> float:
     """What the norms of a post-norm model leave of its first stream: each divides by the deviation of x + f(x)."""
-    spec = wide("ds-init", layers=layers, norm="layer", norm_place="post", mlp="gelu", hidden=256)
+    spec = wide("ds-init", layers=layers, norm="layer", norm_position="post", mlp="gelu", mlp_width=256)
     share = 1.0
 
     def divide(module: torch.nn.Module, inputs: tuple[Tensor, ...]) -> None:
@@ -140,7 +140,7 @@ def unscaled(matrix: Matrix, spec: Spec) -> Distribution:
 
 def first_update(optimizer: type[torch.optim.Optimizer], layers: int) -> float:
     """How far the logits of a token move in the first step, divided by the learning rate; no norm anywhere."""
-    spec = wide("t-fixup", layers=layers, norm="none", mlp="gelu", hidden=256, position="none", vocabulary=37)
+    spec = wide("t-fixup", layers=layers, norm="none", mlp="gelu", mlp_width=256, position="none", vocabulary=37)
     model = build(spec, seed=0, dtype=torch.float64)
     draw = torch.Generator().manual_seed(0)
     tokens, targets = torch.randint(37, (2, 4, 10), generator=draw)

@@ -111,7 +111,7 @@ def test_gradients_of_a_whole_model_follow_from_those_of_the_merged_one(spec, lo
 
 def test_a_starts_gaussian_by_its_inputs_and_b_at_zero_under_every_law():
     for init in ("depth-scaled", "lipschitz", "zero-projection"):
-        spec = small(width=128, heads=8, hidden=256, init=init, lora=Lora(rank=64))
+        spec = small(width=128, heads=8, mlp_width=256, init=init, lora=Lora(rank=64))
         for name, value in build(spec, seed=0).named_parameters():
             if name.endswith(".lora_b"):
                 assert (value == 0).all()

@@ -18,7 +18,7 @@ from .specs import small
 
 CHOICES: dict[str, tuple[Any, ...]] = {
     "norm": get_args(Norm),
-    "norm_place": get_args(NormPlace),
+    "norm_position": get_args(NormPlace),
     "mlp": get_args(Mlp),
     "position": get_args(Position),
     "documents": get_args(Documents),
@@ -28,10 +28,10 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "dropout": (0.0, 0.2),
     "kv_heads": (1, 2, 4),
     "lora": (Lora(rank=4), Lora(targets="attention")),
-    **dict.fromkeys(("bias", "qk_norm", "tied"), (False, True)),
+    **dict.fromkeys(("bias", "qk_norm", "tie_embeddings"), (False, True)),
 }
 VALUES = [{name: value} for name, values in CHOICES.items() for value in values]
-VALUES += [{"init": "t-fixup", "norm": "none"}, {"init": "lipschitz", "norm_place": "post", "norm": "layer"}]
+VALUES += [{"init": "t-fixup", "norm": "none"}, {"init": "lipschitz", "norm_position": "post", "norm": "layer"}]
 
 
 def made(changes: dict[str, Any]) -> Decoder:
@@ -70,7 +70,7 @@ def test_the_loss_falls_within_thirty_steps(changes):
         {},
         {"position": "alibi", "window": 4},
         {"documents": "separate", "dropout": 0.1},
-        {"norm_place": "both"},
+        {"norm_position": "both"},
         {"lora": Lora()},
     ],
     ids=str,

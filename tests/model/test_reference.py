@@ -133,15 +133,15 @@ def reference_logits(spec: Spec, weights: Weights, tokens_T: Tensor, documents: 
         }
         parts = unfused(spec, block, f"blocks.{layer}.")
         for branch, compute in (("attention", attention), ("mlp", feed_forward)):
-            before_TC = x_TC if spec.norm_place == "post" else norm(spec, block, f"{branch}_norm", x_TC)
+            before_TC = x_TC if spec.norm_position == "post" else norm(spec, block, f"{branch}_norm", x_TC)
             added_TC = compute(spec, block, parts, before_TC, documents)
-            if spec.norm_place == "both":
+            if spec.norm_position == "both":
                 added_TC = norm(spec, block, f"{branch}_post_norm", added_TC)
             x_TC = x_TC + added_TC
-            if spec.norm_place == "post":
+            if spec.norm_position == "post":
                 x_TC = norm(spec, block, f"{branch}_norm", x_TC)
-    head_VC = weights["embedding.weight" if spec.tied else "head.weight"]
-    if spec.norm_place != "post":
+    head_VC = weights["embedding.weight" if spec.tie_embeddings else "head.weight"]
+    if spec.norm_position != "post":
         x_TC = norm(spec, weights, "norm", x_TC)
     return x_TC @ head_VC.T
 
@@ -245,7 +245,7 @@ def turned(spec: Spec, x_TD: Tensor) -> Tensor:
     """RoPE as multiplication of complex numbers (feature i, feature i + D/2) by e^(i position frequency)."""
     half = spec.head_size // 2
     stretch = spec.rope_factor if spec.rope_scaling == "linear" else 1.0
-    base = spec.rope_base
+    base = spec.rope_theta
     if spec.rope_scaling == "ntk":
         base *= spec.rope_factor ** (spec.head_size / (spec.head_size - 2))
     rows = []

@@ -33,7 +33,7 @@ def test_a_size_is_as_large_as_its_name_says(name: str, least: float, most: floa
 @pytest.mark.parametrize("name", SIZES)
 def test_every_size_is_a_valid_recipe_whose_microbatches_divide_its_batch(name: str) -> None:
     assert list(SIZES[name].model.check()) == []
-    assert SIZES[name].batch_rows % SIZES[name].microbatch_rows == 0
+    assert SIZES[name].batch_size % SIZES[name].microbatch_size == 0
 
 
 def test_a_size_is_known_in_small_letters_and_an_unknown_one_names_those_there_are() -> None:

@@ -13,12 +13,14 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
+from ropewalk.base.errors import UserError
 from ropewalk.model.attend import additive_mask
 from ropewalk.model.config import Lora, Mlp, Model
 from ropewalk.model.decoder import Decoder, build
 from ropewalk.model.frozen import trained_names
+from ropewalk.model.lora import with_lora
 from ropewalk.model.loss import token_losses
-from ropewalk.model.spec import Spec, resolve
+from ropewalk.model.spec import Spec, model_values, resolve
 
 from .specs import freeze, small, specs, trained
 
@@ -34,10 +36,10 @@ def test_shapes_are_those_of_the_modules(spec):
 
 
 def test_unset_sizes_follow_the_documented_rules():
-    assert resolve(Model(width=256), vocabulary=100, sequence_length=8).hidden == 704
-    assert resolve(Model(width=256, mlp="geglu"), vocabulary=100, sequence_length=8).hidden == 704
-    assert resolve(Model(width=256, mlp="relu2"), vocabulary=100, sequence_length=8).hidden == 1024
-    assert resolve(Model(width=256, mlp="gelu"), vocabulary=100, sequence_length=8).hidden == 1024
+    assert resolve(Model(width=256), vocabulary=100, sequence_length=8).mlp_width == 704
+    assert resolve(Model(width=256, mlp="geglu"), vocabulary=100, sequence_length=8).mlp_width == 704
+    assert resolve(Model(width=256, mlp="relu2"), vocabulary=100, sequence_length=8).mlp_width == 1024
+    assert resolve(Model(width=256, mlp="gelu"), vocabulary=100, sequence_length=8).mlp_width == 1024
     assert resolve(Model(width=256, heads=8), vocabulary=100, sequence_length=8).kv_heads == 8
 
 
@@ -116,7 +118,7 @@ def adafactor(parameters: list[Tensor]) -> torch.optim.Optimizer:
 
 @pytest.mark.parametrize(("name", "make"), [("adamw", torch.optim.AdamW), ("adafactor", adafactor)])
 def test_optimizer_bytes_are_those_of_its_moments(name, make):
-    spec = small(norm="layer", bias=True, position="learned", tied=False)
+    spec = small(norm="layer", bias=True, position="learned", tie_embeddings=False)
     model = build(spec, seed=0)
     for parameter in model.parameters():
         parameter.grad = torch.ones_like(parameter)
@@ -131,7 +133,7 @@ def test_optimizer_bytes_are_those_of_its_moments(name, make):
 @pytest.mark.parametrize(("name", "make"), [("adamw", torch.optim.AdamW), ("adafactor", adafactor)])
 @pytest.mark.parametrize("frozen", [(), ("embedding", "blocks.0.attention"), ("*.weight",)])
 def test_gradients_and_moments_are_those_of_what_is_trained(name, make, frozen):
-    for spec in (small(bias=True, norm="layer", tied=False), small(lora=Lora(rank=3))):
+    for spec in (small(bias=True, norm="layer", tie_embeddings=False), small(lora=Lora(rank=3))):
         names = trained_names(spec, frozen)
         model = build(spec, seed=0)
         freeze(model, names)
@@ -161,7 +163,17 @@ def test_moments_in_eight_bits_are_two_bytes_a_weight_and_two_numbers_a_row_of_t
 
 def test_a_spec_saved_before_an_option_existed_means_its_default():
     spec = resolve(Model(), vocabulary=100, sequence_length=8)
-    later = ["bias", "norm_place", "qk_norm", "rope_scaling", "rope_factor", "window", "documents", "dropout", "init"]
+    later = [
+        "bias",
+        "norm_position",
+        "qk_norm",
+        "rope_scaling",
+        "rope_factor",
+        "window",
+        "documents",
+        "dropout",
+        "init",
+    ]
     later += ["lora_rank", "lora_alpha", "lora_targets"]
     old = {name: value for name, value in dataclasses.asdict(spec).items() if name not in later}
     assert Spec(**old) == spec
@@ -178,3 +190,18 @@ def test_a_spec_saved_before_an_option_existed_means_its_default():
 )
 def test_settings_that_contradict_each_other_are_named(changes, field):
     assert [name for name, _ in Model(**changes).check()] == [field]
+
+
+@settings(deadline=None)
+@given(spec=specs())
+def test_the_settings_of_a_spec_give_it_again(spec: Spec) -> None:
+    plain, values = with_lora(spec, None), Model(**model_values(spec))
+    assert not list(values.check())
+    again = resolve(values, vocabulary=1, sequence_length=spec.sequence_length)
+    assert again == dataclasses.replace(plain, positions=again.positions)
+    assert again.shapes() == plain.shapes()
+
+
+def test_a_vocabulary_smaller_than_the_tokenizer_is_refused() -> None:
+    with pytest.raises(UserError, match=r"`model\.vocabulary` is 300, the tokenizer has 301 tokens"):
+        resolve(Model(vocabulary=300), vocabulary=301, sequence_length=8)

@@ -36,7 +36,7 @@ def test_every_parameter_has_a_split_that_fits_it(spec):
 @pytest.mark.parametrize("hidden", [704, 5632, 11008, 14336, 40, 1000])
 @pytest.mark.parametrize("mlp", get_args(Mlp))
 def test_usual_tensor_degrees_divide_the_feed_forward_units(hidden, mlp):
-    spec = small(hidden=hidden, mlp=mlp)
+    spec = small(mlp_width=hidden, mlp=mlp)
     for name in ("blocks.0.mlp.up.weight", "blocks.0.mlp.down.weight"):
         assert splits(spec)[name].units % 8 == 0
 
@@ -48,7 +48,7 @@ def test_usual_tensor_degrees_divide_the_feed_forward_units(hidden, mlp):
     "changes", [{}, {"position": "alibi", "window": 4}, {"qk_norm": True, "bias": True}, {"bias": True, "lora": Lora()}]
 )
 def test_row_parallel_outputs_of_a_split_block_add_up(degree, mlp, place, changes):
-    spec = small(heads=8, kv_heads=4, mlp=mlp, norm_place=place, hidden=96, **changes)
+    spec = small(heads=8, kv_heads=4, mlp=mlp, norm_position=place, mlp_width=96, **changes)
     block = loud(spec, seed=1).blocks["1"]
     parts = [tensor_part(block, spec, rank, degree) for rank in range(degree)]
     x_BTC = torch.randn(2, 7, spec.width, dtype=torch.float64)
@@ -102,7 +102,7 @@ def tensor_part(block: Block, spec, rank: int, degree: int) -> Block:
 @pytest.mark.parametrize("position", get_args(Position))
 @pytest.mark.parametrize("place", get_args(NormPlace))
 def test_two_pipeline_stages_equal_the_whole(tied, position, place):
-    spec = small(layers=4, tied=tied, position=position, norm="layer", norm_place=place, window=5)
+    spec = small(layers=4, tie_embeddings=tied, position=position, norm="layer", norm_position=place, window=5)
     whole = build(spec, seed=3, dtype=torch.float64)
     first = Decoder(spec, layers=[0, 1], last=False).double()
     second = Decoder(spec, layers=[2, 3], first=False).double()
@@ -116,7 +116,7 @@ def test_two_pipeline_stages_equal_the_whole(tied, position, place):
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_stages_start_with_the_values_of_the_whole(tied):
-    spec = small(layers=4, tied=tied, position="learned")
+    spec = small(layers=4, tie_embeddings=tied, position="learned")
     whole = dict(build(spec, seed=3).named_parameters())
     stages = [Decoder(spec, layers=[0], last=False), Decoder(spec, layers=[1, 2, 3], first=False)]
     seen = set()

@@ -84,7 +84,7 @@ def events(*, finished: bool) -> list[dict[str, Any]]:
     log.write("stage_started", stage="train")
     log.write("restored", step=RESTORED, path="checkpoints/step-00000150", seconds=0.31)
     log.write("train_started", step=RESTORED, **TRAINING)
-    log.write("warning", message="the validation text is shorter than `train.validate_rows`: 41 rows of 64")
+    log.write("warning", message="the validation text is shorter than `train.validation_sequences`: 41 rows of 64")
     log.train(RESTORED, STEPS)
     log.write("train_finished", step=STEPS, seconds=88.2)
     log.write("stage_finished", stage="train", seconds=171.9, result={"step": STEPS})
@@ -147,14 +147,14 @@ def manifest() -> dict[str, Any]:
             _source("stdlib", "code", [
                 ("read", 1890, 24_100_000, 23_900_000, {"not_utf8": 4, "empty": 31}),
                 ("filter", 1855, 23_900_000, 21_300_000, {
-                    "min_bytes": 142, "max_mean_line_length": 9, "min_letter_share": 17,
+                    "min_characters": 142, "max_mean_line_length": 9, "min_letter_share": 17,
                     "max_duplicate_line_share": 58,
                 }),
                 ("deduplicate", 1629, 21_300_000, 20_950_000, {"exact": 36}),
             ]),
             _source("topics", "prose", [
                 ("read", 804, 3_000_000, 3_000_000, {}),
-                ("filter", 804, 3_000_000, 2_800_000, {"min_bytes": 96, "min_letter_share": 3}),
+                ("filter", 804, 3_000_000, 2_800_000, {"min_characters": 96, "min_letter_share": 3}),
                 ("deduplicate", 705, 2_800_000, 2_640_000, {"exact": 61}),
             ]),
         ],
@@ -311,11 +311,11 @@ format = "auto"
 domain = "prose"
 
 [prepare.filter]
-min_bytes = 200
+min_characters = 200
 max_mean_line_length = 200.0
 
 [prepare.tokenizer]
-vocabulary = 4096
+vocab_size = 4096
 
 [load]
 sequence_length = 256
@@ -324,11 +324,11 @@ sequence_length = 256
 layers = 4
 width = 192
 heads = 6
-tied = true
+tie_embeddings = true
 
 [train]
 steps = 300
-batch_rows = 32
+batch_size = 32
 clip_norm = 1.0
 precision = "fp32"
 log_every_steps = 3

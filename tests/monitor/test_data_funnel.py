@@ -92,7 +92,7 @@ def test_shards_that_do_not_account_for_all_documents_end_in_one_node(run: Path)
 
 def test_counts_that_do_not_add_up_are_refused_by_name(run: Path) -> None:
     manifest: Any = read_run(run).manifest
-    manifest["sources"][0]["steps"][1]["removed"]["min_bytes"] += 1
+    manifest["sources"][0]["steps"][1]["removed"]["min_characters"] += 1
     with pytest.raises(DataError, match="source stdlib, step filter"):
         read_flow(manifest)
 

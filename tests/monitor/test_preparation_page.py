@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ropewalk.base.errors import DataError
+from ropewalk.base.seal import sealed_json
 from ropewalk.monitor.preparation import render, write_page
 from tests.monitor.conftest import manifest
 
@@ -20,9 +21,10 @@ def tree(**changes: Any) -> dict[str, Any]:
     return {
         "format": 1,
         "manifest": {**manifest(), "warnings": ["source `a`: look at this"]},
-        "overlap": {"rules": ["min_bytes", "gopher.min_words"], "documents": [[20, 5], [5, 8]], "alone": [15, 3]},
+        "overlap": {"rules": ["min_characters", "gopher.min_words"], "documents": [[20, 5], [5, 8]], "alone": [15, 3]},
         "samples": [
-            {"stage": "filter", "rule": "min_bytes", "id": "a:x.txt", "value": 7.0, "threshold": 200.0, "text": "tiny"},
+            {"stage": "filter", "rule": "min_characters", "id": "a:x.txt", "value": 7.0, "threshold": 200.0,
+             "text": "tiny"},
             {"stage": "near", "rule": "minhash", "id": "a:y.txt", "partner": "a:z.txt", "value": 0.91,
              "threshold": 0.8, "jaccard": 0.91, "text": "a copy", "partner_text": "the original"},
         ],
@@ -90,6 +92,6 @@ def test_whatever_the_file_holds_there_is_a_page(changes: dict[str, Any]) -> Non
 def test_the_page_lies_beside_its_file_and_a_newer_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "report.json").write_text(json.dumps(tree()))
     assert write_page(tmp_path) == tmp_path / "report.html"
-    (tmp_path / "report.json").write_text(json.dumps(tree(format=2)))
+    (tmp_path / "report.json").write_bytes(sealed_json(dict(tree(format=3))))
     with pytest.raises(DataError, match="upgrade ropewalk"):
         write_page(tmp_path)

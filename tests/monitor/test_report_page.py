@@ -12,6 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ropewalk.base.events import EventLog
+from ropewalk.cli.results import evaluation_line
+from ropewalk.monitor.console import status_lines
+from ropewalk.monitor.headline import key_figures
 from ropewalk.monitor.markup import element, escape
 from ropewalk.monitor.report import render, write_report
 from ropewalk.monitor.run import read_run
@@ -94,7 +98,24 @@ def test_the_numbers_on_the_page_are_those_in_the_files(run: Path) -> None:
             assert f"{values[key]:.3f}" in words
         assert f"{100 * values['accuracy']:.1f} %" in words
     assert f"{results['loss']:.3f}" in words
-    assert "1.32 bits per byte held out; zlib 2.35, xz 2.01" in words
+    assert "1.32 held-out bits per byte; zlib 2.35, xz 2.01" in words
+
+
+def test_the_validation_loss_and_the_evaluation_have_different_names_everywhere(run: Path) -> None:
+    """They measure different text: the first sequences while training, whole documents at the end."""
+    with EventLog(run) as log:
+        log.write("validation", step=300, loss=2.5, bits_per_byte=1.1, sequences=64)
+    summary = json.loads((run / "summary.json").read_text())
+    view = read_run(run)
+    tiles = {figure.name: (figure.value, figure.note) for figure in key_figures(view)}
+    assert tiles["Validation loss"] == ("2.500", "nats per token, 64 held-out sequences, step 300")
+    assert tiles["Held-out bits per byte"] == ("1.317", "whole documents, 398 kB, loss 2.773, perplexity 16")
+    words = " ".join(Reader(write_report(run).read_text(encoding="utf-8")).words)
+    assert "validation (64 held-out sequences)" in words
+    lines = "\n".join(status_lines(view))
+    assert re.search(r"validation loss +2\.5000 \(64 held-out sequences\), step 300", lines)
+    assert "1.32 held-out bits per byte" in lines
+    assert "1.317 held-out bits per byte (33 whole documents)" in evaluation_line({**summary, "documents": 33})
 
 
 def test_the_loss_curve_carries_every_logged_loss_that_counts(run: Path) -> None:

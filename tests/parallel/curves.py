@@ -1,8 +1,9 @@
 """Loss curves of twelve plans beside those of one device: 200 steps in `bf16-pure`, compiled where that is possible.
 
-`python -m tests.parallel.curves` on a machine with a GPU. In bfloat16 no two ways to compute a step have the same bits.
-What chance makes of the loss is measured by runs of one device that differ in nothing but their microbatches; a plan
-must lie within three standard deviations of their mean. `--backend gloo --steps 3` tries the script on a CPU.
+`python -m tests.parallel.curves` on a machine with a GPU. In bfloat16 no two ways to compute a step have the same bits,
+and training amplifies the difference. How much is measured in two ways, both on one device: by microbatch sizes, and by
+`--noise` runs whose first weights differ by a 4096th, an eighth of the distance between two bfloat16 numbers. A plan
+must lie within three standard deviations of the mean of these runs. `--backend gloo --steps 3` tries it on a CPU.
 """
 
 from __future__ import annotations
@@ -49,11 +50,12 @@ PLANS: dict[str, dict[str, Any]] = {
     "pipeline 2, zero-bubble": {"pipeline": 2, "schedule": "zero-bubble"},
     "pipeline 2 x ZeRO-1 over 2 x tensor 2": {"pipeline": 2, "shard": 2, "zero": 1, "tensor": 2, "sequence": True},
 }
-ALONE = {f"one device, microbatches of {rows}": {"microbatch_rows": rows} for rows in (2, 4, 8, 16, 32)}
+ALONE = {f"one device, microbatches of {rows}": {"microbatch_size": rows} for rows in (2, 4, 8, 16, 32)}
+NOISE = 2.0**-12
 
 
 def spec_of(width: int) -> Spec:
-    return small_spec(vocabulary=256, sequence_length=LENGTH, layers=4, width=width, hidden=4 * width)
+    return small_spec(vocabulary=256, sequence_length=LENGTH, layers=4, width=width, mlp_width=4 * width)
 
 
 def plan_of(settings: dict[str, Any], *, device: str) -> Plan:
@@ -61,8 +63,8 @@ def plan_of(settings: dict[str, Any], *, device: str) -> Plan:
         **{
             "device": device,
             "precision": "bf16-pure",
-            "batch_rows": ROWS,
-            "microbatch_rows": 4,
+            "batch_size": ROWS,
+            "microbatch_size": 4,
             "sequence_length": LENGTH,
             **settings,
         }
@@ -84,12 +86,18 @@ def text() -> torch.Tensor:
     return torch.frombuffer(found, dtype=torch.uint8).long()
 
 
-def losses(rank: int, plan: Plan, width: int, steps: int) -> list[float]:
-    """A rank's job: the loss of every step."""
+def losses(rank: int, plan: Plan, width: int, steps: int, noise: int = 0) -> tuple[list[float], list[str]]:
+    """A rank's job: the loss of every step, and the kernels that were chosen."""
     spec, mesh, tokens = spec_of(width), Mesh(plan, rank), text()
+    model = build(spec, seed=1)
+    if noise:
+        draw = torch.Generator().manual_seed(noise)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter *= 1 + NOISE * torch.randn(parameter.shape, generator=draw)
     executor = apply(
         plan,
-        build(spec, seed=1).to(plan.device),
+        model.to(plan.device),
         mesh,
         functools.partial(_optimizer, spec),
         clip_norm=1.0,
@@ -110,7 +118,7 @@ def losses(rank: int, plan: Plan, width: int, steps: int) -> list[float]:
         )
         rate = 1e-3 * min(1.0, (step + 1) / 20)
         found.append(executor.step(batch.strided(mesh.data.rank, mesh.data.size), lr=rate).loss)
-    return torch.stack(found).tolist()
+    return torch.stack(found).tolist(), [f"{contest.what}: {contest.winner}" for contest in executor.contests]
 
 
 def _optimizer(spec: Spec, parameters: dict[str, nn.Parameter], cuts: Any) -> torch.optim.Optimizer:
@@ -122,33 +130,45 @@ def main() -> None:
     parser.add_argument("--backend", choices=("nccl", "gloo"), default="nccl")
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--width", type=int, default=256)
+    parser.add_argument("--noise", type=int, default=8, help="Runs of one device whose first weights differ.")
+    parser.add_argument("--plans", nargs="*", help="Only plans whose names contain one of these.")
+    parser.add_argument("--plans-only", action="store_true", help="Leave out the runs of one device, and the verdict.")
+    parser.add_argument("--kernels", action="store_true", help="Print the kernels that each plan chose.")
     asked = parser.parse_args()
     pool, device = (NCCL, "cuda") if asked.backend == "nccl" else (POOL, "cpu")
+    plans = {name: s for name, s in PLANS.items() if not asked.plans or any(part in name for part in asked.plans)}
+    alone = {} if asked.plans_only else ALONE
+    noisy = {f"one device, noise {seed}": {"microbatch_size": 4} for seed in range(1, asked.noise + 1) if alone}
     ends: dict[str, float] = {}
     compiled: dict[str, bool] = {}
-    for name, settings in (ALONE | PLANS).items():
+    for name, settings in (alone | noisy | plans).items():
         plan, began = plan_of(settings, device=device), time.monotonic()
+        noise = int(name.rpartition(" ")[2]) if name in noisy else 0
         try:
-            curve = pool.run(losses, plan, asked.width, asked.steps, world=plan.world, timeout_s=240)[0]
+            curve, chosen = pool.run(losses, plan, asked.width, asked.steps, noise, world=plan.world, timeout_s=240)[0]
         except AssertionError as error:
             print(f"{name}: FAILED: {error}", file=sys.stderr, flush=True)
-            curve = [float("nan")]
+            curve, chosen = [float("nan")], []
         ends[name], compiled[name] = statistics.fmean(curve[-LAST:]), plan.compile
         at = curve[min(len(curve), 20) - 1]
         seconds = time.monotonic() - began
         print(f"{name}: {ends[name]:.4f} (step 20: {at:.4f}, {seconds:.0f} s)", file=sys.stderr, flush=True)
-    alone = [ends[name] for name in ALONE]
-    assert not any(math.isnan(end) for end in alone), "one device failed"
-    mean, deviation = statistics.fmean(alone), statistics.stdev(alone)
+        if asked.kernels:
+            print(f"    {'; '.join(chosen)}", file=sys.stderr, flush=True)
+    if not alone:
+        return
+    one_device = [ends[name] for name in (*alone, *noisy)]
+    assert not any(math.isnan(end) for end in one_device), "one device failed"
+    mean, deviation = statistics.fmean(one_device), statistics.stdev(one_device)
     print(
-        f"| plan | ranks | compiled | mean loss of the last {LAST} of {asked.steps} steps | standard deviations away |"
+        f"| run | ranks | compiled | mean loss of the last {LAST} of {asked.steps} steps | standard deviations away |"
     )
     print("|---|---|---|---|---|")
     away = {name: (ends[name] - mean) / deviation if deviation else 0.0 for name in ends}
-    for name, settings in (ALONE | PLANS).items():
+    for name, settings in (alone | noisy | plans).items():
         world = plan_of(settings, device=device).world
         print(f"| {name} | {world} | {'yes' if compiled[name] else 'no'} | {ends[name]:.4f} | {away[name]:+.1f} |")
-    within = all(abs(away[name]) <= 3 for name in PLANS)
+    within = all(abs(away[name]) <= 3 for name in plans)
     print(json.dumps({"mean": mean, "deviation": deviation, "ends": ends, "away": away, "within": within}))
     sys.exit(0 if within else 1)
 

@@ -109,8 +109,8 @@ def main() -> None:
     plan = Plan(
         device="cpu",
         precision="fp32",
-        batch_rows=8,
-        microbatch_rows=1,
+        batch_size=8,
+        microbatch_size=1,
         replicate=place.world // tensor,
         tensor=tensor,
         backend=sys.argv[1],

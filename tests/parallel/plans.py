@@ -19,7 +19,7 @@ from ropewalk.train.config import OptimizerKind
 from tests.tiny import small_spec
 
 ROWS, LENGTH = 8, 16
-PAIRS = {"microbatch_rows": 2}
+PAIRS = {"microbatch_size": 2}
 """Where all of four ranks have all rows: with more processes than cores each collective takes milliseconds."""
 MARKS = {"gloo": "table of plans", "nccl": "table of plans on NCCL"}
 """Names of the tables in the page, in comments before and after them."""
@@ -36,15 +36,15 @@ MODELS: dict[str, Spec] = {
         norm="layer",
         mlp="gelu",
         position="learned",
-        norm_place="both",
+        norm_position="both",
         qk_norm=True,
         dropout=0.1,
         documents="separate",
-        tied=False,
+        tie_embeddings=False,
     ),
     "alibi": small_spec(sequence_length=LENGTH, layers=4, position="alibi", dropout=0.1, window=7),
     "post": small_spec(
-        sequence_length=LENGTH, position="sinusoidal", norm="layer", norm_place="post", mlp="geglu", kv_heads=2
+        sequence_length=LENGTH, position="sinusoidal", norm="layer", norm_position="post", mlp="geglu", kv_heads=2
     ),
     "adapters": dataclasses.replace(
         small_spec(sequence_length=LENGTH, bias=True, kv_heads=2, dropout=0.1), lora_rank=3
@@ -89,8 +89,8 @@ def case(name: str, model: str = "plain", *, optimizer: OptimizerKind = "adamw",
         **{
             "device": "cpu",
             "precision": "fp32",
-            "batch_rows": ROWS,
-            "microbatch_rows": 1,
+            "batch_size": ROWS,
+            "microbatch_size": 1,
             "sequence_length": LENGTH,
             **settings,
         }
@@ -107,12 +107,12 @@ def _alone() -> list[Case]:
     """Each strategy by itself."""
     return [
         case("one process"),
-        case("one process, 4 rows a microbatch", "rich", microbatch_rows=4),
+        case("one process, 4 rows a microbatch", "rich", microbatch_size=4),
         case("recompute attention", "rich", recompute="attention"),
         case("recompute full", "alibi", recompute="full"),
         case("replicate 2", replicate=2),
-        case("replicate 2, a bucket a parameter", "post", replicate=2, fusion_bytes=0),
-        case("replicate 2, small buckets", "rich", replicate=2, fusion_bytes=4096, microbatch_rows=2),
+        case("replicate 2, a bucket a parameter", "post", replicate=2, bucket_bytes=0),
+        case("replicate 2, small buckets", "rich", replicate=2, bucket_bytes=4096, microbatch_size=2),
         case("replicate 2, adapters", "adapters", replicate=2),
         case("replicate 4", replicate=4),
         case("replicate 2, offload activations", "deep", replicate=2, offload=("activations",)),
@@ -123,8 +123,8 @@ def _alone() -> list[Case]:
         case("tensor 2, recompute by budget", "deep", tensor=2, recompute="auto", recompute_bytes=50_000),
         case("replicate 8", "rich", replicate=8),
         *(case(f"ZeRO-{zero} over {ranks}", shard=ranks, zero=zero) for ranks in (2, 4) for zero in (1, 2, 3)),
-        case("ZeRO-1 over 2, small buckets", "rich", shard=2, zero=1, fusion_bytes=4096, microbatch_rows=2),
-        case("ZeRO-2 over 2, a bucket a parameter", "post", shard=2, zero=2, fusion_bytes=0),
+        case("ZeRO-1 over 2, small buckets", "rich", shard=2, zero=1, bucket_bytes=4096, microbatch_size=2),
+        case("ZeRO-2 over 2, a bucket a parameter", "post", shard=2, zero=2, bucket_bytes=0),
         case("ZeRO-3 over 4, rich", "rich", shard=4, zero=3),
         case("ZeRO-3 over 8", "deep", shard=8, zero=3),
         case("ZeRO-1 over 2, adapters", "adapters", shard=2, zero=1),
@@ -145,9 +145,9 @@ def _alone() -> list[Case]:
         case("ring 2, rich", "rich", context=2),
         case("ring 2, recompute full", "deep", context=2, recompute="full"),
         case("ring 4", "alibi", context=4, **PAIRS),
-        case("ulysses 2", context=2, context_kind="ulysses"),
-        case("ulysses 2, rich", "rich", context=2, context_kind="ulysses"),
-        case("ulysses 4", "post", context=4, context_kind="ulysses", **PAIRS),
+        case("ulysses 2", context=2, context_method="ulysses"),
+        case("ulysses 2, rich", "rich", context=2, context_method="ulysses"),
+        case("ulysses 4", "post", context=4, context_method="ulysses", **PAIRS),
         case("pipeline 2, GPipe", pipeline=2, schedule="gpipe"),
         case("pipeline 2, 1F1B", pipeline=2),
         case("pipeline 2, zero-bubble", "rich", pipeline=2, schedule="zero-bubble"),
@@ -180,7 +180,7 @@ def _pairs() -> list[Case]:
         # The inner stages have nothing outside of blocks.
         case("ZeRO-3 over 2 x pipeline 4", "deep", shard=2, zero=3, pipeline=4),
         case("tensor 2 x ring 2", "rich", tensor=2, sequence=True, context=2, **PAIRS),
-        case("tensor 2 x ulysses 2", tensor=2, sequence=True, context=2, context_kind="ulysses", **PAIRS),
+        case("tensor 2 x ulysses 2", tensor=2, sequence=True, context=2, context_method="ulysses", **PAIRS),
         case("tensor 2 x pipeline 2", "rich", tensor=2, sequence=True, pipeline=2),
         case("tensor 2 x pipeline 2, adapters", "adapters", tensor=2, pipeline=2),
         case("ring 2 x pipeline 2", "alibi", context=2, pipeline=2, schedule="gpipe"),
@@ -207,7 +207,7 @@ def _products() -> list[Case]:
         case("pipeline 2 x ZeRO-3 over 2 x ring 2", "rich", pipeline=2, shard=2, zero=3, context=2),
         case("replicate 2 x ZeRO-3 over 2 x tensor 2", "rich", replicate=2, shard=2, zero=3, **seq),
         case("replicate 2 x ZeRO-3 over 2 x ring 2", "alibi", replicate=2, shard=2, zero=3, context=2),
-        case("replicate 2 x ulysses 2 x tensor 2", "deep", replicate=2, context=2, context_kind="ulysses", **seq),
+        case("replicate 2 x ulysses 2 x tensor 2", "deep", replicate=2, context=2, context_method="ulysses", **seq),
         case("ZeRO-3 over 2 x ring 2 x tensor 2", "rich", shard=2, zero=3, context=2, recompute="full", **seq),
     ]
 

@@ -44,8 +44,10 @@ class Shape:
         return Batch.of_rows(torch.randint(0, self.vocabulary, size, generator=draw))
 
 
-LLAMA = Model(layers=2, width=128, heads=2, kv_heads=1, hidden=384)
-GPT_2 = Model(layers=2, width=128, heads=2, mlp="gelu-tanh", norm="layer", bias=True, position="learned", tied=True)
+LLAMA = Model(layers=2, width=128, heads=2, kv_heads=1, mlp_width=384)
+GPT_2 = Model(
+    layers=2, width=128, heads=2, mlp="gelu-tanh", norm="layer", bias=True, position="learned", tie_embeddings=True
+)
 SHAPES = {
     "llama": Shape(model=LLAMA),
     "gpt-2": Shape(model=GPT_2),
@@ -54,7 +56,7 @@ SHAPES = {
         model=replace(GPT_2, width=1024, heads=16), vocabulary=50304, length=2048, rows=32, plain_device="cuda"
     ),
     "llama of width 2048": Shape(
-        model=Model(layers=2, width=2048, heads=16, hidden=5632, tied=False),
+        model=Model(layers=2, width=2048, heads=16, mlp_width=5632, tie_embeddings=False),
         vocabulary=32000,
         length=2048,
         rows=16,
@@ -72,8 +74,8 @@ def quick_gradients(
     plan = Plan(
         device=device,
         precision=precision,
-        batch_rows=shape.rows,
-        microbatch_rows=shape.rows,
+        batch_size=shape.rows,
+        microbatch_size=shape.rows,
         compile=True,
         fp8="all",
     )

@@ -44,13 +44,13 @@ def skewed(spec: Spec, *, rows: int) -> Batch:
 
 def plan_of(**degrees: Any) -> Plan:
     rows = RANKS * EACH
-    return Plan(device="cpu", precision="fp32", batch_rows=rows, microbatch_rows=1, balance=True, **degrees)
+    return Plan(device="cpu", precision="fp32", batch_size=rows, microbatch_size=1, balance=True, **degrees)
 
 
 def dealt(rank: int, plan: Plan, spec: Spec) -> tuple[list[np.ndarray], list[int], dict[tuple[str, str], int]]:
     """What a rank computes of the batch, the numbers of these rows, and the calls of collectives that it took."""
     mesh = Mesh(plan, rank)
-    mine = skewed(spec, rows=plan.batch_rows).strided(mesh.data.rank, mesh.data.size)
+    mine = skewed(spec, rows=plan.batch_size).strided(mesh.data.rank, mesh.data.size)
     batch, numbers = Dealer(mesh.rows, spec)(mine)
     calls = {key: sent.calls for key, sent in mesh.traffic.take().items()}
     return [tensor.numpy() for tensor in astuple(batch)], numbers.tolist(), calls
@@ -105,7 +105,7 @@ def test_cost_of_a_row_counts_the_pairs_that_attention_does_not_mask(window: int
 @pytest.mark.parametrize(
     "balanced",
     [
-        case("replicate 2", "rich", replicate=2, microbatch_rows=2, balance=True),
+        case("replicate 2", "rich", replicate=2, microbatch_size=2, balance=True),
         case("ZeRO-3 over 2", "rich", shard=2, zero=3, balance=True),
         case("replicate 2 x ZeRO-1 over 2", "rich", replicate=2, shard=2, zero=1, balance=True),
         case("replicate 2 x ring 2", "rich", replicate=2, context=2, balance=True),

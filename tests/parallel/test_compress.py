@@ -29,7 +29,7 @@ LOW = ("matrix", "wide")
 
 
 def mesh_of(rank: int, **degrees: int) -> Mesh:
-    return Mesh(Plan(device="cpu", precision="fp32", batch_rows=4, microbatch_rows=1, **degrees), rank)
+    return Mesh(Plan(device="cpu", precision="fp32", batch_size=4, microbatch_size=1, **degrees), rank)
 
 
 def gradients(rank: int, *, step: int = 0, inner: int | None = None, dtype: torch.dtype = torch.float64) -> Any:
@@ -160,6 +160,35 @@ def test_powersgd_sends_two_factors() -> None:
         assert [sent for *_, sent in steps] == [{("replicate", "all_reduce"): (2, (first + second) * 8)}] * 2
 
 
+class Recorded:
+    """Sums over one; notes in which order messages of which sizes start and are waited for."""
+
+    def __init__(self, events: list[tuple[str, int]]) -> None:
+        self._events = events
+
+    def start_all_reduce(self, x: Tensor) -> Pending:
+        self._events.append(("starts", x.numel()))
+        return Pending((), x, finish=lambda: self._events.append(("waited for", x.numel())))
+
+
+def test_powersgd_sends_the_factors_of_a_bucket_after_the_next_one_has_started() -> None:
+    events: list[tuple[str, int]] = []
+    compressor = PowerSgd(Recorded(events), rank=1, seed=7)
+    shapes = [(20, 10), (21, 11), (22, 12)]
+    buckets = [in_bucket({f"m{n}": torch.randn(shape, dtype=torch.float64)}) for n, shape in enumerate(shapes)]
+    pending = [compressor.start(*bucket) for bucket in buckets]
+    during = [("starts", 20), ("starts", 21), ("waited for", 20), ("starts", 10)]
+    during += [("starts", 22), ("waited for", 21), ("starts", 11)]
+    assert events == during, "only the factors of the last bucket are left"
+    for each in pending:
+        each.wait()
+    after = [("waited for", 10), ("waited for", 11), ("waited for", 22), ("starts", 12), ("waited for", 12)]
+    assert events[len(during) :] == after
+    events.clear()
+    compressor.start(*buckets[0])
+    assert events == [("starts", 20)], "a step begins with nothing of the one before"
+
+
 def after_infinity(rank: int) -> tuple[bool, bool]:
     """Whether the sum shows a broken gradient of rank 1, and whether the state is as before."""
     compressor = PowerSgd(mesh_of(rank, replicate=2).group("replicate"), rank=RANK, seed=7)
@@ -203,7 +232,7 @@ class Nobody:
     ("compression", "kind"), [("none", Plain), ("bf16", Rounded), ("fp16", Rounded), ("powersgd", PowerSgd)]
 )
 def test_the_plan_names_the_compressor(compression: Any, kind: type) -> None:
-    plan = Plan(device="cpu", precision="fp32", batch_rows=1, microbatch_rows=1, compression=compression)
+    plan = Plan(device="cpu", precision="fp32", batch_size=1, microbatch_size=1, gradient_compression=compression)
     assert isinstance(make_compressor(plan, Nobody(), seed=0), kind)
 
 
@@ -212,11 +241,11 @@ def interrupted(rank: int, at: int) -> dict[str, Tensor]:
     plan = Plan(
         device="cpu",
         precision="fp32",
-        batch_rows=4,
-        microbatch_rows=1,
+        batch_size=4,
+        microbatch_size=1,
         replicate=2,
-        compression="powersgd",
-        compression_rank=1,
+        gradient_compression="powersgd",
+        powersgd_rank=1,
     )
     spec = small_spec()
     mesh = Mesh(plan, rank)

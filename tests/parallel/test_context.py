@@ -84,7 +84,7 @@ def split_row(group: Group, case: Case, dtype: torch.dtype = torch.float64) -> l
 
 
 def context_group(rank: int, world: int) -> Group:
-    plan = Plan(device="cpu", precision="fp32", batch_rows=1, microbatch_rows=1, context=world)
+    plan = Plan(device="cpu", precision="fp32", batch_size=1, microbatch_size=1, context=world)
     return Mesh(plan, rank).group("context")
 
 

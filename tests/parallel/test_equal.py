@@ -63,8 +63,8 @@ def mechanisms(cases: Iterable[Case]) -> set[object]:
         plan = case.plan
         degrees = {axis: getattr(plan, axis) for axis in ("pipeline", "replicate", "shard", "context", "tensor")}
         axes = [axis for axis, degree in degrees.items() if degree > 1]
-        settings = ("zero", "sequence", "context_kind", "schedule", "recompute", "offload", "partition_activations")
-        found |= {(name, getattr(plan, name)) for name in (*settings, "fusion_bytes")}
+        settings = ("zero", "sequence", "context_method", "schedule", "recompute", "offload", "partition_activations")
+        found |= {(name, getattr(plan, name)) for name in (*settings, "bucket_bytes")}
         found |= {(axis, name, getattr(plan, name)) for axis in axes for name in ("zero", "schedule", "recompute")}
         found |= {*itertools.combinations(axes, 2), plan.world, case.model, case.optimizer}
         found |= {(axis, case.optimizer) for axis in axes if axis != "context"}

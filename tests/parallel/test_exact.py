@@ -22,7 +22,7 @@ from tests.tiny import random_batch, small_spec
 pytestmark = pytest.mark.xdist_group("pool")
 
 # Rows of 17 and 61 numbers, which no rank count divides; weights that float32 cannot add up without rounding.
-SPEC = small_spec(sequence_length=16, bias=True, kv_heads=2, dropout=0.1, hidden=40)
+SPEC = small_spec(sequence_length=16, bias=True, kv_heads=2, dropout=0.1, mlp_width=40)
 ROWS, STEPS, CLIP = 16, 20, 0.2
 State = tuple[Arrays, Arrays]
 
@@ -32,8 +32,8 @@ def plan_of(*, exact: bool = True, **degrees: Any) -> Plan:
     return Plan(
         device="cpu",
         precision="fp32",
-        batch_rows=ROWS,
-        microbatch_rows=2,
+        batch_size=ROWS,
+        microbatch_size=2,
         sequence_length=SPEC.sequence_length,
         exact=exact,
         **degrees,
@@ -74,7 +74,7 @@ def on_one() -> tuple[str, list[float], State]:
 QUICK: list[dict[str, Any]] = [
     {"replicate": 2},
     {"replicate": 8},
-    {"shard": 4, "zero": 1, "fusion_bytes": 2000},
+    {"shard": 4, "zero": 1, "bucket_bytes": 2000},
     {"replicate": 2, "shard": 2, "zero": 2},
     {"shard": 2, "zero": 3, "recompute": "full"},
 ]
@@ -85,7 +85,7 @@ OTHERS: list[dict[str, Any]] = [
     *({"replicate": 2, "shard": 2, "zero": zero} for zero in (1, 3)),
     {"replicate": 2, "shard": 4, "zero": 3},
     {"replicate": 4, "shard": 2, "zero": 2},
-    {"replicate": 2, "fusion_bytes": 0},
+    {"replicate": 2, "bucket_bytes": 0},
 ]
 LAYOUTS = [*QUICK, *(pytest.param(layout, marks=pytest.mark.slow) for layout in OTHERS)]
 

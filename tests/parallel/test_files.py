@@ -50,7 +50,7 @@ CHAINS = {
         "adamw-8bit, pipeline 2 x ZeRO-3 over 2 x tensor 2",
     ],
     "muon": ["muon, ZeRO-1 over 2", "muon, pipeline 2 x ZeRO-3 over 2 x tensor 2", "muon, tensor 2"],
-    "tied": ["one process", "pipeline 2, 1F1B", "ZeRO-3 over 4", "tensor 2 x ulysses 2", "pipeline 2, GPipe"],
+    "tie_embeddings": ["one process", "pipeline 2, 1F1B", "ZeRO-3 over 4", "tensor 2 x ulysses 2", "pipeline 2, GPipe"],
 }
 """Plans of one model and optimizer: each goes on from the files of the one before it."""
 

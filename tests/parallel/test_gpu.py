@@ -33,7 +33,7 @@ def executor(
     device: Literal["cpu", "cuda"], precision: Precision = "fp32", *, kind: OptimizerKind = "adamw", rows: int = 4
 ) -> Executor:
     spec = resolve(Model(layers=2, width=64, heads=4, kv_heads=2), vocabulary=128, sequence_length=32)
-    plan = Plan(device=device, precision=precision, batch_rows=8, microbatch_rows=rows)
+    plan = Plan(device=device, precision=precision, batch_size=8, microbatch_size=rows)
     model = build(spec, seed=0, device=device)
     return apply(plan, model, None, lambda p, _: make_optimizer(p, Optimizer(kind=kind), spec=spec), clip_norm=1.0)
 
@@ -43,7 +43,7 @@ def test_every_way_to_make_a_product_is_measured() -> None:
         resolve(Model(layers=1, width=256, heads=4), vocabulary=128, sequence_length=64), seed=0, device="cuda"
     )
     for compiled in (True, False):
-        plan = Plan(device="cuda", precision="fp8", batch_rows=32, microbatch_rows=32, compile=compiled)
+        plan = Plan(device="cuda", precision="fp8", batch_size=32, microbatch_size=32, compile=compiled)
         found = measure_8_bits(stage, plan, torch.device("cuda"), timer=gpu_milliseconds)
         assert len(found) == 4
         assert all(times.keys() == {"bf16", *IN_8_BITS} for times in found.values())

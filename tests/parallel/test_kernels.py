@@ -24,7 +24,7 @@ compiles = pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile
 
 
 def losses_and_weights(spec, *, steps=3, rows=4, **changes):
-    plan = Plan(**{"device": "cpu", "precision": "fp32", "batch_rows": rows, "microbatch_rows": rows, **changes})
+    plan = Plan(**{"device": "cpu", "precision": "fp32", "batch_size": rows, "microbatch_size": rows, **changes})
     made = apply(plan, build(spec, seed=0), None, lambda p, _: make_optimizer(p, Optimizer(), spec=spec), clip_norm=1.0)
     losses = [made.step(random_batch(spec, rows=rows, seed=step), lr=1e-3).loss for step in range(steps)]
     return torch.stack(losses), {name: part.local for name, part in made.model_state().items()}
@@ -83,10 +83,10 @@ def test_all_layers_share_one_compiled_block(tmp_path, monkeypatch):
 
 def test_8_bit_products_learn_what_bfloat16_ones_learn():
     """On one batch, again and again: the loss falls as far, within what two seeds differ by."""
-    spec = small_spec(layers=2, width=64, hidden=192, sequence_length=32)
+    spec = small_spec(layers=2, width=64, mlp_width=192, sequence_length=32)
 
     def learnt(precision, seed):
-        plan = Plan(device="cpu", precision=precision, batch_rows=8, microbatch_rows=8)
+        plan = Plan(device="cpu", precision=precision, batch_size=8, microbatch_size=8)
         made = apply(
             plan, build(spec, seed=seed), None, lambda p, _: make_optimizer(p, Optimizer(), spec=spec), clip_norm=1.0
         )
@@ -132,7 +132,7 @@ def test_attention_is_the_quickest_or_the_same_every_time(monkeypatch, determini
     real, times = torch.randn, {"cudnn": 1.0, "efficient": 2.0, "flash": 3.0}
     monkeypatch.setattr(kernels.torch, "randn", lambda *shape, **_: real(*shape))
     monkeypatch.setattr(kernels, "_both_passes", lambda attend, *_: lambda: attend.kernels[0])
-    plan = Plan(device="cuda", precision="bf16", batch_rows=2, microbatch_rows=2, deterministic=deterministic)
+    plan = Plan(device="cuda", precision="bf16", batch_size=2, microbatch_size=2, deterministic=deterministic)
     found = kernels.measure_attention(
         small_spec(), plan, torch.device("cuda"), dtype=torch.bfloat16, timer=lambda run, *_: times[run()]
     )
@@ -144,8 +144,8 @@ def never(*_):
 
 
 def test_maps_that_the_tensor_cores_cannot_cut_stay_as_they_are():
-    spec = small_spec(width=64, hidden=96, sequence_length=32)
-    plan = Plan(device="cpu", precision="fp8", batch_rows=2, microbatch_rows=2, sequence_length=32)
+    spec = small_spec(width=64, mlp_width=96, sequence_length=32)
+    plan = Plan(device="cpu", precision="fp8", batch_size=2, microbatch_size=2, sequence_length=32)
     model = build(spec, seed=0)
     assert not kernels.measure_8_bits(model, plan, torch.device("cpu"), timer=never), "nothing to measure on a CPU"
     assert not list(choose_8_bits(model, plan, {}))
@@ -163,8 +163,8 @@ def test_products_are_made_the_quickest_way_unless_all_are_wanted_in_8_bits(monk
     found = Contest(what="", milliseconds={winner: 1.0, "another": 2.0})
     monkeypatch.setattr(kernels, "_matmul_contest", lambda *_, **__: found)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
-    model = build(small_spec(width=64, hidden=192, sequence_length=32), seed=0)
-    plan = Plan(device="cuda", precision="fp8", batch_rows=2, microbatch_rows=2, sequence_length=32, **setting)
+    model = build(small_spec(width=64, mlp_width=192, sequence_length=32), seed=0)
+    plan = Plan(device="cuda", precision="fp8", batch_size=2, microbatch_size=2, sequence_length=32, **setting)
     times = kernels.measure_8_bits(model, plan, torch.device("cpu"), timer=never)
     assert len(times) == len(list(choose_8_bits(model, plan, times))) == measured
     made = {module.product for module in kernels.maps_of(model).values()}

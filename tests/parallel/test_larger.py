@@ -30,7 +30,7 @@ from tests.tiny import small_spec
 pytestmark = pytest.mark.xdist_group("pool")
 
 RANKS = 4
-SPEC = small_spec(width=768, heads=12, hidden=2048, layers=8, sequence_length=16)
+SPEC = small_spec(width=768, heads=12, mlp_width=2048, layers=8, sequence_length=16)
 """57 M numbers in eight blocks: a rank's part is 57 MB, two blocks are 57 MB, the whole is 226 MB."""
 
 

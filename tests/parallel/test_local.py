@@ -32,11 +32,11 @@ CPU = torch.device("cpu")
     "local",
     [
         case("2 devices", devices=2),
-        case("2 devices, rich, 2 rows a microbatch", "rich", devices=2, microbatch_rows=2),
+        case("2 devices, rich, 2 rows a microbatch", "rich", devices=2, microbatch_size=2),
         case("4 devices, recompute full", "alibi", devices=4, recompute="full"),
         case("4 devices, recompute attention", "rich", devices=4, recompute="attention"),
         case("8 devices, adapters", "adapters", devices=8),
-        case("more devices than microbatches", "post", devices=3, microbatch_rows=4),
+        case("more devices than microbatches", "post", devices=3, microbatch_size=4),
         case("2 devices, muon", "rich", devices=2, optimizer="muon"),
     ],
     ids=lambda each: each.name,

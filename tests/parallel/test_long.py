@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.xdist_group("pool"), pytest.mark.slow]
 
 LENGTH, WORLD = 114_688, 8
 QUERIES, KEYS = 256, 2048
-SPEC = small_spec(sequence_length=LENGTH, layers=1, width=8, heads=1, hidden=16)
+SPEC = small_spec(sequence_length=LENGTH, layers=1, width=8, heads=1, mlp_width=16)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -63,7 +63,7 @@ def forward(model: Decoder, attend: Attend, places_T: Tensor) -> tuple[Tensor, i
 
 
 def split_step(rank: int) -> Step:
-    plan = Plan(device="cpu", precision="fp32", batch_rows=1, microbatch_rows=1, context=WORLD)
+    plan = Plan(device="cpu", precision="fp32", batch_size=1, microbatch_size=1, context=WORLD)
     group, split = Mesh(plan, rank).group("context"), model()
     attend = attend_over(SPEC, group, kind="ring", length=LENGTH)
     loss, kept = forward(split, attend, places_of(LENGTH, group, "ring"))

@@ -57,7 +57,7 @@ def test_the_number_of_groups_does_not_grow_with_the_ranks(monkeypatch: pytest.M
     monkeypatch.setattr(dist, "get_backend", lambda: "gloo")
     counts = {}
     for shard, rank in ((2, 5), (64, 1234)):
-        plan = Plan(device="cpu", precision="fp32", batch_rows=8, microbatch_rows=1, sequence_length=8)
+        plan = Plan(device="cpu", precision="fp32", batch_size=8, microbatch_size=1, sequence_length=8)
         settings = {"pipeline": 8, "chunks": 2, "schedule": "interleaved", "tensor": 8, "shard": shard, "zero": 3}
         calls.clear()
         Mesh(dataclasses.replace(plan, **settings), rank)

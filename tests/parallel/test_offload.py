@@ -26,7 +26,7 @@ from tests.tiny import small_spec
 
 pytestmark = pytest.mark.xdist_group("pool")
 
-SPEC = small_spec(position="learned", norm="layer", bias=True, kv_heads=2, tied=False, vocabulary=200)
+SPEC = small_spec(position="learned", norm="layer", bias=True, kv_heads=2, tie_embeddings=False, vocabulary=200)
 BUCKET = 8 * 2048
 """Bytes; a dozen buckets in float64."""
 STEPS = 4
@@ -313,7 +313,7 @@ def test_units_come_back_as_they_were_written(tmp_path: Path) -> None:
 
 def parts_on_host(rank: int, kind: OptimizerKind, folder: Path | None) -> float:
     """The greatest difference from one process that holds everything."""
-    plan = Plan(device="cpu", precision="fp32", batch_rows=2, microbatch_rows=1, shard=2, zero=1)
+    plan = Plan(device="cpu", precision="fp32", batch_size=2, microbatch_size=1, shard=2, zero=1)
     group = Mesh(plan, rank).group("shard")
     whole, expected = parameters(), parameters()
     on_device(make(kind, expected), expected)

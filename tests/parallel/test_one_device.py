@@ -42,7 +42,7 @@ def executor(
     kind: OptimizerKind = "adamw",
     seed: int = 0,
 ) -> RankExecutor:
-    plan = Plan(device="cpu", precision=precision, batch_rows=ROWS, microbatch_rows=microbatch)  # type: ignore[arg-type]
+    plan = Plan(device="cpu", precision=precision, batch_size=ROWS, microbatch_size=microbatch)  # type: ignore[arg-type]
     model = build(SPEC, seed=seed, dtype=dtype)
     settings = dataclasses.replace(DECAY, kind=kind)
     return apply(plan, model, None, lambda p, _: make_optimizer(p, settings, spec=SPEC), clip_norm=clip)
@@ -232,7 +232,7 @@ DROPPING = small_spec(dropout=0.3, documents="separate", position="alibi")
 
 
 def dropping(*, microbatch: int, seed: int = 5) -> RankExecutor:
-    plan = Plan(device="cpu", precision="fp32", batch_rows=ROWS, microbatch_rows=microbatch)
+    plan = Plan(device="cpu", precision="fp32", batch_size=ROWS, microbatch_size=microbatch)
     model = build(DROPPING, seed=0, dtype=torch.float64)
     return apply(plan, model, None, lambda parameters, _: make_optimizer(parameters, DECAY), seed=seed)
 
@@ -266,7 +266,7 @@ def test_separate_documents_score_as_if_alone() -> None:
 
 
 def test_an_optimizer_that_would_follow_a_broken_gradient_is_refused() -> None:
-    plan = Plan(device="cpu", precision="fp32", batch_rows=ROWS, microbatch_rows=ROWS)
+    plan = Plan(device="cpu", precision="fp32", batch_size=ROWS, microbatch_size=ROWS)
     with pytest.raises(AssertionError, match="would follow a broken gradient"):
         apply(plan, build(SPEC, seed=0), None, lambda parameters, _: torch.optim.SGD(parameters.values()))
 
@@ -299,7 +299,7 @@ def test_score_is_the_log_softmax_at_the_target(microbatch: int) -> None:
 
 
 def test_more_than_one_process_is_refused() -> None:
-    plan = Plan(device="cpu", precision="fp32", batch_rows=8, microbatch_rows=4, shard=2)
+    plan = Plan(device="cpu", precision="fp32", batch_size=8, microbatch_size=4, shard=2)
     with pytest.raises(UserError, match="the plan is for 2 processes, 1 are here"):
         apply(plan, build(SPEC, seed=0), None, None)
     with pytest.raises(UserError, match="4 processes were started, but the plan is for 2"):
@@ -311,7 +311,7 @@ def test_more_than_one_process_is_refused() -> None:
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_the_same_steps_on_a_gpu_give_the_same_bits(precision: str) -> None:
     spec = small_spec(width=256, heads=4, vocabulary=4096, sequence_length=512)
-    sizes = {"batch_rows": ROWS, "microbatch_rows": 4}
+    sizes = {"batch_size": ROWS, "microbatch_size": 4}
     plan = Plan(device="cuda", precision=precision, deterministic=True, **sizes)  # type: ignore[arg-type]
     ends = []
     for _ in range(2):

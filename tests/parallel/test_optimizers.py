@@ -24,7 +24,7 @@ from tests.tiny import small_spec
 pytestmark = pytest.mark.xdist_group("pool")
 
 # Two layers with biases, fused matrices and learned positions: every kind of parameter.
-SPEC = small_spec(position="learned", norm="layer", bias=True, kv_heads=2, tied=False, vocabulary=200)
+SPEC = small_spec(position="learned", norm="layer", bias=True, kv_heads=2, tie_embeddings=False, vocabulary=200)
 STEPS = 3
 
 Parameters = dict[str, nn.Parameter]
@@ -92,7 +92,7 @@ LAYOUTS: dict[str, tuple[Callable[[Mesh, Shapes], dict[str, Cut]], dict[str, int
 
 
 def mesh_of(rank: int, degrees: dict[str, int]) -> Mesh:
-    plan = Plan(device="cpu", precision="fp32", batch_rows=4, microbatch_rows=1, zero=1, **degrees)
+    plan = Plan(device="cpu", precision="fp32", batch_size=4, microbatch_size=1, zero=1, **degrees)
     return Mesh(plan, rank)
 
 

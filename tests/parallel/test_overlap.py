@@ -39,7 +39,7 @@ STEPS, BROKEN = 4, 2
 DATA: dict[str, dict[str, Any]] = {
     "one process": {},
     "replicate 2": {"replicate": 2},
-    "replicate 2, PowerSGD": {"replicate": 2, "compression": "powersgd", "compression_rank": 2},
+    "replicate 2, PowerSGD": {"replicate": 2, "gradient_compression": "powersgd", "powersgd_rank": 2},
     "ZeRO-1": {"shard": 2, "zero": 1},
     "ZeRO-2": {"shard": 2, "zero": 2},
     "ZeRO-3": {"shard": 2, "zero": 3},
@@ -48,7 +48,7 @@ DATA: dict[str, dict[str, Any]] = {
 
 
 def offloaded(name: str, model: str = "deep", *, optimizer: OptimizerKind = "adamw", **settings: Any) -> Case:
-    chosen = {"fusion_bytes": SMALL, "offload": ("optimizer",), **DATA.get(name, {}), **settings}
+    chosen = {"bucket_bytes": SMALL, "offload": ("optimizer",), **DATA.get(name, {}), **settings}
     return case(name, model, optimizer=optimizer, **chosen)
 
 
@@ -114,7 +114,7 @@ def test_the_host_takes_the_steps_of_the_device(name: str, clip_norm: float) -> 
     [
         offloaded("one process", "adapters"),
         offloaded("ZeRO-1", "adapters"),
-        offloaded("one process", microbatch_rows=8),
+        offloaded("one process", microbatch_size=8),
         offloaded("one process", "rich", optimizer="muon"),
         offloaded("ZeRO-1", "rich", optimizer="muon"),
         offloaded("one process", "rich", precision="bf16-pure"),
@@ -161,7 +161,7 @@ def recorded(rank: int, plan: Plan, clip_norm: float) -> list[str]:
 @pytest.mark.parametrize("name", [name for name in DATA if name != "replicate 2, PowerSGD"])
 def test_updates_begin_during_the_last_backward_pass(name: str) -> None:
     plan = offloaded(name).plan
-    plan = dataclasses.replace(plan, microbatch_rows=8 // plan.world // 2)
+    plan = dataclasses.replace(plan, microbatch_size=8 // plan.world // 2)
     for events in POOL.run(recorded, plan, 0.0, world=plan.world):
         assert events[:3] == ["backward", "change", "update"]
         assert events.count("change") == 1
@@ -171,7 +171,7 @@ def test_updates_begin_during_the_last_backward_pass(name: str) -> None:
 @pytest.mark.parametrize("name", ["one process", "ZeRO-2"])
 def test_updates_with_a_clipped_gradient_begin_after_it(name: str) -> None:
     plan = offloaded(name).plan
-    plan = dataclasses.replace(plan, microbatch_rows=8 // plan.world // 2)
+    plan = dataclasses.replace(plan, microbatch_size=8 // plan.world // 2)
     for events in POOL.run(recorded, plan, 0.5, world=plan.world):
         assert events[:4] == ["backward", "backward", "change", "update"]
         assert set(events[4:]) == {"update"}
@@ -262,7 +262,7 @@ def _two_stages(rank: int, kind: str) -> tuple[list[int], bool]:
             mesh.group("shard"),
             mesh.group("replicate"),
             stage=zero,
-            fusion_bytes=size,
+            bucket_bytes=size,
             trained=weights.keys(),
             modules=dict(model.items()),
             masters=torch.float64,
@@ -270,7 +270,7 @@ def _two_stages(rank: int, kind: str) -> tuple[list[int], bool]:
             held=True,
         )
     else:
-        data = Replicas(weights, weights, cuts, mesh.group("replicate"), trained=weights.keys(), fusion_bytes=size)
+        data = Replicas(weights, weights, cuts, mesh.group("replicate"), trained=weights.keys(), bucket_bytes=size)
     x = torch.randn(2, 2, 3, 6, dtype=torch.float64)  # ranks, microbatches
     events: list[str] = []
 
@@ -340,7 +340,7 @@ def sharded(rank: int, plan: Plan) -> tuple[list[str], bool]:
 
 def test_replicas_add_up_a_unit_while_the_next_one_is_reduced() -> None:
     """HSDP: nobody waits for the sum over replicas as soon as it begins."""
-    plan = case("", "deep", replicate=2, shard=2, zero=3, microbatch_rows=2).plan
+    plan = case("", "deep", replicate=2, shard=2, zero=3, microbatch_size=2).plan
     for events, _ in POOL.run(sharded, plan, world=4):
         units = MODELS["deep"].layers + 1
         for unit in range(units - 1):
@@ -352,7 +352,7 @@ def test_replicas_add_up_a_unit_while_the_next_one_is_reduced() -> None:
 
 @pytest.mark.parametrize("zero", [1, 2])
 def test_updated_weights_are_gathered_before_their_next_use(zero: int) -> None:
-    plan = case("", "deep", shard=2, zero=zero, microbatch_rows=4, fusion_bytes=SMALL).plan
+    plan = case("", "deep", shard=2, zero=zero, microbatch_size=4, bucket_bytes=SMALL).plan
     for events, there in POOL.run(sharded, plan, world=2):
         assert there
         ends = [place for place, event in enumerate(events) if event == "end of step"]
@@ -364,3 +364,31 @@ def test_updated_weights_are_gathered_before_their_next_use(zero: int) -> None:
         assert waits, "the weights are those of the update"
         assert any(second.index("block 0") < place < last for place in waits), "blocks wait for their own weights only"
         assert max(waits) < last
+
+
+def compressed(rank: int, plan: Plan) -> list[str]:
+    """The all-reduces of a step, and when the backward pass comes to its last weight."""
+    spec, mesh, events = MODELS["deep"], Mesh(plan, rank), list[str]()
+    executor = apply(
+        plan,
+        build(spec, seed=1),
+        mesh,
+        lambda named, cuts: make_optimizer(named, Optimizer(), spec=spec, cuts=cuts),
+    )
+    weight = executor.model.embedding.weight  # type: ignore[union-attr]
+    weight.register_post_accumulate_grad_hook(lambda _: events.append("end of backward"))
+    with collectives(events):
+        executor.step(batches(spec, 1)[0].strided(mesh.data.rank, mesh.data.size), lr=1e-2)
+    return events
+
+
+def test_both_messages_of_powersgd_travel_during_the_backward_pass() -> None:
+    """Of every bucket but those that the embedding, the last weight, completes."""
+    shapes = MODELS["deep"].shapes()
+    settings = {"replicate": 2, "gradient_compression": "powersgd", "powersgd_rank": 1, "microbatch_size": 4}
+    plan = case("", "deep", bucket_bytes=0, **settings).plan  # a bucket for each parameter
+    low = sum(len(shape) == 2 for shape in shapes.values())
+    for events in POOL.run(compressed, plan, world=2):
+        ends = events.index("end of backward")
+        assert reductions(events) == len(shapes) + low
+        assert len(shapes) + low - reductions(events[:ends]) <= 4

@@ -33,7 +33,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     "default": {},
     "dropped, masked": {"dropout": 0.1, "window": 5, "documents": "separate", "qk_norm": True},
     "GPT-2": {"norm": "layer", "mlp": "gelu", "position": "learned", "bias": True, "kv_heads": 4},
-    "ALiBi, after": {"position": "alibi", "norm_place": "post", "dropout": 0.2, "mlp": "relu2"},
+    "ALiBi, after": {"position": "alibi", "norm_position": "post", "dropout": 0.2, "mlp": "relu2"},
 }
 ROWS, LENGTH = 4, 32
 
@@ -71,7 +71,7 @@ def test_masks_of_a_bit_leave_every_bit_of_the_gradients(name: str, narrow: bool
 @pytest.mark.parametrize("narrow", [False, True], ids=["fp32", "bf16"])
 @pytest.mark.parametrize("name", SHAPES)
 def test_bytes_instead_of_numbers_move_the_gradient_by_less_than_a_hundredth(name: str, narrow: bool) -> None:
-    model = build(small(layers=3, width=64, hidden=128, sequence_length=LENGTH, **SHAPES[name]), seed=1)
+    model = build(small(layers=3, width=64, mlp_width=128, sequence_length=LENGTH, **SHAPES[name]), seed=1)
     packing = ActivationPacking("8-bit")
     found, wanted = gradients(model, packing, narrow=narrow), gradients(model, narrow=narrow)
     assert 0 < distance(found, wanted) < 0.01
@@ -84,7 +84,7 @@ def test_the_loss_itself_is_exact() -> None:
     spec = small(layers=2)
     losses = []
     for kind in ("whole", "packed", "8-bit"):
-        plan = Plan(device="cpu", precision="fp32", batch_rows=4, microbatch_rows=2, activations=kind)
+        plan = Plan(device="cpu", precision="fp32", batch_size=4, microbatch_size=2, saved_activations=kind)
         executor = apply(plan, build(spec, seed=0), None, lambda named, cuts: make_optimizer(named, Optimizer()))
         losses.append(float(executor.step(random_batch(spec, rows=4), lr=0.0).loss))
     assert losses[0] == losses[1] == losses[2]
@@ -131,7 +131,7 @@ def test_a_storage_is_packed_once_however_many_views_of_it_are_saved() -> None:
 
 
 def test_weights_small_tensors_and_what_attention_keeps_stay() -> None:
-    spec = small(layers=1, width=64, hidden=128)
+    spec = small(layers=1, width=64, mlp_width=128)
     model = build(spec, seed=0)
     kept: list[Tensor] = []
     packing = ActivationPacking("8-bit")
@@ -256,15 +256,17 @@ def test_what_is_packed_goes_with_the_last_ticket_for_it() -> None:
     ],
 )
 def test_what_does_not_go_together_is_said_before_anything_runs(changes: dict[str, Any], word: str) -> None:
-    plan = Plan(device="cpu", precision="fp32", batch_rows=4, microbatch_rows=1, activations="8-bit", **changes)
-    assert any("parallel.activations" in each and word in each for each in problems(plan, small()))
+    plan = Plan(device="cpu", precision="fp32", batch_size=4, microbatch_size=1, saved_activations="8-bit", **changes)
+    assert any("parallel.saved_activations" in each and word in each for each in problems(plan, small()))
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("name", SHAPES)
 def test_on_a_gpu_gradients_are_as_near(name: str) -> None:
-    model = build(small(layers=4, width=256, hidden=512, sequence_length=LENGTH, **SHAPES[name]), seed=1, device="cuda")
+    model = build(
+        small(layers=4, width=256, mlp_width=512, sequence_length=LENGTH, **SHAPES[name]), seed=1, device="cuda"
+    )
     wanted = gradients(model, narrow=True)
     assert 0 < distance(gradients(model, ActivationPacking("8-bit"), narrow=True), wanted) < 0.01
     exact = gradients(model, ActivationPacking("packed"), narrow=True)
@@ -274,7 +276,7 @@ def test_on_a_gpu_gradients_are_as_near(name: str) -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_on_a_gpu_less_memory_is_held_between_the_passes() -> None:
-    spec = small(layers=6, width=256, heads=4, kv_heads=4, hidden=1024, sequence_length=512, dropout=0.1)
+    spec = small(layers=6, width=256, heads=4, kv_heads=4, mlp_width=1024, sequence_length=512, dropout=0.1)
     model = build(spec, seed=1, device="cuda")
     tokens_BT = torch.zeros(8, 512, dtype=torch.long, device="cuda")
     dropout = Dropout(0.1, dropout_key(0, torch.tensor(0, device="cuda")), torch.arange(8, device="cuda"))

@@ -35,7 +35,7 @@ def _one_thread() -> None:
 
 
 def executor(precision: Precision, *, microbatch: int = 4) -> RankExecutor:
-    plan = Plan(device="cpu", precision=precision, batch_rows=ROWS, microbatch_rows=microbatch)
+    plan = Plan(device="cpu", precision=precision, batch_size=ROWS, microbatch_size=microbatch)
     return apply(plan, build(SPEC, seed=0), None, lambda p, _: make_optimizer(p, Optimizer()), clip_norm=1.0)
 
 
@@ -158,7 +158,7 @@ def test_state_taken_over_goes_on_the_same(precision: Precision) -> None:
 
 def test_scoring_alone_leaves_the_weights_as_they_are() -> None:
     model = build(SPEC, seed=0)
-    plan = Plan(device="cpu", precision="bf16-pure", batch_rows=ROWS, microbatch_rows=ROWS)
+    plan = Plan(device="cpu", precision="bf16-pure", batch_size=ROWS, microbatch_size=ROWS)
     scores = apply(plan, model, None, None).score(random_batch(SPEC, rows=ROWS))
     assert scores.log_probabilities.dtype == torch.float32
     assert {p.dtype for p in model.parameters()} == {torch.float32}
@@ -195,8 +195,8 @@ def pure(**settings: Any) -> Plan:
 @pytest.mark.parametrize("zero", [2, 3])
 def test_sharded_bfloat16_has_the_bits_of_replicas(zero: int) -> None:
     """Of one microbatch a rank both add up the same two numbers; clipping would divide by norms of another order."""
-    expected = POOL.run(in_pure_bfloat16, pure(replicate=2, microbatch_rows=4), 3, world=2)[0]
-    found = POOL.run(in_pure_bfloat16, pure(shard=2, zero=zero, microbatch_rows=4), 3, world=2)[0]
+    expected = POOL.run(in_pure_bfloat16, pure(replicate=2, microbatch_size=4), 3, world=2)[0]
+    found = POOL.run(in_pure_bfloat16, pure(shard=2, zero=zero, microbatch_size=4), 3, world=2)[0]
     assert found.keys() == expected.keys()
     for name, array in expected.items():
         assert np.array_equal(found[name], array), name
@@ -205,8 +205,8 @@ def test_sharded_bfloat16_has_the_bits_of_replicas(zero: int) -> None:
 @pytest.mark.xdist_group("pool")
 def test_sharded_gradients_of_microbatches_are_added_up_in_float32() -> None:
     """Of matrices, each microbatch's gradient is bfloat16 in any case."""
-    expected = POOL.run(in_pure_bfloat16, pure(replicate=2, microbatch_rows=1), 1, world=2)[0]
-    found = POOL.run(in_pure_bfloat16, pure(shard=2, zero=1, microbatch_rows=1), 1, world=2)[0]
+    expected = POOL.run(in_pure_bfloat16, pure(replicate=2, microbatch_size=1), 1, world=2)[0]
+    found = POOL.run(in_pure_bfloat16, pure(shard=2, zero=1, microbatch_size=1), 1, world=2)[0]
     matrices = [name for name in expected if name.startswith("gradient/blocks.") and expected[name].ndim == 2]
     assert matrices
     for name in matrices:

@@ -39,7 +39,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     "default": {},
     "dropped, masked": {"dropout": 0.1, "window": 5, "documents": "separate", "qk_norm": True},
     "GPT-2": {"norm": "layer", "mlp": "gelu", "position": "learned", "bias": True, "kv_heads": 4},
-    "ALiBi, after": {"position": "alibi", "norm_place": "post", "dropout": 0.2},
+    "ALiBi, after": {"position": "alibi", "norm_position": "post", "dropout": 0.2},
 }
 
 
@@ -231,7 +231,7 @@ def test_what_a_block_gives_up_is_what_the_spec_foresees(spec, rows, precision):
 def split_job(rank: int, spec: Spec, sequence: bool) -> dict[str, Any]:
     """On one of several tensor ranks: bytes kept by kind, and the largest difference that sharing makes."""
     ranks = torch.distributed.get_world_size()
-    mesh = Mesh(Plan(device="cpu", precision="fp32", batch_rows=2, microbatch_rows=2, tensor=ranks), rank)
+    mesh = Mesh(Plan(device="cpu", precision="fp32", batch_size=2, microbatch_size=2, tensor=ranks), rank)
     group = mesh.group("tensor")
     model = build(spec, seed=0)
     split_model(model, group, sequence=sequence)
@@ -258,12 +258,12 @@ def split_job(rank: int, spec: Spec, sequence: bool) -> dict[str, Any]:
     [
         (2, {}),
         (2, {"norm": "layer", "mlp": "gelu", "position": "learned", "bias": True}),
-        (4, {"heads": 4, "kv_heads": 4, "qk_norm": True, "norm_place": "both"}),
+        (4, {"heads": 4, "kv_heads": 4, "qk_norm": True, "norm_position": "both"}),
     ],
     ids=str,
 )
 def test_tensor_ranks_keep_what_the_spec_foresees(ranks: int, changes: dict[str, Any], sequence: bool) -> None:
-    spec = small(layers=3, vocabulary=40, sequence_length=12, hidden=64, **changes)
+    spec = small(layers=3, vocabulary=40, sequence_length=12, mlp_width=64, **changes)
     for answer in POOL.run(split_job, spec, sequence, world=ranks):
         for (kind, partition), counted in answer["bytes"].items():
             division = Division(tensor=ranks, sequence=sequence, partition=partition)
@@ -306,7 +306,7 @@ def test_small_activations_and_those_of_other_layers_stay() -> None:
 
 def test_what_waits_for_the_disk_is_bounded(tmp_path: Path) -> None:
     spec = small(layers=6, sequence_length=8)
-    largest = 4 * 3 * 8 * 2 * spec.hidden
+    largest = 4 * 3 * 8 * 2 * spec.mlp_width
     offload = ActivationOffload(range(6), folder=tmp_path, small_bytes=0, waiting_bytes=2 * largest)
     model = build(spec, seed=1)
     assert_same_bits(gradients(model, BlockRunner(offload=offload)), gradients(model))
@@ -339,7 +339,7 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 
 def shared_and_away_job(rank: int, folder: str) -> bool:
     ranks = torch.distributed.get_world_size()
-    mesh = Mesh(Plan(device="cpu", precision="fp32", batch_rows=2, microbatch_rows=2, tensor=ranks), rank)
+    mesh = Mesh(Plan(device="cpu", precision="fp32", batch_size=2, microbatch_size=2, tensor=ranks), rank)
     spec, group = small(layers=3, vocabulary=40), mesh.group("tensor")
     model = build(spec, seed=0)
     split_model(model, group, sequence=False)
@@ -367,7 +367,7 @@ def test_microbatches_that_are_alive_together_share_what_may_be_kept() -> None:
     room = foresee(spec, rows=3, length=32, precision="fp32").peak([])
 
     def again(budget_bytes: int, live: int) -> frozenset[int]:
-        sizes = {"batch_rows": 3, "microbatch_rows": 3, "recompute_bytes": budget_bytes}
+        sizes = {"batch_size": 3, "microbatch_size": 3, "recompute_bytes": budget_bytes}
         plan = Plan(device="cpu", precision="fp32", recompute="auto", **sizes)  # type: ignore[arg-type]
         runner = make_run_block(plan, spec, Mesh(plan), layers=range(4), live_microbatches=live)
         assert isinstance(runner.choose, AutoRecompute)
@@ -437,7 +437,7 @@ def test_scoring_computes_nothing_again() -> None:
 
 
 def plan_with(**changes: Any) -> Plan:
-    return Plan(device="cpu", precision="fp32", batch_rows=3, microbatch_rows=3, **changes)
+    return Plan(device="cpu", precision="fp32", batch_size=3, microbatch_size=3, **changes)
 
 
 @pytest.mark.parametrize(
@@ -487,7 +487,7 @@ def test_ranks_that_share_blocks_choose_alike_from_exact_counts() -> None:
 
 def gpu_gradients(run_block: RunBlock, attention: Callable[[Attend], Attend] | None = None) -> tuple[Any, int]:
     """(Gradients on a GPU in bf16, peak bytes of the pass)."""
-    spec = small(layers=6, width=256, heads=4, kv_heads=4, hidden=1024, sequence_length=512, dropout=0.1)
+    spec = small(layers=6, width=256, heads=4, kv_heads=4, mlp_width=1024, sequence_length=512, dropout=0.1)
     model = build(spec, seed=1, device="cuda")
     tokens_BT = torch.arange(4 * 512, device="cuda").view(4, 512) % spec.vocabulary
     dropout = Dropout(0.1, dropout_key(0, torch.tensor(0, device="cuda")), torch.arange(4, device="cuda"))

@@ -18,13 +18,13 @@ from .pool import POOL
 
 pytestmark = pytest.mark.xdist_group("pool")
 
-SPEC = small_spec(width=64, hidden=192, sequence_length=32)
+SPEC = small_spec(width=64, mlp_width=192, sequence_length=32)
 
 
 def chosen(rank: int) -> tuple[list[str], dict[str, list[str]], torch.Tensor]:
     """Kernels by linear, order by contest, and the loss of a step, on one of two replicas, of which each finds another
     kernel quickest: the first rank the second that is tried, the other the third."""
-    plan = Plan(device="cuda", precision="fp8", batch_rows=4, microbatch_rows=2, replicate=2, sequence_length=32)
+    plan = Plan(device="cuda", precision="fp8", batch_size=4, microbatch_size=2, replicate=2, sequence_length=32)
     calls = iter(range(1 << 20))
 
     def timer(run: object, device: torch.device, repeats: int) -> float:
@@ -53,7 +53,7 @@ def test_ranks_whose_measurements_differ_use_the_same_kernels() -> None:
 
 def decided(rank: int) -> dict[str, dict[str, float]]:
     """Both stages have the shape `block`, the last one also `head`; only ranks 0 and 2 are to measure."""
-    mesh = Mesh(Plan(device="cpu", precision="fp32", batch_rows=2, microbatch_rows=1, replicate=2, pipeline=2), rank)
+    mesh = Mesh(Plan(device="cpu", precision="fp32", batch_size=2, microbatch_size=1, replicate=2, pipeline=2), rank)
     shapes = ["block"] + ["head"] * (mesh.place["pipeline"] == 1)
     return decide(lambda: {shape: {f"kernel of rank {rank}": 1.5, "torch": 2.0} for shape in shapes}, mesh)
 

@@ -54,7 +54,7 @@ def test_a_folder_that_cannot_be_written_costs_the_next_run_alone(tmp_path):
 
 
 def test_every_product_of_a_step_is_among_those_that_are_tried(monkeypatch):
-    spec = small_spec(width=32, hidden=64, sequence_length=16, bias=True)
+    spec = small_spec(width=32, mlp_width=64, sequence_length=16, bias=True)
     model = build(spec, seed=0)
     asked = set()
     problem_of = products.problem_of
@@ -77,7 +77,7 @@ def test_every_product_of_a_step_is_among_those_that_are_tried(monkeypatch):
 
 def test_a_cpu_and_a_deterministic_plan_keep_the_products_of_torch():
     model = build(small_spec(), seed=0)
-    sizes = {"precision": "bf16-pure", "batch_rows": 1, "microbatch_rows": 1}
+    sizes = {"precision": "bf16-pure", "batch_size": 1, "microbatch_size": 1}
     for plan in (Plan(device="cpu", **sizes), Plan(device="cuda", deterministic=True, **sizes)):
         assert not tuned(model, plan, dtype=torch.bfloat16)
     assert all(module.product is F.linear for module in maps_of(model).values())
@@ -148,14 +148,14 @@ def trained_gradients(model, spec):
     return {name: parameter.grad for name, parameter in model.named_parameters()}
 
 
-@pytest.mark.parametrize("changes", [{}, {"bias": True, "mlp": "gelu", "norm": "layer", "tied": True}])
+@pytest.mark.parametrize("changes", [{}, {"bias": True, "mlp": "gelu", "norm": "layer", "tie_embeddings": True}])
 @pytest.mark.parametrize("in_two", [False, True])
 def test_a_tuned_model_uses_what_was_found_and_computes_the_same(by_torch, monkeypatch, changes, in_two):
     if in_two:
         monkeypatch.setattr(tuning, "TILE", (8, 16))
         monkeypatch.setattr(tuning, "_processors", lambda device: 7)
-    spec = small_spec(width=32, hidden=64, heads=2, sequence_length=16, vocabulary=64, **changes)
-    plan = Plan(device="cuda", precision="bf16-pure", batch_rows=2, microbatch_rows=2)
+    spec = small_spec(width=32, mlp_width=64, heads=2, sequence_length=16, vocabulary=64, **changes)
+    plan = Plan(device="cuda", precision="bf16-pure", batch_size=2, microbatch_size=2)
     model, plain = (build(spec, seed=0) for _ in range(2))
     told = []
     kind = {"before": [lambda: told.append("measuring")]}
@@ -181,8 +181,8 @@ def test_a_tuned_model_uses_what_was_found_and_computes_the_same(by_torch, monke
 
 
 def test_who_only_scores_measures_nothing(by_torch):
-    spec = small_spec(width=32, hidden=64, heads=2, sequence_length=16, vocabulary=64)
-    plan = Plan(device="cpu", precision="bf16-pure", batch_rows=2, microbatch_rows=2)
+    spec = small_spec(width=32, mlp_width=64, heads=2, sequence_length=16, vocabulary=64)
+    plan = Plan(device="cpu", precision="bf16-pure", batch_size=2, microbatch_size=2)
     model = build(spec, seed=0)
     assert not tuned(model, plan, budget=0.0)
     assert all(module.product is F.linear for module in maps_of(model).values())
@@ -190,8 +190,8 @@ def test_who_only_scores_measures_nothing(by_torch):
 
 
 def test_nothing_is_joined_to_the_products_of_adapted_maps(by_torch):
-    model = build(dataclasses.replace(small_spec(width=32, hidden=64, heads=2), lora_rank=2), seed=0)
-    plan = Plan(device="cuda", precision="bf16-pure", batch_rows=2, microbatch_rows=2)
+    model = build(dataclasses.replace(small_spec(width=32, mlp_width=64, heads=2), lora_rank=2), seed=0)
+    plan = Plan(device="cuda", precision="bf16-pure", batch_size=2, microbatch_size=2)
     tuned(model, plan)
     adapted = [module for module in maps_of(model).values() if module.lora_a is not None]
     assert adapted
@@ -204,9 +204,9 @@ def test_sharding_changes_nothing_about_what_is_joined_to_products(by_torch, mon
     monkeypatch.setattr(tuning, "TUNED", (torch.bfloat16,))
     won = {"cuBLASLt 2": 1.0, "torch": 2.0}  # a CPU cannot run all of them in bfloat16
     monkeypatch.setattr(tuning, "settled_contest", lambda what, *_, **__: Contest(what=what, milliseconds=won))
-    spec = small_spec(width=32, hidden=64, heads=2, sequence_length=16, vocabulary=64)
+    spec = small_spec(width=32, mlp_width=64, heads=2, sequence_length=16, vocabulary=64)
     for zero in range(4):
-        plan = Plan(device="cpu", precision=precision, batch_rows=2, microbatch_rows=2, zero=zero)
+        plan = Plan(device="cpu", precision=precision, batch_size=2, microbatch_size=2, zero=zero)
         made = apply(plan, build(spec, seed=0), None, lambda p, _: make_optimizer(p, Optimizer(), spec=spec))
         tuned(made.model, plan, dtype=torch.bfloat16)  # `apply` does so on a GPU, after sharding as well
         found = {module.bare for module in maps_of(made.model).values()}
@@ -218,7 +218,7 @@ def test_an_executor_without_an_optimizer_only_scores(monkeypatch):
     budgets = []
     monkeypatch.setattr(selection, "measure_products", lambda *_, budget, **__: budgets.append(budget) or {})
     spec = small_spec()
-    plan = Plan(device="cuda", precision="fp32", batch_rows=1, microbatch_rows=1)
+    plan = Plan(device="cuda", precision="fp32", batch_size=1, microbatch_size=1)
     for make in (None, lambda parameters, _: make_optimizer(parameters, Optimizer(), spec=spec)):
         apply(plan, build(spec, seed=0), None, make, run_s=600.0)
     assert budgets == [0.0, tuning.budget_s(plan, 600.0)]
@@ -226,7 +226,7 @@ def test_an_executor_without_an_optimizer_only_scores(monkeypatch):
 
 
 def test_a_run_measures_for_no_longer_than_half_of_what_it_can_gain():
-    plan = Plan(device="cuda", precision="bf16", batch_rows=1, microbatch_rows=1)
+    plan = Plan(device="cuda", precision="bf16", batch_size=1, microbatch_size=1)
     seconds = [tuning.budget_s(plan, run_s) for run_s in (0.0, 60.0, 420.0, 1e6, math.inf)]
     assert seconds == [0.0, 0.0, pytest.approx(4.2), tuning.MOST_S, tuning.MOST_S]
     assert tuning.budget_s(dataclasses.replace(plan, tuning="on"), 0.0) == math.inf
@@ -234,8 +234,8 @@ def test_a_run_measures_for_no_longer_than_half_of_what_it_can_gain():
 
 
 def test_when_time_is_over_the_smallest_matmuls_are_left_to_torch_and_to_the_next_run(by_torch):
-    spec = small_spec(width=32, hidden=64, heads=2, sequence_length=16, vocabulary=64)
-    plan = Plan(device="cuda", precision="bf16-pure", batch_rows=2, microbatch_rows=2)
+    spec = small_spec(width=32, mlp_width=64, heads=2, sequence_length=16, vocabulary=64)
+    plan = Plan(device="cuda", precision="bf16-pure", batch_size=2, microbatch_size=2)
     clock, told = iter(range(100)), []
     settings = {"budget": 4.5, "clock": lambda: next(clock), "after": [told.append]}
     first = tuned(build(spec, seed=0), plan, **settings)
@@ -273,9 +273,9 @@ def test_tuned_maps_have_the_products_of_torch(monkeypatch, tmp_path):
     monkeypatch.setattr(tuning, "LEAST_FLOPS", 0)
     for wait in ("SETTLING", "SETTLED"):
         monkeypatch.setattr(kernels, wait, 1e-3)
-    spec = small_spec(width=64, hidden=128, sequence_length=32, vocabulary=64, bias=True)
+    spec = small_spec(width=64, mlp_width=128, sequence_length=32, vocabulary=64, bias=True)
     model = build(spec, seed=0, device="cuda", dtype=torch.bfloat16)
-    plan = Plan(device="cuda", precision="bf16-pure", batch_rows=4, microbatch_rows=4)
+    plan = Plan(device="cuda", precision="bf16-pure", batch_size=4, microbatch_size=4)
     contests = tuned(model, plan, dtype=torch.bfloat16)
     assert {each.what.split(",")[0] for each in contests} >= {"attention.qkv", "mlp.up", "mlp.down", "head"}
     assert all("torch" in each.milliseconds for each in contests)

@@ -98,6 +98,6 @@ def test_a_row_of_one_document_costs_what_the_model_says(layers: int, length: in
     ],
 )
 def test_what_does_not_go_together_is_refused(settings_: dict[str, object], message: str) -> None:
-    plan = Plan(device="cpu", precision="fp32", batch_rows=8, microbatch_rows=1)
+    plan = Plan(device="cpu", precision="fp32", batch_size=8, microbatch_size=1)
     with pytest.raises(UserError, match=message):
         laid_out(plan, Parallel(**settings_), small_spec(), processes=None)  # type: ignore[arg-type]

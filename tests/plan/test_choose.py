@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from ropewalk.base.errors import DataError, UserError
 from ropewalk.base.progress import amount
+from ropewalk.base.seal import sealed_json
 from ropewalk.model.activations import Division, saved_bytes
 from ropewalk.plan.choose import choose
 from ropewalk.plan.config import Layout, Parallel, Recompute
@@ -30,7 +31,7 @@ def machine(*, gpu: float | None = None, bf16: bool = False, memory_bytes: int =
 
 def plan(here: Machine, layout: Layout | None = None, *, rows: int = 16, precision: str = "auto") -> PhasePlan:
     spec = small_spec(sequence_length=128)
-    return choose(spec, layout or Layout(), here, batch_rows=rows, steps=10, precision=precision)  # type: ignore[arg-type]
+    return choose(spec, layout or Layout(), here, batch_size=rows, steps=10, precision=precision)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -49,8 +50,8 @@ def test_device_and_precision_follow_the_hardware(here: Machine, device: str, pr
 
 
 def test_what_the_user_sets_is_not_overruled() -> None:
-    chosen = plan(machine(gpu=9.0, bf16=True), Layout(device="cpu", microbatch_rows=2), precision="fp32").plan
-    assert (chosen.device, chosen.precision, chosen.microbatch_rows, chosen.microbatches) == ("cpu", "fp32", 2, 8)
+    chosen = plan(machine(gpu=9.0, bf16=True), Layout(device="cpu", microbatch_size=2), precision="fp32").plan
+    assert (chosen.device, chosen.precision, chosen.microbatch_size, chosen.microbatches) == ("cpu", "fp32", 2, 8)
 
 
 def test_a_gpu_that_is_not_there_is_refused() -> None:
@@ -68,20 +69,20 @@ def test_the_microbatch_divides_the_batch_and_is_the_largest_that_fits(rows: int
         if rows % r == 0 and memory(spec, rows=r, precision="bf16", device="cuda", accumulates=r < rows).total <= budget
     ]
     chosen = plan(machine(gpu=9.0), Layout(memory_bytes=budget), rows=rows)
-    assert chosen.plan.microbatch_rows == max(fitting)
-    assert chosen.plan.microbatches * chosen.plan.microbatch_rows == rows
+    assert chosen.plan.microbatch_size == max(fitting)
+    assert chosen.plan.microbatches * chosen.plan.microbatch_size == rows
     assert chosen.memory.total <= budget
 
 
 def test_a_microbatch_that_does_not_divide_is_refused() -> None:
-    with pytest.raises(UserError, match=r"\(3\) does not divide `train.batch_rows` \(16\)"):
-        plan(machine(), Layout(microbatch_rows=3))
+    with pytest.raises(UserError, match=r"\(3\) does not divide `train.batch_size` \(16\)"):
+        plan(machine(), Layout(microbatch_size=3))
 
 
 @pytest.mark.parametrize(
     ("rows", "budget", "remedy"),
     [
-        (16, 1_000_000, "set a smaller `plan.microbatch_rows`"),
+        (16, 1_000_000, "set a smaller `plan.microbatch_size`"),
         (None, 300_000, "choose a smaller model or a shorter row"),
         (16, 80_000, "choose a smaller model, or let more processes share it"),
     ],
@@ -90,7 +91,7 @@ def test_a_run_that_does_not_fit_says_how_much_is_missing_and_what_helps(
     rows: int | None, budget: int, remedy: str
 ) -> None:
     with pytest.raises(UserError) as caught:
-        plan(machine(), Layout(microbatch_rows=rows, memory_bytes=budget))
+        plan(machine(), Layout(microbatch_size=rows, memory_bytes=budget))
     message = str(caught.value)
     needed = memory(small_spec(sequence_length=128), rows=rows or 1, precision="fp32")
     assert f"{needed.total / 1e6:.3g} MB needed" in message or f"{needed.total / 1e3:.3g} kB needed" in message
@@ -103,10 +104,10 @@ def test_blocks_that_are_computed_again_leave_room(processes: int) -> None:
     spec, gpu = small_spec(layers=24, sequence_length=512), machine(gpu=9.0)
     needed = {
         again: choose(
-            *(spec, Layout(memory_bytes=GIB, microbatch_rows=8), gpu),
+            *(spec, Layout(memory_bytes=GIB, microbatch_size=8), gpu),
             parallel=Parallel(recompute=again, shard=processes),
             processes=processes,
-            batch_rows=16,
+            batch_size=16,
             steps=1,
             precision="fp32",
         ).memory
@@ -120,10 +121,10 @@ def test_blocks_that_are_computed_again_leave_room(processes: int) -> None:
 
     def chosen(again: Recompute) -> PhasePlan:
         parallel, layout = Parallel(recompute=again, shard=processes), Layout(memory_bytes=budget)
-        settings = {"parallel": parallel, "processes": processes, "batch_rows": 16, "steps": 1, "precision": "fp32"}
+        settings = {"parallel": parallel, "processes": processes, "batch_size": 16, "steps": 1, "precision": "fp32"}
         return choose(spec, layout, gpu, **settings)  # type: ignore[arg-type]
 
-    assert chosen("none").plan.microbatch_rows < chosen("full").plan.microbatch_rows == 8
+    assert chosen("none").plan.microbatch_size < chosen("full").plan.microbatch_size == 8
     kept = chosen("auto")
     assert kept.memory.total <= budget
 
@@ -131,7 +132,7 @@ def test_blocks_that_are_computed_again_leave_room(processes: int) -> None:
 def test_a_rank_keeps_what_its_blocks_are_computed_again_from() -> None:
     """Inputs of blocks, which tensor ranks hold whole, where what is inside of blocks they would share."""
     spec = small_spec(layers=24, sequence_length=512)
-    plan = Plan(device="cpu", precision="fp32", batch_rows=4, microbatch_rows=4, tensor=2, recompute="full")
+    plan = Plan(device="cpu", precision="fp32", batch_size=4, microbatch_size=4, tensor=2, recompute="full")
     rank = of_rank(memory(spec, rows=4, precision="fp32", recompute="full"), plan, spec)
     kept = saved_bytes(spec, rows=4, precision="fp32", recompute="full", division=Division(tensor=2))
     assert rank.activations == pytest.approx(kept, rel=0.05)
@@ -139,7 +140,7 @@ def test_a_rank_keeps_what_its_blocks_are_computed_again_from() -> None:
 
 def test_what_does_not_fit_even_if_all_is_computed_again_is_refused() -> None:
     spec = small_spec(layers=24, sequence_length=512)
-    settings = {"batch_rows": 1, "steps": 1, "precision": "fp32"}
+    settings = {"batch_size": 1, "steps": 1, "precision": "fp32"}
     full = memory(spec, rows=1, precision="fp32", recompute="full").total
 
     def chosen(again: Recompute, budget: int) -> PhasePlan:
@@ -163,12 +164,14 @@ def test_a_plan_survives_its_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("change", "words"),
-    [({"format": 3}, "has format 3, this ropewalk reads up to 2"), ({"phases": [{}]}, "this plan is damaged")],
+    [({"format": 5}, "has format 5, this ropewalk reads up to 4"), ({"phases": [{}]}, "this plan is damaged")],
 )
 def test_a_newer_or_damaged_plan_is_refused(tmp_path: Path, change: dict[str, object], words: str) -> None:
     save_plan(tmp_path, Planned(phases=(plan(machine()),)))
     path = tmp_path / "plan.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    tree = json.loads(path.read_text()) | change
+    del tree["seal"]
+    path.write_bytes(sealed_json(tree))
     with pytest.raises(DataError, match=words):
         load_plan(tmp_path)
 
@@ -182,8 +185,8 @@ def test_a_plan_of_format_1_is_one_phase(tmp_path: Path) -> None:
 
 
 def test_shorter_rows_are_taken_more_at_a_time() -> None:
-    chosen = plan(machine(), Layout(microbatch_rows=4)).plan
-    assert [chosen.microbatch_rows_of(length) for length in (128, 64, 32)] == [4, 8, 16]
+    chosen = plan(machine(), Layout(microbatch_size=4)).plan
+    assert [chosen.microbatch_size_of(length) for length in (128, 64, 32)] == [4, 8, 16]
 
 
 def test_tokens_and_flops_follow_from_steps_and_rows() -> None:

@@ -38,7 +38,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     "one key head": {"kv_heads": 1, "vocabulary": 300, "sequence_length": 32},
     "GPT-2": {"norm": "layer", "mlp": "gelu", "position": "learned", "vocabulary": 200, "sequence_length": 64},
     "GPT-2 with grouped heads": {"norm": "layer", "mlp": "gelu", "position": "learned", "kv_heads": 2},
-    "untied": {"tied": False, "norm": "layer", "vocabulary": 500},
+    "untied": {"tie_embeddings": False, "norm": "layer", "vocabulary": 500},
     "ALiBi in bands": {
         "position": "alibi",
         "window": 9,
@@ -46,8 +46,14 @@ SHAPES: dict[str, dict[str, Any]] = {
         "vocabulary": 200,
         "sequence_length": 64,
     },
-    "all norms": {"norm_place": "both", "qk_norm": True, "bias": True, "vocabulary": 200, "sequence_length": 64},
-    "post, dropped": {"norm_place": "post", "mlp": "relu2", "dropout": 0.1, "vocabulary": 200, "sequence_length": 64},
+    "all norms": {"norm_position": "both", "qk_norm": True, "bias": True, "vocabulary": 200, "sequence_length": 64},
+    "post, dropped": {
+        "norm_position": "post",
+        "mlp": "relu2",
+        "dropout": 0.1,
+        "vocabulary": 200,
+        "sequence_length": 64,
+    },
     "no norm": {"norm": "none", "mlp": "geglu", "position": "none", "vocabulary": 200, "sequence_length": 64},
     "deep, few tokens": {"layers": 5, "vocabulary": 1000, "sequence_length": 8},
 }
@@ -56,7 +62,7 @@ MASKED = {"position": "alibi", "kv_heads": 2, "window": 64}
 
 
 def spec_of(name: str) -> Spec:
-    return small_spec(**{"width": 64, "hidden": 192, **SHAPES[name]})
+    return small_spec(**{"width": 64, "mlp_width": 192, **SHAPES[name]})
 
 
 def saved_bytes(spec: Spec, batch: Batch, precision: Precision, device: str = "cpu") -> int:
@@ -150,7 +156,7 @@ def peak_of_a_step(
     recompute: Recompute = "none",
 ) -> int:
     """Bytes that a second step adds at its fullest moment: weights and moments stand before."""
-    plan = Plan(device="cpu", precision=precision, batch_rows=2 * rows, microbatch_rows=rows, recompute=recompute)
+    plan = Plan(device="cpu", precision=precision, batch_size=2 * rows, microbatch_size=rows, recompute=recompute)
     settings = Optimizer(kind=kind)
     executor = apply(
         plan,
@@ -250,11 +256,11 @@ def test_weights_gradients_and_moments_are_counted_exactly() -> None:
     ],
 )
 def test_forecast_bounds_the_peak_on_a_gpu(shape: dict[str, Any], precision: Precision) -> None:
-    settings = {"layers": 6, "width": 512, "heads": 8, "hidden": 1536, "vocabulary": 8192, "sequence_length": 512}
+    settings = {"layers": 6, "width": 512, "heads": 8, "mlp_width": 1536, "vocabulary": 8192, "sequence_length": 512}
     spec, rows = small_spec(**{**settings, **shape}), 8
     gc.collect()
     before = torch.cuda.memory_allocated()
-    plan = Plan(device="cuda", precision=precision, batch_rows=2 * rows, microbatch_rows=rows)
+    plan = Plan(device="cuda", precision=precision, batch_size=2 * rows, microbatch_size=rows)
     executor = apply(
         plan, build(spec, seed=0, device="cuda"), None, lambda p, _: make_optimizer(p, Optimizer()), clip_norm=1.0
     )

@@ -12,12 +12,12 @@ from tests.tiny import small_spec
 
 
 def said(**settings: Any) -> str:
-    plan = Plan(device="cpu", precision="fp32", batch_rows=4, microbatch_rows=2, **settings)
+    plan = Plan(device="cpu", precision="fp32", batch_size=4, microbatch_size=2, **settings)
     return "\n".join(problems(plan, small_spec()))
 
 
 @pytest.mark.parametrize(
-    "settings", [{"activations": "8-bit"}, {"activations": "packed"}, {"offload": ("activations",)}]
+    "settings", [{"saved_activations": "8-bit"}, {"saved_activations": "packed"}, {"offload": ("activations",)}]
 )
 def test_recomputation_is_no_remedy_where_something_else_hinders_compiling(settings: dict[str, Any]) -> None:
     assert said(compile=True, **settings).endswith("must see; leave it to `auto`")
@@ -32,9 +32,14 @@ def test_full_recomputation_is_a_remedy_where_it_makes_compiling_possible(recomp
 
 @pytest.mark.parametrize("recompute", ["full", "auto"])
 def test_why_blocks_with_packed_activations_are_not_computed_again(recompute: str) -> None:
-    eight = said(activations="8-bit", recompute=recompute)
+    eight = said(saved_activations="8-bit", recompute=recompute)
     assert (
         f"`parallel.recompute` {recompute}: a block computed again from rounded inputs would be another block" in eight
     )
-    packed = said(activations="packed", recompute=recompute)
+    packed = said(saved_activations="packed", recompute=recompute)
     assert "one that is computed again keeps its input alone" in packed
+
+
+@pytest.mark.parametrize("settings", [{"tensor": 2}, {"tensor": 2, "sequence": True}, {"context": 2}], ids=str)
+def test_blocks_that_communicate_may_be_compiled(settings: dict[str, Any]) -> None:
+    assert said(compile=True, **settings) == ""

@@ -191,7 +191,7 @@ def test_what_is_foreseen_adds_up_to_the_count_of_the_spec(spec, rows, precision
 
 
 def test_ranks_that_share_a_row_foresee_their_share() -> None:
-    spec = small(layers=2, sequence_length=64, heads=4, kv_heads=4, hidden=64)
+    spec = small(layers=2, sequence_length=64, heads=4, kv_heads=4, mlp_width=64)
 
     def inner(division: Division) -> int:
         return foresee(spec, rows=2, length=64, precision="fp32", division=division).blocks[0].inner

@@ -24,7 +24,7 @@ def products_of(spec: Spec, rows: int) -> int:
     return counter.get_total_flops()
 
 
-@pytest.mark.parametrize("settings", [{}, {"mlp": "gelu", "bias": True, "tied": False}, {"kv_heads": 2}])
+@pytest.mark.parametrize("settings", [{}, {"mlp": "gelu", "bias": True, "tie_embeddings": False}, {"kv_heads": 2}])
 def test_gemm_and_loss_are_the_products_that_torch_counts(settings: dict[str, object]) -> None:
     spec = small_spec(**settings)
     work = step_work(spec, rows=3, precision="fp32")
@@ -61,7 +61,9 @@ def test_adamw_moves_32_bytes_a_weight_and_with_narrow_gradients_30() -> None:
 
 def test_bytes_of_a_step_are_those_written_out_by_hand() -> None:
     # One layer, width 8, two heads of 4 with one key-value head, 12 features gated, rope, 10 tokens a row, 7 words.
-    spec = small_spec(vocabulary=7, sequence_length=10, layers=1, width=8, heads=2, kv_heads=1, hidden=12, mlp="swiglu")
+    spec = small_spec(
+        vocabulary=7, sequence_length=10, layers=1, width=8, heads=2, kv_heads=1, mlp_width=12, mlp="swiglu"
+    )
     work = step_work(spec, rows=1, precision="bf16")
     # q and o have 8 numbers a token, k and v 4. Forward q k v -> o; backward q k v o do -> dq dk dv.
     assert work["attention"].bytes == 10 * 2 * ((8 + 4 + 4 + 8) + (8 + 4 + 4 + 8 + 8) + (8 + 4 + 4))

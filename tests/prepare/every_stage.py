@@ -48,7 +48,8 @@ def _touched(text: str) -> str:
 
 
 def write_corpus(folder: Path, *, documents: int = 60) -> None:
-    """Documents, exact and near copies, shared paragraphs and passages, menus, dialogues, things that are no text."""
+    """Documents, exact and near copies, shared paragraphs and passages, menus, dialogues, a file to be split, one of
+    which blocks are held out, things that are no text."""
     draw = random.Random(7)
     texts = [prose(draw, draw.randint(8, 30)) for _ in range(documents)]
     shared, long_line = prose(draw, 9), " ".join(draw.choices(WORDS, k=60)) + ".\n"
@@ -73,6 +74,9 @@ def write_corpus(folder: Path, *, documents: int = 60) -> None:
     ]
     dialogues = [json.dumps({"messages": messages}) for messages in turns]
     (folder / "talk.jsonl").write_text("\n".join(dialogues) + "\n", "utf-8")
+    chapters = [f"# Chapter {number}\n\n{prose(draw, 12)}" for number in range(12)]
+    (folder / "chapters.md").write_text("\n".join(chapters), "utf-8")
+    (folder / "novel.txt").write_text(prose(draw, 300), "utf-8")
     (folder / "words.txt").write_text("# never\nforbidden words\n", "utf-8")
 
 
@@ -83,9 +87,11 @@ def every_stage(*, folder: str, workers: int = 1) -> Prepare:
             Source(name="texts", paths=("texts",), domain="prose"),
             Source(name="lines", paths=("lines.jsonl",)),
             Source(name="talk", paths=("talk.jsonl",), format="chat"),
+            Source(name="chapters", paths=("chapters.md",), split="headings"),
+            Source(name="novel", paths=("novel.txt",)),
         ),
         filter=Filter(
-            min_bytes=100,
+            min_characters=100,
             gopher=Gopher(min_words=20, min_stop_words=1),
             repetition=Repetition(),
             c4=C4(min_sentences=2, terminal_punctuation=False, min_line_words=1),
@@ -94,10 +100,13 @@ def every_stage(*, folder: str, workers: int = 1) -> Prepare:
             words=WordList(files=("words.txt",)),
         ),
         deduplicate=Deduplicate(
-            paragraphs=True, lines=True, min_piece_bytes=100, near=Near(threshold=0.7, max_removed_share=0.9)
+            paragraphs=True,
+            lines=True,
+            min_piece_bytes=100,
+            near=Near(threshold=0.7, max_removed_share=0.9),
+            substring=Substring(action="remove", length=60, min_remaining_bytes=50),
         ),
-        substring=Substring(action="remove", length=60, min_left_bytes=50),
-        tokenizer=Tokenizer(vocabulary=400, train_bytes=20_000),
+        tokenizer=Tokenizer(vocab_size=400, train_bytes=20_000),
         chat=Chat(),
         ngrams=Ngrams(unit="words", length=5),
         validation_share=0.2,

@@ -64,8 +64,8 @@ def main(corpus: str, every: int) -> None:
     chunks.CHUNK_BYTES = 9000
     settings = Prepare(
         sources=(Source(name="texts", paths=("texts",)),),
-        filter=Filter(min_bytes=100),
-        tokenizer=Tokenizer(vocabulary=280, train_bytes=2000),
+        filter=Filter(min_characters=100),
+        tokenizer=Tokenizer(vocab_size=280, train_bytes=2000),
         workers=1,
         folder="killed",
     )

@@ -27,8 +27,8 @@ def broken(text: str, settings: Filter, *, flagged_share: float = 0.0) -> list[s
 
     spaced = 2 * m["unsegmented_words"] <= m["words"]
     found = {
-        "min_bytes": m["bytes"] < settings.min_bytes,
-        "max_bytes": 0 < settings.max_bytes < m["bytes"],
+        "min_characters": m["characters"] < settings.min_characters,
+        "max_characters": 0 < settings.max_characters < m["characters"],
         "max_mean_line_length": 0 < settings.max_mean_line_length < share("line_characters", "all_lines"),
         "min_letter_share": share("letters", "visible_characters") < settings.min_letter_share,
         "max_duplicate_line_share": share("duplicate_lines", "lines") > settings.max_duplicate_line_share,
@@ -40,8 +40,8 @@ def broken(text: str, settings: Filter, *, flagged_share: float = 0.0) -> list[s
             "gopher.max_words": 0 < g.max_words < m["words"],
             "gopher.min_mean_word_length": spaced and length < g.min_mean_word_length,
             "gopher.max_mean_word_length": spaced and 0 < g.max_mean_word_length < length,
-            "gopher.max_hash_share": 1 > g.max_hash_share < share("hash_signs", "pieces"),
-            "gopher.max_ellipsis_share": 1 > g.max_ellipsis_share < share("ellipses", "pieces"),
+            "gopher.max_hash_ratio": 1 > g.max_hash_ratio < share("hash_signs", "pieces"),
+            "gopher.max_ellipsis_ratio": 1 > g.max_ellipsis_ratio < share("ellipses", "pieces"),
             "gopher.max_bullet_line_share": share("bullet_lines", "lines") > g.max_bullet_line_share,
             "gopher.max_ellipsis_line_share": share("ellipsis_lines", "lines") > g.max_ellipsis_line_share,
             "gopher.min_alphabetic_share": share("alphabetic_words", "pieces") < g.min_alphabetic_share,

@@ -33,7 +33,7 @@ def test_repeats_are_known_and_batches_do_not_matter(items: list[int], edges: li
 @pytest.mark.parametrize("stated", [0.1, 0.01, 0.001])
 def test_the_measured_rate_of_a_full_filter_is_the_stated_one(stated: float) -> None:
     items = 200_000
-    bloom = BloomFilter(Bloom(items=items, false_positives=stated))
+    bloom = BloomFilter(Bloom(expected_items=items, false_positive_rate=stated))
     # Fill until as many are in it as it is made for.
     number = 0
     while bloom.new < items:
@@ -42,7 +42,7 @@ def test_the_measured_rate_of_a_full_filter_is_the_stated_one(stated: float) -> 
     assert bloom.false_positives == pytest.approx(stated, rel=0.03)
     lost = asked = 0
     # Few at a time: asking inserts.
-    probe = BloomFilter(Bloom(items=items, false_positives=stated))
+    probe = BloomFilter(Bloom(expected_items=items, false_positive_rate=stated))
     for seed in range(40):
         probe._table[:] = bloom._table
         lost += int((~probe.insert(hashes(1000 + seed, 1000))).sum())
@@ -52,7 +52,7 @@ def test_the_measured_rate_of_a_full_filter_is_the_stated_one(stated: float) -> 
 
 
 def test_a_filter_says_how_its_rate_grows_beyond_what_it_is_made_for() -> None:
-    bloom = BloomFilter(Bloom(items=1000, false_positives=1e-4))
+    bloom = BloomFilter(Bloom(expected_items=1000, false_positive_rate=1e-4))
     bloom.insert(hashes(1, 500))
     assert bloom.false_positives < 1e-5
     bloom.insert(hashes(2, 1500))
@@ -69,6 +69,6 @@ def test_the_design_holds_the_rate_and_a_smaller_one_does_not(stated: float) -> 
 
 
 def test_the_stated_memory_is_what_an_item_takes() -> None:
-    assert BloomFilter(Bloom(items=100_000, false_positives=1e-6)).memory_bytes / 100_000 == pytest.approx(
+    assert BloomFilter(Bloom(expected_items=100_000, false_positive_rate=1e-6)).memory_bytes / 100_000 == pytest.approx(
         4.8, abs=0.05
     )

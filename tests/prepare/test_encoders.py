@@ -158,7 +158,7 @@ def corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Prepare:
     return Prepare(
         sources=tuple(Source(name=name, paths=(f"{name}.jsonl",)) for name in ("plain", "rare")),
         filter=Filter(),
-        tokenizer=TokenizerSettings(vocabulary=400, train_bytes=5000),
+        tokenizer=TokenizerSettings(vocab_size=400, train_bytes=5000),
         validation_share=0.2,
         workers=1,
         folder="prepared",

@@ -30,8 +30,8 @@ def explain(settings: Prepare) -> Explain:
 
 def test_a_removed_document_names_rule_value_and_threshold(explain: Explain) -> None:
     story = explain("texts:texts/short.txt")
-    assert (story.outcome, story.stage, story.rule) == ("removed", "filter", "min_bytes")
-    assert "removed in filter by rule min_bytes: measured 6, the limit is 100" in str(story)
+    assert (story.outcome, story.stage, story.rule) == ("removed", "filter", "min_characters")
+    assert "removed in filter by rule min_characters: measured 6, the limit is 100" in str(story)
     assert story.shard is None
 
 
@@ -65,7 +65,7 @@ def test_an_unknown_id_is_answered_with_near_ones(explain: Explain, wrong: str) 
 
 
 def test_a_folder_without_ledger_says_what_to_run(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="run `ropewalk prepare` first"):
+    with pytest.raises(DataError, match="run `ropewalk prepare` with its recipe"):
         ledger.explain(tmp_path, "x", sources=())
 
 
@@ -96,7 +96,7 @@ def test_a_rule_that_judges_a_text_needs_no_reason(explain: Explain) -> None:
 
 
 def test_a_document_in_another_language_is_told_its_language(settings: Prepare) -> None:
-    Path("texts/zh.txt").write_text("制绳厂是一座很长的建筑，工人们在那里把麻纤维纺成绳索，供船只使用。" * 3)
+    Path("texts/zh.txt").write_text("制绳厂是一座很长的建筑，工人们在那里把麻纤维纺成绳索，供船只使用。" * 4)
     Path("texts/none.txt").write_text("123 456 789 000\n" * 20)
     language = Language(keep=tuple(LANGUAGES - {"zh"}), min_confidence=0.0)
     rules = dataclasses.replace(settings.filter, language=language, min_letter_share=0.0, max_duplicate_line_share=1.0)

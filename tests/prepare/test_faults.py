@@ -47,7 +47,7 @@ def test_prepare_names_what_it_could_not_read_and_the_manifest_keeps_it(settings
         made.manifest.warnings[0],
     )
     assert any(line.startswith("could not read lines:lines.jsonl:13: it is not JSON") for line in listener.lines)
-    assert len(made.manifest.warnings) == MOST_NAMED + 1
+    assert len([line for line in made.manifest.warnings if line.startswith("could not read")]) == MOST_NAMED + 1
 
 
 def test_data_that_was_there_already_names_it_again_and_the_result_has_it(
@@ -59,7 +59,8 @@ def test_data_that_was_there_already_names_it_again_and_the_result_has_it(
     first, again = Listener(), Listener()
     made = flow.prepare("tiny.toml", progress=first)
     flow.prepare("tiny.toml", ["name=another"], progress=again)
-    (line,) = made["warnings"]
+    line, *others = made["warnings"]
+    assert not any(other.startswith("could not read") for other in others)
     assert line.startswith("could not read notes:corpus/latin.txt: it is not UTF-8")
     assert first.lines.count(line) == again.lines.count(line) == 1
 

@@ -18,9 +18,9 @@ from tests.prepare.every_stage import prose
 def crawl(name: str) -> Prepare:
     return Prepare(
         sources=(Source(name=name, paths=(name,)),),
-        filter=Filter(min_bytes=50),
+        filter=Filter(min_characters=50),
         deduplicate=Deduplicate(near=Near(threshold=0.6, index="index", max_removed_share=1.0)),
-        tokenizer=Tokenizer(vocabulary=300, train_bytes=5000),
+        tokenizer=Tokenizer(vocab_size=300, train_bytes=5000),
         validation_share=0.2,
         workers=1,
         folder="prepared",

@@ -104,7 +104,7 @@ def test_rules_name_the_list_that_an_address_is_on(chosen) -> None:
     blank = pa.array([""] * len(addresses), pa.large_string())
     found = match(read_lists(chosen), text=blank, urls=pa.array(addresses, pa.large_string()))
     names = (
-        "bytes",
+        "characters",
         "line_characters",
         "all_lines",
         "letters",

@@ -206,9 +206,9 @@ def test_a_file_of_another_algorithm_and_a_damaged_one_are_refused(tmp_path: Pat
     with pytest.raises(DataError, match=r"keys.arrow: this sketch was made by .*rows=5.*need .*rows=4"):
         open_sketch(path, Near(rows=4))
     path.write_bytes(path.read_bytes()[:-20])
-    with pytest.raises(DataError, match=r"keys.arrow: this sketch is damaged"):
+    with pytest.raises(DataError, match=r"keys.arrow: this result of a prepare stage is damaged"):
         open_sketch(path, NEAR)
-    with pytest.raises(DataError, match="no such sketch"):
+    with pytest.raises(DataError, match="this file is missing"):
         open_sketch(tmp_path / "none.arrow", NEAR)
 
 

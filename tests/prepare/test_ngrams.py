@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from random_prose import prose
 
 from ropewalk.base.errors import DataError, UserError
-from ropewalk.base.files import read_json, write_json
+from ropewalk.base.files import read_json
+from ropewalk.base.seal import write_sealed
 from ropewalk.prepare import ngrams
 from ropewalk.prepare import tokenizer as tokenizers
 from ropewalk.prepare.config import Filter, Ngrams, Prepare, Source, Tokenizer
@@ -63,7 +64,7 @@ def indexed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         Prepare(
             sources=(Source(name="texts", paths=(str(folder / "texts"),)),),
             filter=Filter(),
-            tokenizer=Tokenizer(vocabulary=320, train_bytes=5000),
+            tokenizer=Tokenizer(vocab_size=320, train_bytes=5000),
             validation_share=0.2,
             shard_tokens=1500,
             workers=1,
@@ -157,8 +158,9 @@ def test_questions_that_the_index_cannot_answer_are_refused(indexed: tuple[Path,
     with pytest.raises(UserError, match=f"this index is of {unit}"):
         index.find([1] * 9 if unit == "words" else "a b c d e f")
     tree = read_json(folder / f"ngrams-{unit}-5" / "index.json", what="index")
-    write_json(folder / "other" / "index.json", tree | {"algorithm": ["ngrams-0"]})
-    with pytest.raises(DataError, match="delete and remake it"):
+    del tree["seal"]
+    write_sealed(folder / "other" / "index.json", tree | {"algorithm": ["ngrams-0"]})
+    with pytest.raises(DataError, match="move it away and make it again"):
         NgramIndex(folder / "other")
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import gzip
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,8 +15,9 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from ropewalk.base.errors import ConfigError, DataError, RunConflict
+from ropewalk.base.errors import ConfigError, DamagedTokenizer, DataError
 from ropewalk.base.files import locked
+from ropewalk.base.progress import Silent
 from ropewalk.prepare import build, chunks, tokenizer
 from ropewalk.prepare.config import Deduplicate, Filter, Near, Prepare, Source, Tokenizer
 from ropewalk.prepare.pipeline import plan_inputs, prepare
@@ -49,7 +52,7 @@ def kept_texts(settings: Prepare) -> dict[str, str]:
         except UnicodeDecodeError:
             continue
         text = text.removeprefix("\ufeff").replace("\r\n", "\n")
-        if len(text.encode()) >= settings.filter.min_bytes and text not in kept.values():
+        if len(text.encode()) >= settings.filter.min_characters and text not in kept.values():
             kept[name] = text
     return kept
 
@@ -94,7 +97,7 @@ def test_every_hostile_document_is_counted_under_its_rule(settings: Prepare) -> 
         ("texts", "binary"): 1,
         ("texts", "not_utf8"): 1,
         ("texts", "empty"): 1,
-        ("texts", "min_bytes"): 1,
+        ("texts", "min_characters"): 1,
         ("texts", "exact"): 1,
         ("lines", "not_json"): 1,
         ("lines", "not_object"): 1,
@@ -186,6 +189,20 @@ def test_weights_are_those_given_or_the_training_tokens(settings: Prepare) -> No
     assert {source.weight for source in given.sources} == {0.5}
 
 
+@pytest.mark.parametrize("hostile", ["a regular expression without end", "a pipe"])
+def test_a_hostile_tokenizer_is_refused_before_anything_is_read(settings: Prepare, hostile: str) -> None:
+    prepared = prepare(settings, seed=1)
+    path = Path("theirs.json")
+    if hostile == "a pipe":
+        os.mkfifo(path)
+    else:
+        tree = json.loads((prepared.folder / "tokenizer.json").read_text())
+        split = {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False}
+        path.write_text(json.dumps({**tree, "pre_tokenizer": split}))
+    with pytest.raises(DamagedTokenizer, match=r"^theirs\.json: this tokenizer"):
+        prepare(dataclasses.replace(settings, tokenizer=Tokenizer(file=str(path))), seed=1)
+
+
 def test_a_given_tokenizer_is_used_as_it_is(settings: Prepare) -> None:
     first = prepare(settings, seed=1)
     Path("mine.json").write_bytes((first.folder / "tokenizer.json").read_bytes() + b"\n")
@@ -196,7 +213,7 @@ def test_a_given_tokenizer_is_used_as_it_is(settings: Prepare) -> None:
 
 def test_compressed_shards_hold_the_same_documents(settings: Prepare) -> None:
     plain = prepare(settings, seed=1)
-    packed = prepare(dataclasses.replace(settings, compress="zstd"), seed=1)
+    packed = prepare(dataclasses.replace(settings, compression="zstd"), seed=1)
     assert plain.folder != packed.folder
     for one, two in zip(plain.manifest.shards, packed.manifest.shards, strict=True):
         assert (one.file, one.documents, one.tokens, two.compression) == (two.file, two.documents, two.tokens, "zstd")
@@ -206,19 +223,32 @@ def test_compressed_shards_hold_the_same_documents(settings: Prepare) -> None:
         assert first.offsets.tolist() == second.offsets.tolist()
 
 
-def test_two_writers_do_not_meet(settings: Prepare) -> None:
+def test_a_second_writer_says_so_and_waits_for_the_first(settings: Prepare) -> None:
     folder = Path(settings.folder) / plan_inputs(settings, seed=1).hash
-    with locked(folder), pytest.raises(RunConflict):
-        prepare(settings, seed=1)
+    first = contextlib.ExitStack()
+    first.enter_context(locked(folder))
+    said: list[str] = []
+
+    class Second(Silent):
+        def say(self, text: str) -> None:
+            said.append(text)
+            if "waiting" in text:
+                first.close()  # the first one ends: the second now gets on
+
+    assert not prepare(settings, seed=1, progress=Second()).reused
+    assert any(f"process {os.getpid()} is making the same; waiting for it" in text for text in said)
 
 
 def test_when_nothing_is_left_the_error_names_the_rule(settings: Prepare) -> None:
-    strict = dataclasses.replace(settings, filter=Filter(min_bytes=100_000))
-    with pytest.raises(DataError, match=r"no document is left.*`min_bytes`.*relax `prepare.filter.min_bytes`"):
+    strict = dataclasses.replace(settings, filter=Filter(min_characters=100_000))
+    with pytest.raises(
+        DataError, match=r"no document is left.*`min_characters`.*relax `prepare.filter.min_characters`"
+    ):
         prepare(strict, seed=1)
 
 
-def test_one_document_is_too_small_a_corpus(settings: Prepare) -> None:
+def test_one_short_document_is_too_small_a_corpus(settings: Prepare) -> None:
+    Path("texts/00.md").write_text("The rope of hemp was laid in the long hall by the river. " * 2)
     alone = dataclasses.replace(settings, sources=(Source(name="one", paths=("texts/00.md",)),))
     with pytest.raises(DataError, match="too small"):
         prepare(alone, seed=1)

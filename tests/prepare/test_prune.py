@@ -22,8 +22,12 @@ def files(stages: Path) -> set[Path]:
 def with_everything(settings: Prepare) -> Prepare:
     return dataclasses.replace(
         settings,
-        deduplicate=dataclasses.replace(settings.deduplicate, lines=True, near=Near(shingle_words=3)),
-        substring=Substring(action="remove", length=30),
+        deduplicate=dataclasses.replace(
+            settings.deduplicate,
+            lines=True,
+            near=Near(shingle_words=3),
+            substring=Substring(action="remove", length=30),
+        ),
     )
 
 
@@ -32,7 +36,7 @@ def test_what_earlier_settings_left_goes_and_nothing_that_the_data_was_made_from
     stages = Path(settings.folder) / "stages"
     made = prepare(settings, seed=1)
     needed = files(stages)
-    prepare(dataclasses.replace(settings, tokenizer=Tokenizer(vocabulary=290)), seed=1)
+    prepare(dataclasses.replace(settings, tokenizer=Tokenizer(vocab_size=290)), seed=1)
     left_over = files(stages) - needed
     listed = {path for path in left_over if path.parent.name == USED}
     left_over -= listed
@@ -51,7 +55,7 @@ def test_after_a_prune_the_same_data_is_made_from_what_was_kept(settings: Prepar
     settings = with_everything(settings)
     made = prepare(settings, seed=1)
     expected = tree(made.folder)
-    prepare(dataclasses.replace(settings, filter=dataclasses.replace(settings.filter, min_bytes=325)), seed=1)
+    prepare(dataclasses.replace(settings, filter=dataclasses.replace(settings.filter, min_characters=325)), seed=1)
     prune(Path(settings.folder) / "stages", made.folder.name)
     (made.folder / "manifest.json").unlink()
     monkeypatch.setattr("ropewalk.prepare.screen.read_records", None)
@@ -73,5 +77,5 @@ def test_data_that_does_not_say_what_it_was_made_from_is_refused_with_a_remedy(s
     listed = Path(settings.folder) / "stages" / USED / f"{made.folder.name}.json"
     assert json.loads(listed.read_text())["stages"]
     listed.unlink()
-    with pytest.raises(DataError, match="prepare it again"):
+    with pytest.raises(DataError, match="made again when it is needed"):
         prune(Path(settings.folder) / "stages", made.folder.name)

@@ -162,6 +162,6 @@ def test_a_store_whose_library_is_missing_says_what_to_install(monkeypatch, pack
     def fail(url: str) -> None:
         raise ImportError("told") from ModuleNotFoundError(name=package)
 
-    monkeypatch.setattr("ropewalk.prepare.remote.url_to_fs", fail)
+    monkeypatch.setattr("fsspec.core.url_to_fs", fail)
     with pytest.raises(error, match=f"reading s3://bucket/x.txt needs the package `{package}`.*{remedy}"):
         files_of("s3://bucket/x.txt")

@@ -18,8 +18,8 @@ from ropewalk.prepare.statistics import MEANINGS, measure
 from tests.prepare import slow_rules as slow
 
 OFF = {
-    "min_bytes": 0,
-    "max_bytes": 0,
+    "min_characters": 0,
+    "max_characters": 0,
     "max_mean_line_length": 0.0,
     "min_letter_share": 0.0,
     "max_duplicate_line_share": 1.0,
@@ -103,8 +103,8 @@ def test_every_decision_equals_the_plain_one(drawn, chosen) -> None:
 @pytest.mark.parametrize(
     ("rule", "threshold", "at", "beyond", "value"),
     [
-        ("min_bytes", 4, "éé", "éa", 3),
-        ("max_bytes", 4, "éé", "ééa", 5),
+        ("min_characters", 3, "绳é\n", "绳é", 2),
+        ("max_characters", 2, "绳é", "绳ab", 3),
         ("max_mean_line_length", 3.0, "éé\naaaa\n", "éé\naaaa\naaaa", 10 / 3),
         ("min_letter_share", 0.5, "é 1 绳 2", "a 1 2", 1 / 3),
         ("max_duplicate_line_share", 0.5, "a\n\n\na\nb\nb\n", "a\na\na", 2 / 3),
@@ -142,12 +142,13 @@ def _thresholds(cls: type) -> list[str]:
 
 
 def _neutral(name: str) -> float:
-    return 1.0 if name.startswith("max_") and name.endswith("_share") else 0
+    return 1.0 if name.startswith("max_") and name.endswith(("_share", "_ratio")) else 0
 
 
-def test_simple_rules_are_asked_when_the_recipe_names_none_but_that_of_line_lengths() -> None:
-    assert [rule.name for rule in rules(Filter())] == [name for name in OFF if name != "max_mean_line_length"]
-    assert [rule.name for rule in rules(Filter(max_mean_line_length=100.0))] == list(OFF)
+def test_simple_rules_are_asked_when_the_recipe_names_none_but_those_of_long_documents_and_lines() -> None:
+    off = {"max_characters", "max_mean_line_length"}
+    assert [rule.name for rule in rules(Filter())] == [name for name in OFF if name not in off]
+    assert [rule.name for rule in rules(Filter(max_characters=10, max_mean_line_length=100.0))] == list(OFF)
     assert rules(Filter(**OFF)) == ()
 
 
@@ -163,10 +164,10 @@ def test_without_rules_everything_stays() -> None:
 
 
 def test_the_first_rule_broken_is_the_one_recorded_and_the_others_are_known() -> None:
-    found = verdicts(["1\n1\n1\n1\n"], Filter())
-    assert found.removals()["rule"].to_pylist() == ["min_bytes"]
+    found = verdicts(["1\n1\n1\n1\n1\n1\n"], Filter(min_characters=50))
+    assert found.removals()["rule"].to_pylist() == ["min_characters"]
     assert [rule.name for rule, gone in zip(found.rules, found.broken[:, 0], strict=True) if gone] == [
-        "min_bytes",
+        "min_characters",
         "min_letter_share",
         "max_duplicate_line_share",
     ]
@@ -175,6 +176,7 @@ def test_the_first_rule_broken_is_the_one_recorded_and_the_others_are_known() ->
 def test_every_rule_of_every_table_names_a_setting_and_compares_a_column_that_is_measured() -> None:
     every = dataclasses.replace(
         ALL,
+        max_characters=10**6,
         max_mean_line_length=100.0,
         language=Language(keep=("en",)),
         urls=Urls(domains=("a",), words=("a",), soft_words=("a",), parts=("a",)),
@@ -223,7 +225,7 @@ def test_what_if_needs_only_columns() -> None:
 @pytest.mark.parametrize(
     ("recipe", "problem"),
     [
-        ("min_bytes = 10\nmax_bytes = 5", "`min_bytes`: 10 is above `max_bytes` (5)"),
+        ("min_characters = 10\nmax_characters = 5", "`min_characters`: 10 is above `max_characters` (5)"),
         ("[gopher]\nmin_words = 10\nmax_words = 5", "`gopher.min_words`: 10 is above `max_words` (5)"),
         ("[gopher]\nmin_stop_words = 2\nstop_words = ['的']", "`gopher.min_stop_words`: 2 is more than"),
         (

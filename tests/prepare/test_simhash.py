@@ -55,7 +55,7 @@ def test_block_tables_miss_no_pair_within_the_distance(limits: tuple[int, int], 
 
 def test_what_goes_is_within_the_distance_of_what_stays_and_nothing_close_stays() -> None:
     texts = with_copies(11, originals=150, copies=300, words=200)
-    near = Near(kind="simhash", distance=5, blocks=8, max_compared=1000)
+    near = Near(kind="simhash", max_distance=5, blocks=8, max_compared=1000)
     prints = [int(each) for each in fingerprints(column(texts), shingle_words=5)]
     matches = near_duplicates(lambda: [column(texts[:100]), column(texts[100:])], near)
     gone = dict(zip(matches.document.tolist(), matches.partner.tolist(), strict=True))

@@ -180,7 +180,7 @@ def test_what_a_file_is_follows_what_its_documents_depend_on_and_nothing_else() 
         return collect_files(one("a.TXT", **options)).files[0].identity()
 
     assert identity() == identity(weight=2.0) == identity()
-    assert identity() != identity(licence="MIT")
+    assert identity() != identity(license="MIT")
     assert identity() != identity(text_key="body")
     before = identity()
     Path("a.TXT").write_text("other")

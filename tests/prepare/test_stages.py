@@ -17,7 +17,7 @@ from ropewalk.prepare.config import Gopher, Language, Near, Prepare, Substring, 
 from ropewalk.prepare.cuts import Spans
 from ropewalk.prepare.decide import near, state, substring
 from ropewalk.prepare.pipeline import plan_inputs, prepare
-from ropewalk.prepare.stages import batch_writer, drop, filled, key_of, read_batches, read_table, sharing
+from ropewalk.prepare.stages import batch_writer, drop, filled, key_of, read_artifact, read_batches, read_table, sharing
 from ropewalk.prepare.texts import LAYER, Texts, layer_batch, read_texts
 
 SCHEMA = pa.schema([("text", pa.large_string())])
@@ -62,7 +62,7 @@ def changed(settings: Prepare, **values: object) -> Prepare:
 def test_only_what_depends_on_a_changed_setting_is_done_again(settings: Prepare, done) -> None:
     prepare(settings, seed=1)
     assert done() == ALL
-    stricter = changed(settings, filter=dataclasses.replace(settings.filter, min_bytes=325))
+    stricter = changed(settings, filter=dataclasses.replace(settings.filter, min_characters=325))
     assert prepare(stricter, seed=1).manifest != prepare(settings, seed=1).manifest
     assert not {"read_records", "measure"} & set(done())
     prepare(changed(settings, filter=dataclasses.replace(settings.filter, max_mean_line_length=190.0)), seed=1)
@@ -72,7 +72,7 @@ def test_only_what_depends_on_a_changed_setting_is_done_again(settings: Prepare,
         seed=1,
     )
     assert not {"read_records", "measure"} & set(done())
-    prepare(changed(settings, tokenizer=Tokenizer(vocabulary=290)), seed=1)
+    prepare(changed(settings, tokenizer=Tokenizer(vocab_size=290)), seed=1)
     assert done() == ["encode_chunk", "train"]
     prepare(changed(settings, shard_tokens=4000), seed=1)
     assert done() == []
@@ -82,7 +82,8 @@ def test_only_what_depends_on_a_changed_setting_is_done_again(settings: Prepare,
     wider = dataclasses.replace(settings.deduplicate, near=Near(shingle_words=3))
     prepare(changed(settings, deduplicate=wider), seed=1)
     assert done() == ["sketch"]
-    prepare(changed(settings, substring=Substring(action="remove", length=30)), seed=1)
+    shorter = dataclasses.replace(settings.deduplicate, substring=Substring(action="remove", length=30))
+    prepare(changed(settings, deduplicate=shorter), seed=1)
     assert not {"read_records", "measure", "sketch"} & set(done())
 
 
@@ -132,7 +133,7 @@ def test_stages_can_be_deleted_at_any_time_or_at_once(settings: Prepare, tree) -
         if path.is_file() and path.name != ".lock" and sum(path.name.encode()) % 2:
             path.unlink()
     (first.folder / "manifest.json").unlink()
-    assert tree(prepare(changed(settings, stages="drop"), seed=1).folder) == expected
+    assert tree(prepare(changed(settings, artifacts="drop"), seed=1).folder) == expected
     assert list((Path(settings.folder) / "stages").iterdir()) == [Path(settings.folder) / "stages" / ".lock"]
 
 
@@ -157,7 +158,7 @@ def test_a_file_is_there_when_its_block_has_ended_and_not_before(tmp_path: Path)
     with filled(path) as place:
         place.write_text("whole")
         assert not path.exists()
-    assert path.read_text() == "whole"
+    assert read_artifact(path) == b"whole"
     assert os.listdir(tmp_path) == ["read"]
 
 

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from ropewalk.prepare import samples
-from ropewalk.prepare.config import Deduplicate, Near, Prepare, Substring
+from ropewalk.prepare.config import Deduplicate, Near, Prepare
 from ropewalk.prepare.pipeline import prepare
 from ropewalk.prepare.rules import judge
 from ropewalk.prepare.summary import write_summary
@@ -56,7 +56,7 @@ def test_composition_adds_up_to_the_ledger(settings: Prepare) -> None:
     for parts in tree["composition"].values():
         assert sum(part["read_documents"] for part in parts) == len(rows)
         assert sum(part["kept_bytes"] for part in parts) == sum(row["bytes"] for row in rows if row["split"])
-    assert {part["name"] for part in tree["composition"]["source"]} == {"texts", "lines", "talk"}
+    assert {part["name"] for part in tree["composition"]["source"]} == {"texts", "lines", "talk", "chapters", "novel"}
 
 
 def test_without_a_rule_for_languages_a_sample_of_the_tokens_tells_them(settings: Prepare) -> None:
@@ -111,7 +111,7 @@ def test_samples_are_a_few_of_each_rule_with_the_beginning_of_their_texts(settin
 
 
 def test_fertility_is_a_recount_of_tokens_and_texts(settings: Prepare) -> None:
-    uncut = dataclasses.replace(settings, deduplicate=Deduplicate(), substring=Substring())
+    uncut = dataclasses.replace(settings, deduplicate=Deduplicate())
     folder, tree, rows = summary(uncut)
     measured = pq.read_table(folder / "statistics.parquet").to_pylist()
     tokens: dict[int, int] = {}

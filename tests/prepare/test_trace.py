@@ -57,7 +57,7 @@ def test_a_ledger_of_other_data_is_noticed(settings: Prepare) -> None:
     (folder / "ledger.parquet").write_bytes((other / "ledger.parquet").read_bytes())
     tracer = Tracer(folder)
     entry = next(entry for entry in read_manifest(folder).shards if entry.split == "validation")
-    with pytest.raises(DataError, match="do not belong together"):
+    with pytest.raises(DataError, match="this ledger is damaged"):
         tracer.origin(entry, 0)
 
 
@@ -129,7 +129,7 @@ def test_dialogues_have_bytes_and_no_words(settings: Prepare) -> None:
     made = dataclasses.replace(
         settings,
         sources=(*settings.sources, talk),
-        filter=dataclasses.replace(settings.filter, min_bytes=0),
+        filter=dataclasses.replace(settings.filter, min_characters=0),
         chat=Chat(template="plain"),
     )
     rows = {row["name"]: row for row in measured(prepare(made, seed=1).folder) if row["by"] == "source"}

@@ -53,14 +53,14 @@ def removed(folder: Path) -> dict[str, int]:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"min_bytes": 500},
-        {"min_bytes": 0, "max_duplicate_line_share": 1.0},
+        {"min_characters": 500},
+        {"min_characters": 0, "max_duplicate_line_share": 1.0},
         {"gopher": Gopher(min_words=90, min_stop_words=3)},
         {"gopher": None, "repetition": None, "language": None, "words": None},
         {"language": Language(keep=("en",), min_confidence=0.8)},
         {"repetition": Repetition(max_top_2_gram_share=0.05, max_duplicate_5_gram_share=0.01)},
         {"fineweb": FineWeb(max_short_line_share=0.1)},
-        {"min_bytes": 700, "max_bytes": 900},
+        {"min_characters": 700, "max_characters": 900},
     ],
     ids=str,
 )
@@ -109,5 +109,5 @@ def test_settings_that_were_not_measured_are_refused(now: Prepare) -> None:
 
 def test_a_table_of_rules_that_the_recipe_has_not_can_be_tried(settings: Prepare) -> None:
     folder = prepare(settings, seed=1).folder
-    tried = dataclasses.replace(settings, filter=Filter(min_bytes=100, gopher=Gopher(min_words=1000)))
+    tried = dataclasses.replace(settings, filter=Filter(min_characters=100, gopher=Gopher(min_words=1000)))
     assert what_if(folder, settings, tried).lost_to["gopher.min_words"] > 0

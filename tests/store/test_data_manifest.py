@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from ropewalk.base.errors import DataError
+from ropewalk.base.seal import sealed_json
 from ropewalk.store.manifest import (
     Manifest,
     ShardEntry,
@@ -54,7 +55,9 @@ MANIFEST = Manifest(
     recipe_hash="abc",
     dtype="uint16",
     tokenizer=TokenizerEntry(file="tokenizer.json", checksum="12", vocabulary=300, end_of_text=0),
-    sources=(source(step("read", 9, 9), step("filter", 9, 6, min_bytes=2, max_bytes=1), step("split", 6, 6)),),
+    sources=(
+        source(step("read", 9, 9), step("filter", 9, 6, min_characters=2, max_characters=1), step("split", 6, 6)),
+    ),
     shards=(shard("train", "a", 5), shard("train", "b", 7), shard("validation", "a", 3)),
 )
 
@@ -67,6 +70,7 @@ def test_a_manifest_is_read_back_as_written(tmp_path: Path) -> None:
 def test_a_manifest_of_format_1_has_plain_token_shards(tmp_path: Path) -> None:
     path = write_manifest(tmp_path, MANIFEST)
     tree = json.loads(path.read_text()) | {"format": 1}
+    del tree["seal"], tree["tables"]
     for shard in tree["shards"]:
         del shard["kind"], shard["compression"]
     path.write_text(json.dumps(tree))
@@ -83,7 +87,7 @@ def test_shards_are_chosen_by_split_and_source() -> None:
 @pytest.mark.parametrize(
     ("steps", "words"),
     [
-        ([step("filter", 9, 6, min_bytes=2)], "step filter: 9 documents in, but 6 out and 2 removed"),
+        ([step("filter", 9, 6, min_characters=2)], "step filter: 9 documents in, but 6 out and 2 removed"),
         ([step("read", 9, 9), step("filter", 8, 8)], "9 documents left read, 8 reached filter"),
     ],
 )
@@ -99,8 +103,10 @@ def test_counts_that_do_not_add_up_are_refused_before_anything_is_written(
 
 def test_a_newer_format_is_refused(tmp_path: Path) -> None:
     path = write_manifest(tmp_path, MANIFEST)
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"format": 3}))
-    with pytest.raises(DataError, match=r"manifest\.json: this manifest has format 3.*upgrade ropewalk"):
+    tree = json.loads(path.read_text()) | {"format": 4}
+    del tree["seal"]
+    path.write_bytes(sealed_json(tree))
+    with pytest.raises(DataError, match=r"manifest\.json: this manifest has format 4.*upgrade ropewalk"):
         read_manifest(tmp_path)
 
 
@@ -115,7 +121,8 @@ def test_a_damaged_manifest_is_named(tmp_path: Path, key: str, value: object) ->
     tree = json.loads(path.read_text()) | {key: value}
     if value == "absent":
         del tree[key]
-    path.write_text(json.dumps(tree))
+    del tree["seal"]
+    path.write_bytes(sealed_json(tree))
     with pytest.raises(DataError, match=r"manifest\.json: this manifest is damaged"):
         read_manifest(tmp_path)
 

@@ -38,9 +38,9 @@ WITH: dict[str, dict[str, Any]] = {
     # No validation gains a hundred nats: the rate falls at every second one.
     "train.schedule.shape=adaptive": {
         "train__schedule__patience": 2,
-        "train__schedule__min_gain": 100.0,
+        "train__schedule__min_delta": 100.0,
         "train__schedule__factor": 0.7,
-        "train__schedule__final_share": 0.2,
+        "train__schedule__final_lr_ratio": 0.2,
     },
     "train.schedule.decay_form=linear": {"train__schedule__shape": "wsd"},
     "train.schedule.decay_form=1-sqrt": {"train__schedule__shape": "wsd"},
@@ -79,7 +79,7 @@ CHOICES: dict[str, dict[str, Any]] = {
     "window": {"model__window": 5},
     "dropout": {"model__dropout": 0.1},
     "no clipping, no decay": {"train__clip_norm": 0.0, "train__optimizer__weight_decay": 0.0},
-    "batch ramp": {"train__batch_ramp": BatchRamp(from_rows=1, over_steps=10)},
+    "batch ramp": {"train__batch_ramp": BatchRamp(from_size=1, over_steps=10)},
     "length ramp": {"train__length_ramp": LengthRamp(from_length=8, over_steps=10)},
     "mixture": {"train__mixture": (Share(source="code"),)},
     "frozen": {"train__frozen": ("blocks.0", "*norm*")},
@@ -87,10 +87,10 @@ CHOICES: dict[str, dict[str, Any]] = {
     "adapters of attention": {"train__lora": Lora(targets="attention"), "train__schedule__peak_lr": 0.2},
     "phases": {"train__steps": None, "train__phases": PHASES},
     "fresh moments": {"train__steps": None, "train__phases": (PHASES[0], Phase(steps=18, moments="fresh"))},
-    "guard": {"train__guard": Guard(not_finite="rollback", spike="skip", memory_steps=5)},
+    "guard": {"train__guard": Guard(not_finite="rollback", spike="skip", window_steps=5)},
     "guard off": {"train__guard": Guard(spike="off")},
     "early stop": {"train__early_stop": EarlyStop(patience=4)},
-    "layers": {"train__layers_every_steps": 4},
+    "layers": {"train__layer_stats_every_steps": 4},
 }
 PAIRS: dict[str, dict[str, Any]] = {
     f"{kind} {precision}": {
@@ -105,8 +105,8 @@ PAIRS: dict[str, dict[str, Any]] = {
 
 TOGETHER: dict[str, tuple[str, ...]] = {
     "as Llama": (
-        *("model.bias=False", "model.norm=rms", "model.norm_place=pre", "model.mlp=swiglu", "model.position=rope"),
-        *("model.qk_norm=False", "model.rope_scaling=none", "model.tied=True", "model.init=gaussian"),
+        *("model.bias=False", "model.norm=rms", "model.norm_position=pre", "model.mlp=swiglu", "model.position=rope"),
+        *("model.qk_norm=False", "model.rope_scaling=none", "model.tie_embeddings=True", "model.init=gaussian"),
         *("grouped queries", "train.precision=fp32", "train.optimizer.kind=adamw", "train.schedule.shape=cosine"),
         *("model.documents=ignore", "guard"),
     ),
@@ -116,11 +116,11 @@ TOGETHER: dict[str, tuple[str, ...]] = {
         *("train.schedule.shape=linear", "layers"),
     ),
     "queries and keys normed": (
-        *("model.qk_norm=True", "model.tied=False", "train.precision=bf16", "train.optimizer.kind=muon"),
+        *("model.qk_norm=True", "model.tie_embeddings=False", "train.precision=bf16", "train.optimizer.kind=muon"),
         *("train.schedule.shape=wsd", "train.schedule.decay_form=1-sqrt", "guard off"),
     ),
     "as Vaswani et al.": (
-        *("model.norm_place=post", "model.norm=layer", "model.mlp=gelu", "model.position=sinusoidal"),
+        *("model.norm_position=post", "model.norm=layer", "model.mlp=gelu", "model.position=sinusoidal"),
         *("model.init=lipschitz", "model.documents=separate", "train.precision=bf16-pure"),
         *("train.optimizer.kind=adafactor", "train.schedule.decay_form=linear", "batch ramp"),
     ),
@@ -129,7 +129,7 @@ TOGETHER: dict[str, tuple[str, ...]] = {
         *("train.optimizer.kind=lamb", "train.schedule.shape=constant", "no clipping, no decay"),
     ),
     "norms on both sides": (
-        *("model.norm_place=both", "model.mlp=geglu", "model.rope_scaling=ntk", "model.init=ds-init", "window"),
+        *("model.norm_position=both", "model.mlp=geglu", "model.rope_scaling=ntk", "model.init=ds-init", "window"),
         *("train.precision=fp8", "train.schedule.shape=step", "train.schedule.milestone_unit=epochs", "length ramp"),
     ),
     "without positions": (

@@ -70,11 +70,11 @@ class BadData(Fault):
 def make(folder: Path, **changes: Any) -> Path:
     settings = {
         "train__steps": 30,
-        "train__batch_rows": 8,
+        "train__batch_size": 8,
         "train__log_every_steps": 4,
         "train__validate_every_steps": 0,
         "checkpoint__save_every_steps": 6,
-        "train__guard": Guard(not_finite="rollback", spike="rollback", memory_steps=8, spike_sigma=SIGMA),
+        "train__guard": Guard(not_finite="rollback", spike="rollback", window_steps=8, spike_sigma=SIGMA),
     }
     return make_run(folder, **{**settings, **changes})
 
@@ -82,7 +82,7 @@ def make(folder: Path, **changes: Any) -> Path:
 def guard(action: str) -> Guard:
     spike: Any = action
     not_finite: Any = "skip" if action == "record" else action
-    return Guard(not_finite=not_finite, spike=spike, memory_steps=8, spike_sigma=SIGMA)
+    return Guard(not_finite=not_finite, spike=spike, window_steps=8, spike_sigma=SIGMA)
 
 
 def anomalies(run: Path) -> list[tuple[int, str, str]]:
@@ -194,20 +194,20 @@ def test_a_run_does_not_go_on_skipping_for_ever(tmp_path: Path) -> None:
             if step > 7:
                 gradients["norm.weight"].fill_(math.nan)
 
-    run = make(tmp_path, train__guard=Guard(most_in_a_row=5))
+    run = make(tmp_path, train__guard=Guard(max_consecutive=5))
     with pytest.raises(UserError, match="gradient not finite at step 13"):
         train(run, hooks=[Broken()])
     assert len(anomalies(run)) == 6
 
 
 def test_a_step_that_fails_with_every_batch_ends_the_run(tmp_path: Path) -> None:
-    run = make(tmp_path, train__guard=Guard(not_finite="rollback", most_in_a_row=3))
+    run = make(tmp_path, train__guard=Guard(not_finite="rollback", max_consecutive=3))
     with pytest.raises(UserError, match="in spite of 3 rollbacks"):
         train(run, hooks=[Fault("nan loss", step=9)])
 
 
 def watch(memory: int = 10, sigma: float = 4.0, *, skips: bool = True) -> Watch:
-    return Watch(SpikeRule(sigma=sigma, memory_steps=memory, skips=skips), torch.device("cpu"))
+    return Watch(SpikeRule(sigma=sigma, window_steps=memory, skips=skips), torch.device("cpu"))
 
 
 def judge(guard: Watch, loss: float, norm: float = 1.0, scale: float | None = None) -> tuple[int, float]:

@@ -25,7 +25,7 @@ def saved(folder: Path, hooks: list[Hook], **settings: Any) -> list[State]:
         folder,
         train__steps=STEPS,
         train__clip_norm=0.0,
-        parallel__fusion_bytes=1024,
+        parallel__bucket_bytes=1024,
         checkpoint__save_every_steps=1,
         checkpoint__keep_last=STEPS,
         **settings,

@@ -34,13 +34,13 @@ from tests.train.runs import in_float64, last_checkpoint, quick, train_until
 pytestmark = pytest.mark.xdist_group("pool")
 
 WORLD = 2
-SIZES = Model(layers=8, width=256, heads=4, hidden=704)
+SIZES = Model(layers=8, width=256, heads=4, mlp_width=704)
 """6 M numbers in eight blocks: a rank's parameters are 13 MB, its moments 26 MB, two blocks 6 MB."""
 PHASES = (Phase(steps=2), Phase(steps=2, lora=Lora(rank=2, alpha=6.0)), Phase(steps=2, moments="keep"))
 PLANS: dict[str, dict[str, Any]] = {
     "ZeRO-3": {"parallel__shard": 2},
     "tensor": {"parallel__tensor": 2},
-    "pipeline": {"parallel__pipeline": 2, "plan__microbatch_rows": 1},
+    "pipeline": {"parallel__pipeline": 2, "plan__microbatch_size": 1},
 }
 
 

@@ -43,7 +43,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 def executor(
     spec: Spec, *, precision: str = "fp32", dtype: torch.dtype = torch.float32, frozen: tuple[str, ...] = ()
 ) -> RankExecutor:
-    plan = Plan(device="cpu", precision=precision, batch_rows=ROWS, microbatch_rows=FIRST_ROWS)  # type: ignore[arg-type]
+    plan = Plan(device="cpu", precision=precision, batch_size=ROWS, microbatch_size=FIRST_ROWS)  # type: ignore[arg-type]
     settings = Optimizer(weight_decay=DECAY)
     trained = trained_names(spec, frozen) if frozen or spec.lora_rank else None
     model = build(spec, seed=0, dtype=dtype)
@@ -100,7 +100,7 @@ def first_update(name: str, weight: Tensor, gradient: Tensor, clip: float) -> Te
 
 
 def test_figures_equal_a_computation_by_hand_in_float64() -> None:
-    spec = small_spec(layers=3, position="learned", norm="layer", mlp="gelu", tied=False)
+    spec = small_spec(layers=3, position="learned", norm="layer", mlp="gelu", tie_embeddings=False)
     made = executor(spec, dtype=torch.float64)
     model = copy.deepcopy(made.model)
     found = measured(made, spec)
@@ -199,7 +199,7 @@ KINDS: dict[str, dict[str, Any]] = {
 def test_a_measured_run_ends_with_the_bits_of_one_that_is_not(tmp_path: Path, kind: str) -> None:
     plain, watched = tmp_path / "plain", tmp_path / "watched"
     without = make_run(plain, **KINDS[kind])
-    within = make_run(watched, train__layers_every_steps=1, **KINDS[kind])
+    within = make_run(watched, train__layer_stats_every_steps=1, **KINDS[kind])
     train(without)
     train(within)
     assert final_files(within) == final_files(without)
@@ -212,16 +212,16 @@ def test_a_measured_run_ends_with_the_bits_of_one_that_is_not(tmp_path: Path, ki
 def test_the_interval_may_change_when_a_run_goes_on(tmp_path: Path) -> None:
     straight = make_run(tmp_path / "straight")
     train(straight)
-    run = make_run(tmp_path / "stopped", train__layers_every_steps=2)
+    run = make_run(tmp_path / "stopped", train__layer_stats_every_steps=2)
     train_until(run, 5)
-    run = make_run(tmp_path / "stopped", train__layers_every_steps=4)
+    run = make_run(tmp_path / "stopped", train__layer_stats_every_steps=4)
     train(run)
     assert [event["step"] for event in events(run, "layers")] == [2, 4, 4, 8]
     assert final_files(run) == final_files(straight)
 
 
 def test_the_event_has_the_documented_fields_and_one_value_a_layer(tmp_path: Path) -> None:
-    run = make_run(tmp_path, train__layers_every_steps=8)
+    run = make_run(tmp_path, train__layer_stats_every_steps=8)
     train(run)
     (event,) = events(run, "layers")
     fields = set(event) - {"format", "time", "rank", "kind"}
@@ -248,7 +248,7 @@ class Listener:
 @pytest.mark.parametrize("factor", [1e-6, 1e6])
 @pytest.mark.parametrize(
     "model",
-    [{}, {"model__norm_place": "post"}, {"model__norm": "none", "model__init": "t-fixup"}],
+    [{}, {"model__norm_position": "post"}, {"model__norm": "none", "model__init": "t-fixup"}],
     ids=["pre", "post", "none"],
 )
 @pytest.mark.parametrize("part", ["", "mlp"], ids=["block", "mlp"])
@@ -263,7 +263,7 @@ def test_a_block_of_wrong_size_is_named(
         return made
 
     monkeypatch.setattr(phase_module, "empty", build_sick)
-    run = make_run(tmp_path, train__layers_every_steps=1, train__steps=2, model__layers=8, **model)
+    run = make_run(tmp_path, train__layer_stats_every_steps=1, train__steps=2, model__layers=8, **model)
     listener = Listener()
     train(run, progress=listener)
     warning = events(run, "warning")[0]["message"]
@@ -273,7 +273,7 @@ def test_a_block_of_wrong_size_is_named(
 
 
 def test_a_healthy_run_has_no_warning(tmp_path: Path) -> None:
-    run = make_run(tmp_path, train__layers_every_steps=1, train__steps=20, model__layers=8)
+    run = make_run(tmp_path, train__layer_stats_every_steps=1, train__steps=20, model__layers=8)
     train(run)
     assert events(run, "warning") == []
 
@@ -283,7 +283,7 @@ def test_a_healthy_run_has_no_warning(tmp_path: Path) -> None:
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "bf16-pure", "fp16"])
 def test_on_a_gpu_a_measured_step_waits_only_to_be_read(precision: str) -> None:
     spec = small_spec()
-    plan = Plan(device="cuda", precision=precision, batch_rows=ROWS, microbatch_rows=FIRST_ROWS)  # type: ignore[arg-type]
+    plan = Plan(device="cuda", precision=precision, batch_size=ROWS, microbatch_size=FIRST_ROWS)  # type: ignore[arg-type]
     model = build(spec, seed=0, device="cuda")
     made = apply(plan, model, None, lambda p, _: make_optimizer(p, Optimizer(), spec=spec), clip_norm=CLIP)
     batch = random_batch(spec, rows=ROWS).pinned()

@@ -47,7 +47,7 @@ def test_whole_documents_train_and_go_on_after_a_stop_with_the_same_bits(tmp_pat
 
 def test_any_number_of_threads_trains_to_the_same_bits(tmp_path: Path) -> None:
     one = make_run(tmp_path / "one", load__threads=1)
-    many = make_run(tmp_path / "many", load__threads=3, load__ahead_bytes=0)
+    many = make_run(tmp_path / "many", load__threads=3, load__prefetch_bytes=0)
     train(one)
     train(many)
     assert final_files(one) == final_files(many)
@@ -80,10 +80,10 @@ def test_shares_move_over_a_phase_and_a_source_ends_with_its_last_epoch(tmp_path
     (segment,) = Mixture.from_json(state.data["mixtures"]).segments
     assert (segment.weights, segment.end_weights) == ({"notes": 1.0, "code": 0.0}, {"notes": 0.0, "code": 1.0})
     assert segment.over_rows == 8 * 4
-    ending = (Share(source="notes", weight=1.0), Share(source="code", weight=9.0, most_epochs=0.1))
+    ending = (Share(source="notes", weight=1.0), Share(source="code", weight=9.0, max_epochs=0.1))
     state = trained(make_run(tmp_path / "ending", train__mixture=ending))
     (segment,) = Mixture.from_json(state.data["mixtures"]).segments
-    assert segment.most_epochs == {"code": 0.1}
+    assert segment.max_epochs == {"code": 0.1}
 
 
 def test_damage_is_skipped_and_told_when_the_recipe_says_so(tmp_path: Path) -> None:
@@ -108,7 +108,7 @@ def test_waiting_is_written_by_cause_and_told_with_a_remedy(tmp_path: Path, monk
         return dataclasses.replace(made, fetched=0.0)
 
     monkeypatch.setattr(Reader, "read", slow)
-    run = make_run(tmp_path, train__steps=2, train__log_every_steps=1, load__ahead_bytes=0)
+    run = make_run(tmp_path, train__steps=2, train__log_every_steps=1, load__prefetch_bytes=0)
     train(run)
     for event in events(run, "step"):
         parts = sum(event[f"data_{cause}_s"] for cause in CAUSES)

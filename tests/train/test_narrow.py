@@ -16,7 +16,7 @@ from ropewalk.train.config import Optimizer, OptimizerKind
 from ropewalk.train.optimizer import make_optimizer
 from tests.tiny import small_spec
 
-SPEC = small_spec(vocabulary=32, sequence_length=32, width=32, hidden=64)
+SPEC = small_spec(vocabulary=32, sequence_length=32, width=32, mlp_width=64)
 STEPS, ROWS, SEEDS = 120, 8, (0, 1, 2)
 
 
@@ -31,7 +31,7 @@ def text(rows: int, draw: torch.Generator) -> Tensor:
 
 def curve(kind: OptimizerKind, seed: int, **way: Any) -> list[float]:
     """The loss of every step."""
-    plan = Plan(device="cpu", precision="fp32", batch_rows=ROWS, microbatch_rows=ROWS, **way)
+    plan = Plan(device="cpu", precision="fp32", batch_size=ROWS, microbatch_size=ROWS, **way)
 
     def make(named: Any, cuts: Any) -> torch.optim.Optimizer:
         return make_optimizer(named, Optimizer(kind=kind), spec=SPEC, cuts=cuts)
@@ -66,8 +66,8 @@ def wide() -> dict[int, list[float]]:
     ("kind", "way"),
     [
         pytest.param("adamw-8bit", {}, id="state", marks=pytest.mark.slow),
-        pytest.param("adamw", {"activations": "8-bit"}, id="activations", marks=pytest.mark.slow),
-        pytest.param("adamw-8bit", {"activations": "8-bit"}, id="both"),
+        pytest.param("adamw", {"saved_activations": "8-bit"}, id="activations", marks=pytest.mark.slow),
+        pytest.param("adamw-8bit", {"saved_activations": "8-bit"}, id="both"),
     ],
 )
 def test_eight_bits_end_nearer_to_wide_training_than_another_seed(
@@ -84,4 +84,4 @@ def test_eight_bits_end_nearer_to_wide_training_than_another_seed(
 
 
 def test_masks_of_a_bit_give_the_very_same_curve(wide: dict[int, list[float]]) -> None:
-    assert curve("adamw", 0, activations="packed") == wide[0]
+    assert curve("adamw", 0, saved_activations="packed") == wide[0]

@@ -22,7 +22,7 @@ from tests.tiny import small_spec
 MATRICES = ("embedding.weight", "qkv.weight", "out.weight", "up.weight", "down.weight", "head.weight")
 OPTIONS = list(itertools.product(("rms", "layer"), ("swiglu", "gelu"), ("rope", "learned"), (True, False)))
 # A vocabulary so large that matrices of both layers are stacked.
-SPEC = small_spec(position="learned", norm="layer", bias=True, kv_heads=2, tied=False, vocabulary=200)
+SPEC = small_spec(position="learned", norm="layer", bias=True, kv_heads=2, tie_embeddings=False, vocabulary=200)
 STEPS = 20
 BETA1, BETA2, EPSILON, DECAY, MOMENTUM, RATIO = 0.9, 0.95, 1e-8, 0.1, 0.9, 0.5
 
@@ -247,7 +247,7 @@ def test_a_gradient_of_zero_moves_nothing_but_the_decay(kind: OptimizerKind) -> 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_state_is_as_large_as_the_spec_says(kind: OptimizerKind) -> None:
-    spec = small_spec(width=64, hidden=128, vocabulary=500)
+    spec = small_spec(width=64, mlp_width=128, vocabulary=500)
     named = dict(build(spec, seed=0).named_parameters())
     optimizer = make_optimizer(named, settings(kind), spec=spec)
     for parameter in named.values():
@@ -259,7 +259,7 @@ def test_the_state_is_as_large_as_the_spec_says(kind: OptimizerKind) -> None:
 
 
 def test_the_state_of_adafactor_grows_with_the_root_of_the_weights() -> None:
-    small, large = (small_spec(width=width, hidden=4 * width, vocabulary=8 * width) for width in (64, 256))
+    small, large = (small_spec(width=width, mlp_width=4 * width, vocabulary=8 * width) for width in (64, 256))
     assert large.parameters() / small.parameters() > 15
     assert large.optimizer_bytes("adafactor") / small.optimizer_bytes("adafactor") < 4.1
     assert large.optimizer_bytes("adafactor") < 0.02 * large.optimizer_bytes("adamw")
@@ -267,7 +267,7 @@ def test_the_state_of_adafactor_grows_with_the_root_of_the_weights() -> None:
 
 @pytest.mark.parametrize(("norm", "mlp", "position", "tied"), OPTIONS)
 def test_matrices_decay_and_norms_biases_and_positions_do_not(norm: str, mlp: str, position: str, tied: bool) -> None:
-    model = build(small_spec(norm=norm, mlp=mlp, position=position, tied=tied), seed=0)
+    model = build(small_spec(norm=norm, mlp=mlp, position=position, tie_embeddings=tied), seed=0)
     decayed = {name for name, parameter in model.named_parameters() if decays(name, parameter)}
     assert decayed == {name for name, _ in model.named_parameters() if name.endswith(MATRICES)}
 

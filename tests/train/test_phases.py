@@ -31,8 +31,8 @@ PHASES = (
     Phase(
         name="ramps",
         steps=8,
-        batch_rows=8,
-        batch_ramp=BatchRamp(from_rows=2, over_steps=6),
+        batch_size=8,
+        batch_ramp=BatchRamp(from_size=2, over_steps=6),
         length_ramp=LengthRamp(from_length=8, over_steps=4),
     ),
     Phase(
@@ -41,7 +41,7 @@ PHASES = (
         sequence_length=8,
         mixture=(Share(source="code"),),
         frozen=("embedding", "blocks.0"),
-        schedule=Schedule(shape="linear", peak_lr=5e-3, warmup_steps=0, final_share=0.0),
+        schedule=Schedule(shape="linear", peak_lr=5e-3, warmup_steps=0, final_lr_ratio=0.0),
     ),
     Phase(name="adapters", steps=4, lora=Lora(rank=2, alpha=6.0), moments="fresh"),
     Phase(name="end", steps=4, moments="keep"),
@@ -73,7 +73,7 @@ class Hand:
         mixture: dict[str, float] | None = None,
     ) -> list[float]:
         """One phase; `sizes` are the rows read and the length they are cut to, by step. Returns the losses."""
-        loader = Loader(self.folder, sequence_length=length, batch_rows=8, seed=seed, mixture=mixture)
+        loader = Loader(self.folder, sequence_length=length, batch_size=8, seed=seed, mixture=mixture)
         names = [name for name, _ in self.model.named_parameters() if trained(name)]
         parameters = dict(self.model.named_parameters())
         groups = [
@@ -290,8 +290,8 @@ def test_a_hugging_face_directory_is_a_start(tmp_path: Path, pretrained: Path) -
 
 
 def test_another_model_is_no_start(tmp_path: Path, pretrained: Path) -> None:
-    run = make_run(tmp_path, train__start_from=str(pretrained), model__hidden=48)
-    with pytest.raises(UserError, match=r"model\.hidden is 32, here 48"):
+    run = make_run(tmp_path, train__start_from=str(pretrained), model__mlp_width=48)
+    with pytest.raises(UserError, match=r"model\.mlp_width is 32, here 48"):
         train(run)
 
 
@@ -302,9 +302,9 @@ def test_a_checkpoint_of_more_phases_than_the_run_has_is_refused(tmp_path: Path)
 
 
 def ramps() -> Iterator[tuple[BatchRamp, int, list[int]]]:
-    yield BatchRamp(from_rows=2, over_steps=6), 8, [2, 2, 4, 4, 6, 6, 8, 8]
-    yield BatchRamp(from_rows=8, over_steps=3), 8, [8, 8, 8, 8]
-    yield BatchRamp(from_rows=1, over_steps=2), 4, [1, 2, 4, 4]
+    yield BatchRamp(from_size=2, over_steps=6), 8, [2, 2, 4, 4, 6, 6, 8, 8]
+    yield BatchRamp(from_size=8, over_steps=3), 8, [8, 8, 8, 8]
+    yield BatchRamp(from_size=1, over_steps=2), 4, [1, 2, 4, 4]
 
 
 @pytest.mark.parametrize(("ramp", "whole", "expected"), ramps())
@@ -318,7 +318,7 @@ def test_a_length_ramp_doubles_at_even_distances() -> None:
 
 
 def test_tokens_are_counted_through_ramps() -> None:
-    settings = Train(steps=9, batch_rows=8, batch_ramp=BatchRamp(from_rows=2, over_steps=6))
+    settings = Train(steps=9, batch_size=8, batch_ramp=BatchRamp(from_size=2, over_steps=6))
     (phase,) = phases_of(settings, sequence_length=16)
     rows = [phase.rows(step) for step in range(9)]
     assert [phase.tokens(steps) for steps in range(10)] == [16 * sum(rows[:steps]) for steps in range(10)]

@@ -44,7 +44,7 @@ def spans(run: Path) -> list[tuple[str, float, float]]:
 
 
 def test_a_profile_has_its_steps_and_parts_that_add_up_to_one(tmp_path: Path) -> None:
-    run = make_run(tmp_path, train__layers_every_steps=4, train__log_every_steps=5)
+    run = make_run(tmp_path, train__layer_stats_every_steps=4, train__log_every_steps=5)
     table = profiled(run)
     assert (table["format"], table["first_step"], table["last_step"], table["steps"]) == (1, 3, 7, 5)
     calls = {part["part"]: part["calls"] for part in table["parts"]}
@@ -61,7 +61,7 @@ def test_a_profile_has_its_steps_and_parts_that_add_up_to_one(tmp_path: Path) ->
 
 
 def test_labels_lie_beside_each_other(tmp_path: Path) -> None:
-    run = make_run(tmp_path, train__layers_every_steps=1)
+    run = make_run(tmp_path, train__layer_stats_every_steps=1)
     profiled(run)
     found = spans(run)
     assert {name.removeprefix(PREFIX) for name, _, _ in found} >= {*ALWAYS, "layers"}

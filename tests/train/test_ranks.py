@@ -145,7 +145,7 @@ def test_copies_keep_out_of_the_way_of_every_collective_of_a_step(tmp_path: Path
     run = make_run(
         tmp_path,
         parallel__replicate=2,
-        plan__microbatch_rows=1,
+        plan__microbatch_size=1,
         train__steps=6,
         checkpoint__tiers__memory="on",
         checkpoint__tiers__folder=str(tmp_path / "shm"),

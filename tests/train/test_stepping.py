@@ -17,7 +17,7 @@ from ropewalk.train.stepping import DOCUMENT_TOKENS, measure_steps, own_step, ra
 from tests.tiny import small_spec
 
 CPU = torch.device("cpu")
-PLAN = Plan(device="cpu", precision="fp32", batch_rows=4, microbatch_rows=2, sequence_length=12)
+PLAN = Plan(device="cpu", precision="fp32", batch_size=4, microbatch_size=2, sequence_length=12)
 
 times = st.fixed_dictionaries({kind: st.floats(0.01, 1e3) for kind in KINDS})
 
@@ -70,7 +70,7 @@ def test_more_microbatches_give_the_same_step() -> None:
     made = [
         own_step(
             small_spec(),
-            dataclasses.replace(PLAN, microbatch_rows=rows),
+            dataclasses.replace(PLAN, microbatch_size=rows),
             device=CPU,
             optimizer=Optimizer(),
             clip_norm=1.0,

@@ -20,6 +20,9 @@ from ropewalk.checkpoint.copier import memory_folder
 from ropewalk.checkpoint.format import identity, list_checkpoints, read_checkpoint_manifest, step_path
 from ropewalk.checkpoint.memory import Memory
 from ropewalk.checkpoint.peers import PeerServer
+from ropewalk.load.cache.config import Cache
+from ropewalk.load.cache.tiers import open_tiers
+from ropewalk.store.origin import Origin
 from ropewalk.train.hooks import Hook
 from ropewalk.train.loop import train
 from tests.checkpoint.shards import flip
@@ -135,6 +138,7 @@ def test_damaged_memory_is_named_and_the_disk_serves(tmp_path: Path) -> None:
 def test_a_machine_that_is_lost_is_replaced_from_a_peer_and_traffic_is_told(tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_text("0123456789abcdef")
+    secret.chmod(0o600)
     theirs = Memory(tmp_path / "theirs")
     server = PeerServer(theirs, "127.0.0.1:0", secret=secret.read_bytes())
     settings = tiers(
@@ -197,6 +201,7 @@ def test_a_copy_of_a_run_directory_has_copies_of_its_own(tmp_path: Path) -> None
 def test_a_peer_that_is_down_is_told_and_training_goes_on(tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_text("0123456789abcdef")
+    secret.chmod(0o600)
     settings = tiers(tmp_path, peers=("127.0.0.1:0", "127.0.0.1:9"), secret_file=str(secret), timeout_s=0.5)
     run = make_run(tmp_path, checkpoint__tiers=settings)
     train(run)
@@ -207,9 +212,27 @@ def test_a_peer_that_is_down_is_told_and_training_goes_on(tmp_path: Path) -> Non
 def test_a_short_secret_is_refused(tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_text("short")
+    secret.chmod(0o600)
     settings = tiers(tmp_path, peers=("127.0.0.1:0", "127.0.0.1:9"), secret_file=str(secret))
     with pytest.raises(ConfigError, match=r"16 or more"):
         train(make_run(tmp_path, checkpoint__tiers=settings))
+
+
+@pytest.mark.parametrize("mode", [0o644, 0o602, 0o620, "pipe"])
+def test_a_secret_that_others_can_read_or_write_is_refused(tmp_path: Path, mode: int | str) -> None:
+    secret = tmp_path / "secret"
+    if isinstance(mode, int):
+        secret.write_text("0123456789abcdef")
+        secret.chmod(mode)
+        words = rf"secret: other users can read or write it \(mode {mode:04o}\); `chmod 600"
+    else:
+        os.mkfifo(secret, 0o600)
+        words = "secret: not a regular file"
+    settings = tiers(tmp_path, peers=("127.0.0.1:0", "127.0.0.1:9"), secret_file=str(secret))
+    with pytest.raises(ConfigError, match=rf"checkpoint\.tiers\.secret_file.*{words}"):
+        train(make_run(tmp_path, checkpoint__tiers=settings))
+    with pytest.raises(ConfigError, match=rf"load\.cache\.secret_file.*{words}"):
+        open_tiers(Cache(peers=("127.0.0.1:0",), secret_file=str(secret)), Origin())
 
 
 def test_settings_that_cannot_work_are_all_named() -> None:

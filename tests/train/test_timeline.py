@@ -46,7 +46,7 @@ def trained(rank: int, run: Path, late: int | None = None) -> None:
 
 
 def two_processes(folder: Path, late: int | None = None, **settings: Any) -> Path:
-    run = make_run(folder, parallel__replicate=2, plan__microbatch_rows=1, train__timeline_steps=STEPS, **settings)
+    run = make_run(folder, parallel__replicate=2, plan__microbatch_size=1, train__timeline_steps=STEPS, **settings)
     POOL.run(trained, run, late, world=2)
     return run
 
@@ -60,23 +60,23 @@ def told(run: Path, kind: str, *, rank: int = 0) -> list[Event]:
     return [event for event in read_events(events_path(run, rank=rank)) if event["kind"] == kind]
 
 
-def buckets(sizes: list[int], most: int) -> int:
-    """Sums that are made when gradients travel together up to `most` bytes."""
-    count, filled = 0, most
+def buckets(sizes: list[int], least: int) -> int:
+    """Sums that are made when gradients travel as soon as there are `least` bytes of them."""
+    count, filled = 0, least
     for size in sizes:
-        if filled + size > most:
+        if filled >= least:
             count, filled = count + 1, 0
         filled += size
     return count
 
 
-@pytest.mark.parametrize("fusion_bytes", [0, 6000, 1 << 25])
-def test_all_reduces_of_a_step_follow_the_fusion_threshold(fusion_bytes: int, tmp_path: Path) -> None:
-    run = two_processes(tmp_path, train__steps=5, parallel__fusion_bytes=fusion_bytes)
+@pytest.mark.parametrize("bucket_bytes", [0, 6000, 1 << 25])
+def test_all_reduces_of_a_step_follow_the_fusion_threshold(bucket_bytes: int, tmp_path: Path) -> None:
+    run = two_processes(tmp_path, train__steps=5, parallel__bucket_bytes=bucket_bytes)
     sizes = [4 * torch.Size(shape).numel() for shape in read_settings(run).planned.phases[0].spec.shapes().values()]
     begun = [event for event in shown(run / FOLDER / "rank-00001.json") if event["ph"] == "b"]
     sums = [event["args"] for event in begun if (event["cat"], event["name"]) == (REPLICAS, "all_reduce")]
-    expected = buckets(sizes[::-1], fusion_bytes)
+    expected = buckets(sizes[::-1], bucket_bytes)
     assert Counter(sum_["step"] for sum_ in sums) == dict.fromkeys(SHOWN, expected)
     # Of two ranks, each sends half of every gradient twice.
     assert sum(sum_["bytes"] for sum_ in sums) == STEPS * sum(sizes)

@@ -63,7 +63,7 @@ def final_files(run: Path) -> dict[str, bytes]:
 
 
 def test_the_loss_falls(tmp_path: Path) -> None:
-    run = make_run(tmp_path, train__steps=60, train__batch_rows=8, train__schedule__peak_lr=2e-2)
+    run = make_run(tmp_path, train__steps=60, train__batch_size=8, train__schedule__peak_lr=2e-2)
     figures = train(run)
     losses = [event["loss"] for event in events(run, "step")]
     # A uniform guess costs ln 257 = 5.55 nats; letters of fifteen words are far from uniform.
@@ -107,7 +107,7 @@ def test_training_may_have_a_seed_of_its_own(tmp_path: Path) -> None:
 def test_microbatches_of_other_sizes_give_the_same_run(
     tmp_path: Path, straight: tuple[dict[str, bytes], dict[str, float]]
 ) -> None:
-    figures = train(make_run(tmp_path, plan__microbatch_rows=4))
+    figures = train(make_run(tmp_path, plan__microbatch_size=4))
     # float32 sums in another order.
     assert figures["validation_loss"] == pytest.approx(straight[1]["validation_loss"], rel=1e-4)
 
@@ -325,7 +325,7 @@ def test_the_worker_trains_its_run_and_exits_0(
     run = make_run(tmp_path)
     done = worker(str(run))
     assert done.returncode == 0, done.stderr
-    assert "step 8/8  loss" in done.stderr
+    assert "train 8/8 steps  loss" in done.stderr
     assert final_files(run) == straight[0]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 from collections.abc import Callable
@@ -15,18 +16,17 @@ from torch import Tensor
 from ropewalk.base.errors import UserError
 from ropewalk.cli.main import main
 from ropewalk.cli.results import verdict_text
-from ropewalk.model.config import Lora
+from ropewalk.model.config import Lora, Model
 from ropewalk.model.decoder import build
 from ropewalk.parallel import rank, replicas
 from ropewalk.parallel.comm import Group, Pending
 from ropewalk.plan.layout import problems
-from ropewalk.plan.machine import Machine
 from ropewalk.plan.plan import Plan
-from ropewalk.train import verify as verifying
 from ropewalk.train.config import Phase
+from ropewalk.train.reduced import candidates
 from ropewalk.train.settings import VERDICT, read_settings
 from ropewalk.train.trial import SHORT, Outcome, Trial, backward_by_rows, make_trial, run_plainly, trial_plan
-from ropewalk.train.verify import LIMITS, memory_needed, verify
+from ropewalk.train.verify import LIMITS, _memory_of, memory_needed, verify
 from tests.launch.elastic import train as train_by_command
 from tests.parallel.pool import POOL
 from tests.parallel.ranked import as_rank
@@ -118,14 +118,14 @@ def in_pool(run: Path, fault: str = "") -> Verdict:
 
 
 PLANS: dict[str, dict[str, Any]] = {
-    "replicate": {"parallel__replicate": 2, "parallel__compression": "bf16"},
+    "replicate": {"parallel__replicate": 2, "parallel__gradient_compression": "bf16"},
     "ZeRO-3": {"parallel__shard": 2, "train__precision": "bf16"},
     "tensor": {"parallel__tensor": 2, "model__dropout": 0.1},
-    "ulysses": {"parallel__context": 2, "parallel__context_kind": "ulysses"},
-    "pipeline": {"parallel__pipeline": 2, "plan__microbatch_rows": 1},
+    "ulysses": {"parallel__context": 2, "parallel__context_method": "ulysses"},
+    "pipeline": {"parallel__pipeline": 2, "plan__microbatch_size": 1},
     "exact": {"parallel__replicate": 2, "parallel__exact": True, "train__optimizer__kind": "muon"},
     "balance": {"parallel__replicate": 2, "parallel__balance": True, "model__dropout": 0.1},
-    "8-bit": {"parallel__tensor": 2, "parallel__activations": "8-bit", "model__dropout": 0.1},
+    "8-bit": {"parallel__tensor": 2, "parallel__saved_activations": "8-bit", "model__dropout": 0.1},
     "adapters on 4": {"parallel__tensor": 2, "parallel__context": 2, "train__lora": Lora(rank=2)},
 }
 
@@ -144,7 +144,7 @@ def test_a_plan_that_is_right_is_equal(name: str, tmp_path: Path) -> None:
 
 WRONG: dict[str, tuple[dict[str, Any], str, str | None]] = {
     "dropped_sum": ({"parallel__replicate": 2}, "gradient", "embedding.weight"),
-    "forgotten_bucket": ({"parallel__replicate": 2, "parallel__fusion_bytes": 0}, "gradient", LOST),
+    "forgotten_bucket": ({"parallel__replicate": 2, "parallel__bucket_bytes": 0}, "gradient", LOST),
     "wrong_place": ({"parallel__context": 2}, "gradient", "embedding.weight"),
     "stale_rank": ({"parallel__replicate": 2}, "update", "norm.weight"),
     "wrong_norm": ({"parallel__replicate": 2, "train__clip_norm": 0.0}, "grad_norm", None),
@@ -206,29 +206,88 @@ def loss_along(trial: Trial, outcome: Outcome, distance: float) -> float:
 @pytest.mark.parametrize(
     ("settings", "length"),
     [
-        ({"batch_rows": 64, "microbatch_rows": 8, "replicate": 2}, 1024),
-        ({"batch_rows": 64, "microbatch_rows": 4, "context": 3, "tensor": 4, "sequence": True}, 24 * 500),
-        ({"batch_rows": 64, "microbatch_rows": 2, "pipeline": 4, "chunks": 2, "schedule": "interleaved"}, 100),
-        ({"batch_rows": 64, "microbatch_rows": 1, "shard": 4, "zero": 2, "exact": True}, 300),
-        ({"batch_rows": 64, "microbatch_rows": 1, "context": 128, "tensor": 4, "sequence": True}, 1024),
+        ({"batch_size": 64, "microbatch_size": 8, "replicate": 2}, 1024),
+        ({"batch_size": 64, "microbatch_size": 4, "context": 3, "tensor": 4, "sequence": True}, 24 * 500),
+        ({"batch_size": 64, "microbatch_size": 2, "pipeline": 4, "chunks": 2, "schedule": "interleaved"}, 100),
+        ({"batch_size": 64, "microbatch_size": 1, "shard": 4, "zero": 2, "exact": True}, 300),
+        ({"batch_size": 64, "microbatch_size": 1, "context": 128, "tensor": 4, "sequence": True}, 1024),
     ],
 )
 def test_a_trial_is_small_and_its_plan_valid(settings: dict[str, Any], length: int) -> None:
     plan = Plan(device="cpu", precision="bf16", sequence_length=length, **settings)
     small, _ = trial_plan(plan, length=length)
-    spec = small_spec(sequence_length=small.sequence_length or 0, layers=8, width=128, heads=128 * 4, hidden=512)
+    spec = small_spec(sequence_length=small.sequence_length or 0, layers=8, width=128, heads=128 * 4, mlp_width=512)
     assert list(problems(small, spec)) == []
     assert small.world == plan.world
     assert (small.sequence_length or 0) <= max(SHORT, length if plan.context == 128 else 0)
-    assert small.batch_rows <= plan.data * max(2, plan.pipeline)
+    assert small.batch_size <= plan.data * max(2, plan.pipeline)
 
 
-def test_a_model_that_does_not_fit_is_refused_with_its_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = make_run(tmp_path)
-    little = Machine(processor="test", cores=1, memory_bytes=100_000, bf16=False, gpus=())
-    monkeypatch.setattr(verifying, "this_machine", lambda: little)
-    with pytest.raises(UserError, match=r"--verify needs about .* kB for this model in float64.*100 kB are here"):
-        verify(run)
+def verified_within(number: int, run: Path, memory_bytes: int, fault: str = "") -> Verdict:
+    """A rank's job."""
+    with as_rank(number, 2) as patch:
+        if fault:
+            FAULTS[fault](patch)
+        return verify(run, memory_bytes=memory_bytes)
+
+
+LARGER: dict[str, Any] = {"model": Model(layers=8, width=64, heads=8, mlp_width=256)}
+REDUCED: list[tuple[dict[str, Any], str]] = [
+    ({"parallel__pipeline": 2, "plan__microbatch_size": 1}, "4 of 8 layers"),
+    (
+        {"parallel__tensor": 2},
+        "1 of 8 layers; 2 of 8 heads of 8, width 16 of 64, hidden 64 of 256, vocabulary 64 of 257",
+    ),
+]
+
+
+@pytest.mark.parametrize(("settings", "compared"), REDUCED)
+def test_of_a_model_that_does_not_fit_a_part_is_compared_and_named(
+    settings: dict[str, Any], compared: str, tmp_path: Path
+) -> None:
+    run = make_run(tmp_path, **LARGER, **settings)
+    (smaller,) = [c.planned for c in candidates(read_settings(run).planned.phases[0]) if c.compared == compared]
+    limit = _memory_of(smaller, "adamw", local_world=2)
+    assert limit < memory_needed(read_settings(run), 0, local_world=2)
+    verdicts = POOL.run(verified_within, run, limit, world=2)
+    for verdict in verdicts:
+        assert verdict["equal"]
+        assert [phase["compared"] for phase in verdict["phases"]] == [compared]
+    assert f"({compared}: 3 steps of" in verdict_text(verdicts[0])
+    assert json.loads((run / VERDICT).read_text())["phases"][0]["compared"] == compared
+
+
+def test_a_fault_is_noticed_in_a_part_of_the_model(tmp_path: Path) -> None:
+    run = make_run(tmp_path, **LARGER, parallel__replicate=2)
+    limit = memory_needed(read_settings(run), 0, local_world=2) // 3
+    verdict, _ = POOL.run(verified_within, run, limit, "dropped_sum", world=2)
+    assert not verdict["equal"]
+    assert verdict["phases"][0]["compared"].startswith("2 of 8 layers")
+
+
+def test_candidates_shrink_and_their_plans_are_valid(tmp_path: Path) -> None:
+    settings = {"parallel__pipeline": 2, "parallel__tensor": 2, "plan__microbatch_size": 1}
+    planned = read_settings(make_run(tmp_path, **LARGER, **settings)).planned.phases[0]
+    found = list(candidates(planned))
+    assert [c.compared for c in found[:3]] == ["the whole model", "4 of 8 layers", "2 of 8 layers"]
+    sizes = [c.planned.spec.parameters() for c in found]
+    assert sizes == sorted(set(sizes), reverse=True)
+    for candidate in found:
+        assert list(problems(candidate.planned.plan, candidate.planned.spec)) == []
+        assert candidate.planned.spec.head_size == planned.spec.head_size
+        assert sum(map(len, candidate.planned.plan.stages)) == candidate.planned.spec.layers
+
+
+def test_what_is_trained_in_the_last_layers_is_trained_in_a_part_of_the_model(tmp_path: Path) -> None:
+    planned = read_settings(make_run(tmp_path, **LARGER)).planned.phases[0]
+    planned = dataclasses.replace(planned, trained=("blocks.7.mlp.up.weight", "norm.weight"))
+    two = list(candidates(planned))[1]
+    assert two.planned.trained == ("blocks.1.mlp.up.weight", "norm.weight")
+
+
+def test_a_machine_without_any_room_is_told_the_least(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"needs about .* in float64 even for 1 of 2 layers; .* 1 kB are free"):
+        verify(make_run(tmp_path), memory_bytes=1000)
 
 
 def test_memory_holds_the_model_and_its_moments_twice(tmp_path: Path) -> None:

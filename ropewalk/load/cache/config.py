@@ -34,7 +34,8 @@ class Cache:
     """Where this node's pieces are offered, when that is not its own entry in `peers` ("0.0.0.0:7070"). Jobs that share
     a cache without being one run, one job a node, name their own entry here."""
     secret_file: Annotated[str, CONTINUES] = ""
-    """File with the secret that nodes prove to each other; needed unless all of them are on this machine."""
+    """File with the secret that nodes prove to each other, 16 bytes or more, that only its owner can read (mode 0600);
+    needed unless all of them are on this machine."""
     peer_timeout_s: Annotated[float, Range(above=0), CONTINUES] = 10.0
     """A peer that is silent for so long is left alone for a while, and its pieces come from elsewhere."""
     staging: Annotated[str, CONTINUES] = ""

@@ -2,10 +2,10 @@
 
     items/3f/3f9a….item    the bytes of an item, then what it is and their xxh3 (32 bytes)
 
-An item appears by a rename, so it is whole or not there. Its checksum is verified when it is written and when a
-process reads it for the first time; a damaged file is dropped and fetched again. Reading needs no lock: a file that
-another process drops stays readable for who has it open. When the quota is met or storage refuses, items are handed
-on without being kept: a cache never stops a run.
+An item appears by a rename, so it is whole or not there. Its checksum is verified when it is written, and when a
+process reads it for the first time or after the file was written again; a damaged file is dropped and fetched again.
+Reading needs no lock: a file that another process drops stays readable for who has it open. When the quota is met or
+storage refuses, items are handed on without being kept: a cache never stops a run.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from typing import Literal
 
 import xxhash
 
-from ropewalk.base.files import PARTIAL, point
+from ropewalk.base.errors import DamagedFile
+from ropewalk.base.files import PARTIAL, open_regular, point
 from ropewalk.store.items import Fetch, Item
 
 from .flights import Data, Flights
@@ -58,7 +59,8 @@ class Disk:
         self._policy_lock = threading.Lock()
         self._sync = sync
         self._patience_s = patience_s
-        self._verified: set[int] = set()
+        self._verified: dict[int, tuple[int, int]] = {}
+        """Time and inode of the files whose checksum was right."""
         self._stats = Stats()
         self._flights = Flights(self._stats)
         self._warned = False
@@ -95,40 +97,31 @@ class Disk:
     def _find(self, key: int, item: Item) -> Data | None:
         path = self._path(key)
         try:
-            data = path.read_bytes()
+            with open_regular(path) as file:
+                stamp, data = _stamp(file.fileno()), file.read()
         except (FileNotFoundError, NotADirectoryError):
+            return None
+        except DamagedFile as error:
+            _log.warning("%s", error)
             return None
         except OSError as error:
             _log.warning("%s: %s; the item is fetched again", path, error)
             self._forget(key, damaged=True)
             return None
         body = memoryview(data)[: -_TRAILER.size]
-        state = self._state(key, item, body, data[-_TRAILER.size :])
+        state = _state(item, body, data[-_TRAILER.size :], known=self._verified.get(key) == stamp)
         if state == "good":
             with self._policy_lock:
                 # What another process has put here is told to our policy when we first meet it.
                 if key not in self._verified:
                     self._policy.kept(key, size=len(data))
                 self._policy.used(key)
-            self._verified.add(key)
+            self._verified[key] = stamp
             return body
         if state == "damaged":
             _log.warning("%s: not what was written; the item is fetched again", path)
         self._forget(key, damaged=state == "damaged")
         return None
-
-    def _state(self, key: int, item: Item, body: memoryview, trailer: bytes) -> Literal["good", "damaged", "other"]:
-        """Whether these are the bytes; "other" are those of another item, or of an earlier version of the file."""
-        if len(trailer) != _TRAILER.size:
-            return "damaged"
-        magic, identity, size, checksum = _TRAILER.unpack(trailer)
-        if magic != _MAGIC or size != len(body):
-            return "damaged"
-        if identity != _identity(item) or item.checksum not in (None, checksum):
-            return "other"
-        if key not in self._verified and xxhash.xxh3_64_intdigest(body) != checksum:
-            return "damaged"
-        return "good"
 
     def _fetch_behind(self, missing: list[tuple[int, Item]]) -> list[Data]:
         """Fetches what nobody else is fetching, then takes the rest from the folder, where others have put it."""
@@ -185,6 +178,7 @@ class Disk:
                 write_all(file.fileno(), trailer)
                 if self._sync:
                     os.fsync(file.fileno())
+                stamp = _stamp(file.fileno())
             point("cache.written")
             with self._folder.locked():
                 if path.exists():
@@ -196,7 +190,7 @@ class Disk:
         except OSError as error:
             self._refuse(item, partial, error)
             return
-        self._verified.add(key)
+        self._verified[key] = stamp
         with self._policy_lock:
             self._policy.kept(key, size=_on_disk(item))
         with self._stats as counts:
@@ -231,7 +225,7 @@ class Disk:
     def _forget(self, key: int, *, damaged: bool) -> None:
         with self._folder.locked(), self._policy_lock:
             self._drop(key)
-        self._verified.discard(key)
+        self._verified.pop(key, None)
         if damaged:
             with self._stats as counts:
                 counts.damaged += 1
@@ -254,13 +248,13 @@ class Disk:
         """Key, size and time of each item in the folder."""
         found = []
         for path in self._items.glob("*/*.item"):
-            with contextlib.suppress(FileNotFoundError):
+            with contextlib.suppress(FileNotFoundError, ValueError):
                 status = path.stat()
                 found.append((int(path.stem, 16), status.st_size, status.st_mtime))
         return found
 
     def _tidy(self) -> int:
-        for path in self._items.glob(f"*/*{PARTIAL}"):
+        for path in self._items.glob(f"*/*.item.*{PARTIAL}"):
             path.unlink()
         return sum(size for _, size, _ in self._files())
 
@@ -272,3 +266,22 @@ def _on_disk(item: Item) -> int:
 def _identity(item: Item) -> int:
     """Tells apart two items whose keys are equal by chance: independent of the key."""
     return xxhash.xxh3_64_intdigest(f"{item.file}\0{item.start}\0{item.stop}".encode(), seed=1)
+
+
+def _state(item: Item, body: memoryview, trailer: bytes, *, known: bool) -> Literal["good", "damaged", "other"]:
+    """Whether these are the bytes; "other" are those of another item, or of an earlier version of the file. Of a file
+    that is `known` to be whole the bytes are not hashed again."""
+    if len(trailer) != _TRAILER.size:
+        return "damaged"
+    magic, identity, size, checksum = _TRAILER.unpack(trailer)
+    if magic != _MAGIC or size != len(body):
+        return "damaged"
+    if identity != _identity(item) or item.checksum not in (None, checksum):
+        return "other"
+    return "good" if known or xxhash.xxh3_64_intdigest(body) == checksum else "damaged"
+
+
+def _stamp(descriptor: int) -> tuple[int, int]:
+    """What changes whenever a file is written."""
+    status = os.fstat(descriptor)
+    return status.st_mtime_ns, status.st_ino

@@ -7,6 +7,9 @@ before others can go on.
     members   held shared as long as a process uses the folder; who can have it alone tidies up
     used      the bytes that count against the quota, one int64
     claims/   one file for each name that somebody is making now
+
+The folder belongs to one user: a real folder, mode 0700, even where anybody may make names, as in `/dev/shm`. Only
+files with names of our own are ever removed.
 """
 
 from __future__ import annotations
@@ -14,13 +17,16 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from ropewalk.base.files import storage
+from ropewalk.base.private import open_private
 
+_CLAIM = re.compile(r"(\d+-)?[0-9a-f]{16}")
 _MOST_SLEEP_S = 0.01
 
 
@@ -40,21 +46,26 @@ class Claim:
 class SharedFolder:
     """The quota, the lease and the claims of a folder under `path`."""
 
-    def __init__(self, path: Path, *, limit_bytes: int, tidy: Callable[[], int]) -> None:
+    def __init__(
+        self, path: Path, *, limit_bytes: int, tidy: Callable[[], int], setting: str = "load.cache.disk"
+    ) -> None:
         """`tidy` is called when no other process uses the folder: it removes what a crash left behind and gives the
-        bytes that are there."""
+        bytes that are there. `setting` is where the user names the folder."""
         self.path = path
         self.limit_bytes = limit_bytes
         self._thread_lock = threading.Lock()
+        os.close(open_private(path, setting=setting))
         with storage(f"opening the cache folder {path}"):
-            (path / "claims").mkdir(parents=True, exist_ok=True)
-            self._lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT, 0o600)
-            self._members = os.open(path / "members", os.O_RDWR | os.O_CREAT, 0o600)
-            self._used = os.open(path / "used", os.O_RDWR | os.O_CREAT, 0o600)
+            (path / "claims").mkdir(exist_ok=True)
+            self._lock, self._members, self._used = (
+                os.open(path / name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+                for name in ("lock", "members", "used")
+            )
             with self.locked():
                 if try_lock(self._members, fcntl.LOCK_EX):
                     for claim in (path / "claims").iterdir():
-                        claim.unlink()
+                        if _CLAIM.fullmatch(claim.name):
+                            claim.unlink()
                     self.set_used(tidy())
                 fcntl.flock(self._members, fcntl.LOCK_SH)
 
@@ -88,6 +99,7 @@ class SharedFolder:
 
     def claim(self, name: str) -> Claim | None:
         """The right to make `name`, None while another thread or process has it."""
+        assert _CLAIM.fullmatch(name)
         path = self.path / "claims" / name
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         if try_lock(descriptor, fcntl.LOCK_EX):

@@ -19,7 +19,7 @@ import numpy.typing as npt
 import xxhash
 
 from ropewalk.base.errors import DataError
-from ropewalk.base.files import committed_file
+from ropewalk.base.files import committed_file, read_regular
 from ropewalk.store.items import Item
 
 _log = logging.getLogger(__name__)
@@ -193,15 +193,15 @@ def read_draws(path: Path) -> Draws:
 
 def _body(path: Path, magic: bytes, *, width: int, rows: int | None) -> bytes:
     try:
-        content = path.read_bytes()
+        content = read_regular(path)
     except FileNotFoundError:
         raise DataError(f"{path}: no such record of an epoch") from None
     head, body = content[: _HEAD.size], content[_HEAD.size :]
     found, count, checksum = _HEAD.unpack(head) if len(head) == _HEAD.size else (b"", -1, 0)
     if found != magic or count * width != len(body) or xxhash.xxh3_64_intdigest(body) != checksum:
-        raise DataError(f"{path}: damaged, or not written by this version of ropewalk; remove it")
+        raise DataError(f"{path}: damaged, or not written by this version of ropewalk; move it away")
     if rows is not None and rows != count:
-        raise DataError(f"{path}: made for {count} samples, not for {rows}; remove it if it is of another data set")
+        raise DataError(f"{path}: made for {count} samples, not for {rows}; move it away if it is of another data set")
     return body
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import re
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -19,7 +20,7 @@ from pathlib import Path
 import numpy as np
 import xxhash
 
-from ropewalk.base.files import PARTIAL, storage
+from ropewalk.base.files import storage
 from ropewalk.store.items import Fetch, Item
 
 from .flights import Data
@@ -27,6 +28,7 @@ from .importance import Indices, Mask
 
 _log = logging.getLogger(__name__)
 _LEAST_LIVE = 0.5
+_PACKAGE = re.compile(r"\d{8,}\.package(\.partial)?")
 
 
 @dataclass(slots=True)
@@ -77,8 +79,9 @@ class Packages:
         self._counts = PackageCounts()
         with storage(f"opening {folder}"):
             folder.mkdir(parents=True, exist_ok=True)
-            for path in (*folder.glob("*.package"), *folder.glob(f"*{PARTIAL}")):
-                path.unlink()
+            for path in folder.iterdir():
+                if _PACKAGE.fullmatch(path.name):
+                    path.unlink()
 
     def arrange(self, low: Mask, *, epoch: int) -> Indices:
         """Packs for a new epoch; gives the line of low samples, package after package, in an order of that epoch."""

@@ -19,6 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import xxhash
 
+from ropewalk.base.network import connect
 from ropewalk.store.items import Fetch, Item
 
 from . import wire
@@ -27,7 +28,8 @@ from .serve import split_address
 from .stats import Counts, Stats
 
 _log = logging.getLogger(__name__)
-_CONNECT_TIMEOUT_S = 2.0
+_CONNECT_S = 2.0
+"""For the connection and the handshake."""
 _REQUEST_BYTES = 64 << 20
 _MOST_PAUSE_S = 60.0
 
@@ -164,8 +166,9 @@ class Peer:
                 self._failed(error)
                 return None
             try:
+                connection.settimeout(self._timeout_s)
                 wire.send_request(connection, items)
-                data = wire.receive_items(connection, items)
+                data = wire.receive_items(connection, items, timeout_s=self._timeout_s)
             except wire.Refused as refusal:
                 _log.warning("cache peer %s: %s", self._address, refusal)
                 self._answered(connection)
@@ -188,15 +191,8 @@ class Peer:
             self._idle.clear()
 
     def _connect(self) -> socket.socket:
-        connection = socket.create_connection((self._host, self._port), timeout=_CONNECT_TIMEOUT_S)
-        try:
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            connection.settimeout(self._timeout_s)
-            wire.greet_server(connection, self._secret)
-        except OSError:
-            connection.close()
-            raise
-        return connection
+        place = (self._host, self._port)
+        return connect(place, secret=self._secret, purpose=wire.PURPOSE, timeout_s=min(self._timeout_s, _CONNECT_S))
 
     def _answered(self, connection: socket.socket) -> None:
         with self._lock:

@@ -1,22 +1,20 @@
-"""A node's tiers offered to the other nodes: a listening thread and one thread a connection."""
+"""A node's tiers offered to the other nodes: one thread for all strangers, one for each connection that is known."""
 
 from __future__ import annotations
 
-import contextlib
-import logging
 import os
 import socket
-import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ropewalk.base.errors import ConfigError, Problem, RopewalkError, storage_error
+from ropewalk.base.network import Service
+from ropewalk.base.private import open_file
 from ropewalk.store.items import Fetch, Item
+from ropewalk.store.origin import is_url, local_path
 
 from . import wire
 
-_log = logging.getLogger(__name__)
-_SEND_TIMEOUT_S = 60.0
-_MOST_CONNECTIONS = 256
+_MOST_PEERS = 1024
 
 
 def split_address(address: str) -> tuple[str, int]:
@@ -41,69 +39,30 @@ class Server:
             )
         self._fetch = fetch
         self._roots = [_normal(root) for root in roots]
-        self._secret = secret
-        self._lock = threading.Lock()
-        self._connections: set[socket.socket] = set()
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
-            self._listener = socket.create_server((host, port), family=family, backlog=128)
+            listener = socket.create_server((host, port), family=family, backlog=128)
         except OSError as error:
             raise ConfigError(
                 [Problem("load.cache.listen", f"{listen}: {error.strerror}", "choose another port or address")]
             ) from error
-        self.address = f"{host}:{self._listener.getsockname()[1]}"
+        self.address = f"{host}:{listener.getsockname()[1]}"
         """Where it listens; the port that was chosen when 0 was asked."""
-        threading.Thread(target=self._accept, name="cache-server", daemon=True).start()
+        self._service = Service(
+            listener, secret=secret, purpose=wire.PURPOSE, serve=self._serve, most_peers=_MOST_PEERS
+        )
 
     def close(self) -> None:
         """Hangs up on everybody; what is behind stays open."""
-        with contextlib.suppress(OSError):
-            # A thread that waits in accept wakes up only by this, not by close.
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-        with self._lock:
-            for connection in self._connections:
-                with contextlib.suppress(OSError):
-                    connection.shutdown(socket.SHUT_RDWR)
+        self._service.close()
 
-    def _accept(self) -> None:
-        while True:
-            try:
-                connection, _ = self._listener.accept()
-            except OSError:
-                return  # closed
-            with self._lock:
-                crowded = len(self._connections) >= _MOST_CONNECTIONS
-                if not crowded:
-                    self._connections.add(connection)
-            if crowded:
-                connection.close()
-                continue
-            threading.Thread(target=self._serve, args=(connection,), name="cache-peer", daemon=True).start()
-
-    def _serve(self, connection: socket.socket) -> None:
-        try:
-            connection.settimeout(_SEND_TIMEOUT_S)
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            if not wire.greet_client(connection, self._secret):
-                _log.warning("a node with another secret asked for items; it was turned away")
-                return
-            while True:
-                connection.settimeout(None)
-                items = wire.receive_request(connection)
-                if items is None:
-                    return
-                connection.settimeout(_SEND_TIMEOUT_S)
-                self._answer(connection, items)
-        except OSError as error:
-            _log.info("a peer's connection ended: %s", error)
-        finally:
-            connection.close()
-            with self._lock:
-                self._connections.discard(connection)
+    def _serve(self, connection: socket.socket, asked: Callable[[], None]) -> None:
+        while (items := wire.receive_request(connection)) is not None:
+            asked()
+            self._answer(connection, items)
 
     def _answer(self, connection: socket.socket, items: list[Item]) -> None:
-        forbidden = next((item.file for item in items if not self._allows(item.file)), None)
+        forbidden = next((file for file in {item.file for item in items} if not self._allows(file)), None)
         if forbidden is not None:
             wire.send_failure(connection, f"{forbidden} is not part of the corpus")
             return
@@ -120,8 +79,33 @@ class Server:
             wire.send_items(connection, data)
 
     def _allows(self, file: str) -> bool:
+        """Whether a file lies below a root, and no part of the way from there is a link to elsewhere."""
         path = _normal(file)
-        return any(path == root or path.startswith(root.rstrip("/") + "/") for root in self._roots)
+        root = next((root for root in self._roots if path.startswith(root.rstrip("/") + "/")), None)
+        if path in self._roots:
+            root = path
+        if root is None or is_url(file):
+            return root is not None
+        below = path[len(root) :].lstrip("/")
+        return _is_plain(local_path(root), below)
+
+
+def _is_plain(root: str, below: str) -> bool:
+    """Whether the file `below` a local root is reached without a link; what is not there is for the reader to tell."""
+    folder, name = (root, below) if below else os.path.split(root)
+    try:
+        descriptor = os.open(folder or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        return True
+    try:
+        os.close(open_file(descriptor, name))
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+    return True
 
 
 def _normal(file: str) -> str:

@@ -15,6 +15,7 @@ import contextlib
 import fcntl
 import logging
 import os
+import re
 import struct
 import threading
 import time
@@ -25,6 +26,7 @@ import xxhash
 
 from ropewalk.base.errors import RunConflict
 from ropewalk.base.files import PARTIAL, point, storage
+from ropewalk.base.private import open_private
 
 from .folder import Claim, SharedFolder, is_locked, try_lock, until, write_all
 
@@ -32,6 +34,8 @@ _log = logging.getLogger(__name__)
 _CHECKSUM = 8
 _SEAT = struct.Struct("<qq")
 _GOING = -1
+_STAGED = re.compile(r"\d+-[0-9a-f]{16}(\.partial)?")
+_SETTING = "load.cache.staging"
 
 
 class Staging:
@@ -45,11 +49,12 @@ class Staging:
         self._staged = folder / "staged"
         self._had = folder / "had"
         self._seats = folder / "jobs"
+        os.close(open_private(folder, setting=_SETTING))
         with storage(f"opening {folder}"):
             for path in (self._staged, self._had, self._seats):
-                path.mkdir(parents=True, exist_ok=True)
-        self._changes = os.open(folder / "changes", os.O_RDWR | os.O_CREAT, 0o600)
-        self._folder = SharedFolder(folder, limit_bytes=budget_bytes, tidy=self._clear)
+                path.mkdir(exist_ok=True)
+        self._changes = os.open(folder / "changes", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+        self._folder = SharedFolder(folder, limit_bytes=budget_bytes, tidy=self._clear, setting=_SETTING)
         self._lock = threading.Lock()
         self._looked: dict[int, int] = {}
         """For each thread that asks, the change after which it looked and could not go on."""
@@ -239,7 +244,7 @@ class Staging:
 
     def _release_finished(self) -> None:
         """Clears away what no job will read, and what a dead one was writing; inside the lock."""
-        for path in self._staged.iterdir():
+        for path in filter(_is_ours, self._staged.iterdir()):
             if path.name.endswith(PARTIAL):
                 gone = not is_locked(self._folder.path / "claims" / path.name.removesuffix(PARTIAL))
             else:
@@ -247,7 +252,7 @@ class Staging:
                     gone = self._is_finished(path.name, file.read(self._jobs))
             if gone:
                 self._remove(path)
-        for path in self._had.iterdir():
+        for path in filter(_is_ours, self._had.iterdir()):
             if self._is_finished(path.name, path.read_bytes()):
                 path.unlink()
 
@@ -261,9 +266,17 @@ class Staging:
 
     def _clear(self) -> int:
         """A new set of jobs begins with an empty area."""
-        for path in (*self._staged.iterdir(), *self._had.iterdir(), *self._seats.iterdir()):
-            path.unlink()
+        for path in (*self._staged.iterdir(), *self._had.iterdir()):
+            if _is_ours(path):
+                path.unlink()
+        for path in self._seats.iterdir():
+            if path.name.isdecimal():
+                path.unlink()
         return 0
+
+
+def _is_ours(path: Path) -> bool:
+    return bool(_STAGED.fullmatch(path.name))
 
 
 def _epoch_of(name: str) -> int:

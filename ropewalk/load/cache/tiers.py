@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from ropewalk.base.errors import ConfigError, Problem
+from ropewalk.base.network import read_secret
 from ropewalk.store.items import Fetch, Item
 
 from .config import Cache
@@ -60,8 +61,9 @@ def open_tiers(settings: Cache, origin: Fetch, *, roots: Sequence[str] = (), ran
     if not settings.peers:
         return Tiers(*_local(settings, origin), None)
     me, serves = _node_of(settings, rank=rank, world=world)
-    secret = _secret(settings.secret_file)
-    first, named = _local(settings, origin) if serves else (origin, {})
+    named = settings.secret_file
+    secret = read_secret(named, setting="load.cache.secret_file") if named else b""
+    first, tiers = _local(settings, origin) if serves else (origin, {})
     server = Server(first, listen=settings.listen or me, roots=roots, secret=secret) if serves else None
     peers = Peers(
         first,
@@ -71,7 +73,7 @@ def open_tiers(settings: Cache, origin: Fetch, *, roots: Sequence[str] = (), ran
         secret=secret,
         timeout_s=settings.peer_timeout_s,
     )
-    return Tiers(peers, {**named, "peers": peers}, server)
+    return Tiers(peers, {**tiers, "peers": peers}, server)
 
 
 def caching(settings: Cache | None, *, files: Iterable[str], rank: int = 0, world: int = 1) -> Callable[[Fetch], Fetch]:
@@ -133,19 +135,6 @@ def _local(settings: Cache, origin: Fetch) -> tuple[Fetch, dict[str, Ram | Disk 
         )
         named = {"ram": ram, **named}
     return first, named
-
-
-def _secret(file: str) -> bytes:
-    if not file:
-        return b""
-    try:
-        secret = Path(file).expanduser().read_bytes().strip()
-    except OSError as error:
-        remedy = "write the same secret into this file on every node"
-        raise ConfigError([Problem("load.cache.secret_file", f"{file}: {error.strerror}", remedy)]) from error
-    if not secret:
-        raise ConfigError([Problem("load.cache.secret_file", f"{file} is empty", "write a secret into it")])
-    return secret
 
 
 def _line(name: str, counts: Counts) -> str:

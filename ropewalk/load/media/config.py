@@ -3,7 +3,7 @@
 [[load.media]]
 name = "photos"
 path = "corpora/photos"
-batch = 256
+batch_size = 256
 transforms = [
     { kind = "decode" },
     { kind = "random-resized-crop", size = 224, scale = [0.08, 1.0] },
@@ -107,7 +107,7 @@ class Media:
     the URL of either."""
     kind: Literal["image"] = "image"
     """What its samples are."""
-    batch: Annotated[int, Range(least=1)] = 256
+    batch_size: Annotated[int, Range(least=1)] = 256
     """Samples a batch, over all ranks."""
     transforms: tuple[Transform, ...] = (Transform(kind="decode"),)
     """What is done to each sample, in order."""
@@ -125,7 +125,7 @@ class Media:
     """How many threads or processes decode; 0: one a core. Their number does not change the batches."""
     fetch_threads: Annotated[int, Range(least=1), CONTINUES] = 2
     """Threads that read; more for stores that answer slowly."""
-    ahead_bytes: Annotated[int, Range(least=1), CONTINUES] = 1 << 30
+    prefetch_bytes: Annotated[int, Range(least=1), CONTINUES] = 1 << 30
     """Memory that batches in preparation may take; at least one batch is always prepared ahead."""
 
     def check(self) -> Iterator[tuple[str, str]]:

@@ -64,8 +64,8 @@ def open_media(
     stalls: Stalls | None = None,
 ) -> MediaLoader:
     """The loader of one `[[load.media]]`. Bytes come through `fetch` (a cache), else straight from where they lie."""
-    if media.batch % world:
-        what = f"`batch`: {media.batch} samples cannot be shared by {world} ranks evenly"
+    if media.batch_size % world:
+        what = f"`batch_size`: {media.batch_size} samples cannot be shared by {world} ranks evenly"
         raise ConfigError([Problem(f"load.media {media.name}", what, f"give a multiple of {world}")])
     fetch = fetch or open_origin(media.path)
     samples = open_samples(media.path, fetch=fetch)
@@ -112,7 +112,7 @@ class MediaLoader:
             "names": xxhash.xxh3_64_hexdigest(samples.keys.tobytes()),
         }
         self._flights: deque[Flight] = deque()
-        self._flight_bytes = media.ahead_bytes
+        self._flight_bytes = media.prefetch_bytes
         """Of the last batch that was made; until one is known, one at a time is prepared ahead."""
 
     def state(self) -> dict[str, Any]:
@@ -137,8 +137,8 @@ class MediaLoader:
         return self._sample / len(self.samples)
 
     def next(self, rows: int | None = None) -> Images:
-        """The next batch of `rows` samples over all ranks, else of `media.batch`; advances by as many."""
-        rows = rows or self.media.batch
+        """The next batch of `rows` samples over all ranks, else of `media.batch_size`; advances by as many."""
+        rows = rows or self.media.batch_size
         began = self._stalls.clock()
         self._prepare_ahead(self._sample, rows)
         flight = self._flights.popleft()
@@ -169,7 +169,7 @@ class MediaLoader:
         """Sees to it that the batch at `first` and those after it are on their way, as memory allows."""
         while self._flights and self._flights[0].wanted != (first, rows):
             self._flights.popleft()  # after a seek, or another size: what is under way is not what comes
-        count = 1 + max(1, min(MOST_AHEAD, self.media.ahead_bytes // max(1, self._flight_bytes)))
+        count = 1 + max(1, min(MOST_AHEAD, self.media.prefetch_bytes // max(1, self._flight_bytes)))
         for number in range(len(self._flights), count):
             self._flights.append(self._begin(first + number * rows, rows))
 

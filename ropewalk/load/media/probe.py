@@ -62,7 +62,11 @@ def probe_media(media: Media, *, seed: int, device: torch.device, cores: int, se
 def place_transforms(media: Media, found: MediaRates, *, samples_per_s: float, cores: int) -> Placement:
     """Where transforms are best done for a step that takes `samples_per_s`, and the speed that gives."""
     rates = Rates(
-        compute=samples_per_s, prepare=math.inf, fetch=found.fetch, copy=found.copy, batch_tokens=float(media.batch)
+        compute=samples_per_s,
+        prepare=math.inf,
+        fetch=found.fetch,
+        copy=found.copy,
+        batch_tokens=float(media.batch_size),
     )
     setup = Setup(threads=found.threads, cores=cores, requests=media.fetch_threads, ahead=max(2, found.threads + 1))
     return place(found.works, rates, setup, device=found.device)

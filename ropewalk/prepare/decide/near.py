@@ -19,7 +19,8 @@ from ..near.index import Index, Known
 from ..near.match import canonical_ranks, capped, match
 from ..near.propose import propose
 from ..near.sketch import Sets, Sketch, algorithm, bands, sets, sketch
-from ..stages import filled, key_of
+from ..severe import severe_duplicates
+from ..stages import key_of
 from ..texts import Texts, chosen_name, read_chosen
 from .state import State
 
@@ -46,16 +47,14 @@ def sketch_chunk(task: NearTask) -> int:
     """Commits the keys of the wanted documents; their number."""
     parts = [sketch(text, task.near).keys for text in read_chosen(task.texts, task.wanted)]
     keys = np.concatenate([np.zeros((bands(task.near), 0), np.uint64), *parts], axis=1)
-    with filled(task.target) as path:
-        write_sketch(path, Sketch(keys), task.near)
+    write_sketch(task.target, Sketch(keys), task.near)
     return int(keys.shape[1])
 
 
 def sets_of_chunk(task: NearTask) -> int:
     """Commits the shingle sets of the wanted documents; their number."""
     wanted = pa.chunked_array(read_chosen(task.texts, task.wanted), pa.large_string()).combine_chunks()
-    with filled(task.target) as path:
-        write_sets(path, sets(wanted, np.arange(len(wanted)), task.near), task.near)
+    write_sets(task.target, sets(wanted, np.arange(len(wanted)), task.near), task.near)
     return len(wanted)
 
 
@@ -87,8 +86,9 @@ def remove_near(state: State, *, addition: str) -> None:
     kept, alarms = capped(found, source, state.fates.sources, max_removed_share=near.max_removed_share)
     for alarm in alarms:
         state.warn(str(alarm))
-    threshold = near.threshold if near.kind == "minhash" else 1 - near.distance / 64
+    threshold = near.threshold if near.kind == "minhash" else 1 - near.max_distance / 64
     names = pa.concat_arrays([known.ids.cast(pa.string()), state.corpus.ids.take(pa.array(rows))])
+    before = state.fates.left
     state.fates.close(
         STAGE,
         removals=[
@@ -102,6 +102,16 @@ def remove_near(state: State, *, addition: str) -> None:
             )
         ],
     )
+    for line in severe_duplicates(
+        "near-duplicates",
+        "raise `prepare.deduplicate.near.threshold` if they are not alike enough to go",
+        gone=rows[kept.document],
+        source=state.fates.source,
+        names=state.fates.sources,
+        sizes=state.fates.sizes,
+        before=before,
+    ):
+        state.warn(line)
 
 
 def add_to_index(state: State, *, addition: str) -> None:

@@ -7,6 +7,7 @@ import pyarrow as pa
 
 from ..fates import Removal
 from ..rules import judge
+from ..severe import Removed, severe_rules
 from ..stages import read_batches
 from .state import State
 
@@ -22,4 +23,15 @@ def apply_rules(state: State) -> None:
     broken = np.flatnonzero(state.fates.left & np.asarray(verdicts["rule"].is_valid()))
     gone = verdicts.take(pa.array(broken)).combine_chunks()
     rule, value, threshold = (column.combine_chunks() for column in gone.columns)
-    state.fates.close(STAGE, removals=[Removal(rows=broken, rule=rule, value=value, threshold=threshold)])
+    fates = state.fates
+    before = fates.left
+    fates.close(STAGE, removals=[Removal(rows=broken, rule=rule, value=value, threshold=threshold)])
+    if not fates.left.any():
+        return  # the error that follows names the rules, and there is nothing to try thresholds on
+    removed = Removed(
+        broken, rule.to_numpy(zero_copy_only=False), value.to_numpy(zero_copy_only=False).astype(np.float64)
+    )
+    for line in severe_rules(
+        removed, state.settings.filter, source=fates.source, names=fates.sources, sizes=fates.sizes, before=before
+    ):
+        state.warn(line)

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from ropewalk.base.progress import Progress
@@ -14,10 +16,11 @@ from ropewalk.base.progress import Progress
 from ..columns import Mask
 from ..config import Prepare
 from ..corpus import Corpus
-from ..cuts import CutTask, Spans, cut_key, cut_texts
+from ..cuts import CutTask, Spans, characters_left, cut_key, cut_texts
 from ..documents import Edits
 from ..fates import Fates, Removal
 from ..ledger import REPEATS
+from ..severe import addressed
 from ..texts import Texts
 from ..workers import Workers
 
@@ -34,6 +37,8 @@ class State:
     stages: Path
     workers: Workers
     progress: Progress
+    recipe: str = ""
+    """How commands name the recipe, where it is known."""
     warnings: list[str] = field(default_factory=list)
     repeats: pa.Table = field(default_factory=REPEATS.empty_table)
     """Spans that occur earlier in the corpus, and where they stay; bytes of texts before any of them was cut."""
@@ -41,7 +46,7 @@ class State:
     def warn(self, text: str) -> None:
         """Tells the user now, and the manifest's readers later."""
         self.warnings.append(text)
-        self.progress.say(text)
+        self.progress.say(addressed(text, self.recipe))
 
     @property
     def uncut(self) -> Mask:
@@ -54,15 +59,17 @@ class State:
         sizes = self.corpus.bytes_by_chunk(self.fates.sizes, chosen)
         return zip(self.texts, self.corpus.by_chunk(chosen), sizes, strict=True)
 
-    def cut(self, stage: str, rule: str, spans: Spans, *, least: int) -> None:
-        """Ends `stage`: `spans` are cut out; a document of which fewer than `least` bytes are left goes.
+    def cut(self, stage: str, rule: str, spans: Spans, *, least: int, unit: Literal["bytes", "characters"]) -> None:
+        """Ends `stage`: `spans` are cut out; a document of which less than `least` is left goes.
 
         Spans of documents that go stay in their texts, which nobody reads any more.
         """
         removed = spans.removed_bytes(len(self.corpus))
         left = self.fates.sizes - removed
         touched = removed > 0
-        short = np.flatnonzero(touched & (left < max(least, 1)))
+        least = max(least, 1)
+        length = self._characters_left(spans, left, least=least) if unit == "characters" else left
+        short = np.flatnonzero(touched & (length < least))
         stays = touched.copy()
         stays[short] = False
         rows = np.flatnonzero(stays)
@@ -72,14 +79,24 @@ class State:
                 Removal(
                     rows=short,
                     rule=rule,
-                    value=left[short].astype(np.float64),
-                    threshold=np.full(len(short), max(least, 1), np.float64),
+                    value=length[short].astype(np.float64),
+                    threshold=np.full(len(short), least, np.float64),
                 )
             ],
             edits=[Edits.of(rows, rule, removed[rows])],
             sizes=np.where(stays, left, self.fates.sizes),
         )
         self._cut_texts(stage, spans.where(stays))
+
+    def _characters_left(self, spans: Spans, left: npt.NDArray[np.int64], *, least: int) -> npt.NDArray[np.int64]:
+        """Characters left of documents that may have fewer than `least`; of others, whose `left` bytes are 4 times as
+        many, the bytes."""
+        spans = spans.where(left < 4 * least)
+        length = left.copy()
+        for texts, start, mine in zip(self.texts, self.corpus.starts, spans.by_chunk(self.corpus.starts), strict=False):
+            if len(mine.rows):
+                length[start + np.unique(mine.rows)] = characters_left(texts, mine)
+        return length
 
     def _cut_texts(self, stage: str, spans: Spans) -> None:
         tasks: dict[int, CutTask] = {}

@@ -27,7 +27,7 @@ SUBSTRING_VERSION = "substring-1"
 
 def apply_repeats(state: State) -> Spans:
     """Finds repeated spans and ends the stage; with action `mask` they stay, and are returned to be masked."""
-    settings = state.settings.substring
+    settings = state.settings.deduplicate.substring
     chosen = state.fates.left & ~state.uncut
     names = [chosen_name(texts, wanted) for texts, wanted, _ in state.chunks(chosen)]
     folder = state.stages / STAGE / key_of(SUBSTRING_VERSION, WORDS_ID, settings.length, settings.unit, names)
@@ -44,7 +44,7 @@ def apply_repeats(state: State) -> Spans:
     if settings.action == "mask":
         state.fates.close(STAGE)
         return spans
-    state.cut(STAGE, RULE, spans, least=settings.min_left_bytes)
+    state.cut(STAGE, RULE, spans, least=settings.min_remaining_bytes, unit="bytes")
     return Spans.none()
 
 

@@ -6,15 +6,17 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 import pyarrow as pa
 
 from ropewalk.base.errors import DataError
-from ropewalk.base.files import committed_file, storage
+from ropewalk.base.files import storage
 
 from ..config import Near
 from ..kernels.words import Hashes
+from ..stages import filled, open_content
 from .sketch import Sets, Sketch, algorithm
 
 _ALGORITHM = b"algorithm"
@@ -35,23 +37,23 @@ class StoredSketch:
 def write_sketch(path: Path, sketch: Sketch, near: Near) -> None:
     """Commits the keys of a chunk."""
     names = [f"key_{band:03}" for band in range(len(sketch.keys))]
-    write_table(path, pa.table([pa.array(band) for band in sketch.keys], names), near)
+    _commit(path, pa.table([pa.array(band) for band in sketch.keys], names), near)
 
 
 def open_sketch(path: Path, near: Near) -> StoredSketch:
     """A committed sketch; refuses one that was made by another algorithm."""
-    return StoredSketch(path, len(open_table(path, near, what="sketch")))
+    return StoredSketch(path, len(table_in(open_content(path), near, path=path, what="sketch")))
 
 
 def write_sets(path: Path, sets: Sets, near: Near) -> None:
     """Commits the sets of a chunk's candidates."""
     shingles = pa.LargeListArray.from_arrays(pa.array(sets.bounds), pa.array(sets.values))
-    write_table(path, pa.table({"shingles": shingles}), near)
+    _commit(path, pa.table({"shingles": shingles}), near)
 
 
 def open_sets(path: Path, near: Near) -> Sets:
     """Committed sets, mapped; refuses those that were made by another algorithm."""
-    return sets_of(open_table(path, near, what="file of shingle sets")["shingles"])
+    return sets_of(table_in(open_content(path), near, path=path, what="file of shingle sets")["shingles"])
 
 
 def sets_of(column: pa.ChunkedArray) -> Sets:
@@ -60,21 +62,16 @@ def sets_of(column: pa.ChunkedArray) -> Sets:
     return Sets(lists.values.to_numpy(), lists.offsets.to_numpy())
 
 
-def write_table(path: Path, table: pa.Table, near: Near) -> None:
-    """Commits `table` as one Arrow file of one batch, with the algorithm's name."""
+def write_table(file: IO[bytes], table: pa.Table, near: Near) -> None:
+    """Writes `table` as one Arrow file of one batch, with the algorithm's name."""
     table = table.replace_schema_metadata({_ALGORITHM: algorithm(near).encode()})
-    with committed_file(path) as file, pa.ipc.new_file(file, table.schema) as writer:
+    with pa.ipc.new_file(file, table.schema) as writer:
         writer.write_table(table)
 
 
-def open_table(path: Path, near: Near, *, what: str) -> pa.Table:
-    """The table in `path`, mapped into memory; `what` names the file in errors."""
-    try:
-        table = pa.ipc.open_file(pa.memory_map(str(path))).read_all()
-    except FileNotFoundError:
-        raise DataError(f"{path}: no such {what}") from None
-    except pa.ArrowInvalid as error:
-        raise DataError(f"{path}: this {what} is damaged: {error}; remove it and prepare again") from None
+def table_in(content: pa.NativeFile, near: Near, *, path: Path, what: str) -> pa.Table:
+    """The table in the verified content of `path`; `what` names the file in errors."""
+    table = pa.ipc.open_file(content).read_all()
     found = (table.schema.metadata or {}).get(_ALGORITHM, b"").decode()
     if found != algorithm(near):
         raise DataError(
@@ -100,8 +97,12 @@ def joined(parts: Sequence[Sets], *, memory_bytes: int, scratch: Path | None) ->
     return Sets(values, np.concatenate([[0], *lengths]).cumsum().astype(np.int64))
 
 
+def _commit(path: Path, table: pa.Table, near: Near) -> None:
+    with filled(path) as place, open(place, "wb") as file:
+        write_table(file, table, near)
+
+
 def _column(path: Path, number: int) -> Hashes:
-    with pa.memory_map(str(path)) as source:
-        column = pa.ipc.open_file(source).read_all().column(number)
-        keys: Hashes = column.chunk(0).to_numpy() if column.num_chunks else np.empty(0, np.uint64)
+    column = pa.ipc.open_file(open_content(path)).read_all().column(number)
+    keys: Hashes = column.chunk(0).to_numpy() if column.num_chunks else np.empty(0, np.uint64)
     return keys

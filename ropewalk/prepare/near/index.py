@@ -1,6 +1,6 @@
 """Documents that were prepared before, on disk: a new crawl is matched against them and learns whose copy it brings.
 
-    index.json             format, algorithm, and the segments with their numbers of documents
+    index.json             format, algorithm, and the segments with their numbers of documents and checksums
     NAME-00000.arrow ...   segments: id, shingle set, and for each band the sorted keys with the rows they belong to
 
 A segment never changes. An addition exists when `index.json` names it, and not before: kill it anywhere, run it again.
@@ -19,16 +19,24 @@ import numpy as np
 import pyarrow as pa
 
 from ropewalk.base.errors import DataError
-from ropewalk.base.files import locked, read_json, upgraded, write_json
+from ropewalk.base.files import committed_file, locked
+from ropewalk.base.seal import damaged, read_sealed, warn_unsealed, write_sealed
+from ropewalk.store.sealed import checksum_of
 
 from ..columns import Rows
 from ..config import Near
 from ..kernels.words import Hashes
-from .files import open_table, sets_of, write_table
+from .files import sets_of, table_in, write_table
 from .propose import Keys
 from .sketch import Sets, Sketch, algorithm, bands, sets, sketch
 
-FORMAT = 1
+FORMAT = 2
+SEALED_SINCE = 2
+FILE = "index.json"
+_REMEDY = (
+    "restore the index from a copy, or name another folder in `prepare.deduplicate.near.index` and prepare the corpora "
+    "that it held again"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +60,14 @@ class Index:
     @classmethod
     def open(cls, folder: Path, near: Near) -> Index:
         """The index in `folder`, an empty one where there is none; refuses one that was made by another algorithm."""
-        path = folder / "index.json"
+        path = folder / FILE
         if not path.exists():
+            if any(folder.glob("*.arrow")):
+                raise damaged(path, what="index", remedy=_REMEDY, why="it is missing, and its segments are there")
             return cls(folder, near, [])
-        value = upgraded(read_json(path, what="index"), path=path, what="index", current=FORMAT, upgrades={})
+        value = read_sealed(
+            path, what="index", remedy=_REMEDY, current=FORMAT, sealed_since=SEALED_SINCE, upgrades={1: _no_checksums}
+        )
         if value["algorithm"] != algorithm(near):
             raise DataError(
                 f'{path}: this index was made by "{value["algorithm"]}", these settings need "{algorithm(near)}"; '
@@ -88,17 +100,23 @@ class Index:
             self._segments = Index.open(self._folder, self._near)._segments
             if any(segment["addition"] == name for segment in self._segments):
                 return
+            if not (self._folder / FILE).exists():
+                self._commit([])  # from now on segments without it say that it was lost
             added = []
+            for segment in self._segments:
+                if not segment["checksum"]:  # nothing else vouches for it before it is listed under a seal
+                    self._open(segment)
             for number, (ids, text) in enumerate(batches):
-                file = f"{name}-{number:05}.arrow"
-                write_table(self._folder / file, _segment(ids, text, self._near), self._near)
-                added.append({"addition": name, "file": file, "documents": len(ids)})
-            segments = [*self._segments, *added]
-            write_json(
-                self._folder / "index.json",
-                {"format": FORMAT, "algorithm": algorithm(self._near), "segments": segments},
-            )
-            self._segments = segments
+                path = self._folder / f"{name}-{number:05}.arrow"
+                with committed_file(path) as file:
+                    write_table(file, _segment(ids, text, self._near), self._near)
+                told = {"file": path.name, "documents": len(ids), "checksum": checksum_of(path)}
+                added.append({"addition": name, **told})
+            self._segments = [*self._segments, *added]
+            self._commit(self._segments)
+
+    def _commit(self, segments: list[dict[str, Any]]) -> None:
+        write_sealed(self._folder / FILE, {"format": FORMAT, "algorithm": algorithm(self._near), "segments": segments})
 
     def known(self, chunks: Sequence[Keys]) -> Known:
         """The documents that share a key with any of `chunks`; of one key the first `max_compared` alone.
@@ -115,7 +133,7 @@ class Index:
         return Known(ids, Sketch(keys), Sets(values, np.concatenate([[0], *lengths]).cumsum().astype(np.int64)))
 
     def _known(self, segment: dict[str, Any], wanted: list[Hashes]) -> Known:
-        table = open_table(self._folder / segment["file"], self._near, what="segment of an index")
+        table = self._open(segment)
         found = [self._rows(table, band, keys) for band, keys in enumerate(wanted)]
         rows = np.unique(np.concatenate([rows for rows, _ in found]))
         keys = np.zeros((len(wanted), len(rows)), np.uint64)
@@ -124,6 +142,24 @@ class Index:
         taken = table.select(["id", "shingles"]).take(pa.array(rows))
         return Known(taken["id"].combine_chunks(), Sketch(keys), sets_of(taken["shingles"]))
 
+    def _open(self, segment: dict[str, Any]) -> pa.Table:
+        """The table of a segment, mapped; DamagedFile when it is not what was written."""
+        path, what = self._folder / segment["file"], "segment of an index of near-duplicates"
+        if not path.is_file():
+            raise damaged(path, what=what, remedy=_REMEDY, why="it is missing")
+        if not segment["checksum"]:
+            warn_unsealed(path, what)
+        elif checksum_of(path) != segment["checksum"]:
+            raise damaged(path, what=what, remedy=_REMEDY)
+        try:
+            table = table_in(pa.memory_map(str(path)), self._near, path=path, what=what)
+        except pa.ArrowInvalid as error:
+            raise damaged(path, what=what, remedy=_REMEDY, why=str(error)) from None
+        if len(table) != segment["documents"]:
+            why = f"it holds {len(table)} documents, {FILE} says {segment['documents']}"
+            raise damaged(path, what=what, remedy=_REMEDY, why=why)
+        return table
+
     def _rows(self, table: pa.Table, band: int, wanted: Hashes) -> tuple[Rows, Hashes]:
         """(rows, keys) of a segment whose key in `band` is wanted."""
         keys, rows = (table[f"{name}_{band:03}"].combine_chunks().to_numpy() for name in ("key", "row"))
@@ -131,6 +167,11 @@ class Index:
         count = np.minimum(np.searchsorted(keys, wanted, "right") - low, self._near.max_compared)
         places = np.repeat(low - np.cumsum(count) + count, count) + np.arange(count.sum())
         return rows[places].astype(np.int64), np.repeat(wanted, count)
+
+
+def _no_checksums(tree: dict[str, Any]) -> dict[str, Any]:
+    """Format 1 did not say what the segments' bytes are."""
+    return {**tree, "segments": [{**segment, "checksum": ""} for segment in tree["segments"]]}
 
 
 def _segment(ids: pa.Array, text: pa.LargeStringArray, near: Near) -> pa.Table:

@@ -51,7 +51,7 @@ class Sets:
 def algorithm(near: Near) -> str:
     """Names everything that keys and sets depend on; stored in every file, and files of another name are refused."""
     if near.kind == "simhash":
-        method = f"{simhash.ALGORITHM} distance={near.distance} blocks={near.blocks}"
+        method = f"{simhash.ALGORITHM} distance={near.max_distance} blocks={near.blocks}"
     else:
         method = f"{minhash.ALGORITHM} bands={near.bands} rows={near.rows}"
     return f"{method} shingle_words={near.shingle_words} {WORDS_ID}"
@@ -59,7 +59,7 @@ def algorithm(near: Near) -> str:
 
 def bands(near: Near) -> int:
     """Keys that a document has."""
-    return simhash.tables(near.distance, near.blocks) if near.kind == "simhash" else near.bands
+    return simhash.tables(near.max_distance, near.blocks) if near.kind == "simhash" else near.bands
 
 
 def sketch(text: pa.LargeStringArray, near: Near) -> Sketch:
@@ -67,7 +67,7 @@ def sketch(text: pa.LargeStringArray, near: Near) -> Sketch:
     `device.placed` to decide, and the CPU here)."""
     if near.kind == "simhash":
         prints = simhash.fingerprints(text, shingle_words=near.shingle_words)
-        return Sketch(simhash.block_keys(prints, distance=near.distance, blocks=near.blocks))
+        return Sketch(simhash.block_keys(prints, distance=near.max_distance, blocks=near.blocks))
     data, offsets = text_buffers(text)
     if near.device == "cuda" and np.diff(offsets).max(initial=0) <= LONGEST_BYTES:
         # Imported here: torch takes seconds, and the rest of prepare does without.

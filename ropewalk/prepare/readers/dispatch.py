@@ -5,8 +5,9 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterator
 
-from ..formats import ONE_DOCUMENT, Reader
+from ..formats import ONE_DOCUMENT, SPLIT, Reader
 from .item import Exhausted, Fault, Input, Item, ReaderFunction
+from .split import split_items
 from .streams import checked_parts
 
 READERS: dict[Reader, str] = {
@@ -36,7 +37,7 @@ def read_items(given: Input) -> Iterator[Item]:
     empty = given.part is None
     checked = unchecked = 0
     try:
-        for item in _function(given.reader)(given):
+        for item in _items(given):
             empty = False
             if checked != checked_parts(given.stream):
                 checked, unchecked = checked_parts(given.stream), 0
@@ -46,11 +47,28 @@ def read_items(given: Input) -> Iterator[Item]:
         raise
     except Fault as fault:
         empty = False
-        item = fault.item("" if given.reader in ONE_DOCUMENT else ":rest")
+        one = given.reader in ONE_DOCUMENT and not _splits(given)
+        item = fault.item("" if one else ":rest")
         doubted = fault.rule == "checksum" and checked == checked_parts(given.stream)
         yield item._replace(doubtful=unchecked if doubted else 0)
     if empty:
         yield Item("", fault="no_documents")
+
+
+def _items(given: Input) -> Iterator[Item]:
+    items = _function(given.reader)(given)
+    if not _splits(given) or given.reader == "text":  # which cuts while it reads
+        yield from items
+        return
+    for item in items:
+        if item.fault:
+            yield item
+        else:
+            yield from split_items([item.data], given.settings, limit=given.limit, like=item)
+
+
+def _splits(given: Input) -> bool:
+    return given.settings.split != "none" and given.reader in SPLIT
 
 
 def _function(reader: Reader) -> ReaderFunction:

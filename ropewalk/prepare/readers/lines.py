@@ -1,4 +1,4 @@
-"""JSON lines, and a JSON list of objects, one document each."""
+"""JSON lines, and a JSON list of objects, one document each; a file of objects one after the other is read alike."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def jsonl(given: Input) -> Iterator[Item]:
 
 
 def json_list(given: Input) -> Iterator[Item]:
-    """One document an item of a list, numbered from 1; a single object is one document.
+    """One document an item of a list, or of objects that stand one after the other, numbered from 1.
 
     The list may be larger than memory. An item that is no JSON ends it: nobody can say where the next one begins.
     """
@@ -45,7 +45,10 @@ def json_list(given: Input) -> Iterator[Item]:
 def _items(stream: io.BufferedReader, *, limit: int) -> Iterator[Any]:
     window = _Window(stream, limit=limit)
     if window.peek() != "[":
+        # A single object, or JSON lines under the ending `.json`.
         yield window.value()
+        while window.peek() == "{":
+            yield window.value()
     else:
         window.skip()
         while window.peek() != "]":

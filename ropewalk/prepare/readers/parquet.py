@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import io
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -13,7 +14,7 @@ import pyarrow.parquet as pq
 from ..config import Source
 from .caps import capped
 from .item import KEPT_BYTES, Exhausted, Fault, Input, Item
-from .rows import document, label
+from .rows import document, label, pair_of
 from .streams import whole
 
 BATCH_BYTES = 4_000_000
@@ -50,15 +51,49 @@ def open_parquet(stream: object) -> pq.ParquetFile:
         return pq.ParquetFile(stream)
 
 
+MOST_GROUP_BYTES = 256_000_000
+"""Rows of a larger row group are not looked at by `first_rows`: a column is read up to its first page, which may be as
+large as the group."""
+
+
+def first_rows(stream: object, *, most: int) -> tuple[list[dict[str, Any]], int]:
+    """Up to `most` rows as objects, bytes as text, and how many rows there are; Fault when the file is damaged. Where
+    the first row group is too large, one row of an empty value for each column: text for text, None for all else."""
+    file = open_parquet(stream)
+    schema, total = file.schema_arrow, file.metadata.num_rows
+    groups = [group for group in range(file.num_row_groups) if file.metadata.row_group(group).num_rows > 0]
+    names = [{field.name: "" if _is_text(field.type) else None for field in schema}]
+    if not groups or file.metadata.row_group(groups[0]).total_byte_size > MOST_GROUP_BYTES:
+        return names, total
+    with _damage():
+        batch = next(file.iter_batches(most, row_groups=groups[:1], use_threads=False))
+        try:
+            return [_shown(row) for row in batch.to_pylist()], total
+        except UnicodeDecodeError:
+            return names, total
+
+
+def _shown(row: dict[str, Any]) -> dict[str, Any]:
+    return {
+        name: value.decode("utf-8", "replace") if isinstance(value, bytes) else value for name, value in row.items()
+    }
+
+
 def _columns(schema: pa.Schema, settings: Source) -> list[str]:
     """The columns to read; none when there is no text among them."""
     if settings.format == "chat":
-        text = [name for name in (settings.text_key, "messages", "conversations", "system") if _has(schema, name)]
+        text = [name for name in _turn_names(settings, schema.names) if _has(schema, name)]
         text = [] if text == ["system"] else text
     else:
         text = [settings.text_key] if _has(schema, settings.text_key) else []
-    others = (settings.url_key, settings.time_key, settings.licence_key)
+    others = (settings.url_key, settings.time_key, settings.license_key)
     return list(dict.fromkeys(text + [name for name in others if _has(schema, name)])) if text else []
+
+
+def _turn_names(settings: Source, names: Collection[str]) -> tuple[str, ...]:
+    """The columns that may hold a dialogue, or its question and answer."""
+    pair = pair_of(names)
+    return tuple(dict.fromkeys((settings.text_key, "messages", "conversations", "system", *filter(None, pair or ()))))
 
 
 def _has(schema: pa.Schema, key: str) -> bool:
@@ -111,7 +146,7 @@ def _batches(
 def _documents(batch: pa.RecordBatch, *, first: int, given: Input) -> list[Item]:
     settings = given.settings
     found = _dialogues(batch, first, settings) if settings.format == "chat" else _texts(batch, first, settings)
-    labels = [_labels(batch, key) for key in (settings.url_key, settings.time_key, settings.licence_key)]
+    labels = [_labels(batch, key) for key in (settings.url_key, settings.time_key, settings.license_key)]
     items = []
     for item, url, time, licence in zip(found, *labels, strict=True):
         size = len(item.data)
@@ -129,7 +164,7 @@ def _texts(batch: pa.RecordBatch, first: int, settings: Source) -> Iterator[Item
 
 
 def _dialogues(batch: pa.RecordBatch, first: int, settings: Source) -> Iterator[Item]:
-    names = dict.fromkeys((settings.text_key, "messages", "conversations", "system"))
+    names = _turn_names(settings, batch.schema.names)
     columns = {name: column for name in names if (column := _column(batch, name)) is not None}
     for row in range(len(batch)):
         suffix = f":{first + row}"

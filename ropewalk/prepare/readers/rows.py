@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Collection, Mapping
+from typing import Any, NamedTuple
 
 from ..chat import ANSWERS, ROLES, Turn, join_turns
 from ..config import Source
@@ -12,6 +12,34 @@ from .item import Fault, Item
 
 LABEL_CHARACTERS = 2000
 """Longest address, time or licence that is carried; the rest is cut."""
+
+
+class Pair(NamedTuple):
+    """Keys of a question and its answer, where a record holds one of each."""
+
+    question: str
+    more: str
+    """What may follow the question: the input of an instruction, its context."""
+    answer: str
+
+
+PAIRS = (
+    Pair("instruction", "input", "output"),  # Alpaca
+    Pair("instruction", "context", "response"),  # Dolly
+    Pair("prompt", "", "completion"),
+    Pair("prompt", "", "response"),
+    Pair("question", "", "answer"),
+    Pair("question", "", "response"),
+    Pair("query", "", "response"),
+    Pair("problem", "", "solution"),
+    Pair("input", "", "output"),
+)
+"""Names that data sets in use have for them."""
+
+
+def pair_of(keys: Collection[str]) -> Pair | None:
+    """The names of question and answer among `keys`."""
+    return next((pair for pair in PAIRS if pair.question in keys and pair.answer in keys), None)
 
 
 def parsed(data: bytes) -> Any:
@@ -37,7 +65,7 @@ def document(suffix: str, value: Any, *, settings: Source, raw: bytes = b"") -> 
         data,
         url=label(found(value, settings.url_key)),
         time=label(found(value, settings.time_key)),
-        licence=label(found(value, settings.licence_key)),
+        licence=label(found(value, settings.license_key)),
     )
 
 
@@ -113,6 +141,11 @@ def _turns(value: Any, key: str) -> Any:
         turns = found(value, name)
         if turns is not None and (name != key or isinstance(turns, list)):
             return turns
+    if pair := pair_of(value):
+        question, more = value[pair.question], value.get(pair.more)
+        if isinstance(question, str) and isinstance(more, str) and more.strip():
+            question = f"{question}\n\n{more}"
+        return [{"role": "user", "content": question}, {"role": ANSWERS, "content": value[pair.answer]}]
     raise Fault("no_turns")
 
 

@@ -17,8 +17,6 @@ import zlib
 from collections.abc import Iterator
 from typing import Any, Protocol
 
-import pyarrow as pa
-
 from ..formats import Packing
 from .item import Budget, Fault
 
@@ -101,6 +99,8 @@ def unpacked(stream: io.BufferedReader, packing: Packing, *, budget: Budget) -> 
     if packing == "bz2":
         return buffered(bz2.BZ2File(stream), budget=budget)
     if packing == "zstd":
+        import pyarrow as pa  # slow to import, and most files need none
+
         return buffered(pa.CompressedInputStream(pa.PythonFile(stream, "r"), "zstd"), budget=budget)
     return stream
 
@@ -144,19 +144,25 @@ _GZIP = zlib.MAX_WBITS + 16
 """How `zlib` is told to read the headers and checksums of gzip."""
 
 
+def blocks(stream: Readable) -> Iterator[bytes]:
+    """All that is left of `stream`, a block at a time."""
+    while block := stream.read1(BLOCK_BYTES):
+        yield block
+
+
 def whole(stream: Readable, *, limit: int) -> bytes:
     """All that is left of `stream`; Fault with its size when that is more than `limit`."""
-    blocks = []
+    held = []
     size = 0
-    while block := stream.read1(BLOCK_BYTES):
+    for block in blocks(stream):
         size += len(block)
         if size <= limit:
-            blocks.append(block)
+            held.append(block)
         else:
-            blocks.clear()
+            held.clear()
     if size > limit:
         raise Fault("too_large", value=size, threshold=limit)
-    return b"".join(blocks)
+    return b"".join(held)
 
 
 def lines(stream: Readable, *, limit: int, length: int | None = None) -> Iterator[tuple[bytes, int]]:

@@ -13,6 +13,8 @@ from typing import IO, Any
 
 import numpy as np
 
+from ropewalk.store.sealed import content_bytes
+
 from ..columns import Rows
 
 BLOCK_ROWS = 1 << 12
@@ -57,7 +59,7 @@ class _Run:
 
 
 def _runs(path: Path) -> list[_Run]:
-    rows, last = path.stat().st_size // _ROW_BYTES, 0
+    rows, last = content_bytes(path) // _ROW_BYTES, 0
     borders = [0]
     for begin in range(0, rows, BLOCK_ROWS):
         starts = np.append(last, _read(path, begin, min(begin + BLOCK_ROWS, rows))[:, 0])

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
+import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ropewalk.base.errors import DataError
-from ropewalk.base.files import committed_file
+from ropewalk.base.errors import DamagedFile, DataError
+from ropewalk.base.files import PARTIAL
+from ropewalk.store import sealed
 
 from ..columns import Bytes, Offsets, Rows, text_buffers
 from ..config import Substring
@@ -22,6 +26,8 @@ from ..kernels.windows import BYTES, WORDS, Classes
 from ..kernels.words import characters
 
 _TEXT, _BOUNDS = "text.bin", "bounds.bin"
+WORK = "work"
+_log = logging.getLogger(__name__)
 _UNITS = {"bytes": BYTES, "words": WORDS}
 
 
@@ -48,10 +54,10 @@ class Corpus:
 
 def gather(texts: Iterable[pa.LargeStringArray], *, folder: Path) -> None:
     """Writes `texts` to `folder`, unless they are there."""
-    if (folder / _BOUNDS).exists():
+    if (folder / _BOUNDS).exists() and (folder / _TEXT).exists():
         return
     sizes = [np.zeros(1, np.int64)]
-    with committed_file(folder / _TEXT) as file:
+    with sealed_file(folder / _TEXT) as file:
         for text in texts:
             data, offsets = text_buffers(text)
             file.write(data[offsets[0] : offsets[-1]])
@@ -60,8 +66,35 @@ def gather(texts: Iterable[pa.LargeStringArray], *, folder: Path) -> None:
             raise DataError(
                 f"{file.tell()} bytes of text are more than substring takes (1.1 TB); prepare them in parts"
             )
-    with committed_file(folder / _BOUNDS) as file:
+    with sealed_file(folder / _BOUNDS) as file:
         file.write(np.cumsum(np.concatenate(sizes)))
+
+
+@contextlib.contextmanager
+def sealed_file(path: Path, mode: str = "wb") -> Iterator[IO[Any]]:
+    """A file that is committed with its checksum when the block ends."""
+    with sealed.sealed_file(path, seal_name(path), mode) as file:
+        yield file
+
+
+def seal_name(path: Path) -> str:
+    """What the checksum of a file is bound to: its path from the folder that is named after the texts."""
+    parts = path.parts
+    top = parts.index(WORK) if WORK in parts[-4:] else len(parts) - 1
+    return "/".join(parts[top - 1 :])
+
+
+def sweep(work: Path) -> None:
+    """Deletes what an earlier attempt left in `work`, unless every file in it is what was written."""
+    for path in sorted(work.rglob("*")) if work.is_dir() else ():
+        if path.is_dir() or path.name.endswith(PARTIAL):
+            continue
+        try:
+            sealed.verify(path, seal_name(path))
+        except DamagedFile as error:
+            _log.warning("%s; the repeated spans are looked for from the beginning", error)
+            shutil.rmtree(work)
+            return
 
 
 def open_corpus(folder: Path, settings: Substring) -> Corpus:
@@ -82,11 +115,12 @@ def read_texts(paths: Sequence[Path], *, column: str = "text") -> Iterator[pa.La
 
 def read_array(path: Path, kind: npt.DTypeLike) -> npt.NDArray[Any]:
     """The numbers in a file, mapped: they are read when they are used, and never changed."""
-    if path.stat().st_size == 0:
+    size = sealed.content_bytes(path)
+    if size == 0:
         empty = np.zeros(0, kind)
         empty.flags.writeable = False
         return empty
-    return np.asarray(np.memmap(path, kind, mode="r"))
+    return np.asarray(np.memmap(path, kind, mode="r", shape=(size // np.dtype(kind).itemsize,)))
 
 
 def read_rows(path: Path, *, columns: int) -> Rows:

@@ -28,7 +28,7 @@ from ropewalk.base.progress import Progress, Silent
 
 from ..config import Substring
 from ..workers import Workers
-from .corpus import gather, open_corpus
+from .corpus import WORK, gather, open_corpus, sweep
 from .match import match, match_tasks
 from .sift import sample, sample_tasks, sift
 from .spans import Repeats, read_repeats, settle
@@ -54,9 +54,10 @@ def find_repeats(
     again (measured on 1 GB, of which a third was repeats); with `suffix-array`, the text and 24 bytes for each repeated
     window.
     """
-    work = folder / "work"
+    work = folder / WORK
     found = read_repeats(folder)
     if found is None:
+        sweep(work)
         gather(texts, folder=work)
         match_all = _by_suffix_array if settings.method == "suffix-array" else _by_windows
         copies = match_all(work, settings, workers, progress)

@@ -8,13 +8,11 @@ from pathlib import Path
 
 import numpy as np
 
-from ropewalk.base.files import committed_file
-
 from ..columns import Rows
 from ..config import Substring
 from ..kernels import minimizers, repeats
 from .copies import write_copies
-from .corpus import Corpus, open_corpus
+from .corpus import Corpus, open_corpus, sealed_file
 from .sift import read_part
 
 PARTS_A_TASK = 32
@@ -47,7 +45,7 @@ def match(task: MatchTask) -> Path:
     if not target.exists():
         corpus = open_corpus(task.folder, task.settings)
         waiting: list[Rows] = []
-        with committed_file(target) as file:
+        with sealed_file(target) as file:
             for part in task.parts:
                 for rows in _copies(corpus, read_part(task.folder, part), task.settings.memory_bytes):
                     waiting.append(rows)

@@ -16,12 +16,12 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from ropewalk.base.files import committed_file
+from ropewalk.store.sealed import content_bytes
 
 from ..columns import Bytes, Rows
 from ..config import Substring
 from ..kernels import minimizers, repeats
-from .corpus import Corpus, open_corpus, read_array, read_rows
+from .corpus import Corpus, open_corpus, read_array, read_rows, sealed_file
 
 REGION_BYTES = 16 << 20
 PART_BYTES = 512 << 10
@@ -59,7 +59,7 @@ def sample(task: SampleTask) -> Path:
         count = minimizers.sample(
             corpus.text, corpus.bounds, begin, end, corpus.reach, size, values, leaving, starts, keys
         )
-        with committed_file(path) as file:
+        with sealed_file(path) as file:
             file.write(keys[:count])
             file.write(starts[:count])
     return path
@@ -69,7 +69,7 @@ def sift(folder: Path, settings: Substring) -> int:
     """Commits the stretches to look at, unless they are there; the number of parts."""
     corpus = open_corpus(folder, settings)
     parts = min(len(corpus.text) // PART_BYTES + 1, MOST_PARTS)
-    if not _parts_path(folder).exists():
+    if not (_parts_path(folder).exists() and _candidates_path(folder).exists()):
         regions = corpus.regions(REGION_BYTES)
         counters, shift = _count(regions, folder=folder, memory_bytes=settings.memory_bytes)
         bounds = np.zeros(parts + 1, np.int64)
@@ -77,14 +77,14 @@ def sift(folder: Path, settings: Substring) -> int:
             _, places = _select(corpus, region, counters, shift, parts, folder=folder)
             bounds[1:] += np.bincount(places, minlength=parts)
         np.cumsum(bounds, out=bounds)
-        with committed_file(_candidates_path(folder), "wb+") as file:
+        with sealed_file(_candidates_path(folder), "wb+") as file:
             if bounds[-1]:
                 out = np.memmap(file, np.int64, mode="w+", shape=(int(bounds[-1]), 2))
                 cursors = bounds[:-1].copy()
                 for region in regions:
                     repeats.scatter(*_select(corpus, region, counters, shift, parts, folder=folder), cursors, out)
                 out.flush()
-        with committed_file(_parts_path(folder)) as file:
+        with sealed_file(_parts_path(folder)) as file:
             file.write(bounds)
     return parts
 
@@ -97,7 +97,7 @@ def read_part(folder: Path, part: int) -> Rows:
 
 def _count(regions: list[tuple[int, int]], *, folder: Path, memory_bytes: int) -> tuple[Bytes, np.uint64]:
     """(counters, shift): the counter of a key is that of its bits from `shift` on."""
-    samples = sum(_samples_path(folder, begin).stat().st_size for begin, _ in regions) // _SAMPLE_BYTES
+    samples = sum(content_bytes(_samples_path(folder, begin)) for begin, _ in regions) // _SAMPLE_BYTES
     enough, most = (samples * COUNTERS_A_SAMPLE).bit_length(), (memory_bytes * 2).bit_length() - 1
     bits = max(2, min(enough, most))
     counters, shift = np.zeros(1 << bits >> 2, np.uint8), np.uint64(64 - bits)

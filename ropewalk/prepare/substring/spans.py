@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,12 +11,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ropewalk.base.files import committed_file
+from ropewalk.base.errors import DamagedFile
+from ropewalk.store.sealed import read_content
 
 from ..columns import Offsets, Rows
 from ..kernels import spans as kernels
 from .copies import merged
-from .corpus import Corpus
+from .corpus import Corpus, seal_name, sealed_file
+
+_log = logging.getLogger(__name__)
 
 SPANS = pa.schema(
     [
@@ -71,19 +75,27 @@ def settle(corpus: Corpus, copies: Sequence[Path], *, folder: Path) -> Repeats:
             spans = np.concatenate([spans, np.empty_like(spans)])
         last = rows[-1:]  # it reaches furthest, perhaps beyond `end`
     found = _repeats(corpus.bounds, spans[:count])
-    with committed_file(folder / _DOCUMENTS) as file:
+    with sealed_file(folder / _DOCUMENTS) as file:
         pq.write_table(found.documents, file)
     # The spans come last: with them the result is whole.
-    with committed_file(folder / _SPANS) as file:
+    with sealed_file(folder / _SPANS) as file:
         pq.write_table(found.spans, file)
     return found
 
 
 def read_repeats(folder: Path) -> Repeats | None:
-    """What `settle` committed to `folder`, or None."""
+    """What `settle` committed to `folder`; None when there is nothing or, with a warning, when it is damaged."""
     if not (folder / _SPANS).exists():
         return None
-    return Repeats(pq.read_table(folder / _SPANS), pq.read_table(folder / _DOCUMENTS))
+    try:
+        return Repeats(*(_read(folder / name) for name in (_SPANS, _DOCUMENTS)))
+    except DamagedFile as error:
+        _log.warning("%s; the repeated spans are looked for again", error)
+        return None
+
+
+def _read(path: Path) -> pa.Table:
+    return pq.read_table(pa.BufferReader(read_content(path, seal_name(path))))
 
 
 def _repeats(bounds: Offsets, spans: Rows) -> Repeats:

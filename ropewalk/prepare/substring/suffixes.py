@@ -12,13 +12,11 @@ from pathlib import Path
 
 import numpy as np
 
-from ropewalk.base.files import committed_file
-
 from ..columns import Offsets
 from ..config import Substring
 from ..kernels import suffix
 from .copies import write_copies
-from .corpus import Corpus, open_corpus, read_rows
+from .corpus import Corpus, open_corpus, read_rows, sealed_file
 
 SUFFIX_BYTES = 48
 """Memory for a suffix: start, stop and key, the order of the copies, and what the splitters are out by."""
@@ -49,7 +47,7 @@ def range_tasks(folder: Path, settings: Substring) -> list[RangeTask]:
     if not path.exists():
         suffix.sort(corpus.text, starts, stops, np.empty(len(starts), np.uint64))
         chosen = np.arange(1, ranges) * len(starts) // ranges
-        with committed_file(path) as file:
+        with sealed_file(path) as file:
             file.write(np.stack([starts[chosen], stops[chosen]], axis=1))
     splitters = [(), *map(tuple, read_rows(path, columns=2).tolist()), ()]
     return [
@@ -70,7 +68,7 @@ def match_range(task: RangeTask) -> Path:
         suffix.sort(corpus.text, starts, stops, firsts)
         count = suffix.compact(starts, stops, firsts)
         order = np.argsort(starts[:count])
-        with committed_file(target) as file:
+        with sealed_file(target) as file:
             for some in np.array_split(order, len(order) // WRITTEN_ROWS + 1):
                 write_copies(file, np.stack([starts[some], stops[some], firsts[some].view(np.int64)], axis=1))
     return target

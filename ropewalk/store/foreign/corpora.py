@@ -81,11 +81,7 @@ def corpus_files(place: str, format: Format, *, origin: Origin) -> list[tuple[st
 def read_prepared(folder: str, *, origin: Origin) -> Manifest:
     """The manifest of a folder that prepare made, local or behind a URL."""
     file = f"{folder}/{MANIFEST}"
-    try:
-        tree = json.loads(origin.read(file))
-    except ValueError as error:
-        raise DataError(f"{file}: this manifest is damaged: {error}") from None
-    return parse_manifest(tree, path=Path(file))
+    return parse_manifest(origin.read(file), path=Path(file))
 
 
 def absolute(place: str) -> str:

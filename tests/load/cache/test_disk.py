@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import random
 import subprocess
 import sys
@@ -104,6 +105,32 @@ def test_a_flipped_bit_is_found_at_the_first_read_and_the_item_fetched_again(tmp
     assert tier.used_bytes == bytes_in(tmp_path)
 
 
+def test_a_file_written_again_after_it_was_read_is_checked_again(tmp_path: Path) -> None:
+    tier = Disk(Counting(), tmp_path, budget_bytes=ALL)
+    read(tier, ITEMS)
+    path = files(tmp_path)[3]
+    data = bytearray(path.read_bytes())
+    data[7] ^= 4
+    path.write_bytes(data)
+    os.utime(path, ns=(1, 1))
+    read(tier, ITEMS)
+    assert tier.counts().damaged == 1
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+def test_what_is_no_file_is_neither_waited_for_nor_removed(
+    tmp_path: Path, make: Callable[[Path], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    tier = Disk(Counting(), tmp_path, budget_bytes=ALL)
+    read(tier, ITEMS)
+    path = files(tmp_path)[3]
+    path.unlink()
+    make(path)
+    read(tier, ITEMS)
+    assert not path.is_file()
+    assert f"{path}: not a regular file" in caplog.text
+
+
 @pytest.mark.parametrize("size", [0, 10, 40, 100])
 def test_a_truncated_file_is_fetched_again_and_counted(tmp_path: Path, size: int) -> None:
     first = Disk(Counting(), tmp_path, budget_bytes=ALL)
@@ -163,7 +190,7 @@ def test_who_finds_the_folder_in_use_does_not_tidy_up(tmp_path: Path) -> None:
     assert other.stdout is not None
     assert other.stdout.readline() == "open\n"
     (tmp_path / "items" / "00").mkdir(parents=True)
-    partial = tmp_path / "items" / "00" / "written-by-the-other.partial"
+    partial = tmp_path / "items" / "00" / f"{0:016x}.item.1.1.partial"
     partial.touch()
     Disk(Counting(), tmp_path, budget_bytes=ALL).close()
     assert partial.exists()
@@ -192,13 +219,13 @@ def test_storage_that_refuses_does_not_stop_the_run(tmp_path: Path) -> None:
 
 def test_a_claim_is_held_by_one_and_freed_by_release(tmp_path: Path) -> None:
     folders = [SharedFolder(tmp_path, limit_bytes=0, tidy=lambda: 0) for _ in range(2)]
-    claim = folders[0].claim("x")
+    claim = folders[0].claim("0123456789abcdef")
     assert claim is not None
-    assert folders[1].claim("x") is None
-    assert not folders[1].wait("x", patience_s=0.02)
+    assert folders[1].claim("0123456789abcdef") is None
+    assert not folders[1].wait("0123456789abcdef", patience_s=0.02)
     threading.Timer(0.05, claim.release).start()
-    assert folders[1].wait("x", patience_s=10)
-    again = folders[1].claim("x")
+    assert folders[1].wait("0123456789abcdef", patience_s=10)
+    again = folders[1].claim("0123456789abcdef")
     assert again is not None
     again.release()
 

@@ -14,17 +14,19 @@ from pathlib import Path
 import pytest
 
 from ropewalk.base.errors import ConfigError
+from ropewalk.base.network import connect
 from ropewalk.load.cache import wire
 from ropewalk.load.cache.peers import Peers, owner
 from ropewalk.load.cache.ram import Ram
 from ropewalk.load.cache.serve import Server
 from ropewalk.store.items import Item
+from tests.hostile import greet_client
 
 from .origins import Counting, logged, make_items, truth
 
 ROOT = Path(__file__).parents[3]
 ITEMS = make_items(40)
-SECRET = b"secret"
+SECRET = b"sixteen secret.."
 
 
 class Cluster:
@@ -144,8 +146,7 @@ def test_a_wrong_secret_gets_nothing(caplog: pytest.LogCaptureFixture) -> None:
 @pytest.mark.parametrize("file", ["other", "origin/../other", "originals", "/etc/passwd"])
 def test_nothing_outside_the_corpus_is_served(cluster: Cluster, file: str) -> None:
     host, port = cluster.peer.split(":")
-    connection = socket.create_connection((host, int(port)))
-    wire.greet_server(connection, SECRET)
+    connection = connect((host, int(port)), secret=SECRET, purpose=wire.PURPOSE, timeout_s=5)
     wire.send_request(connection, [Item(file, 0, 10)])
     with pytest.raises(wire.Refused, match="not part of the corpus"):
         wire.receive_items(connection, [Item(file, 0, 10)])
@@ -165,8 +166,7 @@ def test_noise_on_the_port_disturbs_nobody(cluster: Cluster, noise: bytes) -> No
     host, port = cluster.peer.split(":")
     with socket.create_connection((host, int(port))) as stranger:
         stranger.sendall(noise)
-    with socket.create_connection((host, int(port))) as known:
-        wire.greet_server(known, SECRET)
+    with connect((host, int(port)), secret=SECRET, purpose=wire.PURPOSE, timeout_s=5) as known:
         known.sendall(noise)
     cluster.read()
     assert cluster.peers.counts().failures == 0
@@ -180,7 +180,7 @@ def test_a_peer_that_lies_is_found_out(lie: str) -> None:
 
     def serve() -> None:
         connection, _ = listener.accept()
-        wire.greet_client(connection, SECRET)
+        greet_client(connection, SECRET, wire.PURPOSE)
         wire.receive_request(connection)
         data = bytearray(truth(item))
         if lie == "changed":

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import xxhash
 
-from ropewalk.base.errors import ConfigError
+from ropewalk.base.errors import ConfigError, StorageError
 from ropewalk.config.read import parse
 from ropewalk.load.cache.config import Cache
 from ropewalk.load.cache.tiers import open_shared, open_tiers
@@ -61,7 +61,8 @@ def test_once_holds_nothing(tmp_path: Path) -> None:
 
 def test_nodes_of_a_recipe_find_each_other(tmp_path: Path) -> None:
     secret = tmp_path / "secret"
-    secret.write_text("swordfish\n")
+    secret.write_text("swordfish swordfish\n")
+    secret.chmod(0o600)
     origins = [Counting() for _ in range(3)]
     # The port of the node is known once its first process listens; the other two of the node ask it.
     settings = Cache(peers=("127.0.0.1:0",), secret_file=str(secret))
@@ -87,6 +88,29 @@ def test_the_staging_area_of_a_recipe_is_shared(tmp_path: Path) -> None:
     assert set(origin.asked.values()) == {1}
 
 
+def test_nothing_of_the_users_is_removed_from_a_folder_that_is_named_as_a_cache(tmp_path: Path) -> None:
+    mine = [
+        tmp_path / "cache" / name for name in ("jobs/run.sh", "staged/a", "had/b", "claims/c", "items/00/d.partial")
+    ]
+    for path in mine:
+        path.parent.mkdir(parents=True)
+        path.write_text("mine")
+    (tmp_path / "cache").chmod(0o755)
+    (tmp_path / "link").symlink_to(tmp_path / "cache")
+    for name in ("link", "cache"):
+        shared = Cache(staging=str(tmp_path / name), staging_bytes=10**6)
+        disk = Cache(disk=str(tmp_path / name), disk_bytes=10**6)
+        if name == "link":
+            with pytest.raises(StorageError, match=r"symbolic link.*`load.cache.staging`"):
+                open_shared(shared, Counting(), prepare=lambda item, data, epoch: data)
+            with pytest.raises(StorageError, match=r"symbolic link.*`load.cache.disk`"):
+                open_tiers(disk, Counting())
+        else:
+            open_shared(shared, Counting(), prepare=lambda item, data, epoch: data).close()
+            open_tiers(disk, Counting()).close()
+    assert [path.read_text() for path in mine] == ["mine"] * len(mine)
+
+
 @pytest.mark.parametrize(
     ("text", "told"),
     [
@@ -106,7 +130,7 @@ def test_what_cannot_be_opened_says_why(tmp_path: Path) -> None:
     missing = Cache(peers=("127.0.0.1:0",), secret_file=str(tmp_path / "absent"))
     with pytest.raises(ConfigError, match="same secret into this file on every node"):
         open_tiers(missing, Counting())
-    (tmp_path / "empty").touch()
+    (tmp_path / "empty").touch(0o600)
     with pytest.raises(ConfigError, match="is empty"):
         open_tiers(Cache(peers=("127.0.0.1:0",), secret_file=str(tmp_path / "empty")), Counting())
     with pytest.raises(ConfigError, match="3 nodes do not share 4 processes"):

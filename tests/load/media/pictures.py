@@ -53,4 +53,6 @@ def training(path: Path, **changes: Any) -> Media:
         Transform(kind="flip"),
         Transform(kind="normalise"),
     )
-    return Media(**{"name": "pictures", "path": str(path), "batch": 12, "transforms": steps, "threads": 2, **changes})
+    return Media(
+        **{"name": "pictures", "path": str(path), "batch_size": 12, "transforms": steps, "threads": 2, **changes}
+    )

@@ -17,7 +17,7 @@ CPU = torch.device("cpu")
 
 
 def test_every_stage_on_the_cpu_is_measured(tmp_path: Path) -> None:
-    media = training(shard(tmp_path, 24), batch=8)
+    media = training(shard(tmp_path, 24), batch_size=8)
     found = probe_media(media, seed=0, device=CPU, cores=2, seconds=0.05)
     decode, transforms = found.works
     assert (decode.name, transforms.name) == ("decode", "transforms")
@@ -35,5 +35,5 @@ def test_transforms_move_to_a_device_only_for_a_step_that_outruns_the_cores(
 ) -> None:
     works = (Work(name="decode", core_s=1e-3), Work(name="transforms", core_s=3e-3, device_s=1e-5))
     found = MediaRates(fetch=math.inf, copy=math.inf, works=works, device=Device(), threads=4)
-    media = training(shard(tmp_path, 4), batch=4)
+    media = training(shard(tmp_path, 4), batch_size=4)
     assert place_transforms(media, found, samples_per_s=samples_per_s, cores=4).on_device == moved

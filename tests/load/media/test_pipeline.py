@@ -162,7 +162,7 @@ def damaged_folder(path: Path) -> Path:
 
 
 def test_damage_stops_with_the_name_of_the_document(tmp_path: Path) -> None:
-    loader = open_media(training(damaged_folder(tmp_path), batch=12), seed=4)
+    loader = open_media(training(damaged_folder(tmp_path), batch_size=12), seed=4)
     with pytest.raises(DataError, match=r'document 0[37]\.jpg: it.*; restore or .* set `on_damage = "skip"`'):
         loader.next()
     loader.close()
@@ -211,7 +211,7 @@ def test_a_shard_with_a_wrong_byte_names_the_document(tmp_path: Path, on_damage:
 def test_images_of_different_sizes_need_a_crop(tmp_path: Path) -> None:
     for number, width in enumerate((40, 50)):
         (tmp_path / f"{number}.png").write_bytes(encoded(picture(number, width=width), "PNG"))
-    loader = open_media(training(tmp_path, batch=2, transforms=(Transform(kind="decode"),)), seed=4)
+    loader = open_media(training(tmp_path, batch_size=2, transforms=(Transform(kind="decode"),)), seed=4)
     with pytest.raises(DataError, match=r"document \d\.png: it is 48 x (40|50) pixels where others .* add a crop"):
         loader.next()
     loader.close()
@@ -223,7 +223,7 @@ def test_other_kinds_of_stills_and_large_reductions_go_the_same_way(tmp_path: Pa
         options = {"lossless": True} if kind == "WEBP" else {}
         (tmp_path / f"1.{kind.lower()}").write_bytes(encoded(pixels, kind, **options))
     steps = (Transform(kind="decode"), Transform(kind="resize", size=30, width=40))
-    loader = open_media(training(tmp_path, batch=3, transforms=steps), seed=4)
+    loader = open_media(training(tmp_path, batch_size=3, transforms=steps), seed=4)
     images = loader.next().images.float()
     loader.close()
     # Only a PNG is shrunk before it is resampled: its header says in time how large it is.
@@ -282,14 +282,14 @@ def test_bytes_come_through_the_fetch_that_is_given(folder: Path) -> None:
             fetched.extend(item.name for item in items if item.name)
             return super().fetch(items)
 
-    loader = open_media(training(folder, batch=COUNT, ahead_bytes=1), seed=4, fetch=Counted())
+    loader = open_media(training(folder, batch_size=COUNT, prefetch_bytes=1), seed=4, fetch=Counted())
     loader.batch(0, COUNT)
     loader.close()
     assert sorted(fetched) == sorted(f"picture-{number}" for number in range(COUNT))
 
 
 def test_memory_bounds_what_is_prepared_ahead(folder: Path) -> None:
-    small, large = (open_media(training(folder, ahead_bytes=size), seed=4) for size in (1, 1 << 30))
+    small, large = (open_media(training(folder, prefetch_bytes=size), seed=4) for size in (1, 1 << 30))
     for loader in (small, large):
         loader.next()
     assert len(small._flights) == 2

@@ -62,8 +62,8 @@ def assert_same_batches(one: MediaLoader, other: MediaLoader, count: int = 5) ->
 
 @pytest.mark.parametrize("workers", [1, 3])
 def test_files_give_the_images_of_threads_for_any_number_of_processes_and_epochs(folder: Path, workers: int) -> None:
-    media = training(folder, batch=20, workers="processes", threads=workers)
-    assert_same_batches(open_media(training(folder, batch=20), seed=4), open_media(media, seed=4))
+    media = training(folder, batch_size=20, workers="processes", threads=workers)
+    assert_same_batches(open_media(training(folder, batch_size=20), seed=4), open_media(media, seed=4))
 
 
 @pytest.mark.parametrize("compression", ["off", "zstd"])
@@ -88,8 +88,8 @@ class Counted(Origin):
 
 def test_what_is_fetched_through_a_cache_gives_the_images_of_threads(folder: Path) -> None:
     counted = Counted()
-    media = training(folder, batch=20, workers="processes", ahead_bytes=1)
-    assert_same_batches(open_media(training(folder, batch=20), seed=4), open_media(media, seed=4, fetch=counted))
+    media = training(folder, batch_size=20, workers="processes", prefetch_bytes=1)
+    assert_same_batches(open_media(training(folder, batch_size=20), seed=4), open_media(media, seed=4, fetch=counted))
     assert len(counted.asked) >= 5 * 20
 
 
@@ -171,7 +171,7 @@ def test_damage_is_named_or_skipped_as_by_threads(tmp_path: Path) -> None:
     with contextlib.closing(stopping), pytest.raises(DataError, match=r"document 0[37]\.jpg: it.*; restore or .* set"):
         stopping.next()
     threads, processes = (
-        open_media(training(tmp_path, workers=workers, on_damage="skip", ahead_bytes=1), seed=4)
+        open_media(training(tmp_path, workers=workers, on_damage="skip", prefetch_bytes=1), seed=4)
         for workers in ("threads", "processes")
     )
     with contextlib.closing(threads), contextlib.closing(processes):
@@ -185,7 +185,7 @@ def test_damage_is_named_or_skipped_as_by_threads(tmp_path: Path) -> None:
 def test_files_that_vanish_or_change_after_an_epoch_are_named(tmp_path: Path) -> None:
     for number in range(12):
         (tmp_path / f"{number:02}.png").write_bytes(encoded(picture(number), "PNG"))
-    media = training(tmp_path, workers="processes", on_damage="skip", ahead_bytes=1)
+    media = training(tmp_path, workers="processes", on_damage="skip", prefetch_bytes=1)
     with contextlib.closing(open_media(media, seed=4)) as loader:
         loader.batch(0, 12)
         (tmp_path / "04.png").unlink()

@@ -96,3 +96,34 @@ def test_a_damaged_list_gives_the_dialogues_before_the_damage_and_one_fault(read
     *before, rest = read("x.json", head + row + middle + row + tail, format="chat", document_bytes=1_000_000)
     assert [record.data for record in before] == [EXPECTED] * documents
     assert (rest.id, rest.fault) == ("s:x.json:rest", fault)
+
+
+@pytest.mark.parametrize(
+    ("row", "question"),
+    [
+        ({"instruction": "Add.", "input": "1 and 2", "output": "3"}, "Add.\n\n1 and 2"),
+        ({"instruction": "Sing.", "input": "", "output": "3", "text": "x"}, "Sing."),
+        ({"instruction": "Read.", "context": "A book.", "response": "3"}, "Read.\n\nA book."),
+        ({"question": "1 + 2?", "answer": "3"}, "1 + 2?"),
+        ({"prompt": "1 + 2?", "completion": "3"}, "1 + 2?"),
+    ],
+)
+def test_a_question_and_its_answer_are_a_dialogue_in_every_container(read, row, question) -> None:
+    expected = [f"\x1euser\x1f{question}\x1eassistant\x1f3".encode()] * 2
+    settings = {"format": "chat"}
+    assert [record.data for record in read("x.jsonl", jsonl([row, row]), **settings)] == expected
+    assert [record.data for record in read("x.json", json.dumps([row, row]).encode(), **settings)] == expected
+    columns = {key: [value, value] for key, value in row.items()}
+    assert [record.data for record in read("x.parquet", parquet(columns), **settings)] == expected
+
+
+def test_an_answer_that_is_no_text_is_a_fault(read) -> None:
+    (record,) = read("x.jsonl", jsonl([{"question": "Is it?", "answer": True}]), format="chat")
+    assert record.fault == "turn_not_text"
+
+
+@pytest.mark.parametrize("between", ["\n", "", ",\n"])
+def test_a_json_file_of_records_is_read_as_jsonl_whatever_stands_between_them(read, between) -> None:
+    rows = between.join(json.dumps({"body": words}) for words in ("one", "two"))
+    data = f"[{rows}]" if "," in between else rows
+    assert [r.data for r in read("x.json", data.encode(), format="jsonl", text_key="body")] == [b"one", b"two"]

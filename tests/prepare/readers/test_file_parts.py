@@ -23,8 +23,8 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Prepare:
     Path("b.parquet").write_bytes(parquet({"text": [f"{text}\nagain" for text in TEXTS]}, row_group_size=40))
     return Prepare(
         sources=(Source(name="lines", paths=("a.jsonl",)), Source(name="rows", paths=("b.parquet",))),
-        filter=Filter(min_bytes=1),
-        tokenizer=Tokenizer(vocabulary=300, train_bytes=5000),
+        filter=Filter(min_characters=1),
+        tokenizer=Tokenizer(vocab_size=300, train_bytes=5000),
         workers=1,
         folder="whole",
     )

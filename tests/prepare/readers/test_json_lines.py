@@ -123,9 +123,9 @@ def test_labels_are_found_under_their_keys_and_stand_in_for_what_is_missing(read
         {"body": {"text": "b"}, "meta": {"url": ["not", "text"]}},
         {"body.text": "c", "meta": None},
     ]
-    keys = {"text_key": "body.text", "url_key": "meta.url", "time_key": "meta.when", "licence_key": "rights"}
+    keys = {"text_key": "body.text", "url_key": "meta.url", "time_key": "meta.when", "license_key": "rights"}
     data = "\n".join(map(json.dumps, rows)).encode()
-    records = read("x.jsonl", data, **keys, time="2001", licence="unknown")
+    records = read("x.jsonl", data, **keys, time="2001", license="unknown")
     assert [(record.data, record.url, record.time, record.licence) for record in records] == [
         (b"a", "https://a.org", "1999", "MIT"),
         (b"b", "", "2001", "unknown"),

@@ -38,7 +38,7 @@ def test_labels_come_from_columns_of_any_type_and_from_nested_ones(read) -> None
         "meta": [{"url": "https://a.org", "deep": {"licence": "MIT"}}, None],
         "date": pa.array([0, None], pa.timestamp("s")),
     }
-    first, second = read("x.parquet", parquet(columns), url_key="meta.url", licence_key="meta.deep.licence", time="now")
+    first, second = read("x.parquet", parquet(columns), url_key="meta.url", license_key="meta.deep.licence", time="now")
     assert (first.url, first.time, first.licence) == ("https://a.org", "1970-01-01 00:00:00.000", "MIT")
     assert (second.url, second.time, second.licence) == ("", "now", "")
 

@@ -50,8 +50,8 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], tuple[
     def make() -> tuple[Path, Prepare, tuple[str, ...]]:
         settings = Prepare(
             sources=(Source(name="s", paths=("good.jsonl", "x*")),),
-            filter=Filter(min_bytes=1),
-            tokenizer=Tokenizer(vocabulary=300, train_bytes=5000),
+            filter=Filter(min_characters=1),
+            tokenizer=Tokenizer(vocab_size=300, train_bytes=5000),
             validation_share=0.2,
             workers=1,
         )

@@ -1,0 +1,160 @@
+"""`ropewalk chat`"""
+
+from __future__ import annotations
+
+import contextlib
+import json as json_text
+import sys
+from collections.abc import Generator, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from ropewalk import flow
+from ropewalk.base.errors import UserError
+from ropewalk.base.progress import counted
+
+from .options import Json, verb
+
+if TYPE_CHECKING:
+    from ropewalk.evaluate.conversation import Conversation
+
+app = verb()
+
+PROMPT = "you> "
+COMMANDS = {
+    "/reset": "forgets the conversation, but for the system text",
+    "/exit": "ends it, as Ctrl-D does; Ctrl-C stops an answer",
+    "/help": "lists these commands; a turn that begins with / is written with two of them",
+}
+CONTROLS = {code: "\ufffd" for code in (*range(9), *range(11, 32), *range(127, 160))}
+"""What a model may not do to a terminal: everything below a space but tab and new line."""
+
+
+@app.command()
+def chat(
+    checkpoint: Annotated[
+        Path, typer.Argument(help="A checkpoint, or a run directory for its newest.", show_default=False)
+    ],
+    system: Annotated[str, typer.Option("--system", help="A text before the first turn, which stays.")] = "",
+    template: Annotated[
+        Literal["auto", "chatml", "plain"],
+        typer.Option("--template", help="How turns are written; `auto`: as in the model's own data, else plain."),
+    ] = "auto",
+    tokens: Annotated[int, typer.Option("--tokens", min=1, help="Most tokens of an answer.")] = 200,
+    temperature: Annotated[float, typer.Option("--temperature", min=0.0, help="0 takes the likeliest token.")] = 0.7,
+    top_k: Annotated[int, typer.Option("--top-k", min=0, help="Draw from the k likeliest tokens; 0 from all.")] = 50,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="The same seed and questions give the same answers.")] = 0,
+    json: Json = False,
+) -> None:
+    """Example: ropewalk chat runs/quickstart
+
+    Talks with a trained model: you write a turn, it answers word by word and remembers what was said, as far as its
+    context reaches. /reset forgets, /exit ends. From a pipe every line is a turn, and with --json every answer an
+    object.
+    """
+    conversation = flow.chat(
+        checkpoint,
+        system=system,
+        template="" if template == "auto" else template,
+        tokens=tokens,
+        temperature=temperature,
+        top_k=top_k,
+        seed=seed,
+    )
+    by_hand = sys.stdin.isatty()
+    if template == "auto" and not conversation.own_template:
+        _say(f"this model was trained without dialogues: turns are written by the template `{conversation.template}`")
+    if by_hand:
+        _say("/reset forgets, /exit or Ctrl-D ends, Ctrl-C stops an answer")
+    try:
+        _talk(conversation, by_hand=by_hand, json=json)
+    except KeyboardInterrupt:
+        if not by_hand:
+            raise
+        typer.echo()
+
+
+def _talk(conversation: Conversation, *, by_hand: bool, json: bool) -> None:
+    for question in _questions(by_hand):
+        if question.startswith("/") and not question.startswith("//"):
+            if question == "/exit":
+                return
+            _command(conversation, question)
+            continue
+        try:
+            pieces = conversation.answer(question.removeprefix("/"))
+        except UserError as error:
+            if not by_hand:
+                raise
+            _say(str(error))
+            continue
+        if conversation.dropped and not json:
+            _say(
+                f"the oldest {counted(conversation.dropped, 'turn')} went: the model sees {conversation.context} tokens"
+            )
+        if json:
+            answer = "".join(pieces)
+            told = {
+                "turn": conversation.answers,
+                "prompt": conversation.turns[-2].content,
+                "answer": answer,
+                "tokens": conversation.drawn,
+                "ended": conversation.ended,
+                "dropped_turns": conversation.dropped,
+            }
+            typer.echo(json_text.dumps(told, ensure_ascii=False))
+        else:
+            _show(pieces, by_hand=by_hand)
+
+
+def _show(pieces: Generator[str, None, None], *, by_hand: bool) -> None:
+    """Writes an answer as it is drawn; at a terminal Ctrl-C ends it, and what there is of it stays."""
+    terminal = sys.stdout.isatty()
+    try:
+        with contextlib.closing(pieces):
+            for piece in pieces:
+                typer.echo(piece.translate(CONTROLS) if terminal else piece, nl=False)
+                sys.stdout.flush()
+    except KeyboardInterrupt:
+        if not by_hand:
+            raise
+    typer.echo()
+    sys.stdout.flush()
+
+
+def _questions(by_hand: bool) -> Iterator[str]:
+    """The lines of standard input that say something, with a prompt and a history at a terminal."""
+    from ropewalk.flow.generation import checked_text  # not for --help
+
+    if by_hand:
+        import readline  # noqa: F401 - input() then edits lines and knows the last ones
+    while True:
+        try:
+            line = input(PROMPT) if by_hand else sys.stdin.readline()
+        except EOFError:
+            typer.echo()
+            return
+        except UnicodeDecodeError:
+            raise UserError("standard input is not UTF-8 text; give it in that encoding") from None
+        if not line and not by_hand:
+            return
+        if line.strip():
+            yield checked_text(line.strip())
+
+
+def _command(conversation: Conversation, word: str) -> None:
+    if word == "/reset":
+        conversation.reset()
+        _say("forgotten")
+        return
+    if word != "/help":
+        _say(f"there is no command {word.split()[0]}")
+    for command, does in COMMANDS.items():
+        _say(f"{command:<8} {does}")
+
+
+def _say(text: str) -> None:
+    """A line that no model wrote."""
+    typer.echo(text, err=True)

@@ -1,0 +1,124 @@
+"""A dialogue with a model, turn by turn, on one device.
+
+Every answer is generated after all turns that fit. When the context is full the oldest turns are dropped, a question
+with its answer; the system text stays. Turns are whole: no answer is written after half a question.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+from pathlib import Path
+
+import torch
+
+from ropewalk.base.errors import UserError
+from ropewalk.checkpoint.tensors import TOKENIZER
+from ropewalk.prepare.chat import ANSWERS, ChatEncoder, Turn, template_named
+from ropewalk.prepare.foreign import encoding, try_text
+from ropewalk.prepare.tokenizer import encode, end_of_text, read, vocabulary_size
+
+from .checkpoint import load_model, spelled, until
+from .generate import stream
+
+
+class Conversation:
+    """What was said, and the model that answers."""
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        template: str,
+        own_template: str,
+        system: str,
+        tokens: int,
+        temperature: float,
+        top_k: int,
+        seed: int,
+    ) -> None:
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self._path = path / TOKENIZER
+        self._model, self.step, tokenizer = load_model(path, device=device, texts=[system])
+        self._tokenizer, self._content = tokenizer, read(path)
+        self._end = end_of_text(tokenizer, path=self._path)
+        with encoding(self._path):
+            self._chat = ChatEncoder(
+                template_named(template),
+                tokenizer,
+                lambda texts: encode(tokenizer, texts, dtype="uint32"),
+                end=self._end,
+            )
+        self.template, self.own_template = template, own_template
+        """How turns are written, and how they were in the model's own data (empty: it had none)."""
+        self.context: int = self._model.spec.sequence_length
+        """Tokens that the model sees at once."""
+        self._tokens, self._temperature, self._top_k, self._seed = tokens, temperature, top_k, seed
+        self._system = [Turn("system", system)] if system else []
+        self.reset()
+
+    def reset(self) -> None:
+        """Forgets every turn but the system text; the next answers are those of a new conversation."""
+        self.turns: list[Turn] = []
+        self.answers = 0
+        """Answers given, those too that were dropped since."""
+        self.dropped = 0
+        """Turns that went before the last answer."""
+        self.drawn = 0
+        """Tokens of the last answer."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether the model closed its last answer by itself, before it had as many tokens as it may."""
+        return self.drawn < self._tokens
+
+    def answer(self, question: str) -> Generator[str, None, None]:
+        """Pieces of the answer as they are drawn. What is drawn until the caller stops is the answer that later turns
+        refer to. A question that the model cannot see as a whole raises UserError at once."""
+        prompt = self._prompt(question)
+        return self._answer(question, prompt)
+
+    def _answer(self, question: str, prompt: list[int]) -> Generator[str, None, None]:
+        text, self.drawn = "", 0
+        seed = self._seed + self.answers
+        drawn = stream(
+            self._model,
+            prompt,
+            new_tokens=self._tokens,
+            temperature=self._temperature,
+            top_k=self._top_k,
+            seed=seed,
+            end=self._end,
+            vocabulary=vocabulary_size(self._tokenizer),
+        )
+        try:
+            for piece in spelled(until(self._counted(drawn), self._chat.closing), self._tokenizer):
+                text += piece
+                yield piece
+        finally:
+            self.answers += 1
+            self.turns += [Turn("user", question), Turn(ANSWERS, text)]
+
+    def _counted(self, tokens: Iterator[int]) -> Iterator[int]:
+        for token in tokens:
+            self.drawn += 1
+            yield token
+
+    def _prompt(self, question: str) -> list[int]:
+        """The tokens before the answer; drops the oldest turns until there is room for it."""
+        try_text(self._content, question, path=self._path)
+        # An answer that is longer goes on with the newer half of the text (evaluate/generate.py).
+        room = self.context - min(self._tokens, self.context // 2)
+        self.dropped = 0
+        while True:
+            with encoding(self._path):
+                prompt = [self._end, *self._chat.prompt([*self._system, *self.turns, Turn("user", question)])]
+            if len(prompt) <= room or not self.turns:
+                break
+            del self.turns[:2]
+            self.dropped += 2
+        if len(prompt) >= self.context:
+            before = " with the system text" if self._system else ""
+            raise UserError(
+                f"this question{before} has {len(prompt)} tokens; the model sees {self.context}; shorten it"
+            )
+        return prompt

@@ -1,0 +1,81 @@
+"""What an evaluation leaves in the run directory: `evaluation/results.json`, `evaluation/documents.jsonl` and
+`samples.jsonl`. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from ropewalk.base.errors import DataError
+from ropewalk.base.files import committed_file, read_regular, storage
+from ropewalk.base.seal import damaged, parse_sealed_lines, read_sealed, sealed_lines, write_sealed
+from ropewalk.store.sealed import checksum_of
+
+FORMAT = 2
+SEALED_SINCE = 2
+RESULTS = "evaluation/results.json"
+SAMPLES = "samples.jsonl"
+DOCUMENTS = "evaluation/documents.jsonl"
+BESIDE = {"samples_checksum": SAMPLES, "documents_checksum": DOCUMENTS}
+"""What lies beside the results, by the key that has its checksum."""
+_WHAT = {SAMPLES: "file of samples", DOCUMENTS: "file of scores"}
+_REMEDY = "`ropewalk evaluate` with the recipe measures it anew"
+
+
+def write_results(
+    run: Path, results: dict[str, Any], samples: Iterable[dict[str, Any]], documents: Iterable[dict[str, Any]]
+) -> None:
+    """Commits all of them; the results come last."""
+    for path, rows in ((SAMPLES, samples), (DOCUMENTS, documents)):
+        with committed_file(run / path) as file:
+            file.write(sealed_lines(rows))
+    # So that older ones beside newer results are noticed.
+    beside = {key: checksum_of(run / path) for key, path in BESIDE.items()}
+    write_sealed(run / RESULTS, {"format": FORMAT, **results, **beside})
+
+
+def read_results(run: Path) -> dict[str, Any]:
+    """The results; DamagedFile when they are not what was written."""
+    return read_sealed(
+        run / RESULTS,
+        what="evaluation",
+        remedy=_REMEDY,
+        current=FORMAT,
+        sealed_since=SEALED_SINCE,
+        upgrades={1: lambda tree: tree},
+    )
+
+
+def read_whole(run: Path) -> dict[str, Any]:
+    """The results, where samples and documents are those that came with them; DamagedFile when one is not."""
+    read_samples(run)
+    results = read_results(run)
+    # Results of earlier versions do not tell.
+    if "documents_checksum" in results:
+        read_documents(run)
+    for key, file in BESIDE.items():
+        if key in results and results[key] != checksum_of(run / file):
+            why = f"it is sound, but it does not belong to {RESULTS}"
+            raise damaged(run / file, what=_WHAT[file], remedy=_REMEDY, why=why)
+    return results
+
+
+def read_samples(run: Path) -> list[Any]:
+    """The samples; DamagedFile when they are not what was written."""
+    return _read_lines(run, SAMPLES)
+
+
+def read_documents(run: Path) -> list[Any]:
+    """What was measured of each document; DamagedFile when it is not what was written."""
+    return _read_lines(run, DOCUMENTS)
+
+
+def _read_lines(run: Path, file: str) -> list[Any]:
+    path, what = run / file, _WHAT[file]
+    try:
+        with storage(f"reading {path}"):
+            data = read_regular(path)
+    except FileNotFoundError:
+        raise DataError(f"{path}: no such {what}; {_REMEDY}") from None
+    return parse_sealed_lines(data, path=path, what=what, remedy=_REMEDY)

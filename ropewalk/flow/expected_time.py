@@ -1,0 +1,146 @@
+"""How long a plan's training will take, as an interval with its reasons.
+
+The speed is that of a matmul timed on this machine, or of its GPU's data sheet, and what training makes of it
+(plan/speed.py). Finished runs of this machine correct the estimate by how much quicker or slower they were than
+estimated, and how much they differ makes the interval.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import subprocess
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from ropewalk.base.errors import DataError, StorageError
+from ropewalk.base.files import write_json
+from ropewalk.base.progress import counted
+from ropewalk.config.cache import cache_folder
+from ropewalk.model.spec import Spec
+from ropewalk.monitor.runs import newest_runs
+from ropewalk.plan.machine import Machine
+from ropewalk.plan.plan import PhasePlan, Planned, load_plan
+from ropewalk.plan.speed import Speed, speed_of
+
+MEASURE_S = 0.05
+"""For three products; what starting a process for them takes comes on top."""
+KEEP_S = 7 * 86400.0
+"""How long a measured speed is used."""
+MOST_RUNS = 20
+UNTRIED = (0.6, 2.5)
+"""What training reaches of the estimated speed where no run has told. Six models of 32 to 384 features reached 1.4 to
+2.8 by the CPU time of their steps on one core of an EPYC; several cores, validating and saving make it less."""
+LAYER_S, MICROBATCH_S = 1.5e-3, 3e-3
+"""The least that a layer and the rest of a microbatch take on a CPU, however few tokens there are."""
+MARGIN = 1.25
+"""By which the next run may be quicker or slower than all before it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExpectedTime:
+    """Seconds of training; preparing before it and evaluating after it come on top."""
+
+    low_s: float
+    high_s: float
+    basis: str
+    """What the interval was made from, in words."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Past:
+    """A finished run of this machine: its speed over what was estimated for it."""
+
+    name: str
+    low: float
+    """With validating and saving."""
+    high: float
+    """Of its steps alone."""
+    same: bool
+    """Whether its model is the one that is planned."""
+
+
+def expected_time(planned: Planned, machine: Machine, *, runs: Path, speed: Speed | None = None) -> ExpectedTime | None:
+    """The training time of `planned` on `machine`; `runs` holds earlier runs, `speed` is measured when not given. None
+    where it cannot be measured."""
+    device = planned.phases[0].plan.device
+    if speed is None:
+        try:
+            speed = _speed(machine if device == "cuda" else dataclasses.replace(machine, gpus=()))
+        except (OSError, ValueError, subprocess.SubprocessError):
+            return None
+    seconds = sum(_seconds(phase, speed) for phase in planned.phases)
+    past = _past(runs, planned, machine, speed)
+    past = [run for run in past if run.same] or past
+    if not past:
+        low, high = UNTRIED
+        basis = f"on an idle machine; {speed.words}; earlier models were {low:g} to {high:g} times as fast as estimated"
+        return ExpectedTime(low_s=seconds / high, high_s=seconds / low, basis=basis)
+    low, high = min(run.low for run in past) / MARGIN, max(run.high for run in past) * MARGIN
+    kind = "this model" if past[0].same else "other models"
+    basis = f"{counted(len(past), 'run')} of {kind} on this machine, e.g. {past[0].name}; {speed.words}"
+    return ExpectedTime(low_s=seconds / high, high_s=seconds / low, basis=basis)
+
+
+def _speed(machine: Machine) -> Speed:
+    """The speed of `machine`, which is measured once a week: starting a process for it takes longer than planning."""
+    path = cache_folder() / "speed.json"
+    known = f"{machine}, numpy {np.__version__}"
+    with contextlib.suppress(OSError, ValueError, TypeError):
+        kept = json.loads(path.read_bytes())
+        if kept["machine"] == known and 0 <= time.time() - kept["time"] < KEEP_S:
+            return Speed(**kept["speed"])
+    speed = speed_of(machine, seconds=MEASURE_S)
+    with contextlib.suppress(StorageError):  # then it is measured the next time
+        write_json(path, {"machine": known, "time": time.time(), "speed": dataclasses.asdict(speed)})
+    return speed
+
+
+def _seconds(phase: PhasePlan, speed: Speed) -> float:
+    """By the estimate alone."""
+    plan, spec = phase.plan, phase.spec
+    speed = dataclasses.replace(speed, bf16=plan.precision not in ("fp32", "fp16"))
+    if speed.device == "cuda":
+        speed = dataclasses.replace(speed, flops=speed.flops * plan.world)
+    tokens_per_s = speed.tokens_per_s(spec, batch_tokens=plan.batch_size * spec.sequence_length)
+    work_s = phase.flops / (tokens_per_s * spec.flops_per_token("causal"))
+    if speed.device == "cuda":
+        return work_s
+    microbatches = phase.steps * plan.batch_size / (plan.microbatch_size * plan.data)
+    return max(work_s, microbatches * (MICROBATCH_S + spec.layers * LAYER_S))
+
+
+def _past(runs: Path, planned: Planned, machine: Machine, speed: Speed) -> list[_Past]:
+    """The finished runs in `runs` that this machine made with the device, precision and number of processes of
+    `planned`, the newest first."""
+    if not runs.is_dir():
+        return []
+    found = []
+    for line in newest_runs(runs, most=MOST_RUNS):
+        folder = Path(line.folder)
+        try:
+            run = _run(folder, load_plan(folder), planned, machine, speed)
+        except (DataError, OSError, ValueError, KeyError, TypeError):
+            continue  # damaged, or of another version: another one tells as much
+        found += [run] if run else []
+    return found
+
+
+def _run(folder: Path, made: Planned, planned: Planned, machine: Machine, speed: Speed) -> _Past | None:
+    summary = json.loads((folder / "summary.json").read_bytes())
+    mine, its = planned.phases[0].plan, made.phases[0].plan
+    alike = (mine.device, mine.precision, mine.world) == (its.device, its.precision, its.world)
+    if summary["machine"] != str(machine) or not alike:
+        return None
+    pace, whole = summary["tokens_per_s"], summary["tokens"] / summary["seconds"]["train"]
+    promised = made.tokens / sum(_seconds(phase, speed) for phase in made.phases)
+    low, high = min(pace, whole) / promised, pace / promised
+    return _Past(str(folder), low, high, _shapes(made) == _shapes(planned))
+
+
+def _shapes(planned: Planned) -> list[Spec]:
+    return [phase.spec for phase in planned.phases]

@@ -1,0 +1,127 @@
+"""Text from a checkpoint: by this process, by several of this machine, or by those that a launcher started.
+
+Several processes share the model as its run's plan does, where that is for as many; otherwise plan/inference.py says
+how. Those of this machine get the request in a temporary folder, and the first of them tells its text to this process.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ropewalk.base.errors import MissingPackage, UserError
+from ropewalk.base.files import write_json
+from ropewalk.checkpoint.format import read_checkpoint_manifest
+from ropewalk.checkpoint.instead import advising
+from ropewalk.checkpoint.lease import leased
+from ropewalk.config.ranks import ranks
+from ropewalk.evaluate.planning import generation_plan
+from ropewalk.launch.local import command
+from ropewalk.launch.team import Team, follow
+from ropewalk.prepare.chat import TEMPLATES
+from ropewalk.train.settings import REQUEST
+
+from .planning import needs_torch
+
+if TYPE_CHECKING:
+    from ropewalk.evaluate.conversation import Conversation
+
+PLAIN = "plain"
+"""The template that any tokenizer can write."""
+
+
+def draw_text(checkpoint: Path, request: dict[str, Any], *, nproc: int | None) -> Iterator[str]:
+    """Pieces of the text that follows a prompt, or of the answer to a question, as they are drawn. The checkpoint and
+    the plan are checked at once."""
+    place = ranks()
+    if place.world > 1 and nproc not in (None, place.world):
+        raise UserError(f"{place.launcher} started {place.world} processes; leave out --nproc")
+    several = place.world == 1 and nproc is not None and nproc > 1
+    with leased(checkpoint) as path, advising(path):
+        if several:
+            assert nproc is not None
+            generation_plan(path, processes=nproc, device="cpu")  # before processes are started
+        if "question" in request and not request["template"]:
+            request = {**request, "template": _own_template(path)}
+    if several:
+        assert nproc is not None
+        team = functools.partial(_draw_in_a_team, request=request, processes=nproc)
+        return _leased(checkpoint, team)
+    module = needs_torch("ropewalk.evaluate.checkpoint", "generation")
+    draw = module.answer_text if "question" in request else module.continue_text
+    return _leased(checkpoint, lambda path: draw(path, **request))
+
+
+def open_conversation(checkpoint: Path, *, template: str, system: str, **settings: Any) -> Conversation:
+    """A conversation with the model of the checkpoint, written by the `template` that is named, else by the model's
+    own, else by `plain`."""
+    if ranks().world > 1:
+        raise UserError("chat is for one process; start it without torchrun, srun or mpirun")
+    with leased(checkpoint) as path, advising(path):
+        own = read_checkpoint_manifest(path).chat
+        module = needs_torch("ropewalk.evaluate.conversation", "chat")
+        opened: Conversation = module.Conversation(
+            path, template=template or own or PLAIN, own_template=own, system=checked_text(system), **settings
+        )
+        return opened
+
+
+def checked_text(text: str) -> str:
+    """`text`, which must be one that UTF-8 has bytes for."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise UserError("the prompt is not UTF-8 text; give it in that encoding") from None
+    return text
+
+
+def _leased(checkpoint: Path, draw: Callable[[Path], Iterator[str]]) -> Iterator[str]:
+    """What is drawn from a checkpoint, found and leased when the first piece is asked for: to load torch takes seconds,
+    in which a run may prune."""
+    with leased(checkpoint) as path:
+        yield from draw(path)
+
+
+def _own_template(path: Path) -> str:
+    chosen = read_checkpoint_manifest(path).chat
+    if not chosen:
+        raise UserError(
+            f"{path}: this model was trained without dialogues, so its chat template is not known; name one with "
+            f"--template ({', '.join(TEMPLATES)})"
+        )
+    return chosen
+
+
+class _Heard:
+    """A `Progress` that keeps what the first worker says: the pieces of the text."""
+
+    def __init__(self) -> None:
+        self._pieces: list[str] = []
+
+    def begin(self, task: str, total: float | None, unit: str) -> None: ...
+    def advance(self, done: float, note: str = "") -> None: ...
+    def end(self, note: str = "") -> None: ...
+
+    def say(self, text: str) -> None:
+        self._pieces.append(text)
+
+    def take(self) -> list[str]:
+        taken, self._pieces = self._pieces, []
+        return taken
+
+
+def _draw_in_a_team(path: Path, request: dict[str, Any], processes: int) -> Iterator[str]:
+    if importlib.util.find_spec("torch") is None:
+        raise MissingPackage("torch", "generation", "train")
+    with tempfile.TemporaryDirectory(prefix="ropewalk-generate-") as name:
+        folder, heard = Path(name), _Heard()
+        write_json(folder / REQUEST, {"path": str(path.resolve()), **request})
+        team = Team(processes=processes, max_restarts=0, worker=[*command(folder), "--generate"])
+        # What the workers say is the text; of an interruption there is nothing to say, since nothing is saved.
+        for _ in follow(folder, team, progress=heard, say=lambda _: None):
+            yield from heard.take()
+        yield from heard.take()

@@ -1,0 +1,296 @@
+"""A model and a schedule for some data, a machine and a time: the settings that `ropewalk new` writes, each with its
+reason. Rules of thumb with their sources; a recipe is a beginning, not an optimum.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from ropewalk.base.progress import amount, duration
+from ropewalk.evaluate.config import Evaluate
+from ropewalk.model.config import Model
+from ropewalk.model.spec import Spec, resolve
+from ropewalk.plan.speed import Speed
+from ropewalk.prepare.config import Prepare
+
+TOKENS_PER_PARAMETER = 6
+"""Hoffmann et al. 2022 found 20 for large models. In the few minutes that a recipe plans for, the best of 64 models had
+4 to 8 (docs/log.md)."""
+MOST_EPOCHS = 8
+"""Muennighoff et al. 2023: up to 4 times the same data is almost as good as new data, then gains fade. One MB of plays
+gained nothing more after 8 times (docs/log.md)."""
+_LADDER = (
+    (2, 64, 2),
+    (3, 96, 3),
+    (3, 128, 4),
+    (4, 192, 6),
+    (4, 256, 4),
+    (6, 384, 6),
+    (8, 512, 8),
+    (12, 768, 12),
+    (16, 1024, 16),
+    (24, 1024, 16),
+    (24, 1536, 24),
+    (24, 2048, 16),
+)
+"""(layers, width, heads), each about two to three times the one before."""
+_VOCABULARIES = {64: 1024, 96: 1024, 128: 2048, 192: 2048, 256: 4096, 384: 8192, 512: 8192, 768: 32768}
+"""Largest vocabulary by width: beyond, the head would take most of the work. Wider models: 32,768."""
+_VOCABULARY_BYTES = ((300_000, 512), (3_000_000, 1024), (30_000_000, 4096), (300_000_000, 8192), (3_000_000_000, 16384))
+"""(bytes of text, vocabulary that fits up to there): rare tokens are not learned. Beyond: 32,768."""
+_SHORTEST, _SHORTEST_OF_LITTLE = 128, 64
+"""Tokens of a row; the second where there is so little data that it would have no rows else."""
+VALIDATION_SHARE: float = Prepare().validation_share
+_VALIDATION_ROWS, _MOST_VALIDATION_SHARE = 8, 0.2
+"""Rows that the held-out tokens should fill, and the most that is held out for it."""
+_BATCH_TOKENS, _MOST_BATCH_TOKENS = 2048, 1 << 19
+_STEPS = 2000
+"""Updates that a run has at least, where its tokens are enough: a small batch learns more per token."""
+_BASE_LR, _BASE_WIDTH = 5e-3, 128
+"""The best learning rate of the quickstart's model, and its width."""
+_EVALUATION_S, _START_S = 30, 30
+_PREPARE_BYTES_PER_CORE_S = 1e6
+"""Bytes of text that one core prepares in a second, from reading to tokens; and _START_S more for what is compiled."""
+_LEAST_TRAIN_SHARE = 0.4
+"""Of the time that a run has, training keeps at least this, however long preparing takes."""
+_PAIR_TOKENS = 16
+"""Tokens that a chat template adds to a question and its answer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What sizing needs to know of the data."""
+
+    text_bytes: int
+    bytes_per_token: Callable[[int], float]
+    """By size of the vocabulary."""
+    longest_characters: int
+    """The length that nine of ten documents do not exceed."""
+    bytes_per_character: float
+    dense_characters: int = 0
+    """Different characters that make up 95 % of Chinese, Japanese or Korean text; 0 where there is little of it."""
+    chat: bool = False
+    documents: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Given:
+    """A setting that was decided, and why."""
+
+    value: Any
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizing:
+    """What was decided, by dotted key of the recipe, and what follows from it."""
+
+    settings: dict[str, Given]
+    parameters: int
+    data_tokens: int
+    """Of all the data, by estimate."""
+    tokens: int
+    """That training reads."""
+    train_s: float
+    prepare_s: float
+    limited_by: str
+    """`time` or `data`."""
+
+    @property
+    def epochs(self) -> float:
+        return self.tokens / max(1, self.data_tokens)
+
+    @property
+    def total_s(self) -> float:
+        """Of a run, from raw files to report."""
+        return self.prepare_s + self.train_s + _EVALUATION_S
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Choice:
+    """A model with what it would see."""
+
+    spec: Spec
+    parameters: int
+    layers: int
+    width: int
+    heads: int
+    data_tokens: float
+    affordable: float
+    """Tokens that the time allows."""
+    batch_tokens: int
+    tokens_per_s: float
+
+    @property
+    def tokens(self) -> float:
+        return min(self.affordable, MOST_EPOCHS * self.data_tokens)
+
+    @property
+    def validation_share(self) -> float:
+        """Held out, so that it fills some rows."""
+        wanted = _VALIDATION_ROWS * self.spec.sequence_length / max(1.0, self.data_tokens)
+        return min(_MOST_VALIDATION_SHARE, max(VALIDATION_SHARE, float(f"{wanted:.1g}")))
+
+    @property
+    def is_limited_by_data(self) -> bool:
+        return self.affordable > MOST_EPOCHS * self.data_tokens
+
+
+def size_run(facts: Facts, speed: Speed, *, seconds: float, cores: int = 1) -> Sizing:
+    """The largest model that sees `TOKENS_PER_PARAMETER` tokens for each of its parameters within `seconds`, and at
+    most `MOST_EPOCHS` times the data; the smallest there is where none does."""
+    prepare_s = _START_S + facts.text_bytes / (_PREPARE_BYTES_PER_CORE_S * cores)
+    train_s = max(_LEAST_TRAIN_SHARE * seconds, seconds - prepare_s - _EVALUATION_S)
+    choices = [_choice(facts, speed, shape, train_s=train_s, seconds=seconds) for shape in _LADDER]
+    fitting = [each for each in choices if each.tokens >= TOKENS_PER_PARAMETER * each.parameters]
+    in_memory = [each for each in fitting if 24 * each.parameters < 0.5 * speed.memory_bytes]
+    best = in_memory[-1] if in_memory else choices[0]
+    batch = max(1, best.batch_tokens // best.spec.sequence_length)
+    steps = _round_steps(best.tokens / (batch * best.spec.sequence_length))
+    tokens = steps * batch * best.spec.sequence_length
+    return Sizing(
+        settings=_settings(facts, best, batch=batch, steps=steps, tokens=tokens),
+        parameters=best.parameters,
+        data_tokens=round(best.data_tokens),
+        tokens=tokens,
+        train_s=tokens / best.tokens_per_s,
+        prepare_s=prepare_s,
+        limited_by="data" if best.is_limited_by_data else "time",
+    )
+
+
+def _choice(facts: Facts, speed: Speed, shape: tuple[int, int, int], *, train_s: float, seconds: float) -> _Choice:
+    layers, width, heads = shape
+    vocabulary = _vocabulary(facts, width)
+    bytes_per_token = facts.bytes_per_token(vocabulary)
+    length = _length(facts, bytes_per_token, most=_longest(speed, seconds, chat=facts.chat))
+    spec = resolve(Model(layers=layers, width=width, heads=heads), vocabulary=vocabulary, sequence_length=length)
+    data_tokens = facts.text_bytes / bytes_per_token
+    if facts.chat:
+        data_tokens += _PAIR_TOKENS * facts.documents
+    # The size of a batch and what it costs on a GPU depend on each other; twice is enough.
+    batch_tokens = _BATCH_TOKENS
+    for _ in range(2):
+        tokens_per_s = speed.tokens_per_s(spec, batch_tokens=batch_tokens)
+        affordable = tokens_per_s * train_s
+        batch_tokens = _batch_tokens(min(affordable, MOST_EPOCHS * data_tokens))
+    return _Choice(
+        spec=spec,
+        parameters=spec.parameters(),
+        layers=layers,
+        width=width,
+        heads=heads,
+        data_tokens=data_tokens,
+        affordable=affordable,
+        batch_tokens=batch_tokens,
+        tokens_per_s=tokens_per_s,
+    )
+
+
+def _vocabulary(facts: Facts, width: int) -> int:
+    by_bytes = next((size for most, size in _VOCABULARY_BYTES if facts.text_bytes <= most), 32_768)
+    fit = min(by_bytes, _VOCABULARIES.get(width, 32_768))
+    if facts.dense_characters:
+        # Each frequent character a token, and as many again for pairs; the bytes and markers besides.
+        wanted = 1 << math.ceil(math.log2(256 + 1.25 * facts.dense_characters))
+        return min(max(fit, wanted), 2 * by_bytes)
+    return fit
+
+
+def _length(facts: Facts, bytes_per_token: float, *, most: int) -> int:
+    """Tokens of a row: a power of two that holds nine of ten documents, or `most`."""
+    longest = _tokens_of_longest(facts, bytes_per_token)
+    length = min(most, max(_SHORTEST, 1 << math.ceil(math.log2(max(2.0, longest)))))
+    held_out = _MOST_VALIDATION_SHARE * facts.text_bytes / bytes_per_token
+    while length > _SHORTEST_OF_LITTLE and length * _VALIDATION_ROWS > held_out:
+        length //= 2
+    return length
+
+
+def _tokens_of_longest(facts: Facts, bytes_per_token: float) -> float:
+    tokens = facts.longest_characters * facts.bytes_per_character / bytes_per_token
+    return tokens + _PAIR_TOKENS * facts.chat
+
+
+def _longest(speed: Speed, seconds: float, *, chat: bool) -> int:
+    if speed.device == "cuda":
+        return 1024
+    return 512 if chat or seconds > 7200 else 256
+
+
+def _batch_tokens(tokens: float) -> int:
+    return min(_MOST_BATCH_TOKENS, max(_BATCH_TOKENS, 1 << round(math.log2(max(1.0, tokens / _STEPS)))))
+
+
+def _round_steps(steps: float) -> int:
+    """To two digits, at least 20."""
+    whole = max(20, round(steps))
+    return max(20, round(whole, 2 - len(str(whole))))
+
+
+def _settings(facts: Facts, best: _Choice, *, batch: int, steps: int, tokens: int) -> dict[str, Given]:
+    spec = best.spec
+    every = _nice(steps / 8)
+    rate = float(f"{min(_BASE_LR, _BASE_LR * (_BASE_WIDTH / best.width) ** 0.75):.1e}")
+    found = {
+        "prepare.tokenizer.vocab_size": Given(value=spec.vocabulary, reason=_vocabulary_reason(facts, spec.vocabulary)),
+        "load.sequence_length": Given(value=spec.sequence_length, reason=_length_reason(facts, spec)),
+        "model.layers": Given(
+            value=best.layers,
+            reason=f"{amount(best.parameters)} parameters: {tokens / best.parameters:.0f} tokens for each",
+        ),
+        "model.width": Given(value=best.width, reason=""),
+        "model.heads": Given(value=best.heads, reason=f"{best.width // best.heads} features each"),
+        "train.steps": Given(value=steps, reason=_steps_reason(best, tokens)),
+        "train.batch_size": Given(
+            value=batch, reason=f"{batch} x {spec.sequence_length} = {batch * spec.sequence_length:,} tokens a step"
+        ),
+        "train.validate_every_steps": Given(value=every, reason="about ten times in the run"),
+        "train.log_every_steps": Given(value=max(1, _nice(steps / 80)), reason=""),
+        "train.optimizer.kind": Given(value="muon", reason="the best of those tried with models of this size"),
+        "train.optimizer.rest_lr_ratio": Given(value=2.0, reason="goes with it"),
+        "train.schedule.peak_lr": Given(value=rate, reason=f"for a width of {best.width}: wider models take less"),
+        "checkpoint.save_every_steps": Given(value=every, reason="an interrupted run repeats no more than this"),
+    }
+    if best.validation_share > VALIDATION_SHARE:
+        held_out = Given(
+            value=best.validation_share, reason="of so little data, a smaller share would not fill a few rows"
+        )
+        found["prepare.validation_share"] = held_out
+    if best.spec.sequence_length <= Evaluate().prompt_tokens:
+        found["evaluate.prompt_tokens"] = Given(value=best.spec.sequence_length // 2, reason="rows are short")
+    return found
+
+
+def _vocabulary_reason(facts: Facts, vocabulary: int) -> str:
+    text = f"{amount(facts.text_bytes, 'B')} of text, about {facts.bytes_per_token(vocabulary):.1f} bytes a token"
+    if not facts.dense_characters:
+        return text
+    return f"{text}; {facts.dense_characters:,} different characters make up 95 % of the Chinese, Japanese or Korean"
+
+
+def _length_reason(facts: Facts, spec: Spec) -> str:
+    if _tokens_of_longest(facts, facts.bytes_per_token(spec.vocabulary)) <= spec.sequence_length:
+        return "nine of ten documents fit"
+    return "documents are longer; in this time, longer rows would cost more than they gain"
+
+
+def _steps_reason(best: _Choice, tokens: int) -> str:
+    epochs = tokens / best.data_tokens
+    data = f"{amount(best.data_tokens)} tokens of data"
+    seen = f"{data} x {epochs:.2g} epochs" if epochs >= 1 else f"{epochs:.0%} of the {data}"
+    if best.is_limited_by_data:
+        return f"{seen} = {amount(tokens)} tokens; reading so little data more often gains little"
+    takes = f"about {amount(best.tokens_per_s)} tokens/s for {duration(tokens / best.tokens_per_s)}"
+    return f"{seen} = {amount(tokens)} tokens; {takes}"
+
+
+def _nice(value: float) -> int:
+    """The nearest of 1, 2, 5, 10, 20, 50, ... that is not above."""
+    if value < 1:
+        return 1
+    power = 10 ** math.floor(math.log10(value))
+    return int(next(factor for factor in (5, 2, 1) if factor * power <= value) * power)

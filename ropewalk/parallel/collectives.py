@@ -1,0 +1,168 @@
+"""Collectives with gradients, for what a model computes over several ranks; in compiled code too.
+
+The compiler cannot look into a collective. Compiled code calls it as an opaque operator, which finds its group by key
+and calls the same methods when it runs: bytes are counted, and waits timed, as in eager code. The operators with a
+result of their own allocate it; `all_reduce_` works in place, and inductor leaves out the copies that functions make
+for it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import increment_version
+
+from .comm import Group, group_of
+
+
+def enter_split(x: Tensor, group: Group) -> Tensor:
+    """`x` as it is; its gradient is summed over ranks. For what all ranks hold and each uses with its own weights
+    (Megatron's f). The gradient is summed in place: whoever uses the result must make it, as a matmul does."""
+    return _Enter.apply(x, group) if group.size > 1 else x
+
+
+def leave_split(x: Tensor, group: Group) -> Tensor:
+    """Partial sums added up in place; the gradient passes as it is (Megatron's g). `x` must be the output of something
+    that does not keep it, as a matmul does not: autograd raises an error otherwise."""
+    return _Leave.apply(x, group) if group.size > 1 else x
+
+
+def gather_first(x: Tensor, group: Group) -> Tensor:
+    """The ranks' parts joined along the first dimension, for use with weights that are split: gradients are summed and
+    cut again. Nothing is copied."""
+    return _Gather.apply(x, group) if group.size > 1 else x
+
+
+def scatter_first(x: Tensor, group: Group) -> Tensor:
+    """Partial sums added up and cut along the first dimension; gradients are joined. Nothing is copied."""
+    return _Scatter.apply(x, group) if group.size > 1 else x
+
+
+def swap_along(x: Tensor, group: Group, *, cut: int, join: int) -> Tensor:
+    """What was split along `join` is split along `cut` instead, by one all-to-all."""
+    return _Swap.apply(x, group, cut, join) if group.size > 1 else x
+
+
+def gathered(x: Tensor, group: Group) -> Tensor:
+    """`gather_first` without a gradient."""
+    if torch.compiler.is_compiling():
+        return _all_gather(x, group.key)
+    return group.all_gather(x)
+
+
+def scattered(x: Tensor, group: Group) -> Tensor:
+    """`scatter_first` without a gradient."""
+    if torch.compiler.is_compiling():
+        return _reduce_scatter(x, group.key)
+    return group.reduce_scatter(x)
+
+
+def _summed(x: Tensor, group: Group) -> Tensor:
+    """`x` summed over the ranks, in its own memory."""
+    if torch.compiler.is_compiling():
+        out = x.clone(memory_format=torch.contiguous_format)  # functions of a graph change nothing; inductor drops it
+        _all_reduce(out, group.key)
+        return out
+    return group.all_reduce(x.contiguous())
+
+
+class _Enter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
+        ctx.group = group
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        return _summed(grad, ctx.group), None
+
+
+class _Leave(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
+        out = _summed(x, group)
+        if not torch.compiler.is_compiling():
+            # Collectives do not count as changes. Not `mark_dirty`: where `x` is a view, the backward pass would copy
+            # the gradient.
+            increment_version(x)
+        return out.view_as(out)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        return grad, None
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
+        ctx.group = group
+        return gathered(x, group)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        return scattered(grad, ctx.group), None
+
+
+class _Scatter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
+        ctx.group = group
+        return scattered(x, group)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        return gathered(grad, ctx.group), None
+
+
+class _Swap(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: Group, cut: int, join: int) -> Tensor:
+        ctx.group, ctx.cut, ctx.join = group, cut, join
+        return _swap(x, group, cut, join)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        return _swap(grad, ctx.group, ctx.join, ctx.cut), None, None, None
+
+
+def _swap(x: Tensor, group: Group, cut: int, join: int) -> Tensor:
+    parts = torch.stack(x.chunk(group.size, cut))
+    parts = _all_to_all(parts, group.key) if torch.compiler.is_compiling() else group.all_to_all(parts)
+    return torch.cat(parts.unbind(0), join)
+
+
+@torch.library.custom_op("ropewalk::all_reduce_", mutates_args=("x",), schema="(Tensor(a!) x, str group) -> ()")
+def _all_reduce(x: Tensor, group: str) -> None:
+    group_of(group).all_reduce(x)
+
+
+@torch.library.custom_op("ropewalk::all_gather", mutates_args=(), schema="(Tensor x, str group) -> Tensor")
+def _all_gather(x: Tensor, group: str) -> Tensor:
+    return group_of(group).all_gather(x)
+
+
+@_all_gather.register_fake
+def _(x: Tensor, group: str) -> Tensor:
+    return x.new_empty((group_of(group).size * x.shape[0], *x.shape[1:]))
+
+
+@torch.library.custom_op("ropewalk::reduce_scatter", mutates_args=(), schema="(Tensor x, str group) -> Tensor")
+def _reduce_scatter(x: Tensor, group: str) -> Tensor:
+    return group_of(group).reduce_scatter(x)
+
+
+@_reduce_scatter.register_fake
+def _(x: Tensor, group: str) -> Tensor:
+    return x.new_empty((x.shape[0] // group_of(group).size, *x.shape[1:]))
+
+
+@torch.library.custom_op("ropewalk::all_to_all", mutates_args=(), schema="(Tensor parts, str group) -> Tensor")
+def _all_to_all(parts: Tensor, group: str) -> Tensor:
+    return group_of(group).all_to_all(parts)
+
+
+@_all_to_all.register_fake
+def _(parts: Tensor, group: str) -> Tensor:
+    return parts.new_empty(parts.shape)

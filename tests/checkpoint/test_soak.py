@@ -52,6 +52,7 @@ def test_memory_files_and_threads_stay_flat(tmp_path: Path, saves: int, monkeypa
     growth = after.pop("resident bytes") - before.pop("resident bytes")
     # Less than one more buffer: a save that leaked its 8 MiB would have grown by hundreds.
     assert growth < 6 << 20, f"{growth} bytes more after {saves - WARM_UP} saves"
-    assert after.pop("maps") <= before.pop("maps") + 5
-    assert after == before
+    # What a save leaks is there 35 times. A few more or fewer are what other tests of this process left and take back.
+    grown = {name: (before[name], count) for name, count in after.items() if count > before[name] + 5}
+    assert not grown, f"before and after {saves - WARM_UP} saves: {grown}"
     assert len(list((tmp_path / "checkpoints").iterdir())) == 3

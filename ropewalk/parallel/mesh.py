@@ -174,7 +174,7 @@ class Mesh:
     def _connect_channels(self) -> None:
         """Sends a number through every channel: NCCL makes a communicator at its first use, and both ends wait for
         each other. In rounds of disjoint pairs, the same on all ranks."""
-        probe = torch.zeros(1, device="cuda")
+        probe = torch.zeros(1, device=self.plan.device)
         for channel, group in self.channels.items():
             if self.place["pipeline"] == channel.source:
                 group.start_send(probe, 1 - group.rank).wait()

@@ -160,8 +160,8 @@ def _sent_to(schedule: Schedule, rank: int, stages: int) -> dict[Channel, list[M
     """What the others send to `rank`, by channel, in the order of the sender."""
     ranks = len(schedule)
     found: dict[Channel, list[Message]] = {}
-    for source, actions in enumerate(schedule):
-        for message in _messages(actions, stages):
+    for source in {(rank - 1) % ranks, (rank + 1) % ranks}:
+        for message in _messages(schedule[source], stages):
             if message.stage % ranks == rank:
                 found.setdefault(Channel(source, rank, message.backward), []).append(message)
     return found

@@ -3,12 +3,14 @@
 Rules, each seen on a GPU (docs/guides/pipelines.md):
 
 1. A communicator executes the operations of a rank in the order in which the rank issued them, on one stream.
-2. Nothing is buffered: a send and its receive run together or not at all, and occupy their streams until then.
+2. Nothing is buffered: a send and its receive run together or not at all, and occupy their streams until then. A
+   collective runs when all members of its communicator have come to it.
 3. An operation starts after all that the rank had put on its compute stream when it was issued.
-4. A communicator that does not exist yet is created at its first use, and the host waits until the peer comes, too.
+4. A communicator that does not exist yet is created at its first use, and the host waits until its peers come, too.
 5. The first launch of a kernel loads it, for which the host waits until no operation of the rank is spinning.
 
-Hosts never wait for their streams otherwise: they run ahead.
+Hosts wait for their own stream before they relay what it computes, and for each other where they meet. Otherwise they
+run ahead.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 from ropewalk.plan.messages import Compute, Message, Operation, Post, Release, Send
 
@@ -29,7 +31,8 @@ class Create:
     peer: int
 
 
-@dataclass(frozen=True, slots=True)
+# Not frozen: a test makes hundreds of thousands of these.
+@dataclass(slots=True)
 class Issue:
     """Starts a send to, or a receive from, `peer`; `name` is the operation's on this rank."""
 
@@ -39,28 +42,54 @@ class Issue:
     name: Hashable
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
+class Collective:
+    """Starts `what` with all `members`; `name` is the operation's on this rank."""
+
+    communicator: Hashable
+    members: tuple[int, ...]
+    what: Hashable
+    name: Hashable
+
+
+@dataclass(slots=True)
 class Wait:
     """The compute stream goes on after the operation of this name."""
 
     name: Hashable
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Kernel:
     """A computation; `name` is loaded when it is launched for the first time."""
 
     name: Hashable
 
 
-HostOperation = Create | Issue | Wait | Kernel
+@dataclass(slots=True)
+class Relay:
+    """The host puts a message that its stream has computed where the other host takes it, or waits for one."""
+
+    kind: Literal["put", "take"]
+    name: Hashable
+
+
+@dataclass(slots=True)
+class Meet:
+    """A collective of hosts: none goes on before all `members` are there."""
+
+    name: Hashable
+    members: tuple[int, ...]
+
+
+HostOperation: TypeAlias = Create | Issue | Collective | Wait | Kernel | Relay | Meet
 
 
 @dataclass(slots=True)
 class _Running:
-    """A send or receive on its stream; starts after `after` entries of the compute stream."""
+    """An operation on its stream; starts after `after` entries of the compute stream."""
 
-    issue: Issue
+    operation: Issue | Collective
     after: int
 
 
@@ -75,13 +104,38 @@ class _Rank:
     """Entries that have left it."""
     streams: dict[Hashable, deque[_Running]] = field(default_factory=dict)
     finished: set[Hashable] = field(default_factory=set)
-    created: set[tuple[Hashable, int]] = field(default_factory=set)
+    met: set[tuple[Hashable, int]] = field(default_factory=set)
+    """Communicators that exist, and meetings, each with one of the others."""
     loaded: set[Hashable] = field(default_factory=set)
 
-    def started(self, communicator: Hashable) -> Issue | None:
+    def launch(self, operation: Wait | Kernel) -> None:
+        self.compute.append(operation)
+        self.issued += 1
+        if type(operation) is Kernel:
+            self.loaded.add(operation.name)
+        self.run()
+
+    def run(self) -> bool:
+        """The compute stream goes as far as it can."""
+        moved = False
+        while self.compute:
+            head = self.compute[0]
+            if type(head) is Wait and head.name not in self.finished:
+                break
+            self.compute.popleft()
+            self.done += 1
+            moved = True
+        return moved
+
+    def started(self, communicator: Hashable) -> Issue | Collective | None:
         """The operation that occupies the stream of `communicator` now."""
         stream = self.streams.get(communicator)
-        return stream[0].issue if stream and stream[0].after <= self.done else None
+        return stream[0].operation if stream and stream[0].after <= self.done else None
+
+    def finish(self, communicator: Hashable) -> None:
+        """What occupies the stream of `communicator` is over."""
+        self.finished.add(self.streams[communicator].popleft().operation.name)
+        self.run()
 
     def is_spinning(self) -> bool:
         return any(self.started(communicator) for communicator in self.streams)
@@ -92,6 +146,7 @@ class Nccl:
 
     def __init__(self, programs: Sequence[Sequence[HostOperation]], *, loads: bool = False) -> None:
         self._ranks = [_Rank(deque(program), loads) for program in programs]
+        self._relayed: set[Hashable] = set()
 
     def stuck(self) -> dict[int, str]:
         """What each rank that never finishes waits for; empty when all finish."""
@@ -104,61 +159,83 @@ class Nccl:
 
     def _host(self, number: int, rank: _Rank) -> bool:
         moved = False
-        while rank.host and self._may_issue(number, rank, rank.host[0]):
+        while rank.host and self._may_go_on(number, rank, rank.host[0]):
             operation, moved = rank.host.popleft(), True
-            if isinstance(operation, Issue):
-                stream = rank.streams.setdefault(operation.communicator, deque())
-                stream.append(_Running(operation, rank.issued))
-            elif isinstance(operation, Wait | Kernel):
-                rank.compute.append(operation)
-                rank.issued += 1
-                if isinstance(operation, Kernel):
-                    rank.loaded.add(operation.name)
-            self._compute(rank)
+            kind = type(operation)
+            if kind is Wait or kind is Kernel:
+                rank.launch(operation)  # type: ignore[arg-type]
+            elif kind is Issue or kind is Collective:
+                stream = rank.streams.setdefault(operation.communicator, deque())  # type: ignore[union-attr]
+                stream.append(_Running(operation, rank.issued))  # type: ignore[arg-type]
+            elif isinstance(operation, Relay) and operation.kind == "put":
+                self._relayed.add(operation.name)
         return moved
 
-    def _may_issue(self, number: int, rank: _Rank, operation: HostOperation) -> bool:
-        if isinstance(operation, Kernel):
-            return not rank.loads or operation.name in rank.loaded or not rank.is_spinning()
-        if isinstance(operation, Wait):
-            return True
-        key = (operation.communicator, operation.peer)
-        if key in rank.created:
-            return True
-        there = self._ranks[operation.peer]
-        other = there.host[0] if there.host else None
-        comes = (operation.communicator, number) in there.created or (
-            isinstance(other, Create | Issue) and (other.communicator, other.peer) == (operation.communicator, number)
-        )
-        if comes:
-            rank.created.add(key)
-            there.created.add((operation.communicator, number))
-        return comes
+    def _may_go_on(self, number: int, rank: _Rank, operation: HostOperation) -> bool:
+        match operation:
+            case Wait():
+                return True
+            case Kernel(name):
+                return not rank.loads or name in rank.loaded or not rank.is_spinning()
+            case Relay("put", _):
+                return not rank.compute
+            case Relay("take", name):
+                return name in self._relayed
+            case Meet(name, members) | Collective(name, members):
+                return self._meet(number, name, [member for member in members if member != number])
+            case Issue(_, communicator, peer) | Create(communicator, peer):
+                return (communicator, peer) in rank.met or self._meet(number, communicator, [peer])
+        raise AssertionError(operation)
 
-    def _compute(self, rank: _Rank) -> bool:
-        moved = False
-        while rank.compute:
-            head = rank.compute[0]
-            if isinstance(head, Wait) and head.name not in rank.finished:
-                break
-            rank.compute.popleft()
-            rank.done += 1
-            moved = True
-        return moved
+    def _meet(self, number: int, what: Hashable, others: Sequence[int]) -> bool:
+        """Whether `others` are where they wait for this rank, too, or have been there."""
+        ranks = self._ranks
+        if not all((what, number) in ranks[n].met or _met_by(ranks[n], number) == what for n in others):
+            return False
+        for other in others:
+            ranks[number].met.add((what, other))
+            ranks[other].met.add((what, number))
+        return True
 
     def _streams(self, number: int, rank: _Rank) -> bool:
-        moved = self._compute(rank)
+        moved = rank.run()
         for communicator in rank.streams:
             while (mine := rank.started(communicator)) is not None:
-                there = self._ranks[mine.peer]
-                theirs = there.started(communicator)
-                if theirs is None or theirs.peer != number or theirs.kind == mine.kind:
+                if not (self._send(number, mine) if isinstance(mine, Issue) else self._gather(mine)):
                     break
-                for side in (rank, there):
-                    side.finished.add(side.streams[communicator].popleft().issue.name)
-                    self._compute(side)
                 moved = True
         return moved
+
+    def _send(self, number: int, mine: Issue) -> bool:
+        """Executes an operation of rank `number` with its peer, if that has come to it."""
+        rank, peer = self._ranks[number], self._ranks[mine.peer]
+        theirs = peer.started(mine.communicator)
+        if not isinstance(theirs, Issue) or theirs.peer != number or theirs.kind == mine.kind:
+            return False
+        rank.finish(mine.communicator)
+        peer.finish(mine.communicator)
+        return True
+
+    def _gather(self, mine: Collective) -> bool:
+        """Executes a collective, if all members have come to it."""
+        ranks = [self._ranks[member] for member in mine.members]
+        for rank in ranks:
+            theirs = rank.started(mine.communicator)
+            if not isinstance(theirs, Collective) or theirs.what != mine.what:
+                return False
+        for rank in ranks:
+            rank.finish(mine.communicator)
+        return True
+
+
+def _met_by(rank: _Rank, number: int) -> Hashable:
+    """The communicator, or the meeting, at which the host of `rank` waits for rank `number`."""
+    match rank.host[0] if rank.host else None:
+        case Meet(name, members) | Collective(name, members):
+            return name if number in members else None
+        case Issue(_, communicator, peer) | Create(communicator, peer):
+            return communicator if peer == number else None
+    return None
 
 
 def _waiting(rank: _Rank) -> str:
@@ -169,18 +246,21 @@ def _waiting(rank: _Rank) -> str:
 
 def host_program(operations: Sequence[Operation], *, relayed: bool = False) -> list[HostOperation]:
     """What the host of a rank does for its program of messages, one communicator per channel. `relayed` messages pass
-    through the hosts: they occupy no stream, and are not seen here (rule 5 is all that they are for)."""
+    through the hosts and occupy no stream."""
     found: list[HostOperation] = []
     for operation in operations:
         match operation:
-            case Post(message, channel):
-                found += [] if relayed else [Issue("receive", channel, channel.source, ("in", message))]
+            case Send(message) if relayed:
+                found.append(Relay("put", message))
+            case Post(message, channel) if not relayed:
+                found.append(Issue("receive", channel, channel.source, ("in", message)))
             case Send(message, channel):
-                found += [] if relayed else [Issue("send", channel, channel.target, ("out", message))]
-            case Release(message):
-                found += [] if relayed else [Wait(("out", message))]
+                found.append(Issue("send", channel, channel.target, ("out", message)))
+            case Release(message) if not relayed:
+                found.append(Wait(("out", message)))
             case Compute(action, needs, _):
-                found += [] if relayed or needs is None else [Wait(("in", needs))]
+                if needs is not None:
+                    found.append(Relay("take", needs) if relayed else Wait(("in", needs)))
                 found.append(Kernel((action.kind, action.stage)))
     return found
 

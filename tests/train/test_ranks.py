@@ -18,8 +18,9 @@ from ropewalk.base.progress import Silent
 from ropewalk.checkpoint.traffic import Gate
 from ropewalk.parallel.comm import Group, Traffic
 from ropewalk.parallel.executor import StepResult
+from ropewalk.train import loop
 from ropewalk.train.hooks import Hook
-from ropewalk.train.loop import Trainer
+from ropewalk.train.loop import Trainer, train
 from ropewalk.train.metrics import Meter, RankWatch
 from ropewalk.train.settings import read_settings
 from tests.parallel.pool import POOL
@@ -29,6 +30,8 @@ from tests.train.test_training import documented_fields
 
 pytestmark = pytest.mark.xdist_group("pool")
 
+SECONDS = (1.0, 1.1, 1.5, 0.9)
+"""What each rank computes in a step; the third is 3.0 standard deviations (1.4826 x 0.1) above the median, 1.05."""
 SLOW = 2
 COLLECTIVES = ("all_reduce", "broadcast", "all_to_all_single", "all_gather_into_tensor", "reduce_scatter_tensor")
 
@@ -62,16 +65,16 @@ class Arrivals:
             dist.all_reduce = real
 
 
-def watched(rank: int, run: Path) -> float:
-    """Two steps of a rank that computes for 1 s each, or 1.5 on one of them; seconds of a step."""
+def watched(rank: int, run: Path, sigma: float) -> float:
+    """Two steps of a rank that computes for its `SECONDS`; seconds of a step."""
     clock, zero = Arrivals(), torch.zeros(())
     traffic = Traffic(clock=clock)
     group = Group("data", range(4), rank, dist.group.WORLD, traffic)
     meter = Meter(torch.device("cpu"), peak_flops=None, traffic=traffic, clock=clock)
     with EventLog(run, rank=rank) as events, clock.moved_by_collectives():
-        watch = RankWatch(Group("control", range(4), rank, dist.group.WORLD), events=events, sigma=4.0)
+        watch = RankWatch(Group("control", range(4), rank, dist.group.WORLD), events=events, sigma=sigma)
         for step in (1, 2):
-            clock.now += 1.5 if rank == SLOW else 1.0
+            clock.now += SECONDS[rank]
             group.all_reduce(torch.tensor(clock.now, dtype=torch.float64), operation="max")
             meter.add(StepResult(zero, zero, zero, zero.int()), tokens=1, flops=1)
             record = meter.read(step, tokens=step, lr=0.1)
@@ -80,14 +83,34 @@ def watched(rank: int, run: Path) -> float:
 
 
 def test_the_rank_that_waits_least_is_the_straggler_though_all_steps_take_equally_long(tmp_path: Path) -> None:
-    assert POOL.run(watched, tmp_path, world=4) == [1.5] * 4
+    assert POOL.run(watched, tmp_path, 3.0, world=4) == [1.5] * 4
     events = list(read_events(events_path(tmp_path, rank=0)))
     ranks = [event for event in events if event["kind"] == "ranks"]
     assert [event["slowest_rank"] for event in ranks] == [SLOW, SLOW]
-    assert ranks[0]["exposed_s"] == [0.5, 0.5, 0.0, 0.5]
+    assert ranks[0]["exposed_s"] == pytest.approx([0.5, 0.4, 0.0, 0.6])
     named = [event for event in events if event["kind"] == "straggler"]
     assert [(event["slow_rank"], event["busy_s"]) for event in named] == [(SLOW, 1.5)] * 2
     assert set(named[0]) - {"format", "time", "rank", "kind"} == documented_fields()["straggler"]
+
+
+def test_the_deviation_that_makes_a_straggler_is_that_of_the_recipe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    POOL.run(watched, tmp_path, 3.1, world=4)
+    assert "straggler" not in {event["kind"] for event in read_events(events_path(tmp_path, rank=0))}
+    sigmas, steps = [], []
+
+    class Noting(RankWatch):
+        def __init__(self, group: Group, *, events: EventLog, sigma: float) -> None:
+            super().__init__(group, events=events, sigma=sigma)
+            sigmas.append(sigma)
+
+        def look(self, record: dict[str, Any]) -> None:
+            steps.append(record["step"])
+
+    monkeypatch.setattr(loop, "RankWatch", Noting)
+    train(make_run(tmp_path, train__faults__straggler_sigma=2.5, train__steps=4))
+    assert (sigmas, steps) == ([2.5], [2, 4])
 
 
 class Late(Hook):

@@ -21,6 +21,9 @@ from harness import ROOT
 
 SHARED = "ranks share a GPU and talk over sockets: this is no cluster, and says nothing about NVLink or InfiniBand"
 
+MPS_ENDS_S = 10
+"""For an MPS server whose clients were killed; then its daemon ends it."""
+
 
 def gpus() -> int:
     """GPUs of this machine, counted without a context on any of them."""
@@ -64,7 +67,8 @@ def environments(ranks: int, device: str) -> list[dict[str, str]]:
 
 @contextlib.contextmanager
 def sharing(ranks: int, device: str) -> Iterator[bool]:
-    """Whether ranks share GPUs; in the block an MPS daemon runs where they do."""
+    """Whether ranks share GPUs; in the block an MPS daemon runs where they do. A block for each launch: a server may
+    not survive a client that is killed inside a kernel."""
     shares = device == "cuda" and gpus() < ranks
     started = False
     if shares and shutil.which("nvidia-cuda-mps-control"):
@@ -77,7 +81,16 @@ def sharing(ranks: int, device: str) -> Iterator[bool]:
         yield shares
     finally:
         if started:
-            subprocess.run(["nvidia-cuda-mps-control"], input=b"quit\n", capture_output=True, check=False)
+            _tell_mps(f"quit -t {MPS_ENDS_S}")
+            late = time.monotonic() + 2 * MPS_ENDS_S
+            while _tell_mps("get_server_list") and time.monotonic() < late:
+                time.sleep(0.2)  # another daemon does not start before this one has ended
+
+
+def _tell_mps(command: str) -> bool:
+    """Whether an MPS daemon is there to hear it."""
+    told = subprocess.run(["nvidia-cuda-mps-control"], input=f"{command}\n".encode(), capture_output=True, check=False)
+    return told.returncode == 0
 
 
 def launch(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import importlib
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -74,3 +75,36 @@ def test_an_aim_that_is_missed_is_named(nccl: Any) -> None:
         ("loss", {"ropewalk": [6.0, 5.1], "other": [6.0, 5.0]}, "the same losses"),
     ]:
         assert nccl.verdict(copy.deepcopy(FOUND) | {key: value}) == f"not met: {named}"
+
+
+MPS = """\
+#!/bin/sh
+if [ "$1" = -d ]; then mkdir "$DAEMON"; exit; fi
+read -r command
+echo "$command" >> "$DAEMON/../commands"
+case "$command" in quit*) (sleep 0.5; rmdir "$DAEMON") & exit;; esac
+test -d "$DAEMON"
+"""
+"""A daemon that starts only where none runs, and takes a while to end."""
+
+
+def test_every_launch_of_ranks_that_share_a_gpu_has_an_mps_daemon_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, script in {"nvidia-smi": "#!/bin/sh\necho 'GPU 0: one'\n", "nvidia-cuda-mps-control": MPS}.items():
+        (tmp_path / name).write_text(script)
+        (tmp_path / name).chmod(0o755)
+    daemon = tmp_path / "daemon"
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setenv("DAEMON", str(daemon))
+    monkeypatch.syspath_prepend(FOLDER)
+    ranks = importlib.import_module("ranks")
+    for _ in range(2):
+        with ranks.sharing(8, "cuda") as shares:
+            assert shares
+            assert daemon.exists()
+        assert not daemon.exists()
+    assert (tmp_path / "commands").read_text().count("quit -t") == 2
+    with ranks.sharing(1, "cuda") as shares:
+        assert not shares
+        assert not daemon.exists()

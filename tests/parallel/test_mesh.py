@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 
 import pytest
+import torch
 import torch.distributed as dist
 
-from ropewalk.parallel.mesh import Mesh
+from ropewalk.config.nccl import DUMPS, ERRORS
+from ropewalk.config.ranks import Ranks
+from ropewalk.parallel.mesh import Mesh, join
 from ropewalk.plan.plan import Plan
 from tests.parallel.plans import case
 from tests.parallel.pool import POOL
@@ -63,3 +67,16 @@ def test_the_number_of_groups_does_not_grow_with_the_ranks(monkeypatch: pytest.M
         Mesh(dataclasses.replace(plan, **settings), rank)
         counts[shard] = len(calls)
     assert counts[2] == counts[64] <= MOST_GROUPS
+
+
+def test_nccl_leaves_the_failure_of_a_rank_to_the_rendezvous(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its settings are there before the first process group is."""
+    seen: list[dict[str, str]] = []
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    monkeypatch.setattr(dist, "init_process_group", lambda *_, **__: seen.append(dict(os.environ)))
+    plan = Plan(device="cuda", precision="fp32", batch_size=2, microbatch_size=1, sequence_length=8, replicate=2)
+    for name in (ERRORS, DUMPS):
+        monkeypatch.setenv(name, "")  # so that what is set here is undone
+        monkeypatch.delenv(name)
+    join(plan, Ranks(world=2))
+    assert {name: seen[0][name] for name in (ERRORS, DUMPS)} == {ERRORS: "0", DUMPS: "0"}

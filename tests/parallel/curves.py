@@ -3,7 +3,10 @@
 `python -m tests.parallel.curves` on a machine with a GPU. In bfloat16 no two ways to compute a step have the same bits,
 and training amplifies the difference. How much is measured in two ways, both on one device: by microbatch sizes, and by
 `--noise` runs whose first weights differ by a 4096th, an eighth of the distance between two bfloat16 numbers. A plan
-must lie within three standard deviations of the mean of these runs. `--backend gloo --steps 3` tries it on a CPU.
+must lie within three standard deviations of the mean of these runs.
+
+`--plans ring pipeline` runs those plans alone, beside one device. `--backend gloo --steps 3 --width 64` tries it on a
+CPU. Ends with a table, a line of JSON, and status 0 if all plans lie where they must.
 """
 
 from __future__ import annotations
@@ -126,15 +129,19 @@ def _optimizer(spec: Spec, parameters: dict[str, nn.Parameter], cuts: Any) -> to
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--backend", choices=("nccl", "gloo"), default="nccl")
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--width", type=int, default=256)
     parser.add_argument("--noise", type=int, default=8, help="Runs of one device whose first weights differ.")
     parser.add_argument("--plans", nargs="*", help="Only plans whose names contain one of these.")
     parser.add_argument("--plans-only", action="store_true", help="Leave out the runs of one device, and the verdict.")
+    parser.add_argument("--limit", type=float, default=480, help="Seconds for one run, compilation included.")
     parser.add_argument("--kernels", action="store_true", help="Print the kernels that each plan chose.")
     asked = parser.parse_args()
+    for part in asked.plans or ():
+        if not any(part in name for name in PLANS):
+            parser.error(f"no plan is named {part!r}; there are: {'; '.join(PLANS)}")
     pool, device = (NCCL, "cuda") if asked.backend == "nccl" else (POOL, "cpu")
     plans = {name: s for name, s in PLANS.items() if not asked.plans or any(part in name for part in asked.plans)}
     alone = {} if asked.plans_only else ALONE
@@ -145,7 +152,7 @@ def main() -> None:
         plan, began = plan_of(settings, device=device), time.monotonic()
         noise = int(name.rpartition(" ")[2]) if name in noisy else 0
         try:
-            curve, chosen = pool.run(losses, plan, asked.width, asked.steps, noise, world=plan.world, timeout_s=240)[0]
+            curve, chosen = pool.run(losses, plan, asked.width, asked.steps, noise, world=plan.world, timeout_s=asked.limit)[0]
         except AssertionError as error:
             print(f"{name}: FAILED: {error}", file=sys.stderr, flush=True)
             curve, chosen = [float("nan")], []

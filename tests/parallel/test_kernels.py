@@ -50,6 +50,19 @@ def test_compiled_blocks_train_as_plain_ones(changes, tmp_path, monkeypatch):
         assert (others[name] - weight).norm() <= 1e-3 * weight.norm() + 1e-4, name
 
 
+@pytest.mark.parametrize("compiled", [True, False])
+def test_the_plan_says_whether_blocks_are_compiled(compiled, monkeypatch):
+    given = []
+
+    def noted(function, **settings):
+        given.append(function.__qualname__)
+        return function
+
+    monkeypatch.setattr(torch, "compile", noted)
+    losses_and_weights(small_spec(layers=3), steps=1, compile=compiled)
+    assert given == ["Block.forward"] * 3 * compiled + ["Decoder.lookup"] * compiled
+
+
 @compiles
 @pytest.mark.parametrize("name", ["llama", pytest.param("gpt-2", marks=pytest.mark.slow)])
 def test_the_quick_path_has_the_loss_and_gradients_of_the_plain_one(name, tmp_path, monkeypatch):

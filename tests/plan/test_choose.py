@@ -54,6 +54,30 @@ def test_what_the_user_sets_is_not_overruled() -> None:
     assert (chosen.device, chosen.precision, chosen.microbatch_size, chosen.microbatches) == ("cpu", "fp32", 2, 8)
 
 
+@pytest.mark.parametrize(
+    ("parallel", "compiled"),
+    [
+        (Parallel(), True),
+        (Parallel(tensor=2), True),
+        (Parallel(tensor=2, sequence=True, shard=2), True),
+        (Parallel(context=2), True),
+        (Parallel(pipeline=2), True),
+        (Parallel(pipeline=2, schedule="zero-bubble"), False),
+        (Parallel(recompute="attention"), False),
+    ],
+    ids=str,
+)
+def test_blocks_are_compiled_on_a_gpu_where_nothing_speaks_against_it(parallel: Parallel, compiled: bool) -> None:
+    spec, gpu = small_spec(sequence_length=128), machine(gpu=9.0)
+
+    def compiles(layout: Layout, here: Machine) -> bool:
+        return choose(spec, layout, here, batch_size=16, steps=10, parallel=parallel, precision="fp32").plan.compile
+
+    assert compiles(Layout(), gpu) == compiled
+    assert not compiles(Layout(compile="off"), gpu)
+    assert not compiles(Layout(), machine())
+
+
 def test_a_gpu_that_is_not_there_is_refused() -> None:
     with pytest.raises(UserError, match=r"shows no GPU; set `plan\.device=cpu`"):
         plan(machine(), Layout(device="cuda"))

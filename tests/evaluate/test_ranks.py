@@ -21,12 +21,14 @@ from ropewalk.evaluate.config import Evaluate
 from ropewalk.evaluate.planning import generation_plan
 from ropewalk.evaluate.ranks import evaluate_run
 from ropewalk.evaluate.results import read_results
+from ropewalk.flow import pipeline
+from ropewalk.launch.team import Team
 from ropewalk.model.config import Model
 from ropewalk.model.decoder import build
 from ropewalk.model.spec import Spec
 from ropewalk.parallel.unit import Unit
 from ropewalk.plan.inference import generation
-from ropewalk.plan.plan import Plan
+from ropewalk.plan.plan import Plan, load_plan
 from ropewalk.train.config import Phase
 from ropewalk.train.settings import read_settings
 from tests.flow.tiny import write_tiny
@@ -191,6 +193,20 @@ def test_run_and_evaluate_under_a_launcher_use_all_of_its_processes(
     alone = json.loads(capsys.readouterr().out)
     assert alone["bits_per_byte"] == pytest.approx(together["bits_per_byte"], rel=1e-6)
     assert (run / "samples.jsonl").read_text() == samples
+
+    # And with a team of its own, of which it reads the results.
+    teams, results = [], (run / "evaluation" / "results.json").read_bytes()
+
+    def measured_by(folder: Path, team: Team, **_: Any) -> None:
+        teams.append((team.processes, team.worker[-1], load_plan(folder).phases[-1].plan.replicate))
+        (run / "evaluation" / "results.json").write_bytes(results)
+
+    monkeypatch.setattr(pipeline, "train_together", measured_by)
+    with pytest.raises(SystemExit) as stop:
+        main(["evaluate", "tiny.toml", "train.precision=fp32", "evaluate.max_bytes=2998", "--nproc", "2", "--json"])
+    assert not stop.value.code
+    assert teams == [(2, "--evaluate", 2)]
+    assert json.loads(capsys.readouterr().out)["bits_per_byte"] == alone["bits_per_byte"]
 
 
 @pytest.mark.slow

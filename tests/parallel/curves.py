@@ -152,7 +152,8 @@ def main() -> None:
         plan, began = plan_of(settings, device=device), time.monotonic()
         noise = int(name.rpartition(" ")[2]) if name in noisy else 0
         try:
-            curve, chosen = pool.run(losses, plan, asked.width, asked.steps, noise, world=plan.world, timeout_s=asked.limit)[0]
+            job = (losses, plan, asked.width, asked.steps, noise)
+            curve, chosen = pool.run(*job, world=plan.world, timeout_s=asked.limit)[0]
         except AssertionError as error:
             print(f"{name}: FAILED: {error}", file=sys.stderr, flush=True)
             curve, chosen = [float("nan")], []

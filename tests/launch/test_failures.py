@@ -12,7 +12,11 @@ from pathlib import Path
 import pytest
 
 from ropewalk.base.errors import PeerFailed
+from ropewalk.base.rendezvous import Rendezvous
+from ropewalk.train import __main__ as worker
+from ropewalk.train import loop
 from tests.flow.tiny import write_tiny
+from tests.tiny import make_run
 
 from .ranks import Environment, launch, mpirun, srun, torchrun
 
@@ -53,3 +57,12 @@ def test_a_rank_that_fails_in_training_ends_the_others_with_the_first_error(
         assert rank.status == PeerFailed.exit_code, rank.err
         assert f"rank 1 on {socket.gethostname()} {said}" in rank.err
         assert "Traceback" not in rank.err
+
+
+def test_a_worker_of_a_team_reports_the_failure_of_its_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = []
+    monkeypatch.setattr(loop, "train", lambda run, *, rendezvous, **_: given.append(rendezvous))
+    assert worker.main([str(make_run(tmp_path))]) == 0
+    assert isinstance(given[0], Rendezvous)

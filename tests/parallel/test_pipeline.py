@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ropewalk.parallel.mesh import Mesh
 from ropewalk.parallel.pipeline import Pipeline, run_forward
+from ropewalk.parallel.stage_work import StageWork
 from ropewalk.plan.plan import Plan
 from ropewalk.plan.schedules import Shape, make_schedule, peak_live
 from tests.parallel.curves import losses, plan_of
@@ -87,19 +88,29 @@ def test_tensors_alive_in_a_pipeline_are_those_of_its_schedule(schedule: str, ch
         assert scored <= 7, rank
 
 
-def first_reduction(rank: int, case: Case) -> tuple[int, int]:
-    """The places of the first reduction of gradients, and of the last message of the step, among all collectives."""
+def first_reduction(rank: int, case: Case) -> tuple[int, int, list[int]]:
+    """The places of the first reduction of gradients, and of the last message of the step, among all collectives; how
+    many reductions had begun when the last backward pass of each stage ended."""
     mesh = Mesh(case.plan, rank)
     executor, _ = start(case, mesh)
-    mesh.traffic.timeline = []
-    batch = batches(case.spec, 1)[0]
-    executor.step(batch.strided(mesh.data.rank, mesh.data.size), lr=RATE)
+    mesh.traffic.timeline, begun = [], []
+    batch, end = batches(case.spec, 1)[0], StageWork.end_last_backward
+
+    def counted(work: StageWork, stage: int) -> None:
+        sent = {key: each.calls for key, each in mesh.traffic.sent.items() if key[0] in ("replicate+context", "shard")}
+        begun.append(sum(calls for (_, kind), calls in sent.items() if kind in ("all_reduce", "reduce_scatter")))
+        end(work, stage)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(StageWork, "end_last_backward", counted)
+        mesh.traffic.take()
+        executor.step(batch.strided(mesh.data.rank, mesh.data.size), lr=RATE)
     moments = sorted(mesh.traffic.timeline, key=lambda moment: moment.begin)
     kinds = [(moment.group, moment.kind) for moment in moments]
     reduced = [place for place, (group, kind) in enumerate(kinds) if kind in ("all_reduce", "reduce_scatter")]
     reduced = [place for place in reduced if kinds[place][0] in ("replicate+context", "shard")]
     sent = [place for place, kind in enumerate(kinds) if kind == ("pipeline back", "send")]
-    return reduced[0], sent[-1] if sent else len(kinds)
+    return reduced[0], sent[-1] if sent else len(kinds), begun
 
 
 @pytest.mark.parametrize(
@@ -116,7 +127,8 @@ def test_gradients_are_reduced_during_the_last_backward_pass_of_a_stage(plan: di
     """A stage sends the gradient of its input when its backward pass ends; some of its weights have travelled then."""
     ranks = POOL.run(first_reduction, case("", "deep", **plan), world=4)
     last_stage = ranks[2:]  # of the first stage nothing is sent back
-    assert all(reduced < sent for reduced, sent in last_stage), ranks
+    assert all(reduced < sent for reduced, sent, _ in last_stage), ranks
+    assert all(begun[0] > 0 for _, _, begun in ranks), ranks
 
 
 def bf16_losses(rank: int, plan: Plan) -> list[float]:

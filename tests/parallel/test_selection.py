@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from ropewalk.model.decoder import build
+from ropewalk.parallel import selection
 from ropewalk.parallel.apply import apply
 from ropewalk.parallel.kernels import decide, maps_of
 from ropewalk.parallel.mesh import Mesh
@@ -49,6 +50,24 @@ def test_ranks_whose_measurements_differ_use_the_same_kernels() -> None:
     assert set(kernels) == {"product"}, "that of 8 bits with one scale, which the first rank finds quickest"
     assert len(contests) == 4
     assert all(order[0] == "fp8" for order in contests.values())
+
+
+def tuned_by(rank: int) -> list[dict[str, dict[str, float]]]:
+    """By which times the matmuls of one of two replicas get their kernels, each of which finds another one quickest."""
+    plan = Plan(device="cuda", precision="fp32", batch_size=4, microbatch_size=2, replicate=2, sequence_length=32)
+    found: list[dict[str, dict[str, float]]] = []
+    with pytest.MonkeyPatch.context() as patch:
+        mine = {"matmul": {f"kernel of rank {rank}": 1.0}}
+        patch.setattr(selection, "measure_products", lambda *_, **__: mine)
+        patch.setattr(selection, "tune_products", lambda *_, times, **__: found.append(times) or iter(()))
+        apply(
+            plan, build(SPEC, seed=0), Mesh(plan, rank), lambda named, _: make_optimizer(named, Optimizer(), spec=SPEC)
+        )
+    return found
+
+
+def test_ranks_whose_matmuls_were_measured_otherwise_use_those_of_the_first() -> None:
+    assert POOL.run(tuned_by, world=2) == [[{"matmul": {"kernel of rank 0": 1.0}}]] * 2
 
 
 def decided(rank: int) -> dict[str, dict[str, float]]:

@@ -10,8 +10,10 @@ WORKERS := $(shell $(PYTHON) -c 'import os; print(max(2, len(os.sched_getaffinit
 # says: tests start some hundreds of processes.
 TEST_ENV := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 NUMBA_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
 
-# The Python of `make test-gpu`; one that has torch for GPUs and pytest needs nothing installed: GPU_PYTHON=python3
+# The Python of `make test-gpu`; one that has torch for GPUs and GPU_NEEDS needs nothing installed: GPU_PYTHON=python3
 GPU_PYTHON ?= $(BIN)/python
+GPU_NEEDS := fsspec hypothesis numba numpy pyarrow pytest safetensors tokenizers torch xdist xxhash
+GPU_TESTS = $(shell grep -rl --include='test_*.py' 'pytest\.mark\.gpu' tests)
 
 .PHONY: help quickstart test test-slow test-gpu lint bench docs wheel clean
 help:
@@ -49,10 +51,11 @@ test: $(VENV)/.dev
 test-slow: $(VENV)/.dev
 	@$(TEST_ENV) $(BIN)/python -m pytest -n $(WORKERS) -m slow
 
-# One process: the tests share the GPU, and the pool of ranks.
+# One process: the tests share the GPU, and the pool of ranks. Only the files that have such tests are imported.
 test-gpu: $(if $(filter $(BIN)/python,$(GPU_PYTHON)),$(VENV)/.dev)
-	@$(GPU_PYTHON) -c 'import pytest, torch, sys; sys.exit(0 if torch.cuda.is_available() else "make test-gpu: torch sees no GPU; on a machine with one: make test-gpu GPU_PYTHON=python3")'
-	@$(TEST_ENV) PYTHONPATH=. $(GPU_PYTHON) -m pytest -m gpu
+	@$(GPU_PYTHON) -c 'import sys, importlib.util as u; lacks = [n for n in sys.argv[1:] if not u.find_spec(n)]; sys.exit("make test-gpu: $(GPU_PYTHON) lacks " + " ".join(lacks) if lacks else 0)' $(GPU_NEEDS)
+	@$(GPU_PYTHON) -c 'import torch, sys; sys.exit(0 if torch.cuda.is_available() else "make test-gpu: torch sees no GPU; on a machine with one: make test-gpu GPU_PYTHON=python3")'
+	@$(TEST_ENV) PYTHONPATH=. $(GPU_PYTHON) -m pytest -m gpu $(GPU_TESTS)
 
 lint: $(VENV)/.dev
 	@$(BIN)/ruff check .

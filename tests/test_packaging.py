@@ -161,3 +161,19 @@ def test_the_quickstart_runs_from_the_wheel(trainer: Path, tmp_path: Path) -> No
     assert "<style>" in (tmp_path / "runs" / "quickstart" / "report.html").read_text("utf-8")
     where = run([str(trainer), "-c", "import ropewalk; print(ropewalk.__file__)"], tmp_path)
     assert Path(where.strip()).is_relative_to(trainer.parents[1])
+
+
+def test_make_test_gpu_runs_every_test_that_is_marked_and_says_what_an_environment_lacks() -> None:
+    told = subprocess.run(["make", "-n", "test-gpu", "GPU_PYTHON=python3"], cwd=ROOT, capture_output=True, text=True)
+    command = told.stdout.splitlines()[-1]
+    marked = {str(path.relative_to(ROOT)) for path in ROOT.glob("tests/**/test_*.py") if "mark.gpu" in path.read_text()}
+    marked.discard(str(Path(__file__).relative_to(ROOT)))
+    assert set(command.partition("-m gpu ")[2].split()) == marked
+    lacking = subprocess.run(
+        ["make", "test-gpu", f"GPU_PYTHON={sys.executable}", "GPU_NEEDS=pytest unheard_of"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert lacking.returncode == 2
+    assert f"make test-gpu: {sys.executable} lacks unheard_of" in lacking.stderr

@@ -41,7 +41,7 @@ def test_two_processes_of_this_machine_pass_every_check(tiny: Path, call: Call) 
     assert outcomes.keys() == exact | SPEEDS - {"axis world"}
     assert "checking axis shard" in ended.err
     brief = found["measured"]["brief"]
-    assert (brief["shard"], brief["device"]) == (2, "cpu")
+    assert (brief["shard"], brief["device"], brief["seconds"], brief["timeout_s"]) == (2, "cpu", 0.01, 240)
     assert brief["memory_bytes"] > 0
     assert sorted(path.name for path in tiny.iterdir()) == ["corpus", "tiny.toml"]
 

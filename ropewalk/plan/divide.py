@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection
 from dataclasses import replace
+from math import prod
 
 from ropewalk.model.activations import WHOLE, Division, saved_bytes
 from ropewalk.model.spec import Spec
@@ -17,12 +19,13 @@ def of_rank(whole: Memory, plan: Plan, spec: Spec, *, trained: Collection[str] |
     """`whole`, the forecast for one device with the plan's `recompute`, as the fullest rank has it.
 
     Weights, gradients and moments by the formulas of Rajbhandari et al. 2020, table 1, with the tensor and pipeline
-    degrees; small parameters that every tensor rank holds whole are counted as split. Activations by the exact count of
+    degrees, and what ZeRO-3 gathers; small parameters that every tensor rank holds whole are counted as split. In a
+    pipeline, gradients add up whole until the last microbatch, whatever `zero` is. Activations by the exact count of
     what a rank keeps of a microbatch, times the microbatches that the fullest rank of a pipeline holds.
     """
     split = plan.tensor * plan.pipeline
     moments = split * (plan.shard if plan.zero >= 1 else 1)
-    gradients = split * (plan.shard if plan.zero >= 2 else 1)
+    gradients = split * (plan.shard if plan.zero >= 2 and plan.pipeline == 1 else 1)
     weights = split * (plan.shard if plan.zero >= 3 else 1)
     narrow, pure = products_of(plan.precision), plan.precision in PURE
     rows = plan.microbatch_size
@@ -52,9 +55,24 @@ def of_rank(whole: Memory, plan: Plan, spec: Spec, *, trained: Collection[str] |
         activations = activations * peak_live(plan.schedule, rank=0, shape=shape) // plan.chunks
     return replace(
         whole,
-        weights=-(-whole.weights // weights),
+        weights=-(-whole.weights // weights) + (_gathered(spec, plan) if plan.zero == 3 else 0),
         gradients=-(-whole.gradients // gradients),
         optimizer=-(-whole.optimizer // moments),
         activations=activations,
         workspace=-(-whole.workspace // (plan.tensor * plan.context)),
     )
+
+
+def _gathered(spec: Spec, plan: Plan) -> int:
+    """Bytes of whole weights beside a rank's parts: two blocks, one in use and the next, and all that is outside of
+    blocks; in a pipeline the whole stage, for as long as a step."""
+    groups: Counter[str] = Counter()
+    for name, shape in spec.shapes().items():
+        in_block = name.startswith("blocks.")
+        # As parallel/apply.py: what the model computes with.
+        is_narrow = plan.precision in PURE or (plan.precision != "fp32" and in_block and len(shape) == 2)
+        groups[name.split(".")[1] if in_block else ""] += (2 if is_narrow else 4) * prod(shape)
+    if plan.pipeline > 1:
+        return groups.total() // (plan.tensor * plan.pipeline)
+    outside = groups.pop("")
+    return (outside + sum(size for _, size in groups.most_common(2))) // plan.tensor

@@ -23,11 +23,15 @@ from ropewalk.model.spec import Spec
 from ropewalk.parallel.apply import apply
 from ropewalk.parallel.executor import Points
 from ropewalk.parallel.mesh import Mesh
+from ropewalk.plan.divide import of_rank
+from ropewalk.plan.forecast import memory
 from ropewalk.plan.plan import Plan
 from ropewalk.train.config import Optimizer
 from ropewalk.train.optimizer import make_optimizer
-from tests.parallel.plans import case
+from tests.parallel import worlds
+from tests.parallel.plans import Case, case
 from tests.parallel.pool import POOL
+from tests.parallel.worlds import start
 from tests.tiny import random_batch, small_spec
 
 pytestmark = pytest.mark.xdist_group("pool")
@@ -323,3 +327,37 @@ def test_group_of_one_sends_nothing(settings: dict[str, Any]) -> None:
         for group, _ in sent:
             axes = ["pipeline", "replicate", "shard", "context", "tensor"] if group == "world" else group.split("+")
             assert any(getattr(plan, axis) > 1 for axis in axes), f"{group} is a rank alone"
+
+
+def most_held(rank: int, each: Case) -> tuple[int, int]:
+    """The most bytes of weights, and of gradients, that a rank holds at once in a step."""
+    mesh = Mesh(each.plan, rank)
+    executor, _ = start(each, mesh)
+    stages, own = executor._stages.values(), executor._data.parameters.values()  # type: ignore[attr-defined]
+    held = {"weights": 0, "gradients": 0}
+
+    def look(*_: Any) -> None:
+        weights = [p for stage in stages for p in stage.parameters()]
+        parts = [unit.gradient for unit in getattr(executor._data, "_units", {}).values()]  # type: ignore[attr-defined]
+        gradients = [p.grad for p in (*weights, *own)] + parts
+        held["weights"] = max(held["weights"], _bytes([p.detach() for p in (*weights, *own)]))
+        held["gradients"] = max(held["gradients"], _bytes([g for g in gradients if g is not None]))
+
+    for stage in stages:
+        for block in stage.blocks.values():
+            block.register_forward_pre_hook(look)
+            block.register_full_backward_hook(look)
+    batch = worlds.batches(each.spec, 1)[0]
+    executor.step(batch.strided(mesh.data.rank, mesh.data.size), lr=1e-2)
+    return held["weights"], held["gradients"]
+
+
+@pytest.mark.parametrize("settings", [{"zero": 3}, {"zero": 2, "pipeline": 2}, {"zero": 3, "pipeline": 2}], ids=str)
+def test_the_forecast_of_a_rank_holds_what_is_gathered_and_what_adds_up(settings: dict[str, Any]) -> None:
+    each = case("", "deep", shard=2, **settings)
+    forecast = of_rank(memory(each.spec, rows=1, precision="fp32"), each.plan, each.spec)
+    ends = NUMBER * each.spec.vocabulary * each.spec.width  # of a pipeline, which are counted as shared
+    for weights, gradients in POOL.run(most_held, each, world=each.plan.world):
+        # In float64 here.
+        assert 0.7 * forecast.weights <= weights / 2 <= forecast.weights + ends
+        assert 0.7 * forecast.gradients <= gradients / 2 <= forecast.gradients + ends

@@ -10,7 +10,17 @@ import pytest
 
 from ropewalk.plan.messages import IN_FLIGHT, Channel, Compute, Post, Release, Send, channels, forward_lists, program
 from ropewalk.plan.schedules import KINDS, Shape, make_schedule
-from tests.plan.nccl_order import Create, Issue, Nccl, host_program, unbatched_program
+from tests.plan.nccl_order import (
+    Collective,
+    Create,
+    Issue,
+    Meet,
+    Nccl,
+    Relay,
+    Wait,
+    host_program,
+    unbatched_program,
+)
 
 
 def shapes(kind: str) -> Iterator[Shape]:
@@ -177,6 +187,26 @@ def test_the_simulator_notices_a_wrong_order() -> None:
     assert Nccl(without).stuck()
     turned = [[*reversed(own[:4]), *own[4:]] if rank == 1 else own for rank, own in enumerate(whole)]
     assert Nccl(turned).stuck()
+
+
+def test_collectives_end_in_the_same_order_only() -> None:
+    """On one communicator always; on two that exist, where a rank waits for one before it issues the other."""
+    one, other = (Collective(name, (0, 1), "all_reduce", name) for name in ("a", "b"))
+    exist = [[Create("a", peer), Create("b", peer)] for peer in (1, 0)]
+    assert Nccl([[one, other], [other, one]]).stuck()
+    assert Nccl([[*exist[0], one, other], [*exist[1], other, one]]).stuck() == {}
+    assert Nccl([[*exist[0], one, Wait("a"), other], [*exist[1], other, Wait("b"), one]]).stuck()
+    first, second = (Collective("a", (0, 1), what, what) for what in ("all_reduce", "all_gather"))
+    assert Nccl([[first, second], [first, second]]).stuck() == {}
+    assert Nccl([[first, second], [second, first]]).stuck()
+    assert Nccl([[first, Meet("hosts", (0, 1))], [Meet("hosts", (0, 1)), first]]).stuck()
+    assert Nccl([[first], []]).stuck()
+
+
+def test_a_relayed_message_waits_for_what_its_stream_waits_for() -> None:
+    reduced = Collective("a", (0, 1), "all_reduce", "a")
+    assert Nccl([[reduced, Wait("a"), Relay("put", "x")], [reduced, Relay("take", "x")]]).stuck() == {}
+    assert Nccl([[reduced, Wait("a"), Relay("put", "x")], [Relay("take", "x"), reduced]]).stuck()
 
 
 def _first(own: list, kind: str) -> Issue:

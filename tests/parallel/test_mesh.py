@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from pathlib import Path
 
 import pytest
 import torch
@@ -54,19 +55,24 @@ def test_a_rank_makes_only_its_own_groups_and_as_many_as_the_others(plan: dict, 
     assert len(made[0]) <= MOST_GROUPS
 
 
-def test_the_number_of_groups_does_not_grow_with_the_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """4,096 ranks, worked out by the code itself: torch is asked for as many groups as with 32."""
+@pytest.mark.parametrize(("backend", "expected"), [("nccl", 12), ("gloo", 11)])
+def test_the_number_of_groups_does_not_grow_with_the_ranks(
+    backend: str, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """4,096 ranks, worked out by the code itself: torch is asked for as many groups as with 128, by ranks at the ends
+    of the pipeline and between them. docs/guides/clusters.md has the numbers."""
     calls: list[int] = []
     monkeypatch.setattr(dist, "new_group", lambda ranks, **_: calls.append(len(ranks)) or object())
-    monkeypatch.setattr(dist, "get_backend", lambda: "gloo")
-    counts = {}
-    for shard, rank in ((2, 5), (64, 1234)):
-        plan = Plan(device="cpu", precision="fp32", batch_size=8, microbatch_size=1, sequence_length=8)
-        settings = {"pipeline": 8, "chunks": 2, "schedule": "interleaved", "tensor": 8, "shard": shard, "zero": 3}
+    monkeypatch.setattr(dist, "get_backend", lambda: backend)
+    monkeypatch.setattr(Mesh, "_connect_channels", lambda mesh: None)
+    plan = Plan(device="cpu", precision="fp32", batch_size=8, microbatch_size=1, sequence_length=8)
+    settings = {"pipeline": 8, "chunks": 2, "schedule": "interleaved", "tensor": 8, "zero": 3}
+    for shard, rank in ((2, 5), (64, 0), (64, 1234), (64, 4095)):
         calls.clear()
-        Mesh(dataclasses.replace(plan, **settings), rank)
-        counts[shard] = len(calls)
-    assert counts[2] == counts[64] <= MOST_GROUPS
+        Mesh(dataclasses.replace(plan, shard=shard, **settings), rank)
+        assert len(calls) == expected <= MOST_GROUPS
+    page = (Path(__file__).parents[2] / "docs/guides/clusters.md").read_text()
+    assert "12 calls, as with 128" in page
 
 
 def test_nccl_leaves_the_failure_of_a_rank_to_the_rendezvous(monkeypatch: pytest.MonkeyPatch) -> None:

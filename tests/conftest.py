@@ -22,6 +22,10 @@ from xdist.scheduler import LoadScopeScheduling
 settings.register_profile("same", derandomize=True, deadline=None)
 settings.load_profile("same")
 
+WITH_POWER = ("tests/train/", "tests/flow/", "tests/cli/", "tests/evaluate/")
+"""Folders whose tests kill processes at most: what was written stays without `os.fsync`, whose calls in this process do
+nothing there. That files are synchronized is for tests/checkpoint and tests/prepare, which enumerate power cuts."""
+SYNC = os.fsync
 ROOT = Path(__file__).parents[1]
 MARK = 'xdist_group("pool")'
 COMPILED = ("tests/prepare/", "tests/load/")
@@ -74,6 +78,7 @@ class Frozen:
     def pytest_collection_finish(self) -> None:
         self._freeze()
 
+    @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self) -> None:
         if len(sys.modules) > self._modules + self.MANY:
             self._freeze()
@@ -82,6 +87,11 @@ class Frozen:
         gc.collect()
         gc.freeze()
         self._modules = len(sys.modules)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    os.fsync = (lambda _: None) if item.nodeid.startswith(WITH_POWER) else SYNC
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -158,7 +158,8 @@ def test_a_rank_that_raises_ends_all_others_with_its_error(tmp_path: Path, faili
 def test_the_cause_is_named_and_not_its_consequence_on_another_rank(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ropewalk.base.rendezvous.SETTLE_S", PATIENCE_S)  # the cause comes, however slow this machine is
+    # The cause comes, however slow this machine is.
+    monkeypatch.setattr("ropewalk.base.rendezvous.SETTLE_S", PATIENCE_S)
     with launched(tmp_path / "run") as ranks:
 
         def fail_in_a_collective() -> None:

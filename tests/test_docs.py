@@ -147,7 +147,7 @@ class Workshop:
         for name in ("books", "a", "b"):
             source = f'name = "{name}"\n[[prepare.sources]]\nname = "{name}"\npaths = ["my-books/"]\n'
             self._write(f"recipes/{name}.toml", source)
-        self.command("ropewalk quickstart")
+        self.command("ropewalk quickstart prepare.workers=1")  # worker processes would take as long to start
         shutil.rmtree(self.folder / "prepared" / "stages")  # 34 MB that no page needs
         self.command("ropewalk prepare recipes/books.toml")
         self.command("ropewalk model export runs/quickstart my-llama")
@@ -415,22 +415,56 @@ def test_a_recipe_is_named_as_its_file_and_can_be_shown(recipe: Path, workshop: 
     workshop.command(f"ropewalk model describe recipes/{recipe.name}")
 
 
+ASK_FOR_HELP = """
+import json, os, sys
+from ropewalk.cli.main import main
+
+def ask(words):
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.dup2(writing, 1)
+        status = 1
+        try:
+            main([*words.split(), "--help"])
+        except SystemExit as ended:
+            status = ended.code or 0
+        finally:
+            sys.stdout.flush()
+            os._exit(status)
+    os.close(writing)
+    with open(reading) as pipe:
+        text = pipe.read()
+    _, status, usage = os.wait4(pid, 0)
+    return {"status": status, "text": text, "seconds": start + usage.ru_utime + usage.ru_stime}
+
+start = sum(os.times()[:2])
+json.dump({words: ask(words) for words in sys.argv[1:]}, sys.stdout)
+"""
+"""Starts Python and the command line once, then forks for each command: the CPU seconds of both are the command's."""
+
+
+def ask_for_help(commands: list[str]) -> dict[str, dict[str, Any]]:
+    done = subprocess.run([sys.executable, "-c", ASK_FOR_HELP, *commands], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.fixture(scope="module")
+def answers() -> dict[str, dict[str, Any]]:
+    return ask_for_help(words_of_help())
+
+
 @pytest.mark.parametrize("words", words_of_help(), ids=lambda words: words or "ropewalk")
-def test_help_comes_quickly_and_begins_with_an_example(words: str) -> None:
-    command = [sys.executable, "-m", "ropewalk", *words.split(), "--help"]
+def test_help_comes_quickly_and_begins_with_an_example(words: str, answers: dict[str, dict[str, Any]]) -> None:
+    answer = answers[words]
+    assert answer["status"] == 0
     # We promise 0.3 s; twice that is what a busy machine may take, and far less than an import of torch.
-    fastest = float("inf")
-    for _ in range(3):
-        process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
-        text = process.stdout.read()
-        _, status, usage = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
-        assert process.returncode == 0
-        fastest = min(fastest, usage.ru_utime + usage.ru_stime)
-        if fastest < 0.6:
-            break
-    assert fastest < 0.6
-    usage_lines, example, *_ = (paragraph.strip() for paragraph in text.strip().split("\n\n"))
+    seconds = [answer["seconds"]]
+    while min(seconds) >= 0.6 and len(seconds) < 3:
+        seconds.append(ask_for_help([words])[words]["seconds"])
+    assert min(seconds) < 0.6
+    usage_lines, example, *_ = (paragraph.strip() for paragraph in answer["text"].strip().split("\n\n"))
     assert usage_lines.startswith("Usage:")
     assert example.startswith("Example: ropewalk")
 

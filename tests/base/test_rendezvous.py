@@ -28,6 +28,12 @@ WORLD = 4
 PATIENCE_S = 60.0
 
 
+@pytest.fixture(autouse=True)
+def _no_lingering(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks that are threads have no launcher to linger for."""
+    monkeypatch.setattr("ropewalk.base.rendezvous.LINGER_S", 0.05)
+
+
 @dataclass
 class Rank:
     """A rank that is a thread: what it said and how it ended."""
@@ -149,7 +155,11 @@ def test_a_rank_that_raises_ends_all_others_with_its_error(tmp_path: Path, faili
     assert ranks[failing][1].said == []
 
 
-def test_the_cause_is_named_and_not_its_consequence_on_another_rank(tmp_path: Path) -> None:
+def test_the_cause_is_named_and_not_its_consequence_on_another_rank(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The cause comes, however slow this machine is.
+    monkeypatch.setattr("ropewalk.base.rendezvous.SETTLE_S", PATIENCE_S)
     with launched(tmp_path / "run") as ranks:
 
         def fail_in_a_collective() -> None:

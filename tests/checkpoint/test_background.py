@@ -181,7 +181,7 @@ def test_a_third_snapshot_waits_for_a_buffer(stager: Stager) -> None:
     thread.start()
     assert not taken.wait(0.05)
     first.release()
-    assert taken.wait(5)
+    assert taken.wait(60)
     thread.join()
 
 

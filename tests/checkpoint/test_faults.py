@@ -109,14 +109,9 @@ def test_a_slow_disk_costs_time_alone(tmp_path: Path, whole: dict[str, bytes]) -
 
 @pytest.mark.parametrize("write", ["background", "blocking"])
 def test_a_hanging_disk_does_not_hold_training_up_for_ever(tmp_path: Path, write: str, whole: dict[str, bytes]) -> None:
-    run = make_run(
-        tmp_path,
-        checkpoint__save_every_steps=1,
-        checkpoint__failures=1,
-        checkpoint__timeout_s=2.0,
-        checkpoint__write=write,
-    )
-    train_until(run, 2)
+    settings = {"checkpoint__save_every_steps": 1, "checkpoint__failures": 1, "checkpoint__write": write}
+    train_until(make_run(tmp_path, **settings), 2)  # with the usual patience: a disk may be slow
+    run = make_run(tmp_path, checkpoint__timeout_s=0.3, **settings)
     before = list_checkpoints(run / "checkpoints")
     disk = FaultyDisk(Fault(kind="hang", on=("write",)))
     try:

@@ -50,8 +50,8 @@ def test_memory_files_and_threads_stay_flat(tmp_path: Path, saves: int, monkeypa
     after = used()
     keeper.close()
     growth = after.pop("resident bytes") - before.pop("resident bytes")
-    # Less than one more buffer: a save that leaked its 8 MiB would have grown by hundreds.
-    assert growth < 6 << 20, f"{growth} bytes more after {saves - WARM_UP} saves"
+    # On a slow disk a buffer or two more come late; saves that leaked their 8 MiB would have taken 280 MiB or more.
+    assert growth < 32 << 20, f"{growth} bytes more after {saves - WARM_UP} saves"
     # What a save leaks is there 35 times. A few more or fewer are what other tests of this process left and take back.
     grown = {name: (before[name], count) for name, count in after.items() if count > before[name] + 5}
     assert not grown, f"before and after {saves - WARM_UP} saves: {grown}"

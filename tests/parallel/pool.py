@@ -23,13 +23,15 @@ import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any, Literal
+from unittest import mock
 
 TIMEOUT_S = 240
 LATE_S = 20
 """For the others when one rank has failed: they may have failed, too, and tell more, or wait for it."""
 LOST = "Gloo connectFullMesh failed"
 """Seen once in some thousand worlds of four ranks on a machine with a load of 8: a connection is closed while a group
-is made, before any code of ours runs on it."""
+is made, before any code of ours runs on it. One cause was a rank that had finished before others were connected to it,
+for which ranks now wait (`_work`)."""
 RANKS = 8
 """Most processes of a pool."""
 
@@ -149,7 +151,10 @@ def _work(pipe: Connection, backend: str, environment: dict[str, str]) -> None:
         try:
             if world > 1:
                 wait = datetime.timedelta(seconds=TIMEOUT_S)
-                dist.init_process_group(backend, init_method=store, rank=rank, world_size=world, timeout=wait)
+                # A rank whose job needs no other would otherwise be gone while others still connect to it. Groups that
+                # the job makes are made as a user's process makes them.
+                with mock.patch.dict(os.environ, TORCH_DIST_INIT_BARRIER="1"):
+                    dist.init_process_group(backend, init_method=store, rank=rank, world_size=world, timeout=wait)
             pipe.send(("result", job(rank, *arguments)))
         except BaseException:
             pipe.send(("error", f"rank {rank} of {world}:\n{traceback.format_exc()}"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 import statistics
 import subprocess
@@ -95,14 +96,22 @@ def test_a_run_leaves_a_heartbeat(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 HANGS = """
-import sys, time
+import math, sys, time
 from pathlib import Path
 from ropewalk.train.hooks import Hook
 from ropewalk.train.loop import train
+from ropewalk.train.watchdog import Watchdog
+
+hangs = False
+limit = Watchdog.limit_s.fget
+# However slow this machine is, no step before is taken for a hang.
+Watchdog.limit_s = property(lambda watchdog: limit(watchdog) if hangs else math.inf)
 
 class Hangs(Hook):
     def after_step(self, step):
+        global hangs
         if step == 5:
+            hangs = True
             wait_for_a_rank_that_is_gone()
 
 def wait_for_a_rank_that_is_gone():
@@ -112,14 +121,16 @@ train(Path(sys.argv[1]), hooks=[Hangs()])
 """
 
 
-def test_a_hang_ends_with_its_own_status_and_names_the_place(tmp_path: Path) -> None:
-    run = make_run(tmp_path, train__faults=Faults(hang_s=4.0, hang_steps=1.0))
+def test_a_hang_ends_with_its_own_status_and_names_the_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = make_run(tmp_path, train__faults=Faults(hang_s=0.5, hang_steps=1.0))
     command = [sys.executable, "-c", HANGS, str(run)]
     done = subprocess.run(command, cwd=ROOT, timeout=200, capture_output=True, text=True)
     assert done.returncode == HANG, done.stderr
     (event,) = events(run, "hang")
     assert event["step"] == 6
+    assert event["limit_s"] < 60
     assert "wait_for_a_rank_that_is_gone" in (run / event["stacks"]).read_text()
+    monkeypatch.setattr(Watchdog, "limit_s", math.inf)
     train(run)  # the same command continues
     assert events(run, "train_finished")
 

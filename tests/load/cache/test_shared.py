@@ -86,7 +86,7 @@ def test_the_work_of_a_batch_is_shared_among_jobs_in_step(tmp_path: Path) -> Non
     class InStep(Counting):
         def fetch(self, items):  # type: ignore[no-untyped-def]
             if self.requests == 0:
-                barrier.wait(5)
+                barrier.wait(60)
             return super().fetch(items)
 
     for job in jobs:

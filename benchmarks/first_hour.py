@@ -127,9 +127,6 @@ def rows(file: Path) -> Iterator[dict[str, Any]]:
 
 def dialogues(draw: random.Random) -> Iterator[str]:
     """Short chats about sums, letters and lists, as somebody may have collected them."""
-    words = (
-        "rope strand yarn fibre hemp cotton knot splice sail mast harbour anchor winter morning market letter".split()
-    )
     for _ in range(CHATS):
         turns = []
         for _ in range(draw.choice((1, 1, 2, 3))):

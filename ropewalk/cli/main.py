@@ -40,6 +40,7 @@ VERBS = {
     "bench": "How fast this machine trains models of well-known sizes, beside others.",
     "chaos": "Kill, fill up, flip and hang a copy of a run; does it end with the same bits?",
     "monitor": "Where a run stands, now or until it ends; its curves for TensorBoard or as CSV.",
+    "compare": "Runs side by side: settings that differ, curves, results with intervals.",
     "report": "Draw a run's report anew.",
 }
 """Every verb and its line in `ropewalk --help`; the verb lives in `ropewalk/cli/VERB.py` as `app`."""

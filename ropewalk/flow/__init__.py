@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from .tuning import tune_data as tune_data
     from .verbs import answer as answer
     from .verbs import chat as chat
+    from .verbs import compare as compare
     from .verbs import detach as detach
     from .verbs import evaluate as evaluate
     from .verbs import generate as generate
@@ -64,7 +65,7 @@ _HOMES = {
     "trials": ("chaos",),
     "tuning": ("tune_data",),
     "verbs": (
-        *("answer", "chat", "detach", "evaluate", "generate", "monitor", "plan", "prepare"),
+        *("answer", "chat", "compare", "detach", "evaluate", "generate", "monitor", "plan", "prepare"),
         *("quickstart", "recipe_from", "report", "run", "train", "verify", "watch"),
     ),
     "writing": ("new_recipe",),

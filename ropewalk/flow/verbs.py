@@ -9,11 +9,14 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ropewalk.base.errors import UserError
 from ropewalk.base.progress import Progress
 from ropewalk.config.read import Resolved, parse, parse_tree
 from ropewalk.config.write import plain
 from ropewalk.launch.local import start_detached
 from ropewalk.launch.team import start_team_detached
+from ropewalk.monitor.comparison import Comparison, compare_views
+from ropewalk.monitor.comparison_page import write_comparison
 from ropewalk.monitor.report import write_report
 from ropewalk.monitor.run import read_run
 from ropewalk.plan.machine import this_machine
@@ -232,6 +235,16 @@ def chat(
 def monitor(folder: Path) -> tuple[dict[str, Any], list[str]]:
     """Where the run in `folder` stands: as values and as lines."""
     return standing(read_run(folder))
+
+
+def compare(runs: Sequence[Path], *, page: Path | None = None) -> Comparison:
+    """Runs side by side: settings that differ, curves, results with intervals; also as a page, when it is named."""
+    if len(runs) < 2:
+        raise UserError("name two runs or more: ropewalk compare runs/ONE runs/OTHER")
+    found = compare_views([(folder, read_run(folder)) for folder in runs])
+    if page:
+        write_comparison(found, page)
+    return found
 
 
 def watch(folder: Path, *, to: Sequence[str] = ()) -> Watch:

@@ -134,6 +134,10 @@ class Workshop:
             for name in [name for name in sorted(topics) if 300 < len(topics[name]) < 6000]:
                 self._write(f"{place}/{name}.txt", topics[name])
         self._write("my-books/a.txt", topics["assert"] + topics["lambda"])
+        self._write("my-book.txt", "\n\n".join(topics.values()))
+        self._write(
+            "my-chinese.jsonl", "".join(f'{{"text": "其{number}：春眠不覺曉，處處聞啼鳥。"}}\n' for number in range(99))
+        )
         for module in ("bisect", "colorsys", "fnmatch", "heapq", "keyword", "linecache", "reprlib", "token"):
             self._write(f"my-code/{module}.py", (Path(os.__file__).parent / f"{module}.py").read_text("utf-8"))
         for number in range(8):

@@ -64,5 +64,5 @@ def _curves(found: Comparison, by: Literal["step", "tokens", "flops", "time"]) -
         losses = [getattr(side, measure).at(by, place) for side in found.sides]
         rows.append((place_text(place, by), *("-" if loss is None else f"{loss:.4f}" for loss in losses)))
     if len(rows) == 1:
-        return ""
+        return f"the runs have no {UNITS[by]} in common, at which each has a {measure} loss"
     return "\n".join([f"{measure} loss, in nats per token", *aligned(rows)])

@@ -111,7 +111,10 @@ class Comparison:
         if not all(curves):
             return []
         first, last = max(xs[0] for xs in curves), min(xs[-1] for xs in curves)
-        inside = min(([x for x in xs if first <= x <= last] for xs in curves), key=len)
+        if first > last:
+            return []
+        found = [[x for x in xs if first <= x <= last] for xs in curves]
+        inside = min(filter(None, found), key=len)  # `last` lies in one of them
         count = len(inside)
         return inside if count <= _ROWS else [inside[round(i * (count - 1) / (_ROWS - 1))] for i in range(_ROWS)]
 

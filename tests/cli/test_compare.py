@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from ropewalk.base.events import read_events
 from ropewalk.cli.main import main
-from ropewalk.monitor.comparison import Curve
+from ropewalk.monitor.comparison import Curve, compare_views
+from ropewalk.monitor.run import RunView, read_run
 
 from .conftest import Call
 
@@ -61,9 +63,7 @@ def test_runs_are_shown_side_by_side(two: Path, call: Call) -> None:
         assert run["curves"]["validation"]["loss"] == validations
 
 
-@pytest.mark.parametrize(
-    ("axis", "unit"), [("step", "step"), ("tokens", "tokens"), ("flops", "FLOPs"), ("time", "seconds")]
-)
+@pytest.mark.parametrize(("axis", "unit"), [("step", "step"), ("tokens", "tokens"), ("flops", "FLOPs")])
 def test_the_curves_run_along_what_is_asked_for(axis: str, unit: str, two: Path, call: Call) -> None:
     text = call("compare", *RUNS, "--by", axis).out
     table = text.partition("loss, in nats per token\n")[2].splitlines()
@@ -80,6 +80,19 @@ def test_the_curves_run_along_what_is_asked_for(axis: str, unit: str, two: Path,
         ]
         first = min(steps[0].keys() & steps[1].keys())
         assert table[1].split() == [str(first), *(f"{losses[first]:.4f}" for losses in steps)]
+
+
+def test_curves_along_time_meet_where_both_runs_have_been(two: Path, call: Call) -> None:
+    table = call("compare", RUNS[0], RUNS[0], "--by", "time").out.partition("loss, in nats per token\n")[2]
+    assert table.startswith("seconds of training")
+    assert len(table.splitlines()) >= 2
+
+    def view(run: str, quicker: float) -> tuple[Path, RunView]:
+        found = read_run(Path(run))
+        steps = [replace(step, tokens_per_s=step.tokens_per_s * quicker) for step in found.steps]
+        return Path(run), replace(found, steps=tuple(steps))
+
+    assert compare_views([view(RUNS[0], 1), view(RUNS[0], 1e6)]).places("time") == []
 
 
 def test_the_table_has_intervals_and_differing_settings(two: Path, call: Call) -> None:

@@ -22,7 +22,9 @@ _STOP = "press Ctrl-C, or send SIGTERM to the process; the same command continue
 _GENERATE = "`ropewalk generate RUN --prompt TEXT` continues a text, `ropewalk chat RUN` talks"
 _JOBS = "`ropewalk launch slurm RECIPE` or `launch kubernetes` writes a job; `train --nproc N` starts N processes"
 VERBS = {
-    **dict.fromkeys(("finetune", "finetune_lora", "finetune_full", "sft", "lora", "tune_run", "instruct"), _TUNE),
+    **dict.fromkeys(
+        ("finetune", "fine_tune", "finetune_lora", "finetune_full", "sft", "lora", "tune_run", "instruct"), _TUNE
+    ),
     **dict.fromkeys(("pretrain", "fit", "start", "go"), "`ropewalk run RECIPE` goes from raw files to a report"),
     **dict.fromkeys(("resume", "continue", "restart"), _CONTINUE),
     **dict.fromkeys(

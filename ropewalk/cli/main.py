@@ -73,7 +73,8 @@ class _Verbs(TyperGroup):
             formatter.write_dl(list(VERBS.items()))
 
 
-app = typer.Typer(cls=_Verbs, rich_markup_mode=None, pretty_exceptions_enable=False)
+HELP = {"help_option_names": ["-h", "--help"]}
+app = typer.Typer(cls=_Verbs, rich_markup_mode=None, pretty_exceptions_enable=False, context_settings=HELP)
 
 
 @app.callback(invoke_without_command=True)

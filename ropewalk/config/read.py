@@ -212,7 +212,7 @@ class _Reader:
         """The table `tree` as a `cls`, `_UNSOUND` where it is wrong; keys not written come from `base`, else `cls`."""
         if not isinstance(tree, dict):
             what = f"`{_dotted(path)}` must be a table, not {_show(tree)}"
-            return self._unsound(path, what, f"write {_header(path)}")  # type: ignore[no-any-return]
+            return self._unsound(path, what, _table_remedy(cls, tree, path))  # type: ignore[no-any-return]
         fields = {field.name: field for field in fields_of(cls)}
         renamed = set()
         for key in tree:
@@ -300,7 +300,7 @@ class _Reader:
             if answer:
                 self._report(leaf, f"unknown key `{_dotted(leaf)}`", answer)
         if not all(answers.values()) or not answers:
-            table = table_meant_by(self._root, path) if isinstance(value, dict) else ""
+            table = (table_meant_by(self._root, path) or self._meant(path)) if isinstance(value, dict) else ""
             self._report(path, f"unknown key `{_dotted(path)}`", table or _suggest(str(path[-1]), fields))
 
     def _meant(self, path: KeyPath) -> str:
@@ -327,6 +327,14 @@ def _accept(kind: Any, value: Any) -> tuple[bool, Any]:
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return True, float(value)
     return type(value) is kind, value
+
+
+def _table_remedy(cls: type, value: Any, path: KeyPath) -> str:
+    """What to write where a table was given a value: the setting in it that takes one of this name, as its kind."""
+    for field in fields_of(cls):
+        if any(get_origin(option) is Literal and value in get_args(option) for option in options_of(field.kind)):
+            return f"that is `{_dotted((*path, field.name))}`"
+    return f"write {_header(path)}"
 
 
 def _expected(kind: Any, value: Any) -> str:

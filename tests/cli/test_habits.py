@@ -91,6 +91,10 @@ ON_THE_COMMAND_LINE = [
     ),
     ("any", ["resume", "tiny.toml"], "`ropewalk run RECIPE`, or `ropewalk run runs/NAME`"),
     ("any", ["export", "runs/tiny"], "`ropewalk checkpoint export` is the same"),
+    ("any", ["train", "tiny.toml", "train.optimizer=muon"], "that is `train.optimizer.kind`"),
+    ("any", ["train", "tiny.toml", "train.schedule=cosine"], "that is `train.schedule.shape`"),
+    ("any", ["train", "tiny.toml", "wandb.project=a"], "`ropewalk monitor RUN --to tensorboard=FOLDER`"),
+    ("any", ["fine-tune", "a"], "`ropewalk new RECIPE DATA --start-from MODEL`"),
     ("any", ["tiny.toml"], "`ropewalk run tiny.toml`"),
 ]
 
@@ -148,6 +152,11 @@ def test_a_wrong_use_of_a_verb_is_json_too(words: list[str], message: str, tiny:
     assert json.loads(ended.out)["error"] == "UsageError"
     assert message in call(*words).err
     assert call(*words).out == ""
+
+
+@pytest.mark.parametrize("words", [[], ["run"], ["checkpoint", "list"]])
+def test_h_is_help(words: list[str], call: Call) -> None:
+    assert call(*words, "-h").out == call(*words, "--help").out
 
 
 def test_an_interrupt_while_modules_are_imported_ends_without_a_word(tmp_path: Path) -> None:

@@ -241,7 +241,8 @@ def shortened(words: list[str]) -> list[str]:
         return []
     if words[0] != "quickstart" and not recipes:  # a run, whose steps are few unless the command asks for more
         asked = [int(word.split("=")[1]) for word in settings if word.startswith("train.steps=")]
-        return [f"train.steps={max(2, steps // SHARES[0])}" for steps in asked if steps > LONGEST]
+        # A run goes on with more steps than it has: some more than those of a recipe that is not shortened.
+        return [f"train.steps={max(2, steps // SHARES[0])}" for steps in asked if steps > 2 * LONGEST]
     for share in SHARES:
         try:
             train = recipe_of(recipes, settings).train

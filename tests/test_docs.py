@@ -60,6 +60,8 @@ NOT_RUN = {
     r"\S*python -m pytest .+": "the tests would run themselves; files and folders must exist",
 }
 """What is checked but not run, and why."""
+WORDS_NOT_RUN = {"make": "make", "pip": "pip", ".": ".", "venv": "python -m venv", "pytest": "pytest"}
+"""How the page itself names them, in a comment."""
 SLOW = {
     "README.md": "docs/start.md has the same commands",
     "README.zh-CN.md": "a test says that it has the commands of README.md",
@@ -305,6 +307,21 @@ def workshop(furnished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     shutil.copytree(furnished, folder, copy_function=copy_or_link)
     monkeypatch.chdir(folder)
     return Workshop(folder)
+
+
+def not_run(page: Path) -> set[str]:
+    """What a page has of `NOT_RUN`, by the words of `WORDS_NOT_RUN`."""
+    texts = [block.text.replace("\\\n", " ") for block in blocks_of(page) if block.language == "bash"]
+    lines = [line for text in texts for line in text.splitlines()]
+    commands = [shlex.split(line, comments=True) for line in lines]
+    found = [words[2] if words[1:2] == ["-m"] else words[0] for words in commands if words]
+    return {WORDS_NOT_RUN[word] for word in found if word in WORDS_NOT_RUN}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_a_page_lists_what_of_its_commands_is_not_run(page: Path) -> None:
+    listed = re.search(r"<!-- The tests do not run (.+?):", page.read_text("utf-8"))
+    assert {*re.findall(r"`([^`]+)`", listed[1])} == not_run(page) if listed else not not_run(page)
 
 
 def slow_if(slow: bool) -> list[pytest.MarkDecorator]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,7 +15,7 @@ import pytest
 
 from ropewalk.cli import habits
 from ropewalk.cli.main import VERBS
-from ropewalk.config.synonyms import ADVICE, REMARKS, SETTINGS, settings_of
+from ropewalk.config.synonyms import ADVICE, REMARKS, SETTINGS, meant_by, settings_of
 from ropewalk.flow.recipe import Recipe
 
 from .conftest import Call
@@ -133,6 +134,20 @@ def test_the_tables_name_settings_that_there_are_and_each_name_once() -> None:
     assert set(names) & set(ADVICE) == set()
     assert set(REMARKS) <= set(names)
     assert set(habits.VERBS) & set(VERBS) == set()
+
+
+def test_the_page_for_users_of_other_tools_says_what_the_messages_say() -> None:
+    page = (ROOT / "docs/guides/other-tools.md").read_text("utf-8")
+    settings, verbs = page.split("| verb there | here |")
+    rows = re.findall(r"^\| (`[^|]+) \| ([^|]+) \|$", settings, flags=re.MULTILINE)
+    assert len(rows) >= 25
+    for there, here in rows:
+        for name in re.findall(r"`(\w+)`", there):
+            meant = meant_by(Recipe, (name,), on_command_line=True)
+            key = re.match(r"it is `([\w.]+)`|it is `(\w+)` in `\[\[([\w.]+)", meant)
+            assert name in ADVICE or (key and (key[1] or f"{key[3]}.{key[2]}") in here), f"{name}: {meant}"
+    for there in re.findall(r"^\| (`[^|]+) \|", verbs, flags=re.MULTILINE):
+        assert all(verb.replace("-", "_") in habits.VERBS for verb in re.findall(r"`([\w-]+)`", there)), there
 
 
 @pytest.mark.parametrize(

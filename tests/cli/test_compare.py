@@ -69,17 +69,11 @@ def test_the_curves_run_along_what_is_asked_for(axis: str, unit: str, two: Path,
     table = text.partition("loss, in nats per token\n")[2].splitlines()
     assert table[0].startswith(unit)
     assert table[0].split()[-2:] == ["tiny", "gentle"]
-    if axis == "step":
-        steps = [
-            {
-                event["step"]: event["loss"]
-                for event in read_events(two / run / "events.jsonl")
-                if event["kind"] == "validation"
-            }
-            for run in RUNS
-        ]
-        first = min(steps[0].keys() & steps[1].keys())
-        assert table[1].split() == [str(first), *(f"{losses[first]:.4f}" for losses in steps)]
+    events = [list(read_events(two / run / "events.jsonl")) for run in RUNS]
+    losses = [{event["step"]: event["loss"] for event in one if event["kind"] == "validation"} for one in events]
+    first = min(losses[0].keys() & losses[1].keys())
+    assert table[1].split()[-2:] == [f"{one[first]:.4f}" for one in losses]
+    assert (table[1].split()[0] == str(first)) == (axis == "step")
 
 
 def test_curves_along_time_meet_where_both_runs_have_been(two: Path, call: Call) -> None:

@@ -60,6 +60,8 @@ NOT_RUN = {
     r"\S*python -m pytest .+": "the tests would run themselves; files and folders must exist",
 }
 """What is checked but not run, and why."""
+WORDS_NOT_RUN = {"make": "make", "pip": "pip", ".": ".", "venv": "python -m venv", "pytest": "pytest"}
+"""How the page itself names them, in a comment."""
 SLOW = {
     "README.md": "docs/start.md has the same commands",
     "README.zh-CN.md": "a test says that it has the commands of README.md",
@@ -134,6 +136,10 @@ class Workshop:
             for name in [name for name in sorted(topics) if 300 < len(topics[name]) < 6000]:
                 self._write(f"{place}/{name}.txt", topics[name])
         self._write("my-books/a.txt", topics["assert"] + topics["lambda"])
+        self._write("my-book.txt", "\n\n".join(topics.values()))
+        self._write(
+            "my-chinese.jsonl", "".join(f'{{"text": "其{number}：春眠不覺曉，處處聞啼鳥。"}}\n' for number in range(99))
+        )
         for module in ("bisect", "colorsys", "fnmatch", "heapq", "keyword", "linecache", "reprlib", "token"):
             self._write(f"my-code/{module}.py", (Path(os.__file__).parent / f"{module}.py").read_text("utf-8"))
         for number in range(8):
@@ -148,6 +154,7 @@ class Workshop:
             source = f'name = "{name}"\n[[prepare.sources]]\nname = "{name}"\npaths = ["my-books/"]\n'
             self._write(f"recipes/{name}.toml", source)
         self.command("ropewalk quickstart prepare.workers=1")  # worker processes would take as long to start
+        shutil.copytree(self.folder / "runs/quickstart", self.folder / "runs/second")
         shutil.rmtree(self.folder / "prepared" / "stages")  # 34 MB that no page needs
         self.command("ropewalk prepare recipes/books.toml")
         self.command("ropewalk model export runs/quickstart my-llama")
@@ -236,7 +243,8 @@ def shortened(words: list[str]) -> list[str]:
         return []
     if words[0] != "quickstart" and not recipes:  # a run, whose steps are few unless the command asks for more
         asked = [int(word.split("=")[1]) for word in settings if word.startswith("train.steps=")]
-        return [f"train.steps={max(2, steps // SHARES[0])}" for steps in asked if steps > LONGEST]
+        # A run goes on with more steps than it has: some more than those of a recipe that is not shortened.
+        return [f"train.steps={max(2, steps // SHARES[0])}" for steps in asked if steps > 2 * LONGEST]
     for share in SHARES:
         try:
             train = recipe_of(recipes, settings).train
@@ -299,6 +307,21 @@ def workshop(furnished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     shutil.copytree(furnished, folder, copy_function=copy_or_link)
     monkeypatch.chdir(folder)
     return Workshop(folder)
+
+
+def not_run(page: Path) -> set[str]:
+    """What a page has of `NOT_RUN`, by the words of `WORDS_NOT_RUN`."""
+    texts = [block.text.replace("\\\n", " ") for block in blocks_of(page) if block.language == "bash"]
+    lines = [line for text in texts for line in text.splitlines()]
+    commands = [shlex.split(line, comments=True) for line in lines]
+    found = [words[2] if words[1:2] == ["-m"] else words[0] for words in commands if words]
+    return {WORDS_NOT_RUN[word] for word in found if word in WORDS_NOT_RUN}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_a_page_lists_what_of_its_commands_is_not_run(page: Path) -> None:
+    listed = re.search(r"<!-- The tests do not run (.+?):", page.read_text("utf-8"))
+    assert {*re.findall(r"`([^`]+)`", listed[1])} == not_run(page) if listed else not not_run(page)
 
 
 def slow_if(slow: bool) -> list[pytest.MarkDecorator]:

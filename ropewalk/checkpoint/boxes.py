@@ -5,10 +5,13 @@ A box is a corner and sides. A tensor of no dimensions is a box with no sides, w
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import numpy as np
-import numpy.typing as npt
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +24,7 @@ class Box:
     @property
     def size(self) -> int:
         """How many numbers it holds."""
-        return int(np.prod(self.shape, dtype=np.int64))
+        return math.prod(self.shape)
 
     def slices(self, other: Box) -> tuple[slice, ...]:
         """`self` as slices of an array that holds `other`, in which it lies."""
@@ -54,7 +57,7 @@ def rows_of(part: Box, piece: Box) -> tuple[int, int]:
     """
     if not piece.shape:
         return 0, 1
-    row = int(np.prod(piece.shape[1:], dtype=np.int64))
+    row = math.prod(piece.shape[1:])
     first = part.offset[0] - piece.offset[0]
     return first * row, (first + part.shape[0]) * row
 
@@ -64,6 +67,8 @@ def fill(target: npt.NDArray[np.uint8], wanted: Box, part: Box, piece: Box, data
 
     Arrays have one more side, of `item` bytes a number: types that numpy does not know are copied as bytes.
     """
+    import numpy as np  # a tenth of a second that listing checkpoints need not spend
+
     have = Box((part.offset[0], *piece.offset[1:]), (part.shape[0], *piece.shape[1:])) if piece.shape else piece
     source = np.frombuffer(data, np.uint8).reshape(*have.shape, item)
     target.reshape(*wanted.shape, item)[part.slices(wanted)] = source[part.slices(have)]

@@ -9,8 +9,6 @@ from __future__ import annotations
 import time
 from typing import Any, Literal
 
-import numpy as np
-
 FRAME_BYTES = 4 << 20
 LEVEL = 1
 """Of zstd. Higher ones gain under 1 % on planes and cost several times as much."""
@@ -60,6 +58,8 @@ class Packer:
 def pack(raw: bytes | bytearray | memoryview, *, item: int) -> bytes:
     """A frame: the number of planes in a byte, the size in four, and the packed bytes. What does not get smaller is
     left as it is, in no planes."""
+    import numpy as np  # a tenth of a second that runs without packing need not spend
+
     whole = len(raw) - len(raw) % item
     planes = np.frombuffer(raw, np.uint8, whole).reshape(-1, item).T.tobytes() if item > 1 else bytes(raw[:whole])
     packed: bytes = _codec().compress(planes + bytes(raw[whole:]), asbytes=True)
@@ -84,6 +84,8 @@ def unpack(frame: memoryview, *, most_bytes: int = 1 << 32) -> bytes:
         raise ValueError(f"a frame that cannot be unpacked: {error}") from None
     if item == 1:
         return planes
+    import numpy as np
+
     whole = size - size % item
     return np.frombuffer(planes, np.uint8, whole).reshape(item, -1).T.tobytes() + planes[whole:]
 

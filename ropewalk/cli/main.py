@@ -5,12 +5,11 @@ A verb's file is imported only when that verb is used, so that `--help` answers 
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import json
 import os
 import sys
-from typing import Any
+from typing import Any, NoReturn
 
 import typer
 from typer.core import TyperGroup
@@ -41,6 +40,7 @@ VERBS = {
     "bench": "How fast this machine trains models of well-known sizes, beside others.",
     "chaos": "Kill, fill up, flip and hang a copy of a run; does it end with the same bits?",
     "monitor": "Where a run stands, now or until it ends; its curves for TensorBoard or as CSV.",
+    "compare": "Runs side by side: settings that differ, curves, results with intervals.",
     "report": "Draw a run's report anew.",
 }
 """Every verb and its line in `ropewalk --help`; the verb lives in `ropewalk/cli/VERB.py` as `app`."""
@@ -60,9 +60,9 @@ class _Verbs(TyperGroup):
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name not in VERBS:
-            near = difflib.get_close_matches(cmd_name, VERBS, n=1)
-            hint = f"did you mean `{near[0]}`?" if near else f"there are: {', '.join(VERBS)}"
-            raise UserError(f"no verb `{cmd_name}`; {hint}")
+            from .habits import meant_verb
+
+            raise UserError(f"no verb `{cmd_name}`; {meant_verb(cmd_name, VERBS)}")
         module = importlib.import_module(f"ropewalk.cli.{cmd_name}")
         command = typer.main.get_command(module.app)
         command.name = cmd_name
@@ -73,7 +73,8 @@ class _Verbs(TyperGroup):
             formatter.write_dl(list(VERBS.items()))
 
 
-app = typer.Typer(cls=_Verbs, rich_markup_mode=None, pretty_exceptions_enable=False)
+HELP = {"help_option_names": ["-h", "--help"]}
+app = typer.Typer(cls=_Verbs, rich_markup_mode=None, pretty_exceptions_enable=False, context_settings=HELP)
 
 
 @app.callback(invoke_without_command=True)
@@ -94,23 +95,44 @@ def main(arguments: list[str] | None = None) -> None:
     given = sys.argv[1:] if arguments is None else arguments
     try:
         with closing_consoles():
-            app(args=given)
+            status = app(args=given, standalone_mode=False)
     except RopewalkError as error:
         _fail(error, given)
     except BrokenPipeError:
         # Whoever read our output has enough; nothing more can be written, not even at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(0) from None
-    except SystemExit as stop:
-        if stop.code == INTERRUPTED:
-            told = "; the same command continues" if given[0] in CONTINUING else ""
-            typer.echo(f"\ninterrupted{told}", err=True)
+    except SystemExit:
         raise
+    except KeyboardInterrupt:  # before or after typer minds it
+        status = INTERRUPTED
     except BaseException as error:
+        if hasattr(error, "format_message"):  # typer's own errors, whose classes are not public
+            _misused(error, given)
         line = explain(error)
         if line is None:
             raise
         _fail(UserError(with_traceback(line, error)), given, kind=type(error).__name__)
+    if status == INTERRUPTED:
+        told = "; the same command continues" if given[:1] and given[0] in CONTINUING else ""
+        typer.echo(f"\ninterrupted{told}", err=True)
+    raise SystemExit(status if isinstance(status, int) else 0)
+
+
+def _misused(error: Any, arguments: list[str]) -> NoReturn:
+    """Says what does not fit a verb: an option that there is not, a word too many or too few."""
+    if option := getattr(error, "possibilities", None) is not None and error.option_name:
+        from .habits import meant_option
+
+        if hint := meant_option(option):
+            _fail(UserError(f"no option `{option}`; {hint}"), arguments, kind="UsageError")
+    commands = getattr(error.ctx and error.ctx.command, "commands", {})
+    if commands and "command" in error.message:
+        error.message += f" There are: {', '.join(name for name, one in commands.items() if not one.hidden)}."
+    if "--json" in arguments:
+        typer.echo(json.dumps({"error": "UsageError", "message": error.format_message()}))
+    error.show()
+    raise SystemExit(error.exit_code)
 
 
 def _fail(error: RopewalkError, arguments: list[str], *, kind: str = "") -> None:

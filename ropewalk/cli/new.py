@@ -28,6 +28,14 @@ def new(
         bool,
         typer.Option("--gpu", help="Size the model for a GPU: this machine's, else an RTX 4090."),
     ] = False,
+    start_from: Annotated[
+        str,
+        typer.Option(
+            "--start-from",
+            help="Fine-tune this model: a run, a checkpoint or a Hugging Face directory.",
+            show_default=False,
+        ),
+    ] = "",
     force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
     json: Json = False,
 ) -> None:
@@ -36,9 +44,10 @@ def new(
     Looks at your files and writes a recipe for them: format, text key, how large files are cut into documents, and a
     model with the steps that this machine trains in about ten minutes. Reads text, Markdown, source code, JSON lines,
     Parquet, dialogues, HTML, LaTeX, PDF, EPUB and crawls, packed or not; only samples are read. Every setting is in
-    the recipe with its meaning and default, and those that were decided have their reason.
+    the recipe with its meaning and default, and those that were decided have their reason. With --start-from a model
+    that is there is trained further, and its shape and tokenizer stay.
     """
-    written = flow.new_recipe(recipe, data=data, name=name, force=force, hours=hours, gpu=gpu)
+    written = flow.new_recipe(recipe, data=data, name=name, force=force, hours=hours, gpu=gpu, start_from=start_from)
     lines = [*written.lines(), *(f"note: {note}" for note in written.notes)]
     lines += [f"wrote {written.path}; next: ropewalk recipe check {written.path}"]
     emit(written.tree(), as_json=json, text="\n".join(lines))

@@ -24,6 +24,7 @@ from .positions import Path as KeyPath
 from .positions import key_lines, lines_of, paths_in
 from .renames import new_key
 from .schema import Field, describe, fields_of, item_of, options_of, section_of
+from .synonyms import leaves_of, meant_by, table_meant_by
 
 T = TypeVar("T")
 
@@ -108,7 +109,7 @@ def _parsed(
 ) -> Resolved[T]:
     if beneath:
         problems += lay(beneath, tree, origins, name)
-    reader = _Reader(name, origins, problems)
+    reader = _Reader(cls, name, origins, problems)
     value = reader.section(cls, tree, ())
     if problems:
         raise ConfigError(problems)
@@ -160,7 +161,7 @@ def parse_saved(
     problems: list[Problem] = []
     for override in overrides:
         _override(cls, tree, override, places, problems)
-    reader = _Reader(name, places, problems)
+    reader = _Reader(cls, name, places, problems)
     value = reader.section(cls, tree, ())
     if problems:
         raise ConfigError(problems)
@@ -170,7 +171,7 @@ def parse_saved(
 def parse_tree(cls: type[T], tree: Mapping[str, Any], name: str) -> T:
     """A config from plain values, as `tomllib` gives them; `name` stands for the place in messages."""
     problems: list[Problem] = []
-    value = _Reader(name, {}, problems).section(cls, dict(tree), ())
+    value = _Reader(cls, name, {}, problems).section(cls, dict(tree), ())
     if problems:
         raise ConfigError(problems)
     return value
@@ -200,7 +201,8 @@ _UNSOUND: Any = _Unsound()
 class _Reader:
     """Walks dataclass and tree together, collecting problems and the origins of the leaves it used."""
 
-    def __init__(self, name: str, origins: Mapping[KeyPath, str], problems: list[Problem]) -> None:
+    def __init__(self, root: type, name: str, origins: Mapping[KeyPath, str], problems: list[Problem]) -> None:
+        self._root = root
         self._name = name
         self._origins = origins
         self._problems = problems
@@ -210,7 +212,7 @@ class _Reader:
         """The table `tree` as a `cls`, `_UNSOUND` where it is wrong; keys not written come from `base`, else `cls`."""
         if not isinstance(tree, dict):
             what = f"`{_dotted(path)}` must be a table, not {_show(tree)}"
-            return self._unsound(path, what, f"write {_header(path)}")  # type: ignore[no-any-return]
+            return self._unsound(path, what, _table_remedy(cls, tree, path))  # type: ignore[no-any-return]
         fields = {field.name: field for field in fields_of(cls)}
         renamed = set()
         for key in tree:
@@ -218,8 +220,10 @@ class _Reader:
                 full = (*path, key)
                 now = new_key(full)
                 renamed.add(now)
-                remedy = _suggest(key, fields) if now == full else self._renaming(full, now)
-                self._report(full, f"unknown key `{_dotted(full)}`", remedy)
+                if now == full:
+                    self._unknown(full, tree[key], fields)
+                else:
+                    self._report(full, f"unknown key `{_dotted(full)}`", self._renaming(full, now))
         values = {}
         for name, field in fields.items():
             default = field.default if base is None else getattr(base, name)
@@ -283,6 +287,25 @@ class _Reader:
     def _report(self, path: KeyPath, what: str, remedy: str) -> None:
         self._problems.append(Problem(self._where(path), what, remedy))
 
+    def _unknown(self, path: KeyPath, value: Any, fields: Mapping[str, Field]) -> None:
+        """Reports a key that is no setting here: what is meant, where that can be told, for each value of a table."""
+        near = fields.get(_near(str(path[-1]), fields))
+        section = section_of(near.kind) if near else None
+        inside = {field.name for field in fields_of(section)} if section else set()
+        if isinstance(value, dict):  # a table, which may only be misspelt
+            answers = {leaf: leaf[len(path)] not in inside and self._meant(leaf) for leaf in leaves_of(value, path)}
+        else:
+            answers = {path: self._meant(path)}
+        for leaf, answer in answers.items():
+            if answer:
+                self._report(leaf, f"unknown key `{_dotted(leaf)}`", answer)
+        if not all(answers.values()) or not answers:
+            table = (table_meant_by(self._root, path) or self._meant(path)) if isinstance(value, dict) else ""
+            self._report(path, f"unknown key `{_dotted(path)}`", table or _suggest(str(path[-1]), fields))
+
+    def _meant(self, path: KeyPath) -> str:
+        return meant_by(self._root, path, on_command_line=self._where(path).startswith(COMMAND_LINE))
+
     def _renaming(self, old: KeyPath, new: KeyPath) -> str:
         """What to do about a key that has a new name."""
         name = new[-1] if new[:-1] == old[:-1] else _dotted(new)
@@ -306,6 +329,14 @@ def _accept(kind: Any, value: Any) -> tuple[bool, Any]:
     return type(value) is kind, value
 
 
+def _table_remedy(cls: type, value: Any, path: KeyPath) -> str:
+    """What to write where a table was given a value: the setting in it that takes one of this name, as its kind."""
+    for field in fields_of(cls):
+        if any(get_origin(option) is Literal and value in get_args(option) for option in options_of(field.kind)):
+            return f"that is `{_dotted((*path, field.name))}`"
+    return f"write {_header(path)}"
+
+
 def _expected(kind: Any, value: Any) -> str:
     if isinstance(value, str):
         literals = [option for option in options_of(kind) if get_origin(option) is Literal]
@@ -327,8 +358,12 @@ def _addition(field: Field, path: KeyPath) -> str:
 
 
 def _suggest(key: str, fields: Mapping[str, Field]) -> str:
-    near = difflib.get_close_matches(key, fields, n=1, cutoff=0.5)
-    return f"did you mean `{near[0]}`?" if near else f"known here: {', '.join(fields)}"
+    near = _near(key, fields)
+    return f"did you mean `{near}`?" if near else f"known here: {', '.join(fields)}"
+
+
+def _near(key: str, fields: Mapping[str, Field]) -> str:
+    return next(iter(difflib.get_close_matches(key, fields, n=1, cutoff=0.5)), "")
 
 
 def _override(cls: type, tree: dict[str, Any], text: str, origins: dict[KeyPath, str], problems: list[Problem]) -> None:

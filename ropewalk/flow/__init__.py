@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from .damage import damage_run as damage_run
     from .doctor import doctor_data as doctor_data
     from .drawing import draw_plan as draw_plan
+    from .looking import compare as compare
+    from .looking import monitor as monitor
+    from .looking import report as report
+    from .looking import watch as watch
     from .models import export_model as export_model
     from .models import grow_model as grow_model
     from .models import import_model as import_model
@@ -36,16 +40,13 @@ if TYPE_CHECKING:
     from .verbs import detach as detach
     from .verbs import evaluate as evaluate
     from .verbs import generate as generate
-    from .verbs import monitor as monitor
     from .verbs import plan as plan
     from .verbs import prepare as prepare
     from .verbs import quickstart as quickstart
     from .verbs import recipe_from as recipe_from
-    from .verbs import report as report
     from .verbs import run as run
     from .verbs import train as train
     from .verbs import verify as verify
-    from .verbs import watch as watch
     from .writing import new_recipe as new_recipe
 
 _HOMES = {
@@ -57,6 +58,7 @@ _HOMES = {
     "damage": ("damage_run",),
     "doctor": ("doctor_data",),
     "drawing": ("draw_plan",),
+    "looking": ("compare", "monitor", "report", "watch"),
     "models": ("export_model", "grow_model", "import_model"),
     "prepared": ("explain", "prepare_report", "prune_stages", "what_if"),
     "profiling": ("profile",),
@@ -64,8 +66,8 @@ _HOMES = {
     "trials": ("chaos",),
     "tuning": ("tune_data",),
     "verbs": (
-        *("answer", "chat", "detach", "evaluate", "generate", "monitor", "plan", "prepare"),
-        *("quickstart", "recipe_from", "report", "run", "train", "verify", "watch"),
+        *("answer", "chat", "detach", "evaluate", "generate", "plan", "prepare"),
+        *("quickstart", "recipe_from", "run", "train", "verify"),
     ),
     "writing": ("new_recipe",),
 }

@@ -15,7 +15,6 @@ from ropewalk.model.spec import resolve
 from ropewalk.plan.choose import choose
 from ropewalk.plan.machine import Machine, this_machine
 from ropewalk.plan.plan import Planned
-from ropewalk.store.foreign.corpora import absolute, read_prepared
 from ropewalk.store.origin import Origin
 from ropewalk.train.phases import phases_of
 
@@ -64,6 +63,8 @@ def expected_vocabulary(recipe: Recipe) -> int:
     """The tokenizer's size before anything is prepared: the file's, or what is asked for."""
     given = recipe.load.tokenizer if recipe.load.corpus else recipe.prepare.tokenizer.file
     if recipe.load.corpus and not given:
+        from ropewalk.store.foreign.corpora import absolute, read_prepared  # numpy, which most recipes do not need here
+
         return read_prepared(absolute(recipe.load.corpus[0].path), origin=Origin()).tokenizer.vocabulary
     if not given:
         return recipe.prepare.tokenizer.vocab_size

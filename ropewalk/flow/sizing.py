@@ -131,8 +131,7 @@ class _Choice:
     @property
     def validation_share(self) -> float:
         """Held out, so that it fills some rows."""
-        wanted = _VALIDATION_ROWS * self.spec.sequence_length / max(1.0, self.data_tokens)
-        return min(_MOST_VALIDATION_SHARE, max(VALIDATION_SHARE, float(f"{wanted:.1g}")))
+        return share_for_validation(self.spec.sequence_length, self.data_tokens)
 
     @property
     def is_limited_by_data(self) -> bool:
@@ -142,14 +141,14 @@ class _Choice:
 def size_run(facts: Facts, speed: Speed, *, seconds: float, cores: int = 1) -> Sizing:
     """The largest model that sees `TOKENS_PER_PARAMETER` tokens for each of its parameters within `seconds`, and at
     most `MOST_EPOCHS` times the data; the smallest there is where none does."""
-    prepare_s = _START_S + facts.text_bytes / (_PREPARE_BYTES_PER_CORE_S * cores)
-    train_s = max(_LEAST_TRAIN_SHARE * seconds, seconds - prepare_s - _EVALUATION_S)
+    prepare_s = prepare_seconds(facts, cores)
+    train_s = training_seconds(seconds, prepare_s)
     choices = [_choice(facts, speed, shape, train_s=train_s, seconds=seconds) for shape in _LADDER]
     fitting = [each for each in choices if each.tokens >= TOKENS_PER_PARAMETER * each.parameters]
     in_memory = [each for each in fitting if 24 * each.parameters < 0.5 * speed.memory_bytes]
     best = in_memory[-1] if in_memory else choices[0]
     batch = max(1, best.batch_tokens // best.spec.sequence_length)
-    steps = _round_steps(best.tokens / (batch * best.spec.sequence_length))
+    steps = amount_of_steps(best.tokens / (batch * best.spec.sequence_length))
     tokens = steps * batch * best.spec.sequence_length
     return Sizing(
         settings=_settings(facts, best, batch=batch, steps=steps, tokens=tokens),
@@ -162,21 +161,50 @@ def size_run(facts: Facts, speed: Speed, *, seconds: float, cores: int = 1) -> S
     )
 
 
+def prepare_seconds(facts: Facts, cores: int) -> float:
+    """From raw files to tokens."""
+    return _START_S + facts.text_bytes / (_PREPARE_BYTES_PER_CORE_S * cores)
+
+
+def training_seconds(seconds: float, prepare_s: float) -> float:
+    """What is left of `seconds` for training."""
+    return max(_LEAST_TRAIN_SHARE * seconds, seconds - prepare_s - _EVALUATION_S)
+
+
+def token_count(facts: Facts, vocabulary: int) -> float:
+    """Tokens of all the data, with what a chat template adds."""
+    return facts.text_bytes / facts.bytes_per_token(vocabulary) + facts.chat * _PAIR_TOKENS * facts.documents
+
+
+def share_for_validation(sequence_length: int, data_tokens: float) -> float:
+    """Held out, so that it fills some rows."""
+    wanted = _VALIDATION_ROWS * sequence_length / max(1.0, data_tokens)
+    return min(_MOST_VALIDATION_SHARE, max(VALIDATION_SHARE, float(f"{wanted:.1g}")))
+
+
+def lr_for(width: int) -> float:
+    """Learning rate of a model with random weights."""
+    return float(f"{min(_BASE_LR, _BASE_LR * (_BASE_WIDTH / width) ** 0.75):.1e}")
+
+
+def every_for(steps: int) -> int:
+    """Steps between two validations, or two checkpoints."""
+    return nice(steps / 8)
+
+
 def _choice(facts: Facts, speed: Speed, shape: tuple[int, int, int], *, train_s: float, seconds: float) -> _Choice:
     layers, width, heads = shape
     vocabulary = _vocabulary(facts, width)
     bytes_per_token = facts.bytes_per_token(vocabulary)
     length = _length(facts, bytes_per_token, most=_longest(speed, seconds, chat=facts.chat))
     spec = resolve(Model(layers=layers, width=width, heads=heads), vocabulary=vocabulary, sequence_length=length)
-    data_tokens = facts.text_bytes / bytes_per_token
-    if facts.chat:
-        data_tokens += _PAIR_TOKENS * facts.documents
+    data_tokens = token_count(facts, vocabulary)
     # The size of a batch and what it costs on a GPU depend on each other; twice is enough.
     batch_tokens = _BATCH_TOKENS
     for _ in range(2):
         tokens_per_s = speed.tokens_per_s(spec, batch_tokens=batch_tokens)
         affordable = tokens_per_s * train_s
-        batch_tokens = _batch_tokens(min(affordable, MOST_EPOCHS * data_tokens))
+        batch_tokens = batch_tokens_for(min(affordable, MOST_EPOCHS * data_tokens))
     return _Choice(
         spec=spec,
         parameters=spec.parameters(),
@@ -221,11 +249,12 @@ def _longest(speed: Speed, seconds: float, *, chat: bool) -> int:
     return 512 if chat or seconds > 7200 else 256
 
 
-def _batch_tokens(tokens: float) -> int:
+def batch_tokens_for(tokens: float) -> int:
+    """Tokens of a step of a run that reads so many."""
     return min(_MOST_BATCH_TOKENS, max(_BATCH_TOKENS, 1 << round(math.log2(max(1.0, tokens / _STEPS)))))
 
 
-def _round_steps(steps: float) -> int:
+def amount_of_steps(steps: float) -> int:
     """To two digits, at least 20."""
     whole = max(20, round(steps))
     return max(20, round(whole, 2 - len(str(whole))))
@@ -233,8 +262,8 @@ def _round_steps(steps: float) -> int:
 
 def _settings(facts: Facts, best: _Choice, *, batch: int, steps: int, tokens: int) -> dict[str, Given]:
     spec = best.spec
-    every = _nice(steps / 8)
-    rate = float(f"{min(_BASE_LR, _BASE_LR * (_BASE_WIDTH / best.width) ** 0.75):.1e}")
+    every = every_for(steps)
+    rate = lr_for(best.width)
     found = {
         "prepare.tokenizer.vocab_size": Given(value=spec.vocabulary, reason=_vocabulary_reason(facts, spec.vocabulary)),
         "load.sequence_length": Given(value=spec.sequence_length, reason=_length_reason(facts, spec)),
@@ -249,7 +278,7 @@ def _settings(facts: Facts, best: _Choice, *, batch: int, steps: int, tokens: in
             value=batch, reason=f"{batch} x {spec.sequence_length} = {batch * spec.sequence_length:,} tokens a step"
         ),
         "train.validate_every_steps": Given(value=every, reason="about ten times in the run"),
-        "train.log_every_steps": Given(value=max(1, _nice(steps / 80)), reason=""),
+        "train.log_every_steps": Given(value=max(1, nice(steps / 80)), reason=""),
         "train.optimizer.kind": Given(value="muon", reason="the best of those tried with models of this size"),
         "train.optimizer.rest_lr_ratio": Given(value=2.0, reason="goes with it"),
         "train.schedule.peak_lr": Given(value=rate, reason=f"for a width of {best.width}: wider models take less"),
@@ -288,7 +317,7 @@ def _steps_reason(best: _Choice, tokens: int) -> str:
     return f"{seen} = {amount(tokens)} tokens; {takes}"
 
 
-def _nice(value: float) -> int:
+def nice(value: float) -> int:
     """The nearest of 1, 2, 5, 10, 20, 50, ... that is not above."""
     if value < 1:
         return 1

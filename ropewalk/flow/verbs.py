@@ -14,8 +14,6 @@ from ropewalk.config.read import Resolved, parse, parse_tree
 from ropewalk.config.write import plain
 from ropewalk.launch.local import start_detached
 from ropewalk.launch.team import start_team_detached
-from ropewalk.monitor.report import write_report
-from ropewalk.monitor.run import read_run
 from ropewalk.plan.machine import this_machine
 from ropewalk.plan.speed import Speed
 
@@ -28,7 +26,6 @@ from .recipe import Recipe
 from .runs import RecipeLike, given
 from .stages import Result
 from .starting import RUNS
-from .watching import Watch, standing
 
 if TYPE_CHECKING:
     from ropewalk.evaluate.conversation import Conversation
@@ -227,22 +224,6 @@ def chat(
     """A conversation with the model of a checkpoint or a run directory. Its first answer is the one of `answer`."""
     settings: dict[str, Any] = {"tokens": tokens, "temperature": temperature, "top_k": top_k, "seed": seed}
     return open_conversation(checkpoint, template=template, system=system, **settings)
-
-
-def monitor(folder: Path) -> tuple[dict[str, Any], list[str]]:
-    """Where the run in `folder` stands: as values and as lines."""
-    return standing(read_run(folder))
-
-
-def watch(folder: Path, *, to: Sequence[str] = ()) -> Watch:
-    """The run in `folder`, to be looked at again and again; `to` names trackers (`tensorboard=FOLDER`, `csv=FILE`) that
-    hold its curves. A context manager."""
-    return Watch(folder, to=to)
-
-
-def report(folder: Path) -> Path:
-    """Draws `report.html` of the run in `folder` from its files."""
-    return write_report(folder)
 
 
 def recipe_from(value: Recipe) -> Resolved[Recipe]:

@@ -15,8 +15,10 @@ from ropewalk.plan.speed import Speed, speed_of
 from ropewalk.prepare.inspection.scripts import Writing
 from ropewalk.prepare.inspection.survey import Surveyed, survey
 
+from .bases import open_base
 from .reference import commented_recipe
 from .sizing import Facts, Given, Sizing, size_run
+from .sizing_tuning import size_tuning
 
 MINUTES = 10
 """That a recipe is sized for, unless hours are given."""
@@ -43,6 +45,8 @@ class Written:
     sizing: Sizing
     seconds: float
     """That were asked for."""
+    start_from: str = ""
+    """The model that is trained on."""
 
     def tree(self) -> dict[str, Any]:
         """As plain values, for JSON."""
@@ -71,8 +75,9 @@ class Written:
 
     def _decided(self) -> list[str]:
         sizing = self.sizing
+        base = f" from {self.start_from}" if self.start_from else ""
         return [
-            f"model: {amount(sizing.parameters)} parameters; reads {amount(sizing.tokens)} tokens in "
+            f"model: {amount(sizing.parameters)} parameters{base}; reads {amount(sizing.tokens)} tokens in "
             f"{sizing.settings['train.steps'].value:,} steps, {_passes(sizing)}",
             f"time: {_minutes(sizing.total_s)} ({self.speed.words})",
         ]
@@ -86,6 +91,7 @@ def new_recipe(
     force: bool = False,
     hours: float | None = None,
     gpu: bool = False,
+    start_from: str = "",
     speed: Speed | None = None,
 ) -> Written:
     """Writes a recipe that trains on `data` (files, folders, globs or URLs) to `path`: how the files are read is found
@@ -99,20 +105,27 @@ def new_recipe(
         raise UserError(f"{path}: a recipe is a TOML file; name it {path.with_suffix('.toml')}")
     if hours is not None and not hours > 0:
         raise UserError(f"--hours {hours}: name a time above 0, such as --hours 0.5")
+    base = open_base(start_from) if start_from else None
     sources, notes = survey(data)
     machine = this_machine()
     speed = speed or speed_of(machine, gpu=gpu)
     seconds = 3600 * hours if hours else 60.0 * MINUTES
-    sizing = size_run(_facts(sources), speed, seconds=seconds, cores=machine.cores)
+    facts = _facts(sources)
+    if base:
+        sizing = size_tuning(facts, speed, base, seconds=seconds, cores=machine.cores)
+    else:
+        sizing = size_run(facts, speed, seconds=seconds, cores=machine.cores)
     written = Written(
         path=path,
         sources=tuple(sources),
-        notes=(*notes, *_advice(sources, sizing, seconds)),
+        notes=(*notes, *_advice(sources, sizing, seconds, tuned=bool(base))),
         speed=speed,
         sizing=sizing,
         seconds=seconds,
+        start_from=start_from,
     )
-    given = sizing.settings | _other_settings(sources, speed, machine_has_gpu=bool(machine.gpus))
+    chat = not base and any(source.is_chat for source in sources)
+    given = sizing.settings | _other_settings(speed, chat=chat, machine_has_gpu=bool(machine.gpus))
     text = commented_recipe(
         name or path.stem, head=_head(written), sources=[_source_settings(source) for source in sources], given=given
     )
@@ -152,9 +165,9 @@ def _source_settings(source: Surveyed) -> dict[str, Given]:
     }
 
 
-def _other_settings(sources: Sequence[Surveyed], speed: Speed, *, machine_has_gpu: bool) -> dict[str, Given]:
+def _other_settings(speed: Speed, *, chat: bool, machine_has_gpu: bool) -> dict[str, Given]:
     found: dict[str, Given] = {}
-    if any(source.is_chat for source in sources):
+    if chat:
         found["prepare.chat.template"] = Given(
             value="chatml", reason="the tokenizer is trained here, so that it gets the markers of this template"
         )
@@ -165,12 +178,14 @@ def _other_settings(sources: Sequence[Surveyed], speed: Speed, *, machine_has_gp
     return found
 
 
-def _advice(sources: Sequence[Surveyed], sizing: Sizing, seconds: float) -> list[str]:
+def _advice(sources: Sequence[Surveyed], sizing: Sizing, seconds: float, *, tuned: bool) -> list[str]:
     found = [f"{source.name}: {note}" for source in sources for note in source.notes]
-    if any(source.is_chat for source in sources):
+    if tuned:
+        found.append("all weights are trained; for adapters alone (LoRA), remove the # before [train.lora]")
+    elif any(source.is_chat for source in sources):
         found.append(
-            "dialogues alone teach a new model little: `train.start_from` names a trained one to fine-tune, a run or a "
-            "Hugging Face directory"
+            "dialogues alone teach a new model little: `--start-from` names a trained one to fine-tune, a run or a "
+            "Hugging Face directory (`train.start_from`)"
         )
     if sizing.prepare_s > seconds / 2:
         found.append(

@@ -38,6 +38,8 @@ class Chart:
     title: str
     unit: str
     series: Sequence[Series]
+    x_name: str = "step"
+    """What the horizontal axis counts."""
     x_kind: Kind = "linear"
     from_zero: bool = False
     show: Callable[[float], str] = field(default=lambda value: f"{value:.4g}")
@@ -122,11 +124,11 @@ def _drawing(chart: Chart, series: list[Series], size: Size) -> Markup:
     x, y = _scales(chart, series, size)
     lines = [_marks(one, x, y) for one in series]
     cursor = element("line", y1=size.top, y2=size.height - size.bottom, class_="cursor", visibility="hidden")
-    name = f"{chart.title}, {chart.unit}, over steps"
+    name = f"{chart.title}, {chart.unit}, over {'steps' if chart.x_name == 'step' else chart.x_name}"
     return element(
         "svg",
         _y_axis(y, x, size),
-        _x_axis(x, y, size),
+        _x_axis(x, y, size, chart.x_name),
         [_level(value, label, x, y) for value, label in chart.levels if y.low <= value <= y.high],
         [_moment(step, label, x, y) for step, label in chart.moments if x.low <= step <= x.high],
         lines,
@@ -135,6 +137,7 @@ def _drawing(chart: Chart, series: list[Series], size: Size) -> Markup:
         role="img",
         aria_label=name,
         data_scale=f"{x.kind} {x.low} {x.high} {number(x.start)} {number(x.end)}",
+        data_counted=chart.x_name,
     )
 
 
@@ -163,8 +166,8 @@ def _y_axis(y: Scale, x: Scale, size: Size) -> Markup:
     )
 
 
-def _x_axis(x: Scale, y: Scale, size: Size) -> Markup:
-    """Ticks with their steps; the axis is named at its right end, on a line of its own."""
+def _x_axis(x: Scale, y: Scale, size: Size, counted: str) -> Markup:
+    """Ticks with their values; the axis is named at its right end, on a line of its own."""
     ticks = x.ticks(max(2, size.width // 80))
     shown = zip(ticks, tick_labels(ticks), strict=True)
     labels = [
@@ -176,7 +179,7 @@ def _x_axis(x: Scale, y: Scale, size: Size) -> Markup:
         )
         for tick, label in shown
     ]
-    name = "step, logarithmic" if x.kind == "log" else "step"
+    name = f"{counted}, logarithmic" if x.kind == "log" else counted
     return joined(
         (
             element("line", x1=x.start, x2=x.end, y1=y.start, y2=y.start, class_="axis"),

@@ -30,10 +30,12 @@ for (const figure of document.querySelectorAll("figure[data-hover]")) {
     line.setAttribute("x1", pixel(step));
     line.setAttribute("x2", pixel(step));
     line.removeAttribute("visibility");
-    const rows = [`step ${step}`];
+    const counted = svg.dataset.counted;
+    const name = (x) => (counted === "step" ? `step ${x}` : `${Number(x.toPrecision(4)).toLocaleString("en")} ${counted}`);
+    const rows = [name(step)];
     for (const one of series) {
       const found = valueAt(one, step);
-      if (found) rows.push(`${one.name ? `${one.name} ` : ""}${found.label}${found.step === step ? "" : ` (step ${found.step})`}`);
+      if (found) rows.push(`${one.name ? `${one.name} ` : ""}${found.label}${found.step === step ? "" : ` (${name(found.step)})`}`);
     }
     tip.textContent = rows.join("\n");
     tip.hidden = false;

@@ -103,7 +103,7 @@ def _scaled(whole: int, power: int) -> float:
 
 def _prefixed(value: float, size: float) -> str:
     """`value` with the prefix that suits a number of `size`."""
-    for factor, prefix in ((1e9, " G"), (1e6, " M"), (1e3, " k")):
+    for factor, prefix in ((1e18, " E"), (1e15, " P"), (1e12, " T"), (1e9, " G"), (1e6, " M"), (1e3, " k")):
         if size >= factor:
             return f"{value / factor:.6g}{prefix if value else ''}"
     return f"{value:.6g}"

@@ -13,8 +13,6 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
-
 from ropewalk.model.activations import (
     WHOLE,
     BlockBytes,
@@ -166,6 +164,8 @@ class Estimator:
         return max(0, round(prior_bytes + correction))
 
     def _fit(self, layer: int, counts: dict[tuple[int, int], int]) -> tuple[float, ...]:
+        import numpy as np  # a tenth of a second that checking a recipe need not spend
+
         terms = np.array([_terms(*size)[: len(counts)] for size in counts])
         off = [count - self._prior(*size).blocks[layer].inner for size, count in counts.items()]
         # Columns of like size, so that none is lost to rounding.

@@ -17,15 +17,14 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
-
-import numpy as np
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from ropewalk.base.errors import DataError, UserError
-from ropewalk.store.shards import Counts, Tokens
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
+
+    from ropewalk.store.shards import Counts, Tokens
 
 RECORD, UNIT = "\x1e", "\x1f"
 ANSWERS = "assistant"
@@ -104,7 +103,7 @@ class Encoded(NamedTuple):
     """UTF-8 bytes of the rendered text, markers spelled out."""
 
 
-Encode = Callable[[Sequence[str]], Iterable[Tokens]]
+Encode: TypeAlias = "Callable[[Sequence[str]], Iterable[Tokens]]"
 """Texts -> the tokens of each, without special tokens."""
 
 
@@ -155,6 +154,8 @@ class ChatEncoder:
         yield _Piece(_named(text[position:], role), None, counts)
 
     def _assembled(self, dialogues: list[list[_Piece]]) -> list[Encoded]:
+        import numpy as np  # a tenth of a second that checking a recipe need not spend
+
         dialogues = [list(_joined(pieces)) for pieces in dialogues]
         texts = [piece.text for pieces in dialogues for piece in pieces if piece.special is None]
         tokens = iter(self._encode(texts))

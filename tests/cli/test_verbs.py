@@ -55,6 +55,7 @@ def values(call: Call, *arguments: str) -> dict:
         ["launch", "slurm", "tiny.toml"],
         ["launch", "kubernetes", "tiny.toml", "--image", "example.org/ropewalk:0.1"],
         ["monitor", RUN],
+        ["compare", RUN, RUN],
         ["report", RUN],
         ["recipe", "check", "tiny.toml"],
         ["recipe", "show", "tiny.toml"],

@@ -1,0 +1,68 @@
+"""`ropewalk compare`"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from ropewalk import flow
+from ropewalk.monitor.comparison import UNITS, Comparison, figures, place_text
+from ropewalk.monitor.comparison_page import setting_text
+
+from .console import emit
+from .options import Json, verb
+from .results import aligned
+
+app = verb()
+
+_WIDEST = 32
+"""Characters of a setting that are shown."""
+
+
+@app.command()
+def compare(
+    runs: Annotated[list[Path], typer.Argument(help="Two run directories or more.", show_default=False)],
+    by: Annotated[
+        Literal["step", "tokens", "flops", "time"], typer.Option("--by", help="What the curves run along.")
+    ] = "step",
+    html: Annotated[
+        Path | None,
+        typer.Option("--html", help="Also write a page with charts along all four.", show_default=False),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Example: ropewalk compare runs/quickstart runs/second
+
+    Shows runs side by side: what came of them, with intervals of 95 %, the settings in which they differ, and their
+    loss along steps, tokens, FLOPs or seconds of training. Only reads; runs may still go on.
+    """
+    found = flow.compare(runs, page=html)
+    parts = ["\n".join(aligned(figures(found))), _settings(found), _curves(found, by), *found.notes]
+    parts += [f"wrote {html}"] if html else []
+    emit(found.tree(), as_json=json, text="\n\n".join(part for part in parts if part))
+
+
+def _settings(found: Comparison) -> str:
+    if not found.settings:
+        return "all settings are the same"
+    head = ("setting", *found.labels)
+    return "\n".join(aligned([head, *((key, *map(_short, values)) for key, values in found.settings.items())]))
+
+
+def _short(value: object) -> str:
+    text = setting_text(value)
+    return text if len(text) <= _WIDEST else f"{text[: _WIDEST - 3]}..."
+
+
+def _curves(found: Comparison, by: Literal["step", "tokens", "flops", "time"]) -> str:
+    """The loss of each run at places that all have reached."""
+    measure = found.measure()
+    rows: list[tuple[str, ...]] = [(UNITS[by], *found.labels)]
+    for place in found.places(by):
+        losses = [getattr(side, measure).at(by, place) for side in found.sides]
+        rows.append((place_text(place, by), *("-" if loss is None else f"{loss:.4f}" for loss in losses)))
+    if len(rows) == 1:
+        return f"the runs have no {UNITS[by]} in common, at which each has a {measure} loss"
+    return "\n".join([f"{measure} loss, in nats per token", *aligned(rows)])

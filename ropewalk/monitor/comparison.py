@@ -1,0 +1,280 @@
+"""Runs side by side: the settings in which they differ, their curves, their results. Reads files and nothing else."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from ropewalk.base.progress import amount, duration
+
+from .headline import median_pace, parameters, tokens, total_steps
+from .run import RunView
+from .values import mapping, number
+
+Axis = Literal["step", "tokens", "flops", "time"]
+AXES: tuple[Axis, ...] = get_args(Axis)
+UNITS: dict[Axis, str] = {"step": "step", "tokens": "tokens", "flops": "FLOPs", "time": "seconds of training"}
+_SMOOTHED = 9
+"""Records of the training loss that make one value of the table: single batches differ more than runs do."""
+_ROWS = 8
+"""Places along the axis that a table shows."""
+_OWN = ("name", "prepare.folder", "prepare.artifacts", "prepare.workers")
+"""Settings that tell nothing about a result."""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """A measurement with its interval of 95 %, where there is one."""
+
+    value: float | None
+    low: float | None = None
+    high: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """A loss along a run, at the same moments in four units."""
+
+    x: dict[Axis, tuple[float, ...]]
+    loss: tuple[float, ...]
+
+    def at(self, axis: Axis, place: float) -> float | None:
+        """The loss at `place`, between neighbours on a straight line; None outside."""
+        xs = self.x[axis]
+        if not xs or not xs[0] <= place <= xs[-1]:
+            return None
+        after = bisect_left(xs, place)
+        if after == 0 or xs[after] == place:
+            return self.loss[after]
+        share = (place - xs[after - 1]) / (xs[after] - xs[after - 1])
+        return self.loss[after - 1] + share * (self.loss[after] - self.loss[after - 1])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Side:
+    """One of the runs."""
+
+    folder: str
+    view: RunView
+    training: Curve
+    validation: Curve
+    results: dict[str, Result]
+
+    @property
+    def state(self) -> str:
+        """Whether it is over."""
+        if self.view.process:
+            return "running"
+        return "finished" if self.view.finished else "stopped"
+
+    @property
+    def measured_on(self) -> str:
+        """What the validation loss was measured on."""
+        return self.view.validations[-1].measured_on if self.view.validations else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Runs side by side."""
+
+    sides: tuple[Side, ...]
+    settings: dict[str, tuple[Any, ...]]
+    """Those that differ, by dotted key."""
+    notes: tuple[str, ...]
+    """What stands against comparing some of the figures."""
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Of the columns: the last part of each folder, or the whole folder where that does not tell them apart."""
+        short = tuple(Path(side.folder).name for side in self.sides)
+        return short if len({*short}) == len(short) else tuple(side.folder for side in self.sides)
+
+    def tree(self) -> dict[str, Any]:
+        """As plain values, for JSON."""
+        return {
+            "runs": [_side_tree(side) for side in self.sides],
+            "settings": {key: list(values) for key, values in self.settings.items()},
+            "notes": list(self.notes),
+        }
+
+    def measure(self) -> str:
+        """The curve that a table shows: validation where all runs have some, else training."""
+        return "validation" if all(len(side.validation.loss) > 1 for side in self.sides) else "training"
+
+    def places(self, axis: Axis) -> list[float]:
+        """Up to `_ROWS` places along `axis` that all runs reach: where the one with the fewest values has some."""
+        curves = [getattr(side, self.measure()).x[axis] for side in self.sides]
+        if not all(curves):
+            return []
+        first, last = max(xs[0] for xs in curves), min(xs[-1] for xs in curves)
+        if first > last:
+            return []
+        found = [[x for x in xs if first <= x <= last] for xs in curves]
+        inside = min(filter(None, found), key=len)  # `last` lies in one of them
+        count = len(inside)
+        return inside if count <= _ROWS else [inside[round(i * (count - 1) / (_ROWS - 1))] for i in range(_ROWS)]
+
+
+def compare_views(views: Sequence[tuple[Path, RunView]]) -> Comparison:
+    """The runs with their names, in the order given."""
+    sides = tuple(_side(folder, view) for folder, view in views)
+    return Comparison(sides, _differences([view for _, view in views]), tuple(_notes(sides)))
+
+
+def _side(folder: Path, view: RunView) -> Side:
+    training = _training(view)
+    return Side(
+        folder=str(folder),
+        view=view,
+        training=training,
+        validation=_validation(view, training),
+        results={name: _result(view, name) for name in ("bits_per_byte", "accuracy", "loss")},
+    )
+
+
+def _training(view: RunView) -> Curve:
+    """FLOPs and time are added up from record to record, so that phases of different shape count as what they are."""
+    columns: dict[Axis, list[float]] = {axis: [] for axis in AXES}
+    losses: list[float] = []
+    before = flops = seconds = 0.0
+    for record in view.steps:
+        if not math.isfinite(record.tokens):
+            continue
+        read = max(0.0, record.tokens - before)
+        before = record.tokens
+        if record.tokens_per_s > 0:  # False for nan
+            seconds += read / record.tokens_per_s
+            flops += read * record.flops_per_s / record.tokens_per_s if math.isfinite(record.flops_per_s) else 0.0
+        for axis, value in zip(AXES, (float(record.step), record.tokens, flops, seconds), strict=True):
+            columns[axis].append(value)
+        losses.append(record.loss)
+    return Curve({axis: tuple(values) for axis, values in columns.items()}, tuple(_smoothed(losses)))
+
+
+def _smoothed(losses: Sequence[float]) -> list[float]:
+    """Each with the ones before it."""
+    found = []
+    for end in range(1, len(losses) + 1):
+        recent = [loss for loss in losses[max(0, end - _SMOOTHED) : end] if math.isfinite(loss)]
+        found.append(math.fsum(recent) / len(recent) if recent else float("nan"))
+    return found
+
+
+def _validation(view: RunView, training: Curve) -> Curve:
+    """The measurements of validation, placed where training stood."""
+    columns: dict[Axis, list[float]] = {axis: [] for axis in AXES}
+    losses = []
+    for point in view.validations:
+        places = {axis: Curve(training.x, training.x[axis]).at("step", point.step) for axis in AXES}
+        if math.isfinite(point.loss) and all(place is not None for place in places.values()):
+            for axis, place in places.items():
+                columns[axis].append(float(place or 0.0))
+            losses.append(point.loss)
+    return Curve({axis: tuple(values) for axis, values in columns.items()}, tuple(losses))
+
+
+def _result(view: RunView, name: str) -> Result:
+    intervals = mapping(view.summary.get("intervals")) or mapping(view.evaluation.get("intervals"))
+    found = intervals.get(name)
+    low, high = (number(found[0]), number(found[1])) if isinstance(found, list) and len(found) == 2 else (None, None)
+    return Result(view.measured(name), low, high)
+
+
+def _differences(views: Sequence[RunView]) -> dict[str, tuple[Any, ...]]:
+    tables = [{setting.key: setting.value for setting in view.settings} for view in views]
+    keys = list(dict.fromkeys(key for table in tables for key in table))
+    columns = {key: tuple(table.get(key) for table in tables) for key in keys if key not in _OWN}
+    return {key: values for key, values in columns.items() if any(value != values[0] for value in values)}
+
+
+def _notes(sides: Sequence[Side]) -> list[str]:
+    found = []
+    if len({_data(side.view) for side in sides}) > 1:
+        found.append(
+            "the runs have other data or another tokenizer: losses per token cannot be compared, bits per byte only as "
+            "far as the held-out texts are alike"
+        )
+    if len({side.measured_on for side in sides if side.measured_on}) > 1:
+        found.append("validation losses were measured on different numbers of sequences")
+    bits = [side.results["bits_per_byte"] for side in sides]
+    intervals = [(one.low, one.high) for one in bits if one.low is not None and one.high is not None]
+    if len(intervals) == len(bits) and max(low for low, _ in intervals) <= min(high for _, high in intervals):
+        found.append("the intervals of held-out bits per byte overlap: this does not show which run is better")
+    return found
+
+
+def _data(view: RunView) -> str:
+    prepared = next((stage for stage in view.stages if stage.name == "prepare"), None)
+    return str(prepared.result.get("hash", "")) if prepared else ""
+
+
+def _side_tree(side: Side) -> dict[str, Any]:
+    last = side.view.steps[-1] if side.view.steps else None
+    return {
+        "run": side.folder,
+        "name": side.view.name,
+        "state": side.state,
+        "step": last.step if last else None,
+        "steps": total_steps(side.view),
+        "parameters": parameters(side.view),
+        "tokens": tokens(side.view),
+        "flops": _last(side.training, "flops"),
+        "training_s": _last(side.training, "time"),
+        "tokens_per_s": median_pace(side.view),
+        "train_loss": side.training.loss[-1] if side.training.loss else None,
+        "validation_loss": side.validation.loss[-1] if side.validation.loss else None,
+        "results": {
+            name: {"value": one.value, "interval": None if one.low is None else [one.low, one.high]}
+            for name, one in side.results.items()
+        },
+        "curves": {
+            name: {**{axis: list(values) for axis, values in curve.x.items()}, "loss": list(curve.loss)}
+            for name, curve in (("training", side.training), ("validation", side.validation))
+        },
+    }
+
+
+def _last(curve: Curve, axis: Axis) -> float | None:
+    return curve.x[axis][-1] if curve.x[axis] else None
+
+
+def place_text(place: float, axis: Axis) -> str:
+    """A place along an axis, for people."""
+    if axis == "time":
+        return duration(place)
+    return f"{round(place):,}" if axis == "step" else amount(place)
+
+
+def figures(comparison: Comparison) -> list[tuple[str, ...]]:
+    """Rows of what came of each run: a name, then a cell for each."""
+    trees = [_side_tree(side) for side in comparison.sides]
+
+    def row(name: str, show: Any, key: str) -> tuple[str, ...]:
+        return (name, *("-" if tree[key] is None else show(tree[key]) for tree in trees))
+
+    progress = [f"{tree['step'] or 0:,}" + (f" of {tree['steps']:,}" if tree["steps"] else "") for tree in trees]
+    return [
+        ("run", *(tree["run"] for tree in trees)),
+        ("state", *(tree["state"] for tree in trees)),
+        ("step", *progress),
+        row("parameters", amount, "parameters"),
+        row("tokens", amount, "tokens"),
+        row("FLOPs", amount, "flops"),
+        row("training time", duration, "training_s"),
+        row("tokens/s", amount, "tokens_per_s"),
+        row("training loss", "{:.4f}".format, "train_loss"),
+        row("validation loss", "{:.4f}".format, "validation_loss"),
+        ("held-out bits per byte", *(_interval(side.results["bits_per_byte"], "{:.3f}") for side in comparison.sides)),
+        ("accuracy", *(_interval(side.results["accuracy"], "{:.1%}") for side in comparison.sides)),
+    ]
+
+
+def _interval(result: Result, shown: str) -> str:
+    if result.value is None:
+        return "-"
+    text = shown.format(result.value)
+    return text if result.low is None else f"{text} ({shown.format(result.low)} to {shown.format(result.high)})"

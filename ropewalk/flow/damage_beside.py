@@ -39,6 +39,7 @@ from ropewalk.prepare.substring.match import match, match_tasks
 from ropewalk.prepare.substring.sift import sample, sample_tasks, sift
 from ropewalk.prepare.workers import Workers
 from ropewalk.store.items import Item
+from ropewalk.store.manifest import FILE as MANIFEST
 from ropewalk.store.manifest import read_manifest
 
 from .adopt import adopt, finished, plan_adoption
@@ -269,7 +270,7 @@ def read_adopted(place: Place, path: Path) -> Any:
     told: list[str] = []
     manifest = finished(path.parent, expected=plan_adoption(_load(place)).hash, say=told.append)
     if manifest is None:
-        raise DataError("\n".join(told))
+        raise DataError("\n".join(told) or f"{path.parent / MANIFEST}: there is none; the corpus is looked through again")
     for split, _ in itertools.groupby(manifest.shards, key=lambda entry: entry.split):
         open_source(path.parent, manifest.shards_of(split), verify=True)
     return digest(path)

@@ -222,7 +222,9 @@ def test_a_folder_or_a_pipe_in_place_of_interrupted_work_is_named_and_stays(tmp_
         made.parent.mkdir(parents=True)
         make(made)
         with Workers(1) as workers, pytest.raises(DamagedFile, match=rf"{made.name}: not a regular file; move it away"):
-            find_repeats(texts, settings=Substring(length=16), folder=made.parents[name.count("/") + 1], workers=workers)
+            find_repeats(
+                texts, settings=Substring(length=16), folder=made.parents[name.count("/") + 1], workers=workers
+            )
         assert made.exists()
 
 

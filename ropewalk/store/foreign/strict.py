@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ropewalk.base.errors import DataError
-from ropewalk.base.untrusted import Refused, parse_json
+from ropewalk.base.untrusted import Refused, parse_json, plain_text
 from ropewalk.store.origin import Origin, is_inside
 from ropewalk.store.references import Catalogue
 
@@ -56,6 +56,7 @@ def taken(tree: Any, name: str, kind: type[Kind], *, where: str) -> Kind:
     """The value of `name` in an object of an index, which must be of `kind`; numbers count things."""
     value = tree.get(name) if isinstance(tree, dict) else None
     sound = isinstance(value, kind) and not isinstance(value, bool)
+    sound = sound and (not isinstance(value, str) or plain_text(value))
     if not sound or (isinstance(value, int) and not 0 <= value < 1 << 62):
         raise DataError(f"{where}: `{name}` is {_shown(value)}; {RESTORE}")
     return value
@@ -65,7 +66,7 @@ def listed(tree: Any, name: str, kind: type[Kind], *, where: str) -> list[Kind]:
     """The list `name` in an object of an index, all of whose values are of `kind`."""
     values = taken(tree, name, list, where=where)
     for value in values:
-        if not isinstance(value, kind):
+        if not isinstance(value, kind) or (isinstance(value, str) and not plain_text(value)):
             raise DataError(f"{where}: `{name}` holds {_shown(value)}; {RESTORE}")
     return values
 

@@ -6,6 +6,7 @@ import contextlib
 import math
 import struct
 import tarfile
+import tokenize
 import zlib
 from collections.abc import Iterator
 from typing import Any, TypeVar
@@ -22,7 +23,7 @@ INDEX = "index.json"
 RESTORE = "restore the file from a copy"
 _UNREADABLE = (
     *(ValueError, LookupError, TypeError, ArithmeticError, EOFError, RecursionError, NotImplementedError),
-    *(OSError, struct.error, zlib.error, tarfile.TarError),
+    *(OSError, SyntaxError, struct.error, tokenize.TokenError, zlib.error, tarfile.TarError),
 )
 """What libraries raise when bytes are not what they take them for; Arrow's own errors are among these."""
 Kind = TypeVar("Kind")

@@ -152,6 +152,19 @@ def test_no_file_outside_of_its_folder_is_read_as_a_part_of_a_corpus(tmp_path: P
         read(tmp_path / "corpus")
 
 
+@pytest.mark.parametrize("name", ["mds", "litdata, leaves"])
+def test_a_sample_whose_sizes_lead_into_the_next_is_refused(good: Path, tmp_path: Path, name: str) -> None:
+    shutil.copytree(good / name, tmp_path / "case")
+    path = sorted((tmp_path / "case" / "corpus").glob("[cs]*0*"))[0]
+    data = bytearray(path.read_bytes())
+    begin = int.from_bytes(data[4:8], "little")  # of the first sample: the size of a text, that of its tokens
+    assert data[begin] in (5, 6)
+    data[begin] += 4
+    path.write_bytes(data)
+    with pytest.raises(DataError, match=f"{path.name}: its tokens lie outside of their samples"):
+        read(tmp_path / "case" / "corpus")
+
+
 @pytest.mark.parametrize("cell", ["[1, 2.5]", '["a"]', "[[1], [2]]", "[true]", "[-1]", "{}", "[" * 5000, '"12"'])
 def test_json_that_holds_no_tokens_is_refused(tmp_path: Path, cell: str) -> None:
     place = write_webdataset(tmp_path / "corpus", [[1, 2]], ending="json")

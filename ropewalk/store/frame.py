@@ -229,8 +229,9 @@ def _is_footer(footer: dict[str, Any]) -> bool:
     if not all(type(a) is type(b) is int and 0 <= a <= b for a, b in places):
         return False
     end = max(b for _, b in places)
-    counted = type(size) is int and size > 0 and isinstance(chunks, list) and len(chunks) == -(-end // size)
-    return counted and all(type(chunk) is int for chunk in chunks)
+    if type(size) is not int or size < 1 or not isinstance(chunks, list):
+        return False
+    return len(chunks) == -(-end // size) and all(type(chunk) is int for chunk in chunks)
 
 
 def damaged(file: str, why: str) -> DamagedData:

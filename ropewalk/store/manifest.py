@@ -238,7 +238,7 @@ def _manifest(tree: dict[str, Any]) -> Manifest:
 def _misfits(kind: Any, value: Any, key: str) -> Iterator[str]:
     """What in a value from JSON does not fit the `kind` of a field, by its dotted `key`."""
     origin, inner = get_origin(kind), get_args(kind)
-    if dataclasses.is_dataclass(kind) and isinstance(value, dict):
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind) and isinstance(value, dict):
         hints = _hints(kind)
         told = {name: child for name, child in value.items() if name in hints or kind is not Manifest}
         needed = {f.name for f in dataclasses.fields(kind) if f.default is f.default_factory is dataclasses.MISSING}
@@ -267,7 +267,7 @@ def _fits(kind: Any, value: Any) -> bool:
 
 
 @functools.cache
-def _hints(kind: type) -> dict[str, Any]:
+def _hints(kind: Any) -> dict[str, Any]:
     return get_type_hints(kind)
 
 

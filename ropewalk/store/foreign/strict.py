@@ -56,18 +56,16 @@ def read_index(folder: str, *, origin: Origin) -> dict[str, Any]:
 def taken(tree: Any, name: str, kind: type[Kind], *, where: str) -> Kind:
     """The value of `name` in an object of an index, which must be of `kind`; numbers count things."""
     value = tree.get(name) if isinstance(tree, dict) else None
-    sound = isinstance(value, kind) and not isinstance(value, bool)
-    sound = sound and (not isinstance(value, str) or plain_text(value))
-    if not sound or (isinstance(value, int) and not 0 <= value < 1 << 62):
-        raise DataError(f"{where}: `{name}` is {_shown(value)}; {RESTORE}")
-    return value
+    if isinstance(value, kind) and not isinstance(value, bool) and _is_sound(value):
+        return value
+    raise DataError(f"{where}: `{name}` is {_shown(value)}; {RESTORE}")
 
 
 def listed(tree: Any, name: str, kind: type[Kind], *, where: str) -> list[Kind]:
     """The list `name` in an object of an index, all of whose values are of `kind`."""
     values = taken(tree, name, list, where=where)
     for value in values:
-        if not isinstance(value, kind) or (isinstance(value, str) and not plain_text(value)):
+        if not isinstance(value, kind) or not _is_sound(value):
             raise DataError(f"{where}: `{name}` holds {_shown(value)}; {RESTORE}")
     return values
 
@@ -103,6 +101,12 @@ def check_catalogue(catalogue: Catalogue) -> Catalogue:
     for number in np.flatnonzero((catalogue.length < 0) | (catalogue.start < 0))[:1].tolist():
         raise DataError(f"{catalogue.units[catalogue.unit[number]].file}: document {number} has no place; {RESTORE}")
     return catalogue
+
+
+def _is_sound(value: Any) -> bool:
+    if isinstance(value, str):
+        return plain_text(value)
+    return not isinstance(value, int) or 0 <= value < 1 << 62
 
 
 def _shown(value: Any) -> str:

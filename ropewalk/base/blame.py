@@ -34,7 +34,7 @@ def explain(error: BaseException) -> str | None:
     """What happened and what to do, in one line; None for a bug."""
     if isinstance(error, OSError):
         return _explain_os(error)
-    if isinstance(error, MemoryError):
+    if isinstance(error, MemoryError) or _is_out_of_memory(error):
         return (
             "out of memory: this process could not get what it asked for; free memory, raise `ulimit -v` or the job's "
             "limit, or use smaller settings (`prepare.workers`, batch sizes)"
@@ -85,6 +85,12 @@ def _explain_os(error: OSError) -> str | None:
     where = f"{error.filename}: " if error.filename else ""
     remedy = _ERRNO_REMEDIES.get(error.errno, "")
     return f"{where}{error.strerror or error}" + (f"; {remedy}" if remedy else "")
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    """Whether torch, which is not imported here, could not get what it asked for."""
+    told = any(kind.__name__ == "OutOfMemoryError" and kind.__module__ == "torch" for kind in type(error).__mro__)
+    return told or (type(error) is RuntimeError and "can't allocate memory" in str(error))
 
 
 def _line(error: BaseException) -> str:

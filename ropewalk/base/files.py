@@ -140,13 +140,23 @@ def upgraded(
     return value
 
 
+def open_lock(folder: Path) -> IO[str]:
+    """The lock file of `folder`, both of which are made if they are not there; DamagedFile as `check_regular`."""
+    path = folder / ".lock"
+    with storage(f"creating {folder}"):
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise DamagedFile(f"{path}: {NO_FILE}", "move it away and run the same command again")
+    return open(descriptor, "r+", encoding="utf-8", errors="replace")
+
+
 @contextlib.contextmanager
 def locked(folder: Path, *, wait: Callable[[str], None] | None = None) -> Iterator[None]:
     """Holds `folder` for this process. A second process gets RunConflict or, with `wait`, waits, after `wait` was told
     for whom. The kernel frees the folder if we die."""
-    with storage(f"creating {folder}"):
-        folder.mkdir(parents=True, exist_ok=True)
-        file = open(folder / ".lock", "a+")  # noqa: SIM115 - held for the whole block, closed below
+    file = open_lock(folder)
     try:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -169,9 +179,9 @@ def locked(folder: Path, *, wait: Callable[[str], None] | None = None) -> Iterat
 def lock_owner(folder: Path) -> str | None:
     """The process that holds `folder` now, None when nobody does."""
     path = folder / ".lock"
-    if not path.exists():
+    if not path.is_file():
         return None
-    with open(path) as file:
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), encoding="utf-8", errors="replace") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -74,10 +74,10 @@ def read_sealed(
 def parse_sealed(data: bytes, *, path: Path, what: str, remedy: str, sealed_since: int) -> dict[str, Any]:
     """The JSON object in `data`, which was read from `path`, without its seal."""
     body = _body(data, _JSON, _JSON_END)
-    if body is not None:
-        tree: dict[str, Any] = json.loads(body + b"\n}")
-        return tree
     try:
+        if body is not None:
+            tree: dict[str, Any] = json.loads(body + b"\n}")
+            return tree
         tree = json.loads(data)
     except (ValueError, RecursionError):
         raise damaged(path, what=what, remedy=remedy) from None
@@ -130,7 +130,7 @@ def parse_sealed_lines(data: bytes, *, path: Path, what: str, remedy: str) -> li
         body = data
     try:
         return [json.loads(line) for line in body.splitlines()]
-    except ValueError:
+    except (ValueError, RecursionError):
         raise damaged(path, what=what, remedy=remedy) from None
 
 

@@ -15,7 +15,7 @@ from ropewalk import flow
 from ropewalk.base.errors import UserError
 from ropewalk.base.progress import counted
 
-from .options import Json, verb
+from .options import MOST_TOKENS, Json, verb
 
 if TYPE_CHECKING:
     from ropewalk.evaluate.conversation import Conversation
@@ -42,7 +42,7 @@ def chat(
         Literal["auto", "chatml", "plain"],
         typer.Option("--template", help="How turns are written; `auto`: as in the model's own data, else plain."),
     ] = "auto",
-    tokens: Annotated[int, typer.Option("--tokens", min=1, help="Most tokens of an answer.")] = 200,
+    tokens: Annotated[int, typer.Option("--tokens", min=1, max=MOST_TOKENS, help="Most tokens of an answer.")] = 200,
     temperature: Annotated[float, typer.Option("--temperature", min=0.0, help="0 takes the likeliest token.")] = 0.7,
     top_k: Annotated[int, typer.Option("--top-k", min=0, help="Draw from the k likeliest tokens; 0 from all.")] = 50,
     seed: Annotated[int, typer.Option("--seed", min=0, help="The same seed and questions give the same answers.")] = 0,

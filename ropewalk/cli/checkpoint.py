@@ -22,7 +22,7 @@ from ropewalk.checkpoint.model import verify_model
 from ropewalk.checkpoint.prune import step_of
 
 from .console import emit, table
-from .options import Json, RunFolder, verb
+from .options import MOST_RANKS, Json, RunFolder, verb
 
 app = verb(
     help="""Example: ropewalk checkpoint verify runs/quickstart
@@ -89,7 +89,9 @@ def verify(checkpoint: Places, json: Json = False) -> None:
 def reshard(
     checkpoint: Place,
     folder: Target,
-    ranks: Annotated[int, typer.Option("--ranks", min=1, help="How many ranks to write for.", show_default=False)],
+    ranks: Annotated[
+        int, typer.Option("--ranks", min=1, max=MOST_RANKS, help="How many ranks to write for.", show_default=False)
+    ],
     mesh: Annotated[
         str, typer.Option("--mesh", help="As 2x4: first sides split in 2, second in 4. Left out: first sides only.")
     ] = "",

@@ -15,7 +15,7 @@ from ropewalk.base.progress import amount
 
 from .cluster import cluster_text
 from .console import Console, emit, table
-from .options import Json, Overrides, RecipeOrRun, Runs, verb
+from .options import MOST_RANKS, Json, Overrides, RecipeOrRun, Runs, verb
 from .results import aligned
 
 app = verb(
@@ -30,7 +30,9 @@ def data(
     recipe: RecipeOrRun,
     overrides: Overrides = None,
     runs: Runs = Path("runs"),
-    cores: Annotated[int | None, typer.Option("--cores", min=1, help="Predict for so many cores.")] = None,
+    cores: Annotated[
+        int | None, typer.Option("--cores", min=1, max=MOST_RANKS, help="Predict for so many cores.")
+    ] = None,
     gpu_speed: Annotated[
         float, typer.Option("--gpu-speed", min=0.001, help="Predict for a step that is so many times as fast.")
     ] = 1.0,

@@ -13,7 +13,7 @@ from ropewalk.base.errors import UserError
 from ropewalk.config.ranks import ranks
 
 from .console import emit
-from .options import Json, verb
+from .options import MOST_TOKENS, Json, verb
 
 app = verb()
 
@@ -31,7 +31,7 @@ def generate(
         Literal["auto", "chatml", "plain"],
         typer.Option("--template", help="How --chat is written; `auto`: as in the model's own data."),
     ] = "auto",
-    tokens: Annotated[int, typer.Option("--tokens", min=1, help="Most tokens to add.")] = 120,
+    tokens: Annotated[int, typer.Option("--tokens", min=1, max=MOST_TOKENS, help="Most tokens to add.")] = 120,
     temperature: Annotated[float, typer.Option("--temperature", min=0.0, help="0 takes the likeliest token.")] = 0.7,
     top_k: Annotated[int, typer.Option("--top-k", min=0, help="Draw from the k likeliest tokens; 0 from all.")] = 50,
     seed: Annotated[int, typer.Option("--seed", min=0, help="The same seed gives the same text.")] = 0,

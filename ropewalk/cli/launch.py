@@ -12,7 +12,7 @@ from ropewalk.launch.kubernetes import KubernetesSettings
 from ropewalk.launch.slurm import SlurmSettings
 
 from .console import emit, table
-from .options import Json, Overrides, RecipeFile, Runs, verb
+from .options import MOST_RANKS, Json, Overrides, RecipeFile, Runs, verb
 
 app = verb(
     help="""Example: ropewalk launch slurm recipes/books.toml --nodes 2 --gpus-per-node 8
@@ -21,9 +21,12 @@ app = verb(
     `ropewalk train --nproc` needs no job."""
 )
 
-Nodes = Annotated[int, typer.Option("--nodes", min=1, help="Machines.")]
+Nodes = Annotated[int, typer.Option("--nodes", min=1, max=MOST_RANKS, help="Machines.")]
 Gpus = Annotated[
-    int, typer.Option("--gpus-per-node", min=0, help="GPUs of each machine, a process for each; 0: one on the CPU.")
+    int,
+    typer.Option(
+        "--gpus-per-node", min=0, max=MOST_RANKS, help="GPUs of each machine, a process for each; 0: one on the CPU."
+    ),
 ]
 Out = Annotated[Path | None, typer.Option("--out", help="The file to write.", show_default=False)]
 Force = Annotated[bool, typer.Option("--force", help="Overwrite the file although it was edited.")]

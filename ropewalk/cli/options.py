@@ -28,6 +28,10 @@ Nproc = Annotated[
         show_default=False,
     ),
 ]
+MOST_TOKENS = 1 << 20
+"""That are added to a prompt."""
+MOST_RANKS = 1 << 16
+"""Also nodes and cores; more is a slip of the keyboard, and would be waited for."""
 Json = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")]
 
 

@@ -11,13 +11,15 @@ import dataclasses
 import difflib
 import json
 import math
+import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, Literal, Protocol, TypeVar, get_args, get_origin, runtime_checkable
 
-from ropewalk.base.errors import ConfigError, Problem
+from ropewalk.base.errors import ConfigError, DamagedFile, Problem
+from ropewalk.base.files import NO_FILE, read_regular
 
 from .layer import Beneath, lay, nearest, path_of
 from .positions import Path as KeyPath
@@ -67,7 +69,9 @@ def read(
 def read_text(path: Path) -> str:
     """The text of a recipe; ConfigError says why there is none."""
     try:
-        return path.read_text(encoding="utf-8-sig")  # editors on Windows put a mark before the first line
+        return read_regular(path).decode("utf-8-sig")  # editors on Windows put a mark before the first line
+    except DamagedFile:
+        raise ConfigError([Problem(str(path), NO_FILE, "name a .toml file")]) from None
     except FileNotFoundError:
         near = difflib.get_close_matches(path.name, [p.name for p in path.parent.glob("*.toml")], n=1)
         remedy = f"did you mean `{path.with_name(near[0])}`?" if near else "`ropewalk new` writes one"
@@ -125,8 +129,12 @@ def parse_toml(text: str, name: str) -> dict[str, Any]:
         line = _error_line(error, text)
         reason = str(error).split(" (at ")[0]
         shown = lines_of(text)[line - 1].strip()
-        problem = Problem(f"{name}:{line}", f"not valid TOML: {reason}", f"the line reads `{shown}`")
+        problem = Problem(f"{name}:{line}", f"not valid TOML: {reason}", f"the line reads `{_short(shown)}`")
         raise ConfigError([problem]) from None
+    except RecursionError:
+        raise ConfigError(
+            [Problem(name, "lists or tables are nested too deeply", "a recipe has a few levels")]
+        ) from None
 
 
 def _given(value: Any, origins: Mapping[str, str], prefix: str) -> dict[str, Any]:
@@ -271,6 +279,9 @@ class _Reader:
                     return self._unsound(path, f"`{_dotted(path)}` is {_show(value)}", f"it must be {field.range}")
                 if isinstance(result, float) and not math.isfinite(result):
                     return self._unsound(path, f"`{_dotted(path)}` is {_show(value)}", "it must be a finite number")
+                if isinstance(result, str) and "\0" in result:
+                    what = f"`{_dotted(path)}` is {json.dumps(result)}"
+                    return self._unsound(path, what, "leave out the zero character; no file name holds one")
                 return result
         return self._unsound(path, f"`{_dotted(path)}` is {_show(value)}", _expected(kind, value))
 
@@ -405,7 +416,7 @@ def _override_value(cls: type, path: KeyPath, raw: str) -> Any:
         return raw
     try:
         tree = tomllib.loads(f"value = {raw}")
-    except ValueError:
+    except (ValueError, RecursionError):
         return raw
     return tree["value"] if len(tree) == 1 else raw  # more keys: the text goes on after a line's end
 
@@ -443,7 +454,17 @@ def _error_line(error: ValueError, text: str) -> int:
     words = str(error)
     if "(at line " in words:
         return int(words.split("(at line ")[1].split(",")[0])
+    if endless := _ENDLESS.search(text):
+        return len(lines_of(text[: endless.end()]))
     return len(lines_of(text.rstrip()))
+
+
+_ENDLESS = re.compile(r"\d[\d_]{4000,}")
+"""A number with more digits than Python reads."""
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 80 else text[:77] + "..."
 
 
 def _header(path: KeyPath) -> str:

@@ -14,11 +14,11 @@ class Evaluate:
 
     max_bytes: Annotated[int, Range(least=1000)] = 400_000
     """Most UTF-8 bytes of held-out text that are scored, whole documents in a seeded order."""
-    samples: Annotated[int, Range(least=0)] = 24
+    samples: Annotated[int, Range(least=0, most=1_000_000)] = 24
     """Completions drawn from beginnings of held-out documents; those in domain `code` are parsed as Python."""
     prompt_tokens: Annotated[int, Range(least=1)] = 48
     """Tokens of the document that a completion starts from."""
-    max_new_tokens: Annotated[int, Range(least=1)] = 96
+    max_new_tokens: Annotated[int, Range(least=1, most=1 << 20)] = 96
     """Maximum tokens drawn for a completion; it ends earlier at the end of text."""
     temperature: Annotated[float, Range(least=0)] = 0.7
     """Sharpness of sampling; 0 takes the likeliest token."""

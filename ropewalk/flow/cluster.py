@@ -8,6 +8,7 @@ from pathlib import Path
 from ropewalk.base.errors import UserError
 from ropewalk.base.files import committed_file, read_regular
 from ropewalk.base.seal import is_sealed_text, sealed_toml
+from ropewalk.config.read import read_text
 from ropewalk.launch.cluster import Job
 from ropewalk.launch.kubernetes import KubernetesSettings, manifest, object_name
 from ropewalk.launch.slurm import SlurmSettings, batch_script
@@ -60,7 +61,7 @@ def launch_kubernetes(
     """
     job = _job(Path(recipe), overrides, nodes=nodes, gpus_per_node=gpus_per_node, runs=runs)
     file = out or Path(f"{job.name}.yaml")
-    _write(file, manifest(job, settings, recipe=Path(recipe).read_text(encoding="utf-8-sig")), force=force)
+    _write(file, manifest(job, settings, recipe=read_text(Path(recipe))), force=force)
     name = object_name(job.name)
     return {
         "file": str(file),

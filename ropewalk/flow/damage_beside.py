@@ -28,6 +28,7 @@ from ropewalk.load.cache.disk import Disk
 from ropewalk.load.cache.importance import publish, published
 from ropewalk.load.config import Corpus, Load
 from ropewalk.load.sources import open_source
+from ropewalk.plan.speed import Speed
 from ropewalk.prepare import ngrams
 from ropewalk.prepare.config import Near, Substring
 from ropewalk.prepare.near.index import Index
@@ -39,9 +40,11 @@ from ropewalk.prepare.substring.match import match, match_tasks
 from ropewalk.prepare.substring.sift import sample, sample_tasks, sift
 from ropewalk.prepare.workers import Workers
 from ropewalk.store.items import Item
+from ropewalk.store.manifest import FILE as MANIFEST
 from ropewalk.store.manifest import read_manifest
 
 from .adopt import adopt, finished, plan_adoption
+from .expected_time import keep_speed, read_speed
 from .planning import needs_torch
 from .recipe import Recipe
 
@@ -65,6 +68,7 @@ class Place:
 Reader = Callable[[Place, Path], Any]
 
 MATMUL = "a matmul of some shape"
+MACHINE = "a machine of some kind"
 ADOPTED = "adopted"
 """Folder in which prepared data refer to a corpus of another program."""
 COPIES = "copies"
@@ -78,6 +82,7 @@ IMPORTANCE = np.linspace(0, 1, 7)
 def leave(place: Place) -> None:
     """Puts the files beside the run of `place`."""
     known_matmuls(place.root / "cache").put(MATMUL, {"ours": 1.0, "torch": 2.0})
+    keep_speed(place.root / "cache", MACHINE, Speed(device="cpu", flops=1e9, words="measured"))
     fetch_through(place.root / "disk-cache", place.data)
     publish(place.root / "disk-cache", IMPORTANCE, job=0)
     Index.open(place.root / "near-index", Near()).append("first", [_documents(place)])
@@ -92,6 +97,10 @@ def leave(place: Place) -> None:
 
 def _matmuls(place: Place, path: Path) -> Any:
     return known_matmuls(path.parent.parent).get(MATMUL)
+
+
+def _measured(place: Place, path: Path) -> Any:
+    return read_speed(path.parent, MACHINE)
 
 
 def _item(place: Place, path: Path) -> Any:
@@ -269,7 +278,9 @@ def read_adopted(place: Place, path: Path) -> Any:
     told: list[str] = []
     manifest = finished(path.parent, expected=plan_adoption(_load(place)).hash, say=told.append)
     if manifest is None:
-        raise DataError("\n".join(told))
+        raise DataError(
+            "\n".join(told) or f"{path.parent / MANIFEST}: there is none; the corpus is looked through again"
+        )
     for split, _ in itertools.groupby(manifest.shards, key=lambda entry: entry.split):
         open_source(path.parent, manifest.shards_of(split), verify=True)
     return digest(path)
@@ -292,6 +303,7 @@ READERS_BESIDE: dict[str, Reader] = {
     "remote/*/*/manifest.json": _in_store,
     "remote/*/*/*": _in_store,
     "cache/products/*.json": _matmuls,
+    "cache/speed.json": _measured,
     "disk-cache/items/*/*.item": _item,
     "disk-cache/importance-*.bin": _importance,
 }

@@ -31,7 +31,7 @@ from ropewalk.prepare.stages import read_artifact, read_table
 from ropewalk.prepare.substring.spans import read_repeats
 from ropewalk.prepare.summary import write_summary
 from ropewalk.prepare.what_if import what_if
-from ropewalk.store.manifest import check_name, check_table, check_tokenizer, read_manifest
+from ropewalk.store.manifest import check_name, check_tokenizer, read_manifest
 from ropewalk.store.shards import Shard
 from ropewalk.train.settings import read_settings
 
@@ -65,7 +65,6 @@ def _shard(place: Place, path: Path) -> Any:
 
 def _table(place: Place, path: Path) -> Any:
     """As `prepare explain`, `what-if` and `report` do, each of those that opens it."""
-    check_table(place.data, path.name)
     told: list[Any] = [explain(place.data, place.document, sources=place.recipe.prepare.sources)]
     if path.name != "repeats.parquet":
         told.append(write_summary(place.data, place.recipe.prepare).read_bytes())

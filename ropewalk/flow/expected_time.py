@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
+import logging
 import subprocess
 import time
 from dataclasses import dataclass
@@ -17,9 +17,10 @@ from pathlib import Path
 
 import numpy as np
 
-from ropewalk.base.errors import DataError, StorageError
-from ropewalk.base.files import write_json
+from ropewalk.base.errors import DamagedFile, DataError, StorageError
+from ropewalk.base.files import read_regular
 from ropewalk.base.progress import counted
+from ropewalk.base.seal import parse_sealed, read_sealed, write_sealed
 from ropewalk.config.cache import cache_folder
 from ropewalk.model.spec import Spec
 from ropewalk.monitor.runs import newest_runs
@@ -27,6 +28,8 @@ from ropewalk.plan.machine import Machine
 from ropewalk.plan.plan import PhasePlan, Planned, load_plan
 from ropewalk.plan.speed import Speed, speed_of
 
+FILE = "speed.json"
+FORMAT = 1
 MEASURE_S = 0.05
 """For three products; what starting a process for them takes comes on top."""
 KEEP_S = 7 * 86400.0
@@ -39,6 +42,8 @@ LAYER_S, MICROBATCH_S = 1.5e-3, 3e-3
 """The least that a layer and the rest of a microbatch take on a CPU, however few tokens there are."""
 MARGIN = 1.25
 """By which the next run may be quicker or slower than all before it."""
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,16 +93,34 @@ def expected_time(planned: Planned, machine: Machine, *, runs: Path, speed: Spee
 
 def _speed(machine: Machine) -> Speed:
     """The speed of `machine`, which is measured once a week: starting a process for it takes longer than planning."""
-    path = cache_folder() / "speed.json"
     known = f"{machine}, numpy {np.__version__}"
-    with contextlib.suppress(OSError, ValueError, TypeError):
-        kept = json.loads(path.read_bytes())
-        if kept["machine"] == known and 0 <= time.time() - kept["time"] < KEEP_S:
-            return Speed(**kept["speed"])
-    speed = speed_of(machine, seconds=MEASURE_S)
-    with contextlib.suppress(StorageError):  # then it is measured the next time
-        write_json(path, {"machine": known, "time": time.time(), "speed": dataclasses.asdict(speed)})
-    return speed
+    kept = read_speed(cache_folder(), known)
+    if kept is None:
+        kept = speed_of(machine, seconds=MEASURE_S)
+        with contextlib.suppress(StorageError):  # then it is measured the next time
+            keep_speed(cache_folder(), known, kept)
+    return kept
+
+
+def keep_speed(folder: Path, known: str, speed: Speed) -> None:
+    """Keeps what was measured on the machine `known`."""
+    value = {"format": FORMAT, "machine": known, "time": time.time(), "speed": dataclasses.asdict(speed)}
+    write_sealed(folder / FILE, value)
+
+
+def read_speed(folder: Path, known: str) -> Speed | None:
+    """What was measured on the machine `known` not long ago; None when there is nothing or, with a warning, when it is
+    damaged."""
+    path, remedy = folder / FILE, "this machine is measured again"
+    try:
+        kept = read_sealed(path, what="speed", remedy=remedy, current=FORMAT, sealed_since=FORMAT)
+    except (DataError, StorageError) as error:
+        if isinstance(error, DamagedFile):
+            _log.warning("%s", error)
+        return None
+    if kept["machine"] != known or not 0 <= time.time() - kept["time"] < KEEP_S:
+        return None
+    return Speed(**kept["speed"])
 
 
 def _seconds(phase: PhasePlan, speed: Speed) -> float:
@@ -124,14 +147,15 @@ def _past(runs: Path, planned: Planned, machine: Machine, speed: Speed) -> list[
         folder = Path(line.folder)
         try:
             run = _run(folder, load_plan(folder), planned, machine, speed)
-        except (DataError, OSError, ValueError, KeyError, TypeError):
+        except (DataError, StorageError, OSError, ArithmeticError, LookupError, TypeError):
             continue  # damaged, or of another version: another one tells as much
         found += [run] if run else []
     return found
 
 
 def _run(folder: Path, made: Planned, planned: Planned, machine: Machine, speed: Speed) -> _Past | None:
-    summary = json.loads((folder / "summary.json").read_bytes())
+    path = folder / "summary.json"
+    summary = parse_sealed(read_regular(path), path=path, what="summary", remedy="", sealed_since=2)
     mine, its = planned.phases[0].plan, made.phases[0].plan
     alike = (mine.device, mine.precision, mine.world) == (its.device, its.precision, its.world)
     if summary["machine"] != str(machine) or not alike:

@@ -8,7 +8,6 @@ import os
 import platform
 import re
 import sys
-import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from ropewalk.base.events import EventLog
 from ropewalk.base.install import install_command
 from ropewalk.checkpoint.format import list_checkpoints
 from ropewalk.config.positions import key_lines
-from ropewalk.config.read import Resolved, flatten, parse_tree, read
+from ropewalk.config.read import Resolved, flatten, parse_toml, parse_tree, read, read_text
 from ropewalk.config.resolved import FILE, load_resolved, save_resolved
 from ropewalk.config.schema import fields_of, item_of, section_of
 from ropewalk.config.write import shown
@@ -89,8 +88,8 @@ def located(error: UserError, resolved: Resolved[Recipe]) -> ConfigError:
 def _missing_in_broken(path: Path) -> list[Problem]:
     """The missing files of a recipe that has other problems; none when its `[prepare]` is one of them."""
     try:
-        text = path.read_text(encoding="utf-8-sig")
-        settings = parse_tree(Prepare, tomllib.loads(text)["prepare"], str(path))
+        text = read_text(path)
+        settings = parse_tree(Prepare, parse_toml(text, str(path))["prepare"], str(path))
     except (OSError, ValueError, LookupError, ConfigError):
         return []
     lines = {".".join(map(str, key)): line for key, line in key_lines(text).items()}

@@ -23,7 +23,7 @@ import numpy.typing as npt
 import xxhash
 
 from ropewalk.base.errors import DataError, StorageError
-from ropewalk.base.files import committed_file, storage
+from ropewalk.base.files import committed_file, open_lock
 from ropewalk.store.frame import FrameWriter, local_frame
 
 from .packing import BEGIN_BITS, BLOCK_DOCUMENTS, LENGTH_BITS, Packed, Pieces, packed
@@ -163,9 +163,6 @@ def _sums(parts: list[npt.NDArray[np.int32]] | list[npt.NDArray[np.int64]]) -> n
 @contextlib.contextmanager
 def _alone(folder: Path) -> Iterator[None]:
     """Waits until no other process makes a layout in `folder`; the kernel frees it if we die."""
-    with storage(f"writing {folder}"):
-        folder.mkdir(parents=True, exist_ok=True)
-        file = open(folder / ".lock", "a")  # noqa: SIM115 - held for the whole block, closed below
-    with file:
+    with open_lock(folder) as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

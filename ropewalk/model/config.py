@@ -35,7 +35,7 @@ class Lora:
 class Model:
     """A decoder-only transformer. With `train.start_from`, what is not set here is that of the model there."""
 
-    layers: Annotated[int, Range(least=1)] = 4
+    layers: Annotated[int, Range(least=1, most=1 << 16)] = 4
     """Blocks of attention and feed-forward."""
     width: Annotated[int, Range(least=8)] = 256
     """Features of a token between blocks."""

@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from ropewalk.base.errors import DataError
+from ropewalk.base.files import read_regular
 
 from .columns import text_buffers
 from .config import Filter
@@ -112,7 +113,7 @@ def _lines(files: Sequence[str], setting: str) -> Iterator[tuple[str, str]]:
     """(entry, file:line)."""
     for name in files:
         try:
-            text = Path(name).read_text(encoding="utf-8-sig")
+            text = read_regular(Path(name)).decode("utf-8-sig")
         except OSError as error:
             reason = f"{error.strerror}; write the list or correct the name"
             raise DataError(f"`prepare.filter.{setting}`: {name}: {reason}") from None

@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 import xxhash
 
 from ropewalk.base.errors import DataError
+from ropewalk.base.files import read_regular
 
 from . import statistics
 from .columns import overlaid, text_buffers
@@ -68,7 +69,7 @@ def measuring(settings: Filter) -> dict[str, Any]:
 def list_digests(settings: Filter) -> list[str]:
     """Hashes of the list files that the settings name, which decide as much as their names."""
     try:
-        return [xxhash.xxh3_128_hexdigest(Path(name).read_bytes()) for name in list_files(settings)]
+        return [xxhash.xxh3_128_hexdigest(read_regular(Path(name))) for name in list_files(settings)]
     except OSError as error:
         raise DataError(
             f"{error.filename}: {error.strerror}; write the list, or correct its name in the recipe"

@@ -30,7 +30,7 @@ import pyarrow as pa
 import xxhash
 
 from ropewalk.base.errors import DamagedFile, DataError, StorageError
-from ropewalk.base.files import NO_FILE, PARTIAL, point, storage, sync_folder
+from ropewalk.base.files import NO_FILE, PARTIAL, open_lock, point, storage, sync_folder
 from ropewalk.store.sealed import append_seal, read_content, verify
 
 FOLDER = "stages"
@@ -201,13 +201,8 @@ def drop(folder: Path) -> bool:
 
 @contextlib.contextmanager
 def _lock(folder: Path) -> Iterator[Any]:
-    with storage(f"creating {folder}"):
-        folder.mkdir(parents=True, exist_ok=True)
-        file = open(folder / ".lock", "a")  # noqa: SIM115 - held for the whole block, closed below
-    try:
+    with open_lock(folder) as file:
         yield file
-    finally:
-        file.close()
 
 
 def _alone(file: Any) -> bool:

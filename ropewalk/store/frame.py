@@ -204,15 +204,34 @@ def read_frame(file: str, *, size: int, read: Callable[[int, int], bytes], kinds
     body = tail[start - first : -_TRAILER.size] if start >= first else read(start, size - _TRAILER.size)
     if xxhash.xxh3_64_intdigest(body) != checksum:
         raise damaged(file, "its footer is not what was written")
-    footer = upgraded(
-        json.loads(body), path=Path(file), what="shard", current=FORMAT, upgrades={1: _from_1, 2: _from_2}
-    )
+    try:
+        tree = json.loads(body)
+    except (ValueError, RecursionError):
+        raise damaged(file, "its footer is no JSON") from None
+    footer = upgraded(tree, path=Path(file), what="shard", current=FORMAT, upgrades={1: _from_1, 2: _from_2})
+    if not _is_footer(footer):
+        raise damaged(file, "its footer tells of something else than its sections and chunks")
     if footer["kind"] not in kinds:
         raise DamagedData(f"{file}: this shard holds {footer['kind']}, not {' or '.join(kinds)}")
     written = max(end for _, end in footer["sections"].values())
     if written != start:
         raise damaged(file, f"{start} bytes precede its footer, {written} were written")
     return Frame(file, footer, start, f"{checksum:016x}")
+
+
+def _is_footer(footer: dict[str, Any]) -> bool:
+    """Whether a footer tells of sections, and of chunks that cover them. Its hash tells damage, not the intent of
+    whoever wrote it."""
+    sections, size, chunks = (footer.get(name) for name in ("sections", "chunk_bytes", "chunks"))
+    if not isinstance(footer.get("kind"), str) or not isinstance(sections, dict) or not sections:
+        return False
+    places = [place if isinstance(place, list) and len(place) == 2 else [-1, -1] for place in sections.values()]
+    if not all(type(a) is type(b) is int and 0 <= a <= b for a, b in places):
+        return False
+    end = max(b for _, b in places)
+    if type(size) is not int or size < 1 or not isinstance(chunks, list):
+        return False
+    return len(chunks) == -(-end // size) and all(type(chunk) is int for chunk in chunks)
 
 
 def damaged(file: str, why: str) -> DamagedData:

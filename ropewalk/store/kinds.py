@@ -77,6 +77,7 @@ KINDS = (
     FileKind("remote/*/*/manifest.json", "result", "xxh3-64 as its last key", COPY),
     FileKind("remote/*/*/*", "result", "xxh3-64 of every 4 MiB in its manifest", COPY),
     FileKind("cache/products/*.json", "derived", FOOTER, "kernels are measured again"),
+    FileKind("cache/speed.json", "derived", SEAL, "this machine is measured again"),
     FileKind("disk-cache/items/*/*.item", "derived", "trailer: item, length, xxh3-64", "fetched again"),
     FileKind("disk-cache/importance-*.bin", "derived", "header: count, xxh3-64", "does not count"),
 )

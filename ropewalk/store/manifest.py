@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from ropewalk.base.errors import DataError
 from ropewalk.base.files import read_regular, storage, upgraded
 from ropewalk.base.seal import damaged, parse_sealed, warn_unsealed, write_sealed
+from ropewalk.base.untrusted import plain_text
 
 from .compression import Compression
 from .sealed import checksum_of
@@ -152,10 +156,10 @@ def parse_manifest(data: bytes, *, path: Path) -> Manifest:
     """The manifest in the bytes that were read from `path`, of this or any older format."""
     tree = parse_sealed(data, path=path, what="manifest", remedy=REMEDY, sealed_since=SEALED_SINCE)
     tree = upgraded(tree, path=path, what="manifest", current=FORMAT, upgrades={1: _from_1, 2: _from_2})
-    try:
-        return _manifest(tree)
-    except (KeyError, TypeError, AttributeError) as error:
-        raise damaged(path, what="manifest", remedy=REMEDY, why=f"{type(error).__name__}: {error}") from None
+    # A seal says that nothing was changed by accident; of a folder that came from elsewhere, nothing more.
+    if wrong := next(_misfits(Manifest, tree, ""), None):
+        raise damaged(path, what="manifest", remedy=REMEDY, why=wrong)
+    return _manifest(tree)
 
 
 def describe_table(path: Path) -> TableEntry:
@@ -229,6 +233,42 @@ def _manifest(tree: dict[str, Any]) -> Manifest:
         ngrams=tree.get("ngrams", ""),
         tables={name: TableEntry(**entry) for name, entry in tree["tables"].items()},
     )
+
+
+def _misfits(kind: Any, value: Any, key: str) -> Iterator[str]:
+    """What in a value from JSON does not fit the `kind` of a field, by its dotted `key`."""
+    origin, inner = get_origin(kind), get_args(kind)
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind) and isinstance(value, dict):
+        hints = _hints(kind)
+        told = {name: child for name, child in value.items() if name in hints or kind is not Manifest}
+        needed = {f.name for f in dataclasses.fields(kind) if f.default is f.default_factory is dataclasses.MISSING}
+        yield from (f"it lacks `{key}{name}`" for name in sorted(needed - told.keys()))
+        for name, child in told.items():
+            yield from _misfits(hints.get(name), child, f"{key}{name}.")
+    elif origin is tuple and isinstance(value, list):
+        for index, child in enumerate(value):
+            yield from _misfits(inner[0], child, f"{key}{index}.")
+    elif origin is dict and isinstance(value, dict):
+        for name, child in value.items():
+            yield from _misfits(inner[1], child, f"{key}{name}.")
+    elif not _fits(kind, value):
+        text = ascii(value)
+        yield f"`{key.rstrip('.')}` is {text if len(text) <= 60 else text[:57] + '...'}"
+
+
+def _fits(kind: Any, value: Any) -> bool:
+    if get_origin(kind) is Literal:
+        return type(value) is str and value in get_args(kind)
+    if kind is float:
+        return type(value) in (int, float) and math.isfinite(value) and value >= 0
+    if kind is int:
+        return type(value) is int and value.bit_length() < 63
+    return kind is str and type(value) is str and plain_text(value) and "\0" not in value
+
+
+@functools.cache
+def _hints(kind: Any) -> dict[str, Any]:
+    return get_type_hints(kind)
 
 
 def _from_1(tree: dict[str, Any]) -> dict[str, Any]:

@@ -15,10 +15,12 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from ropewalk.base.errors import DataError, MissingPackage, StorageError
+from ropewalk.base.files import check_regular, read_regular
 
 from .items import Item
 
@@ -33,6 +35,12 @@ _PASSING_STATUS = (408, 425, 429)
 def is_url(place: str) -> bool:
     """Whether `place` is behind fsspec rather than a local path."""
     return _SCHEME_MARK in place and not place.startswith("file://")
+
+
+def is_inside(name: str) -> bool:
+    """Whether `name`, relative to a folder or URL, stays below it."""
+    parts = name.split("/")
+    return "\0" not in name and not is_url(name) and all(part not in ("", "..") for part in parts)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -124,7 +132,7 @@ class Origin:
         """Bytes in `file`."""
         if not is_url(file):
             try:
-                return os.stat(local_path(file)).st_size
+                return check_regular(Path(local_path(file))).st_size
             except OSError as error:
                 raise _refused(file, error) from None
         size = self._patiently(file, lambda: _filesystem(file).size(_inside(file)))
@@ -136,8 +144,7 @@ class Origin:
         """The whole of a small file, such as an index."""
         if not is_url(file):
             try:
-                with open(local_path(file), "rb") as handle:
-                    return handle.read()
+                return read_regular(Path(local_path(file)))
             except OSError as error:
                 raise _refused(file, error) from None
         return bytes(self._patiently(file, lambda: _filesystem(file).cat_file(_inside(file))))
@@ -284,7 +291,8 @@ def local_path(file: str) -> str:
 def _read_local(requests: Sequence[_Request], timeout_s: float) -> list[bytes | Exception]:
     """Requests of one local file; `timeout_s` is for stores that can be given up, a disk cannot."""
     try:
-        descriptor = os.open(local_path(requests[0].file), os.O_RDONLY)
+        # A pipe in place of the file is not waited for: it cannot be read at an offset.
+        descriptor = os.open(local_path(requests[0].file), os.O_RDONLY | os.O_NONBLOCK)
     except OSError as error:
         return [error] * len(requests)
     try:

@@ -14,8 +14,16 @@ from pathlib import Path
 import pytest
 
 from ropewalk.base import files
-from ropewalk.base.errors import DataError, RunConflict, StorageError
-from ropewalk.base.files import committed_file, committed_folder, locked, read_json, upgraded, write_json
+from ropewalk.base.errors import DamagedFile, DataError, RunConflict, StorageError
+from ropewalk.base.files import (
+    committed_file,
+    committed_folder,
+    lock_owner,
+    locked,
+    read_json,
+    upgraded,
+    write_json,
+)
 
 FILE_POINTS = ("file.begin", "file.written", "file.synced", "file.committed")
 FOLDER_POINTS = ("folder.begin", "folder.synced", "folder.committed")
@@ -264,3 +272,14 @@ def test_what_carries_no_format_is_refused(value: dict[str, object]) -> None:
 def test_a_newer_format_is_refused_by_name() -> None:
     with pytest.raises(DataError, match="x: this plan has format 3, this ropewalk reads up to 2; upgrade"):
         upgraded({"format": 3}, path=Path("x"), what="plan", current=2, upgrades={})
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: os.symlink("/dev/zero", path), os.mkdir], ids=str)
+def test_what_stands_in_place_of_a_lock_is_named_and_never_waited_for(
+    tmp_path: Path, make: Callable[[Path], None]
+) -> None:
+    make(tmp_path / ".lock")
+    with pytest.raises((DamagedFile, StorageError), match=r"\.lock: (not a regular file|Is a directory).*move it away"):
+        locked(tmp_path).__enter__()
+    assert lock_owner(tmp_path) is None
+    assert os.path.lexists(tmp_path / ".lock")

@@ -65,6 +65,31 @@ def test_a_mistake_in_a_recipe_is_told_with_its_line(
     assert not (tiny / "runs").exists()
 
 
+@pytest.mark.parametrize("verb", [["recipe", "check"], ["recipe", "upgrade"], ["plan"], ["prepare"]], ids=" ".join)
+def test_a_pipe_or_a_device_in_place_of_a_recipe_is_never_waited_for(tiny: Path, call: Call, verb: list[str]) -> None:
+    for name, make in (("fifo.toml", os.mkfifo), ("zero.toml", lambda path: os.symlink("/dev/zero", path))):
+        if not os.path.lexists(name):
+            make(name)
+        refused(call(*verb, name), f"{name}: not a regular file; name a .toml file")
+
+
+def test_a_zero_character_in_a_path_is_told_with_its_line(tiny: Path, call: Call) -> None:
+    edit(tiny / "tiny.toml", "corpus/*.txt", "corpus/\\u0000.txt")
+    refused(call("prepare", "tiny.toml"), f"tiny.toml:{line_of(tiny / 'tiny.toml', 'u0000')}:", "leave out the zero")
+
+
+@pytest.mark.parametrize("place", ["runs/tiny", "prepared/*", "prepared/stages"])
+def test_a_pipe_in_place_of_a_lock_is_never_waited_for(trained: Path, call: Call, place: str) -> None:
+    for lock in (found := list(trained.glob(f"{place}/.lock"))):
+        lock.unlink()
+        os.mkfifo(lock)
+    assert found
+    for manifest in trained.glob("prepared/*/manifest.json"):
+        manifest.unlink()  # so that it is prepared again
+    refused(call("run", "tiny.toml"), ".lock: not a regular file; move it away")
+    assert call("monitor", "runs/tiny").status == 0
+
+
 def test_all_mistakes_are_told_at_once(tiny: Path, call: Call) -> None:
     recipe = tiny / "tiny.toml"
     edit(recipe, "layers = 2", "layres = 2")

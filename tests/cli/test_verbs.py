@@ -317,3 +317,23 @@ def test_monitor_says_how_far_a_run_was_taken(tiny: Path, call: Call, verb: list
     assert "`ropewalk run`" in told
     assert "not finished" not in told
     assert "continues it" not in told
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["generate", "runs/tiny", "--tokens", "9" * 20],
+        ["chat", "runs/tiny", "--tokens", "9" * 20],
+        ["checkpoint", "reshard", "runs/tiny", "out", "--ranks", "1000000000"],
+        ["doctor", "data", "tiny.toml", "--cores", "9" * 30],
+        ["launch", "slurm", "tiny.toml", "--nodes", "9" * 30],
+        ["run", "tiny.toml", "evaluate.max_new_tokens=9223372036854775807"],
+        ["run", "tiny.toml", "evaluate.samples=9223372036854775807"],
+        ["plan", "tiny.toml", "model.layers=9223372036854775807"],
+    ],
+    ids=lambda command: " ".join(command)[:40],
+)
+def test_a_number_beyond_all_reason_is_refused_at_once(tiny: Path, call: Call, command: list[str]) -> None:
+    ended = call(*command)
+    assert ended.status == 2
+    assert "less than or equal to" in ended.err or "at most" in ended.err

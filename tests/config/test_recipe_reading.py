@@ -129,7 +129,8 @@ def test_each_problem_says_where_what_and_what_to_do(text: str, problem: str, pr
         ("# \u2028\x0c\nname = ", "w.toml:"),
         ("a = 1\r\nb\r\n", "w.toml:2: not valid TOML: "),
         ("[part]\n[part]\n", "w.toml:2: not valid TOML: "),
-        ("mode = " + "9" * 5000, "w.toml:1: not valid TOML: "),
+        ("mode = " + "9" * 5000 + "\nready = true\n", "w.toml:1: not valid TOML: "),
+        ("shares = " + "[" * 3000 + "]" * 3000, "w.toml: lists or tables are nested too deeply; "),
     ],
 )
 def test_a_syntax_error_names_its_line(text: str, beginning: str, problems_of: ProblemsOf) -> None:
@@ -230,12 +231,21 @@ def test_an_override_means_what_it_looks_like(override: str, key: str, value: An
         ("parts.²=1", "command line: `parts.²` cannot be set; override a key of a table"),
         ("names.0=a", "command line: `names.0` cannot be set; override a key of a table"),
         ("part=3", "command line: part=3: `part` must be a table, not 3; write [part]"),
+        (
+            "name=a\0b",
+            'command line: name=a\0b: `name` is "a\\u0000b"; leave out the zero character; no file name holds one',
+        ),
         ("name=\udcff", "command line: 'name=\\udcff' is not UTF-8 text; write it as UTF-8"),
     ],
 )
 def test_a_wrong_override_is_named_as_such(override: str, problem: str, problems_of: ProblemsOf) -> None:
     text = "[part]\nsize = 1\n[[parts]]\n[[parts]]\n"
     assert problems_of(lambda: whole(text, override)) == [problem]
+
+
+def test_an_override_of_any_depth_is_a_wrong_value(problems_of: ProblemsOf) -> None:
+    (problem,) = problems_of(lambda: whole("", "part.size=" + "[" * 5000))
+    assert problem.endswith("expected integer")
 
 
 def test_problems_of_file_and_overrides_come_together(problems_of: ProblemsOf) -> None:

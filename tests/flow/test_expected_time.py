@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import shutil
 from pathlib import Path
 
 import pytest
 
 from ropewalk import flow
+from ropewalk.base.seal import sealed_json
 from ropewalk.flow.expected_time import UNTRIED, ExpectedTime, expected_time
 from ropewalk.flow.planning import plan_recipe
 from ropewalk.flow.runs import resolve_recipe
@@ -97,12 +99,19 @@ def test_runs_of_other_machines_and_damaged_ones_say_nothing(finished: Path, tmp
     shutil.copytree(finished, tmp_path / "copy")
     folder = tmp_path / "copy"
     assert "idle machine" in times(folder).basis, "the machine of this test has another name"
-    (folder / "runs/tiny/summary.json").write_text("{")
+    path = folder / "runs/tiny/summary.json"
+    assert "idle machine" not in times(folder, machine=this_machine()).basis
+    path.write_text(path.read_text().replace('"tokens_per_s": ', '"tokens_per_s": 9'))
+    assert "idle machine" in times(folder, machine=this_machine()).basis
+    path.write_text("{")
+    assert "idle machine" in times(folder, machine=this_machine()).basis
+    path.unlink()
+    os.mkfifo(path)
     assert "idle machine" in times(folder, machine=this_machine()).basis
 
 
 def test_a_measured_speed_is_kept_for_this_machine_and_a_damaged_one_measured_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     write_tiny(tmp_path)
@@ -114,8 +123,13 @@ def test_a_measured_speed_is_kept_for_this_machine_and_a_damaged_one_measured_ag
     here = basis(CORES)
     (file,) = (tmp_path / "cache/ropewalk").iterdir()
     kept = json.loads(file.read_text())
-    file.write_text(json.dumps({**kept, "speed": {**kept["speed"], "words": "as it was"}}))
+    del kept["seal"]
+    file.write_bytes(sealed_json({**kept, "speed": {**kept["speed"], "words": "as it was"}}))
     assert "as it was" in basis(CORES)
+    file.write_bytes(file.read_bytes().replace(b"as it was", b"as it wAs"))
+    assert "as it" not in basis(CORES)
+    assert "speed.json: this speed is damaged" in caplog.text
+    assert "this machine is measured again" in caplog.text
     other = basis(dataclasses.replace(CORES, processor="other"))
     assert "other, 2 cores" in other
     assert "as it was" not in here + other

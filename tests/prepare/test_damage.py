@@ -161,6 +161,7 @@ def test_a_damaged_result_is_named_with_its_remedy_and_healed_by_prepare(
     monkeypatch.chdir(folder)
     root = Path(settings.folder) / data
     expected = (root / name).read_bytes()
+    document = pq.read_table(root / "ledger.parquet", columns=["id"])["id"][0].as_py()
     DAMAGES[damage](root / name, random.Random(f"{name} {damage}"))
     if (root / name).exists() and (root / name).read_bytes() == expected:
         return  # zeros over zeros
@@ -168,6 +169,7 @@ def test_a_damaged_result_is_named_with_its_remedy_and_healed_by_prepare(
         readers = [lambda: write_summary(root, settings)]
         if name not in ("samples.parquet",):
             readers.append(lambda: what_if(root, settings, settings))
+            readers.append(lambda: explain(root, document, sources=settings.sources))
         for read in readers:
             with pytest.raises(DataError, match=rf"{name}.*`ropewalk prepare` with its recipe"):
                 read()

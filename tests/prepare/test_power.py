@@ -1,4 +1,4 @@
-"""A power cut at any moment of a commit leaves each stage file whole, or not there."""
+"""A power cut at any moment of a commit leaves each file of prepare whole, or not there."""
 
 from __future__ import annotations
 
@@ -8,8 +8,12 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from every_stage import every_stage, write_corpus
 
+from ropewalk.base.files import PARTIAL
+from ropewalk.prepare.pipeline import prepare
 from ropewalk.prepare.stages import batch_writer, filled, read_artifact, read_table
+from ropewalk.store.manifest import FILE as MANIFEST
 from tests.checkpoint.power import Op, states
 from tests.checkpoint.test_power import laid_out
 
@@ -21,6 +25,8 @@ class Recorder:
 
     def __init__(self, root: Path, patch: pytest.MonkeyPatch) -> None:
         self.ops: list[Op] = []
+        self.committed: set[tuple[Path, bytes]] = set()
+        """What has ever had a name of its own."""
         self._root, self._seen = root, dict[Path, bytes]()
         self._fsync, self._replace, self._mkdir = os.fsync, os.replace, os.mkdir
         patch.setattr(os, "fsync", self._sync)
@@ -51,10 +57,13 @@ class Recorder:
         self._fsync(descriptor)
 
     def _rename(self, old: Path, new: Path) -> None:
-        if self._below(Path(old)):
-            self._look(Path(old))
-            self.ops.append(Op("rename", Path(old), Path(new)))
-            self._seen[Path(new)] = self._seen.pop(Path(old))
+        old, new = Path(old), Path(new)
+        if self._below(old):
+            if old.is_file():
+                self._look(old)
+            self.ops.append(Op("rename", old, new))
+            self._seen = {new / p.relative_to(old) if p.is_relative_to(old) else p: d for p, d in self._seen.items()}
+            self.committed |= {(path, data) for path, data in self._seen.items() if path.is_relative_to(new)}
         self._replace(old, new)
 
     def _make(self, path: Path, *arguments: object, **options: object) -> None:
@@ -91,3 +100,30 @@ def test_every_state_after_a_power_cut_holds_stage_files_whole_or_not_at_all(tmp
             whole += 1
     assert count > 100
     assert whole > 5
+
+
+def test_no_state_after_a_power_cut_of_a_whole_prepare_has_a_torn_file_or_a_manifest_of_missing_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_corpus(tmp_path, documents=12)
+    root = tmp_path / "disk"
+    root.mkdir()
+    with pytest.MonkeyPatch.context() as patch:
+        recorder = Recorder(root, patch)
+        data = prepare(every_stage(folder=str(root)), seed=1).folder
+    named = {path.relative_to(root) for path in data.rglob("*") if path.is_file() and path.name != ".lock"}
+    whole = {(path.relative_to(root), bytes) for path, bytes in recorder.committed}
+    assert {path.parts[1] for path, _ in whole} >= {"read", "measure", "encode", "sketch", "substring", "tokenizer"}
+    cut_short = ended = 0
+    for after in states(recorder.ops, root, subsets=3):
+        files = {(path, data) for path, data in after.contents.items() if data is not None}
+        torn = {path for path, data in files - whole if not any(part.endswith(PARTIAL) for part in path.parts)}
+        assert not torn, f"after {after.after} requests"
+        if data.relative_to(root) / MANIFEST in after.contents:
+            assert named <= after.contents.keys(), f"after {after.after} requests"
+            ended += 1
+        else:
+            cut_short += 1
+    assert cut_short > 500
+    assert ended > 5

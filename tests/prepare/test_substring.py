@@ -21,6 +21,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from ropewalk.base.errors import DamagedFile
 from ropewalk.prepare.config import Substring
 from ropewalk.prepare.kernels import minimizers, suffix
 from ropewalk.prepare.substring import copies, match, sift, spans
@@ -211,6 +212,20 @@ def test_what_was_gathered_is_not_read_again_and_a_result_is_kept(tmp_path: Path
         first = find_repeats(texts, settings=Substring(length=16), folder=tmp_path, workers=workers)
         assert find_repeats(broken(), settings=Substring(length=16), folder=tmp_path, workers=workers) == first
     assert sorted(path.name for path in tmp_path.iterdir()) == ["documents.parquet", "spans.parquet"]
+
+
+@pytest.mark.parametrize("name", ["text.bin", "samples/000000000000000.bin", "copies/part-00000.bin"])
+def test_a_folder_or_a_pipe_in_place_of_interrupted_work_is_named_and_stays(tmp_path: Path, name: str) -> None:
+    texts = [pa.array(planted(3), pa.large_string())]
+    for make in (os.mkdir, os.mkfifo):
+        made = tmp_path / make.__name__ / "work" / name
+        made.parent.mkdir(parents=True)
+        make(made)
+        with Workers(1) as workers, pytest.raises(DamagedFile, match=rf"{made.name}: not a regular file; move it away"):
+            find_repeats(
+                texts, settings=Substring(length=16), folder=made.parents[name.count("/") + 1], workers=workers
+            )
+        assert made.exists()
 
 
 def test_parquet_parts_are_read_in_order(tmp_path: Path) -> None:

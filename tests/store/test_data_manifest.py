@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,9 +20,11 @@ from ropewalk.store.manifest import (
     StepCount,
     TokenizerEntry,
     check_counts,
+    parse_manifest,
     read_manifest,
     write_manifest,
 )
+from tests.checkpoint.hostile import VALUES, _places
 
 
 def step(name: str, documents_in: int, documents_out: int, **removed: int) -> StepCount:
@@ -99,6 +104,28 @@ def test_counts_that_do_not_add_up_are_refused_before_anything_is_written(
     with pytest.raises(DataError, match="source wörter"):
         write_manifest(tmp_path, dataclasses.replace(MANIFEST, sources=(source(*steps),)))
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("value", [v for v in VALUES if v != "x"], ids=lambda v: ascii(v)[:20])
+def test_a_sound_seal_is_no_reason_to_believe_what_it_covers(tmp_path: Path, value: Any) -> None:
+    path = write_manifest(tmp_path, MANIFEST)
+    whole = json.loads(path.read_text())
+    del whole["seal"]
+    for *above, key in list(_places(whole)):
+        tree = copy.deepcopy(whole)
+        parent: Any = tree
+        for part in above:
+            parent = parent[part]
+        parent[key] = value
+        try:
+            data = sealed_json(tree)
+        except ValueError:  # no JSON: NaN, half of a surrogate pair
+            continue
+        with contextlib.suppress(DataError):
+            assert isinstance(parse_manifest(data, path=path), Manifest)
+        if (type(value) is bool or value in ([[]], [-1])) and key not in ("format", "warnings", "encoders"):
+            with pytest.raises(DataError, match=r"manifest\.json"):
+                parse_manifest(data, path=path)
 
 
 def test_a_newer_format_is_refused(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -262,3 +263,32 @@ def test_the_same_documents_make_the_same_bytes(tmp_path: Path) -> None:
 def test_types_are_the_narrowest_and_keys_never_change() -> None:
     assert [token_type(size) for size in (257, 65_536, 65_537)] == ["uint16", "uint16", "uint32"]
     assert document_key("source:path/ü.txt:3") == 12799440530120512565
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"sections": {"tokens": [-5, 8]}},
+        {"sections": {"tokens": [0, 1 << 40]}},
+        {"sections": {"tokens": [0, 1.5]}},
+        {"sections": []},
+        {"chunks": [1, 2, 3, 4, 5]},
+        {"chunk_bytes": 0},
+        {"kind": 7},
+    ],
+    ids=str,
+)
+def test_a_footer_with_a_sound_hash_that_tells_of_other_bytes_is_refused(
+    tmp_path: Path, change: dict[str, object]
+) -> None:
+    body, file = b"x" * 100, tmp_path / "a.tokens"
+    told = {"format": 3, "kind": "tokens", "sections": {"tokens": [0, 100]}, "chunk_bytes": 1 << 20, "chunks": [7]}
+
+    def framed(footer: dict[str, object]) -> object:
+        text = json.dumps(footer).encode()
+        data = body + text + struct.pack("<QQ8s", len(text), xxhash.xxh3_64_intdigest(text), b"ROPEWALK")
+        return frame.read_frame(str(file), size=len(data), read=lambda a, b: data[a:b], kinds=("tokens",))
+
+    assert framed(told)
+    with pytest.raises(DataError, match=r"a\.tokens: damaged shard: its footer"):
+        framed({**told, **change})

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ropewalk.base.errors import DamagedFile, DataError
-from ropewalk.base.files import PARTIAL
+from ropewalk.base.files import NO_FILE, PARTIAL
 from ropewalk.store import sealed
 
 from ..columns import Bytes, Offsets, Rows, text_buffers
@@ -27,6 +27,7 @@ from ..kernels.words import characters
 
 _TEXT, _BOUNDS = "text.bin", "bounds.bin"
 WORK = "work"
+_FOLDERS = ("samples", "copies")
 _log = logging.getLogger(__name__)
 _UNITS = {"bytes": BYTES, "words": WORDS}
 
@@ -85,13 +86,18 @@ def seal_name(path: Path) -> str:
 
 
 def sweep(work: Path) -> None:
-    """Deletes what an earlier attempt left in `work`, unless every file in it is what was written."""
+    """Deletes what an earlier attempt left in `work`, unless every file in it is what was written.
+
+    DamagedFile for a folder or a pipe in place of a file: we did not make it.
+    """
     for path in sorted(work.rglob("*")) if work.is_dir() else ():
-        if path.is_dir() or path.name.endswith(PARTIAL):
+        if (path.is_dir() and path.name in _FOLDERS) or path.name.endswith(PARTIAL):
             continue
         try:
             sealed.verify(path, seal_name(path))
         except DamagedFile as error:
+            if NO_FILE in str(error):
+                raise
             _log.warning("%s; the repeated spans are looked for from the beginning", error)
             shutil.rmtree(work)
             return

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import glob
-import json
 import os
 from pathlib import Path
 from typing import Literal
@@ -20,18 +19,24 @@ from .litdata import scan_litdata
 from .mds import scan_mds
 from .megatron import scan_megatron
 from .parquet import scan_parquet
+from .strict import INDEX, check_catalogue, read_index
 from .webdataset import scan_webdataset
 
 Format = Literal["ropewalk", "megatron", "mds", "litdata", "webdataset", "parquet"]
-INDEX = "index.json"
 _ARCHIVES = (".tar", ".tar.gz", ".tgz")
 _ENDINGS: dict[Format, tuple[str, ...]] = {"megatron": (".idx",), "webdataset": _ARCHIVES, "parquet": (".parquet",)}
 """How the files of a format end, where it has no index of them."""
 
 
 def scan(place: str, *, format: Format, origin: Origin, column: str = "", dtype: str = "") -> Catalogue:
-    """Where the documents of the corpus at `place` lie. `column` and `dtype` mean what the format's module says."""
-    place = absolute(place)
+    """Where the documents of the corpus at `place` lie. `column` and `dtype` mean what the format's module says.
+
+    Its files are a stranger's: DataError names the one that is not what it should be.
+    """
+    return check_catalogue(_scan(absolute(place), format=format, origin=origin, column=column, dtype=dtype))
+
+
+def _scan(place: str, *, format: Format, origin: Origin, column: str, dtype: str) -> Catalogue:
     if format == "mds":
         return scan_mds(place, origin=origin, column=column, dtype=dtype)
     if format == "litdata":
@@ -51,7 +56,7 @@ def detect(place: str, *, origin: Origin) -> Format:
     if MANIFEST in names:
         return "ropewalk"
     if INDEX in names:
-        index = json.loads(origin.read(f"{place.rstrip('/')}/{INDEX}"))
+        index = read_index(place, origin=origin)
         if "shards" in index:
             return "mds"
         if "chunks" in index:

@@ -8,7 +8,6 @@ ndarray uint8 code of the dtype unless the encoding names it, then unless the en
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import numpy as np
@@ -19,6 +18,7 @@ from ropewalk.store.origin import Origin
 from ropewalk.store.references import INTEGERS, Catalogue, Packing, Unit, joined
 
 from .local import file_bytes
+from .strict import INDEX, RESTORE, check_offsets, check_tokens, listed, place, read_index, reading, taken
 from .unpack import TOKEN_KEYS, Bytes, unpacked
 
 _PACKINGS: dict[str, Packing] = {"zstd": "zstd", "gz": "gzip"}
@@ -30,10 +30,10 @@ _CODES = {8: "uint8", 9: "int8", 16: "uint16", 17: "int16", 32: "uint32", 33: "i
 def scan_mds(folder: str, *, origin: Origin, column: str = "", dtype: str = "") -> Catalogue:
     """The samples of a folder as documents. Reads the offsets of each shard; all of it when it is packed, lies behind
     a URL or has several columns whose size varies."""
-    index = json.loads(origin.read(f"{folder}/index.json"))
-    shards = index.get("shards", [])
+    index, where = read_index(folder, origin=origin), f"{folder}/{INDEX}"
+    shards = listed(index, "shards", dict, where=where)
     if index.get("version") != 2 or not shards:
-        raise DataError(f"{folder}/index.json: version {index.get('version')} with {len(shards)} shards; MDS has 2")
+        raise DataError(f"{where}: version {index.get('version')} with {len(shards)} shards; MDS has 2")
     found = [_scan(folder, shard, origin=origin, column=column, dtype=dtype) for shard in shards]
     types = sorted({catalogue.dtype for catalogue in found})
     if len(types) > 1:
@@ -42,24 +42,43 @@ def scan_mds(folder: str, *, origin: Origin, column: str = "", dtype: str = "") 
 
 
 def _scan(folder: str, shard: dict[str, Any], *, origin: Origin, column: str, dtype: str) -> Catalogue:
-    names: list[str] = shard["column_names"]
-    chosen = names.index(_token_column(names, column, where=f"{folder}/index.json"))
-    packing, stored = _stored(folder, shard)
-    size = origin.size(stored)
+    where = f"{folder}/{INDEX}"
+    names = listed(shard, "column_names", str, where=where)
+    encodings = listed(shard, "column_encodings", str, where=where)
+    sizes = [size or None for size in taken(shard, "column_sizes", list, where=where)]
+    if not len(names) == len(encodings) == len(sizes) or not all(s is None or _is_size(s) for s in sizes):
+        raise DataError(f"{where}: names, encodings and sizes of the columns do not fit each other; {RESTORE}")
+    chosen = names.index(_token_column(names, column, where=where))
+    packing, stored = _stored(folder, shard, where=where)
+    samples, size = taken(shard, "samples", int, where=where), origin.size(stored)
     unit = Unit(file=stored, stop=size, file_bytes=size, packing=packing)
-    data = file_bytes(stored, origin)
-    if packing != "raw":
-        data = unpacked(unit, data.tobytes(), dtype="uint8")
-    samples = int(shard["samples"])
-    offsets = data[4 : 4 + 4 * (samples + 1)].view("<u4").astype(np.int64) if len(data) >= 8 + 4 * samples else None
-    if offsets is None or int(data[:4].view("<u4")[0]) != samples or int(offsets[-1]) != len(data):
-        raise DataError(f"{stored}: not the shard of {samples} samples that its index tells of; restore it from a copy")
-    start, stop = _cells(data, offsets, shard["column_sizes"], chosen)
-    found, start = _values(data, start, shard["column_encodings"][chosen], dtype=dtype, where=stored)
+    with reading(stored):
+        start, stop, found = _read_shard(
+            unit, samples, origin=origin, sizes=sizes, chosen=chosen, encoding=encodings[chosen], dtype=dtype
+        )
     length, rest = np.divmod(stop - start, np.dtype(found).itemsize)
     if rest.any():
         raise DataError(f"{stored}: column {names[chosen]} does not hold whole tokens of {found}; set `dtype`")
     return Catalogue(found, (unit,), np.zeros(samples, np.int32), start, length)
+
+
+def _read_shard(
+    unit: Unit, samples: int, *, origin: Origin, sizes: list[int | None], chosen: int, encoding: str, dtype: str
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], str]:
+    """First and last byte of the tokens of every sample, and their type."""
+    stored, packing = unit.file, unit.packing
+    data = file_bytes(stored, origin)
+    if packing != "raw":
+        data = unpacked(unit, data.tobytes(), dtype="uint8")
+    offsets = data[4 : 4 + 4 * (samples + 1)].view("<u4").astype(np.int64) if len(data) >= 8 + 4 * samples else None
+    if offsets is None or int(data[:4].view("<u4")[0]) != samples or int(offsets[-1]) != len(data):
+        raise DataError(f"{stored}: not the shard of {samples} samples that its index tells of; restore it from a copy")
+    check_offsets(offsets, begin=4 + 4 * (samples + 1), end=len(data), file=stored)
+    start, stop = _cells(data, offsets, sizes, chosen)
+    check_tokens(start, stop, first=offsets[:-1], last=offsets[1:], file=stored)
+    found, start = _values(data, start, encoding, dtype=dtype, where=stored)
+    check_tokens(start, stop, first=offsets[:-1], last=offsets[1:], file=stored)
+    return start, stop, found
 
 
 def _token_column(names: list[str], column: str, *, where: str) -> str:
@@ -73,15 +92,20 @@ def _token_column(names: list[str], column: str, *, where: str) -> str:
     return found[0]
 
 
-def _stored(folder: str, shard: dict[str, Any]) -> tuple[Packing, str]:
+def _is_size(value: Any) -> bool:
+    return type(value) is int and 0 < value < 1 << 40
+
+
+def _stored(folder: str, shard: dict[str, Any], *, where: str) -> tuple[Packing, str]:
     """How a shard is packed and where it lies."""
     packed = shard.get("zip_data")
     if not packed:
-        return "raw", f"{folder}/{shard['raw_data']['basename']}"
-    name = str(shard["compression"]).partition(":")[0]
+        raw = taken(shard, "raw_data", dict, where=where)
+        return "raw", place(folder, taken(raw, "basename", str, where=where), where=where)
+    name = str(shard.get("compression")).partition(":")[0]
     if name not in _PACKINGS:
         raise DataError(f"{folder}: shards packed with {name} cannot be read; {' and '.join(_PACKINGS)} can")
-    return _PACKINGS[name], f"{folder}/{packed['basename']}"
+    return _PACKINGS[name], place(folder, taken(packed, "basename", str, where=where), where=where)
 
 
 def _cells(

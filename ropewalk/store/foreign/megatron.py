@@ -54,6 +54,8 @@ def _scan(index: str, origin: Origin) -> Catalogue:
     documents = np.frombuffer(data, "<i8", boundaries, _HEADER.size + 12 * sequences)
     ends = np.concatenate([[0], np.cumsum(lengths)])
     width = np.dtype(dtype).itemsize
+    if (lengths < 0).any():
+        raise DataError(f"{index}: a sequence has fewer tokens than none; restore the file from a copy")
     if not np.array_equal(pointers, ends[:-1] * width):
         raise DataError(f"{index}: its sequences do not follow each other in {tokens_file}; write it again")
     if boundaries < 1 or documents[0] != 0 or documents[-1] != sequences or (np.diff(documents) < 0).any():

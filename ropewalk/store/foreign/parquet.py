@@ -12,6 +12,7 @@ from ropewalk.store.items import Fetch, Item
 from ropewalk.store.origin import Origin
 from ropewalk.store.references import INTEGERS, Catalogue, Unit, joined
 
+from .strict import RESTORE, reading
 from .unpack import TOKEN_KEYS, pyarrow_parquet, row_group
 
 _TAIL_BYTES = 1 << 16
@@ -20,7 +21,10 @@ _MAGIC = b"PAR1"
 
 def scan_parquet(files: list[str], *, origin: Origin, column: str = "") -> Catalogue:
     """The rows of the files as documents. Reads the whole column once: lengths stand nowhere else."""
-    found = [_scan(file, origin, column) for file in files]
+    found = []
+    for file in files:
+        with reading(file):
+            found.append(_scan(file, origin, column))
     types = sorted({catalogue.dtype for catalogue in found})
     if len(types) > 1:
         raise DataError(f"{files[0]} and the rest have tokens of {' and '.join(types)}; write them of one type")
@@ -38,7 +42,8 @@ def read_footer(file: str, size: int, *, fetch: Fetch) -> Any:
     if length > len(tail):
         tail = bytes(fetch.fetch([Item(file, max(0, size - length), size)])[0])
     # The reader wants a file that begins as one does; between its first and last bytes it does not look.
-    return parquet.read_metadata(io.BytesIO(_MAGIC + tail[-length:]))
+    with reading(file):
+        return parquet.read_metadata(io.BytesIO(_MAGIC + tail[-length:]))
 
 
 def _scan(file: str, origin: Origin, column: str) -> Catalogue:
@@ -48,7 +53,7 @@ def _scan(file: str, origin: Origin, column: str) -> Catalogue:
     name, dtype = _token_column(schema, column, file)
     units, parts = [], []
     for group in range(footer.num_row_groups):
-        start, stop = _place(footer.row_group(group), name, file)
+        start, stop = _place(footer.row_group(group), name, file, size)
         unit = Unit(file=file, start=start, stop=stop, file_bytes=size, packing="parquet", column=name, group=group)
         rows = row_group(unit, origin.fetch([Item(file, start, stop)])[0], footer=footer)
         units.append(unit)
@@ -75,12 +80,14 @@ def _token_column(schema: Any, column: str, file: str) -> tuple[str, str]:
     return found[0], types[found[0]]
 
 
-def _place(group: Any, name: str, file: str) -> tuple[int, int]:
+def _place(group: Any, name: str, file: str, size: int) -> tuple[int, int]:
     """Bytes of the file that hold a column of a row group."""
     for number in range(group.num_columns):
         chunk = group.column(number)
         if chunk.path_in_schema.split(".")[0] == name:
             offsets = [chunk.data_page_offset, chunk.dictionary_page_offset]
-            start = min(offset for offset in offsets if offset is not None and offset > 0)
+            start = min((offset for offset in offsets if offset is not None and offset > 0), default=0)
+            if not 0 < start <= start + chunk.total_compressed_size <= size:
+                raise DataError(f"{file}: column {name} of a row group lies outside of the file; {RESTORE}")
             return start, start + chunk.total_compressed_size
     raise DataError(f"{file}: a row group lacks column {name}; restore the file from a copy")

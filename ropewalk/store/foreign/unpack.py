@@ -6,6 +6,7 @@ import gzip
 import io
 import json
 import tarfile
+import zlib
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,8 @@ import numpy.typing as npt
 
 from ropewalk.base.errors import DataError, MissingPackage
 from ropewalk.store.references import Unit
+
+from .strict import reading
 
 TOKEN_KEYS = ("tokens", "input_ids", "token_ids")
 """Names under which corpora keep their tokens, most usual first."""
@@ -53,13 +56,17 @@ def json_members(data: bytes, unit: Unit) -> list[bytes]:
         with tarfile.open(fileobj=io.BytesIO(data)) as archive:
             members = [member for member in archive if member.isfile() and member.name.endswith(ending)]
             return [_content(archive, member) for member in members]
-    except tarfile.TarError as error:
+    except (tarfile.TarError, ValueError, EOFError, zlib.error) as error:
         raise DataError(f"{unit.file}: not a tar archive: {error}; restore the file from a copy") from None
 
 
 def json_tokens(text: bytes, *, key: str, where: str) -> npt.NDArray[np.int64]:
     """Tokens of a JSON document: a list, or a list under what stands behind `key`'s colon, else one of TOKEN_KEYS."""
-    value = json.loads(text)
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        told = "nested too deeply" if isinstance(error, RecursionError) else error
+        raise DataError(f"{where}: a JSON document cannot be read: {told}; restore the file from a copy") from None
     wanted = key.partition(":")[2]
     if isinstance(value, dict):
         found = [name for name in ((wanted,) if wanted else TOKEN_KEYS) if name in value]
@@ -67,6 +74,8 @@ def json_tokens(text: bytes, *, key: str, where: str) -> npt.NDArray[np.int64]:
             names = wanted or " or ".join(TOKEN_KEYS)
             raise DataError(f"{where}: a JSON document has no {names}; name its key in `column` as json:KEY")
         value = value[found[0]]
+    if not isinstance(value, list) or not all(type(token) is int and 0 <= token < 1 << 62 for token in value):
+        raise DataError(f"{where}: a JSON document holds something else than a list of tokens; correct it")
     return np.asarray(value, np.int64)
 
 
@@ -82,8 +91,9 @@ class Rows:
 def row_group(unit: Unit, data: bytes | memoryview, *, footer: Any) -> Rows:
     """The rows of a unit of a Parquet file from the bytes of its column."""
     parquet = pyarrow_parquet(unit.file)
-    file = parquet.ParquetFile(_Window(data, unit.start, unit.file_bytes), metadata=footer)
-    column = file.read_row_group(unit.group, columns=[unit.column], use_threads=False).column(0).combine_chunks()
+    with reading(unit.file):
+        file = parquet.ParquetFile(_Window(data, unit.start, unit.file_bytes), metadata=footer)
+        column = file.read_row_group(unit.group, columns=[unit.column], use_threads=False).column(0).combine_chunks()
     if column.null_count:
         raise DataError(f"{unit.file}: column {unit.column} has {column.null_count} rows without tokens; remove them")
     offsets = column.offsets.to_numpy()
@@ -131,7 +141,7 @@ class _Window(io.RawIOBase):
 def _gunzip(data: bytes | memoryview, *, where: str) -> bytes:
     try:
         return gzip.decompress(data)
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{where}: cannot be unpacked: {error}; restore the file from a copy") from None
 
 

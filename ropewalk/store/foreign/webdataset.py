@@ -17,6 +17,7 @@ from ropewalk.store.origin import Origin
 from ropewalk.store.references import INTEGERS, Catalogue, Unit, joined
 
 from .local import file_bytes
+from .strict import RESTORE, check_tokens, reading
 from .unpack import TOKEN_KEYS, Bytes, json_members, json_tokens, unpacked
 
 _ENDINGS = ("npy", "bin", "json")
@@ -26,7 +27,10 @@ _GZIP = b"\x1f\x8b"
 def scan_webdataset(files: list[str], *, origin: Origin, column: str = "", dtype: str = "") -> Catalogue:
     """The token files of the archives as documents. `column` is their ending (`tokens.npy`, `json:ids`), where there
     are several kinds. Reads the headers of local archives, all of those that are packed or lie behind a URL."""
-    found = [_scan(file, origin=origin, column=column, dtype=dtype or "uint16") for file in files]
+    found = []
+    for file in files:
+        with reading(file):
+            found.append(_scan(file, origin=origin, column=column, dtype=dtype or "uint16"))
     types = sorted({catalogue.dtype for catalogue in found})
     if len(types) > 1:
         raise DataError(f"{files[0]} and the rest have tokens of {' and '.join(types)}; write them of one type")
@@ -52,6 +56,8 @@ def _scan(file: str, *, origin: Origin, column: str, dtype: str) -> Catalogue:
         return Catalogue("int64", (unit,), np.zeros(len(length), np.int32), 8 * (np.cumsum(length) - length), length)
     start = np.array([member.offset_data for member in chosen], np.int64)
     stop = start + np.array([member.size for member in chosen], np.int64)
+    if len(stop) and int(stop.max()) > len(data):
+        raise DataError(f"{file}: it ends within a member; {RESTORE}")
     if ending.endswith("npy"):
         headers = [
             _array_header(data[a:b], file, member.name) for a, b, member in zip(start, stop, chosen, strict=True)
@@ -60,6 +66,7 @@ def _scan(file: str, *, origin: Origin, column: str, dtype: str) -> Catalogue:
         if len(dtypes) > 1:
             raise DataError(f"{file}: its arrays are of {' and '.join(dtypes)}; write them of one type")
         dtype, start = dtypes[0], start + np.array([header for _, header in headers], np.int64)
+        check_tokens(start, stop, first=start, last=stop, file=file)
     length, rest = np.divmod(stop - start, np.dtype(dtype).itemsize)
     if rest.any():
         raise DataError(f"{file}: a member .{ending} does not hold whole tokens of {dtype}; set `dtype`")

@@ -54,7 +54,7 @@ def test_the_number_of_groups_does_not_grow_with_the_ranks(monkeypatch: pytest.M
     """4,096 ranks, worked out by the code itself: torch is asked for as many groups as with 32."""
     calls: list[int] = []
     monkeypatch.setattr(dist, "new_group", lambda ranks, **_: calls.append(len(ranks)) or object())
-    monkeypatch.setattr(dist, "get_backend", lambda: "gloo")
+    monkeypatch.setattr(dist, "get_backend", lambda *_: "gloo")
     counts = {}
     for shard, rank in ((2, 5), (64, 1234)):
         plan = Plan(device="cpu", precision="fp32", batch_size=8, microbatch_size=1, sequence_length=8)

@@ -28,7 +28,7 @@ from ropewalk.plan.schedules import Shape, peak_live
 
 from .activation_packing import ActivationPacking
 from .comm import Group
-from .compat import keep_freed_memory
+from .compat import KEPT_BYTES, keep_freed_memory
 from .compress import make_compressor
 from .cut import Cut, Part
 from .executor import Executor, MakeOptimizer, Points
@@ -78,7 +78,7 @@ def apply(
         raise UserError(f"the plan is for {plan.world} processes, {here} are here")
     mesh = mesh or Mesh(plan)
     if plan.device == "cpu":
-        keep_freed_memory()
+        keep_freed_memory(up_to_bytes=_largest_kept(plan, model.spec))
     empty = model.head_weight.is_meta
     stages = _stages(plan, model, mesh, device=device, init_seed=init_seed)
     names = [name for stage in stages.values() for name, _ in stage.named_parameters()]
@@ -257,6 +257,17 @@ def _data(
         folder=_folder(plan, mesh),
         fill=fill,
     )
+
+
+def _largest_kept(plan: Plan, spec: Spec) -> int:
+    """Size up to which tensors on the host leave their memory to the next ones.
+
+    What is left lies in pieces between tensors that stay: as much as ZeRO saves (21 M parameters on four ranks, ZeRO-3:
+    440 MB with it, 228 without). Where that is much, only small tensors do; page by page, memory costs a step of 21 M
+    parameters 0.2 to 0.4 s of system time.
+    """
+    state_bytes = 16 * spec.parameters()  # weights, gradients and two moments of float32
+    return 1 << 20 if plan.zero and state_bytes > KEPT_BYTES else 1 << 25
 
 
 def _is_alone(plan: Plan) -> bool:

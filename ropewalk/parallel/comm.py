@@ -2,7 +2,8 @@
 
 A group of one rank communicates nothing. Every operation counts the bytes that this rank sends, as the best algorithm
 known for it does (Thakur et al. 2005): an all-reduce of n bytes over p ranks sends 2 n (p - 1) / p, its two halves
-one of these each. The same operations with gradients, also in compiled code, are in collectives.py.
+one of these each. tests/parallel/test_wire.py finds as many on the network. The same operations with gradients, also in
+compiled code, are in collectives.py.
 """
 
 from __future__ import annotations
@@ -218,6 +219,7 @@ class Group:
         self.traffic = traffic or Traffic()
         self.exact = exact
         self._handle = handle
+        self._on_gloo = self.size > 1 and handle is not None and dist.get_backend(handle) == "gloo"
         self.key = _add_key(self) if self.size > 1 else ""
         """Its name in compiled code, which holds no objects."""
         self.kept: dict[str, Any] = {}
@@ -269,6 +271,11 @@ class Group:
         if self.exact:
             return Pending((), out, finish=lambda: _copy(out, _tree_sum(self.all_to_all(parts))))
         moment = self._count("reduce_scatter", _share(parts, self.size))
+        if self._on_gloo:
+            # gloo's own is an all-reduce of everything, twice the bytes. Each rank adds up what the others send it.
+            arrived = torch.empty_like(parts, memory_format=torch.contiguous_format)
+            work = dist.all_to_all_single(arrived, parts.contiguous(), group=self._handle, async_op=True)
+            return Pending([work], out, finish=lambda: _sum_into(out, arrived), moment=moment)
         work = reduce_scatter_flat(out.view(-1), parts.contiguous().view(-1), group=self._handle)
         return Pending([work], out, moment=moment)
 
@@ -381,6 +388,13 @@ def _is_on_gpu(result: Any) -> bool:
 
 def _copy(out: Tensor, x: Tensor) -> None:
     out.copy_(x)
+
+
+def _sum_into(out: Tensor, parts: Tensor) -> None:
+    """`out` becomes the sum along the first dimension, in the order of the ranks."""
+    out.copy_(parts[0])
+    for part in parts[1:]:
+        out += part
 
 
 def _bytes(x: Tensor) -> int:

@@ -13,6 +13,8 @@ from torch import Tensor
 
 TESTED = {"CPUs": (2, 13), "GPUs": (2, 11)}
 """Released versions we test with, by device."""
+KEPT_BYTES = 1 << 30
+"""Free memory that a process may keep for its next tensors."""
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3
 """Options of the GNU C library: free bytes at the end of the heap that go back, and the size from which memory is
 mapped by itself, at most 32 MiB."""
@@ -53,8 +55,9 @@ def deterministic(device: torch.device) -> Iterator[None]:
         settings.fill_uninitialized_memory = before[1]
 
 
-def keep_freed_memory() -> None:
-    """Lets this process keep up to 1 GiB of host memory that tensors give back, for the next ones.
+def keep_freed_memory(*, up_to_bytes: int = 1 << 25) -> None:
+    """Lets this process keep up to 1 GiB of host memory that tensors of at most `up_to_bytes` give back, for the next
+    ones. Memory of larger tensors is mapped for each of them, and goes back to the system with it.
 
     Otherwise the GNU C library returns a step's memory to the system, which clears and maps it again page by page in
     the next step: 13,000 page faults and a tenth of a step of the quickstart (benchmarks/cpu_step.py). Other libraries
@@ -62,8 +65,8 @@ def keep_freed_memory() -> None:
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt:
-        mallopt(TRIM_THRESHOLD, 1 << 30)
-        mallopt(MMAP_THRESHOLD, 1 << 25)
+        mallopt(TRIM_THRESHOLD, KEPT_BYTES)
+        mallopt(MMAP_THRESHOLD, up_to_bytes)
 
 
 def peak_memory_bytes(device: torch.device) -> int:

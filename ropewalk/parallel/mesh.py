@@ -63,16 +63,23 @@ def pick_device(plan: Plan, ranks: Ranks) -> torch.device:
 def join(plan: Plan, ranks: Ranks, *, timeout_s: float = 600.0, store: Store | None = None) -> None:
     """Makes this process a member of the plan's world, which must be entered before any mesh is made. All ranks must
     call. Nothing to do for one process. With `store` the ranks find each other there, not where the launcher says."""
-    if plan.world == 1 or dist.is_initialized():
+    if plan.world > 1:
+        enter(ranks, plan.backend, device=plan.device, timeout_s=timeout_s, store=store)
+
+
+def enter(
+    ranks: Ranks, backend: str = "auto", *, device: str, timeout_s: float = 600.0, store: Store | None = None
+) -> None:
+    """Makes this process a member of the world of `ranks`, unless it is one. All ranks must call."""
+    if dist.is_initialized():
         return
-    backend: str = plan.backend
     if backend == "auto":
-        backend = "nccl" if plan.device == "cuda" else "mpi" if ranks.launcher == "mpi" else "gloo"
+        backend = "nccl" if device == "cuda" else "mpi" if ranks.launcher == "mpi" else "gloo"
     by_mpi = backend == "mpi" or ranks.rendezvous == "mpi://"
     if backend == "mpi":
         backend = mpi.register(ranks)
     store = store or (mpi.meet() if by_mpi else None)
-    if plan.device == "cuda":
+    if device == "cuda":
         torch.cuda.set_device(ranks.local_rank)
     if backend == "nccl":
         own_error_handling()
@@ -84,6 +91,14 @@ def join(plan: Plan, ranks: Ranks, *, timeout_s: float = 600.0, store: Store | N
         world_size=ranks.world,
         timeout=datetime.timedelta(seconds=timeout_s),
     )
+
+
+def world_groups() -> tuple[Group, Group]:
+    """(all ranks for tensors, all ranks for what hosts tell each other), apart from all other groups. All ranks must
+    call at the same moment."""
+    members, rank, traffic = range(dist.get_world_size()), dist.get_rank(), Traffic()
+    tensors = Group("horovod", members, rank, _new_group(members), traffic)
+    return tensors, Group("horovod control", members, rank, _new_group(members, _host_backend()), traffic)
 
 
 def leave() -> None:

@@ -29,6 +29,7 @@ from .kernels.words import WORDS_ID
 from .language import language_id
 from .measures import list_digests
 from .near.index import Index
+from .near.sketch import algorithm
 from .sources import InputFile, collect_files
 from .stages import FOLDER as STAGES
 from .stages import drop, key_of, sharing
@@ -86,6 +87,7 @@ def plan_inputs(settings: Prepare, *, seed: int) -> Inputs:
     parts = {
         "version": VERSION,
         "words": WORDS_ID,
+        "near": algorithm(settings.deduplicate.near),
         "language": language_id() if settings.filter.language else "",
         "seed": seed,
         "settings": _what_matters(settings),

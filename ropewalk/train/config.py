@@ -35,6 +35,13 @@ class Optimizer:
     only, whose updates are scaled to the usual size of AdamW's (Liu et al. 2025), so that 1 is a fair start."""
     weight_decay: Annotated[float, Range(least=0)] = 0.1
     """Decoupled decay, multiplied by the learning rate. Every kind uses it."""
+    relative_step: bool = False
+    """`adafactor`: a step is max(0.001, RMS of the parameter) times the learning rate, which is at most 1/sqrt(step)
+    (Shazeer and Stern 2018, section 8). The paper's rate is a constant 0.01; off: the learning rate alone."""
+
+    def check(self) -> Iterator[tuple[str, str]]:
+        if self.relative_step and self.kind != "adafactor":
+            yield "relative_step", f"`{self.kind}` knows no relative step; set `kind` to `adafactor` or remove it"
 
 
 MilestoneUnit = Literal["steps", "tokens", "epochs"]

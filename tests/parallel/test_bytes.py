@@ -194,9 +194,10 @@ def test_frozen_parameters_travel_for_their_use_alone(zero: int) -> None:
 def intercepted() -> Iterator[dict[str, float]]:
     """Bytes of the tensors that torch.distributed is given in the block, by kind, times (p - 1) / p for p ranks."""
     given = {"all_gather": 0.0, "reduce_scatter": 0.0}
-    # The whole comes first in a gather, second in a reduction. torch 2.13 gave the functions other names.
+    # The whole comes first in a gather, second in a reduction, which on gloo is an all-to-all and a sum of our own.
+    # torch 2.13 gave the functions other names.
     kinds = {"all_gather": ("all_gather_single", "all_gather_into_tensor", 0)}
-    kinds["reduce_scatter"] = ("reduce_scatter_single", "reduce_scatter_tensor", 1)
+    kinds["reduce_scatter"] = ("all_to_all_single", "all_to_all_single", 1)
 
     def counting(kind: str, whole: int, original: Callable[..., Any]) -> Callable[..., Any]:
         def call(*tensors: Tensor, group: Any, **options: Any) -> Any:

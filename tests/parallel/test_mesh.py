@@ -63,7 +63,7 @@ def test_the_number_of_groups_does_not_grow_with_the_ranks(
     of the pipeline and between them. docs/guides/clusters.md has the numbers."""
     calls: list[int] = []
     monkeypatch.setattr(dist, "new_group", lambda ranks, **_: calls.append(len(ranks)) or object())
-    monkeypatch.setattr(dist, "get_backend", lambda: backend)
+    monkeypatch.setattr(dist, "get_backend", lambda *_: backend)
     monkeypatch.setattr(Mesh, "_connect_channels", lambda mesh: None)
     plan = Plan(device="cpu", precision="fp32", batch_size=8, microbatch_size=1, sequence_length=8)
     settings = {"pipeline": 8, "chunks": 2, "schedule": "interleaved", "tensor": 8, "zero": 3}

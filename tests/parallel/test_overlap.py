@@ -203,7 +203,7 @@ def collectives(events: list[str]) -> Iterator[None]:
     kinds = {
         "all_reduce": ("all_reduce",),
         "all_gather": ("all_gather_single", "all_gather_into_tensor"),
-        "reduce_scatter": ("reduce_scatter_single", "reduce_scatter_tensor"),
+        "reduce_scatter": ("all_to_all_single",),  # as gloo does it
     }
     counts = dict.fromkeys(kinds, 0)
 
@@ -392,3 +392,37 @@ def test_both_messages_of_powersgd_travel_during_the_backward_pass() -> None:
         ends = events.index("end of backward")
         assert reductions(events) == len(shapes) + low
         assert len(shapes) + low - reductions(events[:ends]) <= 4
+
+
+def backward_order(rank: int, plans: dict[str, Plan]) -> dict[str, list[str]]:
+    """For each plan, the collectives of a step and the gradients of weights, as they come."""
+    spec, found = MODELS["deep"], {}
+    for kind, plan in plans.items():
+        mesh, events = Mesh(plan, rank), list[str]()
+        executor = apply(
+            plan,
+            build(spec, seed=1),
+            mesh,
+            lambda named, cuts: make_optimizer(named, Optimizer(), spec=spec, cuts=cuts),
+        )
+        for weight in executor.model.parameters():
+            weight.register_post_accumulate_grad_hook(lambda _, events=events: events.append("gradient"))
+        with collectives(events):
+            executor.step(batches(spec, 1)[0].strided(mesh.data.rank, mesh.data.size), lr=1e-2)
+        found[kind] = events
+    return found
+
+
+def test_reductions_are_under_way_while_the_backward_pass_goes_on() -> None:
+    """Nobody waits for a reduction before more gradients have come, but for those that begin after the last one."""
+    data = {"replicas": {"replicate": 2}, **{f"ZeRO-{zero}": {"shard": 2, "zero": zero} for zero in (1, 2, 3)}}
+    plans = {k: case("", "deep", bucket_bytes=SMALL, microbatch_size=4, **v).plan for k, v in data.items()}
+    for found in POOL.run(backward_order, plans, world=2):
+        for kind, events in found.items():
+            last = max(place for place, event in enumerate(events) if event == "gradient")
+            begun = {event.removesuffix(" begins"): place for place, event in enumerate(events) if "begins" in event}
+            begun = {name: place for name, place in begun.items() if "reduce" in name and place < last}
+            assert len(begun) >= 3, kind
+            for name, place in begun.items():
+                meanwhile = events[place : events.index(f"{name} waited for")]
+                assert "gradient" in meanwhile, f"{kind}: {name} is waited for at once"

@@ -220,5 +220,5 @@ def test_settings_that_would_miss_most_pairs_are_refused() -> None:
     assert "find only 40% of the pairs at threshold 0.5" in what
     assert "146 bands of 5 find 99 %" in what
     assert list(Near(threshold=0.5, bands=146).check()) == []
-    assert [key for key, _ in Near(kind="simhash", blocks=3).check()] == ["blocks"]
+    assert [key for key, _ in Near(kind="simhash", tables=1).check()] == ["tables"]
     assert Deduplicate().near == Near()

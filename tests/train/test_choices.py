@@ -49,6 +49,7 @@ WITH: dict[str, dict[str, Any]] = {
         for unit, at in {"steps": (9.0, 20.0), "tokens": (500.0, 1000.0), "epochs": (0.5, 1.0)}.items()
     },
     **{f"train.optimizer.kind={kind}": {"train__schedule__peak_lr": rate} for kind, rate in OPTIMIZERS.items()},
+    "train.optimizer.relative_step=True": {"train__optimizer__kind": "adafactor", "train__schedule__peak_lr": 0.3},
     "model.rope_scaling=linear": {"model__rope_factor": 2.0},
     "model.rope_scaling=ntk": {"model__rope_factor": 2.0},
     "model.norm=none": {"model__init": "t-fixup"},
@@ -108,7 +109,7 @@ TOGETHER: dict[str, tuple[str, ...]] = {
         *("model.bias=False", "model.norm=rms", "model.norm_position=pre", "model.mlp=swiglu", "model.position=rope"),
         *("model.qk_norm=False", "model.rope_scaling=none", "model.tie_embeddings=True", "model.init=gaussian"),
         *("grouped queries", "train.precision=fp32", "train.optimizer.kind=adamw", "train.schedule.shape=cosine"),
-        *("model.documents=ignore", "guard"),
+        *("model.documents=ignore", "guard", "train.optimizer.relative_step=False"),
     ),
     "as GPT-2": (
         *("model.bias=True", "model.norm=layer", "model.mlp=gelu-tanh", "model.position=learned", "dropout"),
@@ -134,7 +135,7 @@ TOGETHER: dict[str, tuple[str, ...]] = {
     ),
     "without positions": (
         *("model.position=none", "model.init=zero-projection", "train.precision=auto"),
-        *("train.schedule.shape=adaptive", "early stop"),
+        *("train.schedule.shape=adaptive", "early stop", "train.optimizer.relative_step=True"),
     ),
     "a part frozen": ("frozen", "mixture", "model.rope_scaling=linear"),
     "adapters": ("adapters", "train.schedule.milestone_unit=steps"),

@@ -86,7 +86,7 @@ def remove_near(state: State, *, addition: str) -> None:
     kept, alarms = capped(found, source, state.fates.sources, max_removed_share=near.max_removed_share)
     for alarm in alarms:
         state.warn(str(alarm))
-    threshold = near.threshold if near.kind == "minhash" else 1 - near.max_distance / 64
+    threshold = near.threshold if near.kind == "minhash" else 1 - near.max_distance / near.fingerprint_bits
     names = pa.concat_arrays([known.ids.cast(pa.string()), state.corpus.ids.take(pa.array(rows))])
     before = state.fates.left
     state.fates.close(

@@ -40,8 +40,8 @@ def stars(
     """(centre, similarity, comparisons): for each document the one it goes for, itself when it stays.
 
     Documents are numbered from best to last; the first `fixed` stay whatever they resemble. Document d lies in
-    `buckets[bounds[d] : bounds[d + 1]]` and has the sorted set `values[begins[d] : ends[d]]`, or with `bits` the 64-bit
-    fingerprint `values[begins[d]]`. `sizes` counts the documents of each bucket.
+    `buckets[bounds[d] : bounds[d + 1]]` and has the sorted set `values[begins[d] : ends[d]]`, or with `bits` the
+    fingerprint in these words. `sizes` counts the documents of each bucket.
     """
     documents = len(begins)
     centre = np.arange(documents)
@@ -65,7 +65,7 @@ def stars(
                     met[other] = document
                     compared += 1
                     if bits:
-                        alike = _agreement(values[begin], values[begins[other]])
+                        alike = _agreement(values, begin, end, begins[other])
                     else:
                         alike = _jaccard(values, begin, end, begins[other], ends[other], threshold)
                     # The closest centre; of equally close ones the better document, in whatever bucket it is met.
@@ -84,9 +84,12 @@ def stars(
 
 
 @njit(cache=True, nogil=True)
-def _agreement(one: np.uint64, two: np.uint64) -> float:
-    """Share of equal bits. A Hamming distance of k is an agreement of exactly 1 - k / 64."""
-    return 1.0 - np.float64(_ones(one ^ two)) / 64.0
+def _agreement(values: Hashes, begin: int, end: int, other: int) -> float:
+    """Share of equal bits. A Hamming distance of k is an agreement of exactly 1 - k / bits, a power of two."""
+    differing = np.uint64(0)
+    for word in range(end - begin):
+        differing += _ones(values[begin + word] ^ values[other + word])
+    return 1.0 - np.float64(differing) / (64.0 * np.float64(end - begin))
 
 
 @njit(cache=True, nogil=True)

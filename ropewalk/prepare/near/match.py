@@ -64,7 +64,7 @@ def match(
     bounds = np.concatenate([[0], np.bincount(members, minlength=len(documents))]).cumsum().astype(np.int64)
 
     bits = near.kind == "simhash"
-    threshold = 1 - near.max_distance / 64 if bits else near.threshold
+    threshold = 1 - near.max_distance / near.fingerprint_bits if bits else near.threshold
     centre, similarity, compared = stars(
         int(np.count_nonzero(documents < fixed)),
         buckets,

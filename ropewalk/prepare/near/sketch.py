@@ -51,7 +51,7 @@ class Sets:
 def algorithm(near: Near) -> str:
     """Names everything that keys and sets depend on; stored in every file, and files of another name are refused."""
     if near.kind == "simhash":
-        method = f"{simhash.ALGORITHM} distance={near.max_distance} blocks={near.blocks}"
+        method = f"{simhash.ALGORITHM} bits={near.fingerprint_bits} tables={near.tables} of {near.table_bits}"
     else:
         method = f"{minhash.ALGORITHM} bands={near.bands} rows={near.rows}"
     return f"{method} shingle_words={near.shingle_words} {WORDS_ID}"
@@ -59,15 +59,15 @@ def algorithm(near: Near) -> str:
 
 def bands(near: Near) -> int:
     """Keys that a document has."""
-    return simhash.tables(near.max_distance, near.blocks) if near.kind == "simhash" else near.bands
+    return near.tables if near.kind == "simhash" else near.bands
 
 
 def sketch(text: pa.LargeStringArray, near: Near) -> Sketch:
     """The keys of each document of a text column; on a GPU when `near.device` is "cuda" ("auto" is for
     `device.placed` to decide, and the CPU here)."""
     if near.kind == "simhash":
-        prints = simhash.fingerprints(text, shingle_words=near.shingle_words)
-        return Sketch(simhash.block_keys(prints, distance=near.max_distance, blocks=near.blocks))
+        prints = simhash.fingerprints(text, shingle_words=near.shingle_words, bits=near.fingerprint_bits)
+        return Sketch(simhash.table_keys(prints, tables=near.tables, table_bits=near.table_bits))
     data, offsets = text_buffers(text)
     if near.device == "cuda" and np.diff(offsets).max(initial=0) <= LONGEST_BYTES:
         # Imported here: torch takes seconds, and the rest of prepare does without.
@@ -82,8 +82,9 @@ def sketch(text: pa.LargeStringArray, near: Near) -> Sketch:
 def sets(text: pa.LargeStringArray, rows: Rows, near: Near) -> Sets:
     """The sets of the documents `rows` of a text column."""
     if near.kind == "simhash":
-        prints = simhash.fingerprints(text.take(pa.array(rows)), shingle_words=near.shingle_words)
-        return Sets(prints, np.arange(len(rows) + 1))
+        chosen = text.take(pa.array(rows))
+        prints = simhash.fingerprints(chosen, shingle_words=near.shingle_words, bits=near.fingerprint_bits)
+        return Sets(prints.reshape(-1), np.arange(len(rows) + 1) * prints.shape[1])
     data, offsets = text_buffers(text)
     ring, room = np.empty(near.shingle_words, np.uint64), shingle_room(offsets)
     # A shingle takes 5.5 bytes of English, 8 of Python, 3.5 of classical Chinese.

@@ -20,17 +20,23 @@ SMALLEST = 1e-30
 """Algorithm 4: epsilon 1, added to squared gradients."""
 LARGEST_RMS = 1.0
 """Section 6: d, the root mean square above which an update is scaled down to it."""
+SMALLEST_RMS = 1e-3
+"""Algorithm 4: epsilon 2, in the place of a parameter's root mean square where that is smaller."""
 
 
 def make(parameters: Parameters, settings: Optimizer, spec: Spec | None, cuts: Cuts) -> torch.optim.Optimizer:
     """Adafactor on every parameter."""
-    return Guarded(decay_groups(parameters, settings.weight_decay, rule=Adafactor()), by_parameter(parameters, cuts))
+    rule = Adafactor(relative=settings.relative_step)
+    return Guarded(decay_groups(parameters, settings.weight_decay, rule=rule), by_parameter(parameters, cuts))
 
 
 @dataclass(frozen=True, slots=True)
 class Adafactor:
-    """Algorithms 4 (matrices) and 5 (vectors) with an absolute step: the schedule gives the rate, no relative one. No
-    first moment. The moments have the names of torch's."""
+    """Algorithms 4 (matrices) and 5 (vectors). No first moment. The moments have the names of torch's."""
+
+    relative: bool = False
+    """Whether alpha is max(epsilon 2, RMS(X)) rho with rho = min(lr, 1 / sqrt(step)), as in section 8; else it is the
+    learning rate. The decay follows the learning rate in either case, as torch's does."""
 
     def begin(self, weight: Tensor) -> Moments:
         if weight.dim() < 2:
@@ -55,9 +61,13 @@ class Adafactor:
             # The estimate is rows x columns / mean(rows). Roots before the product: 1e-30 squared is 0 in float32.
             (of_all,) = yield [Mean(rows, (1,))]
             update = gradient * (rows / of_all).rsqrt() * columns.rsqrt()
-        (mean_square,) = yield [Mean(update.square(), inner)]
+        asked = [Mean(update.square(), inner), *([Mean(weight.square(), inner)] if self.relative else [])]
+        mean_square, *of_weight = yield asked
         update = update / (mean_square.sqrt() / LARGEST_RMS).clamp(min=1.0)
-        return weight * (1 - lr * decay) - lr * update, moments
+        alpha = (step**-0.5).clamp(max=lr).to(update.dtype) if self.relative else lr
+        for each in of_weight:
+            alpha = alpha * each.sqrt().clamp(min=SMALLEST_RMS)
+        return weight * (1 - lr * decay) - alpha * update, moments
 
 
 def _mixed(old: Tensor, new: Tensor, share: Tensor) -> Tensor:

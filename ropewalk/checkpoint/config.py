@@ -80,15 +80,18 @@ class Checkpoints:
     """When state is saved and what is kept."""
 
     save_every: Annotated[Literal["steps", "auto"], CONTINUES] = "steps"
-    """`steps`: every `save_every_steps`. `auto`: as often as measured costs and failures make worth while, within
-    `max_overhead`; the decision is printed with its numbers."""
+    """`steps`: every `save_every_steps`. `auto`: as often as `max_overhead` allows by what a save is measured to cost,
+    and more often where the run fails so often that this loses less; the first save comes after ten steps. The decision
+    is printed with its numbers, and what was learned is kept in `checkpoints/frequency.json`."""
     save_every_steps: Annotated[int, Range(least=1), CONTINUES] = 100
     """Steps between checkpoints; the last step is always saved. Not used by `auto`."""
     max_overhead: Annotated[float, Range(above=0, below=1), CONTINUES] = 0.02
-    """Maximum fraction of training time spent on saving. Used by `auto` only."""
+    """Maximum fraction of training time that saves may cost: the time for which they block training, and that by which
+    steps are slower while they are written. Exceeded only where failures demand it. Used by `auto` only."""
     mtbf_hours: Annotated[float, Range(above=0), CONTINUES] | None = None
     """Hours between failures of the whole run, where they are known. Not set: 50,000 hours of one GPU, divided by
-    their number, corrected by what the run sees. Used by `auto` only."""
+    their number. A launch that follows one which did not stop well counts as a failure; from the first on, a run that
+    fails more often than expected is believed. Used by `auto` only."""
     write: Annotated[Literal["background", "blocking"], CONTINUES] = "background"
     """`background`: the state is copied aside during the next step and written while training goes on; needs memory
     for two copies of it. `blocking`: training waits until it is on disk."""

@@ -48,7 +48,12 @@ Outcome = Literal["refused", "healed", "harmless", "silent", "traceback", "misle
 OUTCOMES: tuple[Outcome, ...] = ("refused", "healed", "harmless", "silent", "traceback", "misleading")
 WRONG: tuple[Outcome, ...] = ("silent", "traceback", "misleading")
 """Must not be. `misleading`: the file is not named, or something intact is to be deleted."""
-GROWING = ("run/events*.jsonl", "run/doctor.json", "run/checkpoints/copies.json")
+GROWING = (
+    "run/events*.jsonl",
+    "run/doctor.json",
+    "run/checkpoints/copies.json",
+    "run/checkpoints/frequency.json",
+)
 """Kinds that only record what has been: of them a part, or none, is what there was earlier (docs/formats.md)."""
 COMMAND_EVERY = 10
 PATIENCE_S = 120

@@ -24,6 +24,8 @@ from ropewalk.base.files import committed_file
 from ropewalk.base.progress import Silent
 from ropewalk.checkpoint.config import Tiers
 from ropewalk.checkpoint.format import FILE, list_checkpoints, read_checkpoint_manifest
+from ropewalk.checkpoint.frequency import Frequency
+from ropewalk.checkpoint.learned import read_learned, write_learned
 from ropewalk.load.cache.disk import Disk
 from ropewalk.load.cache.importance import publish, published
 from ropewalk.load.config import Corpus, Load
@@ -213,10 +215,15 @@ def _leave_copies(place: Place) -> None:
             shutil.copyfile(newest / name, partial / name)
         finish_shard(partial, manifest, (newest / FILE).read_bytes())
     _run_name(place, newest)
+    write_learned(newest.parent, Frequency(clock=lambda: 0.0).told(), alive=False, time=float(manifest.step))
 
 
 def _run_name(place: Place, path: Path) -> Any:
     return needs_torch("ropewalk.checkpoint.copier", "training").run_name(Tiers(), place.run / "checkpoints")
+
+
+def _learned(place: Place, path: Path) -> Any:
+    return read_learned(path.parent, warn=_log.warning)
 
 
 def _in_memory(place: Place, path: Path) -> Any:
@@ -298,6 +305,7 @@ READERS_BESIDE: dict[str, Reader] = {
     "near-index/index.json": _near,
     "near-index/*.arrow": _near,
     "run/checkpoints/copies.json": _run_name,
+    "run/checkpoints/frequency.json": _learned,
     "memory/*/*/*/manifest.json": _in_memory,
     "memory/*/*/*/*": _in_memory,
     "remote/*/*/manifest.json": _in_store,

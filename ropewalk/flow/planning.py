@@ -15,7 +15,6 @@ from ropewalk.model.spec import resolve
 from ropewalk.plan.choose import choose
 from ropewalk.plan.machine import Machine, this_machine
 from ropewalk.plan.plan import Planned
-from ropewalk.store.origin import Origin
 from ropewalk.train.phases import phases_of
 
 from .opening import located
@@ -63,9 +62,12 @@ def expected_vocabulary(recipe: Recipe) -> int:
     """The tokenizer's size before anything is prepared: the file's, or what is asked for."""
     given = recipe.load.tokenizer if recipe.load.corpus else recipe.prepare.tokenizer.file
     if recipe.load.corpus and not given:
-        from ropewalk.store.foreign.corpora import absolute, read_prepared  # numpy, which most recipes do not need here
+        # With numpy, which most recipes do not need here.
+        from ropewalk.load.remote import small_files
+        from ropewalk.store.foreign.corpora import absolute, read_prepared
 
-        return read_prepared(absolute(recipe.load.corpus[0].path), origin=Origin()).tokenizer.vocabulary
+        place, origin = absolute(recipe.load.corpus[0].path), small_files(recipe.load.remote)
+        return read_prepared(place, origin=origin).tokenizer.vocabulary
     if not given:
         return recipe.prepare.tokenizer.vocab_size
     from ropewalk.prepare.tokenizer import load, vocabulary_size

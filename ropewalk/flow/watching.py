@@ -88,6 +88,9 @@ def newest_run(runs: Path) -> Path:
     return Path(newest[0].folder)
 
 
+_SAVING = ("step", "interval_s", "steps", "bound", "blocked_s", "slowed_s", "persist_s", "mtbf_s", "failures")
+
+
 def standing(view: RunView) -> tuple[dict[str, Any], list[str]]:
     """Where a run stands: as values and as lines."""
     last = view.steps[-1] if view.steps else None
@@ -99,6 +102,7 @@ def standing(view: RunView) -> tuple[dict[str, Any], list[str]]:
         "stages": {stage.name: {"state": stage.state, "seconds": stage.seconds} for stage in view.stages},
         "step": dataclasses.asdict(last) if last else None,
         "saved_step": view.saved_step,
+        "save_interval": {name: view.saving[name] for name in _SAVING if name in view.saving} or None,
         "missing": list(view.missing),
     }
     return value, status_lines(view)

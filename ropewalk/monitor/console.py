@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ropewalk.base.progress import amount, duration
 
-from .headline import progress, recent_pace, seconds_left, total_steps, verdict
+from .headline import progress, recent_pace, save_interval, seconds_left, total_steps, verdict
 from .report import FILE
 from .run import NOT_YET, RunView, Stage
 
@@ -108,6 +108,8 @@ def _training(view: RunView) -> list[tuple[str, str]]:
         rows.append(("validation loss", f"{point.loss:.4f} ({point.measured_on}), step {point.step}"))
     if view.saved_step is not None:
         rows.append(("checkpoint", f"step {view.saved_step}"))
+    if interval := save_interval(view):
+        rows.append(("saves", interval))
     if view.process and (left := seconds_left(view)) is not None:
         rows.append(("left", f"about {duration(left)} of training at this pace"))
     return rows

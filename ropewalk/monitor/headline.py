@@ -6,10 +6,10 @@ import math
 import statistics
 from dataclasses import dataclass
 
-from ropewalk.base.progress import amount, duration
+from ropewalk.base.progress import amount, counted, duration
 
 from .run import RunView
-from .values import finite, mapping, whole
+from .values import finite, mapping, text, whole
 
 RECENT = 20
 """Records of steps that tell how quick a run is now."""
@@ -61,6 +61,7 @@ def key_figures(view: RunView) -> list[Figure]:
         Figure("Tokens trained on", _amount(tokens(view)), _seen(view)),
         Figure("Throughput", _amount(median_pace(view)), "tokens per second, median" + _mfu(view)),
         _time(view),
+        *_saves(view),
     ]
 
 
@@ -104,6 +105,34 @@ def seconds_left(view: RunView) -> float | None:
     if not total or not recent or view.finished or view.steps[-1].step >= total:
         return None
     return (total - view.steps[-1].step) * statistics.median(recent)
+
+
+def save_interval(view: RunView) -> str:
+    """How often `checkpoint.save_every = "auto"` saves, and why; empty where it has decided nothing."""
+    bound = _BOUNDS.get(text(view.saving.get("bound")))
+    steps, seconds = whole(view.saving.get("steps")), finite(view.saving.get("interval_s"))
+    if bound is None or steps is None or seconds is None:
+        return ""
+    costs = [finite(view.saving.get(name)) or 0.0 for name in ("blocked_s", "slowed_s")]
+    parts = [f"every {counted(steps, 'step')} ({duration(seconds)}), {bound}", f"each costs {sum(costs):.3g} s"]
+    if (between := finite(view.saving.get("mtbf_s"))) is not None:
+        failures = whole(view.saving.get("failures"))
+        seen = counted(failures, "failure") + " seen" if failures else "expected"
+        parts.append(f"{between / 3600:,.3g} h between failures ({seen})")
+    return "; ".join(parts)
+
+
+def _saves(view: RunView) -> list[Figure]:
+    first, _, rest = save_interval(view).partition("; ")
+    every, _, bound = first.partition(", ")
+    return [Figure("Checkpoint", every, f"{bound}; {rest}")] if every else []
+
+
+_BOUNDS = {
+    "overhead": "as often as the budget allows",
+    "failures": "as failures demand",
+    "persist": "as fast as they become durable",
+}
 
 
 def _first(*values: object) -> float | None:

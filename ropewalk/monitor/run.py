@@ -157,6 +157,8 @@ class RunView:
     """The process that works on the run now, None when nobody does."""
     saved_step: int | None
     """Step of the newest checkpoint that counts."""
+    saving: Json
+    """The last `save_interval` event: what `checkpoint.save_every = "auto"` has decided."""
     launch: Json
     """The last `run_started` event."""
     training: Json
@@ -241,6 +243,7 @@ def read_run(run: Path, *, stream: Stream | None = None) -> RunView:
         last_time=stream.last_time,
         finished=_finished(events, summary),
         saved_step=saved[-1]["step"] if saved else None,
+        saving=next(reversed(stream.of("save_interval")), {}),
         launch=started[-1] if started else {},
         training=next((event for event in reversed(events) if event["kind"] == "train_started"), {}),
         plan=_object(run / "plan.json", missing),

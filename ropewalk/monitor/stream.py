@@ -31,7 +31,7 @@ DENSE = 100
 """The last steps, all of which are parsed."""
 MOST_NOTABLE = 5_000
 """Notable events that are kept from the beginning, and as many from the end."""
-TRACKED = {"step": MOST_STEPS, "validation": MOST_STEPS, "layers": MOST_LAYERS, "saved": 1}
+TRACKED = {"step": MOST_STEPS, "validation": MOST_STEPS, "layers": MOST_LAYERS, "saved": 1, "save_interval": 1}
 NOTABLE = (
     *("restored", "continued", "config_changed", "warning", "phase_started"),
     *("anomaly", "rolled_back", "stopped_early"),

@@ -71,6 +71,7 @@ KINDS = (
     FileKind("run/checkpoints/*/manifest.json", "result", "xxh3-64 as its last key", "an older checkpoint is taken"),
     FileKind("run/checkpoints/*/*", "result", "xxh3-64 of every 4 MiB in its manifest", "an older checkpoint is taken"),
     FileKind("run/checkpoints/copies.json", "result", SEAL, "refused; without it copies begin anew"),
+    FileKind("run/checkpoints/frequency.json", "derived", SEAL, 'told; `checkpoint.save_every = "auto"` learns anew'),
     FileKind("run/events*.jsonl", "result", "CRC-32 as the last key of each line", "the line is left out"),
     FileKind("memory/*/*/*/manifest.json", "derived", "xxh3-64 as its last key", COPY),
     FileKind("memory/*/*/*/*", "derived", "xxh3-64 of every 4 MiB in its manifest", COPY),

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import queue
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from ropewalk.checkpoint.copies import plain_name
 from ropewalk.checkpoint.disk import Disk, LocalDisk, Watched
 from ropewalk.checkpoint.finding import Check, Found, find_anywhere, find_on_disk
 from ropewalk.checkpoint.format import CheckpointManifest, list_checkpoints, step_path
-from ropewalk.checkpoint.frequency import Decision, Frequency
+from ropewalk.checkpoint.frequency import Decision
 from ropewalk.checkpoint.layouts import Held, written
 from ropewalk.checkpoint.packing import Packer
 from ropewalk.checkpoint.payload import Pace
@@ -48,8 +48,7 @@ from ropewalk.config.ranks import Ranks
 from ropewalk.parallel.comm import Moment, Traffic
 from ropewalk.parallel.cut import Choose
 
-_DECIDE_EVERY = 16
-"""Steps between decisions of several ranks, which must wait for each other to decide."""
+from .interval import Interval, Note
 
 
 class Keeper:
@@ -73,24 +72,27 @@ class Keeper:
         attempt: str = "0",
         together: Together | None = None,
         disk: Disk | None = None,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """`attempt`: a name that all ranks of this launch share and no earlier launch of the run had; one rank alone
         needs none. `together`: the collectives of several ranks."""
         self._place, self._launch, self._together = place or Ranks(), plain_name(attempt), together or Alone()
         assert self._place.world == 1 or (together and attempt != "0"), "several ranks decide and name things together"
-        self._saves, self._asked = 0, 0
+        self._saves = 0
         self._damaged: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._verified = Verified(tell=self._damaged.put)
         self._folder = run / "checkpoints"
         self._best = self._folder / "best"
         self._settings, self._warn = settings, warn
         self._disk = Watched(disk or LocalDisk())
-        self._frequency = Frequency(overhead=settings.max_overhead, mtbf_hours=settings.mtbf_hours, ranks=ranks)
-        self._decision = self._frequency.decide()
-        self._saved_at = 0
+        self.interval = Interval(run, settings, place=self._place, together=self._together, ranks=ranks, clock=clock)
+        """Says which steps are due."""
+        self._clock = clock
         self._failures = 0
         self._spared: int | None = None
         self._untold: list[Saved] = []
+        self._drained_s: dict[int, float] = {}
+        """By step, how long training waited for a blocking save."""
         self._persist_s = 0.0
         self._deadline: float | None = None
         self._stager: Stager | None = None
@@ -109,6 +111,7 @@ class Keeper:
         from elsewhere is then saved. With `fill`, that gets the tensors one by one, the state is returned without them,
         and `make_durable` is left to the caller. All ranks must call."""
         self.settle()
+        self.interval.begin(warn=self._warn)
         found = self._find(wants, fill, check)
         state = found.state
         path = found.path or (step_path(self._folder, state.step) if state else None)
@@ -117,26 +120,10 @@ class Keeper:
         if self._leads:
             self._clear_way(path, state.step if state else 0)
         self._together.barrier()
-        self._saved_at = state.step if state else 0
+        self.interval.saved_at = state.step if state else 0
         if state and fill is None:
             self.make_durable(state)
         return path, state
-
-    def due(self, step: int) -> bool:
-        """Whether `step` is to be saved."""
-        if self._settings.save_every == "steps":
-            return step % self._settings.save_every_steps == 0
-        return step - self._saved_at >= self._decision.steps
-
-    def steps_until_due(self, step: int) -> int:
-        """Steps from `step`, which is done, to the next one that is to be saved."""
-        if self._settings.save_every == "steps":
-            return self._settings.save_every_steps - step % self._settings.save_every_steps
-        return max(1, self._saved_at + self._decision.steps - step)
-
-    def saw_step(self, seconds: float) -> None:
-        """A step took so long; `auto` needs to know."""
-        self._frequency.saw_step(seconds)
 
     def holds(self, step: int) -> bool:
         """Whether there is a checkpoint of `step`. All ranks must call."""
@@ -153,13 +140,15 @@ class Keeper:
         parts = self._parts(state)
         return self._workers(parts)[0].prepare(parts)
 
-    def save(self, state: State) -> None:
-        """Begins a checkpoint; what it makes superfluous goes when it is durable."""
+    def save(self, state: State, *, spent_s: float = 0.0) -> None:
+        """Begins a checkpoint; what it makes superfluous goes when it is durable. Training has stood still for
+        `spent_s` already, to look at the state."""
+        began = self._clock()
         best_step = state.validation.get("early_stop", {}).get("best_step", 0)
         parts = self._parts(state)
         stager, persister = self._workers(parts)
         self.fence()
-        self._saved_at = state.step
+        self.interval.saved_at = state.step
         attempt = self._next_attempt()
         snapshot = self._copying = stager.take(parts, give_up=self._is_stuck)
         if snapshot is None:
@@ -174,13 +163,18 @@ class Keeper:
             attempt=attempt,
             # Without the state: the thread remembers its last job, and with it a phase that is over would stay.
             before=functools.partial(self._copy, manifest, snapshot, tokenizer=state.tokenizer),
-            after=functools.partial(self._stored, state.step, save=self._saves, best_step=best_step),
+            after=functools.partial(
+                self._stored, state.step, save=self._saves, best_step=best_step, note=self.interval.note()
+            ),
         )
         if self._settings.write == "blocking":
             start = time.perf_counter()
             if not persister.drain(give_up=self._is_stuck):
                 self._give_up(state.step)
-            snapshot.waited(time.perf_counter() - start)
+            # The account of the save was closed when it was durable.
+            self._drained_s[state.step] = time.perf_counter() - start
+        spent_s, blocked_s = spent_s + self._clock() - began, snapshot.blocked_s + self._drained_s.get(state.step, 0.0)
+        self.interval.saving(state.step, spent_s=spent_s, blocked_s=blocked_s)
 
     def is_durable(self, step: int) -> bool:
         """Whether a state of `step` that was found lies on the disk. All ranks must call."""
@@ -230,14 +224,16 @@ class Keeper:
         """Saves that have become durable, or failed, since the last call; StorageError when too many have failed."""
         found = [*self._untold, *(self._persister.finished() if self._persister else [])]
         self._untold = []
+        found = [replace(saved, blocked_s=saved.blocked_s + self._drained_s.pop(saved.step, 0.0)) for saved in found]
         while not self._damaged.empty():
             self._warn(f"{self._damaged.get()} (an older one is kept in its place)")
+        for message in self.interval.warnings():
+            self._warn(message)
         for number, saved in enumerate(found):
+            self.interval.saved(saved)
             if saved.error is None:
                 self._failures = 0
                 self._persist_s = saved.copy_s + saved.persist_s
-                # The next one is written when all of it is done.
-                self._frequency.saw_save(blocked_s=saved.blocked_s, persist_s=saved.persist_s + saved.after_s)
                 continue
             left = self._settings.failures - self._failures - 1
             if left < 0 or not isinstance(saved.error, StorageError):
@@ -260,8 +256,13 @@ class Keeper:
 
     def step_began(self) -> None:
         """A step begins; copies look for the gaps in its traffic."""
+        self.interval.step_began()
         if self._copier:
             self._copier.learner.step()
+
+    def steps_settled(self) -> None:
+        """The device has done all steps so far."""
+        self.interval.steps_settled(copying=self._persister is not None and not self._persister.idle)
 
     def traffic(self) -> contextlib.AbstractContextManager[None]:
         """Training uses the network in this block."""
@@ -272,28 +273,22 @@ class Keeper:
         to nothing for as long as a step lasts."""
         if not self._copier:
             return
-        mark = self._copier.learner.mark
+        learner = self._copier.learner
+
+        def began(group: str, at: float) -> None:
+            if group != but:
+                learner.began_to_use(at)
 
         def saw(moment: Moment) -> None:
             if moment.group != but:
-                mark(moment.begin, moment.end)
+                learner.mark(moment.begin, moment.end)
 
+        traffic.on_begin.append(began)
         traffic.observers.append(saw)
 
     def decide(self) -> Decision | None:
-        """The new interval of `auto`, when it has changed by a tenth or more; None otherwise. All ranks must call."""
-        if self._settings.save_every == "steps":
-            return None
-        self._asked += 1
-        if self._place.world > 1 and self._asked % _DECIDE_EVERY:
-            return None
-        # By what rank 0 measured: ranks that go by their own clocks would save different steps.
-        told = self._decided(lambda: dataclasses.asdict(self._frequency.decide()))
-        new, old = Decision(**told), self._decision
-        if abs(new.steps - old.steps) < 0.1 * old.steps and new.bound == old.bound:
-            return None
-        self._decision = new
-        return new
+        """The new interval of `auto`, when it has changed. All ranks must call."""
+        return self.interval.decide()
 
     def settle(self) -> None:
         """Waits until nothing is under way; StorageError when the disk hangs."""
@@ -327,6 +322,7 @@ class Keeper:
             # Ranks of one machine share that memory.
             self._together.barrier()
             self._copier.end()
+        self.interval.stop()
 
     def save_best(self, state: State) -> None:
         """Commits the checkpoint of a best validation. All ranks must call."""
@@ -418,9 +414,10 @@ class Keeper:
                 manifest, parts, tokenizer=tokenizer, size=size + len(tokenizer), digests=snapshot.digests
             )
 
-    def _stored(self, step: int, *, save: int, best_step: int) -> None:
+    def _stored(self, step: int, *, save: int, best_step: int, note: Note) -> None:
         if not self._leads:
             return
+        self.interval.keep(note)
         if self._copier:
             self._copier.stored(step_path(self._folder, step))
         self._retain(best_step=best_step, save=save)

@@ -193,6 +193,8 @@ class Trainer:
             point(f"train.step:{at.step}")
             for hook in self._hooks:
                 hook.after_step(at.step)
+            if self._device.type == "cpu":
+                self._keeper.steps_settled()
             if not self._keeper.prepared:
                 self._keeper.prepare(self._course.state())
             ended = at.phase_step == phase.steps
@@ -202,7 +204,7 @@ class Trainer:
             if ended or _is_due(at.step, settings.train.validate_every_steps):
                 with label("validate"), self._meter.paused(), self.watchdog.paused():
                     ended = self._validate(running) or ended
-            if ended or self._keeper.due(at.step) or at.phase_step == phase.stable_steps:
+            if ended or self._keeper.interval.due(at.step) or at.phase_step == phase.stable_steps:
                 with label("save"), self._meter.paused(), self.watchdog.paused():
                     self._save(ended=ended)
             elif self._keeper.copy_due(at.step):
@@ -234,7 +236,7 @@ class Trainer:
         at = self._course.at
         self._look_for_anomalies()
         record = self._meter.read(at.step, tokens=at.tokens, lr=lr) | self._reading.read(at.step)
-        self._keeper.saw_step(record["step_s"])
+        self._keeper.steps_settled()
         self._events.write("step", phase=at.phase, **record)
         self._ranks.look(record)
         self._progress.advance(at.step, line(record))
@@ -243,6 +245,7 @@ class Trainer:
 
     def _validate(self, running: Running) -> bool:
         """Measures the validation loss; whether the phase is to end with it."""
+        self._keeper.steps_settled()
         self._look_for_anomalies()
         start, step, held_out = time.perf_counter(), self._course.at.step, running.data.held_out
         scores = running.executor.score(held_out).log_probabilities.double().cpu()
@@ -278,8 +281,10 @@ class Trainer:
         weights.check()
 
     def _save(self, *, ended: bool) -> None:
+        self._keeper.steps_settled()
+        start = time.perf_counter()
         state = self._sound_state(ended=ended)
-        self._keeper.save(state)
+        self._keeper.save(state, spent_s=time.perf_counter() - start)
         if self._course.running:
             self._stages.look(self._course.running.executor, phase=state.phase, step=state.step)
         if ended:
@@ -335,7 +340,7 @@ class Trainer:
 
     def _expect_save(self, seconds: float) -> None:
         """Tells the loader that the storage will be busy for as long again: what is read then is at hand before."""
-        self._expect("checkpoint", self._keeper.steps_until_due(self._course.at.step), seconds)
+        self._expect("checkpoint", self._keeper.interval.until_due(self._course.at.step), seconds)
 
     def _expect(self, kind: Kind, in_steps: int, seconds: float) -> None:
         running, done = self._course.running, self._course.at.phase_step
@@ -431,6 +436,7 @@ class Trainer:
                 self._make_room(self.interrupt.preempted_at or time.monotonic())
             self._keeper.settle()
             self._save_last()
+            self._keeper.interval.stop()
         self.ends_together = True
         raise KeyboardInterrupt
 
@@ -445,6 +451,8 @@ class Trainer:
         except StorageError as error:
             self._warn(str(error))
         saved = self._keeper.holds(step)
+        if saved:
+            self._keeper.interval.stop()
         self._events.write("preempted", step=step, saved=saved, seconds=time.monotonic() - asked)
         state = f"step {step} is saved" if saved else f"no time to save step {step}, older checkpoints are intact"
         self.ends_together = True

@@ -158,11 +158,11 @@ def test_ranks_save_at_the_same_steps_whatever_their_clocks_say(tmp_path: Path) 
     def decide(rank: int) -> tuple[int, list[int]]:
         keeper = run.keepers[rank]
         for _ in range(5):
-            keeper.saw_step(0.1 + rank)
-        keeper._frequency.saw_save(blocked_s=0.5 + 3 * rank, persist_s=1.0 + 100 * rank)
+            keeper.interval._frequency.saw_steps(0.1 + rank)
+        keeper.interval._frequency.saw_save(blocked_s=0.5 + 3 * rank, persist_s=1.0 + 100 * rank)
         decisions = [keeper.decide() for _ in range(40)]
         assert sum(decision is not None for decision in decisions) == 1
-        return keeper._decision.steps, [step for step in range(1, 2000) if keeper.due(step)]
+        return keeper.interval._decision.steps, [step for step in range(1, 2000) if keeper.interval.due(step)]
 
     left, right = run.each(decide)
     assert left == right

@@ -11,6 +11,7 @@ import pytest
 
 from ropewalk.base.errors import DataError
 from ropewalk.base.files import locked
+from ropewalk.flow.watching import standing
 from ropewalk.monitor.console import status_lines
 from ropewalk.monitor.headline import median_pace, recent_pace, seconds_left, verdict
 from ropewalk.monitor.report import write_report
@@ -150,3 +151,29 @@ def test_the_console_speaks_of_a_run_that_has_not_begun(tmp_path: Path) -> None:
 def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="not a run directory"):
         read_run(tmp_path)
+
+
+def test_the_interval_between_saves_is_told_with_its_reason(half_run: Path) -> None:
+    assert read_run(half_run).saving == {}
+    decided = {
+        "step": 180,
+        "interval_s": 25.0,
+        "steps": 43,
+        "bound": "failures",
+        "blocked_s": 0.25,
+        "slowed_s": 0.25,
+        "persist_s": 2.0,
+        "step_s": 0.58,
+        "mtbf_s": 1800.0,
+        "failures": 2,
+    }
+    with open(half_run / "events.jsonl", "a") as file:
+        for event in ({**decided, "bound": "overhead"}, decided):
+            told = {"format": 1, "time": 1760000301, "rank": 0, "kind": "save_interval", **event}
+            file.write("\n" + json.dumps(told) + "\n")
+    view = read_run(half_run)
+    line = "every 43 steps (25 s), as failures demand; each costs 0.5 s; 0.5 h between failures (2 failures seen)"
+    assert any(line in row for row in status_lines(view))
+    assert "as failures demand; each costs 0.5 s; 0.5 h between failures" in write_report(half_run).read_text()
+    value = standing(view)[0]["save_interval"]
+    assert (value["steps"], value["bound"], value["failures"]) == (43, "failures", 2)

@@ -109,7 +109,8 @@ class Load:
     """Memory, disk and other nodes in front of shards that are not memory-mapped; shards on a local disk need none: the
     operating system's page cache serves them."""
     media: tuple[Media, ...] = ()
-    """Sources of images. Training reads tokens; these are opened by `ropewalk.load.media.pipeline.open_media`."""
+    """Sources of images, for `ropewalk doctor data` and `ropewalk.load.media.pipeline.open_media`. Training reads
+    tokens: a recipe with a source of images is not trained."""
     remote: Remote = field(default_factory=Remote)
     """How shards are read that cannot be memory-mapped."""
     autotune: Annotated[bool, CONTINUES] = False

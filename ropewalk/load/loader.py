@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from ropewalk.base.errors import DataError
+from ropewalk.base.errors import ConfigError, DataError, Problem
 from ropewalk.store.items import Item
 from ropewalk.store.manifest import Manifest, Split, read_manifest
 
@@ -33,6 +33,12 @@ from .stalls import Stalls, Times
 
 AHEAD_BYTES = 16 << 20
 """What is made ahead unless told otherwise: seconds of reading for the fastest model, and little memory."""
+
+
+_MAPPED = "the shards lie on this machine as they are, and its jobs share them in memory anyway"
+_MAPPED_REMEDY = (
+    'leave `staging`, `jobs` and `job` out, or set `prepare.compression = "zstd"` to unpack once for all jobs'
+)
 
 
 class _Opened(NamedTuple):
@@ -91,6 +97,8 @@ class Loader:
         cached = caching(cache, files=files, rank=rank, world=world)
         self._remote = open_remote(self._settings, row_bytes=self._form.row_bytes, world=world, cached=cached)
         self._opened = self._open(self._wanted)
+        if cache and cache.staging and not self._opened.reader.fetches:
+            raise ConfigError([Problem("load.cache.staging", _MAPPED, _MAPPED_REMEDY)])
         self._foresee(0)
         self._ring = Ring(
             self._block, row_bytes=self._form.row_bytes / world, prefetch_bytes=prefetch_bytes, threads=threads
@@ -196,6 +204,12 @@ class Loader:
         """How what is not mapped is read, for people: the policy of each store, how far ahead, what overlaps."""
         return self._remote.lines() if self._opened.reader.fetches else []
 
+    def cache_counts(self) -> dict[str, dict[str, Any]]:
+        """What the cache tiers and the staging area did, by name; empty without them."""
+        stores = self._remote.stores
+        found = {name: dataclasses.asdict(counts) for name, counts in stores.tiers().items()}
+        return found | ({"staging": dataclasses.asdict(stores.coordinated.counts())} if stores.coordinated else {})
+
     def close(self) -> None:
         """Ends the reading threads."""
         self._remote.foresight.close()
@@ -210,7 +224,12 @@ class Loader:
                 sources[name] = before.sources[name]
             elif shards := self._manifest.shards_of("train", name):
                 sources[name] = open_source(
-                    self._folder, shards, verify=self._verify, skip=self._skips, fetch=self._remote.foresight
+                    self._folder,
+                    shards,
+                    verify=self._verify,
+                    skip=self._skips,
+                    fetch=self._remote.foresight,
+                    coordinated=self._remote.stores.coordinated,
                 )
         data = [SourceData(name, source.lengths) for name, source in sources.items()]
         _check_sizes(self._folder, data, self._length, packing=self._packing)
@@ -232,7 +251,10 @@ class Loader:
     def _foresee(self, row: int) -> None:
         """Reads ahead from `row` on, where there is anything that is not mapped."""
         if self._opened.reader.fetches:
-            self._remote.foresight.begin(self.needs, row=row)
+            shared, epoch_rows = self._remote.stores.coordinated, sum(self.order.source_rows.values())
+            # Jobs that read in one order agree on the epoch of a row, whenever they were started.
+            announce = (lambda item, row: shared.expect(item, epoch=row // epoch_rows)) if shared else None
+            self._remote.foresight.begin(self.needs, row=row, announce=announce)
 
     def _take(self, rows: int) -> Taken:
         taken = self._ring.take(self._history.row, rows)

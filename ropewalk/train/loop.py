@@ -159,6 +159,7 @@ class Trainer:
                 self._keeper.spare(course.stable_step)
                 self._enter(course.running)
                 self._train_phase(course.running)
+                self._reading.leave(course.at.step)
                 with self.watchdog.paused():
                     course.advance()
             except RollBack as failure:

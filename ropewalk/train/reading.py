@@ -49,6 +49,12 @@ class ReadingWatch:
             self._events.write("load_adapted", step=step, **change)
         return {f"data_{cause}_s": waited[f"{cause}_s"] / max(1.0, waited["batches"]) for cause in CAUSES}
 
+    def leave(self, step: int) -> None:
+        """The phase has ended: what its caches did is an event."""
+        counts = self._loader.cache_counts() if self._loader else {}
+        if counts:
+            self._events.write("load_cached", step=step, **counts)
+
     def _tell_waiting(self, waited: dict[str, float]) -> None:
         """With cause and remedy; again only when the cause is another. Not at the first call: the first batches of a
         phase are waited for whatever the settings, nothing could be read ahead."""

@@ -60,8 +60,8 @@ def data(
 
     Measures how fast batches are made from memory and from the store, and how fast the step is; names the stage that
     decides the speed of the run, predicts it for other cores, stores and GPUs, and lists remedies with their gains. The
-    next call tells how wrong the last prediction was. With --tune it applies the remedy. It also tells which share of an
-    epoch's reads memory answers with the page cache, LRU, and a cache that keeps what came first.
+    next call tells how wrong the last prediction was. With --tune it applies the remedy. It also tells which share of
+    an epoch's reads memory answers with the page cache, LRU, and a cache that keeps what came first.
     """
     settings = overrides or ()
     if tune and (cores or medium or gpu_speed != 1.0):
@@ -179,9 +179,9 @@ def _caches(found: dict[str, float]) -> list[str]:
     if memory >= data:
         return [f"{sizes}: all fit; from the second epoch on every read is answered from memory"]
     return [
-        f"{sizes}: of an epoch's reads the page cache answers {found['page_cache']:.0%}, LRU {found['lru']:.0%}, a cache "
-        f"that keeps what came first {found['keep']:.0%}",
-        "each epoch reads all data in another order: the operating system drops much of what is about to be read again; "
+        f"{sizes}: of an epoch's reads the page cache answers {found['page_cache']:.0%}, LRU {found['lru']:.0%}, a "
+        f"cache that keeps what came first {found['keep']:.0%}",
+        "each epoch reads all data in another order: the operating system drops much of what is about to be read; "
         'a cache that never evicts loses nothing (`load.cache.policy = "keep"`, for shards that are not mapped)',
     ]
 

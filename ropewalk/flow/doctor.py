@@ -63,8 +63,8 @@ def doctor_data(
 
     `tokens_per_s` gives the speed of the step; else it is that of the run's last steps, or measured. `samples_per_s` is
     the speed of a step on images, for the sources of `load.media`. What caches are worth is told for `data_bytes` and
-    `memory_bytes`; left out, for the recipe's data and the memory that is free. With `cores`, a step `step_speed` times as fast or
-    another `medium` (a key of `MEDIUMS`), the run is predicted there too.
+    `memory_bytes`; left out, for the recipe's data and the memory that is free. With `cores`, a step `step_speed` times
+    as fast or another `medium` (a key of `MEDIUMS`), the run is predicted there too.
     """
     asked = Asked(cores=cores, step_speed=step_speed, medium=medium)
     progress = progress or Silent()

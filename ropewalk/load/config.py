@@ -80,13 +80,13 @@ class ImportanceSampling:
     """Sequences drawn by their loss, and a cache that holds those that are drawn most (iCache)."""
 
     memory_bytes: Annotated[int, Range(least=0)] = 256 << 20
-    """Memory of each process for the most important sequences. They are the ones drawn more often than others, each in
-    proportion to its smoothed loss; all others are drawn alike. A loss counts 1 / (N p) times where p is the probability
-    of its sequence among N, so that its expected mean is the mean over the corpus. Takes about 1 KB of memory per
-    sequence of the corpus besides."""
+    """Memory of each process for the most important sequences. They are drawn more often than others, each in
+    proportion to its smoothed loss; all others are drawn alike. A loss counts 1 / (N p) times, where p is the
+    probability of its sequence among N, so that the expected mean is the mean over the corpus. Besides, every sequence
+    of the corpus takes about 1 KB of memory."""
     draws: Annotated[int, Range(least=0)] = 0
-    """Sequences drawn between two looks at the losses; 0: as many as the corpus has. The first look knows no loss: every
-    sequence comes once."""
+    """Sequences drawn between two looks at the losses; 0: as many as the corpus has. The first look knows no loss:
+    every sequence comes once."""
     floor: Annotated[float, Range(above=0, most=1)] = 0.25
     """Share of the draws that are made at random from all sequences. No loss counts more than 1 / `floor` times."""
     smoothing: Annotated[float, Range(least=0, below=1)] = 0.7

@@ -115,7 +115,10 @@ class Loader:
             self.sampler = self._make_sampler(importance, packages or folder / "packages")
         self._foresee(0)
         self._ring = Ring(
-            self._block if self.sampler is None else self._drawn_block, row_bytes=self._form.row_bytes / world, prefetch_bytes=prefetch_bytes, threads=threads
+            self._block if self.sampler is None else self._drawn_block,
+            row_bytes=self._form.row_bytes / world,
+            prefetch_bytes=prefetch_bytes,
+            threads=threads,
         )
 
     @property

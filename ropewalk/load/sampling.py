@@ -1,8 +1,9 @@
 """Sequences drawn by importance instead of each once an epoch (iCache, HPCA 2023): the reading side. No torch.
 
 A sample is a row of a source, numbered over all sources whatever the order; what is held of it are its bytes as a batch
-wants them. An epoch is `draws` rows of the phase, and its draws are a function of the seed, the epoch and the importance
-that was recorded when it began. So they are part of a checkpoint, and a run that goes on reads what it would have read.
+wants them. An epoch is `draws` rows of the phase, and its draws are a function of the seed, the epoch and the
+importance that was recorded when it began. Both are part of a checkpoint, so a run that goes on reads what it would
+have read.
 """
 
 from __future__ import annotations

@@ -50,9 +50,9 @@ class ReadingWatch:
         self._tell_damage(loader)
         self.stalls.take()
 
-    def read(self, step: int) -> dict[str, float]:
-        """What a step waited for, on average since the last call, as fields of the event of `step`; warns of what is
-        worth it."""
+    def read(self, step: int) -> dict[str, float | None]:
+        """What a step waited for, on average since the last call, as fields of the event of `step`, and the share of
+        drawn sequences that were in memory; warns of what is worth it."""
         assert self._loader, "no phase is at work"
         waited = self.stalls.take()
         self._tell_waiting(waited)
@@ -61,7 +61,7 @@ class ReadingWatch:
             self._events.write("load_adapted", step=step, **change)
         figures = {f"data_{cause}_s": waited[f"{cause}_s"] / max(1.0, waited["batches"]) for cause in CAUSES}
         sampler = self._loader.sampler
-        return figures | ({"importance_hit_rate": sampler.counts()["hit_rate"]} if sampler else {})
+        return {**figures, "importance_hit_rate": sampler.counts()["hit_rate"] if sampler else None}
 
     def after_step(self, importance: ByImportance | None, losses: Tensor | None, *, step: int) -> None:
         """Hands the losses of a step's sequences on, where sequences are drawn by them; an epoch that was drawn for it

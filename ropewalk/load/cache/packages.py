@@ -114,7 +114,7 @@ class Packages:
             return held[sample]
 
     def membership(self) -> tuple[Indices, Indices]:
-        """The package of each sample, -1 for none, and its place there: with importance, what the next packing hangs on."""
+        """The package of each sample, -1 for none, and its place there: what the next packing hangs on."""
         with self._lock:
             place = np.zeros(len(self._items), np.int64)
             for members in self._members.values():

@@ -13,7 +13,7 @@ from ropewalk.load.config import Load
 from ropewalk.model.config import Model
 from ropewalk.plan.config import Layout, Parallel
 from ropewalk.prepare.config import Prepare
-from ropewalk.train.config import Train
+from ropewalk.train.config import Phase, Train
 from ropewalk.train.phases import length_problems
 
 MOST_NAME_BYTES = 200
@@ -79,8 +79,9 @@ class Recipe:
         if self.load.importance is None:
             return
         alike = "`load.importance` draws all sequences of the corpus alike at first and then by their loss"
-        for index, phase in enumerate((self.train, *self.train.phases)):
-            table = "train" if index == 0 else f"train.phases.{index - 1}"
+        tables: dict[str, Train | Phase] = {"train": self.train}
+        tables |= {f"train.phases.{index}": phase for index, phase in enumerate(self.train.phases)}
+        for table, phase in tables.items():
             if phase.mixture:
                 yield f"{table}.mixture", f"{alike}; leave the shares of sources out"
             for ramp in ("batch_ramp", "length_ramp"):

@@ -44,6 +44,7 @@ from .pipeline import Busy, Later, Pipeline, run_forward
 from .precision import LossScale, Masters, autocast
 from .recompute import BlockRunner
 from .replicas import Replicas
+from .row_losses import RowLosses
 from .shards import Shards
 from .stage_work import Microbatch, StageWork
 from .tensor import SplitHead, has_partial_gradient, tensor_cut
@@ -74,9 +75,6 @@ class RankExecutor:
     ) -> None:
         """With `draws` rows come with the weight of their draw: the loss is the sum of the weighted losses over the
         number of targets that count, not over the sum of their weights, which would be biased."""
-        self._draws = draws
-        self._heard: list[tuple[Tensor, Tensor, Tensor]] | None = None
-        """Of each microbatch of the step at hand: numbers of its rows, their weighted losses, their weights."""
         self._plan, self._mesh, self._stages, self._data, self._masters = plan, mesh, stages, data, masters
         self.model = next(iter(stages.values()))
         self.points = points or Points()
@@ -89,6 +87,7 @@ class RankExecutor:
         some = next(self.model.parameters())
         self.device, self._dtype = some.device, some.dtype
         self._loss_scale = LossScale(self.device) if plan.precision == "fp16" else None
+        self._row_losses = RowLosses(mesh, self.device) if draws else None
         self._watch = Watch(spike, self.device)
         self._optimizer, self._host = optimizer, host
         assert optimizer is None or guards(optimizer), "this optimizer would follow a broken gradient"
@@ -120,7 +119,8 @@ class RankExecutor:
         self._begin()
         scale = self._loss_scale.value if self._loss_scale else None
         parts = self._run_within_memory(pieces, total, scale)
-        sequence_losses = self._sequence_losses(len(batch) * self._mesh.data.size) if self._draws else None
+        rows = len(batch) * self._mesh.data.size
+        sequence_losses = self._row_losses.finish(rows) if self._row_losses else None
         gradients = self._data.finish()
         with label("clip and guard"):
             sum_partial([gradients[name] for name in self._partial if name in gradients], self._tensor)
@@ -306,7 +306,7 @@ class RankExecutor:
         return pieces, total.to(torch.promote_types(self._dtype, torch.float32))
 
     def _counted(self, weight: Tensor) -> Tensor:
-        return weight.ne(0).sum(dtype=torch.float64) if self._draws else weight.sum(dtype=torch.float64)
+        return (weight.ne(0) if self._row_losses else weight).sum(dtype=torch.float64)
 
     def _exact_sum(self, terms: Sequence[Tensor]) -> Tensor:
         """One number for each microbatch of every data rank, added up in the order of the gradients."""
@@ -350,7 +350,8 @@ class RankExecutor:
     def _begin(self) -> None:
         """A step begins, or begins again."""
         self._changed = False
-        self._heard = [] if self._draws else None
+        if self._row_losses:
+            self._row_losses.begin()
         if self._host:
             self._host.begin()
         self._data.begin()
@@ -432,34 +433,16 @@ class RankExecutor:
         with autocast(self._plan.precision, self.device), label("loss"):
             if self._head is None:
                 targets, weights = piece.batch.targets.flatten(), piece.batch.weight.flatten()
-                each = torch.empty_like(weights) if self._heard is not None else None
+                each = torch.empty_like(weights) if self._row_losses else None
                 loss = weighted_loss(hidden_BTC.flatten(0, 1), model.head_weight, targets, weights, each_N=each)
-                self._hear(piece, each)
+                if self._row_losses and each is not None:
+                    self._row_losses.hear(piece, each)
                 return loss
             losses = self._head.losses(hidden_BTC, model.head_weight, piece.batch.targets).flatten()
         losses = losses * piece.batch.weight.flatten().to(losses.dtype)
-        self._hear(piece, losses)
+        if self._row_losses:
+            self._row_losses.hear(piece, losses)
         return losses.sum()
-
-    @torch.no_grad()
-    def _hear(self, piece: Microbatch, losses_N: Tensor | None) -> None:
-        """Notes the weighted losses of a microbatch, row by row."""
-        if self._heard is not None and losses_N is not None:
-            weight = piece.batch.weight
-            losses_B = losses_N.detach().view(weight.shape).sum(1, dtype=torch.float64)
-            self._heard.append((piece.rows_B, losses_B, weight.sum(1, dtype=torch.float64)))
-
-    @torch.no_grad()
-    def _sequence_losses(self, rows: int) -> Tensor:
-        """The mean loss of each of the global batch's `rows` rows, on every rank."""
-        sums = torch.zeros(2, rows, dtype=torch.float64, device=self.device)
-        for numbers_B, losses_B, weights_B in self._heard or ():
-            sums[:, numbers_B.to(self.device)] += torch.stack([losses_B, weights_B]).to(self.device)
-        self._heard = None
-        sums = self._mesh.tokens.all_reduce(sums)
-        if self._plan.pipeline > 1:
-            sums = self._mesh.group("pipeline").broadcast(sums, source=self._plan.pipeline - 1)
-        return sums[0] / sums[1]
 
     def _scores_of(self, model: Decoder, hidden_BTC: Tensor, piece: Microbatch) -> Tensor:
         targets = piece.batch.targets

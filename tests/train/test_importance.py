@@ -131,7 +131,7 @@ def test_readers_of_one_order_read_what_one_alone_reads(tmp_path: Path) -> None:
         arguments = {"sequence_length": 16, "batch_size": 4, "seed": 3, "importance": SMALL}
         return Loader(tmp_path / "prepared", rank=rank, world=world, packages=tmp_path / f"{world}", **arguments)  # type: ignore[arg-type]
 
-    def read(readers: list[Loader]) -> list[Batch]:
+    def read(readers: list[Loader]) -> list[tuple[torch.Tensor, torch.Tensor]]:
         found = []
         for _ in range(12):
             parts = [reader.next() for reader in readers]
@@ -146,9 +146,14 @@ def test_readers_of_one_order_read_what_one_alone_reads(tmp_path: Path) -> None:
             reader.close()
         return found
 
-    for one, two in zip(read([loader(0, 1)]), read([loader(0, 2), loader(1, 2)]), strict=True):
+    alone = read([loader(0, 1)])
+    for one, two in zip(alone, read([loader(0, 2), loader(1, 2)]), strict=True):
         assert torch.equal(one[0], two[0])
         assert torch.equal(one[1], two[1])
+    # In the first epoch each sequence is as likely as any other; from then on weights make up for what is not.
+    weights = [torch.unique(weight) for _, weight in alone]
+    assert all(torch.equal(found, torch.ones(1)) for found in weights[:4])
+    assert len(torch.cat(weights[4:]).unique()) > 2
 
 
 def test_runs_that_share_a_folder_hold_what_is_important_to_all_of_them(tmp_path: Path) -> None:

@@ -103,13 +103,15 @@ class Sampler:
         return draws.weights[places]
 
     def counts(self) -> dict[str, float]:
-        """What was asked for so far and where it came from, and what a cache of the same size that keeps what came
-        first gives when every sequence is read once an epoch."""
+        """What was asked for so far and where it came from. A hit is a sequence for which nothing was read: neither by
+        itself, if only to be packed, nor the package that it lies in. Also what a cache of the same size that keeps
+        what came first gives when every sequence is read once an epoch, from the second epoch on."""
         high, low = self._high.ram.counts(), self._packages.counts()
         room = self._settings.memory_bytes + self._settings.package_memory_bytes
         with self._lock:
             asked = self._asked
-        hits = high.hits + low.hits
+        random = high.misses + low.samples_collected
+        hits = max(0, asked - random - low.packages_read)
         return {
             "asked": asked,
             "hits": hits,
@@ -117,7 +119,7 @@ class Sampler:
             "high_hits": high.hits,
             "package_hits": low.hits,
             "sequential_reads": low.packages_read,
-            "random_reads": high.misses + low.samples_collected,
+            "random_reads": random,
             "uniform_hit_rate": min(1.0, room / (self._samples * self._row_bytes)),
         }
 

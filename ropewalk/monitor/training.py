@@ -86,14 +86,18 @@ def _hit_rate_charts(view: RunView) -> list[Chart]:
         return []
     told = view.summary.get("importance")
     uniform = finite(told.get("uniform_hit_rate")) if isinstance(told, dict) else None
+    drawn = _points(view, lambda step: 100 * step.importance_hit_rate)
+    series = [Series(name="by importance", points=drawn, tone="tone-2")]
+    if uniform is not None:
+        # From the second epoch on; the first fills the cache.
+        series.append(Series(name="each once an epoch", points=[(x, 100 * uniform) for x, _ in drawn], tone="tone-1"))
     return [
         Chart(
             title="Sequences found in memory",
             unit="% of those drawn so far",
-            series=[Series(name="", points=_points(view, lambda step: 100 * step.importance_hit_rate), tone="tone-2")],
+            series=series,
             from_zero=True,
             show=lambda value: f"{value:.1f} %",
-            levels=[] if uniform is None else [(100 * uniform, f"each once an epoch {uniform:.0%}")],
         )
     ]
 

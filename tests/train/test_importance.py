@@ -95,9 +95,9 @@ def test_the_hit_rate_is_told_next_to_that_of_uniform_reading(tmp_path: Path) ->
     run = run_of(tmp_path)
     train(run)
     (told,) = [event["importance"] for event in events(run, "load_cached")]
-    assert told["hits"] == told["high_hits"] + told["package_hits"]
+    assert told["hits"] == max(0, told["asked"] - told["random_reads"] - told["sequential_reads"])
     assert told["asked"] >= 48
-    assert 0 < told["hit_rate"] <= 1
+    assert 0 <= told["hit_rate"] < 1
     assert 0 < told["uniform_hit_rate"] < 1
     assert all(0 <= event["importance_hit_rate"] <= 1 for event in events(run, "step"))
     assert list((run / "packages" / "rank-0").iterdir()) == []

@@ -20,7 +20,10 @@ from ropewalk.load.loader import Loader
 from ropewalk.model.decoder import build
 from ropewalk.parallel.apply import apply
 from ropewalk.plan.plan import Plan
+from ropewalk.train.config import Phase, Train
 from ropewalk.train.loop import train
+from tests.parallel.pool import POOL
+from tests.parallel.ranked import as_rank
 from tests.tiny import make_run, write_corpus
 from tests.train.runs import events, final_files, last_checkpoint, quick, train_until
 
@@ -108,7 +111,6 @@ def test_the_hit_rate_is_told_next_to_that_of_uniform_reading(tmp_path: Path) ->
     [
         pytest.param({"memory_bytes": 200}, "high", marks=SLOW),
         ({"floor": 1.0}, "weights"),
-        pytest.param({"smoothing": 0.0}, "losses", marks=SLOW),
         pytest.param({"package_bytes": 1600}, "package_of", marks=SLOW),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else value,
@@ -121,6 +123,17 @@ def test_every_setting_reaches_the_sampler(tmp_path: Path, change: dict[str, Any
         found.append(sampler_of(run)[differs])
     before, after = found
     assert not torch.equal(before.nan_to_num(-1), after.nan_to_num(-1))
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.9])
+def test_the_smoothing_of_the_recipe_is_that_of_the_sampler(tmp_path: Path, smoothing: float) -> None:
+    settings = dataclasses.replace(SMALL, smoothing=smoothing)
+    loader = Loader(write_corpus(tmp_path / "prepared"), sequence_length=16, batch_size=4, seed=3, importance=settings)
+    loader.close()
+    assert loader.sampler
+    for loss in (4.0, 8.0):
+        loader.sampler.importance.update(np.array([5]), np.array([loss]))
+    assert loader.sampler.importance.values()[5] == pytest.approx(smoothing * 4 + (1 - smoothing) * 8)
 
 
 def test_readers_of_one_order_read_what_one_alone_reads(tmp_path: Path) -> None:
@@ -206,3 +219,34 @@ def test_a_recipe_without_the_table_draws_nothing(tmp_path: Path) -> None:
     train(run)
     assert events(run, "importance") == []
     assert not (run / "packages").exists()
+
+
+def trained_rank(rank: int, run: Path, world: int) -> float:
+    """A rank's job: trains; its last loss."""
+    with as_rank(rank, world):
+        return train(run)["train_loss"]
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("pool")
+def test_two_ranks_draw_what_one_draws(tmp_path: Path) -> None:
+    one = run_of(tmp_path / "one")
+    alone = train(one)
+    two = run_of(tmp_path / "two", parallel__replicate=2, plan__microbatch_size=1)
+    losses = POOL.run(trained_rank, two, 2, world=2)
+    assert losses == [pytest.approx(alone["train_loss"], rel=1e-4)] * 2
+    left, right = sampler_of(one), sampler_of(two)
+    assert torch.equal(left["given"], right["given"])
+    torch.testing.assert_close(left["losses"], right["losses"], rtol=1e-3, atol=1e-3, equal_nan=True)
+
+
+@pytest.mark.slow
+def test_each_phase_begins_with_no_loss_known_and_goes_on_from_a_stop(tmp_path: Path) -> None:
+    phases = (Phase(steps=6), Phase(steps=6))
+    more: dict[str, Any] = {"load__importance": SMALL, "train__steps": Train().steps, "train__phases": phases}
+    runs = [make_run(tmp_path / name, **more) for name in ("straight", "stopped")]
+    train(runs[0])
+    train_until(runs[1], 9)
+    train(runs[1])
+    assert final_files(runs[0]) == final_files(runs[1])
+    assert [event["epoch"] for event in events(runs[0], "importance")] == [0, 1, 0, 1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import tempfile
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -85,7 +86,7 @@ class Loader:
         stalls: Stalls | None = None,
     ) -> None:
         """With `importance` sequences are drawn by the losses that `sampler` is told; packages of those that are drawn
-        seldom lie in the folder `packages`."""
+        seldom lie in the folder `packages`, else in one that goes with the loader."""
         assert batch_size % world == 0, f"{world} readers do not share {batch_size} rows evenly"
         self._folder, self._manifest = folder, read_manifest(folder)
         self._length, self._rows, self._seed = sequence_length, batch_size, seed
@@ -109,10 +110,14 @@ class Loader:
             raise ConfigError([Problem("load.cache.staging", _MAPPED, _MAPPED_REMEDY)])
         self.sampler: Sampler | None = None
         """Draws the sequences, where that is done by importance."""
+        self._borrowed: tempfile.TemporaryDirectory[str] | None = None
         self.before_epoch: Callable[[], Floats | None] = lambda: None
         """Called before an epoch is drawn, on every rank; gives the combined importance of several runs, if any."""
         if importance:
-            self.sampler = self._make_sampler(importance, packages or folder / "packages")
+            if packages is None:
+                self._borrowed = tempfile.TemporaryDirectory(prefix="ropewalk-packages-")
+                packages = Path(self._borrowed.name)
+            self.sampler = self._make_sampler(importance, packages)
         self._foresee(0)
         self._ring = Ring(
             self._block if self.sampler is None else self._drawn_block,
@@ -242,6 +247,8 @@ class Loader:
         self._ring.close()
         if self.sampler:
             self.sampler.close()
+        if self._borrowed:
+            self._borrowed.cleanup()
 
     def _open(self, mixture: Mixture, known: Sequence[str] = (), *, before: _Opened | None = None) -> _Opened:
         """The order of `mixture` with the sources that it names or that were `known` before; those that are open stay

@@ -31,7 +31,7 @@ NAMES = ("tokens", "targets", "weight", "positions", "documents")
 @pytest.fixture
 def nothing_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is read ahead of the reader has tests of its own; the source here has no store to be read from."""
-    monkeypatch.setattr(Foresight, "begin", lambda *_, row: None)
+    monkeypatch.setattr(Foresight, "begin", lambda *_, row, announce: None)
 
 
 class ReadSource:

@@ -21,7 +21,7 @@ TOKENIZER = "tokenizer.json"
 MODEL, OPTIMIZER = "model", "optimizer"
 WEIGHTS = ("float64", "float32", "bfloat16", "float16")
 """Types of numbers that a model computes in."""
-LOOSE = ("guard", "loss_scale", "compression")
+LOOSE = ("guard", "loss_scale", "compression", "sampler")
 """Kinds of the optimizer's tensors that belong to no parameter, or whose shapes depend on the layout of ranks."""
 
 

@@ -47,6 +47,12 @@ def data(
         float | None,
         typer.Option("--samples-per-s", min=1e-9, help="Speed of a step on images, for `load.media`."),
     ] = None,
+    memory_bytes: Annotated[
+        int | None, typer.Option("--memory-bytes", min=0, help="Memory for caches; else what is free here.")
+    ] = None,
+    data_bytes: Annotated[
+        int | None, typer.Option("--data-bytes", min=1, help="Size of the data to cache; else the recipe's.")
+    ] = None,
     tune: Annotated[
         bool, typer.Option("--tune", help="Measure other settings of `load` and write the best into the recipe.")
     ] = False,
@@ -56,7 +62,8 @@ def data(
 
     Measures how fast batches are made from memory and from the store, and how fast the step is; names the stage that
     decides the speed of the run, predicts it for other cores, stores and GPUs, and lists remedies with their gains. The
-    next call tells how wrong the last prediction was. With --tune it applies the remedy.
+    next call tells how wrong the last prediction was. With --tune it applies the remedy. It also tells which share of
+    an epoch's reads memory answers with the page cache, LRU, and a cache that keeps what came first.
     """
     settings = overrides or ()
     if tune and (cores or medium or gpu_speed != 1.0):
@@ -74,6 +81,8 @@ def data(
         medium=medium,
         tokens_per_s=tokens_per_s,
         samples_per_s=samples_per_s,
+        memory_bytes=memory_bytes,
+        data_bytes=data_bytes,
         progress=Console(),
     )
     emit(found, as_json=json, text=_text(found))
@@ -143,6 +152,7 @@ def _text(found: dict[str, Any]) -> str:
             ("hand over", f"{_speed(rates['copy'])} to the device"),
             ("forecast", _forecast_line(found["forecast"])),
             *(("reading" if number == 0 else "", line) for number, line in enumerate(found["reading"])),
+            *(("caches" if number == 0 else "", line) for number, line in enumerate(_caches(found["caches"]))),
             ("last time", _last(found["last_prediction"])),
         ]
     ).splitlines()
@@ -163,6 +173,19 @@ def _unseen(found: dict[str, Any]) -> str:
     if found["store_measured"]:
         return "not seen beside preparing"
     return "not measured: the kernel kept the data in memory"
+
+
+def _caches(found: dict[str, float]) -> list[str]:
+    memory, data = found["memory_bytes"], found["data_bytes"]
+    sizes = f"{data / 1e9:.3g} GB of data, {memory / 1e9:.3g} GB of memory"
+    if memory >= data:
+        return [f"{sizes}: all fit; from the second epoch on every read is answered from memory"]
+    return [
+        f"{sizes}: of an epoch's reads the page cache answers {found['page_cache']:.0%}, LRU {found['lru']:.0%}, a "
+        f"cache that keeps what came first {found['keep']:.0%}",
+        "each epoch reads all data in another order: the operating system drops much of what is about to be read; "
+        'a cache that never evicts loses nothing (`load.cache.policy = "keep"`, for shards that are not mapped)',
+    ]
 
 
 def _last(last: dict[str, float] | None) -> str:

@@ -16,7 +16,7 @@ from ropewalk.model.sharding import splits
 from ropewalk.model.spec import resolve
 from ropewalk.plan.machine import Gpu, this_machine
 
-from .opening import check_contents
+from .opening import check_contents, check_trainable
 from .planning import check_plan
 from .recipe import Recipe
 from .runs import given, resolve_recipe
@@ -45,6 +45,10 @@ def check(recipe: Path, overrides: Sequence[str] = (), *, remotely: bool = False
         problems += error.problems
     try:
         remarks = check_contents(resolved, remotely=remotely) if meant.prepared is None else []
+    except ConfigError as error:
+        problems += error.problems
+    try:
+        check_trainable(resolved)
     except ConfigError as error:
         problems += error.problems
     if problems:

@@ -16,10 +16,12 @@ from typing import Any
 
 from ropewalk.base.errors import UserError
 from ropewalk.base.progress import Progress, Silent
+from ropewalk.load.cache.simulate import hits_per_epoch
 from ropewalk.load.forecast import MEDIUMS, Forecast, forecast, on_medium
 from ropewalk.load.remedies import Remedy, cheapest, remedies, what_ifs, with_cores
+from ropewalk.plan.machine import this_machine
 
-from .examination import PAGE_READ, Examined, examine, examine_media
+from .examination import PAGE_READ, Examined, available_bytes, examine, examine_media
 from .predictions import last_error, read_record, remember, tuning_is_stale
 from .runs import RecipeLike, given
 from .starting import RUNS
@@ -53,13 +55,16 @@ def doctor_data(
     medium: str | None = None,
     tokens_per_s: float | None = None,
     samples_per_s: float | None = None,
+    memory_bytes: int | None = None,
+    data_bytes: int | None = None,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Rates, forecast, what-ifs and remedies of the recipe's run, and the error of the last prediction.
 
     `tokens_per_s` gives the speed of the step; else it is that of the run's last steps, or measured. `samples_per_s` is
-    the speed of a step on images, for the sources of `load.media`. With `cores`, a step `step_speed` times as fast or
-    another `medium` (a key of `MEDIUMS`), the run is predicted there too.
+    the speed of a step on images, for the sources of `load.media`. What caches are worth is told for `data_bytes` and
+    `memory_bytes`; left out, for the recipe's data and the memory that is free. With `cores`, a step `step_speed` times
+    as fast or another `medium` (a key of `MEDIUMS`), the run is predicted there too.
     """
     asked = Asked(cores=cores, step_speed=step_speed, medium=medium)
     progress = progress or Silent()
@@ -83,6 +88,10 @@ def doctor_data(
         "remedies": [_remedy(remedy) for remedy in found],
         "cheapest": _remedy(best) if best else None,
         "reading": reading(examined),
+        "caches": caches(
+            memory_bytes=available_bytes(this_machine()) if memory_bytes is None else float(memory_bytes),
+            data_bytes=examined.facts.data_bytes if data_bytes is None else float(data_bytes),
+        ),
         "media": [
             examine_media(media, examined, samples_per_s=samples_per_s) for media in examined.settings.load.media
         ],
@@ -121,6 +130,12 @@ def reading(examined: Examined) -> list[str]:
         f"up to {setup.ahead} batches ({load.prefetch_bytes / 1e6:.3g} MB) are made ahead while the step computes; it "
         "unfolds its batch itself",
     ]
+
+
+def caches(*, memory_bytes: float, data_bytes: float) -> dict[str, float]:
+    """Share of an epoch's reads that the page cache, LRU and a cache that keeps what came first answer from memory."""
+    found = hits_per_epoch(memory_bytes=memory_bytes, data_bytes=data_bytes)
+    return {"memory_bytes": memory_bytes, "data_bytes": data_bytes, **dataclasses.asdict(found)}
 
 
 def _asked(examined: Examined, asked: Asked) -> Forecast:

@@ -17,6 +17,7 @@ from ropewalk.base.errors import MissingPackage
 from ropewalk.base.progress import Progress
 from ropewalk.config.resolved import FILE as CONFIG
 from ropewalk.config.resolved import load_resolved
+from ropewalk.load.cache.simulate import hits_per_epoch
 from ropewalk.load.config import AHEAD_BATCHES
 from ropewalk.load.forecast import Rates, Setup, cache_hits
 from ropewalk.load.gather import RowForm
@@ -251,13 +252,13 @@ def _compression(files: Sequence[Path]) -> tuple[float, float]:
 
 
 def _hits(settings: Settings, facts: Facts, machine: Machine, *, mapped: bool) -> float:
-    """Share of reads that a cache holds. The page cache holds all that fits of mapped shards, from the first epoch on
-    where they are verified."""
+    """Share of reads that a cache holds; for mapped shards the page cache, from the first epoch on where they are
+    verified."""
     if not mapped:
         cache = settings.load.cache
         room = cache.ram_bytes + (cache.disk_bytes if cache.disk else 0) if cache and cache.policy != "once" else 0
         return cache_hits(room, facts.data_bytes, epochs=facts.epochs)
-    held = min(1.0, available_bytes(machine) / facts.data_bytes) if facts.data_bytes else 1.0
+    held = hits_per_epoch(memory_bytes=available_bytes(machine), data_bytes=facts.data_bytes).page_cache
     return held if settings.load.verify == "open" else held * (1.0 - 1.0 / facts.epochs)
 
 

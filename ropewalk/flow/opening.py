@@ -70,6 +70,19 @@ def check_contents(resolved: Resolved[Recipe], *, remotely: bool = False) -> lis
     return remarks
 
 
+def check_trainable(resolved: Resolved[Recipe]) -> None:
+    """Raises ConfigError naming, with their lines, the settings of `[load]` that training cannot follow."""
+    problems = []
+    for index, media in enumerate(resolved.value.load.media):
+        key = f"load.media.{index}"
+        where = next((place for name, place in resolved.origins.items() if name.startswith(f"{key}.")), "")
+        what = f'`load.media`: training reads tokens; no model here reads the images of "{media.name}"'
+        remedy = "remove the table; `ropewalk doctor data` measures it, and `open_media` reads it in Python"
+        problems.append(Problem(where, what, remedy))
+    if problems:
+        raise ConfigError(problems)
+
+
 def _missing_data(resolved: Resolved[Recipe]) -> list[Problem]:
     recipe, origin = resolved.value, resolved.origin
     packages = [] if recipe.load.corpus else _missing_packages(recipe.prepare, origin)

@@ -43,7 +43,7 @@ from .adopt import finished as finished_adoption
 from .bases import identity_of, kept
 from .continuing import continuation
 from .naming import recipe_words
-from .opening import check_contents, check_inputs, open_run, set_aside
+from .opening import check_contents, check_inputs, check_trainable, open_run, set_aside
 from .planning import check_plan, needs_torch, plan_recipe
 from .recipe import Recipe
 from .runs import Given, given, narrowed
@@ -96,6 +96,7 @@ def advance(
             (progress or Silent()).say(str(remark))
         processes = place.world if place.world > 1 else processes
         if until != "prepare":
+            check_trainable(resolved)
             check_plan(resolved, processes=processes)
         check_outputs(resolved, run=folder)
         if new:

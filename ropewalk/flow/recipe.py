@@ -13,7 +13,7 @@ from ropewalk.load.config import Load
 from ropewalk.model.config import Model
 from ropewalk.plan.config import Layout, Parallel
 from ropewalk.prepare.config import Prepare
-from ropewalk.train.config import Train
+from ropewalk.train.config import Phase, Train
 from ropewalk.train.phases import length_problems
 
 MOST_NAME_BYTES = 200
@@ -63,6 +63,7 @@ class Recipe:
                 )
         yield from self._data_problems()
         yield from self._too_long_rows()
+        yield from self._importance_problems()
         for key, what in length_problems(self.train, sequence_length=self.load.sequence_length):
             yield f"train.{key}", what
         yield from self._unknown_sources()
@@ -71,6 +72,34 @@ class Recipe:
                 "evaluate.prompt_tokens",
                 f"{self.evaluate.prompt_tokens} tokens leave no room in rows of {self.load.sequence_length}; "
                 "lower it or raise `load.sequence_length`",
+            )
+
+    def _importance_problems(self) -> Iterator[tuple[str, str]]:
+        """What says otherwise than draws by importance do which sequences come, or how many."""
+        if self.load.importance is None:
+            return
+        alike = "`load.importance` draws all sequences of the corpus alike at first and then by their loss"
+        tables: dict[str, Train | Phase] = {"train": self.train}
+        tables |= {f"train.phases.{index}": phase for index, phase in enumerate(self.train.phases)}
+        for table, phase in tables.items():
+            if phase.mixture:
+                yield f"{table}.mixture", f"{alike}; leave the shares of sources out"
+            for ramp in ("batch_ramp", "length_ramp"):
+                if getattr(phase, ramp):
+                    yield (
+                        f"{table}.{ramp}",
+                        "`load.importance` needs batches of one shape in a phase; leave the ramp out",
+                    )
+        weighted = [f"prepare.sources.{i}.weight" for i, source in enumerate(self.prepare.sources) if source.weight]
+        weighted += [f"load.corpus.{i}.weight" for i, corpus in enumerate(self.load.corpus) if corpus.weight]
+        for key in weighted:
+            yield key, f"{alike}; leave the weights of sources out"
+        if self.load.shuffle == "blocks":
+            yield "load.shuffle", '`load.importance` draws sequences from all over the corpus; leave it at "all"'
+        if self.load.cache and self.load.cache.staging:
+            yield (
+                "load.cache.staging",
+                "`load.importance` reads in an order of its own for each job; leave one of them out",
             )
 
     def _too_long_rows(self) -> Iterator[tuple[str, str]]:

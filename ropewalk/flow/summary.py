@@ -29,6 +29,7 @@ def summarize(folder: Path, recipe: Recipe) -> Result:
     events = list(read_events(events_path(folder)))
     paces = sorted(event["tokens_per_s"] for event in steps(events))
     started = [event for event in events if event["kind"] == "train_started"]
+    cached = [event["importance"] for event in events if event["kind"] == "load_cached" and "importance" in event]
     return {
         "format": 2,
         "name": recipe.name,
@@ -46,6 +47,7 @@ def summarize(folder: Path, recipe: Recipe) -> Result:
         "train_loss": trained.get("train_loss"),
         "validation_loss": trained.get("validation_loss"),
         "tokens_per_s": paces[len(paces) // 2] if paces else None,
+        **({"importance": cached[-1]} if cached else {}),
         **{key: value for key, value in results.items() if key not in ("format", "step", "tokens", *BESIDE)},
         "evaluated_tokens": results["tokens"],
     }

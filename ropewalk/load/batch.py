@@ -97,6 +97,8 @@ class Compact:
     """Whether positions begin anew with each document of a row."""
     filled: int
     """Tokens that are not padding."""
+    row_weights: Tensor | None = None
+    """float32, how much the targets of each row count; None: all alike."""
 
     def __len__(self) -> int:
         return self.rows.shape[0]
@@ -105,8 +107,8 @@ class Compact:
         """The batch on `device`. Does not wait: a copy from page-locked memory goes on while the host does, and torch
         gives that memory out again only when the copy is over."""
         if device.type == "cpu":
-            return self._expanded_here()
-        return self.expanded(self.rows.to(device, non_blocking=True))
+            return self._weighted(self._expanded_here())
+        return self._weighted(self.expanded(self.rows.to(device, non_blocking=True)))
 
     def expanded(self, rows: Tensor) -> Batch:
         """The batch made of `rows`, a copy of these rows, on the device where they are; by operations of torch."""
@@ -127,6 +129,11 @@ class Compact:
             positions=positions,
             documents=starts.cumsum(1, dtype=torch.int32) - 1,
         )
+
+    def _weighted(self, batch: Batch) -> Batch:
+        if self.row_weights is not None:
+            batch.weight.mul_(self.row_weights.to(batch.weight.device, non_blocking=True).unsqueeze(1))
+        return batch
 
     def _expanded_here(self) -> Batch:
         """The same by a kernel: a fifth of the time of torch's operations on one core."""

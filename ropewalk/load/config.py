@@ -76,6 +76,36 @@ class Corpus:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ImportanceSampling:
+    """Sequences drawn by their loss, and a cache that holds those that are drawn most (iCache)."""
+
+    memory_bytes: Annotated[int, Range(least=0)] = 256 << 20
+    """Memory of each process for the most important sequences. They are drawn more often than others, each in
+    proportion to its smoothed loss; all others are drawn alike. A loss counts 1 / (N p) times, where p is the
+    probability of its sequence among N, so that the expected mean is the mean over the corpus. Besides, every sequence
+    of the corpus takes about 1 KB of memory."""
+    draws: Annotated[int, Range(least=0)] = 0
+    """Sequences drawn between two looks at the losses; 0: as many as the corpus has. The first look knows no loss:
+    every sequence comes once."""
+    floor: Annotated[float, Range(above=0, most=1)] = 0.25
+    """Share of the draws that are made at random from all sequences. No loss counts more than 1 / `floor` times."""
+    smoothing: Annotated[float, Range(least=0, below=1)] = 0.7
+    """Weight of the earlier losses of a sequence in its importance; 0: the last loss alone."""
+    packages: str = ""
+    """Folder on a local disk for packages of the other sequences, each read as one (dynamic packing); a sequence of a
+    package in memory stands in for one that is not. Empty: in the run directory."""
+    package_bytes: Annotated[int, Range(least=1)] = 4 << 20
+    """Size of a package."""
+    package_memory_bytes: Annotated[int, Range(least=0)] = 64 << 20
+    """Memory of each process for packages; one is held in any case."""
+    shared: str = ""
+    """Folder through which runs on one corpus combine what is important to each: the mean of their ranks decides what
+    is held, their own losses decide what they draw. Empty: this run alone."""
+    job: Annotated[int, Range(least=0)] = 0
+    """Number of this run among those that share the folder `shared`."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Load:
     """Manifest -> the same batches in the same order, from any step."""
 
@@ -108,8 +138,12 @@ class Load:
     cache: Annotated[Cache | None, CONTINUES] = None
     """Memory, disk and other nodes in front of shards that are not memory-mapped; shards on a local disk need none: the
     operating system's page cache serves them."""
+    importance: ImportanceSampling | None = None
+    """Draws sequences by their loss instead of each once per epoch. Costs nothing on the device; pays where reading is
+    slow and the corpus is read many times."""
     media: tuple[Media, ...] = ()
-    """Sources of images. Training reads tokens; these are opened by `ropewalk.load.media.pipeline.open_media`."""
+    """Sources of images, for `ropewalk doctor data` and `ropewalk.load.media.pipeline.open_media`. Training reads
+    tokens: a recipe with a source of images is not trained."""
     remote: Remote = field(default_factory=Remote)
     """How shards are read that cannot be memory-mapped."""
     autotune: Annotated[bool, CONTINUES] = False

@@ -57,9 +57,16 @@ class Foresight:
         self._lock = threading.Lock()
         self._unread: dict[int, int] = {}
 
-    def begin(self, needs: Callable[[int, int], Sequence[Item]], *, row: int) -> None:
+    def begin(
+        self,
+        needs: Callable[[int, int], Sequence[Item]],
+        *,
+        row: int,
+        announce: Callable[[Item, int], None] | None = None,
+    ) -> None:
         """Reads ahead from `row` on, and no longer where it did before; `needs(first, rows)` gives what a reader's part
-        of rows of the order needs."""
+        of rows of the order needs. `announce` is told of each item, before it is requested, at which row it is needed
+        first."""
         self._end()
         # A run that continues with another number of readers may begin in the middle of what they share.
         self._offset = offset = row % self._world
@@ -70,6 +77,7 @@ class Foresight:
             budget_bytes=self._ahead_bytes,
             requests=self._requests,
             first=self._strip(row),
+            announce=None if announce is None else lambda item, strip: announce(item, strip * size + offset),
         )
         with self._lock:
             self._unread = {}

@@ -40,6 +40,7 @@ class Horizon(Generic[Got]):
         self._held: dict[Item, Got] = {}
         self._failed: dict[Item, Exception] = {}
         self._planned_bytes = self._stray_bytes = 0
+        self._wanted_for: dict[Item, int] = {}
 
     @property
     def bytes(self) -> int:
@@ -85,6 +86,7 @@ class Horizon(Generic[Got]):
             for item in items:
                 self._users[item] = self._users.get(item, 0) + 1
             for item in fresh:
+                self._wanted_for[item] = self._next - 1
                 self._want(item)
 
     def request(self, *, most_bytes: int, gap_bytes: int) -> list[Item]:
@@ -113,6 +115,10 @@ class Horizon(Generic[Got]):
             self._unwant(item)
         self._under_way.update(items)
         return items
+
+    def wanted_for(self, item: Item) -> int:
+        """The batch for which an item was last requested."""
+        return self._wanted_for[item]
 
     def arrived(self, item: Item, got: Got | Exception) -> None:
         """Takes in what came for an item that was under way, or why nothing could be had."""

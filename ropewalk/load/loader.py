@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
-from ropewalk.base.errors import DataError
+from ropewalk.base.errors import ConfigError, DataError, Problem
+from ropewalk.base.seeds import seed_for
 from ropewalk.store.items import Item
 from ropewalk.store.manifest import Manifest, Split, read_manifest
 
 from .adapt import Knob
 from .batch import Batch, Compact, Courier
 from .cache.config import Cache
+from .cache.importance import Floats
 from .cache.tiers import caching
-from .config import OnDamage, Packing, Remote, Shuffle
+from .config import ImportanceSampling, OnDamage, Packing, Remote, Shuffle
 from .expected import Expected
 from .foresight import Fetched
 from .gather import RowForm
@@ -28,11 +32,18 @@ from .order import Order, Rows, SourceData
 from .reader import Reader
 from .remote import file_of, open_remote, small_files
 from .ring import Block, Ring, Taken
+from .sampling import Sampler
 from .sources import TokenSource, open_source
 from .stalls import Stalls, Times
 
 AHEAD_BYTES = 16 << 20
 """What is made ahead unless told otherwise: seconds of reading for the fastest model, and little memory."""
+
+
+_MAPPED = "the shards lie on this machine as they are, and its jobs share them in memory anyway"
+_MAPPED_REMEDY = (
+    'leave `staging`, `jobs` and `job` out, or set `prepare.compression = "zstd"` to unpack once for all jobs'
+)
 
 
 class _Opened(NamedTuple):
@@ -70,8 +81,12 @@ class Loader:
         prefetch_bytes: int = AHEAD_BYTES,
         remote: Remote | None = None,
         cache: Cache | None = None,
+        importance: ImportanceSampling | None = None,
+        packages: Path | None = None,
         stalls: Stalls | None = None,
     ) -> None:
+        """With `importance` sequences are drawn by the losses that `sampler` is told; packages of those that are drawn
+        seldom lie in the folder `packages`, else in one that goes with the loader."""
         assert batch_size % world == 0, f"{world} readers do not share {batch_size} rows evenly"
         self._folder, self._manifest = folder, read_manifest(folder)
         self._length, self._rows, self._seed = sequence_length, batch_size, seed
@@ -91,15 +106,36 @@ class Loader:
         cached = caching(cache, files=files, rank=rank, world=world)
         self._remote = open_remote(self._settings, row_bytes=self._form.row_bytes, world=world, cached=cached)
         self._opened = self._open(self._wanted)
+        if cache and cache.staging and not self._opened.reader.fetches:
+            raise ConfigError([Problem("load.cache.staging", _MAPPED, _MAPPED_REMEDY)])
+        self.sampler: Sampler | None = None
+        """Draws the sequences, where that is done by importance."""
+        self._borrowed: tempfile.TemporaryDirectory[str] | None = None
+        self.before_epoch: Callable[[], Floats | None] = lambda: None
+        """Called before an epoch is drawn, on every rank; gives the combined importance of several runs, if any."""
+        if importance:
+            if packages is None:
+                self._borrowed = tempfile.TemporaryDirectory(prefix="ropewalk-packages-")
+                packages = Path(self._borrowed.name)
+            self.sampler = self._make_sampler(importance, packages)
         self._foresee(0)
         self._ring = Ring(
-            self._block, row_bytes=self._form.row_bytes / world, prefetch_bytes=prefetch_bytes, threads=threads
+            self._block if self.sampler is None else self._drawn_block,
+            row_bytes=self._form.row_bytes / world,
+            prefetch_bytes=prefetch_bytes,
+            threads=threads,
         )
 
     @property
     def order(self) -> Order:
         """Which row comes when."""
         return self._opened.order
+
+    @property
+    def last_read(self) -> range:
+        """The rows of the last batch."""
+        rows = self._history.rows_of(self._history.step - 1)
+        return range(0) if rows is None else rows
 
     @property
     def tokens(self) -> int:
@@ -115,7 +151,9 @@ class Loader:
     def state(self) -> dict[str, Any]:
         """What to remember to continue: JSON, the same on every rank. The next step and row; which rows steps have read
         and left out; the mixture; what the order is made of."""
-        return {**self._history.to_json(), "mixtures": self.order.mixture.to_json(), "order": self.order.identity()}
+        drawn = {} if self.sampler is None else {"importance": {"epoch": self.sampler.epoch}}
+        history, mixtures = self._history.to_json(), self.order.mixture.to_json()
+        return {**history, "mixtures": mixtures, "order": self.order.identity(), **drawn}
 
     def seek(self, state: Mapping[str, Any]) -> None:
         """Continues from what `state` returned, at this or another world size and batch. Another mixture holds from
@@ -196,10 +234,21 @@ class Loader:
         """How what is not mapped is read, for people: the policy of each store, how far ahead, what overlaps."""
         return self._remote.lines() if self._opened.reader.fetches else []
 
+    def cache_counts(self) -> dict[str, dict[str, Any]]:
+        """What the cache tiers and the staging area did, by name; empty without them."""
+        stores = self._remote.stores
+        found = {name: dataclasses.asdict(counts) for name, counts in stores.tiers().items()}
+        found |= {"importance": self.sampler.counts()} if self.sampler else {}
+        return found | ({"staging": dataclasses.asdict(stores.coordinated.counts())} if stores.coordinated else {})
+
     def close(self) -> None:
         """Ends the reading threads."""
         self._remote.foresight.close()
         self._ring.close()
+        if self.sampler:
+            self.sampler.close()
+        if self._borrowed:
+            self._borrowed.cleanup()
 
     def _open(self, mixture: Mixture, known: Sequence[str] = (), *, before: _Opened | None = None) -> _Opened:
         """The order of `mixture` with the sources that it names or that were `known` before; those that are open stay
@@ -216,6 +265,7 @@ class Loader:
                     skip=self._skips,
                     fetch=self._remote.foresight,
                     origin=small_files(self._settings),
+                    coordinated=self._remote.stores.coordinated,
                 )
         data = [SourceData(name, source.lengths) for name, source in sources.items()]
         _check_sizes(self._folder, data, self._length, packing=self._packing)
@@ -235,11 +285,17 @@ class Loader:
         return _Opened(sources, order, reader)
 
     def _foresee(self, row: int) -> None:
-        """Reads ahead from `row` on, where there is anything that is not mapped."""
-        if self._opened.reader.fetches:
-            self._remote.foresight.begin(self.needs, row=row)
+        """Reads ahead from `row` on, where there is anything that is not mapped and the order is known."""
+        if self._opened.reader.fetches and not self.sampler:
+            shared, epoch_rows = self._remote.stores.coordinated, sum(self.order.source_rows.values())
+            # Jobs that read in one order agree on the epoch of a row, whenever they were started.
+            announce = (lambda item, row: shared.expect(item, epoch=row // epoch_rows)) if shared else None
+            self._remote.foresight.begin(self.needs, row=row, announce=announce)
 
     def _take(self, rows: int) -> Taken:
+        if self.sampler and (epoch := self.sampler.epoch_of(self._history.row)) != self.sampler.epoch:
+            self.sampler.begin(epoch, shared=self.before_epoch())
+            self._ring.clear()  # of what could not be made yet
         taken = self._ring.take(self._history.row, rows)
         self._history.read(rows)
         self._remote.foresight.advance(self._history.row)
@@ -265,6 +321,44 @@ class Loader:
         """This reader's part of `rows` rows of the global order."""
         assert rows % self._world == 0, f"{self._world} readers do not share {rows} rows evenly"
         return order.rows(first + self._rank, rows // self._world, stride=self._world)
+
+    def _make_sampler(self, settings: ImportanceSampling, folder: Path) -> Sampler:
+        return Sampler(
+            self._gather_samples,
+            samples=sum(self.order.source_rows.values()),
+            row_bytes=self._form.row_bytes,
+            batch_size=self._rows,
+            settings=settings,
+            folder=folder / f"rank-{self._rank}",
+            seed=seed_for(self._seed, "importance"),
+        )
+
+    def _rows_of_samples(self, samples: npt.NDArray[np.int64]) -> Rows:
+        """The rows that samples are, numbered over the sources one after the other."""
+        bounds = np.cumsum([0, *self.order.source_rows.values()])
+        source = np.searchsorted(bounds, samples, side="right") - 1
+        return self.order.rows_of_sources(source.astype(np.int32), samples - bounds[source])
+
+    def _gather_samples(self, samples: npt.NDArray[np.int64], buffer: npt.NDArray[np.uint8]) -> None:
+        self._opened.reader.read(self._rows_of_samples(samples), buffer)
+
+    def _drawn_block(self, first: int, rows: int, count: int) -> Block:
+        """`count` batches of `rows` rows each, drawn by importance."""
+        assert self.sampler, "rows are drawn where there is a sampler"
+        began, size = self._stalls.clock(), rows // self._world
+        pinned = self._device.type == "cuda"
+        memory = torch.empty((size * count, self._form.row_bytes), dtype=torch.uint8, pin_memory=pinned)
+        weights = self.sampler.read(first + self._rank, memory.numpy(), stride=self._world)
+        counted = self._rows_of_samples(self.sampler.samples_of(first, rows * count)[self._rank :: self._world])
+        parts = np.add.reduceat(counted.length.astype(np.int64), counted.starts[:-1])
+        filled = parts.reshape(count, size).sum(1).tolist()
+        scales = torch.from_numpy(weights.astype(np.float32)).split(size)
+        batches = [
+            Compact(rows=part, form=self._form, restarts=self._packing != "windows", filled=real, row_weights=scale)
+            for part, real, scale in zip(memory.split(size), filled, scales, strict=True)
+        ]
+        ended = self._stalls.clock()
+        return Block(batches, Times(began, ended, ended), fetched_bytes=memory.nbytes)
 
     def _block(self, first: int, rows: int, count: int) -> Block:
         """`count` batches of `rows` rows each."""

@@ -137,6 +137,13 @@ class Order:
         starts, whole = self._whole(count)
         return Rows(starts, source, begin, whole, whole)
 
+    def rows_of_sources(self, source: npt.NDArray[np.int32], number: npt.NDArray[np.int64]) -> Rows:
+        """The pieces of rows by the number of their source and their own within it, in no order of ours."""
+        if self._layouts:
+            return self._pieces(source, number)
+        starts, whole = self._whole(len(source))
+        return Rows(starts, source, number * self.sequence_length, whole, whole)
+
     def source_of(self, first: int, count: int, *, stride: int = 1) -> npt.NDArray[np.int32]:
         """The number of the source that gives each of `count` rows."""
         return self._placed(first, count, stride, 1)[0]

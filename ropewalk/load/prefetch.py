@@ -83,8 +83,10 @@ class Prefetcher:
         gap_bytes: int = GAP_BYTES,
         first: int = 0,
         clock: Callable[[], float] = time.perf_counter,
+        announce: Callable[[Item, int], None] | None = None,
     ) -> None:
-        self._behind = fetch
+        """`announce` is told of each item, before it is requested, which batch needs it first."""
+        self._behind, self._announce = fetch, announce
         self._usual_bytes, self._most_bytes = budget_bytes, most_bytes
         self._requests = requests
         self._request_bytes, self._gap_bytes = request_bytes, gap_bytes
@@ -240,6 +242,9 @@ class Prefetcher:
                     self._idle -= 1
                 if self._closed:
                     return
+                if self._announce:
+                    for item in items:
+                        self._announce(item, self._horizon.wanted_for(item))
                 self._in_flight += 1
                 self._employ()
                 began = self._clock()

@@ -26,6 +26,8 @@ from ropewalk.store.origin import Origin, Reading, is_url, open_origin
 from ropewalk.store.remote import RemoteShard
 from ropewalk.store.shards import Counts, Tokens
 
+from .cache.coordinated import Coordinated
+from .cache.stats import Counts as TierCounts
 from .cache.tiers import Tiers
 from .config import Remote
 from .endpoints import Endpoint, InFlight, Service
@@ -48,12 +50,17 @@ class RemoteShards:
     What is damaged shows when it is read: every piece has a checksum, and the error names the documents in it.
     """
 
-    def __init__(self, folder: Path, entries: Sequence[ShardEntry], *, fetch: Fetch) -> None:
-        self._fetch = fetch
+    def __init__(
+        self, folder: Path, entries: Sequence[ShardEntry], *, fetch: Fetch, coordinated: Coordinated | None = None
+    ) -> None:
+        """With `coordinated`, which is behind `fetch`, pieces come unpacked."""
+        self._fetch, self._coordinated = fetch, coordinated
 
         def opened(entry: ShardEntry) -> RemoteShard:
             file = file_of(folder, entry)
-            return RemoteShard(file, fetch=fetch, size=entry.file_bytes, checksum=entry.checksum)
+            return RemoteShard(
+                file, fetch=coordinated.behind if coordinated else fetch, size=entry.file_bytes, checksum=entry.checksum
+            )
 
         with ThreadPoolExecutor(min(_OPENING, len(entries)), thread_name_prefix="open") as pool:
             self._shards = list(pool.map(opened, entries))
@@ -138,12 +145,17 @@ class RemoteShards:
 
     def _decoded(self, piece: int, data: bytes | memoryview) -> Tokens:
         shard, number = self._place(piece)
+        if self._coordinated:
+            return np.frombuffer(data, shard.layout.dtype, count=len(shard.tokens_of(number)))
         return shard.decode(number, data)
 
     def _make_item(self, piece: int) -> Item:
         shard, number = self._place(piece)
         documents = shard.damaged_documents(number)
-        return dataclasses.replace(shard.item(number), name=f"{documents.start} to {documents.stop - 1}")
+        item = dataclasses.replace(shard.item(number), name=f"{documents.start} to {documents.stop - 1}")
+        if self._coordinated:
+            self._coordinated.decode_with(item, lambda data: shard.decode(number, data).data.cast("B"))
+        return item
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +189,15 @@ class Stores:
     def fetch(self, items: Sequence[Item]) -> list[bytes | memoryview]:
         """The bytes of each item, from the nearest tier that has them."""
         return self._fetch.fetch(items)
+
+    @property
+    def coordinated(self) -> Coordinated | None:
+        """The staging area that jobs share, if there is one."""
+        return self._fetch.coordinated if isinstance(self._fetch, Tiers) else None
+
+    def tiers(self) -> dict[str, TierCounts]:
+        """Figures by cache tier, the nearest first."""
+        return self._fetch.counts() if isinstance(self._fetch, Tiers) else {}
 
     def limit(self) -> int:
         """Requests that all stores together may have in flight now."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,9 @@ from ropewalk.store.items import Fetch, Item
 from ropewalk.store.manifest import ShardEntry
 from ropewalk.store.origin import Origin, is_url
 from ropewalk.store.shards import Counts, Shard, Tokens
+
+if TYPE_CHECKING:
+    from .cache.coordinated import Coordinated
 
 Begins = npt.NDArray[np.int64]
 """First tokens of some ranges, on the line."""
@@ -87,10 +90,12 @@ def open_source(
     skip: bool = False,
     fetch: Fetch | None = None,
     origin: Origin | None = None,
+    coordinated: Coordinated | None = None,
 ) -> TokenSource:
     """The tokens of one source and split, in the order of its shards. `verify` reads all of them once; what is damaged
     is an error, or with `skip` known as `damage`. `fetch` brings what is not mapped: what lies behind a URL or is
-    compressed, checked piece by piece when it comes; `origin` knows the sizes of what references name."""
+    compressed, checked piece by piece when it comes; `origin` knows the sizes of what references name; `coordinated`
+    is behind `fetch` where jobs unpack for each other."""
     if any(entry.kind == "references" for entry in entries):
         from .references import open_references  # it builds on this module, and few corpora need it
 
@@ -98,7 +103,7 @@ def open_source(
     if any(is_url(entry.file) or entry.compression != "off" for entry in entries):
         from .remote import RemoteShards  # as above
 
-        return RemoteShards(folder, entries, fetch=fetch or Origin())
+        return RemoteShards(folder, entries, fetch=fetch or Origin(), coordinated=coordinated)
     return LocalShards(folder, entries, verify=verify, skip=skip)
 
 

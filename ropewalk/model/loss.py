@@ -21,14 +21,16 @@ GPU_LOGIT_BYTES = 1 << 32
 32.7 with an eighth of it and 27.9 in one piece (H200)."""
 
 
-def weighted_loss(hidden_NC: Tensor, head_VC: Tensor, targets_N: Tensor, weights_N: Tensor) -> Tensor:
+def weighted_loss(
+    hidden_NC: Tensor, head_VC: Tensor, targets_N: Tensor, weights_N: Tensor, *, each_N: Tensor | None = None
+) -> Tensor:
     """The sum of the targets' negative log-probabilities, each times its weight, in float32 or wider.
 
     The gradients are made in the forward pass, a chunk of tokens at a time: a chunk's logits become its gradient by
     them in place, and that is multiplied with head and hidden states at once. So nothing is computed twice, and what is
-    kept is as large as the hidden states and the head.
+    kept is as large as the hidden states and the head. `each_N` receives what is added up.
     """
-    loss: Tensor = _WeightedLoss.apply(hidden_NC, head_VC, targets_N, weights_N)
+    loss: Tensor = _WeightedLoss.apply(hidden_NC, head_VC, targets_N, weights_N, each_N)
     return loss
 
 
@@ -69,7 +71,9 @@ def losses_and_gradient_(logits_NV: Tensor, targets_N: Tensor, weights_N: Tensor
 
 class _WeightedLoss(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, hidden_NC: Tensor, head_VC: Tensor, targets_N: Tensor, weights_N: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, hidden_NC: Tensor, head_VC: Tensor, targets_N: Tensor, weights_N: Tensor, each_N: Tensor | None
+    ) -> Tensor:
         kind = hidden_NC.device.type
         narrow = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden_NC.dtype
         wide = torch.promote_types(narrow, torch.float32)
@@ -86,7 +90,10 @@ class _WeightedLoss(torch.autograd.Function):
             for first in range(0, len(hidden), chunk):
                 part = slice(first, first + chunk)
                 logits = multiply(hidden[part], head, hidden.new_empty(len(hidden[part]), len(head)), b_transposed=True)
-                loss += judge(logits, targets_N[part], weights_N[part]).sum()
+                losses_N = judge(logits, targets_N[part], weights_N[part])
+                loss += losses_N.sum()
+                if each_N is not None:
+                    each_N[part] = losses_N
                 if by_hidden is not None:
                     multiply(logits, head, by_hidden[part])
                 if to_head:
@@ -99,11 +106,12 @@ class _WeightedLoss(torch.autograd.Function):
         return loss
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None]:
         by_hidden, by_head = ctx.saved_tensors
         return (
             None if by_hidden is None else _scaled(by_hidden, gradient, ctx.dtypes[0]),
             None if by_head is None else _scaled(by_head, gradient, ctx.dtypes[1]),
+            None,
             None,
             None,
         )

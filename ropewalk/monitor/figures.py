@@ -29,6 +29,7 @@ FIGURES = (
     Figure("step", "mfu", "speed/mfu", "mfu"),
     Figure("step", "step_s", "speed/step_s", "step_s"),
     Figure("step", "data_wait_s", "speed/data_wait_s", "data_wait_s"),
+    Figure("step", "importance_hit_rate", "speed/importance_hit_rate", "importance_hit_rate"),
     Figure("step", "memory_bytes", "speed/memory_bytes", "memory_bytes"),
     Figure("validation", "loss", "validation/loss", "validation_loss"),
     Figure("validation", "bits_per_byte", "validation/bits_per_byte", "validation_bits_per_byte"),

@@ -77,6 +77,8 @@ class StepRecord:
     flops_per_s: float
     mfu: float
     memory_bytes: float
+    importance_hit_rate: float
+    """Of a run that draws its sequences by importance."""
 
     @property
     def wait_share(self) -> float:

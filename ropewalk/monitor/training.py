@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from ropewalk.base.progress import amount
@@ -74,7 +75,31 @@ def pace_section(view: RunView) -> Markup:
             levels=[(clip, f"clipped above {clip:g}")] if clip else [],
         ),
     ]
+    charts += _hit_rate_charts(view)
     return section("Steps", element("div", [figure(chart, HALF) for chart in charts], class_="pair"))
+
+
+def _hit_rate_charts(view: RunView) -> list[Chart]:
+    """Where sequences are drawn by importance: how many of them were in memory, beside what reading each once an epoch
+    finds in a cache of the same size."""
+    if not any(math.isfinite(step.importance_hit_rate) for step in view.steps):
+        return []
+    told = view.summary.get("importance")
+    uniform = finite(told.get("uniform_hit_rate")) if isinstance(told, dict) else None
+    drawn = _points(view, lambda step: 100 * step.importance_hit_rate)
+    series = [Series(name="by importance", points=drawn, tone="tone-2")]
+    if uniform is not None:
+        # From the second epoch on; the first fills the cache.
+        series.append(Series(name="each once an epoch", points=[(x, 100 * uniform) for x, _ in drawn], tone="tone-1"))
+    return [
+        Chart(
+            title="Sequences found in memory",
+            unit="% of those drawn so far",
+            series=series,
+            from_zero=True,
+            show=lambda value: f"{value:.1f} %",
+        )
+    ]
 
 
 def _points(view: RunView, value: Callable[[StepRecord], float]) -> list[Point]:

@@ -63,6 +63,7 @@ def apply(
     init_seed: int | None = 0,
     run_s: float = math.inf,
     timer: Timer = gpu_milliseconds,
+    draws: bool = False,
 ) -> Executor:
     """The executor of `plan` on this rank of `mesh` (None: the only one). All ranks must call.
 
@@ -71,7 +72,7 @@ def apply(
     `make_optimizer` gets the parameters named by `trained` (all
     without) as they end up cut; without it the executor only scores. `spike` says which losses are anomalies; `seed` is
     that of the phase, for dropout. `run_s` is about how long its steps will take, which bounds the time for measuring
-    kernels; `timer` measures them.
+    kernels; `timer` measures them. `draws`: rows are drawn by importance and come with the weight of their draw.
     """
     here = mesh.world.size if mesh else 1
     if plan.world != here:
@@ -145,6 +146,7 @@ def apply(
         spike=spike,
         points=points,
         seed=seed,
+        draws=draws,
     )
 
 

@@ -42,6 +42,9 @@ class StepResult:
     """What went wrong, a code of parallel/guard.py; 0 for a sound step."""
     loss_scale: Tensor | None = None
     """What the loss was multiplied by for the backward pass; only in fp16."""
+    sequence_losses: Tensor | None = None
+    """Mean loss of each row of the global batch, on every rank; NaN where nothing counts. Only of a run that draws its
+    rows by importance."""
 
 
 @dataclass(frozen=True, slots=True)

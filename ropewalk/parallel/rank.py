@@ -44,6 +44,7 @@ from .pipeline import Busy, Later, Pipeline, run_forward
 from .precision import LossScale, Masters, autocast
 from .recompute import BlockRunner
 from .replicas import Replicas
+from .row_losses import RowLosses
 from .shards import Shards
 from .stage_work import Microbatch, StageWork
 from .tensor import SplitHead, has_partial_gradient, tensor_cut
@@ -70,7 +71,10 @@ class RankExecutor:
         spike: SpikeRule | None = None,
         points: Points | None = None,
         seed: int = 0,
+        draws: bool = False,
     ) -> None:
+        """With `draws` rows come with the weight of their draw: the loss is the sum of the weighted losses over the
+        number of targets that count, not over the sum of their weights, which would be biased."""
         self._plan, self._mesh, self._stages, self._data, self._masters = plan, mesh, stages, data, masters
         self.model = next(iter(stages.values()))
         self.points = points or Points()
@@ -83,6 +87,7 @@ class RankExecutor:
         some = next(self.model.parameters())
         self.device, self._dtype = some.device, some.dtype
         self._loss_scale = LossScale(self.device) if plan.precision == "fp16" else None
+        self._row_losses = RowLosses(mesh, self.device) if draws else None
         self._watch = Watch(spike, self.device)
         self._optimizer, self._host = optimizer, host
         assert optimizer is None or guards(optimizer), "this optimizer would follow a broken gradient"
@@ -114,6 +119,8 @@ class RankExecutor:
         self._begin()
         scale = self._loss_scale.value if self._loss_scale else None
         parts = self._run_within_memory(pieces, total, scale)
+        rows = len(batch) * self._mesh.data.size
+        sequence_losses = self._row_losses.finish(rows) if self._row_losses else None
         gradients = self._data.finish()
         with label("clip and guard"):
             sum_partial([gradients[name] for name in self._partial if name in gradients], self._tensor)
@@ -130,7 +137,7 @@ class RankExecutor:
             anomaly, skipped = self._watch.judge(loss, norm, scale)
         with label("update"):
             self._update(skipped, factor, overflowed=~torch.isfinite(norm))
-        return StepResult(loss, norm, skipped, anomaly, scale)
+        return StepResult(loss, norm, skipped, anomaly, scale, sequence_losses)
 
     @torch.no_grad()
     def score(self, batch: Batch) -> Scores:
@@ -211,7 +218,7 @@ class RankExecutor:
 
         def choose(group: str, name: str, shape: tuple[int, ...]) -> Cut | None:
             kind, parameter = name.split("/", 1) if group == "optimizer" else ("", name)
-            if kind in ("guard", "loss_scale", "compression"):
+            if kind in ("guard", "loss_scale", "compression", "sampler"):
                 return whole_cut(shape, first=self._mesh.rank == 0)
             held = next(iter((trained if kind else parameters).get(parameter, ())), None)
             if held is None:
@@ -238,6 +245,8 @@ class RankExecutor:
                 # A run may have been saved under another rule for spikes.
                 if name in self._watch.state:
                     self._watch.state[name] = whole_tensor.to(self.device, copy=True)
+            elif kind == "sampler":
+                continue  # the loader's, which takes it over by itself
             elif kind == "compression":
                 if isinstance(self._data, Replicas):
                     self._data.owe(name, whole_tensor)
@@ -291,10 +300,13 @@ class RankExecutor:
         count = -(-len(batch) // size)
         pieces = self._pieces(batch, numbers, count=count)
         # In float64: uneven weights added up in another order would otherwise be another loss.
-        sums = [piece.batch.weight.sum(dtype=torch.float64) for piece in pieces]
+        sums = [self._counted(piece.batch.weight) for piece in pieces]
         total = self._exact_sum(sums) if self._plan.exact else self._mesh.tokens.all_reduce(torch.stack(sums).sum())
         total = torch.where(total > 0, total, 1)  # a batch in which nothing counts has loss 0, not 0 / 0
         return pieces, total.to(torch.promote_types(self._dtype, torch.float32))
+
+    def _counted(self, weight: Tensor) -> Tensor:
+        return (weight.ne(0) if self._row_losses else weight).sum(dtype=torch.float64)
 
     def _exact_sum(self, terms: Sequence[Tensor]) -> Tensor:
         """One number for each microbatch of every data rank, added up in the order of the gradients."""
@@ -338,6 +350,8 @@ class RankExecutor:
     def _begin(self) -> None:
         """A step begins, or begins again."""
         self._changed = False
+        if self._row_losses:
+            self._row_losses.begin()
         if self._host:
             self._host.begin()
         self._data.begin()
@@ -419,9 +433,16 @@ class RankExecutor:
         with autocast(self._plan.precision, self.device), label("loss"):
             if self._head is None:
                 targets, weights = piece.batch.targets.flatten(), piece.batch.weight.flatten()
-                return weighted_loss(hidden_BTC.flatten(0, 1), model.head_weight, targets, weights)
+                each = torch.empty_like(weights) if self._row_losses else None
+                loss = weighted_loss(hidden_BTC.flatten(0, 1), model.head_weight, targets, weights, each_N=each)
+                if self._row_losses and each is not None:
+                    self._row_losses.hear(piece, each)
+                return loss
             losses = self._head.losses(hidden_BTC, model.head_weight, piece.batch.targets).flatten()
-        return (losses * piece.batch.weight.flatten().to(losses.dtype)).sum()
+        losses = losses * piece.batch.weight.flatten().to(losses.dtype)
+        if self._row_losses:
+            self._row_losses.hear(piece, losses)
+        return losses.sum()
 
     def _scores_of(self, model: Decoder, hidden_BTC: Tensor, piece: Microbatch) -> Tensor:
         targets = piece.batch.targets

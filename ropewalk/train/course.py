@@ -37,7 +37,9 @@ class Course:
         points: Points,
         stalls: Stalls,
         mesh: Mesh | None = None,
+        packages: Path | None = None,
     ) -> None:
+        self._packages = packages
         self._settings, self._keeper, self._device, self._points = settings, keeper, device, points
         self._stalls, self._mesh = stalls, mesh
         self._world = mesh.world if mesh else alone()
@@ -148,6 +150,7 @@ class Course:
             verify=self._verifies,
             stalls=self._stalls,
             mesh=self._mesh,
+            packages=self._packages,
         )
         # What is to be skipped has to be known by every phase.
         self._verifies = self._verifies and self._settings.load.on_damage == "skip"

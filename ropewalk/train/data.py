@@ -45,9 +45,10 @@ def open_data(
     stalls: Stalls | None = None,
     rank: int = 0,
     world: int = 1,
+    packages: Path | None = None,
 ) -> Data:
     """The data of a phase, the rows of reader `rank` of `world` in batches on `device`; `verify` reads all of it once,
-    `stalls` counts the waiting."""
+    `stalls` counts the waiting. `packages` is where sequences that are drawn seldom are packed."""
     manifest = read_manifest(settings.data)
     length = phase.sequence_length
     sources = tuple(share.source for share in phase.mixture) or None
@@ -69,6 +70,8 @@ def open_data(
             prefetch_bytes=settings.load.prefetch_bytes,
             remote=settings.load.remote,
             cache=settings.load.cache,
+            importance=settings.load.importance,
+            packages=packages,
             stalls=stalls,
         ),
         tokenizer=_read_tokenizer(settings.data, manifest.tokenizer),

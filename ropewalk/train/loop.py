@@ -39,7 +39,7 @@ from .layers import LayerWatch
 from .metrics import Meter, RankWatch, all_finite, line
 from .peak import peak_flops
 from .phase import Running
-from .reading import ReadingWatch
+from .reading import ReadingWatch, packages_folder
 from .settings import Settings, read_settings
 from .stages import StageWatch
 from .timeline import Timeline
@@ -123,7 +123,13 @@ class Trainer:
         )
         self._reading = ReadingWatch(self._events, say=progress.say, warn=self._warn, adapt=settings.load.autotune)
         self._course = Course(
-            settings, self._keeper, device=self._device, points=points, stalls=self._reading.stalls, mesh=self._mesh
+            settings,
+            self._keeper,
+            device=self._device,
+            points=points,
+            stalls=self._reading.stalls,
+            mesh=self._mesh,
+            packages=packages_folder(run, settings.load),
         )
         self._stages = StageWatch(
             run, settings.planned, self._mesh.control, events=self._events, say=progress.say if self._leads else None
@@ -159,6 +165,7 @@ class Trainer:
                 self._keeper.spare(course.stable_step)
                 self._enter(course.running)
                 self._train_phase(course.running)
+                self._reading.leave(course.at.step)
                 with self.watchdog.paused():
                     course.advance()
             except RollBack as failure:
@@ -185,6 +192,7 @@ class Trainer:
             same_bits = deterministic(self._device) if phase_plan.deterministic else contextlib.nullcontext()
             with self._layers.watching(running.executor, step=at.step + 1), same_bits:
                 result = running.executor.step(batch, lr=lr)
+            self._reading.after_step(running.importance, result.sequence_losses, step=at.step + 1)
             self._meter.add(result, tokens=running.tokens_read(), flops=running.flops(at.phase_step))
             at.phase_step, at.step = at.phase_step + 1, at.step + 1
             at.tokens += batch.tokens.numel() * self._mesh.data.size

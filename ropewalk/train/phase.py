@@ -6,6 +6,7 @@ import dataclasses
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from ropewalk.parallel.guard import SpikeRule
 from ropewalk.parallel.mesh import Mesh
 from ropewalk.plan.plan import PhasePlan
 
+from .by_importance import ByImportance
 from .config import Guard, Optimizer
 from .data import Data, open_data
 from .optimizer import make_optimizer
@@ -58,6 +60,7 @@ class Running:
         verify: bool,
         stalls: Stalls | None = None,
         mesh: Mesh | None = None,
+        packages: Path | None = None,
     ) -> None:
         self.phase: PhaseSpec = settings.phases[index]
         self.planned: PhasePlan = settings.planned.phases[index]
@@ -74,7 +77,13 @@ class Running:
             stalls=stalls,
             rank=mesh.data.rank,
             world=mesh.data.size,
+            packages=packages,
         )
+        by_importance, sampler = settings.load.importance, self.data.loader.sampler
+        self.importance: ByImportance | None = None
+        """Draws sequences by their losses, where the recipe says so."""
+        if by_importance and sampler:
+            self.importance = ByImportance(self.data.loader, sampler, by_importance, mesh.control)
         self.executor: Executor = apply(
             self.planned.plan,
             empty(self.spec),
@@ -89,6 +98,7 @@ class Running:
             spike=_spike_rule(settings.train.guard),
             points=points,
             seed=self.seed,
+            draws=self.importance is not None,
             run_s=expected_seconds(
                 self.planned.flops, device, self.planned.plan.precision, ranks=self.planned.plan.world
             ),
@@ -134,6 +144,8 @@ class Running:
         self.executor.load_state(state.model, state.optimizer)
         try:
             self.data.loader.seek(state.data)
+            if self.importance:
+                self.importance.load(state.optimizer, state.data["importance"])
             self.plateau.load(state.validation.get("plateau", {}))
             self.stopper.load(state.validation.get("early_stop", {}))
         except (LookupError, TypeError, ValueError, AttributeError) as error:
@@ -143,6 +155,7 @@ class Running:
 
     def state(self, at: Position, *, seed: int, ended: bool) -> State:
         """All that the run needs to go on from here."""
+        drawn = self.importance.state() if self.importance else {}
         return State(
             step=at.step,
             tokens=at.tokens,
@@ -150,7 +163,7 @@ class Running:
             spec=self.spec,
             data=self.data.loader.state(),
             model=_plain(self.executor.model_state(), self._world),
-            optimizer=_plain(self.executor.optimizer_state(), self._world),
+            optimizer=_plain({**self.executor.optimizer_state(), **drawn}, self._world),
             tokenizer=self.data.tokenizer,
             phase=at.phase,
             phase_step=at.phase_step,

@@ -4,14 +4,26 @@ that changed."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
+
+from torch import Tensor
 
 from ropewalk.base.events import EventLog
 from ropewalk.load.adapt import Adapt
+from ropewalk.load.config import Load
 from ropewalk.load.loader import Loader
 from ropewalk.load.stalls import CAUSES, Cause, Stalls, binding_cause, warning
 
+from .by_importance import ByImportance
+
 LEAST_WAIT_S = 0.1
 """Waiting between two lines that is not worth a word."""
+
+
+def packages_folder(run: Path, load: Load) -> Path:
+    """Where a run packs the sequences that it draws seldom."""
+    named = load.importance.packages if load.importance else ""
+    return Path(named) if named else run / "packages"
 
 
 class ReadingWatch:
@@ -38,16 +50,35 @@ class ReadingWatch:
         self._tell_damage(loader)
         self.stalls.take()
 
-    def read(self, step: int) -> dict[str, float]:
-        """What a step waited for, on average since the last call, as fields of the event of `step`; warns of what is
-        worth it."""
+    def read(self, step: int) -> dict[str, float | None]:
+        """What a step waited for, on average since the last call, as fields of the event of `step`, and the share of
+        drawn sequences that were in memory; warns of what is worth it."""
         assert self._loader, "no phase is at work"
         waited = self.stalls.take()
         self._tell_waiting(waited)
         self._tell_damage(self._loader)
         if self._adapt and (change := self._adapt.observe(waited)):
             self._events.write("load_adapted", step=step, **change)
-        return {f"data_{cause}_s": waited[f"{cause}_s"] / max(1.0, waited["batches"]) for cause in CAUSES}
+        figures = {f"data_{cause}_s": waited[f"{cause}_s"] / max(1.0, waited["batches"]) for cause in CAUSES}
+        sampler = self._loader.sampler
+        return {**figures, "importance_hit_rate": sampler.counts()["hit_rate"] if sampler else None}
+
+    def after_step(self, importance: ByImportance | None, losses: Tensor | None, *, step: int) -> None:
+        """Hands the losses of a step's sequences on, where sequences are drawn by them; an epoch that was drawn for it
+        is an event."""
+        if importance is None:
+            return
+        assert self._loader, "no phase is at work"
+        read = self._loader.last_read
+        importance.after_step(losses, first=read.start, rows=len(read))
+        for figures in importance.take_drawn():
+            self._events.write("importance", step=step, **figures)
+
+    def leave(self, step: int) -> None:
+        """The phase has ended: what its caches did is an event."""
+        counts = self._loader.cache_counts() if self._loader else {}
+        if counts:
+            self._events.write("load_cached", step=step, **counts)
 
     def _tell_waiting(self, waited: dict[str, float]) -> None:
         """With cause and remedy; again only when the cause is another. Not at the first call: the first batches of a

@@ -78,7 +78,7 @@ class Carrying:
     def moments(self, moments: Tensors) -> Tensors:
         """What an optimizer knows of parameters that are trained before and after. The guard starts anew: other data
         have other losses."""
-        kept = [key for key in moments if key.split("/", 1)[0] not in ("guard", "compression")]
+        kept = [key for key in moments if key.split("/", 1)[0] not in ("guard", "compression", "sampler")]
         return _Some(moments, kept)
 
     def names(self) -> list[str]:

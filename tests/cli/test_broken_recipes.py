@@ -248,3 +248,23 @@ def test_errors_are_json_too(tiny: Path, call: Call) -> None:
 
 def test_a_folder_whose_name_is_too_long_is_refused(tiny: Path, call: Call) -> None:
     refused(call("train", "tiny.toml", "--runs", "y" * 300), "File name too long: choose a shorter name or folder")
+
+
+IMAGES = '[[load.media]]\nname = "photos"\npath = "shards"\n'
+
+
+@pytest.mark.parametrize("words", [("train",), ("run",), ("recipe", "check")])
+def test_a_source_of_images_is_refused_by_what_would_ignore_it(tiny: Path, call: Call, words: tuple[str, ...]) -> None:
+    recipe = tiny / "tiny.toml"
+    recipe.write_text(recipe.read_text() + IMAGES)
+    line = line_of(recipe, 'name = "photos"')
+    told = f'tiny.toml:{line}: `load.media`: training reads tokens; no model here reads the images of "photos"'
+    refused(call(*words, "tiny.toml"), told, "remove the table")
+    assert not Path("runs").exists()
+
+
+def test_data_are_prepared_whatever_images_a_recipe_names(tiny: Path, call: Call) -> None:
+    recipe = tiny / "tiny.toml"
+    recipe.write_text(recipe.read_text() + IMAGES)
+    ended = call("prepare", "tiny.toml")
+    assert ended.status == 0, ended.err

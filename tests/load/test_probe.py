@@ -6,6 +6,7 @@ Delays are injected that are many times anything else, so that no answer hangs o
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 
+from ropewalk.load import probe as probing
 from ropewalk.load.forecast import Rates, Setup, forecast
 from ropewalk.load.loader import Loader
 from ropewalk.load.probe import Opening, forget, pace, probe
@@ -73,6 +75,44 @@ def test_the_probe_finds_what_preparing_costs(corpus: Path, slow: Callable[..., 
     assert found.mapped
     assert 0 < found.prepare < LENGTH / 0.002 * 1.05
     assert found.hand_over > found.prepare
+
+
+@pytest.mark.parametrize(
+    ("fetch_s", "prepare_s"),
+    [(3e-6, 1e-6), (1e-6, 3e-6), (1e-9, 1e-6), (0.0, 1e-6)],
+)
+def test_the_rate_of_the_store_is_that_of_the_difference_between_cold_and_warm_data(
+    corpus: Path, monkeypatch: pytest.MonkeyPatch, fetch_s: float, prepare_s: float
+) -> None:
+    # Seconds a token, of which cold data take those of both stages: the rate of the store is 1 / fetch_s, whatever
+    # preparing costs, and neither the cold rate nor the difference of the rates.
+    seconds = iter([prepare_s, prepare_s, fetch_s + prepare_s])
+
+    def paced(loader: Loader, *, seconds: float, most: int = 1 << 30, rates: Any = seconds) -> probing.Pace:
+        rate = 1 / next(rates)
+        return probing.Pace(
+            tokens_per_s=rate, jitter=0.1, batches=10, tokens=320, seconds=320 / rate, delivered_bytes=None
+        )
+
+    monkeypatch.setattr(probing, "pace", paced)
+    found = probe(opening_of(corpus), files=sorted(corpus.glob("*-train-*.tokens")), device=CPU, seconds=0.01)
+    assert found.prepare == pytest.approx(1 / prepare_s)
+    assert found.fetch == (pytest.approx(1 / fetch_s, rel=1e-5) if fetch_s else math.inf)
+
+
+def test_a_store_that_the_kernel_would_not_forget_is_not_measured(
+    corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rates = iter([1e6, 1e6, 1e5])
+
+    def paced(loader: Loader, *, seconds: float, most: int = 1 << 30) -> probing.Pace:
+        return probing.Pace(
+            tokens_per_s=next(rates), jitter=0.1, batches=10, tokens=320, seconds=1.0, delivered_bytes=0
+        )
+
+    monkeypatch.setattr(probing, "pace", paced)
+    found = probe(opening_of(corpus), files=sorted(corpus.glob("*-train-*.tokens")), device=CPU, seconds=0.01)
+    assert (found.measured_cold, found.fetch) == (False, math.inf)
 
 
 @pytest.mark.parametrize("stage", ["fetch", "prepare"])

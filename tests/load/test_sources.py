@@ -31,7 +31,7 @@ NAMES = ("tokens", "targets", "weight", "positions", "documents")
 @pytest.fixture
 def nothing_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is read ahead of the reader has tests of its own; the source here has no store to be read from."""
-    monkeypatch.setattr(Foresight, "begin", lambda *_, row: None)
+    monkeypatch.setattr(Foresight, "begin", lambda *_, row, announce: None)
 
 
 class ReadSource:
@@ -85,7 +85,13 @@ def test_what_is_read_makes_the_same_batches_as_what_is_mapped(
     mapped = make(folder, packing)
 
     def opened(
-        folder: Path, entries: list[ShardEntry], *, verify: bool, skip: bool = False, fetch: Fetch | None = None
+        folder: Path,
+        entries: list[ShardEntry],
+        *,
+        verify: bool,
+        skip: bool = False,
+        fetch: Fetch | None = None,
+        coordinated: None = None,
     ) -> TokenSource:
         local = open_source(folder, entries, verify=verify, skip=skip)
         return ReadSource(local) if entries[0].source in read else local
@@ -214,7 +220,13 @@ def test_damage_found_while_reading_is_skipped_piece_by_piece_or_stops_the_run(
     broken = range(30, 33)
 
     def opened(
-        folder: Path, entries: list[ShardEntry], *, verify: bool, skip: bool = False, fetch: Fetch | None = None
+        folder: Path,
+        entries: list[ShardEntry],
+        *,
+        verify: bool,
+        skip: bool = False,
+        fetch: Fetch | None = None,
+        coordinated: None = None,
     ) -> TokenSource:
         return ReadSource(open_source(folder, entries, verify=verify, skip=skip), broken)
 

@@ -39,11 +39,14 @@ class Cache:
     peer_timeout_s: Annotated[float, Range(above=0), CONTINUES] = 10.0
     """A peer that is silent for so long is left alone for a while, and its pieces come from elsewhere."""
     staging: Annotated[str, CONTINUES] = ""
-    """Folder, best on /dev/shm, in which jobs on this machine leave prepared samples for each other; empty for none."""
+    """Folder, best on /dev/shm, in which `jobs` runs on this machine that train on one corpus in one order (the same
+    seed, sequence length and mixture) leave fetched and unpacked pieces for each other: one fetch and one unpacking per
+    piece and epoch for all. Empty for none. For shards that are compressed or behind a URL. A run that ends or dies
+    holds no other up. Name a `disk` too where the store should be asked once for all epochs."""
     staging_bytes: Annotated[int, Range(least=0), CONTINUES] = 4 << 30
     """Bound of that folder; the job that is ahead waits when it is full."""
     jobs: Annotated[int, Range(least=1), CONTINUES] = 1
-    """How many jobs read the same prepared samples in the same order."""
+    """How many runs share `staging`."""
     job: Annotated[int, Range(least=0), CONTINUES] = 0
     """Which of them this is, from 0."""
 
@@ -57,3 +60,5 @@ class Cache:
             yield "job", f"jobs are counted from 0 to {self.jobs - 1}; it is {self.job}"
         if self.jobs > 1 and not self.staging:
             yield "staging", f"{self.jobs} jobs need a folder to share; name one, best on /dev/shm"
+        if self.staging and self.jobs == 1:
+            yield "jobs", "one job shares with nobody; say how many runs use `staging`, or leave it out"

@@ -49,6 +49,15 @@ class Importance:
                 new = loss if np.isnan(old) else self._smoothing * old + (1 - self._smoothing) * loss
                 self._values[sample] = new
 
+    @property
+    def seen(self) -> Floats:
+        """The smoothed losses, NaN for what was never seen: what to remember."""
+        return self._values.copy()
+
+    def remember(self, seen: Floats) -> None:
+        """Takes over what `seen` gave."""
+        self._values = seen.copy()
+
     def values(self) -> Floats:
         """The importance of all; what was never seen counts as the mean of what was."""
         seen = ~np.isnan(self._values)

@@ -113,6 +113,30 @@ class Packages:
                 self._counts.hits += 1
             return held[sample]
 
+    def membership(self) -> tuple[Indices, Indices]:
+        """The package of each sample, -1 for none, and its place there: what the next packing hangs on."""
+        with self._lock:
+            place = np.zeros(len(self._items), np.int64)
+            for members in self._members.values():
+                place[members] = np.arange(len(members))
+            return self._package_of.copy(), place
+
+    def restore(self, package_of: Indices, place: Indices) -> None:
+        """Packs as `membership` said; files are written anew when they are needed."""
+        with self._lock:
+            for package in self._members:
+                self._path(package).unlink(missing_ok=True)
+            self._checksums.clear()
+            self._held.clear()
+            self._held_bytes = 0
+            self._package_of = package_of.copy()
+            order = np.lexsort((place, package_of))
+            order = order[package_of[order] >= 0]
+            packages, firsts = np.unique(package_of[order], return_index=True)
+            members = np.split(order, firsts[1:]) if len(packages) else []
+            self._members = dict(zip(packages.tolist(), members, strict=True))
+            self._next = int(packages.max()) + 1 if len(packages) else 0
+
     def counts(self) -> PackageCounts:
         """What happened so far."""
         with self._lock:

@@ -67,13 +67,23 @@ class Sampled:
             write_draws(record, draws)
         return draws
 
+    def resume(self, high: Mask, importance: Floats) -> None:
+        """Goes on in the middle of an epoch in which `high` were held."""
+        self._in_high = high
+        self._high.value(importance)
+
+    @property
+    def high(self) -> Mask:
+        """The samples that are held in the current epoch."""
+        return self._in_high
+
     def low_counts(self) -> PackageCounts:
         """What the low region cost this job; the high region counts for all who share it."""
         return self._packages.counts()
 
     def fetch(self, samples: Indices) -> list[Data]:
         """The bytes of samples of the current epoch, by number."""
-        numbers = samples.tolist()
-        high = [number for number in numbers if self._in_high[number]]
+        in_high, numbers = self._in_high, samples.tolist()
+        high = [number for number in numbers if in_high[number]]
         fetched = iter(self._high.ram.fetch([self._items[number] for number in high]))
-        return [next(fetched) if self._in_high[number] else self._packages.get(number) for number in numbers]
+        return [next(fetched) if in_high[number] else self._packages.get(number) for number in numbers]

@@ -8,14 +8,16 @@ against which the others are measured.
 from __future__ import annotations
 
 import heapq
+import math
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
-Rule = Literal["keep", "lru", "belady", "once"]
+Rule = Literal["keep", "lru", "belady", "once", "page-cache"]
 Accesses = npt.NDArray[np.int64]
 Hits = npt.NDArray[np.bool_]
 
@@ -27,6 +29,7 @@ def hits(accesses: Accesses, *, capacity: int, rule: Rule) -> Hits:
         "lru": _lru,
         "belady": _belady,
         "once": lambda accesses, _: np.zeros(len(accesses), np.bool_),
+        "page-cache": page_cache,
     }
     return rules[rule](accesses, capacity)
 
@@ -41,6 +44,72 @@ def hit_rate(share: float, *, rule: Rule, items: int = 2000, epochs: int = 5, se
     """Hits after the first epoch of a cache that holds `share` of the items: for forecasts, within about 1 %."""
     accesses = epochs_in_random_order(items, epochs=epochs, seed=seed)
     return float(hits(accesses, capacity=round(items * min(share, 1.0)), rule=rule)[items:].mean())
+
+
+def lru_hits(share: float) -> float:
+    """Hits of LRU that holds `share` of the items, exactly, for many items read once an epoch in random orders.
+
+    Between two uses of an item, at places x and y of two epochs (as shares), 1 - x (1 - y) of the items come. LRU hits
+    when it holds more than these: P(x z > a) = 1 - a + a ln a, for uniform x and z and a = 1 - `share`.
+    """
+    absent = 1.0 - min(max(share, 0.0), 1.0)
+    return 1.0 - absent + (absent * math.log(absent) if absent else 0.0)
+
+
+def inactive_ratio(memory_bytes: float) -> int:
+    """How many times as large as the inactive list Linux lets the active one grow, for so much memory."""
+    gigabytes = int(memory_bytes) >> 30
+    return max(1, math.isqrt(10 * gigabytes))
+
+
+def page_cache(accesses: Accesses, capacity: int, ratio: int = 1) -> Hits:
+    """Hits of Linux's page cache in a model of its two lists (mm/workingset.c): what is read comes to the inactive
+    list, and to the active one when it is read again there, or soon after it was dropped from it. Both lists are
+    queues; the active one gives way when it is more than `ratio` times as long."""
+    found = np.zeros(len(accesses), np.bool_)
+    inactive: OrderedDict[int, None] = OrderedDict()
+    active: OrderedDict[int, None] = OrderedDict()
+    dropped: dict[int, int] = {}
+    age = 0
+    for place, item in enumerate(accesses.tolist() if capacity else ()):
+        found[place] = item in active or item in inactive
+        if item in active:
+            continue
+        if item in inactive or (item in dropped and age - dropped[item] <= len(active)):
+            inactive.pop(item, None)
+            active[item] = None
+            age += 1
+        else:
+            inactive[item] = None
+        while len(inactive) + len(active) > capacity:
+            while len(inactive) * ratio < len(active):
+                inactive[active.popitem(last=False)[0]] = None
+            victim, _ = inactive.popitem(last=False)
+            age += 1
+            dropped[victim] = age
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class EpochHits:
+    """Share of the reads of an epoch that each way of caching answers from memory, once it is full."""
+
+    page_cache: float
+    lru: float
+    keep: float
+
+
+def hits_per_epoch(*, memory_bytes: float, data_bytes: float, items: int = 2000) -> EpochHits:
+    """What `memory_bytes` are worth for `data_bytes` that are read once an epoch in random orders: LRU and keeping what
+    came first by their formulas, the page cache by its model, within about 1 %."""
+    share = min(1.0, memory_bytes / data_bytes) if data_bytes else 1.0
+    cached = share
+    if 0.0 < share < 1.0:
+        accesses = epochs_in_random_order(items, epochs=12)
+        ratio = inactive_ratio(memory_bytes)
+        # The lists need some epochs to find their lengths.
+        cached = float(page_cache(accesses, round(items * share), ratio)[6 * items :].mean())
+    return EpochHits(page_cache=cached, lru=lru_hits(share), keep=share)
 
 
 def _keep(accesses: Accesses, capacity: int) -> Hits:

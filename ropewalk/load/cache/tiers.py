@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
+import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from ropewalk.base.errors import ConfigError, Problem
 from ropewalk.base.network import read_secret
+from ropewalk.base.private import open_private
 from ropewalk.store.items import Fetch, Item
 
 from .config import Cache
+from .coordinated import Coordinated
 from .disk import Disk
 from .flights import Data
 from .peers import Peers
@@ -23,10 +27,18 @@ from .stats import Counts
 class Tiers:
     """A chain as one Fetch, with the figures of each tier."""
 
-    def __init__(self, first: Fetch, named: dict[str, Ram | Disk | Peers], server: Server | None) -> None:
+    def __init__(
+        self,
+        first: Fetch,
+        named: dict[str, Ram | Disk | Peers],
+        server: Server | None,
+        coordinated: Coordinated | None = None,
+    ) -> None:
         self._first = first
-        self._named = named
+        self.named = named
         self._server = server
+        self.coordinated = coordinated
+        """The staging area that jobs share, before all tiers."""
 
     @property
     def address(self) -> str | None:
@@ -39,11 +51,12 @@ class Tiers:
 
     def counts(self) -> dict[str, Counts]:
         """Figures by tier, the nearest first: "ram", "disk", "peers"."""
-        return {name: tier.counts() for name, tier in self._named.items()}
+        return {name: tier.counts() for name, tier in self.named.items()}
 
     def lines(self) -> list[str]:
         """The figures, for people."""
-        return [_line(name, counts) for name, counts in self.counts().items()]
+        staged = [self.coordinated.line()] if self.coordinated else []
+        return [_line(name, counts) for name, counts in self.counts().items()] + staged
 
     def close(self) -> None:
         """Stops serving others, then closes all tiers and the origin."""
@@ -84,7 +97,23 @@ def caching(settings: Cache | None, *, files: Iterable[str], rank: int = 0, worl
     if settings is None:
         return lambda origin: origin
     roots = sorted({file.rpartition("/")[0] or "." for file in files})
-    return lambda origin: open_tiers(settings, origin, roots=roots, rank=rank, world=world)
+
+    def cached(origin: Fetch) -> Tiers:
+        tiers = open_tiers(settings, origin, roots=roots, rank=rank, world=world)
+        return coordinate(settings, tiers, rank=rank, world=world) if settings.staging else tiers
+
+    return cached
+
+
+def coordinate(settings: Cache, tiers: Tiers, *, rank: int = 0, world: int = 1) -> Tiers:
+    """`tiers` behind the staging area of `settings`. Ranks of a job read rows of their own, so that each shares an area
+    with the same rank of the other jobs."""
+    area = Path(settings.staging) / f"rank-{rank}-of-{world}" if world > 1 else Path(settings.staging)
+    if world > 1:
+        os.close(open_private(Path(settings.staging), setting="load.cache.staging"))
+    own = dataclasses.replace(settings, staging=str(area), staging_bytes=settings.staging_bytes // world)
+    coordinated = Coordinated(tiers, lambda behind, prepare: open_shared(own, behind, prepare=prepare))
+    return Tiers(coordinated, tiers.named, None, coordinated)
 
 
 def open_shared(settings: Cache, fetch: Fetch, *, prepare: Prepare) -> Shared:

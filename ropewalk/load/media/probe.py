@@ -17,6 +17,9 @@ from ropewalk.load.placement import Device, Placement, Work, place
 from .config import Media
 from .pipeline import open_media
 
+WARMUP_BATCHES = 2
+"""Batches that do not count: the first two are begun together, and kernels are compiled while they wait."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MediaRates:
@@ -93,16 +96,20 @@ def _measured(
     with contextlib.closing(
         open_media(dataclasses.replace(media, transforms=transforms), seed=seed, device=device)
     ) as loader:
+        for _ in range(WARMUP_BATCHES):
+            loader.next()
+        busy, before = loader.busy, dataclasses.replace(loader.busy)
         start, batches = time.perf_counter(), 0
-        while batches < 2 or time.perf_counter() - start < seconds:
+        # The first of them may have been made before: at least one has to be made now.
+        while batches < 2 or busy.samples == before.samples or time.perf_counter() - start < seconds:
             loader.next()
             batches += 1
-        busy = loader.busy
-        samples, copied = max(1, busy.samples), max(1, busy.copied_samples)
+        samples = max(1, busy.samples - before.samples)
+        copied = max(1, busy.copied_samples - before.copied_samples)
         return _Seconds(
-            fetch_s=busy.fetch_s / samples,
-            decode_s=busy.decode_s / samples,
-            place_s=busy.place_s / samples,
-            copy_s=busy.copy_s / copied,
-            device_s=busy.device_s / copied,
+            fetch_s=(busy.fetch_s - before.fetch_s) / samples,
+            decode_s=(busy.decode_s - before.decode_s) / samples,
+            place_s=(busy.place_s - before.place_s) / samples,
+            copy_s=(busy.copy_s - before.copy_s) / copied,
+            device_s=(busy.device_s - before.device_s) / copied,
         )

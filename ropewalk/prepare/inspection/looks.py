@@ -67,13 +67,6 @@ class Look:
         fit = _FORMATS.get(self.content, "auto")
         return fit if reader == "text" and fit != "html" else "auto"
 
-    @property
-    def needs_naming(self) -> bool:
-        """Whether a source of this format takes it only where its paths name the file, not its folder."""
-        settings = Source(name="x", paths=("x",), format=self.format)
-        return kind_of(self.found.location, settings).reader is None
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
     """Documents of a file, and an estimate of all of them."""

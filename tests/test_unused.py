@@ -40,7 +40,9 @@ def public(path: Path) -> Iterator[tuple[str, ast.stmt]]:
             continue
         inner = node.body if isinstance(node, ast.ClassDef) and not _is_called_by_others(node) else []
         for each in (node, *inner):
-            if isinstance(each, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)) and not each.name.startswith("_"):
+            if isinstance(each, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)) and not each.name.startswith(
+                "_"
+            ):
                 if not any(re.search(r"\.(command|callback)\(", ast.unparse(d) + "(") for d in each.decorator_list):
                     yield each.name, each
 

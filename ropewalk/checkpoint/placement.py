@@ -7,7 +7,7 @@ Machine i keeps its own shard and sends it to others, `copies` in all. Two ways 
 - *ring*: machine i sends to i+1, i+2, ...; a shard is lost when `copies` neighbours are. There are more such sets than
   groups, so groups survive more; a ring spreads what must be fetched over more machines.
 
-A group is a ring of its own length. What that is worth when machines are lost is counted in tests/checkpoint/survival.py.
+A group is a ring of its own length.
 """
 
 from __future__ import annotations

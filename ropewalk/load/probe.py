@@ -116,10 +116,9 @@ def probe(opening: Opening, *, files: Sequence[Path], device: torch.device, seco
     # Rows come one by one from all over the files: the pages of each are read, and some around them.
     wanted = file_bytes * min(1.0, cold.batches / epoch)
     is_cold = cold.delivered_bytes is None or cold.delivered_bytes >= FORGOTTEN * wanted
-    slower = is_cold and cold.tokens_per_s < warm.tokens_per_s
     return DataRates(
         prepare=warm.tokens_per_s,
-        fetch=1.0 / (1.0 / cold.tokens_per_s - 1.0 / warm.tokens_per_s) if slower else math.inf,
+        fetch=store_rate(cold.tokens_per_s, warm.tokens_per_s) if is_cold else math.inf,
         bandwidth=math.inf,
         measured_cold=is_cold,
         hand_over=hand_over,
@@ -127,6 +126,11 @@ def probe(opening: Opening, *, files: Sequence[Path], device: torch.device, seco
         prepare_jitter=warm.jitter,
         mapped=True,
     )
+
+
+def store_rate(cold: float, warm: float) -> float:
+    """Tokens a second of the store alone, of a `cold` epoch that reads and prepares and a `warm` one that prepares."""
+    return 1.0 / (1.0 / cold - 1.0 / warm) if cold < warm else math.inf
 
 
 def pace(loader: Loader, *, seconds: float, most: int = 1 << 30) -> Pace:

@@ -10,7 +10,7 @@ from typing import Literal
 from ropewalk.base.errors import MissingPackage
 
 from ..config import Source
-from ..formats import ONE_DOCUMENT, kind_of
+from ..formats import ONE_DOCUMENT
 from ..readers.dispatch import read_items
 from ..readers.item import Budget, Fault, Input
 from ..readers.rows import dialogue, text

@@ -73,5 +73,6 @@ def pytest_configure(config: pytest.Config) -> None:
     value = default_of(key)
     assert value is not dataclasses.MISSING, f"{key} has no default"
     verbs.IGNORED.append((key, value))
-    config.add_cleanup(contextlib.ExitStack().close)
-    ignoring([(key, value)]).__enter__()
+    stack = contextlib.ExitStack()
+    stack.enter_context(ignoring([(key, value)]))
+    config.add_cleanup(stack.close)

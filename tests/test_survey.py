@@ -219,7 +219,7 @@ def tiny_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def said_by(command: str, folder: Path) -> str:
     """What a command prints, which must end well."""
-    program = [sys.executable, "-m", "ropewalk.cli.main", *shlex.split(command)[1:]]
+    program = [sys.executable, "-m", "ropewalk", *shlex.split(command)[1:]]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(program, cwd=folder, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"

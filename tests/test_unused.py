@@ -40,11 +40,16 @@ def public(path: Path) -> Iterator[tuple[str, ast.stmt]]:
             continue
         inner = node.body if isinstance(node, ast.ClassDef) and not _is_called_by_others(node) else []
         for each in (node, *inner):
-            if isinstance(each, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)) and not each.name.startswith(
-                "_"
-            ):
-                if not any(re.search(r"\.(command|callback)\(", ast.unparse(d) + "(") for d in each.decorator_list):
-                    yield each.name, each
+            if isinstance(each, _DEFINED) and not each.name.startswith("_") and not _is_registered(each):
+                yield each.name, each
+
+
+_DEFINED = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+
+
+def _is_registered(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> bool:
+    """Whether a decorator hands it to the command line."""
+    return any(re.search(r"\.(command|callback)\b", ast.unparse(decorator)) for decorator in node.decorator_list)
 
 
 OWN = ("Protocol", "Generic", "NamedTuple", "Enum", "nn.Module", "Exception")
@@ -71,9 +76,8 @@ def names_in(tree: ast.AST) -> Iterator[str]:
             yield node.id
         elif isinstance(node, ast.Attribute):
             yield node.attr
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-            if target := re.fullmatch(r"ropewalk[\w.]*:(\w+)", node.value):
-                yield target[1]
+        elif isinstance(node, ast.Constant) and (target := re.fullmatch(r"ropewalk[\w.]*:(\w+)", str(node.value))):
+            yield target[1]
 
 
 @functools.cache

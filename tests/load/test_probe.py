@@ -86,7 +86,7 @@ def test_a_slow_stage_of_a_real_loader_is_the_cause_of_its_waiting(
 
 
 def test_the_store_is_what_is_left_of_the_cold_rate(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """DS-Analyzer's difference: an epoch from the store at 100 tokens a second, from memory at 300: the store at 150."""
+    """DS-Analyzer's difference: 100 tokens a second from the store, 300 from memory: the store alone gives 150."""
     paces = iter([250.0, 300.0, 100.0])
 
     def paced(*_: object, **__: object) -> Pace:

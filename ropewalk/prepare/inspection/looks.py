@@ -67,6 +67,7 @@ class Look:
         fit = _FORMATS.get(self.content, "auto")
         return fit if reader == "text" and fit != "html" else "auto"
 
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
     """Documents of a file, and an estimate of all of them."""

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import os
 import re
+import shlex
+import subprocess
+import sys
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -15,6 +20,8 @@ from ropewalk.config.schema import fields_of, item_of, options_of, section_of
 from ropewalk.flow.recipe import Recipe
 from ropewalk.model.config import Model
 from ropewalk.model.spec import resolve
+from tests.flow.tiny import write_tiny
+from tests.survey_shows import BY_TESTS, COMMANDS, GPU, Kind, kind_of, runs_of
 
 ROOT = Path(__file__).parents[1]
 
@@ -28,10 +35,26 @@ class Language:
     """The line that counts: techniques, then techniques in place."""
     absent: str
     """The second column of a technique that does not exist yet; the group is its future folder."""
+    see: str
+    """The second column of one that has its row elsewhere: section and technique."""
+    shown: dict[str, str]
+    """The last column, by kind of proof."""
 
 
-ENGLISH = Language("survey.md", r"^\*\*(\d+) techniques, (\d+) in place\*\*$", r"not yet \(`(ropewalk/[a-z]+/)`\)")
-CHINESE = Language("survey.zh-CN.md", r"^\*\*(\d+) 项技术，(\d+) 项已实现\*\*$", r"尚未实现（`(ropewalk/[a-z]+/)`）")
+ENGLISH = Language(
+    "survey.md",
+    r"^\*\*(\d+) techniques, (\d+) in place\*\*$",
+    r"not yet \(`(ropewalk/[a-z]+/)`\)",
+    r"see ([\d.]+(?: \(\d\))?): (.+)",
+    {kind: kind for kind in get_args(Kind)},
+)
+CHINESE = Language(
+    "survey.zh-CN.md",
+    r"^\*\*(\d+) 项技术，(\d+) 项已实现\*\*$",
+    r"尚未实现（`(ropewalk/[a-z]+/)`）",
+    r"见 ([\d.]+(?: \(\d\))?)：(.+)",
+    {"command": "命令", "run": "运行", "GPU run": "GPU 运行", "test": "测试"},
+)
 both = pytest.mark.parametrize("language", [ENGLISH, CHINESE], ids=["English", "Chinese"])
 
 
@@ -45,7 +68,10 @@ class Row:
     place: str
     use: str
     evidence: str
+    shown: str
     in_place: bool
+    see: tuple[str, ...] | None
+    """Section and technique of the row that it repeats."""
 
     def tokens(self) -> list[list[str]]:
         """What stands in backticks in each column after the first, sorted: word order differs."""
@@ -70,10 +96,10 @@ def rows_of(language: Language) -> list[Row]:
             rows.pop()  # what stands above the rule is the table's head
         elif line.startswith("|"):
             cells = [cell.strip() for cell in line.strip("|").split("|")]
-            assert len(cells) == 4, f"{language.file}:{number}: {len(cells)} columns instead of 4"
-            technique, place, use, evidence = cells
-            in_place = re.fullmatch(language.absent, place) is None
-            rows.append(Row(number, section, technique, place, use, evidence, in_place))
+            assert len(cells) == 5, f"{language.file}:{number}: {len(cells)} columns instead of 5"
+            see = re.fullmatch(language.see, cells[1])
+            in_place = re.fullmatch(language.absent, cells[1]) is None and see is None
+            rows.append(Row(number, section, *cells, in_place, see and see.groups()))
     return rows
 
 
@@ -81,7 +107,7 @@ def is_path(token: str) -> bool:
     return (ROOT / token.split("/")[0]).is_dir() or token.endswith((".py", ".md"))
 
 
-def kind_of(key: str) -> Any:
+def type_of(key: str) -> Any:
     """The type of a recipe key such as `train.schedule.peak_lr`, or None; follows lists into their items."""
     kind: Any = Recipe
     for name in key.split("."):
@@ -122,8 +148,15 @@ def test_both_pages_agree_on_what_is_not_yet_there() -> None:
 @both
 def test_the_count_line_counts_the_rows(language: Language) -> None:
     counts = re.findall(language.count, text_of(language), flags=re.MULTILINE)
-    rows = rows_of(language)
+    rows = [row for row in rows_of(language) if row.see is None]
     assert counts == [(str(len(rows)), str(sum(row.in_place for row in rows)))]
+
+
+@both
+def test_a_row_that_repeats_another_leads_to_it(language: Language) -> None:
+    rows = rows_of(language)
+    own = {(row.section, row.technique) for row in rows if row.see is None}
+    assert [row.technique for row in rows if row.see and row.see not in own] == []
 
 
 @both
@@ -148,7 +181,77 @@ def test_every_technique_in_place_names_its_file_its_use_and_its_test(language: 
 @both
 def test_a_technique_that_is_not_yet_there_claims_no_use_and_no_evidence(language: Language) -> None:
     absent = [row for row in rows_of(language) if not row.in_place]
-    assert [row.technique for row in absent if (row.use, row.evidence) != ("–", "–")] == []
+    assert [row.technique for row in absent if (row.use, row.evidence, row.shown) != ("–", "–", "–")] == []
+
+
+@both
+def test_every_technique_in_place_says_how_it_was_shown(language: Language) -> None:
+    expected = {
+        row.line: language.shown[kind_of(english.technique, english.use)]
+        for row, english in zip(rows_of(language), rows_of(ENGLISH), strict=True)
+        if row.in_place
+    }
+    assert {row.line: row.shown for row in rows_of(language) if row.in_place} == expected
+
+
+def test_every_command_belongs_to_a_row() -> None:
+    techniques = {row.technique for row in rows_of(ENGLISH) if row.in_place}
+    assert {*COMMANDS, *GPU, *BY_TESTS} - techniques == set()
+
+
+@functools.cache
+def passes(file: str) -> str:
+    """What pytest says last of a file of tests, of which at least one must run."""
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-m", "not gpu", file]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    said = done.stdout.rstrip().rsplit("\n", 1)[-1]
+    return "" if done.returncode == 0 and re.search(r"\d+ passed", said) else done.stdout[-2000:]
+
+
+@pytest.fixture(scope="module")
+def tiny_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with `tiny.toml` and its finished run."""
+    folder = tmp_path_factory.mktemp("survey")
+    write_tiny(folder)
+    assert "report" in said_by("ropewalk run tiny.toml", folder)
+    return folder
+
+
+def said_by(command: str, folder: Path) -> str:
+    """What a command prints, which must end well."""
+    program = [sys.executable, "-m", "ropewalk", *shlex.split(command)[1:]]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(program, cwd=folder, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+    return done.stdout + done.stderr
+
+
+def in_place(kind: Kind) -> list[object]:
+    rows = [row for row in rows_of(ENGLISH) if row.in_place and kind_of(row.technique, row.use) == kind]
+    return [pytest.param(row, id=f"{row.section} {row.technique}") for row in rows]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("row", in_place("command"))
+def test_the_command_of_a_row_shows_it(row: Row, tiny_run: Path) -> None:
+    show = COMMANDS[row.technique]
+    assert re.search(show.sign, said_by(show.command, tiny_run), re.DOTALL), show.sign
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("row", in_place("run"))
+def test_a_run_with_the_setting_of_a_row_differs_from_one_without(row: Row) -> None:
+    for shown in runs_of(row.technique, row.use):
+        without, with_it = shown.without(), shown.with_it()
+        seen = [fact for fact in (shown.sees, "losses") if with_it.get(fact) != without.get(fact)]
+        assert seen, f"{shown.key} = {shown.value} changes nothing"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("row", in_place("test"))
+def test_the_tests_of_a_row_run_and_pass(row: Row) -> None:
+    files = [token for token in row.tokens()[2] if token.startswith("tests/") and token != "tests/test_survey.py"]
+    assert [passes(file) for file in files if passes(file)] == []
 
 
 def test_every_file_and_folder_of_a_technique_in_place_exists() -> None:
@@ -170,7 +273,7 @@ def test_every_recipe_key_exists_and_every_other_name_is_in_the_formats_page() -
             if is_path(token) or token.startswith("ropewalk ") or token in documented:
                 continue
             key, _, value = token.partition(" = ")
-            kind = kind_of(key)
+            kind = type_of(key)
             if kind is None or (value and not may_be(kind, json.loads(value))):
                 unknown.append(f"{ENGLISH.file}:{row.line}: {token}")
     assert unknown == []

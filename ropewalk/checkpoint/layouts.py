@@ -40,13 +40,6 @@ class Held:
         return self.local.numel() * self.local.element_size()
 
 
-def wholes(tensors: Tensors) -> dict[str, Tensor]:
-    """The tensors of a state that was read, of which none is a part."""
-    found = {name: tensor for name, tensor in tensors.items() if not isinstance(tensor, Part)}
-    assert len(found) == len(tensors), "a state that is read has whole tensors"
-    return found
-
-
 def held(tensors: Tensors) -> Iterator[Held]:
     """What this rank holds of each tensor: all of a plain one, its part of a DTensor."""
     for name, tensor in tensors.items():

@@ -157,13 +157,6 @@ def digest(data: memoryview) -> str:
     return xxhash.xxh3_64_hexdigest(data)
 
 
-def entry_of(data: bytes | memoryview) -> FileEntry:
-    """What the manifest says of a file with these bytes."""
-    hashes = Hashes()
-    hashes.add(memoryview(data).cast("B"))
-    return FileEntry(bytes=hashes.size, chunks=hashes.close(), chunk_bytes=CHUNK_BYTES)
-
-
 def chunks_of(entry: FileEntry, begin: int, end: int) -> range:
     """Numbers of the chunks that hold bytes `begin` to `end` of the file before it was packed."""
     if begin == end:

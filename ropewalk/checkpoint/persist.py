@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import queue
 import threading
 import time
@@ -73,7 +74,7 @@ class Persister:
         """`threads`: that hash, pack and write at once."""
         self._disk, self._threads, self._pace, self._packer = disk, threads, pace, packer
         self._jobs: queue.SimpleQueue[_Job | _Loan | None] = queue.SimpleQueue()
-        self._done: queue.SimpleQueue[Saved] = queue.SimpleQueue()
+        self._done: queue.SimpleQueue[tuple[Saved, Snapshot]] = queue.SimpleQueue()
         self._idle = threading.Condition()
         self._open = 0
         self._thread = threading.Thread(target=self._work, name="persist", daemon=True)
@@ -113,7 +114,9 @@ class Persister:
         """What has ended since the last call, in order."""
         found = []
         while not self._done.empty():
-            found.append(self._done.get())
+            saved, snapshot = self._done.get()
+            # Training may have waited until just now: for a blocking save, until it was durable.
+            found.append(dataclasses.replace(saved, blocked_s=snapshot.blocked_s))
         return found
 
     def hurry(self) -> None:
@@ -141,7 +144,7 @@ class Persister:
             try:
                 saved = _lend(job) if isinstance(job, _Loan) else self._persist(job)
                 if saved:
-                    self._done.put(saved)
+                    self._done.put((saved, job.snapshot))
             finally:
                 with self._idle:
                     self._open -= 1

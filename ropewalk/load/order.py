@@ -144,10 +144,6 @@ class Order:
         starts, whole = self._whole(len(source))
         return Rows(starts, source, number * self.sequence_length, whole, whole)
 
-    def source_of(self, first: int, count: int, *, stride: int = 1) -> npt.NDArray[np.int32]:
-        """The number of the source that gives each of `count` rows."""
-        return self._placed(first, count, stride, 1)[0]
-
     def counts(self, rows: int) -> list[int]:
         """How many of the first `rows` rows each source gives."""
         return self._course.counts(rows)

@@ -97,12 +97,6 @@ class Cut:
                 partial = slicing.group.all_reduce(partial.contiguous())
         return partial
 
-    def sum_all(self, partial: Tensor) -> Tensor:
-        """`partial` sums over this rank's part of the tensor, added up over all of it."""
-        for slicing in reversed(self.slicings):
-            partial = slicing.group.all_reduce(partial.contiguous())
-        return partial
-
 
 @dataclass(frozen=True, slots=True)
 class Part:

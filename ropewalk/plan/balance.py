@@ -54,11 +54,6 @@ def deal(costs: Sequence[int], ranks: int) -> list[list[int]]:
     return [sorted(rows, key=lambda row: (-weights[row], row)) for rows in best]
 
 
-def imbalance(costs: Sequence[int], dealt: Sequence[Sequence[int]]) -> float:
-    """The cost of the busiest rank over that of the mean one."""
-    return _busiest(np.asarray(costs, dtype=np.int64), dealt) * len(dealt) / max(1, sum(costs))
-
-
 def _dealt(weights: np.ndarray, ranks: int) -> list[list[int]]:
     room = len(weights) // ranks
     found: list[list[int]] = [[] for _ in range(ranks)]

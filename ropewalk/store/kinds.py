@@ -109,11 +109,6 @@ def kind_of(name: str) -> FileKind | None:
     return max(found, key=lambda kind: len(kind.pattern), default=None)  # the longest says most: a star crosses folders
 
 
-def is_unread(name: str) -> bool:
-    """Whether nothing depends on what is in a file, by its name as for `kind_of`."""
-    return name.endswith((".lock", ".partial")) or any(fnmatch.fnmatchcase(name, pattern) for pattern in UNREAD)
-
-
 def table() -> str:
     """KINDS as a table in Markdown."""
     rows = [f"| `{kind.pattern}` | {kind.role} | {kind.protection} | {kind.when_damaged} |" for kind in KINDS]

@@ -132,12 +132,6 @@ def choose_candidate(settings: Settings, phase: int, room: Room, *, local_world:
     )
 
 
-def memory_needed(settings: Settings, phase: int, *, local_world: int) -> int:
-    """Bytes at the fullest moment: the plain side, or what it leaves and all of the plan's ranks on a machine. GPUs
-    hold a rank each, and what the plain side leaves lies in the host's memory."""
-    return _memory_of(settings.planned.phases[phase], settings.train.optimizer.kind, local_world=local_world)
-
-
 def _memory_of(planned: PhasePlan, optimizer: OptimizerKind, *, local_world: int) -> int:
     plan, spec = _short_trial(planned)
     single, whole = (

@@ -202,7 +202,7 @@ def test_epochs_count_how_often_each_source_was_read() -> None:
     order = order_of({"a": np.array([64 * LENGTH + 1]), "b": np.array([512 * LENGTH + 1])})
     assert order.source_rows == {"a": 64, "b": 512}
     assert order.epochs(2048) == [16.0, 2.0]
-    assert Counter(order.source_of(0, 2048).tolist()) == {0: 1024, 1: 1024}
+    assert Counter(order.rows(0, 2048).source.tolist()) == {0: 1024, 1: 1024}
     assert order.counts(2048) == [1024, 1024]
 
 

@@ -18,7 +18,7 @@ import torch
 from ropewalk.load import probe as probing
 from ropewalk.load.forecast import Rates, Setup, forecast
 from ropewalk.load.loader import Loader
-from ropewalk.load.probe import Opening, forget, pace, probe
+from ropewalk.load.probe import Opening, Pace, forget, pace, probe
 from ropewalk.load.reader import Reader
 from ropewalk.load.stalls import Stalls, binding_cause, warning
 from tests.tiny import write_corpus
@@ -123,6 +123,21 @@ def test_a_slow_stage_of_a_real_loader_is_the_cause_of_its_waiting(
     figures = waiting(corpus, step_s=0.001)
     assert binding_cause(figures) == stage
     assert f"`{stage}`" in str(warning(figures))
+
+
+def test_the_store_is_what_is_left_of_the_cold_rate(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """DS-Analyzer's difference: 100 tokens a second from the store, 300 from memory: the store alone gives 150."""
+    paces = iter([250.0, 300.0, 100.0])
+
+    def paced(*_: object, **__: object) -> Pace:
+        rate = next(paces)
+        return Pace(tokens_per_s=rate, jitter=0.0, batches=8, tokens=64, seconds=0.1, delivered_bytes=None)
+
+    monkeypatch.setattr("ropewalk.load.probe.pace", paced)
+    monkeypatch.setattr("ropewalk.load.probe._hand_over", lambda *_, **__: 1e9)
+    files = sorted(corpus.glob("*-train-*.tokens"))
+    rates = probe(opening_of(corpus), files=files, device=CPU, seconds=0.1)
+    assert (rates.prepare, rates.fetch) == (300.0, pytest.approx(150.0))
 
 
 def test_a_slow_step_does_not_wait(corpus: Path) -> None:

@@ -24,9 +24,9 @@ from ropewalk.plan.layout import problems
 from ropewalk.plan.plan import Plan
 from ropewalk.train.config import Phase
 from ropewalk.train.reduced import candidates
-from ropewalk.train.settings import VERDICT, read_settings
+from ropewalk.train.settings import VERDICT, Settings, read_settings
 from ropewalk.train.trial import SHORT, Outcome, Trial, backward_by_rows, make_trial, run_plainly, trial_plan
-from ropewalk.train.verify import LIMITS, _memory_of, memory_needed, verify
+from ropewalk.train.verify import LIMITS, _memory_of, verify
 from tests.launch.elastic import train as train_by_command
 from tests.parallel.pool import POOL
 from tests.parallel.ranked import as_rank
@@ -241,6 +241,11 @@ REDUCED: list[tuple[dict[str, Any], str]] = [
 ]
 
 
+def needed(settings: Settings) -> int:
+    """Bytes that comparing the whole model takes on a machine with two ranks."""
+    return _memory_of(settings.planned.phases[0], settings.train.optimizer.kind, local_world=2)
+
+
 @pytest.mark.parametrize(("settings", "compared"), REDUCED)
 def test_of_a_model_that_does_not_fit_a_part_is_compared_and_named(
     settings: dict[str, Any], compared: str, tmp_path: Path
@@ -248,7 +253,7 @@ def test_of_a_model_that_does_not_fit_a_part_is_compared_and_named(
     run = make_run(tmp_path, **LARGER, **settings)
     (smaller,) = [c.planned for c in candidates(read_settings(run).planned.phases[0]) if c.compared == compared]
     limit = _memory_of(smaller, "adamw", local_world=2)
-    assert limit < memory_needed(read_settings(run), 0, local_world=2)
+    assert limit < needed(read_settings(run))
     verdicts = POOL.run(verified_within, run, limit, world=2)
     for verdict in verdicts:
         assert verdict["equal"]
@@ -259,7 +264,7 @@ def test_of_a_model_that_does_not_fit_a_part_is_compared_and_named(
 
 def test_a_fault_is_noticed_in_a_part_of_the_model(tmp_path: Path) -> None:
     run = make_run(tmp_path, **LARGER, parallel__replicate=2)
-    limit = memory_needed(read_settings(run), 0, local_world=2) // 3
+    limit = needed(read_settings(run)) // 3
     verdict, _ = POOL.run(verified_within, run, limit, "dropped_sum", world=2)
     assert not verdict["equal"]
     assert verdict["phases"][0]["compared"].startswith("2 of 8 layers")
@@ -293,7 +298,7 @@ def test_a_machine_without_any_room_is_told_the_least(tmp_path: Path) -> None:
 def test_memory_holds_the_model_and_its_moments_twice(tmp_path: Path) -> None:
     settings = read_settings(make_run(tmp_path, parallel__replicate=2))
     state = settings.planned.phases[0].spec.parameters() * 8 * 4
-    need = memory_needed(settings, 0, local_world=2)
+    need = needed(settings)
     # Weights, gradients and two moments on each of two ranks, with weights and gradients of the first step; weights
     # twice and gradients of the plain side. Activations come on top.
     numbers = 2 * (4 + 2) + 3

@@ -10,7 +10,7 @@ from typing import Literal
 from ropewalk.base.errors import MissingPackage
 
 from ..config import Source
-from ..formats import ONE_DOCUMENT, kind_of
+from ..formats import ONE_DOCUMENT
 from ..readers.dispatch import read_items
 from ..readers.item import Budget, Fault, Input
 from ..readers.rows import dialogue, text
@@ -66,12 +66,6 @@ class Look:
             return "auto" if reader == "jsonl" else "jsonl"
         fit = _FORMATS.get(self.content, "auto")
         return fit if reader == "text" and fit != "html" else "auto"
-
-    @property
-    def needs_naming(self) -> bool:
-        """Whether a source of this format takes it only where its paths name the file, not its folder."""
-        settings = Source(name="x", paths=("x",), format=self.format)
-        return kind_of(self.found.location, settings).reader is None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

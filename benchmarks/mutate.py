@@ -26,7 +26,6 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 from tests.wiring.broken import BROKEN  # noqa: E402
-
 from tests.wiring.rows import keys_of  # noqa: E402
 from tests.wiring.table import ROWS  # noqa: E402
 

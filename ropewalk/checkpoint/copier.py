@@ -44,7 +44,7 @@ _log = logging.getLogger(__name__)
 IDENTITY = "copies.json"
 IDENTITY_FORMAT = 2
 """Beside the checkpoints: the name of the run among its copies."""
-SLICE_BYTES = 4 << 20
+SLICE_BYTES = 512 << 10
 """Of a transfer before there is a profile to choose by."""
 SLICE_S = 1e-4
 """What a slice costs beside its bytes: Python, a system call, an acknowledgement within a cluster."""
@@ -237,7 +237,13 @@ class Copier:
     def _replicate(self, key: Key) -> None:
         assert self._memory
         with self._memory.pinned(key) as folder:
-            size = sum(file.stat().st_size for file in folder.iterdir())
+            try:
+                size = sum(file.stat().st_size for file in folder.iterdir())
+            except FileNotFoundError:
+                # It waited for the one before, which took longer than two newer copies.
+                for peer in self._peers:
+                    self._tell(f"peer {peer.address}", key.step, 0, seconds=0.0, error="newer copies took its place")
+                return
             for peer in self._peers:
                 self._carry(f"peer {peer.address}", key.step, size, functools.partial(_put, peer, key, folder))
 

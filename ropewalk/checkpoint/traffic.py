@@ -1,7 +1,8 @@
 """When copies travel: in the gaps that training leaves, and how long that takes. Pure but for `Gate`, no torch.
 
-A step uses a link (network, PCIe) in the same windows every time. They are learned from marks that the loop makes, and
-chunks are started only where a gap has room for them (Gemini, Wang et al. 2023). A discrete-event simulation of the
+A step uses a link (network, PCIe) in the same windows every time. They are learned from marks that the loop and the
+collectives make, and chunks are started only where a gap has room for them (Gemini, Wang et al. 2023), and never while
+a collective is known to be in flight: steps are not all alike. A discrete-event simulation of the
 links, the windows and the tiers chooses the size of the chunks, the order in which tiers are served, and how often
 each tier gets a copy. What it says of a transfer is compared with what is measured.
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import heapq
 import math
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,6 +20,8 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Literal
 
+HOLD_S, HOLD_STEPS = 1.0, 8
+"""The longest that a slice waits for collectives in flight: so many steps, or seconds before their length is known."""
 MEMORY = 32
 """Steps and transfers that medians look back on."""
 BINS = 200
@@ -124,6 +128,9 @@ class Learner:
         self._open: _Seen | None = None
         self._count = 0
         self._learned: tuple[int, Profile | None] = (0, None)
+        self._in_flight: set[float] = set()
+        self._free = threading.Event()
+        self._free.set()
 
     @property
     def began(self) -> float | None:
@@ -138,11 +145,33 @@ class Learner:
             before.end = now
             self._steps.append(before)
             self._count += 1
+            # What nobody has waited for in a whole step is in flight no more.
+            self._in_flight = {begin for begin in self._in_flight if begin >= before.begin}
         self._open = _Seen(now)
+        self._tell()
+
+    def began_to_use(self, at: float) -> None:
+        """Training uses the link from now on, until `mark` says that what began at this moment is over."""
+        self._in_flight.add(at)
+        self._free.clear()
+
+    def wait_free(self, most_s: float) -> bool:
+        """Returns when training does not use the link, as far as is known, or after `most_s`; whether that was at
+        once."""
+        if self._free.is_set():
+            return True
+        self._free.wait(most_s)
+        return False
+
+    def _tell(self) -> None:
+        if not self._in_flight:
+            self._free.set()
 
     def mark(self, begin: float, end: float) -> None:
         """Training used the link from `begin` to `end`, by the same clock. What a GPU did becomes known late: the steps
         in which it was may be over."""
+        self._in_flight.discard(begin)
+        self._tell()
         for step in (*([self._open] if self._open else ()), *reversed(self._steps)):
             if end > step.begin and begin < step.end:
                 step.windows.append((max(begin, step.begin) - step.begin, min(end, step.end) - step.begin))
@@ -190,17 +219,32 @@ class Gate:
 
     def wait(self, size: int) -> None:
         """Returns when the next `size` bytes may go."""
-        now = self._clock()
+        asked = now = self._clock()
+        held_until: float | None = None
+        while True:
+            at, step_s = self._begin(max(now, self._due), size)
+            if at > now:
+                self._sleep(at - now)
+            if not self._learner:
+                break
+            now = self._clock()
+            held_until = held_until or now + (HOLD_STEPS * step_s if step_s else HOLD_S)
+            if now >= held_until or self._learner.wait_free(held_until - now):
+                break
+            # It is over, and the next may be near.
+            now = self._clock()
+        self._due = max(at, now) + (size / self._most if self._most else 0.0)
+        self.waited_s += max(at, now) - asked
+
+    def _begin(self, at: float, size: int) -> tuple[float, float | None]:
+        """The first moment from `at` on at which a gap of the step has room for `size` bytes; and how long a step is, if
+        that is known."""
         need = size / self._rate if self._rate else 0.0
-        at = max(now, self._due)
         profile = self._learner.profile() if self._learner else None
         began = self._learner.began if self._learner else None
-        if profile and began is not None:
-            at = began + profile.start(at - began, need)
-        self._due = at + (size / self._most if self._most else 0.0)
-        if at > now:
-            self.waited_s += at - now
-            self._sleep(at - now)
+        if profile is None or began is None:
+            return at, None
+        return began + profile.start(at - began, need), profile.step_s
 
 
 # Simulation

@@ -62,6 +62,8 @@ class Traffic:
     """Filled while it is a list."""
     observers: list[Callable[[Moment], None]] = field(default_factory=list)
     """Are told of every collective when it is over."""
+    on_begin: list[Callable[[str, float], None]] = field(default_factory=list)
+    """Are told the group of every collective that begins, and when. Not on a GPU, where only the stream knows."""
     waited_s: float = 0.0
     """Time in which this rank did nothing but wait for collectives."""
     on_gpu: bool = False
@@ -109,7 +111,10 @@ class _Flight:
     def __init__(self, traffic: Traffic, group: str, kind: str, size: float) -> None:
         self._traffic, self._what = traffic, (group, kind, size)
         self._timeline: list[Moment] | None = None
-        self._begin: float | torch.cuda.Event = traffic.clock()
+        self._begin: float | torch.cuda.Event = (begin := traffic.clock())
+        if not traffic.on_gpu:
+            for observer in traffic.on_begin:
+                observer(group, begin)
         self._waits: list[torch.cuda.Event] = []
         self._on_gpu = False
 

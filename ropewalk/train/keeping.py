@@ -268,12 +268,17 @@ class Keeper:
         to nothing for as long as a step lasts."""
         if not self._copier:
             return
-        mark = self._copier.learner.mark
+        learner = self._copier.learner
+
+        def began(group: str, at: float) -> None:
+            if group != but:
+                learner.began_to_use(at)
 
         def saw(moment: Moment) -> None:
             if moment.group != but:
-                mark(moment.begin, moment.end)
+                learner.mark(moment.begin, moment.end)
 
+        traffic.on_begin.append(began)
         traffic.observers.append(saw)
 
     def decide(self) -> Decision | None:

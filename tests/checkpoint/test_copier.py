@@ -16,12 +16,14 @@ import pytest
 from ropewalk.base.errors import ConfigError
 from ropewalk.checkpoint.config import Tiers
 from ropewalk.checkpoint.copier import Copier, memory_folder
+from ropewalk.checkpoint.copies import Key
 from ropewalk.checkpoint.finding import find_anywhere
 from ropewalk.checkpoint.memory import Memory
 from ropewalk.checkpoint.remote import Remote
 from ropewalk.checkpoint.retention import retain
 from ropewalk.checkpoint.tensors import manifest_of, save
 from ropewalk.checkpoint.together import Alone
+from ropewalk.checkpoint.traffic import Learner
 from ropewalk.config.ranks import Ranks
 from tests.checkpoint.shards import COLUMNS, ROWS, flip, parts_of, same, state
 
@@ -191,3 +193,30 @@ def test_a_missing_secret_is_named(tmp_path: Path) -> None:
     )
     with pytest.raises(ConfigError, match=r"nowhere: no such file"):
         Copier(settings, tmp_path / "checkpoints")
+
+
+def test_every_slice_that_goes_to_a_peer_asks_whether_training_uses_the_network(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Learner] = []
+    real = Learner.wait_free
+
+    def wait_free(self: Learner, most_s: float) -> bool:
+        asked.append(self)
+        return real(self, most_s)
+
+    monkeypatch.setattr(Learner, "wait_free", wait_free)
+    machines = Machines(tmp_path)
+    machines.keep(3)
+    for copier in machines.copiers:
+        sent = [copied.bytes for copied in copier.finished() if copied.tier.startswith("peer")]
+        assert sent[0] > 0
+        assert copier.learner in asked
+    machines.close()
+
+
+def test_a_copy_that_newer_ones_have_replaced_before_it_could_be_sent_is_told(machines: Machines) -> None:
+    copier = machines.copiers[0]
+    copier._replicate(Key(run="run", step=1, rank=0, world=WORLD, attempt="first"))
+    (told,) = copier.finished()
+    assert (told.step, told.bytes, told.error) == (1, 0, "newer copies took its place")

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ropewalk.checkpoint.traffic import (
+    HOLD_S,
     Forecast,
     Gate,
     Learner,
@@ -162,6 +163,46 @@ def test_the_gate_keeps_the_busy_windows_of_a_learned_step_free() -> None:
     # A gap of nearly half a second holds nine slices of a twentieth: 81 of them need nine gaps.
     assert sent[-1] - began == pytest.approx(9.0, abs=0.2)
     assert gate.waited_s == pytest.approx(sent[-1] - began - 80 * 0.05)
+
+
+class InFlight(Learner):
+    """Waits on a clock that waiting moves: what is in flight ends after `seconds`."""
+
+    def __init__(self, time: Time, *, seconds: float) -> None:
+        super().__init__(clock=time)
+        self._time, self._seconds = time, seconds
+
+    def wait_free(self, most_s: float) -> bool:
+        if not self._in_flight:
+            return super().wait_free(0.0)
+        (begin,) = self._in_flight
+        left = begin + self._seconds - self._time.now
+        self._time.now += min(left, most_s)
+        if left <= most_s:
+            self.mark(begin, self._time.now)
+        return False
+
+
+def test_a_slice_waits_for_what_is_in_flight_but_not_for_ever() -> None:
+    time = Time()
+    learner = InFlight(time, seconds=0.25)
+    gate = Gate(slice_bytes=1, learner=learner, clock=time, sleep=time.sleep)
+    learner.began_to_use(time.now)
+    start = time.now
+    gate.wait(1)
+    assert time.now - start == gate.waited_s == pytest.approx(0.25)
+    gate.wait(1)
+    assert gate.waited_s == pytest.approx(0.25)
+    stuck = InFlight(time, seconds=math.inf)
+    stuck.began_to_use(time.now)
+    gate = Gate(slice_bytes=1, learner=stuck, clock=time, sleep=time.sleep)
+    gate.wait(1)
+    assert gate.waited_s == pytest.approx(HOLD_S)
+    # What nobody waits for in a whole step is forgotten.
+    for _ in range(3):
+        time.now += 1.0
+        stuck.step()
+    assert stuck.wait_free(0.0)
 
 
 def test_a_gate_without_a_profile_only_limits_the_rate() -> None:

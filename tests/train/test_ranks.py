@@ -99,11 +99,13 @@ class Late(Hook):
 
 def marked(rank: int, run: Path) -> bool:
     """Trains; whether every collective of the first rank but those of hosts was marked, and a gate waits for it."""
-    calls: list[tuple[float, Any]] = []
+    calls: list[tuple[float, Any, bool]] = []
 
     def noting(real: Any) -> Any:
         def call(*arguments: Any, **settings: Any) -> Any:
-            calls.append((time.perf_counter(), settings.get("group")))
+            assert trainer._keeper._copier is not None
+            in_flight = bool(trainer._keeper._copier.learner._in_flight)
+            calls.append((time.perf_counter(), settings.get("group"), in_flight))
             return real(*arguments, **settings)
 
         return call
@@ -122,12 +124,15 @@ def marked(rank: int, run: Path) -> bool:
             return rank > 0 or _kept_free(trainer, calls)
 
 
-def _kept_free(trainer: Trainer, calls: list[tuple[float, Any]]) -> bool:
+def _kept_free(trainer: Trainer, calls: list[tuple[float, Any, bool]]) -> bool:
     copier = trainer._keeper._copier
     assert copier is not None
     learner, control = copier.learner, trainer._mesh.control._handle
     steps = list(learner._steps)
-    of_steps = [at for at, group in calls if group is not control and any(s.begin <= at < s.end for s in steps)]
+    # Each was known to be in flight when it was, and only then.
+    assert all(in_flight for _, group, in_flight in calls if group is not control)
+    assert not learner._in_flight
+    of_steps = [at for at, group, _ in calls if group is not control and any(s.begin <= at < s.end for s in steps)]
     # Gradients and their norm, and the number of tokens.
     assert len(of_steps) >= 3 * len(steps) > 0
     windows = [(s.begin + begin, s.begin + end) for s in steps for begin, end in s.windows]

@@ -237,8 +237,8 @@ class Gate:
         self.waited_s += max(at, now) - asked
 
     def _begin(self, at: float, size: int) -> tuple[float, float | None]:
-        """The first moment from `at` on at which a gap of the step has room for `size` bytes; and how long a step is, if
-        that is known."""
+        """The first moment from `at` on at which a gap of the step has room for `size` bytes; and the length of a step,
+        if that is known."""
         need = size / self._rate if self._rate else 0.0
         profile = self._learner.profile() if self._learner else None
         began = self._learner.began if self._learner else None

@@ -22,6 +22,7 @@ from ropewalk.base.progress import Progress
 from ropewalk.config.write import plain
 from ropewalk.load.config import Corpus, Load
 from ropewalk.load.references import ReferencedTokens
+from ropewalk.load.remote import small_files
 from ropewalk.prepare import tokenizer as tokenizers
 from ropewalk.prepare.byte_level import byte_table
 from ropewalk.prepare.pipeline import Prepared
@@ -62,7 +63,7 @@ class Adoption:
 
 def plan_adoption(load: Load, *, origin: Origin | None = None) -> Adoption:
     """The formats of the corpora and the hash of all that the manifest depends on. Reads indices and sizes of files."""
-    origin = origin or Origin()
+    origin = origin or small_files(load.remote)
     formats = tuple(
         detect(absolute(corpus.path), origin=origin) if corpus.format == "auto" else corpus.format
         for corpus in load.corpus
@@ -90,7 +91,7 @@ def adopt(load: Load, *, root: Path, adoption: Adoption, progress: Progress, ori
         found = finished(folder, expected=adoption.hash, say=lambda text: progress.say(f"{text}; it is made anew"))
         if found is not None:
             return Prepared(folder, found, reused=True)
-        manifest = _Adopting(load, folder, adoption, progress, origin or Origin()).manifest()
+        manifest = _Adopting(load, folder, adoption, progress, origin or small_files(load.remote)).manifest()
         write_manifest(folder, manifest)
     return Prepared(folder, manifest, reused=False)
 
@@ -224,7 +225,7 @@ class _Adopting:
         return [_entry(name, corpus, trained), held_out]
 
     def _hold_out(self, corpus: Corpus, catalogue: Catalogue, *, first: int) -> ShardEntry:
-        source = ReferencedTokens(catalogue)
+        source = ReferencedTokens(catalogue, fetch=self._origin)
         tokens = source.read(np.zeros(1, np.int64), np.array([catalogue.tokens], np.int32))
         documents = np.split(tokens, np.cumsum(catalogue.length)[:-1])
         end = np.array([self._tokenizer.end_of_text], self._dtype)

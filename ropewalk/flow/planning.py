@@ -9,6 +9,7 @@ from typing import Any
 from ropewalk.base.errors import MissingPackage, UserError
 from ropewalk.config.read import Resolved
 from ropewalk.config.threads import share_cores
+from ropewalk.load.remote import small_files
 from ropewalk.model.frozen import trained_names
 from ropewalk.model.lora import with_lora
 from ropewalk.model.spec import resolve
@@ -16,7 +17,6 @@ from ropewalk.plan.choose import choose
 from ropewalk.plan.machine import Machine, this_machine
 from ropewalk.plan.plan import Planned
 from ropewalk.store.foreign.corpora import absolute, read_prepared
-from ropewalk.store.origin import Origin
 from ropewalk.train.phases import phases_of
 
 from .opening import located
@@ -64,7 +64,8 @@ def expected_vocabulary(recipe: Recipe) -> int:
     """The tokenizer's size before anything is prepared: the file's, or what is asked for."""
     given = recipe.load.tokenizer if recipe.load.corpus else recipe.prepare.tokenizer.file
     if recipe.load.corpus and not given:
-        return read_prepared(absolute(recipe.load.corpus[0].path), origin=Origin()).tokenizer.vocabulary
+        place, origin = absolute(recipe.load.corpus[0].path), small_files(recipe.load.remote)
+        return read_prepared(place, origin=origin).tokenizer.vocabulary
     if not given:
         return recipe.prepare.tokenizer.vocab_size
     from ropewalk.prepare.tokenizer import load, vocabulary_size

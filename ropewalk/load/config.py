@@ -20,7 +20,7 @@ tokens takes 0.26 s of a processor instead of 0.6 to 0.9."""
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Mirror:
-    """A second place of the same files."""
+    """A second place of the same files, manifests and indices included: either may be down when a run starts."""
 
     of: str
     """Folder or URL with which the names of the files begin in the manifest."""

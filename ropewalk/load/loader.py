@@ -26,7 +26,7 @@ from .history import History
 from .mixture import Mixture
 from .order import Order, Rows, SourceData
 from .reader import Reader
-from .remote import file_of, open_remote
+from .remote import file_of, open_remote, small_files
 from .ring import Block, Ring, Taken
 from .sources import TokenSource, open_source
 from .stalls import Stalls, Times
@@ -210,7 +210,12 @@ class Loader:
                 sources[name] = before.sources[name]
             elif shards := self._manifest.shards_of("train", name):
                 sources[name] = open_source(
-                    self._folder, shards, verify=self._verify, skip=self._skips, fetch=self._remote.foresight
+                    self._folder,
+                    shards,
+                    verify=self._verify,
+                    skip=self._skips,
+                    fetch=self._remote.foresight,
+                    origin=small_files(self._settings),
                 )
         data = [SourceData(name, source.lengths) for name, source in sources.items()]
         _check_sizes(self._folder, data, self._length, packing=self._packing)

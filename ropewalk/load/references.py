@@ -192,12 +192,17 @@ _MOST_PARTS = 4096
 
 
 def open_references(
-    folder: Path, entries: Sequence[ShardEntry], *, verify: bool, fetch: Fetch | None = None
+    folder: Path,
+    entries: Sequence[ShardEntry],
+    *,
+    verify: bool,
+    fetch: Fetch | None = None,
+    origin: Origin | None = None,
 ) -> ReferencedTokens:
     """The source of some shards of references; DataError when a file that they name has another size now, or with
     `verify` when a mapped token is not in the vocabulary."""
     catalogue = joined([read_references(folder / entry.file, checksum=entry.checksum) for entry in entries])
-    origin = Origin()
+    origin = origin or Origin()
     for file, size in {unit.file: unit.file_bytes for unit in catalogue.units}.items():
         now = origin.size(file)
         if now != size:

@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from ropewalk.store.items import Fetch, Item
 from ropewalk.store.manifest import ShardEntry
+from ropewalk.store.mirrored import MirroredOrigin
 from ropewalk.store.origin import Origin, Reading, is_url, open_origin
 from ropewalk.store.remote import RemoteShard
 from ropewalk.store.shards import Counts, Tokens
@@ -239,6 +240,12 @@ def open_remote(
         stores, strip_rows=strip_rows, prefetch_bytes=settings.prefetch_bytes, requests=stores.limit, world=world
     )
     return ReadAhead(stores, foresight)
+
+
+def small_files(settings: Remote) -> Origin:
+    """Where manifests, indices and other small files are read from: their stores, or the mirrors of these."""
+    mirrors = [(mirror.of, mirror.at) for mirror in settings.mirrors]
+    return MirroredOrigin(mirrors, reading=Reading(timeout_s=settings.timeout_s))
 
 
 def file_of(folder: Path, entry: ShardEntry) -> str:

@@ -80,15 +80,21 @@ class TokenSource(Protocol):
 
 
 def open_source(
-    folder: Path, entries: Sequence[ShardEntry], *, verify: bool, skip: bool = False, fetch: Fetch | None = None
+    folder: Path,
+    entries: Sequence[ShardEntry],
+    *,
+    verify: bool,
+    skip: bool = False,
+    fetch: Fetch | None = None,
+    origin: Origin | None = None,
 ) -> TokenSource:
     """The tokens of one source and split, in the order of its shards. `verify` reads all of them once; what is damaged
     is an error, or with `skip` known as `damage`. `fetch` brings what is not mapped: what lies behind a URL or is
-    compressed, checked piece by piece when it comes."""
+    compressed, checked piece by piece when it comes; `origin` knows the sizes of what references name."""
     if any(entry.kind == "references" for entry in entries):
         from .references import open_references  # it builds on this module, and few corpora need it
 
-        return open_references(folder, entries, verify=verify, fetch=fetch)
+        return open_references(folder, entries, verify=verify, fetch=fetch, origin=origin)
     if any(is_url(entry.file) or entry.compression != "off" for entry in entries):
         from .remote import RemoteShards  # as above
 

@@ -97,6 +97,17 @@ class Late(Hook):
         time.sleep(0.1)
 
 
+class Reading(Hook):
+    """Notes when batches were read."""
+
+    def __init__(self) -> None:
+        self.moments: list[float] = []
+
+    def on_batch(self, step: int, batch: Any) -> Any:
+        self.moments.append(time.perf_counter())
+        return batch
+
+
 def marked(rank: int, run: Path) -> bool:
     """Trains; whether every collective of the first rank but those of hosts was marked, and a gate waits for it."""
     calls: list[tuple[float, Any, bool]] = []
@@ -111,8 +122,9 @@ def marked(rank: int, run: Path) -> bool:
         return call
 
     reals = {name: getattr(dist, name) for name in COLLECTIVES}
+    reading = Reading()
     with as_rank(rank, 2):
-        trainer = Trainer(run, read_settings(run), Silent(), [Late()] if rank else [])
+        trainer = Trainer(run, read_settings(run), Silent(), [reading, Late()] if rank else [reading])
         with closing(trainer), trainer.interrupt, trainer.watchdog:
             try:
                 for name, real in reals.items():
@@ -121,10 +133,10 @@ def marked(rank: int, run: Path) -> bool:
             finally:
                 for name, real in reals.items():
                     setattr(dist, name, real)
-            return rank > 0 or _kept_free(trainer, calls)
+            return rank > 0 or _kept_free(trainer, calls, reading.moments)
 
 
-def _kept_free(trainer: Trainer, calls: list[tuple[float, Any, bool]]) -> bool:
+def _kept_free(trainer: Trainer, calls: list[tuple[float, Any, bool]], read: list[float]) -> bool:
     copier = trainer._keeper._copier
     assert copier is not None
     learner, control = copier.learner, trainer._mesh.control._handle
@@ -136,6 +148,10 @@ def _kept_free(trainer: Trainer, calls: list[tuple[float, Any, bool]]) -> bool:
     # Gradients and their norm, and the number of tokens.
     assert len(of_steps) >= 3 * len(steps) > 0
     windows = [(s.begin + begin, s.begin + end) for s in steps for begin, end in s.windows]
+    assert all(any(begin <= at <= end for begin, end in windows) for at in of_steps)
+    # So is the time in which data is read, which may come from the network.
+    of_steps = [at for at in read if any(s.begin <= at < s.end for s in steps)]
+    assert len(of_steps) == len(steps)
     assert all(any(begin <= at <= end for begin, end in windows) for at in of_steps)
     profile, began = learner.profile(), learner.began
     assert profile is not None

@@ -142,7 +142,7 @@ class Held(LocalDisk):
 def test_steps_beside_a_save_that_is_being_written_are_measured(tmp_path: Path) -> None:
     """On a clock of its own: steps of 1 s, and of 1.5 s while the disk writes, which is for three of them."""
     clock, disk = Clock(), Held()
-    settings = auto(max_overhead=0.1)
+    settings = auto(max_overhead=0.1, mtbf_hours=100.0)
     keeper = Keeper(tmp_path, settings, warn=pytest.fail, disk=disk, clock=clock)
     keeper.newest()
 
@@ -167,7 +167,9 @@ def test_steps_beside_a_save_that_is_being_written_are_measured(tmp_path: Path) 
     assert decision.slowed_s == pytest.approx(3 * 0.5, abs=0.2)  # less what the copy took by the real clock
     assert decision.blocked_s >= 0.25
     assert decision.step_s == 1.0
-    assert decision.interval_s >= (0.25 + decision.slowed_s) / 0.1
+    assert decision.bound == "overhead"
+    assert decision.interval_s == pytest.approx((decision.blocked_s + decision.slowed_s) / 0.1)
+    assert decision.mtbf_s == pytest.approx(100 * 3600 + clock.now)
     keeper.close()
 
 

@@ -224,7 +224,7 @@ class Background:
         for name, since in self._since.items():
             if now - since > self._settings.stall_s:
                 who = ", ".join(map(str, missing[name]))
-                logger.warning("horovod: `%s` waits since %.0f s for ranks %s", name, now - since, who)
+                logger.warning("horovod: `%s` has waited %.0f s for ranks %s, which have not asked for it", name, now - since, who)
                 self._since[name] = now
 
     def _end(self, why: str) -> None:

@@ -168,7 +168,8 @@ def locked(folder: Path, *, wait: Callable[[str], None] | None = None) -> Iterat
             wait(f"{folder}: process {owner} is making the same; waiting for it")
             fcntl.flock(file, fcntl.LOCK_EX)
         with storage(f"writing {folder / '.lock'}"):
-            file.truncate(0)
+            file.seek(0)  # behind the other's number, if that was read
+            file.truncate()
             file.write(str(os.getpid()))
             file.flush()
         yield

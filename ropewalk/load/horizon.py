@@ -117,7 +117,7 @@ class Horizon(Generic[Got]):
         return items
 
     def wanted_for(self, item: Item) -> int:
-        """The batch for which an item was last requested."""
+        """The batch for which an item that waits, is under way or held was last requested."""
         return self._wanted_for[item]
 
     def arrived(self, item: Item, got: Got | Exception) -> None:
@@ -125,6 +125,7 @@ class Horizon(Generic[Got]):
         self._under_way.discard(item)
         if item not in self._users:
             self._stray_bytes -= len(item)
+            del self._wanted_for[item]
         elif isinstance(got, Exception):
             self._failed[item] = got
         else:
@@ -211,6 +212,8 @@ class Horizon(Generic[Got]):
                 self._unwant(item)
             if item in self._under_way:
                 self._stray_bytes += len(item)
+            else:
+                del self._wanted_for[item]
 
     def _want(self, item: Item) -> None:
         if item in self._under_way:

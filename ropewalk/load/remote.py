@@ -265,8 +265,8 @@ def open_remote(
 
 def small_files(settings: Remote) -> Origin:
     """Where manifests, indices and other small files are read from: their stores, or the mirrors of these."""
-    mirrors = [(mirror.of, mirror.at) for mirror in settings.mirrors]
-    return MirroredOrigin(mirrors, reading=Reading(timeout_s=settings.timeout_s))
+    mirrors, reading = [(mirror.of, mirror.at) for mirror in settings.mirrors], Reading(timeout_s=settings.timeout_s)
+    return MirroredOrigin(mirrors, reading=reading) if mirrors else Origin(reading)
 
 
 def file_of(folder: Path, entry: ShardEntry) -> str:

@@ -223,8 +223,8 @@ class Background:
         self._since = {name: self._since.get(name, now) for name in missing}
         for name, since in self._since.items():
             if now - since > self._settings.stall_s:
-                who = ", ".join(map(str, missing[name]))
-                logger.warning("horovod: `%s` waits since %.0f s for ranks %s", name, now - since, who)
+                who = f"ranks {', '.join(map(str, missing[name]))}, which have not asked for it"
+                logger.warning("horovod: `%s` has waited %.0f s for %s", name, now - since, who)
                 self._since[name] = now
 
     def _end(self, why: str) -> None:

@@ -55,8 +55,10 @@ def distribute(
         def skip_synchronize(self) -> Iterator[None]:
             """In the block `step` does not wait for gradients."""
             reduction.skips = True
-            yield
-            reduction.skips = False
+            try:
+                yield
+            finally:
+                reduction.skips = False
 
     Distributed.__name__ = kind.__name__
     optimizer.__class__ = Distributed

@@ -139,6 +139,8 @@ def allreduce_async(
     postscale_factor: float = 1.0,
 ) -> Entry:
     """Begins to reduce `tensor` over the ranks, which all ask for the same `name`."""
+    if not (tensor.is_floating_point() or prescale_factor == postscale_factor == 1):
+        raise UserError(f"horovod: a tensor of {_name_of(tensor.dtype)} cannot be scaled; leave the factors at 1")
     operation = f"{_operation(op)} {prescale_factor} {postscale_factor}"
     return _ask("allreduce", tensor, name, operation)
 
@@ -312,8 +314,11 @@ def _ask(kind: Any, tensor: Tensor, name: str | None, operation: str = "") -> En
     if world.background:
         return world.background.ask(request, tensor)
     entry = Entry(request, tensor)
-    factors = [float(each) for each in operation.split()[1:]]
-    entry.finish(tensor.detach().clone() * factors[0] * factors[1] if factors != [1, 1] and factors else tensor.clone())
+    result = tensor.detach().clone()
+    if kind == "allreduce":
+        before, after = (float(each) for each in operation.split()[1:])
+        result = result * before * after if before * after != 1 else result
+    entry.finish(result)
     return entry
 
 

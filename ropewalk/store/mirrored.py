@@ -34,8 +34,10 @@ class MirroredOrigin(Origin):
     def fetch(self, items: Sequence[Item]) -> list[bytes | memoryview]:
         """As `Origin.fetch`, file by file from the first store that gives it."""
         found: dict[int, bytes | memoryview] = {}
-        for file in dict.fromkeys(item.file for item in items):
-            numbers = [number for number, item in enumerate(items) if item.file == file]
+        places: dict[str, list[int]] = {}
+        for number, item in enumerate(items):
+            places.setdefault(item.file, []).append(number)
+        for file, numbers in places.items():
             asked = [items[number] for number in numbers]
 
             def fetch(place: str, asked: Sequence[Item] = asked) -> list[bytes | memoryview]:

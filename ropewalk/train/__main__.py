@@ -8,6 +8,7 @@ One process alone holds the lock of the run; of several it is their launcher tha
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import sys
 from pathlib import Path
@@ -84,6 +85,8 @@ def _work(run: Path, place: Ranks, rendezvous: Rendezvous, *, task: str) -> None
     else:
         from .loop import train
 
+        # The 200,000 objects of modules stay: every collection, at the end of a phase too, would spend 0.24 s on them.
+        gc.freeze()
         train(run, progress=progress, rendezvous=rendezvous)
 
 

@@ -9,7 +9,6 @@ import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -91,8 +90,6 @@ class Keeper:
         self._failures = 0
         self._spared: int | None = None
         self._untold: list[Saved] = []
-        self._drained_s: dict[int, float] = {}
-        """By step, how long training waited for a blocking save."""
         self._persist_s = 0.0
         self._deadline: float | None = None
         self._stager: Stager | None = None
@@ -171,10 +168,8 @@ class Keeper:
             start = time.perf_counter()
             if not persister.drain(give_up=self._is_stuck):
                 self._give_up(state.step)
-            # The account of the save was closed when it was durable.
-            self._drained_s[state.step] = time.perf_counter() - start
-        spent_s, blocked_s = spent_s + self._clock() - began, snapshot.blocked_s + self._drained_s.get(state.step, 0.0)
-        self.interval.saving(state.step, spent_s=spent_s, blocked_s=blocked_s)
+            snapshot.waited(time.perf_counter() - start)
+        self.interval.saving(state.step, spent_s=spent_s + self._clock() - began, blocked_s=snapshot.blocked_s)
 
     def is_durable(self, step: int) -> bool:
         """Whether a state of `step` that was found lies on the disk. All ranks must call."""
@@ -224,7 +219,6 @@ class Keeper:
         """Saves that have become durable, or failed, since the last call; StorageError when too many have failed."""
         found = [*self._untold, *(self._persister.finished() if self._persister else [])]
         self._untold = []
-        found = [replace(saved, blocked_s=saved.blocked_s + self._drained_s.pop(saved.step, 0.0)) for saved in found]
         while not self._damaged.empty():
             self._warn(f"{self._damaged.get()} (an older one is kept in its place)")
         for message in self.interval.warnings():

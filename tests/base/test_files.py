@@ -256,6 +256,15 @@ def test_a_lock_refuses_a_second_process_and_is_freed_by_sigkill(tmp_path: Path)
             pass
 
 
+def test_who_waited_for_a_lock_is_named_as_its_owner(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", HOLDER, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+        with locked(tmp_path, wait=lambda _: holder.kill()):
+            assert (tmp_path / ".lock").read_text() == str(os.getpid())
+
+
 def test_old_formats_are_upgraded_one_version_at_a_time() -> None:
     upgrades = {1: lambda v: {**v, "two": True}, 2: lambda v: {**v, "three": v["two"]}}
     for value in ({"format": 1}, {"format": 2, "two": True}, {"format": 3, "two": True, "three": True}):

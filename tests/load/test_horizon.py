@@ -98,6 +98,20 @@ def test_what_two_near_batches_share_is_asked_for_once() -> None:
     assert asked == [chunk(1), chunk(2)]
 
 
+def test_what_is_released_is_forgotten_also_when_it_arrives_late() -> None:
+    horizon: Horizon[str] = Horizon([[chunk(1)], [chunk(9)]].__getitem__)
+    horizon.plan(30)
+    early, late = (horizon.request(most_bytes=10, gap_bytes=0)[0] for _ in range(2))
+    assert [horizon.wanted_for(early), horizon.wanted_for(late)] == [0, 1]
+    horizon.arrived(early, "x")
+    horizon.release_before(2)
+    assert horizon.wanted_for(late) == 1, "it is still under way"
+    horizon.arrived(late, "x")
+    for item in (early, late):
+        with pytest.raises(KeyError):
+            horizon.wanted_for(item)
+
+
 def test_a_corpus_that_fits_the_bytes_is_not_planned_without_end() -> None:
     horizon: Horizon[str] = Horizon(lambda batch: [chunk(batch % 3)])
     for _ in range(200):

@@ -359,9 +359,32 @@ def stalled(rank: int, size: int) -> list[str]:
 
 def test_a_collective_that_some_ranks_do_not_ask_for_is_told() -> None:
     _, told = POOL.run(stalled, 2, world=2)
-    assert any(re.search(r"`allreduce.late` waits since \d+ s for ranks 0", text) for text in told)
+    assert any(re.search(r"`allreduce.late` has waited \d+ s for ranks 0, ", text) for text in told)
 
 
 def test_calls_before_init_say_so() -> None:
     with pytest.raises(UserError, match=r"call `init\(\)` first"):
         hvd.rank()
+
+
+def test_one_process_alone_gets_results_without_a_gradient() -> None:
+    with world(0, 1):
+        x = torch.ones(2, requires_grad=True)
+        for result in (hvd.allgather(x), hvd.broadcast(x, 0), hvd.allreduce(x, op=hvd.Sum)):
+            assert torch.equal(result, torch.ones(2))
+            assert not result.requires_grad
+        assert torch.equal(hvd.allreduce(x, prescale_factor=3.0), torch.full((2,), 3.0))
+        with pytest.raises(UserError, match=r"int64 cannot be scaled; leave the factors at 1"):
+            hvd.allreduce(torch.ones(2, dtype=torch.int64), prescale_factor=0.5)
+
+
+def test_an_error_without_synchronization_does_not_switch_it_off() -> None:
+    with world(0, 1):
+        weight = torch.nn.Parameter(torch.ones(1))
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0), [("weight", weight)])
+        with pytest.raises(KeyError), optimizer.skip_synchronize():
+            raise KeyError
+        weight.sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()  # refuses while a gradient has not been waited for
+        assert weight.item() == 0.0

@@ -216,7 +216,7 @@ def outcome(status: int, said: str) -> Ending:
 
 @functools.cache
 def ending_of(file: str) -> Ending:
-    """Runs a file of tests, slow ones too. The project's own options shorten what pytest says; here they do not count."""
+    """Runs a file of tests, slow ones too, without the project's own options, which shorten what pytest says."""
     command = [sys.executable, "-m", "pytest", "-o", "addopts=", "-q", "-n", "0", "-m", "not gpu", file]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     return outcome(done.returncode, done.stdout)

@@ -2,7 +2,7 @@
 
 A row that names a setting in its `use` column is shown by a tiny run with that setting and one without (the tables of
 tests/wiring say what differs). Rows in `COMMANDS` are shown by a command of the command line, those in `GPU` by tests
-that need a GPU; all others by the tests of their last column.
+that need a GPU, those in `BENCHMARKS` by figures of docs/benchmarks.md; all others by the tests that they name.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Literal
 from tests.wiring.rows import Row, keys_of
 from tests.wiring.table import ROWS
 
-Kind = Literal["command", "run", "GPU run", "test"]
+Kind = Literal["command", "run", "GPU run", "test", "benchmark"]
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,10 @@ COMMANDS: dict[str, Show] = {
     ),
     "A systematic path from collection to processed data": Show(
         "ropewalk run tiny.toml name=whole", r"768 tokens in 6 steps.*held-out bits per byte.*runs/whole/report\.html"
+    ),
+    "The page cache does not help random epochs: page cache, LRU and keep-all compared": Show(
+        "ropewalk doctor data tiny.toml --data-bytes 800000000000 --memory-bytes 400000000000",
+        r"page cache answers 36%, LRU 15%, a cache that keeps what came first 50%",
     ),
     "Data stalls, measured": Show("ropewalk monitor runs/tiny", r"tokens/s, \d+\.\d % data wait"),
     "Choice of medium, cache size and number of loading threads": Show(
@@ -107,14 +111,24 @@ GPU = ("NCCL",)
 BY_TESTS = (
     "Rows of more than 114,000 tokens [46]",
     "State per rank falls in proportion to the number of ranks [47]",
+    "Stage 3 sends half as much again, measured on the wire [47]",
     "Step decay",
 )
 """Techniques whose setting needs more than the tiny run has: files of a format, several machines, a longer run."""
 
 
+BENCHMARKS = (
+    "RefinedWeb: removal rate beside that of other methods [12]",
+    "Pre-LN: less sensitive to warm-up, faster, slightly worse, measured",
+    "RMSNorm: faster, measured",
+    "SwiGLU and GeGLU: better, measured",
+)
+"""Techniques that are a statement about how well others do: what was measured is in docs/benchmarks.md."""
+
+
 def runs_of(technique: str, use: str) -> list[Row]:
     """The runs that show a technique which is used like this."""
-    if technique in BY_TESTS:
+    if technique in (*BY_TESTS, *BENCHMARKS):
         return []
     found = []
     for token in re.findall(r"`([^`]+)`", use):
@@ -146,4 +160,6 @@ def kind_of(technique: str, use: str) -> Kind:
         return "command"
     if technique in GPU:
         return "GPU run"
+    if technique in BENCHMARKS:
+        return "benchmark"
     return "run" if runs_of(technique, use) else "test"

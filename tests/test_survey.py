@@ -21,7 +21,7 @@ from ropewalk.flow.recipe import Recipe
 from ropewalk.model.config import Model
 from ropewalk.model.spec import resolve
 from tests.flow.tiny import write_tiny
-from tests.survey_shows import BY_TESTS, COMMANDS, GPU, Kind, kind_of, runs_of
+from tests.survey_shows import BENCHMARKS, BY_TESTS, COMMANDS, GPU, Kind, kind_of, runs_of
 
 ROOT = Path(__file__).parents[1]
 
@@ -53,7 +53,7 @@ CHINESE = Language(
     r"^\*\*(\d+) 项技术，(\d+) 项已实现\*\*$",
     r"尚未实现（`(ropewalk/[a-z]+/)`）",
     r"见 ([\d.]+(?: \(\d\))?)：(.+)",
-    {"command": "命令", "run": "运行", "GPU run": "GPU 运行", "test": "测试"},
+    {"command": "命令", "run": "运行", "GPU run": "GPU 运行", "test": "测试", "benchmark": "基准"},
 )
 both = pytest.mark.parametrize("language", [ENGLISH, CHINESE], ids=["English", "Chinese"])
 
@@ -196,16 +196,30 @@ def test_every_technique_in_place_says_how_it_was_shown(language: Language) -> N
 
 def test_every_command_belongs_to_a_row() -> None:
     techniques = {row.technique for row in rows_of(ENGLISH) if row.in_place}
-    assert {*COMMANDS, *GPU, *BY_TESTS} - techniques == set()
+    assert {*COMMANDS, *GPU, *BY_TESTS, *BENCHMARKS} - techniques == set()
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a file of tests ended."""
+
+    good: bool
+    passed: int
+    said: str
+
+
+def outcome(status: int, said: str) -> Ending:
+    """What pytest's exit status and output mean: 5 says that nothing was selected, so that nothing failed either."""
+    counts = re.findall(r"^(?:=+ )?(?:\d+ [a-z]+, )*?(\d+) passed\b.* in [\d.]+s", said, re.MULTILINE)
+    return Ending(status in (0, 5), int(counts[-1]) if counts else 0, said[-2000:])
 
 
 @functools.cache
-def passes(file: str) -> str:
-    """What pytest says last of a file of tests, of which at least one must run."""
-    command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-m", "not gpu", file]
+def ending_of(file: str) -> Ending:
+    """Runs a file of tests, slow ones too, without the project's own options, which shorten what pytest says."""
+    command = [sys.executable, "-m", "pytest", "-o", "addopts=", "-q", "-n", "0", "-m", "not gpu", file]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    said = done.stdout.rstrip().rsplit("\n", 1)[-1]
-    return "" if done.returncode == 0 and re.search(r"\d+ passed", said) else done.stdout[-2000:]
+    return outcome(done.returncode, done.stdout)
 
 
 @pytest.fixture(scope="module")
@@ -251,7 +265,46 @@ def test_a_run_with_the_setting_of_a_row_differs_from_one_without(row: Row) -> N
 @pytest.mark.parametrize("row", in_place("test"))
 def test_the_tests_of_a_row_run_and_pass(row: Row) -> None:
     files = [token for token in row.tokens()[2] if token.startswith("tests/") and token != "tests/test_survey.py"]
-    assert [passes(file) for file in files if passes(file)] == []
+    ended = [ending_of(file) for file in files]
+    assert [each.said for each in ended if not each.good] == []
+    if not sum(each.passed for each in ended):
+        pytest.skip("all of its tests need what this machine does not have")
+
+
+@pytest.mark.parametrize(
+    ("status", "said", "good", "passed"),
+    [
+        (0, "..                       [100%]\n2 passed in 0.10s\n", True, 2),
+        (0, "s.\n1 passed, 1 skipped, 3 deselected in 61.20s (0:01:01)\n", True, 1),
+        (0, "ss\n2 skipped in 0.10s\n", True, 0),
+        (5, "4 deselected in 0.10s\n", True, 0),
+        (1, "F.\nFAILED tests/x.py::test_it\n1 failed, 1 passed in 0.10s\n", False, 1),
+        (4, "ERROR: file or directory not found: tests/x.py\n", False, 0),
+    ],
+)
+def test_what_pytest_says_is_understood(status: int, said: str, good: bool, passed: int) -> None:
+    found = outcome(status, said)
+    assert (found.good, found.passed) == (good, passed)
+
+
+@pytest.mark.slow
+def test_a_file_of_tests_that_pass_counts_as_passed() -> None:
+    # With the project's own options pytest would print no count.
+    assert ending_of("tests/base/test_seal.py").passed > 0
+
+
+def benchmarked() -> list[Row]:
+    return [row for row in rows_of(ENGLISH) if row.in_place and kind_of(row.technique, row.use) == "benchmark"]
+
+
+@pytest.mark.parametrize("row", benchmarked(), ids=lambda row: row.technique)
+def test_the_figures_of_a_row_are_those_of_its_benchmark(row: Row) -> None:
+    (script,) = (token for token in row.tokens()[2] if token.startswith("benchmarks/"))
+    page = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
+    section = page.split(f"\n## {Path(script).stem}\n")[1].split("\n## ")[0]
+    figures = re.findall(r"\d+\.\d+", row.use)
+    assert figures
+    assert [figure for figure in figures if figure not in section] == []
 
 
 def test_every_file_and_folder_of_a_technique_in_place_exists() -> None:

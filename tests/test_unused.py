@@ -12,18 +12,18 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "ropewalk"
 
+HOROVOD = (
+    *(f"parallel/horovod.py:{name}" for name in ("allgather", "allgather_async", "allreduce_", "allreduce_async_")),
+    *("parallel/horovod.py:fp16", "parallel/horovod.py:local_size"),
+)
 EXCEPTIONS = {
     "model/loss.py:token_losses": "the plain form of the loss, which benchmarks and tests compare the chunked one with",
     "store/blobs.py:write_arrays": "the other half of `write_blobs`, which docs/guides/loading.md shows",
     "store/shards.py:write_shard": "a shard of tokens in one call, for corpora made by hand",
     "train/symptoms.py:update_ratio": "read by its name in train/layers.py",
-    # Being connected to training; these lines go when that is merged.
-    "checkpoint/frequency.py:saw_failure": "failures of earlier launches",
-    "load/cache/importance.py:combined": "importance caching in training",
-    "load/cache/importance.py:read_draws": "importance caching in training",
-    "load/cache/importance.py:substituted": "importance caching in training",
-    "load/cache/sampled.py:low_counts": "importance caching in training",
-    "load/cache/tiers.py:open_shared": "coordinated preparation",
+    "load/cache/importance.py:read_draws": "importance of a job on another machine, for readers in Python",
+    "load/cache/sampled.py:low_counts": "figures of packages, for readers in Python",
+    **dict.fromkeys(HOROVOD, "Horovod's API, in the table of docs/guides/horovod.md"),
 }
 """`file:name` -> why it stays although nothing in ropewalk names it."""
 

@@ -15,6 +15,12 @@ MDS: Given = ("prepare.sources=[]", 'load.corpus=[{path="mds"}]', 'load.tokenize
 CACHE: Given = ("load.cache={}",)
 DISK: Given = ('load.cache.disk="kept"',)
 PEERS: Given = ('load.cache.peers=["127.0.0.1:0"]',)
+JOBS: Given = ('load.cache.staging="staging"', "load.cache.jobs=2")
+DRAWN: Given = (
+    "load.importance={memory_bytes=2000, package_bytes=400, package_memory_bytes=400, draws=16}",
+    "train.steps=12",
+)
+SHARED: Given = (*DRAWN, 'load.importance.shared="shared"')
 MIRROR: Given = ('load.remote.mirrors=[{of="prepared", at="mirror"}]',)
 
 ROWS = [
@@ -43,6 +49,21 @@ ROWS = [
     Row("load.cache.listen", "127.0.0.2:0", "Server(listen)", PEERS, by=stored),
     Row("load.cache.secret_file", "secret", "Peers(secret)", PEERS, by=stored),
     Row("load.cache.peer_timeout_s", "3", "Peers(timeout_s)", PEERS, by=stored),
+    # That jobs share what one of them unpacks: tests/cli/test_shared_loading.py, tests/load/cache/test_coordinated.py.
+    Row("load.cache.staging", "elsewhere", "Shared(folder)", JOBS, by=stored),
+    Row("load.cache.staging_bytes", "1048576", "Shared(budget_bytes)", JOBS, by=stored),
+    Row("load.cache.jobs", "3", "Shared(jobs)", JOBS, by=stored),
+    Row("load.cache.job", "1", "Shared(job)", JOBS, by=stored),
+    # The moments of a checkpoint hold the draws, their weights, what is held and what is packed.
+    Row("load.importance.memory_bytes", "200", "moments", DRAWN),
+    Row("load.importance.draws", "8", "moments", DRAWN),
+    Row("load.importance.floor", "1.0", "moments", DRAWN),
+    Row("load.importance.smoothing", "0", "Importance(smoothing)", DRAWN),
+    Row("load.importance.packages", "elsewhere", "package folders", DRAWN),
+    Row("load.importance.package_bytes", "1600", "moments", DRAWN),
+    Row("load.importance.package_memory_bytes", "1600", "Packages(memory_bytes)", DRAWN),
+    Row("load.importance.shared", "shared", "beside", DRAWN),
+    Row("load.importance.job", "1", "beside", SHARED),
     Row("load.remote.prefetch_bytes", "2097152", "Foresight(prefetch_bytes)", by=stored),
     Row("load.remote.max_requests", "3", "InFlight(requests)", by=stored),
     Row("load.remote.policy", "fixed", "InFlight(policy)", by=stored),

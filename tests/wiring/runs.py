@@ -103,6 +103,12 @@ SPIED: list[tuple[str, str, str]] = [
     ("ropewalk.load.cache.peers", "Peers", "timeout_s"),
     ("ropewalk.load.cache.peers", "Peers", "secret"),
     ("ropewalk.load.cache.serve", "Server", "listen"),
+    ("ropewalk.load.cache.shared", "Shared", "folder"),
+    ("ropewalk.load.cache.shared", "Shared", "budget_bytes"),
+    ("ropewalk.load.cache.shared", "Shared", "jobs"),
+    ("ropewalk.load.cache.shared", "Shared", "job"),
+    ("ropewalk.load.cache.importance", "Importance", "smoothing"),
+    ("ropewalk.load.cache.packages", "Packages", "memory_bytes"),
     ("ropewalk.train.metrics", "RankWatch", "sigma"),
     ("ropewalk.parallel.rank", "make_schedule", "kind"),
     ("ropewalk.prepare.readers.caps", "_time", "seconds"),
@@ -222,6 +228,7 @@ def trained_in(
     known = ("run", "prepared", "base", "zipped")
     beside = {path.relative_to(place) for path in place.rglob("*") if path.is_file()}
     facts["beside"] = sorted(path.as_posix() for path in beside if len(path.parts) > 1 and path.parts[0] not in known)
+    facts["package folders"] = sorted(path.parent.relative_to(place).as_posix() for path in place.rglob("rank-0"))
     sent = [path for path in beside if path.parts[0] == "remote"]
     facts["remote steps"] = sorted({path.parts[2].rpartition("-")[0] for path in sent})
     facts["remote run"] = "named" in {path.parts[1] for path in sent}

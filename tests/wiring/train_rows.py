@@ -15,6 +15,7 @@ NOTES: Given = ('train.mixture=[{source="notes", weight=1}, {source="code", weig
 SMALL: Given = ('train.mixture=[{source="notes", weight=1}, {source="code", weight=9}]', "train.steps=10")
 PHASES: Given = ("train.phases=[{steps=2}, {steps=4}]",)
 MUON: Given = ('train.optimizer.kind="muon"',)
+ADAFACTOR: Given = ('train.optimizer.kind="adafactor"',)
 RAMP: Given = ("train.batch_ramp={from_size=2, over_steps=2}",)
 LONGER: Given = ("load.sequence_length=32", "train.length_ramp={from_length=16, over_steps=2}")
 STOP: Given = ("train.early_stop={min_delta=100, patience=2}", "train.validate_every_steps=1")
@@ -62,6 +63,7 @@ ROWS = [
     Row("train.optimizer.momentum", "0.5", "losses", MUON),
     Row("train.optimizer.rest_lr_ratio", "3", "losses", MUON),
     Row("train.optimizer.weight_decay", "0.5", "losses"),
+    Row("train.optimizer.relative_step", "true", "losses", ADAFACTOR),
     *(Row(f"train.schedule.{name}", value, "lr", given) for name, value, given in SCHEDULE),
     Row("train.mixture.0.source", "code", "batches", ('train.mixture=[{source="notes"}]',)),
     Row("train.mixture.0.weight", "9", "batches", NOTES),

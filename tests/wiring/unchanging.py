@@ -12,15 +12,7 @@ UNCHANGING = {
 }
 """Key -> why nothing may differ."""
 
-PENDING = {
-    "load.cache.staging": "coordinated preparation is being wired",
-    "load.cache.staging_bytes": "as above",
-    "load.cache.jobs": "as above",
-    "load.cache.job": "as above",
-}
-"""Key -> why nothing differs yet. A key leaves this table when a run shows it."""
-
 ELSEWHERE = {
-    "load.media.": "`train` reads tokens; `doctor data` and Python read images (tests/load/media)",
+    "load.media.": "`train` and `run` refuse images; `doctor data` and Python read them (tests/load/media)",
 }
 """Beginning of a key -> which tests show that it has an effect."""

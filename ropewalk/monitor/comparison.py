@@ -19,7 +19,7 @@ Axis = Literal["step", "tokens", "flops", "time"]
 AXES: tuple[Axis, ...] = get_args(Axis)
 UNITS: dict[Axis, str] = {"step": "step", "tokens": "tokens", "flops": "FLOPs", "time": "seconds of training"}
 SMOOTHED_STEPS = 20
-"""Steps whose mean is one value of the training loss: single batches differ more than runs do. Counted in steps, so that
+"""Steps whose mean is one value of the training loss: single batches differ more than runs do. They are steps, so that
 runs that log at other intervals can be compared; a record that is the mean of more steps stays what it is."""
 _ROWS = 8
 """Places along the axis that a table shows."""

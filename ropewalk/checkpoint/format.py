@@ -133,6 +133,10 @@ def resolve_checkpoint(path: Path) -> Path:
         found = list_checkpoints(folder)
         if found:
             return found[-1]
+    if (path / "config.json").exists() and not (path / "config.toml").exists():
+        raise DataError(
+            f"{path}: a Hugging Face directory, not a checkpoint; `ropewalk model import {path} FOLDER` makes it one"
+        )
     raise DataError(f"{path}: no checkpoint here; name a `step-...` folder or a run directory that has been trained")
 
 

@@ -25,7 +25,7 @@ def setting_lines(found: dict[str, Any], *, name: str) -> list[str]:
         f"{name}: {amount(found['parameters'])} parameters, {counted(found['batch_size'], 'row')} of "
         f"{counted(found['sequence_length'], 'token')} in {parts} {'microbatch' if parts == 1 else 'microbatches'}, "
         f"{found['precision']}{imitated}, {found['optimizer']}{compiled}{_saved(found)}",
-        f"{found['device']}, {found['device_name']}, torch {found['torch']}: products "
+        f"{found['device']}, {found['device_name']}, torch {found['torch']}: matmuls "
         f"{_speed(ceilings['flops'], 'FLOP/s')}{sheets[0]}{narrow}, "
         f"copies {_speed(ceilings['bytes'], 'B/s')}{sheets[1]}",
     ]

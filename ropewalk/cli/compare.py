@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 from ropewalk import flow
-from ropewalk.monitor.comparison import UNITS, Comparison, figures, place_text
+from ropewalk.monitor.comparison import SMOOTHED_STEPS, UNITS, Comparison, figures, place_text
 from ropewalk.monitor.comparison_page import setting_text
 
 from .console import emit
@@ -65,4 +65,5 @@ def _curves(found: Comparison, by: Literal["step", "tokens", "flops", "time"]) -
         rows.append((place_text(place, by), *("-" if loss is None else f"{loss:.4f}" for loss in losses)))
     if len(rows) == 1:
         return f"the runs have no {UNITS[by]} in common, at which each has a {measure} loss"
-    return "\n".join([f"{measure} loss, in nats per token", *aligned(rows)])
+    mean = f" (means of {SMOOTHED_STEPS} steps or more)" if measure == "training" else ""
+    return "\n".join([f"{measure} loss{mean}, in nats per token", *aligned(rows)])

@@ -190,7 +190,7 @@ def _caches(found: dict[str, float]) -> list[str]:
 
 def _last(last: dict[str, float] | None) -> str:
     if last is None:
-        return "no prediction yet that steps have followed"
+        return "no earlier prediction to compare with steps"
     return f"predicted {_speed(last['predicted'])}, measured {_speed(last['measured'])}: {last['error']:+.1%}"
 
 
@@ -200,7 +200,7 @@ def _what_if(row: dict[str, Any]) -> tuple[str, str, str, str]:
 
 def _remedies(found: dict[str, Any]) -> str:
     if not found["remedies"]:
-        return "no remedy is worth its while: the step is the limit"
+        return "no remedy is worth it: the step is the limit"
     best = found["cheapest"]
     rows = [("remedy", "tokens/s", "gain", "costs")]
     rows += [

@@ -206,6 +206,10 @@ class _Unsound:
 _UNSOUND: Any = _Unsound()
 
 
+_COMMON_CHOICES = ("auto", "none", "off", "on")
+"""Choices of many settings, which do not tell which of them is meant."""
+
+
 class _Reader:
     """Walks dataclass and tree together, collecting problems and the origins of the leaves it used."""
 
@@ -306,7 +310,8 @@ class _Reader:
         if isinstance(value, dict):  # a table, which may only be misspelt
             answers = {leaf: leaf[len(path)] not in inside and self._meant(leaf) for leaf in leaves_of(value, path)}
         else:
-            answers = {path: self._meant(path)}
+            taken_here = _taking(fields, value)
+            answers = {path: f"it is `{_dotted((*path[:-1], taken_here))}`" if taken_here else self._meant(path)}
         for leaf, answer in answers.items():
             if answer:
                 self._report(leaf, f"unknown key `{_dotted(leaf)}`", answer)
@@ -342,10 +347,21 @@ def _accept(kind: Any, value: Any) -> tuple[bool, Any]:
 
 def _table_remedy(cls: type, value: Any, path: KeyPath) -> str:
     """What to write where a table was given a value: the setting in it that takes one of this name, as its kind."""
-    for field in fields_of(cls):
-        if any(get_origin(option) is Literal and value in get_args(option) for option in options_of(field.kind)):
-            return f"that is `{_dotted((*path, field.name))}`"
-    return f"write {_header(path)}"
+    name = _taking({field.name: field for field in fields_of(cls)}, value)
+    return f"that is `{_dotted((*path, name))}`" if name else f"write {_header(path)}"
+
+
+def _taking(fields: Mapping[str, Field], value: Any) -> str:
+    """The one setting of a table that has the word `value` among its choices; empty where none or several have."""
+    if not isinstance(value, str) or value in _COMMON_CHOICES:
+        return ""
+    found = [
+        name
+        for name, field in fields.items()
+        for option in options_of(field.kind)
+        if get_origin(option) is Literal and value in get_args(option)
+    ]
+    return found[0] if len(found) == 1 else ""
 
 
 def _expected(kind: Any, value: Any) -> str:

@@ -99,10 +99,12 @@ def new_recipe(
 
     `speed` is measured when it is not given.
     """
+    if path.suffix != ".toml":
+        first = f"{path} exists and is not a TOML file; the recipe comes first: ropewalk new RECIPE.toml {path}"
+        named = f"{path}: a recipe is a TOML file; name it {path.with_suffix('.toml')}"
+        raise UserError(first if path.exists() else named)
     if path.exists() and not force:
         raise UserError(f"{path}: exists; choose another name or add --force")
-    if path.suffix != ".toml":
-        raise UserError(f"{path}: a recipe is a TOML file; name it {path.with_suffix('.toml')}")
     if hours is not None and not hours > 0:
         raise UserError(f"--hours {hours}: name a time above 0, such as --hours 0.5")
     base = open_base(start_from) if start_from else None

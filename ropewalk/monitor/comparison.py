@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,8 +18,9 @@ from .values import mapping, number
 Axis = Literal["step", "tokens", "flops", "time"]
 AXES: tuple[Axis, ...] = get_args(Axis)
 UNITS: dict[Axis, str] = {"step": "step", "tokens": "tokens", "flops": "FLOPs", "time": "seconds of training"}
-_SMOOTHED = 9
-"""Records of the training loss that make one value of the table: single batches differ more than runs do."""
+SMOOTHED_STEPS = 20
+"""Steps whose mean is one value of the training loss: single batches differ more than runs do. They are steps, so that
+runs that log at other intervals can be compared; a record that is the mean of more steps stays what it is."""
 _ROWS = 8
 """Places along the axis that a table shows."""
 _OWN = ("name", "prepare.folder", "prepare.artifacts", "prepare.workers")
@@ -152,14 +153,15 @@ def _training(view: RunView) -> Curve:
         for axis, value in zip(AXES, (float(record.step), record.tokens, flops, seconds), strict=True):
             columns[axis].append(value)
         losses.append(record.loss)
-    return Curve({axis: tuple(values) for axis, values in columns.items()}, tuple(_smoothed(losses)))
+    return Curve({axis: tuple(values) for axis, values in columns.items()}, tuple(_smoothed(columns["step"], losses)))
 
 
-def _smoothed(losses: Sequence[float]) -> list[float]:
-    """Each with the ones before it."""
-    found = []
-    for end in range(1, len(losses) + 1):
-        recent = [loss for loss in losses[max(0, end - _SMOOTHED) : end] if math.isfinite(loss)]
+def _smoothed(steps: Sequence[float], losses: Sequence[float]) -> list[float]:
+    """The mean of each and of those logged less than `SMOOTHED_STEPS` before it."""
+    found: list[float] = []
+    for end, step in enumerate(steps, 1):
+        first = bisect_right(steps, step - SMOOTHED_STEPS, hi=end)
+        recent = [loss for loss in losses[first:end] if math.isfinite(loss)]
         found.append(math.fsum(recent) / len(recent) if recent else float("nan"))
     return found
 

@@ -8,11 +8,12 @@ from pathlib import Path
 from ropewalk.base.files import committed_file
 
 from .chart import HALF, Chart, Series, figure
-from .comparison import AXES, UNITS, Axis, Comparison, figures
+from .comparison import AXES, SMOOTHED_STEPS, UNITS, Axis, Comparison, figures
 from .markup import Markup, element
 from .page import empty, page, scrolling, section, table, warning_box
 
 _TONES = 6
+_MEAN = f"Each point is the mean of the last {SMOOTHED_STEPS} steps or more."
 
 
 def write_comparison(comparison: Comparison, path: Path) -> Path:
@@ -32,8 +33,8 @@ def render_comparison(comparison: Comparison) -> Markup:
     sections = [
         section("Results", warning_box(comparison.notes), scrolling(table(head, rows))),
         section("Settings that differ", _settings(comparison, names)),
-        section("Training loss", [_chart(comparison, "training", axis) for axis in AXES]),
-        section("Validation loss", [_chart(comparison, "validation", axis) for axis in AXES]),
+        section("Training loss", _charts(comparison, "training"), element("p", _MEAN, class_="note")),
+        section("Validation loss", _charts(comparison, "validation")),
     ]
     return page(f"{' · '.join(names)} · ropewalk", element("main", header, sections))
 
@@ -41,6 +42,10 @@ def render_comparison(comparison: Comparison) -> Markup:
 def _settings(comparison: Comparison, names: Sequence[str]) -> Markup:
     rows = [(key, *map(setting_text, values)) for key, values in comparison.settings.items()]
     return scrolling(table(("setting", *names), rows)) if rows else empty("All settings are the same.")
+
+
+def _charts(comparison: Comparison, measure: str) -> Markup:
+    return element("div", [_chart(comparison, measure, axis) for axis in AXES], class_="pair")
 
 
 def _chart(comparison: Comparison, measure: str, axis: Axis) -> Markup:

@@ -118,8 +118,12 @@ def save_interval(view: RunView) -> str:
     if (between := finite(view.saving.get("mtbf_s"))) is not None:
         failures = whole(view.saving.get("failures"))
         seen = counted(failures, "failure") + " seen" if failures else "expected"
-        parts.append(f"{between / 3600:,.3g} h between failures ({seen})")
+        parts.append(f"{_hours(between)} between failures ({seen})")
     return "; ".join(parts)
+
+
+def _hours(seconds: float) -> str:
+    return duration(seconds) if seconds < 360_000 else f"{seconds / 3600:,.0f} h"
 
 
 def _saves(view: RunView) -> list[Figure]:

@@ -205,6 +205,8 @@ def check_run(run: Path) -> None:
 def _there_are(path: Path) -> str:
     """The runs that may be meant by `path`."""
     found = list(dict.fromkeys(run for folder in (path, path.parent, Path("runs")) for run in runs_in(folder)))
+    if path.suffix == ".toml" and (own := next((run for run in found if run.name == path.stem), None)):
+        return f"; it is a recipe, whose run may be `{own}`"
     near = difflib.get_close_matches(path.name, [run.name for run in found], n=1)
     if near:
         return f"; did you mean `{next(run for run in found if run.name == near[0])}`?"

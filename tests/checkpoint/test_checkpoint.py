@@ -184,6 +184,10 @@ def test_a_run_a_folder_or_a_step_names_the_checkpoint(tmp_path: Path, monkeypat
     assert resolve_checkpoint(Path()).resolve() == first.resolve()
     with pytest.raises(DataError, match=r"no checkpoint here; name a `step-...` folder or a run directory"):
         resolve_checkpoint(tmp_path / "elsewhere")
+    (tmp_path / "llama").mkdir()
+    (tmp_path / "llama" / "config.json").write_text("{}")
+    with pytest.raises(DataError, match=r"a Hugging Face directory.*`ropewalk model import \S+llama FOLDER`"):
+        resolve_checkpoint(tmp_path / "llama")
 
 
 def test_a_newer_format_is_refused_by_name(tmp_path: Path) -> None:

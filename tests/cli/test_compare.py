@@ -110,7 +110,24 @@ def test_the_page_has_a_chart_along_each_axis_for_each_loss(two: Path, call: Cal
         assert page.count(f"<strong>By {name}</strong>") == 2
         assert f'data-counted="{name}"' in page
     assert page.count('data-name="gentle"') == 8
+    assert page.count('class="pair"') == 2  # drawn for half the width each
     assert "train.schedule.peak_lr" in page
+
+
+def test_the_training_loss_is_a_mean_of_steps_however_often_a_run_logs(two: Path) -> None:
+    """Records that are means of 20 steps stay as they are; those of single steps are averaged to the same value."""
+    record = read_run(Path(RUNS[0])).steps[0]
+    losses = [6 - step / 20 for step in range(1, 61)]
+
+    def view(every: int) -> tuple[Path, RunView]:
+        means = [sum(losses[end - every : end]) / every for end in range(every, 61, every)]
+        steps = [replace(record, step=(at + 1) * every, tokens=100.0 * (at + 1) * every) for at in range(len(means))]
+        logged = tuple(replace(step, loss=mean) for step, mean in zip(steps, means, strict=True))
+        return Path(f"every-{every}"), replace(read_run(Path(RUNS[0])), steps=logged)
+
+    often, seldom = compare_views([view(1), view(20)]).sides
+    assert seldom.training.loss == pytest.approx([sum(losses[end - 20 : end]) / 20 for end in (20, 40, 60)])
+    assert [often.training.at("step", place) for place in (20, 40, 60)] == pytest.approx(seldom.training.loss)
 
 
 def test_one_run_or_none_is_refused(two: Path, call: Call) -> None:

@@ -94,6 +94,11 @@ ON_THE_COMMAND_LINE = [
     ("any", ["export", "runs/tiny"], "`ropewalk checkpoint export` is the same"),
     ("any", ["train", "tiny.toml", "train.optimizer=muon"], "that is `train.optimizer.kind`"),
     ("any", ["train", "tiny.toml", "train.schedule=cosine"], "that is `train.schedule.shape`"),
+    (
+        "datatrove",
+        ["train", "tiny.toml", "prepare.deduplicate.near.method=simhash"],
+        "it is `prepare.deduplicate.near.kind`",
+    ),
     ("any", ["train", "tiny.toml", "wandb.project=a"], "`ropewalk monitor RUN --to tensorboard=FOLDER`"),
     ("any", ["fine-tune", "a"], "`ropewalk new RECIPE DATA --start-from MODEL`"),
     ("any", ["tiny.toml"], "`ropewalk run tiny.toml`"),

@@ -134,6 +134,21 @@ def test_a_time_of_nothing_is_refused() -> None:
         new("a.txt", hours=0.0)
 
 
+def test_data_in_the_place_of_the_recipe_is_never_written_over() -> None:
+    Path("a.txt").write_text(play(3))
+    for force in (False, True):
+        with pytest.raises(UserError, match=r"the recipe comes first: ropewalk new RECIPE.toml a.txt"):
+            flow.new_recipe(Path("a.txt"), data=["r.toml"], force=force)
+    assert Path("a.txt").read_text() == play(3)
+
+
+def test_data_that_is_not_there_and_folders_without_any_are_told_apart() -> None:
+    Path("bare").mkdir()
+    for path, told in (("none.txt", "none.txt: no such file"), ("bare", "bare: no file is in it")):
+        with pytest.raises(UserError, match=told):
+            new(path)
+
+
 def test_a_recipe_is_checked_before_anything_is_prepared() -> None:
     Path("a.jsonl").write_text('{"body": "a rope"}\n')
     Path("r.toml").write_text('name = "r"\n[[prepare.sources]]\nname = "a"\npaths = ["a.jsonl"]\n')

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -153,6 +154,15 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
         read_run(tmp_path)
 
 
+def test_a_recipe_in_the_place_of_its_run_is_answered_with_the_run(half_run: Path) -> None:
+    other = half_run.with_name(f"{half_run.name}1")
+    shutil.copytree(half_run, other)  # a name that is near to the recipe's, too
+    for run in (half_run, other):
+        with pytest.raises(DataError) as raised:
+            read_run(run.with_name(f"{run.name}.toml"))
+        assert f"it is a recipe, whose run may be `{run}`" in str(raised.value)
+
+
 def test_the_interval_between_saves_is_told_with_its_reason(half_run: Path) -> None:
     assert read_run(half_run).saving == {}
     decided = {
@@ -172,8 +182,8 @@ def test_the_interval_between_saves_is_told_with_its_reason(half_run: Path) -> N
             told = {"format": 1, "time": 1760000301, "rank": 0, "kind": "save_interval", **event}
             file.write("\n" + json.dumps(told) + "\n")
     view = read_run(half_run)
-    line = "every 43 steps (25 s), as failures demand; each costs 0.5 s; 0.5 h between failures (2 failures seen)"
+    line = "every 43 steps (25 s), as failures demand; each costs 0.5 s; 30 min 00 s between failures (2 failures seen)"
     assert any(line in row for row in status_lines(view))
-    assert "as failures demand; each costs 0.5 s; 0.5 h between failures" in write_report(half_run).read_text()
+    assert "as failures demand; each costs 0.5 s; 30 min 00 s between failures" in write_report(half_run).read_text()
     value = standing(view)[0]["save_interval"]
     assert (value["steps"], value["bound"], value["failures"]) == (43, "failures", 2)

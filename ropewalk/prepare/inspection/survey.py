@@ -110,7 +110,8 @@ def _survey_path(path: str, *, taken: list[str]) -> tuple[list[Surveyed], list[s
     match = expand(path, source)
     files = match.files or tuple(Found(name, name, named_kind(name, source)) for name in match.passed_over)
     if not files:
-        raise UserError(f"{path}: no file is in it; name text files, a folder of them or a glob")
+        what = "no file is in it" if os.path.isdir(path) else "no such file"
+        raise UserError(f"{path}: {what}; name text files, a folder of them or a glob")
     looks = list(_looks(files, source))
     useless = [look for look in looks if look.trouble]
     # Files whose endings say nothing are taken for text only where most of them are.

@@ -283,7 +283,9 @@ def test_a_newer_format_is_refused_by_name() -> None:
         upgraded({"format": 3}, path=Path("x"), what="plan", current=2, upgrades={})
 
 
-@pytest.mark.parametrize("make", [os.mkfifo, lambda path: os.symlink("/dev/zero", path), os.mkdir], ids=["pipe", "device", "folder"])
+@pytest.mark.parametrize(
+    "make", [os.mkfifo, lambda path: os.symlink("/dev/zero", path), os.mkdir], ids=["pipe", "device", "folder"]
+)
 def test_what_stands_in_place_of_a_lock_is_named_and_never_waited_for(
     tmp_path: Path, make: Callable[[Path], None]
 ) -> None:

@@ -183,8 +183,15 @@ def test_an_interrupt_while_modules_are_imported_ends_without_a_word(tmp_path: P
     (tmp_path / "typer.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")
     environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"}
     command = [sys.executable, "-m", "ropewalk", "monitor"]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path)
+    done = subprocess.run(
+        command, capture_output=True, text=True, env=environment, cwd=tmp_path, preexec_fn=_interruptible
+    )
     assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
+
+
+def _interruptible() -> None:
+    """What a shell starts in the background ignores interrupts, and so does all that it starts."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def test_the_installed_command_begins_where_an_interrupt_is_minded() -> None:

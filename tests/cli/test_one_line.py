@@ -59,7 +59,7 @@ CHILD = """
 import sys
 from pathlib import Path
 from ropewalk.cli import main as command_line
-def app(args):
+def app(args, standalone_mode):
     path = Path("some/file")
     exec(args[0])
 command_line.app = app
@@ -78,7 +78,7 @@ def test_each_family_is_one_line_and_exit_2(family: str) -> None:
 
 
 def test_a_bug_keeps_its_traceback(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    def app(args: list[str]) -> None:
+    def app(args: list[str], standalone_mode: bool) -> None:
         raise KeyError("a bug")
 
     monkeypatch.setattr(command_line, "app", app)

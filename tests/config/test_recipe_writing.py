@@ -22,7 +22,7 @@ from ropewalk.config.write import dump, literal, plain, show
 from ropewalk.flow.recipe import Recipe
 from ropewalk.load.config import Load
 
-NAMES = st.text(st.characters(codec="utf-8"))
+NAMES = st.text(st.characters(codec="utf-8", exclude_characters="\0"))  # which no file name may hold
 
 
 def configs(cls: type) -> st.SearchStrategy[Any]:

@@ -91,6 +91,7 @@ def test_what_is_read_makes_the_same_batches_as_what_is_mapped(
         verify: bool,
         skip: bool = False,
         fetch: Fetch | None = None,
+        origin: Origin | None = None,
         coordinated: None = None,
     ) -> TokenSource:
         local = open_source(folder, entries, verify=verify, skip=skip)
@@ -226,6 +227,7 @@ def test_damage_found_while_reading_is_skipped_piece_by_piece_or_stops_the_run(
         verify: bool,
         skip: bool = False,
         fetch: Fetch | None = None,
+        origin: Origin | None = None,
         coordinated: None = None,
     ) -> TokenSource:
         return ReadSource(open_source(folder, entries, verify=verify, skip=skip), broken)

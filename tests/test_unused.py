@@ -17,13 +17,11 @@ EXCEPTIONS = {
     "store/blobs.py:write_arrays": "the other half of `write_blobs`, which docs/guides/loading.md shows",
     "store/shards.py:write_shard": "a shard of tokens in one call, for corpora made by hand",
     "train/symptoms.py:update_ratio": "read by its name in train/layers.py",
-    # Being connected to training; these lines go when that is merged.
-    "checkpoint/frequency.py:saw_failure": "failures of earlier launches",
-    "load/cache/importance.py:combined": "importance caching in training",
-    "load/cache/importance.py:read_draws": "importance caching in training",
-    "load/cache/importance.py:substituted": "importance caching in training",
-    "load/cache/sampled.py:low_counts": "importance caching in training",
-    "load/cache/tiers.py:open_shared": "coordinated preparation",
+    "load/cache/importance.py:read_draws": "the other half of `write_draws`: what a loop of one's own has recorded",
+    **{
+        f"parallel/horovod.py:{name}": "a name of Horovod's, for scripts; docs/guides/horovod.md lists it"
+        for name in ("allgather", "allgather_async", "allreduce_", "allreduce_async_", "fp16", "local_size")
+    },
 }
 """`file:name` -> why it stays although nothing in ropewalk names it."""
 

@@ -16,8 +16,8 @@ SHARES: Given = ('prepare.filter.words={files=["words.txt"], max_words=1000, max
 BLOOM: Given = ('prepare.deduplicate.documents="bloom"', "prepare.deduplicate.bloom.expected_items=1000")
 MINHASH: Given = ('prepare.deduplicate.near.kind="minhash"',)
 SIMHASH: Given = (
-    *('prepare.deduplicate.near.kind="simhash"', "prepare.deduplicate.near.max_distance=6"),
-    "prepare.deduplicate.near.blocks=8",
+    'prepare.deduplicate.near.kind="simhash"',
+    "prepare.deduplicate.near.max_distance=60",  # a quarter of 256 bits at most
 )
 PIECES: Given = ("prepare.deduplicate.paragraphs=true",)
 SPANS: Given = ('prepare.deduplicate.substring.action="remove"', "prepare.deduplicate.substring.length=60")
@@ -130,7 +130,9 @@ _ROWS = [
     ("deduplicate.near.bands", "40", "artifacts", MINHASH),
     ("deduplicate.near.rows", "3", "artifacts", MINHASH),
     ("deduplicate.near.max_distance", "0", "removed", SIMHASH),
-    ("deduplicate.near.blocks", "9", "artifacts", SIMHASH),
+    ("deduplicate.near.fingerprint_bits", "256", "artifacts", SIMHASH),
+    ("deduplicate.near.tables", "60", "artifacts", SIMHASH),
+    ("deduplicate.near.table_bits", "22", "artifacts", SIMHASH),
     ("deduplicate.near.max_compared", "1", "stars(most)", MINHASH),
     ("deduplicate.near.max_removed_share", "0.01", "removed", MINHASH),
     ("deduplicate.near.index", "index", "index", MINHASH),

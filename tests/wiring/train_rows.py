@@ -62,6 +62,7 @@ ROWS = [
     Row("train.optimizer.momentum", "0.5", "losses", MUON),
     Row("train.optimizer.rest_lr_ratio", "3", "losses", MUON),
     Row("train.optimizer.weight_decay", "0.5", "losses"),
+    Row("train.optimizer.relative_step", "true", "losses", ('train.optimizer.kind="adafactor"',)),
     *(Row(f"train.schedule.{name}", value, "lr", given) for name, value, given in SCHEDULE),
     Row("train.mixture.0.source", "code", "batches", ('train.mixture=[{source="notes"}]',)),
     Row("train.mixture.0.weight", "9", "batches", NOTES),

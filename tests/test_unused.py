@@ -22,7 +22,6 @@ EXCEPTIONS = {
     "store/shards.py:write_shard": "a shard of tokens in one call, for corpora made by hand",
     "train/symptoms.py:update_ratio": "read by its name in train/layers.py",
     "load/cache/importance.py:read_draws": "importance of a job on another machine, for readers in Python",
-    "load/cache/sampled.py:low_counts": "figures of packages, for readers in Python",
     **dict.fromkeys(HOROVOD, "Horovod's API, in the table of docs/guides/horovod.md"),
 }
 """`file:name` -> why it stays although nothing in ropewalk names it."""

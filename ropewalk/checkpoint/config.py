@@ -80,9 +80,9 @@ class Checkpoints:
     """When state is saved and what is kept."""
 
     save_every: Annotated[Literal["steps", "auto"], CONTINUES] = "steps"
-    """`steps`: every `save_every_steps`. `auto`: as often as `max_overhead` allows by what a save is measured to cost,
-    and more often where the run fails so often that this loses less; the first save comes after ten steps. The decision
-    is printed with its numbers, and what was learned is kept in `checkpoints/frequency.json`."""
+    """`steps`: every `save_every_steps`. `auto`: as often as `max_overhead` allows at the measured cost of a save, and
+    more often where failures are so frequent that more saves lose less time. The first save comes after ten steps. Each
+    decision is printed with its numbers, and what was learned is kept in `checkpoints/frequency.json`."""
     save_every_steps: Annotated[int, Range(least=1), CONTINUES] = 100
     """Steps between checkpoints; the last step is always saved. Not used by `auto`."""
     max_overhead: Annotated[float, Range(above=0, below=1), CONTINUES] = 0.02
@@ -90,8 +90,8 @@ class Checkpoints:
     steps are slower while they are written. Exceeded only where failures demand it. Used by `auto` only."""
     mtbf_hours: Annotated[float, Range(above=0), CONTINUES] | None = None
     """Hours between failures of the whole run, where they are known. Not set: 50,000 hours of one GPU, divided by
-    their number. A launch that follows one which did not stop well counts as a failure; from the first on, a run that
-    fails more often than expected is believed. Used by `auto` only."""
+    their number. A launch after one that was killed or crashed counts as a failure; from the first failure on, the
+    run's own mean is used where it is shorter. Used by `auto` only."""
     write: Annotated[Literal["background", "blocking"], CONTINUES] = "background"
     """`background`: the state is copied aside during the next step and written while training goes on; needs memory
     for two copies of it. `blocking`: training waits until it is on disk."""

@@ -169,16 +169,16 @@ class Frequency:
             failures=self.failures,
         )
 
-    def told(self) -> dict[str, Any]:
+    def state(self) -> dict[str, Any]:
         """What it has learned, as JSON can hold it."""
         series = {name: list(values) for name, values in self._series()}
         return {"seconds": self.seconds, "failures": self.failures, **series}
 
-    def learned(self, told: Mapping[str, Any]) -> None:
-        """Goes on from what an earlier launch of the run has `told`."""
-        self._earlier_s, self.failures = told["seconds"], told["failures"]
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Goes on from the `state` of an earlier launch of the run."""
+        self._earlier_s, self.failures = state["seconds"], state["failures"]
         for name, values in self._series():
-            values.extend(told[name])
+            values.extend(state[name])
 
     def _series(self) -> Iterable[tuple[str, deque[float]]]:
         yield "steps_s", self._steps

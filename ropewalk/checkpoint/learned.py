@@ -16,9 +16,9 @@ LEARNED = "frequency.json"
 FORMAT = 1
 
 
-def write_learned(folder: Path, told: dict[str, Any], *, alive: bool, time: float) -> None:
-    """Keeps what was `told` (`Frequency.told`) at `time`. `alive`: the run goes on; False: it has stopped well."""
-    write_sealed(folder / LEARNED, {"format": FORMAT, "alive": alive, "time": time, **told})
+def write_learned(folder: Path, state: dict[str, Any], *, alive: bool, time: float) -> None:
+    """Keeps the `state` of a Frequency at `time`. `alive`: the run goes on; False: it has stopped well."""
+    write_sealed(folder / LEARNED, {"format": FORMAT, "alive": alive, "time": time, **state})
 
 
 def read_learned(folder: Path, *, warn: Callable[[str], Any]) -> dict[str, Any] | None:

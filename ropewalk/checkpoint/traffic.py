@@ -148,9 +148,9 @@ class Learner:
             # What nobody has waited for in a whole step is in flight no more.
             self._in_flight = {begin for begin in self._in_flight if begin >= before.begin}
         self._open = _Seen(now)
-        self._tell()
+        self._free_when_idle()
 
-    def began_to_use(self, at: float) -> None:
+    def begin_use(self, at: float) -> None:
         """Training uses the link from now on, until `mark` says that what began at this moment is over."""
         self._in_flight.add(at)
         self._free.clear()
@@ -163,7 +163,7 @@ class Learner:
         self._free.wait(most_s)
         return False
 
-    def _tell(self) -> None:
+    def _free_when_idle(self) -> None:
         if not self._in_flight:
             self._free.set()
 
@@ -171,7 +171,7 @@ class Learner:
         """Training used the link from `begin` to `end`, by the same clock. What a GPU did becomes known late: the steps
         in which it was may be over."""
         self._in_flight.discard(begin)
-        self._tell()
+        self._free_when_idle()
         for step in (*([self._open] if self._open else ()), *reversed(self._steps)):
             if end > step.begin and begin < step.end:
                 step.windows.append((max(begin, step.begin) - step.begin, min(end, step.end) - step.begin))

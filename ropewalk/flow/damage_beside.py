@@ -215,7 +215,7 @@ def _leave_copies(place: Place) -> None:
             shutil.copyfile(newest / name, partial / name)
         finish_shard(partial, manifest, (newest / FILE).read_bytes())
     _run_name(place, newest)
-    write_learned(newest.parent, Frequency(clock=lambda: 0.0).told(), alive=False, time=float(manifest.step))
+    write_learned(newest.parent, Frequency(clock=lambda: 0.0).state(), alive=False, time=float(manifest.step))
 
 
 def _run_name(place: Place, path: Path) -> Any:

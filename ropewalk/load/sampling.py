@@ -106,7 +106,7 @@ class Sampler:
         """What was asked for so far and where it came from. A hit is a sequence for which nothing was read: neither by
         itself, if only to be packed, nor the package that it lies in. Also what a cache of the same size that keeps
         what came first gives when every sequence is read once an epoch, from the second epoch on."""
-        high, low = self._high.ram.counts(), self._packages.counts()
+        high, low = self._high.ram.counts(), self._sampled.low_counts()
         room = self._settings.memory_bytes + self._settings.package_memory_bytes
         with self._lock:
             asked = self._asked

@@ -144,7 +144,7 @@ class Interval:
         if self._leads:
             found = read_learned(self._folder, warn=warn)
             if found:
-                self._frequency.learned(found)
+                self._frequency.load(found)
                 if found["alive"]:
                     self._frequency.saw_failure(lived_s=self._lived_since(found["time"]))
             self.keep(self.note())
@@ -153,7 +153,7 @@ class Interval:
 
     def note(self) -> Note:
         """What was learned so far."""
-        return self._frequency.told()
+        return self._frequency.state()
 
     def keep(self, note: Note, *, alive: bool = True) -> None:
         """Makes a note durable; any thread may. A disk that refuses it costs no more than what was learned."""

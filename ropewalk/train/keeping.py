@@ -271,7 +271,7 @@ class Keeper:
 
         def began(group: str, at: float) -> None:
             if group != but:
-                learner.began_to_use(at)
+                learner.begin_use(at)
 
         def saw(moment: Moment) -> None:
             if moment.group != but:

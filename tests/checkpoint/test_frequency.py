@@ -94,18 +94,18 @@ def test_what_was_learned_survives_a_restart(tmp_path: Path) -> None:
     before.saw_save(blocked_s=0.5, persist_s=1.0)
     clock.now = 50.0
     before.saw_failure()
-    write_learned(tmp_path, before.told(), alive=True, time=7.0)
+    write_learned(tmp_path, before.state(), alive=True, time=7.0)
     found = read_learned(tmp_path, warn=pytest.fail)
     assert found is not None
     assert (found["alive"], found["time"]) == (True, 7.0)
     after = Frequency(clock=Clock())
-    after.learned(found)
+    after.load(found)
     assert after.decide() == before.decide()
 
 
 def test_a_damaged_record_is_named_and_learned_anew(tmp_path: Path) -> None:
     assert read_learned(tmp_path, warn=pytest.fail) is None
-    write_learned(tmp_path, Frequency().told(), alive=True, time=7.0)
+    write_learned(tmp_path, Frequency().state(), alive=True, time=7.0)
     path = tmp_path / LEARNED
     path.write_bytes(path.read_bytes().replace(b'"failures": 0', b'"failures": 9'))
     told: list[str] = []
@@ -167,9 +167,9 @@ class Auto:
         self._frequency.saw_save(blocked_s=BLOCKED_S, persist_s=PERSIST_S)
 
     def failed(self) -> None:
-        told = self._frequency.told()
+        state = self._frequency.state()
         self._frequency = Frequency(overhead=BUDGET, clock=self._clock)
-        self._frequency.learned(told)
+        self._frequency.load(state)
         self._frequency.saw_failure()
         self._until = -math.inf
 

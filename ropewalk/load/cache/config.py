@@ -61,4 +61,4 @@ class Cache:
         if self.jobs > 1 and not self.staging:
             yield "staging", f"{self.jobs} jobs need a folder to share; name one, best on /dev/shm"
         if self.staging and self.jobs == 1:
-            yield "jobs", "one job shares with nobody; say how many runs use `staging`, or leave it out"
+            yield "jobs", "one run shares with nobody; set how many runs use `staging`, or leave `staging` out"

@@ -177,7 +177,7 @@ def _unseen(found: dict[str, Any]) -> str:
 
 def _caches(found: dict[str, float]) -> list[str]:
     memory, data = found["memory_bytes"], found["data_bytes"]
-    sizes = f"{data / 1e9:.3g} GB of data, {memory / 1e9:.3g} GB of memory"
+    sizes = f"{amount(data, 'B')} of data, {amount(memory, 'B')} of memory"
     if memory >= data:
         return [f"{sizes}: all fit; from the second epoch on every read is answered from memory"]
     return [

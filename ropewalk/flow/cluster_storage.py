@@ -68,7 +68,7 @@ def judge_storage(table: Table) -> Iterator[Finding]:
             check="storage",
             outcome="ok",
             expected="one folder, renames seen by all",
-            found=f"{seen[0]['path']}: all {counted(len(seen), 'rank')} see it within {delay:.2g} s; "
+            found=f"{seen[0]['path']}: all {counted(len(seen), 'rank')} see it within {delay * 1e3:.2g} ms; "
             + _speed(measured),
         )
     yield from problems

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
@@ -103,6 +104,11 @@ class ImportanceSampling:
     is held, their own losses decide what they draw. Empty: this run alone."""
     job: Annotated[int, Range(least=0)] = 0
     """Number of this run among those that share the folder `shared`."""
+
+    def check(self) -> Iterator[tuple[str, str]]:
+        """Contradictions among these settings."""
+        if self.job and not self.shared:
+            yield "job", "no folder is shared; name it in `shared`, or leave `job` out"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

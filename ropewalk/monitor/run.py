@@ -11,7 +11,7 @@ import difflib
 import itertools
 import time
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -33,6 +33,8 @@ STAGES = ("prepare", "plan", "train", "evaluate", "report")
 """The order in which stages run; others follow in the order of their names."""
 NOT_YET = "not written yet"
 CONFIG = "config.toml"
+_NO_WORK = ("run_started", "stage_skipped", "config_changed", "warning")
+"""Events of a start that does nothing."""
 MOST_LISTED = 6
 """Runs that a message names."""
 SEALED_SINCE = {"plan.json": 3, "manifest.json": 3}
@@ -221,6 +223,7 @@ def read_run(run: Path, *, stream: Stream | None = None) -> RunView:
     missing: list[str] = []
     stream = stream or _stream(events_path(run), missing)
     events = stream.others
+    process = lock_owner(run)
     if not stream.count:
         missing.append("events.jsonl: no events yet")
     settings = tuple(_settings(run / "config.toml", missing))
@@ -242,10 +245,10 @@ def read_run(run: Path, *, stream: Stream | None = None) -> RunView:
         layers=tuple(_layers(event) for event in stream.of("layers")),
         notable=tuple(_notable(run, stream.notable, missing)),
         starts=len(started),
-        process=lock_owner(run),
+        process=process,
         first_time=stream.first_time,
         last_time=stream.last_time,
-        finished=_finished(events, summary),
+        finished=_finished(stream, idle=process is None, summary=summary),
         saved_step=saved[-1]["step"] if saved else None,
         saving=next(reversed(stream.of("save_interval")), {}),
         launch=started[-1] if started else {},
@@ -409,12 +412,26 @@ def _notable(run: Path, found: list[Event], missing: list[str]) -> list[Event]:
     return sorted(found, key=lambda event: float(event["time"]))
 
 
-def _finished(events: list[Event], summary: Json) -> bool:
-    """Whether the last start reached its end; a summary without any events counts as an end."""
-    for event in reversed(events):
-        if event["kind"] in ("run_started", "run_finished"):
-            return bool(event["kind"] == "run_finished")
-    return bool(summary)
+def reached_end(events: Sequence[Event], *, idle: bool) -> bool | None:
+    """Whether the run is at its end; None where no event tells. A verb that found nothing to do since then, and does
+    not go on (`idle`), has changed nothing: `ropewalk evaluate` of a finished run starts it and skips every stage."""
+    kinds = [event["kind"] for event in events]
+    for place in reversed(range(len(kinds))):
+        if kinds[place] == "run_finished":
+            return True
+        if kinds[place] not in _NO_WORK or (kinds[place] == "run_started" and not idle):
+            return False if "run_started" in kinds else None
+    return False if "run_started" in kinds else None
+
+
+def _finished(stream: Stream, *, idle: bool, summary: Json) -> bool:
+    """A summary without any events counts as an end."""
+    ends = [float(event["time"]) for event in stream.others if event["kind"] == "run_finished"]
+    longer = any(
+        event["kind"] == "continued" and float(event["time"]) > max(ends, default=0) for event in stream.notable
+    )
+    end = reached_end(stream.others, idle=idle and not longer)
+    return bool(summary) if end is None else end
 
 
 def _samples(path: Path, missing: list[str]) -> Iterator[Sample]:

@@ -14,7 +14,7 @@ from ropewalk.base.events import Event, events_path, parse_event
 from ropewalk.base.files import lock_owner, read_regular
 from ropewalk.base.seal import parse_sealed
 
-from .run import SEALED_SINCE
+from .run import SEALED_SINCE, reached_end
 from .values import finite, mapping, whole
 
 END_BYTES = 1 << 18
@@ -57,13 +57,14 @@ def newest_runs(runs: Path, *, most: int = 10) -> list[RunLine]:
 
 def _line(folder: Path, changed: float) -> RunLine:
     events = _last_events(events_path(folder))
-    step, validation, end = (
-        next((event for event in reversed(events) if event["kind"] in kinds), {})
-        for kinds in (("step",), ("validation",), ("run_started", "run_finished"))
+    step, validation = (
+        next((event for event in reversed(events) if event["kind"] == kind), {}) for kind in ("step", "validation")
     )
-    summary = _object(folder / "summary.json") if end.get("kind") == "run_finished" else {}
-    state: Literal["running", "finished", "stopped"] = "finished" if end.get("kind") == "run_finished" else "stopped"
-    if lock_owner(folder):
+    running = lock_owner(folder) is not None
+    finished = bool(reached_end(events, idle=not running))
+    summary = _object(folder / "summary.json") if finished else {}
+    state: Literal["running", "finished", "stopped"] = "finished" if finished else "stopped"
+    if running:
         state = "running"
     return RunLine(
         folder=str(folder),

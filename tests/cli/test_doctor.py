@@ -74,3 +74,5 @@ def test_what_memory_is_worth_for_random_epochs_is_told_for_the_sizes_that_are_a
     found = json.loads(call(*half, "--json").out)["caches"]
     assert found["lru"] < found["page_cache"] < found["keep"] == 0.5
     assert "all fit" in call("doctor", "data", "tiny.toml", "--tokens-per-s", "1000").out
+    small = call("doctor", "data", "tiny.toml", "--tokens-per-s", "1000", "--data-bytes", "1070000").out
+    assert "1.07 MB of data" in small

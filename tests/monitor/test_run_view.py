@@ -17,6 +17,7 @@ from ropewalk.monitor.console import status_lines
 from ropewalk.monitor.headline import median_pace, recent_pace, seconds_left, verdict
 from ropewalk.monitor.report import write_report
 from ropewalk.monitor.run import read_run
+from ropewalk.monitor.runs import newest_runs
 
 
 def test_steps_undone_by_a_restore_do_not_count(run: Path) -> None:
@@ -161,6 +162,25 @@ def test_a_recipe_in_the_place_of_its_run_is_answered_with_the_run(half_run: Pat
         with pytest.raises(DataError) as raised:
             read_run(run.with_name(f"{run.name}.toml"))
         assert f"it is a recipe, whose run may be `{run}`" in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("later", "finished"),
+    [
+        (["run_started", "stage_skipped", "stage_skipped"], True),
+        (["run_started", "stage_skipped", "stage_started"], False),
+        (["run_started", "continued"], False),
+    ],
+)
+def test_a_verb_that_found_nothing_to_do_leaves_a_run_finished(run: Path, later: list[str], finished: bool) -> None:
+    with open(run / "events.jsonl", "a") as file:
+        for kind in later:
+            told = {"format": 1, "time": 1790000000, "rank": 0, "kind": kind, "stage": "evaluate", "from_step": 1}
+            file.write(json.dumps(told) + "\n")
+    assert read_run(run).finished == finished
+    assert [line.state for line in newest_runs(run.parent)] == ["finished" if finished else "stopped"]
+    with locked(run):
+        assert not read_run(run).finished, "a start that goes on may still find work"
 
 
 def test_the_interval_between_saves_is_told_with_its_reason(half_run: Path) -> None:

@@ -206,6 +206,7 @@ paths = ["x"]
         ("[train.length_ramp]\nfrom_length = 128\nover_steps = 4", "train.length_ramp.*leave the ramp out"),
         ('[load]\nshuffle = "blocks"', 'load.shuffle.*leave it at "all"'),
         ('[load.cache]\nstaging = "s"\njobs = 2', "load.cache.staging.*leave one of them out"),
+        ("job = 1", "load.importance.job.*no folder is shared"),
     ],
 )
 def test_what_cannot_be_drawn_by_importance_is_refused_before_any_work(more: str, told: str) -> None:

@@ -416,6 +416,7 @@ def reached_end(events: Sequence[Event], *, idle: bool) -> bool | None:
     """Whether the run is at its end; None where no event tells. A verb that found nothing to do since then, and does
     not go on (`idle`), has changed nothing: `ropewalk evaluate` of a finished run starts it and skips every stage."""
     kinds = [event["kind"] for event in events]
+    idle = idle and kinds[-1:] == ["stage_skipped"]  # a start that was killed at once has found nothing out
     for place in reversed(range(len(kinds))):
         if kinds[place] == "run_finished":
             return True

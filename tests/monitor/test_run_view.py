@@ -170,6 +170,7 @@ def test_a_recipe_in_the_place_of_its_run_is_answered_with_the_run(half_run: Pat
         (["run_started", "stage_skipped", "stage_skipped"], True),
         (["run_started", "stage_skipped", "stage_started"], False),
         (["run_started", "continued"], False),
+        (["run_started"], False),
     ],
 )
 def test_a_verb_that_found_nothing_to_do_leaves_a_run_finished(run: Path, later: list[str], finished: bool) -> None:

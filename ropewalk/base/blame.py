@@ -13,9 +13,10 @@ import json
 import os
 import tempfile
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 
-from .errors import storage_error
+from .errors import RopewalkError, UserError, storage_error
 
 _ERRNO_REMEDIES = {
     errno.ENOENT: "check the name; a folder of the system such as /proc cannot be written",
@@ -74,6 +75,20 @@ def with_traceback(told: str, error: BaseException, folder: Path | None = None) 
     """The line for the user, with the file that has the rest."""
     name = keep_traceback(error, folder)
     return f"{told} (traceback: {name}; {_AGAIN})" if name else told
+
+
+@contextlib.contextmanager
+def traceback_in(folder: Path) -> Iterator[None]:
+    """Turns what `explain` knows into a UserError; its traceback goes to a file in `folder`, if that exists."""
+    try:
+        yield
+    except RopewalkError:
+        raise
+    except BaseException as error:
+        line = explain(error)
+        if line is None:
+            raise
+        raise UserError(with_traceback(line, error, folder)) from error
 
 
 def _explain_os(error: OSError) -> str | None:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
+from ropewalk.base.blame import traceback_in
 from ropewalk.base.errors import DamagedCheckpoint, DamagedFile, DataError, MissingPackage, RunConflict, UserError
 from ropewalk.base.events import EventLog, events_path, read_events
 from ropewalk.base.files import locked, read_json
@@ -84,7 +85,7 @@ def advance(
     meant = what if isinstance(what, Given) else given(what, runs=runs)
     resolved, folder, prepared = meant.resolved, meant.folder, meant.prepared
     place = ranks()
-    with meet(folder, place) as rendezvous:
+    with traceback_in(folder), meet(folder, place) as rendezvous:
         meant.check_inputs()
         if place.world > 1 and (begin_training or processes not in (None, place.world)):
             raise UserError(f"{place.launcher} started {place.world} processes; leave out --nproc and --detach")

@@ -77,6 +77,18 @@ def test_each_family_is_one_line_and_exit_2(family: str) -> None:
     assert expected.get(family, family if family != "text" else "UTF-8").lower() in line.lower()
 
 
+def test_what_ends_a_run_leaves_its_traceback_in_the_run(
+    tiny: Path, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def prepare(*_: object, **__: object) -> None:
+        pa.ipc.open_file(pa.py_buffer(b"x" * 100))
+
+    monkeypatch.setattr("ropewalk.flow.pipeline.prepare", prepare)
+    line = told(call("prepare", "tiny.toml"))
+    assert "damaged or foreign Arrow data" in line
+    assert "runs/tiny/ropewalk-traceback-" in line
+
+
 def test_a_bug_keeps_its_traceback(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     def app(args: list[str], standalone_mode: bool) -> None:
         raise KeyError("a bug")

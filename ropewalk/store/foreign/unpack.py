@@ -17,6 +17,10 @@ from ropewalk.store.references import Unit
 
 from .strict import reading
 
+MOST_EXPANSION = 200
+"""Bytes for each compressed one, as in `prepare.sources.limits.expansion`; what unpacks to more is taken for a bomb."""
+SMALL = 64 << 20
+"""Unpacked bytes that are never too many."""
 TOKEN_KEYS = ("tokens", "input_ids", "token_ids")
 """Names under which corpora keep their tokens, most usual first."""
 Bytes = npt.NDArray[np.uint8]
@@ -44,7 +48,7 @@ def unzstd(data: bytes | memoryview, *, where: str) -> bytes:
         raise MissingPackage("zstandard", f"reading {where}", "zstd") from None
     try:
         with zstandard.ZstdDecompressor().stream_reader(io.BytesIO(data), read_across_frames=True) as stream:
-            return bytes(stream.read())
+            return _bounded(stream, data, where=where)
     except zstandard.ZstdError as error:
         raise DataError(f"{where}: cannot be unpacked: {error}; restore the file from a copy") from None
 
@@ -55,6 +59,7 @@ def json_members(data: bytes, unit: Unit) -> list[bytes]:
     try:
         with tarfile.open(fileobj=io.BytesIO(data)) as archive:
             members = [member for member in archive if member.isfile() and member.name.endswith(ending)]
+            _check_expansion(sum(member.size for member in members), len(data), where=unit.file)
             return [_content(archive, member) for member in members]
     except (tarfile.TarError, ValueError, EOFError, zlib.error) as error:
         raise DataError(f"{unit.file}: not a tar archive: {error}; restore the file from a copy") from None
@@ -140,9 +145,26 @@ class _Window(io.RawIOBase):
 
 def _gunzip(data: bytes | memoryview, *, where: str) -> bytes:
     try:
-        return gzip.decompress(data)
+        with gzip.GzipFile(fileobj=io.BytesIO(data)) as stream:
+            return _bounded(stream, data, where=where)
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{where}: cannot be unpacked: {error}; restore the file from a copy") from None
+
+
+def _bounded(stream: Any, data: bytes | memoryview, *, where: str) -> bytes:
+    found = bytes(stream.read(_most(len(data)) + 1))
+    _check_expansion(len(found), len(data), where=where)
+    return found
+
+
+def _check_expansion(unpacked_bytes: int, packed_bytes: int, *, where: str) -> None:
+    if unpacked_bytes > _most(packed_bytes):
+        told = f"{packed_bytes:,} bytes unpack to more than {_most(packed_bytes):,}"
+        raise DataError(f"{where}: {told}; if you trust the file, write it anew without compression")
+
+
+def _most(packed_bytes: int) -> int:
+    return max(SMALL, MOST_EXPANSION * packed_bytes)
 
 
 def _content(archive: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:

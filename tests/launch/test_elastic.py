@@ -73,5 +73,6 @@ def test_processes_of_a_launcher_prepare_once_and_train_to_the_loss_of_one(
     monkeypatch.chdir(tmp_path / "b")
     alone = flow.train("tiny.toml", SETTINGS)
     # Two halves of a batch are added in another order than its rows: some roundings of 6e-8 over six steps.
-    assert json.loads(together.out) == pytest.approx(alone, rel=1e-5)
+    # On the terminal that mpirun gives ranks, packages such as colorama switch colours off at exit, in another line.
+    assert json.loads(together.out.splitlines()[0]) == pytest.approx(alone, rel=1e-5)
     assert len(re.findall("kept 40 of 40 documents", together.err)) == 1

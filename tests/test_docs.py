@@ -154,7 +154,7 @@ class Workshop:
             source = f'name = "{name}"\n[[prepare.sources]]\nname = "{name}"\npaths = ["my-books/"]\n'
             self._write(f"recipes/{name}.toml", source)
         self.command("ropewalk quickstart prepare.workers=1")  # worker processes would take as long to start
-        shutil.copytree(self.folder / "runs/quickstart", self.folder / "runs/second")
+        shutil.copytree(self.folder / "runs/quickstart", self.folder / "runs/other-seed")
         shutil.rmtree(self.folder / "prepared" / "stages")  # 34 MB that no page needs
         self.command("ropewalk prepare recipes/books.toml")
         self.command("ropewalk model export runs/quickstart my-llama")

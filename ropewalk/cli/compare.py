@@ -33,7 +33,7 @@ def compare(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Example: ropewalk compare runs/quickstart runs/second
+    """Example: ropewalk compare runs/quickstart runs/other-seed
 
     Shows runs side by side: what came of them, with intervals of 95 %, the settings in which they differ, and their
     loss along steps, tokens, FLOPs or seconds of training. Only reads; runs may still go on.

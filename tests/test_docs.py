@@ -479,7 +479,9 @@ def answers() -> dict[str, dict[str, Any]]:
 
 
 @pytest.mark.parametrize("words", words_of_help(), ids=lambda words: words or "ropewalk")
-def test_help_comes_quickly_and_begins_with_an_example(words: str, answers: dict[str, dict[str, Any]]) -> None:
+def test_help_comes_quickly_with_one_line_of_description_and_an_example(
+    words: str, answers: dict[str, dict[str, Any]]
+) -> None:
     answer = answers[words]
     assert answer["status"] == 0
     # We promise 0.3 s; twice that is what a busy machine may take, and far less than an import of torch.
@@ -487,8 +489,10 @@ def test_help_comes_quickly_and_begins_with_an_example(words: str, answers: dict
     while min(seconds) >= 0.6 and len(seconds) < 3:
         seconds.append(ask_for_help([words])[words]["seconds"])
     assert min(seconds) < 0.6
-    usage_lines, example, *_ = (paragraph.strip() for paragraph in answer["text"].strip().split("\n\n"))
+    usage_lines, summary, example, *_ = (paragraph.strip() for paragraph in answer["text"].strip().split("\n\n"))
     assert usage_lines.startswith("Usage:")
+    assert summary.endswith(".")
+    assert "\n" not in summary
     assert example.startswith("Example: ropewalk")
 
 

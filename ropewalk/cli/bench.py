@@ -14,9 +14,9 @@ from .console import Console, emit
 from .options import Json, verb
 
 app = verb(
-    help="""Example: ropewalk bench train --size tiny --steps 3
+    help="""Benchmark training speed on this machine.
 
-    Measures this machine with models of well-known sizes."""
+    Example: ropewalk bench train --size tiny --steps 3"""
 )
 
 
@@ -43,7 +43,7 @@ def train(
     steps: Annotated[int, typer.Option("--steps", min=1, help="Steps that are timed, after three of warm-up.")] = 12,
     compile: Annotated[
         bool | None,
-        typer.Option("--compile/--no-compile", help="Compile our blocks. Left out: on a GPU.", show_default=False),
+        typer.Option("--compile/--no-compile", help="Compile our blocks. Default: on a GPU.", show_default=False),
     ] = None,
     optimizer: Annotated[
         Literal["adamw", "adamw-8bit", "adafactor", "lamb", "muon"],
@@ -51,7 +51,9 @@ def train(
     ] = "adamw",
     recompute: Annotated[
         Literal["none", "attention", "full"] | None,
-        typer.Option("--recompute", help="As parallel.recompute. Left out: 7B full, others none.", show_default=False),
+        typer.Option(
+            "--recompute", help="As parallel.recompute. Default: full for 7B, otherwise none.", show_default=False
+        ),
     ] = None,
     device: Annotated[
         Literal["auto", "cpu", "cuda"], typer.Option("--device", help="`auto` takes a GPU when there is one.")
@@ -62,11 +64,12 @@ def train(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Example: ropewalk bench train --size tiny --steps 3
+    """Benchmark training of well-known model sizes.
 
-    Trains models of these sizes on random tokens and prints tokens a second, both MFUs, memory, the time of each kind
-    of work, and how far each is from what this device could do at best, which is measured in the same run. Without
-    --size: 124M on a GPU, tiny on a CPU.
+    Example: ropewalk bench train --size tiny --steps 3
+
+    Trains each model on random tokens and prints tokens/s, both MFUs, memory, the time of each kind of operation,
+    and the distance of each from this device's measured limits. Without --size: 124M on a GPU, tiny on a CPU.
     """
     found = flow.bench_train(
         size or (),

@@ -23,24 +23,25 @@ def chaos(
     overrides: Overrides = None,
     runs: Runs = Path("runs"),
     quick: Annotated[
-        bool, typer.Option("--quick", help="One labelled point of each kind, few random moments.")
+        bool, typer.Option("--quick", help="One crash point of each kind and few random moments.")
     ] = False,
     damage: Annotated[
-        int, typer.Option("--damage", min=0, help="Damage so many files of a run instead, one after the other.")
+        int, typer.Option("--damage", min=0, help="Damage this many files of a run instead, one at a time.")
     ] = 0,
     seed: Annotated[
-        int, typer.Option("--seed", min=0, help="Seed of moments, places and bits; number of the first damage.")
+        int, typer.Option("--seed", min=0, help="Seed of crash moments and flipped bits; number of the first damage.")
     ] = 0,
     json: Json = False,
 ) -> None:
-    """Example: ropewalk chaos recipes/books.toml --quick train.steps=20
+    """Test a run's recovery: kill it, fill its disk, flip bits, preempt it.
 
-    Trains copies of a run that are killed, lose their disk or their bits, or are preempted, on the storage that the
-    run uses. Each must end with the bits of an undisturbed run. The run itself is not touched. Exit status 2 when a
-    trial failed; every trial trains the whole run, so choose few steps.
+    Example: ropewalk chaos recipes/books.toml --quick train.steps=20
 
-    With --damage files of every kind are damaged and read as ropewalk reads them: each must be refused by name, or
-    made again. Exit status 1 when one was not; --damage 1 --seed NUMBER repeats a case.
+    Trains copies of the run on the same storage; the run itself is not touched. Each copy must end with the bits of
+    an undisturbed run. Every trial trains the whole run, so choose few steps. Exit status 2 when a trial failed.
+
+    With --damage, damages files of every kind and reads them as ropewalk does: each damaged file must be rejected
+    by name or rebuilt. Exit status 1 when one was not; --damage 1 --seed NUMBER repeats a case.
     """
     if damage:
         if quick:

@@ -48,11 +48,12 @@ def chat(
     seed: Annotated[int, typer.Option("--seed", min=0, help="The same seed and questions give the same answers.")] = 0,
     json: Json = False,
 ) -> None:
-    """Example: ropewalk chat runs/quickstart
+    """Chat with a trained model in the terminal.
 
-    Talks with a trained model: you write a turn, it answers word by word and remembers what was said, as far as its
-    context reaches. /reset forgets, /exit ends. From a pipe every line is a turn, and with --json every answer an
-    object.
+    Example: ropewalk chat runs/quickstart
+
+    Write a turn; the model answers word by word and remembers the conversation as far as its context reaches.
+    /reset clears it, /exit ends. From a pipe, every line is a turn; with --json, every answer is an object.
     """
     conversation = flow.chat(
         checkpoint,

@@ -25,9 +25,9 @@ from .console import emit, table
 from .options import MOST_RANKS, Json, RunFolder, verb
 
 app = verb(
-    help="""Example: ropewalk checkpoint verify runs/quickstart
+    help="""Inspect, verify, reshard, export and prune checkpoints.
 
-    Looks at checkpoints without loading them; writes them for other ranks or for elsewhere; deletes old ones."""
+    Example: ropewalk checkpoint verify runs/quickstart"""
 )
 
 Target = Annotated[Path, typer.Argument(help="Folder to write; must not exist.", show_default=False)]
@@ -37,9 +37,11 @@ Places = Annotated[Path, typer.Argument(help="A checkpoint, or a run directory f
 
 @app.command(name="list")
 def list_command(run: RunFolder, json: Json = False) -> None:
-    """Example: ropewalk checkpoint list runs/quickstart
+    """List the checkpoints of a run, oldest first.
 
-    Lists the checkpoints of a run, oldest first. Reads their manifests alone; exit status 2 when one is damaged.
+    Example: ropewalk checkpoint list runs/quickstart
+
+    Reads only their manifests. Exit status 2 when one is damaged.
     """
     found = list_checkpoints(run / "checkpoints") or [resolve_checkpoint(run)]
     rows = [_row(path) for path in found]
@@ -49,9 +51,9 @@ def list_command(run: RunFolder, json: Json = False) -> None:
 
 @app.command()
 def show(checkpoint: Place, json: Json = False) -> None:
-    """Example: ropewalk checkpoint show runs/quickstart
+    """Show what a checkpoint holds: step, model, files, tensors.
 
-    Prints what a checkpoint holds: step, model, files, tensors.
+    Example: ropewalk checkpoint show runs/quickstart
     """
     path = resolve_checkpoint(checkpoint)
     with advising(path):
@@ -67,10 +69,12 @@ def show(checkpoint: Place, json: Json = False) -> None:
 
 @app.command()
 def verify(checkpoint: Places, json: Json = False) -> None:
-    """Example: ropewalk checkpoint verify runs/quickstart
+    """Verify every byte of a checkpoint, or of all of a run.
 
-    Reads every byte of a checkpoint (of all checkpoints, for a run directory), looks whether its weights and tokenizer
-    are those of its model, and says what is damaged. Exit status 2 when something is.
+    Example: ropewalk checkpoint verify runs/quickstart
+
+    Also checks that weights and tokenizer match the model, and names what is damaged. Exit status 2 when something
+    is.
     """
     paths = list_checkpoints(checkpoint / "checkpoints") or [resolve_checkpoint(checkpoint)]
     wrong = {}
@@ -93,14 +97,20 @@ def reshard(
         int, typer.Option("--ranks", min=1, max=MOST_RANKS, help="How many ranks to write for.", show_default=False)
     ],
     mesh: Annotated[
-        str, typer.Option("--mesh", help="As 2x4: first sides split in 2, second in 4. Left out: first sides only.")
+        str,
+        typer.Option(
+            "--mesh",
+            help="How dimensions are split, e.g. 2x4: the first in 2, the second in 4. Default: only the first.",
+        ),
     ] = "",
     json: Json = False,
 ) -> None:
-    """Example: ropewalk checkpoint reshard runs/quickstart resharded --ranks 8 --mesh 2x4
+    """Rewrite a checkpoint as another number of ranks would write it.
 
-    Writes the same state as so many ranks would, a few megabytes at a time, then reads it back and compares. A run
-    needs no such thing: any number of ranks reads any checkpoint.
+    Example: ropewalk checkpoint reshard runs/quickstart resharded --ranks 8 --mesh 2x4
+
+    Copies a few megabytes at a time, then reads the result back and compares. Training does not need this: any
+    number of ranks reads any checkpoint.
     """
     made = flow.reshard_checkpoint(checkpoint, folder, ranks=ranks, mesh=mesh)
     text = f"{made['checkpoint']}: step {made['step']} in {made['files']} files, {amount(made['bytes'], 'B')}, compared"
@@ -116,9 +126,11 @@ def export(
     ] = "auto",
     json: Json = False,
 ) -> None:
-    """Example: ropewalk checkpoint export runs/quickstart quickstart-hf
+    """Export a checkpoint as a Hugging Face directory.
 
-    Writes a checkpoint as a Hugging Face directory, as `ropewalk model export` does.
+    Example: ropewalk checkpoint export runs/quickstart quickstart-hf
+
+    The same as `ropewalk model export`.
     """
     made = flow.export_model(checkpoint, folder, layout=layout)
     emit(made, as_json=json, text=f"{made['folder']}: step {made['step']}, {made['layout']} layout")
@@ -134,10 +146,11 @@ def prune(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would go and delete nothing.")] = False,
     json: Json = False,
 ) -> None:
-    """Example: ropewalk checkpoint prune runs/quickstart --keep-last 1
+    """Delete old checkpoints.
 
-    Deletes old checkpoints. What stays is read first: a damaged one does not count, and nothing goes when none is
-    whole.
+    Example: ropewalk checkpoint prune runs/quickstart --keep-last 1
+
+    Verifies the checkpoints to keep first: a damaged one does not count, and nothing is deleted when none is whole.
     """
     if not (run / "checkpoints").is_dir():
         raise UserError(f"{run}: no checkpoints here; name a run directory that has been trained")

@@ -25,18 +25,19 @@ _WIDEST = 32
 def compare(
     runs: Annotated[list[Path], typer.Argument(help="Two run directories or more.", show_default=False)],
     by: Annotated[
-        Literal["step", "tokens", "flops", "time"], typer.Option("--by", help="What the curves run along.")
+        Literal["step", "tokens", "flops", "time"], typer.Option("--by", help="X axis of the curves.")
     ] = "step",
     html: Annotated[
         Path | None,
-        typer.Option("--html", help="Also write a page with charts along all four.", show_default=False),
+        typer.Option("--html", help="Also write an HTML page with charts along all four axes.", show_default=False),
     ] = None,
     json: Json = False,
 ) -> None:
-    """Example: ropewalk compare runs/quickstart runs/other-seed
+    """Compare runs: results with 95 % intervals, differing settings, loss curves.
 
-    Shows runs side by side: what came of them, with intervals of 95 %, the settings in which they differ, and their
-    loss along steps, tokens, FLOPs or seconds of training. Only reads; runs may still go on.
+    Example: ropewalk compare runs/quickstart runs/other-seed
+
+    Curves run along steps, tokens, FLOPs or training time. Only reads; the runs may still be running.
     """
     found = flow.compare(runs, page=html)
     parts = ["\n".join(aligned(figures(found))), _settings(found), _curves(found, by), *found.notes]

@@ -19,13 +19,13 @@ from .options import MOST_RANKS, Json, Overrides, RecipeOrRun, Runs, verb
 from .results import aligned
 
 app = verb(
-    help="""Example: ropewalk doctor data recipes/books.toml
+    help="""Find what limits a run or would make a launch fail, with remedies.
 
-    Finds what limits a run, or would make a launch fail, and says what would help, with figures."""
+    Example: ropewalk doctor data recipes/books.toml"""
 )
 
 
-@app.command(short_help="Why steps wait for data, and what would help.")
+@app.command()
 def data(
     recipe: RecipeOrRun,
     overrides: Overrides = None,
@@ -58,12 +58,14 @@ def data(
     ] = False,
     json: Json = False,
 ) -> None:
-    """Example: ropewalk doctor data recipes/books.toml --medium object
+    """Measure why steps wait for data, and what would help.
 
-    Measures how fast batches are made from memory and from the store, and how fast the step is; names the stage that
-    decides the speed of the run, predicts it for other cores, stores and GPUs, and lists remedies with their gains. The
-    next call tells how wrong the last prediction was. With --tune it applies the remedy. It also tells which share of
-    an epoch's reads memory answers with the page cache, LRU, and a cache that keeps what came first.
+    Example: ropewalk doctor data recipes/books.toml --medium object
+
+    Measures batches per second from memory and from the store, and the speed of the step; names the stage that
+    limits the run, predicts its speed with other cores, stores and GPUs, and lists remedies with their gains. The
+    next call reports the error of the last prediction. --tune applies the remedy. Also reports which share of an
+    epoch's reads memory serves with the page cache, with LRU, and with a cache that keeps what came first.
     """
     settings = overrides or ()
     if tune and (cores or medium or gpu_speed != 1.0):
@@ -88,11 +90,11 @@ def data(
     emit(found, as_json=json, text=_text(found))
 
 
-@app.command(short_help="Check a launch before it costs anything: ranks, devices, network, storage.")
+@app.command()
 def cluster(
     recipe: Annotated[
         Path | None,
-        typer.Argument(help="The recipe or a run directory. Left out: one axis of all ranks.", show_default=False),
+        typer.Argument(help="The recipe or a run directory. Default: a single axis of all ranks.", show_default=False),
     ] = None,
     overrides: Overrides = None,
     runs: Runs = Path("runs"),
@@ -101,7 +103,7 @@ def cluster(
         typer.Option(
             "--nproc",
             min=1,
-            help="Processes to start on this machine. Left out: as many as [parallel] asks for.",
+            help="Number of processes on this machine. Default: as many as [parallel] asks for.",
             show_default=False,
         ),
     ] = None,
@@ -111,11 +113,13 @@ def cluster(
     ] = 60.0,
     json: Json = False,
 ) -> None:
-    """Example: ropewalk doctor cluster recipes/tiny-cpu.toml --nproc 2
+    """Check a launch: ranks, devices, network, storage.
 
-    Checks ranks, devices, versions, clocks, latency and bandwidth on every axis of the plan, and the storage of the
-    run; names what is slow, wrong or missing, with a remedy. Under torchrun, srun or mpirun, uses the processes they
-    launched. Exits with 1 when something is wrong or missing, 0 when all is ok or slow.
+    Example: ropewalk doctor cluster recipes/tiny-cpu.toml --nproc 2
+
+    Checks versions and clocks, latency and bandwidth on every axis of the plan, and the storage of the run; names
+    what is slow, wrong or missing, with a remedy. Under torchrun, srun or mpirun it uses the processes they
+    launched. Exits with 1 when something is wrong or missing, with 0 otherwise.
     """
     found = flow.doctor_cluster(
         recipe, overrides or (), runs=runs, nproc=nproc, seconds=seconds, timeout_s=timeout, progress=Console()

@@ -21,12 +21,13 @@ def evaluate(
     nproc: Nproc = None,
     json: Json = False,
 ) -> None:
-    """Example: ropewalk evaluate recipes/books.toml evaluate.samples=50
+    """Evaluate a trained model on held-out text and draw samples.
 
-    Measures the recipe's trained model on held-out text (training it first where that is not done) and draws samples.
-    Of a run directory, as runs/books, it measures the newest checkpoint. Overrides of `evaluate` are recorded in the
-    run; settings that evaluation does not use are those of the run. Several processes share the model as in training;
-    under torchrun, srun or mpirun, those that these launched.
+    Example: ropewalk evaluate recipes/books.toml evaluate.samples=50
+
+    Trains the recipe first where that is not done. For a run directory, such as runs/books, evaluates the newest
+    checkpoint; overrides of `evaluate` are recorded in the run. With several processes the model is sharded as in
+    training; under torchrun, srun or mpirun it uses the processes they launched.
     """
     result = flow.evaluate(recipe, overrides or (), runs=runs, progress=Console(), nproc=nproc)
     emit(result, as_json=json, text=evaluation_line(result) if result else "")

@@ -40,17 +40,19 @@ def generate(
         typer.Option(
             "--nproc",
             min=1,
-            help="Processes of this machine that share the model, for one that does not fit a single device: under its "
-            "run's plan where that is for as many, else sharded (ZeRO-3). Left out: one.",
+            help="Processes of this machine that share a model too large for a single device, under the "
+            "run's plan if that has as many ranks, otherwise ZeRO-3. Default: 1.",
             show_default=False,
         ),
     ] = None,
     json: Json = False,
 ) -> None:
-    """Example: ropewalk generate runs/quickstart --prompt "def add(a, b):"
+    """Generate text with a trained model.
 
-    Continues a text with a trained model, word by word, with a key-value cache. With --chat it answers a question.
-    Under torchrun, srun or mpirun, the processes that these launched share the model.
+    Example: ropewalk generate runs/quickstart --prompt "def add(a, b):"
+
+    Prints word by word, with a key-value cache. --chat answers a question. Under torchrun, srun or mpirun, the
+    processes they launched share the model.
     """
     if prompt and chat:
         raise UserError("--prompt continues a text, --chat answers a question; give one of them")

@@ -15,10 +15,12 @@ from .console import emit, table
 from .options import MOST_RANKS, Json, Overrides, RecipeFile, Runs, verb
 
 app = verb(
-    help="""Example: ropewalk launch slurm recipes/books.toml --nodes 2 --gpus-per-node 8
+    help="""Write a job file for Slurm or Kubernetes.
 
-    Writes the job of a recipe for a cluster: a text file to read, change and submit. On this machine alone,
-    `ropewalk train --nproc` needs no job."""
+    Example: ropewalk launch slurm recipes/books.toml --nodes 2 --gpus-per-node 8
+
+    The job is a text file to read, change and submit. A single machine needs none: `ropewalk train --nproc` starts
+    its own processes."""
 )
 
 Nodes = Annotated[int, typer.Option("--nodes", min=1, max=MOST_RANKS, help="Machines.")]
@@ -50,9 +52,11 @@ def slurm(
     force: Force = False,
     json: Json = False,
 ) -> None:
-    """Example: ropewalk launch slurm recipes/books.toml --nodes 2 --gpus-per-node 8 --setup ". .venv/bin/activate"
+    """Write NAME.sbatch, which starts torchrun on every node.
 
-    Writes NAME.sbatch: a torchrun on every machine, started by srun. The folder must be one that all machines see.
+    Example: ropewalk launch slurm recipes/books.toml --nodes 2 --gpus-per-node 8 --setup ". .venv/bin/activate"
+
+    All nodes must see the current folder.
     """
     settings = SlurmSettings(time=time, partition=partition, account=account, setup=setup or ())
     made = flow.launch_slurm(
@@ -76,7 +80,7 @@ def kubernetes(
     nodes: Nodes = 1,
     gpus_per_node: Gpus = 0,
     claim: Annotated[
-        str, typer.Option("--claim", help="A volume claim for data and runs. Left out: a new one.", show_default=False)
+        str, typer.Option("--claim", help="Volume claim for data and runs. Default: a new one.", show_default=False)
     ] = "",
     storage: Annotated[str, typer.Option("--storage", help="Size of a new volume.")] = "100Gi",
     runs: Runs = Path("runs"),
@@ -84,10 +88,11 @@ def kubernetes(
     force: Force = False,
     json: Json = False,
 ) -> None:
-    """Example: ropewalk launch kubernetes recipes/books.toml --image example.org/ropewalk:0.1 --nodes 2
+    """Write NAME.yaml, an Indexed Job for Kubernetes.
 
-    Writes NAME.yaml: an Indexed Job, a Service by which its pods find each other, the recipe, and a volume for data and
-    runs. Needs nothing in the cluster but Kubernetes.
+    Example: ropewalk launch kubernetes recipes/books.toml --image example.org/ropewalk:0.1 --nodes 2
+
+    Includes a Service for rendezvous, the recipe, and a volume for data and runs. Needs no operator in the cluster.
     """
     made = flow.launch_kubernetes(
         recipe,

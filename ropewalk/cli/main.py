@@ -22,26 +22,26 @@ from ropewalk.config.ranks import ranks
 from .console import closing_consoles
 
 VERBS = {
-    "quickstart": "The whole path on the Python of this machine, in minutes.",
+    "quickstart": "Run the whole path in minutes, on the Python sources of this machine.",
     "new": "Write a commented recipe for your own files.",
     "recipe": "Check, show, compare or upgrade recipes.",
-    "run": "Raw files to report: prepare, plan, train, evaluate.",
-    "prepare": "Raw files to token shards; explain a document, try thresholds, report.",
-    "plan": "What a recipe will need, before anything is spent; draw its pipeline.",
+    "run": "Run a recipe from raw files to the report: prepare, plan, train, evaluate.",
+    "prepare": "Turn raw files into token shards; explain a document, try thresholds.",
+    "plan": "Forecast memory, time and tokens of a recipe; draw its pipeline.",
     "model": "Describe a recipe's model; export, import or grow a trained one.",
-    "train": "As far as the trained model.",
-    "launch": "Write a recipe's job for Slurm or Kubernetes.",
-    "evaluate": "As far as the measured model.",
-    "generate": "Continue a text with a trained model.",
-    "chat": "Talk to a trained model, turn by turn.",
+    "train": "Train a recipe, preparing data first where needed.",
+    "launch": "Write a job file for Slurm or Kubernetes.",
+    "evaluate": "Evaluate a trained model on held-out text and draw samples.",
+    "generate": "Generate text with a trained model.",
+    "chat": "Chat with a trained model in the terminal.",
     "checkpoint": "List, show, verify, reshard, export or prune checkpoints.",
-    "doctor": "What limits a run and would help; check a cluster before a launch.",
-    "profile": "What the step of a recipe's model consists of, and how fast it could be.",
-    "bench": "How fast this machine trains models of well-known sizes, beside others.",
-    "chaos": "Kill, fill up, flip and hang a copy of a run; does it end with the same bits?",
-    "monitor": "Where a run stands, now or until it ends; its curves for TensorBoard or as CSV.",
-    "compare": "Runs side by side: settings that differ, curves, results with intervals.",
-    "report": "Draw a run's report anew.",
+    "doctor": "Find what limits a run; check a cluster before a launch.",
+    "profile": "Profile the training step of a recipe's model.",
+    "bench": "Benchmark training of well-known model sizes on this machine.",
+    "chaos": "Test a run's recovery: kill it, fill its disk, flip bits, preempt it.",
+    "monitor": "Show where a run stands; write its curves for TensorBoard or as CSV.",
+    "compare": "Compare runs: settings, curves, results with intervals.",
+    "report": "Write the HTML report of a run.",
 }
 """Every verb and its line in `ropewalk --help`; the verb lives in `ropewalk/cli/VERB.py` as `app`."""
 
@@ -79,10 +79,12 @@ app = typer.Typer(cls=_Verbs, rich_markup_mode=None, pretty_exceptions_enable=Fa
 
 @app.callback(invoke_without_command=True)
 def _root(ctx: typer.Context, version: bool = typer.Option(False, "--version", help="Print the version.")) -> None:
-    """Example: ropewalk quickstart
+    """Train large models from end to end: raw corpus in, evaluated model out.
 
-    ropewalk trains large models from end to end: raw corpus in, evaluated model out, with one recipe. The same command
-    continues whatever was interrupted. `ropewalk VERB --help` explains a verb.
+    Example: ropewalk quickstart
+
+    One recipe describes the whole path, and the same command continues whatever was interrupted. `ropewalk VERB
+    --help` explains a verb.
     """
     if version:
         typer.echo(__version__)

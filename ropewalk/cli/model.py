@@ -15,9 +15,9 @@ from .console import emit, table
 from .options import Json, Overrides, RecipeOrRun, verb
 
 app = verb(
-    help="""Example: ropewalk model describe recipes/books.toml
+    help="""Describe a recipe's model; export, import or grow a trained one.
 
-    Looks at a recipe's model without building it; takes models to Hugging Face's layouts and back; grows them."""
+    Example: ropewalk model describe recipes/books.toml"""
 )
 
 Checkpoint = Annotated[
@@ -28,9 +28,11 @@ Target = Annotated[Path, typer.Argument(help="Folder for the new checkpoint; mus
 
 @app.command()
 def describe(recipe: RecipeOrRun, overrides: Overrides = None, json: Json = False) -> None:
-    """Example: ropewalk model describe recipes/books.toml model.layers=8
+    """List the parameters of a recipe's model with shapes, splits and FLOPs.
 
-    Prints every parameter with its shape and how it may be split, and the FLOPs of a token. Needs no torch.
+    Example: ropewalk model describe recipes/books.toml model.layers=8
+
+    Needs no torch.
     """
     model = flow.describe(recipe, overrides or ())
     rows = [
@@ -54,10 +56,12 @@ def export(
     ] = "auto",
     json: Json = False,
 ) -> None:
-    """Example: ropewalk model export runs/quickstart quickstart-hf
+    """Export a checkpoint as a Hugging Face directory.
 
-    Writes a checkpoint as a Hugging Face directory: config, safetensors, tokenizer. The same weights give the same
-    logits there. Adapters (LoRA) are merged into the weights.
+    Example: ropewalk model export runs/quickstart quickstart-hf
+
+    Writes config, safetensors and tokenizer; the exported model gives the same logits. LoRA adapters are merged
+    into the weights.
     """
     made = flow.export_model(checkpoint, folder, layout=layout)
     text = f"{made['folder']}: {amount(made['parameters'])} parameters of step {made['step']}, {made['layout']} layout"
@@ -73,10 +77,11 @@ def import_command(
     ] = "keep",
     json: Json = False,
 ) -> None:
-    """Example: ropewalk model import my-llama imported
+    """Import a local Hugging Face directory (Llama or GPT-2) as a checkpoint.
 
-    Writes the Llama or GPT-2 model of a local Hugging Face directory as a checkpoint, which `ropewalk generate`
-    reads. Nothing is fetched.
+    Example: ropewalk model import my-llama imported
+
+    `ropewalk generate` reads the result. Nothing is downloaded.
     """
     made = flow.import_model(folder, to, dtype=dtype)
     what = f"{amount(made['parameters'])} parameters, {made['dtype']}, {made['layout']} layout"
@@ -98,10 +103,12 @@ def grow(
     seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the noise.")] = 0,
     json: Json = False,
 ) -> None:
-    """Example: ropewalk model grow runs/quickstart grown model.layers=8
+    """Initialize a larger model from a smaller trained one.
 
-    Starts a larger model from a smaller trained one: more blocks, more features (Net2Net), a wider feed-forward part.
-    Says whether the larger model computes what the smaller one did.
+    Example: ropewalk model grow runs/quickstart grown model.layers=8
+
+    Adds blocks, widens features (Net2Net) or the feed-forward part, and reports whether the larger model computes
+    the same function.
     """
     made = flow.grow_model(checkpoint, to, sizes, new_blocks=new_blocks, noise=noise, seed=seed)
     grown = [(name, f"{before} -> {after}") for name, (before, after) in made["sizes"].items() if before != after]

@@ -30,19 +30,17 @@ def monitor(
     run: Annotated[
         Path | None,
         typer.Argument(
-            help="A run directory, e.g. runs/quickstart. Left out: the newest runs; with --follow or --to the newest.",
+            help="A run directory, e.g. runs/quickstart. Default: the newest runs (the newest with --follow or --to).",
             show_default=False,
         ),
     ] = None,
-    follow: Annotated[
-        bool, typer.Option("--follow", help="Show it again and again until the run ends or Ctrl-C is pressed.")
-    ] = False,
+    follow: Annotated[bool, typer.Option("--follow", help="Refresh until the run ends or Ctrl-C is pressed.")] = False,
     to: Annotated[
         list[str] | None,
         typer.Option(
             "--to",
             metavar="KIND=PATH",
-            help="Write its curves for another tool until the run ends: tensorboard=FOLDER or csv=FILE; may come "
+            help="Write its curves for another tool until the run ends: tensorboard=FOLDER or csv=FILE; may be given "
             "several times.",
             show_default=False,
         ),
@@ -50,10 +48,12 @@ def monitor(
     runs: Runs = Path("runs"),
     json: Json = False,
 ) -> None:
-    """Example: ropewalk monitor runs/quickstart
+    """Show where a run stands: stages, step, loss, speed, ETA.
 
-    Tells where a run stands: its stages, last step, loss, speed and time left. Only reads; the run does not notice.
-    Curves written by --to hold every step once, and nothing that a restart or a rollback has undone.
+    Example: ropewalk monitor runs/quickstart
+
+    Only reads; the run does not notice. Curves written by --to hold every step once, without steps that a restart
+    or a rollback has undone.
     """
     if run is None and not follow and not to:
         found = newest_runs(runs)

@@ -39,13 +39,15 @@ def new(
     force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
     json: Json = False,
 ) -> None:
-    """Example: ropewalk new books.toml my-books/
+    """Write a commented recipe for your own files.
 
-    Looks at your files and writes a recipe for them: format, text key, how large files are cut into documents, and a
-    model with the steps that this machine trains in about ten minutes. Reads text, Markdown, source code, JSON lines,
-    Parquet, dialogues, HTML, LaTeX, PDF, EPUB and crawls, packed or not; only samples are read. Every setting is in
-    the recipe with its meaning and default, and those that were decided have their reason. With --start-from a model
-    that is there is trained further, and its shape and tokenizer stay.
+    Example: ropewalk new books.toml my-books/
+
+    Detects format, text key and how to cut large files into documents, and chooses a model and steps that this
+    machine trains in about ten minutes. Reads text, Markdown, source code, JSON lines, Parquet, dialogues, HTML,
+    LaTeX, PDF, EPUB and WARC, compressed or not; only samples are read. The recipe holds every setting with its
+    meaning and default, and the reason of each choice. --start-from continues training an existing model and keeps
+    its shape and tokenizer.
     """
     written = flow.new_recipe(recipe, data=data, name=name, force=force, hours=hours, gpu=gpu, start_from=start_from)
     lines = [*written.lines(), *(f"note: {note}" for note in written.notes)]

@@ -24,7 +24,7 @@ Nproc = Annotated[
     typer.Option(
         "--nproc",
         min=1,
-        help="Processes of this machine that train and evaluate. Left out: as many as [parallel] asks for.",
+        help="Number of processes on this machine. Default: as many as [parallel] asks for.",
         show_default=False,
     ),
 ]

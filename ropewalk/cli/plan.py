@@ -16,19 +16,20 @@ from .console import emit, table
 from .options import Json, Overrides, RecipeOrRun, WithDefault, verb
 
 app = verb(
-    help="""Example: ropewalk plan recipes/books.toml model.layers=8
+    help="""Forecast parameters, memory, tokens, FLOPs and time of a recipe.
 
-    Forecasts parameters, memory, tokens, FLOPs and time of a recipe on this machine. Needs neither torch nor prepared
-    data.""",
+    Example: ropewalk plan recipes/books.toml model.layers=8
+
+    Needs neither torch nor prepared data.""",
     cls=WithDefault,
 )
 
 
 @app.command(name="forecast", hidden=True)
 def plan(recipe: RecipeOrRun, overrides: Overrides = None, json: Json = False) -> None:
-    """Example: ropewalk plan recipes/books.toml model.layers=8
+    """Forecast what a recipe needs.
 
-    Forecasts what a recipe needs.
+    Example: ropewalk plan recipes/books.toml model.layers=8
     """
     planned = flow.plan(recipe, overrides or ())
     emit(planned, as_json=json, text=plan_text(planned))
@@ -38,25 +39,26 @@ def plan(recipe: RecipeOrRun, overrides: Overrides = None, json: Json = False) -
 def draw(
     recipe: RecipeOrRun,
     overrides: Overrides = None,
-    out: Annotated[
-        Path | None, typer.Option("--out", help="The SVG file to write. Left out: NAME-SCHEDULE.svg.")
-    ] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="SVG file to write. Default: NAME-SCHEDULE.svg.")] = None,
     schedule: Annotated[
-        ScheduleKind | None, typer.Option("--schedule", help="Another than the plan's.", show_default=False)
+        ScheduleKind | None,
+        typer.Option("--schedule", help="Schedule to draw instead of the plan's.", show_default=False),
     ] = None,
     ranks: Annotated[int | None, typer.Option("--ranks", min=2, help="Pipeline ranks.", show_default=False)] = None,
     chunks: Annotated[
-        int | None, typer.Option("--chunks", min=1, help="Stages of each rank.", show_default=False)
+        int | None, typer.Option("--chunks", min=1, help="Pipeline stages per rank.", show_default=False)
     ] = None,
     microbatches: Annotated[
-        int | None, typer.Option("--microbatches", min=1, help="Microbatches of a step.", show_default=False)
+        int | None, typer.Option("--microbatches", min=1, help="Microbatches per step.", show_default=False)
     ] = None,
     json: Json = False,
 ) -> None:
-    """Example: ropewalk plan draw recipes/books.toml --schedule zero-bubble --ranks 4 --microbatches 8
+    """Draw the pipeline schedule of a recipe as SVG.
 
-    Draws the pipeline of a recipe as SVG: what each rank computes when, how long it waits and how many microbatches it
-    holds. Options try what the recipe does not say.
+    Example: ropewalk plan draw recipes/books.toml --schedule zero-bubble --ranks 4 --microbatches 8
+
+    Shows what each rank computes when, how long it waits and how many microbatches it holds. Options replace the
+    recipe's values.
     """
     drawn = flow.draw_plan(
         recipe,

@@ -15,11 +15,12 @@ from .console import Console, emit, table
 from .options import Json, New, Overrides, RecipeOrRun, Runs, WithDefault, verb
 
 app = verb(
-    help="""Example: ropewalk prepare recipes/books.toml
+    help="""Turn raw files into filtered, deduplicated token shards.
 
-    Turns raw files into filtered, deduplicated token shards with a manifest and a ledger in which every document has a
-    row. Prepared data is shared by all runs whose settings and files are the same, and what has not changed since the
-    last time is not done again.""",
+    Example: ropewalk prepare recipes/books.toml
+
+    Writes a manifest and a ledger with a row for every document. Runs with the same settings and files share
+    prepared data, and unchanged work is not repeated.""",
     cls=WithDefault,
 )
 
@@ -32,9 +33,9 @@ def prepare(
     new: New = False,
     json: Json = False,
 ) -> None:
-    """Example: ropewalk prepare recipes/books.toml
+    """Turn raw files into token shards.
 
-    Turns raw files into token shards.
+    Example: ropewalk prepare recipes/books.toml
     """
     result = flow.prepare(recipe, overrides or (), runs=runs, new=new, progress=Console())
     emit(result, as_json=json, text=_text(result))
@@ -47,10 +48,12 @@ def explain(
     overrides: Overrides = None,
     json: Json = False,
 ) -> None:
-    """Example: ropewalk prepare explain recipes/books.toml "books:my-books/a.txt"
+    """Explain what happened to a document and why.
 
-    Tells what became of a document: kept, edited or removed, by which rule, with the measured value and the limit,
-    whose copy it is, and where its tokens lie. Data that is not there yet with these settings is prepared first.
+    Example: ropewalk prepare explain recipes/books.toml "books:my-books/a.txt"
+
+    Kept, edited or removed, by which rule, with the measured value and the threshold, the document it duplicates,
+    and where its tokens are. Prepares the data first where needed.
     """
     story = flow.explain(recipe, document, overrides or (), progress=Console())
     emit(dataclasses.asdict(story), as_json=json, text=str(story))
@@ -68,10 +71,12 @@ def what_if(
     ],
     json: Json = False,
 ) -> None:
-    """Example: ropewalk prepare what-if recipes/books.toml filter.min_characters=1000
+    """Show which documents other thresholds would keep or remove.
 
-    Shows which documents other thresholds would gain and lose, by source and by rule, from the statistics that were
-    kept: no text is read. Data that is not there yet with the other settings is prepared first.
+    Example: ropewalk prepare what-if recipes/books.toml filter.min_characters=1000
+
+    Uses the statistics that were kept, by source and by rule; no text is read. Prepares the data first where
+    needed.
     """
     changes = [item for item in settings if item.startswith(("filter.", "prepare.filter."))]
     overrides = [item for item in settings if item not in changes]
@@ -81,10 +86,11 @@ def what_if(
 
 @app.command()
 def report(recipe: RecipeOrRun, overrides: Overrides = None, json: Json = False) -> None:
-    """Example: ropewalk prepare report recipes/books.toml
+    """Write an offline HTML page about the corpus.
 
-    Draws one page that works offline: what went where, how rules overlap, samples of what each removed, how often texts
-    repeat, what the corpus is made of.
+    Example: ropewalk prepare report recipes/books.toml
+
+    Shows what each rule removed, how rules overlap, samples of removed documents, repetition and composition.
     """
     path = flow.prepare_report(recipe, overrides or (), progress=Console())
     emit({"report": str(path)}, as_json=json, text=str(path))
@@ -97,10 +103,12 @@ def prune(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only tell what would be deleted.")] = False,
     json: Json = False,
 ) -> None:
-    """Example: ropewalk prepare prune recipes/books.toml --dry-run
+    """Delete intermediate results that this recipe's data does not need.
 
-    Deletes stage results (`prepared/stages`) that this recipe's data was not made from: those of earlier settings and
-    files, and of other recipes in the same folder. Prepared data stays; what is needed again is made again.
+    Example: ropewalk prepare prune recipes/books.toml --dry-run
+
+    Removes results in `prepared/stages` of earlier settings and files, and of other recipes in the same folder.
+    Prepared data stays.
     """
     found = flow.prune_stages(recipe, overrides or (), dry_run=dry_run, progress=Console())
     rows = [

@@ -22,11 +22,12 @@ def profile(
     steps: Annotated[int, typer.Option("--steps", min=1, help="Steps that are timed, after three of warm-up.")] = 12,
     json: Json = False,
 ) -> None:
-    """Example: ropewalk profile recipes/books.toml
+    """Profile the training step of a recipe's model.
 
-    Makes a few steps of the recipe's model on random tokens and prints tokens a second, both MFUs, memory, the time of
-    each kind of work, and how far each is from what this device could do at best. Needs no data, and a run of the
-    recipe is not touched.
+    Example: ropewalk profile recipes/books.toml
+
+    Runs a few steps on random tokens and prints tokens/s, both MFUs, memory, the time of each kind of operation,
+    and the distance of each from this device's measured limits. Needs no data and does not touch the run.
     """
     found = flow.profile(recipe, overrides or (), steps=steps, progress=Console())
     contender = [{"contender": found["recipe"], "error": None, **found}]

@@ -17,11 +17,13 @@ app = verb()
 def quickstart(
     overrides: Overrides = None, runs: Runs = Path("runs"), new: New = False, nproc: Nproc = None, json: Json = False
 ) -> None:
-    """Example: ropewalk quickstart
+    """Run the whole path in minutes, on the Python sources of this machine.
 
-    Trains a small model of Python on the sources and documentation of the Python on this machine, evaluates it and
-    writes runs/quickstart/report.html. It is `ropewalk run` on a built-in recipe: a few minutes on two CPU cores,
-    nothing is downloaded.
+    Example: ropewalk quickstart
+
+    Trains a small model on the standard library's sources and documentation, evaluates it and writes
+    runs/quickstart/report.html. The same as `ropewalk run` with a built-in recipe: a few minutes on two CPU cores,
+    no downloads.
     """
     result = flow.quickstart(overrides or (), runs=runs, new=new, progress=Console(), nproc=nproc)
     emit(result, as_json=json, text=run_text(result) if result else "")

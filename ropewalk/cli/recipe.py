@@ -14,9 +14,9 @@ from .console import emit
 from .options import Json, Overrides, RecipeFile, RecipeOrRun, verb
 
 app = verb(
-    help="""Example: ropewalk recipe check recipes/books.toml
+    help="""Check, show, compare and upgrade recipes.
 
-    Checks, shows, compares and upgrades recipes without running anything."""
+    Example: ropewalk recipe check recipes/books.toml"""
 )
 
 
@@ -27,10 +27,12 @@ def check(
     remote: Annotated[bool, typer.Option("--remote", help="Also read the first records of files behind URLs.")] = False,
     json: Json = False,
 ) -> None:
-    """Example: ropewalk recipe check recipes/books.toml
+    """Report everything wrong with a recipe at once.
 
-    Finds everything wrong with a recipe at once: unknown keys, types, ranges, contradictions, missing files, and
-    formats and text keys that do not fit the first records of the files. Exit status 2 when there is something.
+    Example: ropewalk recipe check recipes/books.toml
+
+    Finds unknown keys, wrong types and ranges, contradictions, missing files, and formats or text keys that do not
+    fit the first records. Exit status 2 when there is a problem.
     """
     checked = flow.check(recipe, overrides or (), remotely=remote)
     remarks = [str(remark) for remark in checked.remarks]
@@ -45,9 +47,9 @@ def show_command(
     changed: Annotated[bool, typer.Option("--changed", help="Only what is not a default.")] = False,
     json: Json = False,
 ) -> None:
-    """Example: ropewalk recipe show recipes/books.toml --changed
+    """Print every value of a recipe and where it comes from.
 
-    Prints every value that a run would use and where it comes from.
+    Example: ropewalk recipe show recipes/books.toml --changed
     """
     resolved = flow.show(recipe, overrides or ())
     value = {"config": plain(resolved.value), "origins": dict(resolved.origins)}
@@ -58,9 +60,9 @@ def show_command(
 def diff(
     first: RecipeOrRun, second: Annotated[Path, typer.Argument(help="The other recipe or run.")], json: Json = False
 ) -> None:
-    """Example: ropewalk recipe diff recipes/a.toml recipes/b.toml
+    """List the settings in which two recipes differ, defaults included.
 
-    Lists the settings in which two recipes differ, defaults included.
+    Example: ropewalk recipe diff recipes/a.toml recipes/b.toml
     """
     found = flow.diff(first, second)
     rows = {key: {"first": one, "second": two} for key, (one, two) in found.items()}
@@ -70,9 +72,11 @@ def diff(
 
 @app.command()
 def upgrade(recipe: RecipeFile, json: Json = False) -> None:
-    """Example: ropewalk recipe upgrade recipes/books.toml
+    """Rename outdated keys in a recipe file.
 
-    Gives settings that have been renamed their new names, in the file. Comments, order and layout stay.
+    Example: ropewalk recipe upgrade recipes/books.toml
+
+    Comments, order and layout stay.
     """
     changes = flow.upgrade(recipe)
     rows = [{"line": change.line, "before": change.before, "after": change.after} for change in changes]

@@ -12,10 +12,11 @@ app = verb()
 
 @app.command()
 def report(run: RunFolder, json: Json = False) -> None:
-    """Example: ropewalk report runs/quickstart
+    """Write the HTML report of a run.
 
-    Draws RUN/report.html from the run's files: one page that works offline. A run that is not finished gives a
-    report of what there is.
+    Example: ropewalk report runs/quickstart
+
+    RUN/report.html is one page that works offline. An unfinished run gives a report of what there is.
     """
     path = flow.report(run)
     emit({"report": str(path)}, as_json=json, text=str(path))

@@ -22,10 +22,12 @@ def run(
     nproc: Nproc = None,
     json: Json = False,
 ) -> None:
-    """Example: ropewalk run recipes/books.toml train.steps=200
+    """Run a recipe from raw files to the report: prepare, plan, train, evaluate.
 
-    Takes a recipe from raw files to a report. Stages whose inputs have not changed are skipped; killed at any
-    instant, the same command continues. A run directory, as runs/books, can be named in place of the recipe.
+    Example: ropewalk run recipes/books.toml train.steps=200
+
+    Skips stages whose inputs have not changed. Killed at any instant, the same command continues. A run directory,
+    such as runs/books, can stand in place of the recipe.
     """
     result = flow.run(recipe, overrides or (), runs=runs, new=new, progress=Console(), nproc=nproc)
     emit(result, as_json=json, text=run_text(result) if result else "")

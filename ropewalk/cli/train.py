@@ -30,14 +30,14 @@ def train(
         bool, typer.Option("--detach", help="Train in a process of its own that outlives this one.")
     ] = False,
     profile: Annotated[
-        bool, typer.Option("--profile", help="Tell where the time of a step goes: a table, and a trace in the run.")
+        bool, typer.Option("--profile", help="Profile the step: print a table, write a trace into the run.")
     ] = False,
     profile_steps: Annotated[
         int | None,
         typer.Option(
             "--profile-steps",
             min=1,
-            help="--profile of so many steps instead of five, after two of warm-up.",
+            help="Profile this many steps instead of five, after two warm-up steps.",
             show_default=False,
         ),
     ] = None,
@@ -45,20 +45,21 @@ def train(
         bool,
         typer.Option(
             "--verify",
-            help="Do not train: compare three steps of the plan with one device in float64 (a part of a large model).",
+            help="Do not train; compare three steps of the plan (of a large model, a part) with one device in float64.",
         ),
     ] = False,
     timeline: Annotated[
-        int, typer.Option("--timeline", min=0, help="Steps whose phases and collectives are drawn, for every rank.")
+        int, typer.Option("--timeline", min=0, help="Record a per-rank timeline (Perfetto) of this many steps.")
     ] = 0,
     json: Json = False,
 ) -> None:
-    """Example: ropewalk train recipes/books.toml
+    """Train a recipe to its last step, preparing data first where needed.
 
-    Prepares what is not yet prepared and trains to the last step, from the newest checkpoint. There is no resume:
-    the same command continues, and a finished run continues with more steps: ropewalk train runs/books train.steps=800.
-    With --nproc several processes share the work as the recipe's [parallel] says; started
-    by torchrun, srun or mpirun, the processes that these start do.
+    Example: ropewalk train recipes/books.toml
+
+    Continues from the newest checkpoint: there is no resume, the same command continues. A finished run continues
+    with more steps: ropewalk train runs/books train.steps=800. With --nproc several processes share the work as
+    [parallel] says; under torchrun, srun or mpirun it uses the processes they launched.
     """
     settings = [*(overrides or ()), *([f"train.timeline_steps={timeline}"] if timeline else [])]
     profile = profile or profile_steps is not None

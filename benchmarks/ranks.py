@@ -52,6 +52,8 @@ def environments(ranks: int, device: str) -> list[dict[str, str]]:
             for r in range(ranks)
         ]
     own = {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "NCCL_SOCKET_IFNAME": "lo"}
+    # All clients of an MPS server share 128 channels; eight ranks with torch's default take more ("device is busy").
+    own |= {"CUDA_DEVICE_MAX_CONNECTIONS": "2"} if ranks > 4 else {}
     # One socket of one thread is what such a step would wait for most.
     own |= {"NCCL_SOCKET_NTHREADS": "2", "NCCL_NSOCKS_PERTHREAD": "2"}
     # Each takes itself for alone on its machine.

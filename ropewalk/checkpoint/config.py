@@ -11,47 +11,47 @@ from ropewalk.config.schema import CONTINUES, Range
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tiers:
-    """Copies beside those on the disk: in memory that outlives the process, in other machines' memory, in a store."""
+    """Copies besides those on disk: in shared memory, in the memory of other machines, in an object store."""
 
     memory: Annotated[Literal["off", "on"], CONTINUES] = "off"
-    """`on`: every saved state is also kept in shared memory, twice its size, from where a restarted process takes it
-    in seconds. It goes when the run ends well."""
+    """`on`: every saved state is also kept in shared memory, which takes twice its size; a restarted process loads it
+    from there in seconds. The memory is freed when the run ends normally."""
     memory_every_steps: Annotated[int, Range(least=0), CONTINUES] = 0
-    """Steps between copies in memory and at peers that do not go to the disk, beside those that do; 0: none. Left out
-    while a save is on its way, so that no step waits for the disk."""
+    """Steps between copies that go to memory and peers only, in addition to every checkpoint; 0: none. Skipped while a
+    save is in progress, so that no step waits for the disk."""
     folder: Annotated[str, CONTINUES] = "/dev/shm"
-    """Where that memory is: a file system in memory."""
+    """An in-memory file system for the copies."""
     memory_bytes: Annotated[int, Range(above=0), CONTINUES] | None = None
-    """The most that it may take on a machine, copies for others included; not set: half of the file system."""
+    """Maximum memory on a machine, copies for others included. Not set: half of the file system."""
     idle_hours: Annotated[float, Range(above=0), CONTINUES] = 24.0
-    """Memory of other runs in which nothing was written for so long is cleared away when this one starts."""
+    """At start, copies of other runs that were not written for this many hours are deleted."""
     peers: Annotated[tuple[str, ...], CONTINUES] = ()
-    """`host:port` of every machine of the run, in the order of its ranks: each keeps copies for others in its memory
-    and listens at its own. Needs `memory` and `secret_file`."""
+    """`host:port` of every machine of the run, in rank order. Each listens at its own address and keeps copies for
+    others in memory. Needs `memory` and `secret_file`."""
     copies: Annotated[int, Range(least=2), CONTINUES] = 2
     """Machines that hold each state in memory, its own included. Used with `peers` only."""
     placement: Annotated[Literal["groups", "ring"], CONTINUES] = "groups"
-    """`groups` survives more sets of lost machines, `ring` spreads what must be fetched. Used with `peers` only."""
+    """Placement of replicas. `groups` survives more combinations of lost machines; `ring` spreads the load of fetching.
+    Used with `peers` only."""
     racks: Annotated[tuple[str, ...], CONTINUES] = ()
-    """The rack (failure domain) of each of `peers`; copies go to another one where that can be."""
+    """Failure domain (rack) of each of `peers`; replicas go to another rack where possible."""
     secret_file: Annotated[str, CONTINUES] = ""
-    """File with a secret that all machines of the run share, 16 bytes or more, that only its owner can read (mode
+    """File with a secret of at least 16 bytes that all machines of the run share and only its owner can read (mode
     0600)."""
     timeout_s: Annotated[float, Range(above=0), CONTINUES] = 30.0
-    """Seconds of silence after which a peer is given up."""
+    """Seconds without a reply before a peer is marked down."""
     remote: Annotated[str, CONTINUES] = ""
-    """URL of a store that fsspec knows (`s3://bucket/folder`), to which checkpoints are sent when they are durable on
-    the disk; empty: none."""
+    """fsspec URL of an object store (`s3://bucket/folder`) to which durable checkpoints are uploaded; empty: none."""
     remote_every: Annotated[int, Range(least=0), CONTINUES] = 1
-    """Every how many checkpoints one goes there; 0: as often as the network allows beside the steps and the peers, by
-    measurement. While one is on its way, newer ones wait and the newest goes next."""
+    """Upload every n-th checkpoint; 0: as often as the measured network allows besides steps and peers. During an
+    upload newer checkpoints wait, and the newest is uploaded next."""
     remote_keep_last: Annotated[int, Range(least=1), CONTINUES] = 2
-    """Checkpoints kept there, beside those of steps that `keep_every_steps` divides."""
+    """Checkpoints kept in the object store, besides those of steps that `keep_every_steps` divides."""
     network_bytes_per_s: Annotated[float, Range(above=0), CONTINUES] | None = None
-    """The most that copies to peers, and those to the store, may take of the network; not set: all of it."""
+    """Maximum network bandwidth of copies to peers, and of uploads, each. Not set: no limit."""
     run: Annotated[str, CONTINUES] = ""
-    """Name of the run among its copies. Not set: made at random and kept in the run directory, so one that is deleted,
-    copied or moved begins anew; set it to find the copies again after the directory was lost with its machine."""
+    """Name of the run's copies. Not set: random, kept in the run directory, so that a deleted, copied or moved
+    directory starts without copies. Set it to find the copies after the directory was lost with its machine."""
 
     @property
     def used(self) -> bool:
@@ -81,40 +81,40 @@ class Checkpoints:
 
     save_every: Annotated[Literal["steps", "auto"], CONTINUES] = "steps"
     """`steps`: every `save_every_steps`. `auto`: as often as `max_overhead` allows at the measured cost of a save, and
-    more often where failures are so frequent that more saves lose less time. The first save comes after ten steps. Each
-    decision is printed with its numbers, and what was learned is kept in `checkpoints/frequency.json`."""
+    more often where frequent failures make that worthwhile. The first save comes after ten steps. Each decision is
+    printed with its figures and kept in `checkpoints/frequency.json`."""
     save_every_steps: Annotated[int, Range(least=1), CONTINUES] = 100
     """Steps between checkpoints; the last step is always saved. Not used by `auto`."""
     max_overhead: Annotated[float, Range(above=0, below=1), CONTINUES] = 0.02
-    """Maximum fraction of training time that saves may cost: the time for which they block training, and that by which
-    steps are slower while they are written. Exceeded only where failures demand it. Used by `auto` only."""
+    """Maximum fraction of training time spent on saves: the time they block training, plus the slowdown of steps while
+    a save is written. Exceeded only where failures demand it. Used by `auto` only."""
     mtbf_hours: Annotated[float, Range(above=0), CONTINUES] | None = None
-    """Hours between failures of the whole run, where they are known. Not set: 50,000 hours of one GPU, divided by
-    their number. A launch after one that was killed or crashed counts as a failure; from the first failure on, the
-    run's own mean is used where it is shorter. Used by `auto` only."""
+    """Mean time between failures of the whole run, if known. Not set: 50,000 hours per GPU. A start after a killed or
+    crashed one counts as a failure; from the first failure on, the run's own mean is used where it is shorter. Used by
+    `auto` only."""
     write: Annotated[Literal["background", "blocking"], CONTINUES] = "background"
-    """`background`: the state is copied aside during the next step and written while training goes on; needs memory
-    for two copies of it. `blocking`: training waits until it is on disk."""
+    """`background`: the state is copied during the next step and written while training continues; needs memory for two
+    copies of it. `blocking`: training waits until it is on disk."""
     bytes_per_s: Annotated[float, Range(above=0), CONTINUES] | None = None
-    """The most that background writing may take of the disk, in bytes a second; not set: all of it."""
+    """Maximum disk bandwidth of background writing, in bytes per second. Not set: no limit."""
     threads: Annotated[int, Range(least=1), CONTINUES] = 2
-    """Threads that hash, compress and write a checkpoint beside training, which has priority. The files are the same
-    for any number; more than two help where compression is slower than the disk."""
+    """Threads that hash, compress and write a checkpoint; training has priority. The files do not depend on the number;
+    more than two help where compression is slower than the disk."""
     compression: Annotated[Literal["off", "on", "auto"], CONTINUES] = "off"
-    """Lossless compression (byte planes and zstd) of what is saved. `auto`: where measured
-    disk and processor make a save durable sooner by it. Only ropewalk reads compressed files."""
+    """Lossless compression (byte planes and zstd). `auto`: where it makes a save durable sooner on the measured disk
+    and processor. Only ropewalk reads compressed files."""
     failures: Annotated[int, Range(least=0), CONTINUES] = 3
-    """Saves in a row that may fail (a full or broken disk) before the run ends; each is told."""
+    """Maximum number of consecutive failed saves (full or broken disk) before the run ends; each one is reported."""
     timeout_s: Annotated[float, Range(above=0), CONTINUES] = 600.0
-    """Seconds that one call to the disk (a write of 4 MiB, a sync) may last before the disk counts as hanging: saves
-    then fail instead of making training wait."""
+    """Seconds that one disk call (a write of 4 MiB, a sync) may take before the disk counts as hanging; saves then fail
+    instead of blocking training."""
     keep_last: Annotated[int, Range(least=1), CONTINUES] = 2
-    """Checkpoints kept, newest first; older ones are deleted after a new one is durable. With the schedule `wsd`, that
-    of the end of its stable part stays beside them."""
+    """Newest checkpoints to keep; older ones are deleted after a new one is durable. With the schedule `wsd`, the
+    checkpoint at the end of the stable part is kept as well."""
     keep_every_steps: Annotated[int, Range(least=0), CONTINUES] = 0
-    """Checkpoints of steps that it divides are kept for good; 0: none."""
+    """Checkpoints of steps that this number divides are kept forever; 0: none."""
     keep_verified: Annotated[int, Range(least=0), CONTINUES] = 1
-    """Checkpoints that have been read back, every byte, and found whole, before any other is deleted; the newest such
-    stay even where `keep_last` says otherwise. Each is read once, in the background. 0: none is read."""
+    """Checkpoints that must have been read back completely and found intact before any other is deleted; the newest of
+    them are kept even beyond `keep_last`. Each is read once, in the background. 0: none is read."""
     tiers: Tiers = field(default_factory=Tiers)
-    """Copies in memory, in other machines' memory and in a store."""
+    """Copies in memory, in the memory of other machines and in an object store."""

@@ -43,10 +43,10 @@ class Remote:
     """`hill-climb`: more requests in flight while that raises the throughput, fewer while that does not lower it, half
     as many after a failure. `fixed`: always `max_requests`."""
     hedge: Annotated[float, Range(least=0), CONTINUES] = 4.0
-    """An answer that takes more than this many times the median is asked for a second time, at another store where
-    there is one; the first answer wins. 0: never."""
+    """A request that takes longer than this multiple of the median is hedged: sent a second time, to another store
+    where there is one; the first response wins. 0: never."""
     timeout_s: Annotated[float, Range(above=0), CONTINUES] = 60.0
-    """A request without an answer for so long is made again."""
+    """Seconds without a response before a request is retried."""
     mirrors: Annotated[tuple[Mirror, ...], CONTINUES] = ()
     """Other places that hold some of the shards; each is asked as fast as it answers."""
 
@@ -121,11 +121,11 @@ class Load:
     """The `tokenizer.json` that the tokens of `corpus` were made with, or a folder that holds one. Folders that
     `prepare` made have their own."""
     sequence_length: Annotated[int, Range(least=8)] = 256
-    """Tokens a row. With `train.start_from`, not set: those of the model that is there."""
+    """Tokens per sequence. With `train.start_from`, not set: that of the model to start from."""
     packing: Packing = "windows"
-    """`windows`: the corpus as one long line, cut every `sequence_length` tokens; no token is padding. `best-fit`:
-    whole documents laid into rows so that hardly any place is left (99.9 % full at 2,048), each with positions of its
-    own; documents longer than a row are cut. With `model.documents = "separate"` they do not see each other."""
+    """`windows`: the corpus as one stream, cut every `sequence_length` tokens, without padding. `best-fit`: whole
+    documents packed into sequences (99.9 % full at 2,048), each with its own positions; longer documents are cut. With
+    `model.documents = "separate"` packed documents do not attend to each other."""
     shuffle: Shuffle = "all"
     """`all`: every row of a source may follow every other. `blocks`: blocks of neighbouring rows are permuted, then
     the rows of some blocks among each other; reads stay together, for disks and remote stores that dislike jumps."""
@@ -133,9 +133,9 @@ class Load:
     """`open` checks every byte of the shards once when training starts (about 5 GB/s); `off` checks their footers
     only."""
     on_damage: Annotated[OnDamage, CONTINUES] = "stop"
-    """What happens when the checksums of a shard are wrong. `stop`: the run ends with an error that names the shard,
-    the bytes and the documents. `skip`: what touches damaged bytes is read as padding, counts for nothing and is told
-    in a warning; all other rows stay as they are."""
+    """Reaction to a wrong checksum of a shard. `stop`: the run ends with an error that names the shard, the bytes and
+    the documents. `skip`: sequences that touch damaged bytes become padding with weight 0, and a warning counts them;
+    all other sequences stay the same."""
     threads: Annotated[int, Range(least=1, most=64), CONTINUES] = 1
     """Threads that make batches ahead of the step. One makes 500 million tokens a second and more from memory; more
     help where shards are read from a store or compressed. Any number makes the same batches."""

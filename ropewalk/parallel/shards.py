@@ -187,6 +187,8 @@ class Shards:
     def whole(self) -> Iterator[None]:
         """In the block all parameters are there when they are used, and no gradient travels."""
         self._reduces, self._ending = False, set()
+        for unit in self._units.values():
+            unit.expect()  # after a backward pass, blocks would be kept as if another were under way
         self._catch_up(self._stale)
         if self._stage < 3 or self._held:
             if self._held and self._stage == 3:

@@ -14,7 +14,7 @@ Switch = Literal["auto", "on", "off"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Layout:
-    """What the plan may decide, and what is decided for it."""
+    """What the plan decides, and what is decided for it."""
 
     microbatch_size: Annotated[int, Range(least=1), CONTINUES] | None = None
     """Sequences in one forward and backward pass of a rank; must divide `train.batch_size`. Not set: as many as the
@@ -24,15 +24,15 @@ class Layout:
     memory_bytes: Annotated[int, Range(least=1), CONTINUES] | None = None
     """Memory the run may use. Not set: 80 % of the device's (or of this machine's for the CPU)."""
     compile: Annotated[Switch, CONTINUES] = "auto"
-    """Whether torch.compile fuses the kernels of a block. `auto`: on a GPU, wherever it can. Takes some seconds when a
-    run begins, once for all layers; what was compiled is kept for later runs."""
+    """Whether torch.compile fuses the kernels of a block. `auto`: on a GPU, wherever possible. Takes some seconds at
+    the start of a run, once for all layers; later runs reuse the result."""
     deterministic: Annotated[bool, CONTINUES] = False
-    """Whether the same step gives the same bits on a GPU, as it does on a CPU anyway. Price: attention without cuDNN's
-    kernels, whose backward pass adds up in any order; they take 0.6 to 0.7 of the time of the others (H200)."""
+    """Whether a GPU gives the same bits for the same step, as a CPU always does. Cost: attention without cuDNN's
+    kernels, whose backward pass sums in any order and takes 0.6 to 0.7 of the time of the others (H200)."""
     fp8: Annotated[Fp8, CONTINUES] = "quicker"
-    """Which products of blocks `train.precision = "fp8"` makes in 8 bits: those that a measurement at the start of the
-    run finds quicker so, row by row or with one scale for an operand; or `all`, whatever they take, with one scale,
-    for the same rounding on every machine. `deterministic` and a CPU take all."""
+    """Which matmuls of blocks use 8 bits with `train.precision = "fp8"`. `quicker`: those that a measurement at the
+    start of the run finds faster, row-wise or with one scale per operand. `all`: every one, with one scale, for the
+    same rounding on every machine. `deterministic` and a CPU use `all`."""
     tuning: Annotated[Switch, CONTINUES] = "auto"
     """Whether the algorithms of cuBLASLt for each matmul are measured when a run begins, once per kind of GPU; a step
     takes about 2 % less time with the quickest (1.36B, H200). `auto`: for at most 10 s, and at most half of what the
@@ -50,53 +50,57 @@ Offload = Literal["activations", "optimizer", "parameters"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Parallel:
-    """How several processes share a run. The degrees multiply to the number of processes; whatever they leave over of
-    `--nproc` replicates."""
+    """How several processes share a run. The product of the degrees is the number of processes; the rest of `--nproc`
+    replicates."""
 
     replicate: Annotated[int, Range(least=1), CONTINUES] | None = None
-    """Copies of the model, each on its own rows. Not set: what the other degrees leave of the processes."""
+    """Data-parallel degree (DDP): replicas of the model, each with its own sequences. Not set: the processes that the
+    other degrees leave."""
     shard: Annotated[int, Range(least=1), CONTINUES] = 1
-    """Ranks that read different rows and share the state of one copy of the model, as `zero` says."""
+    """FSDP / ZeRO degree: ranks that shard one model replica (see `zero`) and read different sequences."""
     zero: Annotated[ZeroStage, CONTINUES] = 3
-    """What `shard` ranks share (ZeRO, Rajbhandari et al. 2020): 1 the optimizer's state, 2 gradients too, 3 parameters
-    too."""
+    """What `shard` ranks partition (ZeRO, Rajbhandari et al. 2020): 1 optimizer state, 2 also gradients, 3 also
+    parameters."""
     tensor: Annotated[int, Range(least=1), CONTINUES] = 1
-    """Ranks that share every matrix product (Megatron-LM); must divide the key and value heads."""
+    """Tensor-parallel degree (Megatron-LM): ranks that split every matmul; must divide the key and value heads."""
     sequence: Annotated[bool, CONTINUES] = True
-    """Whether `tensor` ranks also share what lies between the products, by places of the row (Korthikanti et al.
+    """Sequence parallelism: `tensor` ranks also split the activations between matmuls by position (Korthikanti et al.
     2022)."""
     context: Annotated[int, Range(least=1), CONTINUES] = 1
-    """Ranks that share every row, by its places."""
+    """Context-parallel degree: ranks that split every sequence by position."""
     context_method: Annotated[ContextKind, CONTINUES] = "ring"
-    """How `context` ranks attend: keys and values go round (`ring`), or heads are exchanged for places (`ulysses`)."""
+    """How `context` ranks attend. `ring`: keys and values circulate. `ulysses`: an all-to-all exchanges heads for
+    positions."""
     pipeline: Annotated[int, Range(least=1), CONTINUES] = 1
-    """Ranks that share the layers."""
+    """Pipeline-parallel degree: ranks that split the layers."""
     schedule: Annotated[ScheduleKind, CONTINUES] = "1f1b"
-    """Order of the microbatches in a pipeline."""
+    """Pipeline schedule: the order of the microbatches."""
     chunks: Annotated[int, Range(least=1), CONTINUES] | None = None
-    """Stages of each pipeline rank. Not set: 2 for `interleaved`, else 1."""
+    """Pipeline stages per rank. Not set: 2 for `interleaved`, otherwise 1."""
     recompute: Annotated[Recompute, CONTINUES] = "none"
-    """What is computed again in the backward pass instead of kept: nothing, the inside of `attention`, `full` blocks,
-    or as many blocks as `plan.memory_bytes` asks for (`auto`, planned anew for every length of row)."""
+    """Activation checkpointing: what the backward pass recomputes instead of keeping. `none`; the inside of
+    `attention`; `full` blocks; `auto`: as many blocks as `plan.memory_bytes` requires, planned for every sequence
+    length."""
     saved_activations: Annotated[Activations, CONTINUES] = "whole"
-    """How blocks save activations for the backward pass: as they are, with one bit per mask element (`packed`; the same
-    gradients), or also with one byte per number of the inputs of linear layers, norms and activation functions
-    (`8-bit`; gradients within 1 %). Blocks that `recompute` computes again keep their input as it is."""
+    """How blocks save activations for the backward pass. `whole`: unchanged. `packed`: one bit per mask element, the
+    same gradients. `8-bit`: also one byte per input element of linear layers, norms and activation functions; gradients
+    within 1 %. Recomputed blocks keep their input unchanged."""
     partition_activations: Annotated[bool, CONTINUES] = False
-    """Whether `tensor` ranks share what `recompute` keeps (ZeRO-R)."""
+    """Whether `tensor` ranks partition the inputs that `recompute` keeps (ZeRO-R)."""
     offload: Annotated[tuple[Offload, ...], CONTINUES] = ()
-    """What lies in the host's memory while it is not used."""
+    """What moves to host memory while it is not in use."""
     offload_path: Annotated[str, CONTINUES] = ""
-    """A folder on a fast disk that takes it instead of the host's memory."""
+    """Folder on a fast disk that holds offloaded tensors instead of host memory."""
     exact: Annotated[bool, CONTINUES] = False
-    """Whether any power of two of data ranks gives the same bits. Price: gradients of every microbatch are reduced by
-    themselves."""
+    """Whether any power of two of data-parallel ranks gives the same bits. Cost: gradients are reduced after every
+    microbatch."""
     balance: Annotated[bool, CONTINUES] = False
-    """Whether rows are dealt to data ranks by the cost of their attention, for packed documents of uneven length. Wins
-    where attention leaves out pairs of different documents; one that masks them takes as long for every row."""
+    """Whether sequences are distributed over data-parallel ranks by the cost of their attention, for packed documents
+    of uneven length. Helps where attention skips pairs of different documents; a kernel that masks them takes the same
+    time for every sequence."""
     resplit: Annotated[bool, CONTINUES] = False
-    """Whether the layers of a pipeline are dealt anew by measured times when the run continues. Without, it is only
-    said that they should be."""
+    """Whether a continued run splits the layers of a pipeline again by measured times. Off: an unbalanced pipeline is
+    only reported."""
     devices: Annotated[int, Range(least=1), CONTINUES] = 1
     """GPUs that one process drives, a copy of the model on each; with a CPU, threads. Processes (`--nproc`) are quicker
     and do the rest of this section too."""
@@ -104,8 +108,9 @@ class Parallel:
     """Bucket size of gradient reductions, which overlap with the backward pass: a bucket is sent when it has reached
     this size. 0 sends each gradient by itself."""
     gradient_compression: Annotated[Compression, CONTINUES] = "none"
-    """How gradients travel between replicas: as they are, rounded, or as low-rank factors (Vogels et al. 2019)."""
+    """Compression of gradients between replicas: none, rounding to 16 bits, or low-rank factors (PowerSGD, Vogels et
+    al. 2019)."""
     powersgd_rank: Annotated[int, Range(least=1), CONTINUES] = 4
     """Rank of the factors of `powersgd`."""
     backend: Annotated[Backend, CONTINUES] = "auto"
-    """Who communicates: NCCL for GPUs and gloo for CPUs, or `mpi` under `mpirun`."""
+    """Communication backend. `auto`: NCCL for GPUs, gloo for CPUs. `mpi` runs under `mpirun`."""

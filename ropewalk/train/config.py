@@ -108,10 +108,10 @@ class Schedule:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Share:
-    """A source's part in a mixture."""
+    """The share of a source in a mixture."""
 
     source: Annotated[str, CONTINUES]
-    """Name of a source of the corpus."""
+    """Name of a source in the corpus."""
     weight: Annotated[float, Range(least=0), CONTINUES] = 1.0
     """Share of the sequences, before normalisation."""
     end_weight: Annotated[float, Range(least=0), CONTINUES] | None = None
@@ -122,12 +122,12 @@ class Share:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BatchRamp:
-    """A batch that grows: small ones gain more a token while the loss falls fast (McCandlish et al. 2018)."""
+    """Batch size warm-up: small batches gain more per token while the loss falls fast (McCandlish et al. 2018)."""
 
     from_size: Annotated[int, Range(least=1)]
-    """Sequences in the first step; divides `batch_size`. The batch grows by this number at even intervals."""
+    """Sequences in the first step; must divide `batch_size`. The batch grows by this number at even intervals."""
     over_steps: Annotated[int, Range(least=1)]
-    """The step from which on the batch is whole."""
+    """First step with the full batch."""
 
     def rows(self, step: int, batch_size: int) -> int:
         """Sequences in the batch of `step`, counted from 0."""
@@ -137,13 +137,13 @@ class BatchRamp:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LengthRamp:
-    """Rows that grow longer by doubling (Press et al. 2021, Li et al. 2022). Each full row is cut into short ones: no
-    token is lost, a step holds as many as ever."""
+    """Sequence length warm-up by doubling (Press et al. 2021, Li et al. 2022). Each full sequence is cut into short
+    ones: no token is lost, and a step holds the same number of tokens."""
 
     from_length: Annotated[int, Range(least=8)]
-    """Tokens of the first rows: the full length halved some times."""
+    """Tokens per sequence in the first step: the full length halved one or more times."""
     over_steps: Annotated[int, Range(least=1)]
-    """The step from which on rows are whole; the lengths before last equally long."""
+    """First step with full sequences; the shorter lengths before it last equally long."""
 
     def length(self, step: int, sequence_length: int) -> int:
         """Tokens of a row of `step`, counted from 0."""
@@ -153,14 +153,14 @@ class LengthRamp:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Phase:
-    """One part of a run. What it does not set is as in `[train]` and `[load]`."""
+    """One part of a run. Settings that are not set here are those of `[train]` and `[load]`."""
 
     name: str = ""
-    """For reports; not set: its number."""
+    """Name in reports. Not set: the number of the phase."""
     steps: Annotated[int, Range(least=1), EXTENDS]
     """Optimizer steps."""
     start_from: str = ""
-    """As `train.start_from`, for the beginning of this phase; empty: from where the phase before ended."""
+    """As `train.start_from`, at the start of this phase. Empty: continue from the end of the previous phase."""
     sequence_length: Annotated[int, Range(least=8)] | None = None
     """Tokens per sequence; not set: `load.sequence_length`."""
     batch_size: Annotated[int, Range(least=1)] | None = None
@@ -170,41 +170,40 @@ class Phase:
     length_ramp: LengthRamp | None = None
     """As `train.length_ramp`, over the first steps of this phase."""
     schedule: Schedule | None = None
-    """Learning rate by step of the phase, a whole table of its own; not set: `train.schedule`."""
+    """Learning rate by step of the phase; a complete table of its own. Not set: `train.schedule`."""
     mixture: Annotated[tuple[Share, ...], CONTINUES] = ()
-    """Which sources it reads, and how much of each; not set: `train.mixture`."""
+    """Sources and their shares. Not set: `train.mixture`."""
     frozen: tuple[str, ...] | None = None
-    """Parameters that stay as they are; not set: `train.frozen`."""
+    """Parameters that are not trained. Not set: `train.frozen`."""
     lora: Lora | None = None
-    """As `train.lora`; the adapters are merged into the weights when a phase without them follows."""
+    """As `train.lora`; when a phase without adapters follows, they are merged into the weights."""
     moments: Literal["keep", "fresh"] = "keep"
-    """Whether the optimizer goes on with what it knows of the parameters that the phase before trained too. Fresh in
-    any case after `start_from`."""
+    """Whether the optimizer keeps its state of parameters that the previous phase also trained. Always fresh after
+    `start_from`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EarlyStop:
-    """Ends a phase when validation no longer gains, with the weights of its best validation."""
+    """Ends a phase when the validation loss stops improving, with the weights of its best validation."""
 
     patience: Annotated[int, Range(least=1)] = 3
-    """Validations in a row without gain that end the phase."""
+    """Consecutive validations without improvement that end the phase."""
     min_delta: Annotated[float, Range(least=0)] = 0.0
     """Minimum improvement over the best validation loss, in nats per token."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Guard:
-    """What happens when a step goes wrong. Each time is an event; a broken gradient is never followed."""
+    """Reaction to broken steps. Each one is an event; the weights never follow a broken gradient."""
 
     not_finite: Literal["skip", "rollback", "stop"] = "skip"
-    """A loss or gradient that is infinite or not a number. `skip`: the update is left out. `rollback`: training goes
-    back to the newest checkpoint and repeats the steps; when the same step fails again, its batch is left out.
-    `stop`: the run ends with an error. An overflow in fp16 is not this: the loss scale is lowered and the update left
-    out."""
+    """Reaction to an infinite or NaN loss or gradient. `skip`: the update is skipped. `rollback`: training returns to
+    the newest checkpoint and repeats the steps; when the same step fails again, its batch is skipped. `stop`: the run
+    ends with an error. An overflow in fp16 does not count: the loss scale is lowered and the update skipped."""
     spike: Literal["off", "record", "skip", "rollback", "stop"] = "record"
-    """A loss far above those before. `record`: only an event; the others as above."""
+    """Reaction to a loss far above recent ones. `record`: only an event; the others as for `not_finite`."""
     spike_sigma: Annotated[float, Range(above=0)] = 8.0
-    """How far: standard deviations of the latest losses above their mean."""
+    """Threshold of a spike: standard deviations above the mean of recent losses."""
     window_steps: Annotated[int, Range(least=2)] = 50
     """Window of the exponential mean of losses, in steps; nothing counts as a spike before that many steps."""
     max_consecutive: Annotated[int, Range(least=1)] = 20
@@ -214,24 +213,24 @@ class Guard:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Faults:
-    """What is done about machines that hang, dawdle, compute wrongly or are taken away."""
+    """Handling of machines that hang, slow down, compute wrongly or are preempted."""
 
     hang_s: Annotated[float, Range(least=0), CONTINUES] = 300.0
-    """Seconds without a step after which a process counts as hanging: it writes where each of its threads stands and
-    ends with status 70, for a launcher to start it again. At least `hang_steps` times as long as a step; 0 never."""
+    """Seconds without a step after which a process counts as hanging: it writes the stack of each thread and exits with
+    status 70, so that a launcher restarts it. At least `hang_steps` times the step time. 0: never."""
     hang_steps: Annotated[float, Range(least=1), CONTINUES] = 20.0
-    """How many times as long as the median step a step may last."""
+    """Maximum duration of a step, as a multiple of the median step time."""
     straggler_sigma: Annotated[float, Range(above=0), CONTINUES] = 4.0
     """A rank is reported as a straggler when its busy time per step, without waiting for data and other ranks, exceeds
     the others' by this many standard deviations."""
     probe_every_steps: Annotated[int, Range(least=0), CONTINUES] = 0
-    """Steps between probes for silent corruption: a microbatch is computed twice and must give the same bits, and so
-    must the replicas' updates. A probe costs two microbatches; 0 probes never."""
+    """Steps between checks for silent data corruption: a microbatch is computed twice and must give the same bits, as
+    must the updates of replicas. Costs two microbatches. 0: never."""
     grace_s: Annotated[float, Range(above=0), CONTINUES] = 30.0
-    """Seconds between the request to make room (SIGTERM, or SIGUSR1 as Slurm sends it) and the end: the state is saved
-    if it can be in that time, and the run ends with status 0."""
+    """Seconds between the request to stop (SIGTERM, or SIGUSR1 from Slurm) and the exit: the state is saved if time
+    allows, and the run ends with status 0."""
     max_restarts: Annotated[int, Range(least=0), CONTINUES] = 3
-    """How often all processes of `--nproc` start again from the newest checkpoint because one of them died."""
+    """Maximum number of restarts of all `--nproc` processes from the newest checkpoint after one of them died."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -239,64 +238,63 @@ class Train:
     """Batches -> weights."""
 
     seed: Annotated[int, Range(least=0)] | None = None
-    """Seed of initial weights, order of the rows and dropout, for several runs on the same prepared data and the same
-    held-out text. Not set: `seed` of the recipe, which decides what is held out, too."""
+    """Seed of initial weights, data order and dropout, for several runs on the same prepared data and hold-out. Not
+    set: the recipe's `seed`, which also determines the hold-out."""
     start_from: str = ""
     """A run (its newest checkpoint), a checkpoint or a local Hugging Face directory to start from. It supplies the
-    weights, and where the recipe does not set them `[model]`, `load.sequence_length`, the tokenizer and the chat
-    template. Empty: weights as `model.init` says."""
+    weights and, where the recipe does not set them, `[model]`, `load.sequence_length`, the tokenizer and the chat
+    template. Empty: initialize as in `model.init`."""
     steps: Annotated[int, Range(least=1), EXTENDS] | None = None
     """Optimizer steps. Not set: 400, or those of `phases`. A finished run continues with more."""
     batch_size: Annotated[int, Range(least=1)] = 16
     """Sequences of `load.sequence_length` tokens in one optimizer step, over all devices."""
     batch_ramp: BatchRamp | None = None
-    """Smaller batches at the beginning of the run."""
+    """Batch size warm-up."""
     length_ramp: LengthRamp | None = None
-    """Shorter rows at the beginning of the run."""
+    """Sequence length warm-up."""
     optimizer: Optimizer = field(default_factory=Optimizer)
     """The optimizer."""
     schedule: Schedule = field(default_factory=Schedule)
     """The learning rate by step."""
     mixture: Annotated[tuple[Share, ...], CONTINUES] = ()
-    """Which sources are read, and how much of each: `mixture = [{source = "code", weight = 2.0}]`. Not set: all of
-    them, by `prepare.sources.weight`. May be changed in the middle of a run: the new shares hold from the next step on,
-    no row is repeated or lost."""
+    """Sources and their shares: `mixture = [{source = "code", weight = 2.0}]`. Not set: all sources, by
+    `prepare.sources.weight`. May change during a run: the new shares apply from the next step on, and no sequence is
+    repeated or lost."""
     frozen: tuple[str, ...] = ()
-    """Parameters that stay as they are: parts as `embedding` or `blocks.2`, ranges as `blocks.0-3`, patterns as
-    `*norm*`."""
+    """Parameters that are not trained: names such as `embedding` or `blocks.2`, ranges such as `blocks.0-3`, patterns
+    such as `*norm*`."""
     lora: Lora | None = None
-    """Trains low-rank adapters of the matrices inside blocks, and nothing else (Hu et al. 2021)."""
+    """Trains only low-rank adapters of the matrices inside blocks (Hu et al. 2021)."""
     phases: tuple[Phase, ...] = ()
-    """Parts of the run, one `[[train.phases]]` table each, in order. None: one phase with the settings of
+    """Parts of the run in order, one `[[train.phases]]` table each. None: a single phase with the settings of
     `[train]`."""
     early_stop: EarlyStop | None = None
-    """Ends a phase when validation no longer gains."""
+    """Ends a phase when the validation loss stops improving."""
     guard: Guard = field(default_factory=Guard)
-    """What happens when a step goes wrong."""
+    """Reaction to broken steps."""
     faults: Faults = field(default_factory=Faults)
-    """What is done about machines that fail."""
+    """Handling of failing machines."""
     clip_norm: Annotated[float, Range(least=0)] = 1.0
-    """Largest gradient norm; longer gradients are scaled down to it. 0 switches clipping off."""
+    """Maximum gradient norm; larger gradients are scaled down to it. 0 disables clipping."""
     precision: Literal["auto", "fp32", "bf16", "bf16-pure", "fp16", "fp8"] = "auto"
-    """`bf16`: matrix products in bfloat16, weights, sums and optimizer in float32. `fp32`: everything in float32.
-    `bf16-pure`: also the model's weights and the stream between blocks in bfloat16, with float32 weights for the
-    optimizer. `fp8`: as `bf16-pure`, with those products of blocks in 8 bits that are quicker so, for GPUs from Hopper
-    on. `fp16`: products in float16 with dynamic loss scaling, for GPUs without bfloat16; slow on a CPU. `auto`:
-    bf16 where the device has it in hardware."""
+    """`bf16`: matmuls in bfloat16; weights, sums and optimizer in float32. `fp32`: everything in float32. `bf16-pure`:
+    also weights and the residual stream in bfloat16, with float32 master weights. `fp8`: as `bf16-pure`, with matmuls
+    of blocks in 8 bits where that is faster, for GPUs from Hopper on. `fp16`: matmuls in float16 with dynamic loss
+    scaling, for GPUs without bfloat16; slow on a CPU. `auto`: bf16 where the hardware supports it."""
     log_every_steps: Annotated[int, Range(least=1), CONTINUES] = 10
-    """Steps between metric lines."""
+    """Steps between logged metrics."""
     layer_stats_every_steps: Annotated[int, Range(least=0), CONTINUES] = 0
-    """Steps between measurements of each layer (gradient, update and activation norms), which name the one that
-    vanishes or explodes; 0 measures none."""
+    """Steps between measurements of each layer (gradient, update and activation norms), which name layers that vanish
+    or explode. 0: never."""
     timeline_steps: Annotated[int, Range(least=0), CONTINUES] = 0
-    """Steps whose phases and collectives every rank writes down, after two of warm-up: `timeline/` of the run, for
-    https://ui.perfetto.dev; 0 writes none."""
+    """Record a per-rank timeline (https://ui.perfetto.dev) of this many steps, after two warm-up steps, in `timeline/`
+    of the run. 0: none."""
     validate_every_steps: Annotated[int, Range(least=0), CONTINUES] = 100
-    """Steps between measurements of the validation loss; 0 measures at the end of each phase only."""
+    """Steps between measurements of the validation loss. 0: only at the end of each phase."""
     validation_sequences: Annotated[int, Range(least=1), CONTINUES] = 64
-    """Held-out sequences in each of these measurements."""
+    """Held-out sequences per measurement."""
     threads: Annotated[int, Range(least=0)] = 0
-    """CPU threads of the training process; 0 takes one a core. The same number gives the same bits."""
+    """CPU threads of the training process; 0: one per core. The same number gives the same bits."""
 
     @property
     def total_steps(self) -> int:

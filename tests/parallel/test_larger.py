@@ -25,6 +25,7 @@ from ropewalk.train.config import Optimizer
 from ropewalk.train.optimizer import make_optimizer
 from tests.parallel.plans import case
 from tests.parallel.pool import POOL
+from tests.parallel.worlds import batches
 from tests.tiny import small_spec
 
 pytestmark = pytest.mark.xdist_group("pool")
@@ -116,3 +117,37 @@ def test_no_rank_holds_more_than_its_state_and_two_groups() -> None:
         assert found["loading"] <= 1.2 * (found["moments"] + groups)
         assert found["right"]
         assert found["loaded"]
+
+
+def most_blocks_present(rank: int, plan: Plan, spec: Spec) -> tuple[int, int]:
+    """Blocks whose parameters are whole at once while rows are scored, before the first step and after it."""
+    mesh = Mesh(plan, rank)
+    model = Decoder(spec)
+    executor = apply(
+        plan, model, mesh, lambda parameters, cuts: make_optimizer(parameters, Optimizer(), spec=spec, cuts=cuts)
+    )
+    blocks = [model.blocks[layer] for layer in model.blocks]
+    most = 0
+
+    def count(*_: Any) -> None:
+        nonlocal most
+        whole = [block for block in blocks if any(p.untyped_storage().nbytes() for p in block.parameters())]
+        most = max(most, len(whole))
+
+    (batch,) = (each.strided(mesh.data.rank, mesh.data.size) for each in batches(spec, 1))
+    handles = [block.register_forward_pre_hook(count) for block in blocks]
+    executor.score(batches(spec, 1)[0])
+    before, most = most, 0
+    for handle in handles:
+        handle.remove()
+    executor.step(batch, lr=1e-3)
+    for block in blocks:
+        block.register_forward_pre_hook(count)
+    executor.score(batches(spec, 1)[0])
+    return before, most
+
+
+def test_validation_after_a_step_holds_no_more_blocks_than_before_it() -> None:
+    """The backward pass leaves marks on blocks; one that is kept for the next validation is a whole model too much."""
+    plan = case("", shard=2, zero=3).plan
+    assert POOL.run(most_blocks_present, plan, small_spec(layers=8), world=2) == [(1, 1), (1, 1)]

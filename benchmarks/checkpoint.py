@@ -64,7 +64,7 @@ class Ours:
         from ropewalk.checkpoint.config import Checkpoints
         from ropewalk.model.config import Model
         from ropewalk.model.spec import resolve
-        from ropewalk.train.keeping import Keeper
+        from ropewalk.train.checkpointer import Keeper
 
         self._spec = resolve(Model(width=8, heads=1), vocabulary=3, sequence_length=4)
         self._model = {name: tensor for name, tensor in given.items() if name.startswith("weight/")}

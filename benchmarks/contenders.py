@@ -37,7 +37,7 @@ from ropewalk.model.loss import weighted_loss
 from ropewalk.model.sizes import size_of
 from ropewalk.model.spec import Spec, resolve
 from ropewalk.parallel.apply import apply
-from ropewalk.parallel.kernels import compile_stage
+from ropewalk.parallel.kernels.kernel_choice import compile_stage
 from ropewalk.parallel.mesh import Mesh
 from ropewalk.parallel.precision import autocast
 from ropewalk.plan.plan import Plan

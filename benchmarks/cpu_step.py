@@ -40,7 +40,7 @@ def ours(case: str, *, compiled: bool) -> Callable[[], float]:
     from ropewalk.parallel.apply import apply
     from ropewalk.plan.plan import Plan
     from ropewalk.train.config import Optimizer
-    from ropewalk.train.optimizer import make_optimizer
+    from ropewalk.train.optim.optimizers import make_optimizer
 
     layers, width, heads, hidden, rows, length, vocabulary = CASES[case]
     settings = Model(layers=layers, width=width, heads=heads, mlp_width=hidden, tie_embeddings=True)

@@ -80,7 +80,7 @@ def shapes(case: Case) -> tuple[Any, Any]:
 def ropewalk(case: Case, rows: int) -> Step:
     from ropewalk.plan.plan import Plan
     from ropewalk.train.config import Optimizer
-    from ropewalk.train.stepping import own_step
+    from ropewalk.train.measure.step_benchmark import own_step
 
     plan = Plan(
         device="cuda",
@@ -129,7 +129,7 @@ def nanogpt(case: Case, rows: int) -> Step:
 def transformers(case: Case, rows: int) -> Step:
     from ropewalk.plan.plan import Plan
     from ropewalk.train.config import Optimizer
-    from ropewalk.train.peers import transformers_step
+    from ropewalk.train.measure.hf_baseline import transformers_step
 
     plan = Plan(device="cuda", precision="bf16", batch_size=rows, microbatch_size=rows)
     spec, device = shapes(case)[1], torch.device("cuda", 0)

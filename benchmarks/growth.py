@@ -26,14 +26,14 @@ from harness import ROOT, finish
 from ropewalk.load.loader import Loader, held_out_rows
 from ropewalk.model.config import Model
 from ropewalk.model.decoder import Decoder, build
-from ropewalk.model.growth import NewBlocks, grow
-from ropewalk.model.larger import Sizes, larger
+from ropewalk.model.growth.growth import NewBlocks, grow
+from ropewalk.model.growth.larger import Sizes, larger
 from ropewalk.model.spec import Spec, resolve
 from ropewalk.parallel.apply import apply
 from ropewalk.plan.plan import Plan
 from ropewalk.store.manifest import read_manifest
 from ropewalk.train.config import Optimizer
-from ropewalk.train.optimizer import make_optimizer
+from ropewalk.train.optim.optimizers import make_optimizer
 
 VOCABULARY, LENGTH, ROWS = 2048, 128, 16
 PEAK_LR, WARMUP_STEPS, VALIDATE_ROWS = 2e-3, 30, 64

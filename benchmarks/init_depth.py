@@ -42,8 +42,8 @@ from ropewalk.parallel.apply import apply
 from ropewalk.parallel.executor import Executor
 from ropewalk.plan.plan import Plan
 from ropewalk.train.config import Optimizer, Schedule
-from ropewalk.train.optimizer import make_optimizer
-from ropewalk.train.schedule import Extent, learning_rate
+from ropewalk.train.lr_schedule import Extent, learning_rate
+from ropewalk.train.optim.optimizers import make_optimizer
 
 VOCABULARY, LENGTH, ROWS, HELD_OUT_ROWS = 256, 64, 4, 128
 SMALL: dict[str, Any] = {"width": 48, "heads": 2, "position": "learned"}

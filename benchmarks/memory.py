@@ -26,7 +26,7 @@ from ropewalk.model.spec import Spec, resolve
 from ropewalk.parallel.apply import apply
 from ropewalk.plan.plan import Plan
 from ropewalk.train.config import Optimizer, OptimizerKind
-from ropewalk.train.optimizer import make_optimizer
+from ropewalk.train.optim.optimizers import make_optimizer
 
 SEEDS = (0, 1, 2)
 WAYS: dict[str, dict[str, Any]] = {

@@ -30,7 +30,7 @@ from init_depth import SMALL, UNIFORM, Contender, executor_of, glorot, held_out,
 from ropewalk.base.seeds import seed_for
 from ropewalk.model.config import Model
 from ropewalk.train.config import Schedule
-from ropewalk.train.schedule import Extent, learning_rate
+from ropewalk.train.lr_schedule import Extent, learning_rate
 
 ROWS, RATES, WARMUP = 4, (1e-3, 3e-3), 0.1
 STUDENT = {1: 12.71, 2: 4.30, 3: 3.18, 4: 2.78, 5: 2.57, 6: 2.45, 7: 2.36, 8: 2.31, 9: 2.26}

@@ -32,7 +32,7 @@ sys.path.insert(0, str(ROOT))
 
 from ropewalk import flow
 from ropewalk.checkpoint.config import Checkpoints
-from ropewalk.cli.console import Console
+from ropewalk.cli.progress_lines import Console
 from ropewalk.evaluate.config import Evaluate
 from ropewalk.flow.recipe import Recipe
 from ropewalk.flow.verbs import recipe_from

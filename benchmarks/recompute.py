@@ -28,9 +28,9 @@ from ropewalk.model.decoder import Decoder, RunBlock, build, run_plainly
 from ropewalk.model.loss import token_losses
 from ropewalk.model.modules import Block
 from ropewalk.model.spec import Spec, resolve
-from ropewalk.parallel.activation_offload import ActivationOffload
-from ropewalk.parallel.recompute import AutoRecompute, BlockRunner, always, recomputed
-from ropewalk.plan.memory import Estimator, Foreseen, Planner, foresee
+from ropewalk.parallel.memory.activation_offload import ActivationOffload
+from ropewalk.parallel.memory.recompute import AutoRecompute, BlockRunner, always, recomputed
+from ropewalk.plan.recompute_planner import Estimator, Foreseen, Planner, foresee
 
 ROUNDS = 9
 

@@ -42,7 +42,7 @@ from ropewalk.checkpoint.tensors import State
 from ropewalk.model.config import Model
 from ropewalk.model.decoder import Decoder
 from ropewalk.model.spec import Spec, resolve
-from ropewalk.train.keeping import Keeper
+from ropewalk.train.checkpointer import Keeper
 
 LIMIT_S = 250.0
 """For each contender: both together end within nine minutes. No save begins that would not end in time."""

@@ -112,7 +112,7 @@ def ours(rank: int, case: str, zero: int, *, exact: bool = False) -> Contender:
     from ropewalk.parallel.mesh import Mesh
     from ropewalk.plan.plan import Plan
     from ropewalk.train.config import Optimizer
-    from ropewalk.train.optimizer import make_optimizer
+    from ropewalk.train.optim.optimizers import make_optimizer
 
     rows, _, microbatches = CASES[case][4:]
     degrees: dict[str, Any] = {"shard": RANKS, "zero": zero} if zero else {"replicate": RANKS}

@@ -47,7 +47,7 @@ def ours(case: str) -> Callable[[], float]:
     from ropewalk.parallel.apply import apply
     from ropewalk.plan.plan import Plan
     from ropewalk.train.config import Optimizer
-    from ropewalk.train.optimizer import make_optimizer
+    from ropewalk.train.optim.optimizers import make_optimizer
 
     layers, width, heads, hidden, rows, length = CASES[case]
     settings = Model(layers=layers, width=width, heads=heads, mlp_width=hidden)

@@ -30,15 +30,15 @@ from harness import ROOT, finish
 sys.path.insert(0, str(ROOT))
 
 from ropewalk.checkpoint.commit import Attempt
-from ropewalk.checkpoint.copies import Key, Source
-from ropewalk.checkpoint.layouts import held
-from ropewalk.checkpoint.memory import Memory, MemorySource
-from ropewalk.checkpoint.payload import Pace
-from ropewalk.checkpoint.peers import Peer, PeerServer, PeerSource
-from ropewalk.checkpoint.remote import Remote, RemoteSource
-from ropewalk.checkpoint.restore import DiskSource, restore
+from ropewalk.checkpoint.read.tiered_load import DiskSource, restore
+from ropewalk.checkpoint.shard_file import Pace
+from ropewalk.checkpoint.shard_layout import held
 from ropewalk.checkpoint.tensors import State, groups_of, manifest_of, save, write_parts
-from ropewalk.checkpoint.traffic import Forecast, Gate, Learner
+from ropewalk.checkpoint.tiers.gap_scheduler import Forecast, Gate, Learner
+from ropewalk.checkpoint.tiers.memory_tier import Memory, MemorySource
+from ropewalk.checkpoint.tiers.peer_tier import Peer, PeerServer, PeerSource
+from ropewalk.checkpoint.tiers.remote_tier import Remote, RemoteSource
+from ropewalk.checkpoint.tiers.tier import Key, Source
 from ropewalk.model.config import Model
 from ropewalk.model.spec import resolve
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from ropewalk.checkpoint.memory import Memory
-from ropewalk.checkpoint.peers import PeerServer
+from ropewalk.checkpoint.tiers.memory_tier import Memory
+from ropewalk.checkpoint.tiers.peer_tier import PeerServer
 from ropewalk.load.cache.ram import Ram
 from ropewalk.load.cache.serve import Server
 from ropewalk.store.origin import Origin

@@ -35,7 +35,7 @@ from ropewalk.cli.main import VERBS, app, main
 from ropewalk.config.read import parse
 from ropewalk.flow.recipe import Recipe
 from ropewalk.flow.reference import recipe_page
-from ropewalk.flow.runs import resolve_recipe
+from ropewalk.flow.run_or_recipe import resolve_recipe
 from ropewalk.flow.verbs import quickstart_recipe
 from ropewalk.train.config import Train
 from tests.foreign_corpora import write_megatron

@@ -23,12 +23,12 @@ from ropewalk.base import network
 from ropewalk.base.errors import StorageError
 from ropewalk.base.events import read_events
 from ropewalk.base.network import connect, parse_json
-from ropewalk.checkpoint import wire as shard_wire
-from ropewalk.checkpoint.copier import memory_folder
-from ropewalk.checkpoint.copies import Key
 from ropewalk.checkpoint.format import identity, list_checkpoints, read_checkpoint_manifest
-from ropewalk.checkpoint.memory import Memory
-from ropewalk.checkpoint.peers import Peer, PeerServer
+from ropewalk.checkpoint.tiers import wire as shard_wire
+from ropewalk.checkpoint.tiers.memory_tier import Memory
+from ropewalk.checkpoint.tiers.peer_tier import Peer, PeerServer
+from ropewalk.checkpoint.tiers.tier import Key
+from ropewalk.checkpoint.tiers.tier_writer import memory_folder
 from ropewalk.load.cache import wire as cache_wire
 from ropewalk.load.cache.peers import Peers
 from ropewalk.store.items import Item
@@ -236,7 +236,7 @@ def attack(
 TRAINED = """
 import sys, time
 from pathlib import Path
-from ropewalk.train.hooks import Hook
+from ropewalk.train.hooks.hook import Hook
 from ropewalk.train.loop import train
 
 class Paced(Hook):

@@ -20,7 +20,7 @@ EXCEPTIONS = {
     "model/loss.py:token_losses": "the plain form of the loss, which benchmarks and tests compare the chunked one with",
     "store/blobs.py:write_arrays": "the other half of `write_blobs`, which docs/guides/loading.md shows",
     "store/shards.py:write_shard": "a shard of tokens in one call, for corpora made by hand",
-    "train/symptoms.py:update_ratio": "read by its name in train/layers.py",
+    "train/hooks/layer_health.py:update_ratio": "read by its name in train/hooks/layer_stats.py",
     "load/cache/importance.py:read_draws": "importance of a job on another machine, for readers in Python",
     **dict.fromkeys(HOROVOD, "Horovod's API, in the table of docs/guides/horovod.md"),
 }

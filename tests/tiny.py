@@ -20,7 +20,7 @@ from ropewalk.checkpoint.config import Checkpoints
 from ropewalk.checkpoint.format import checksum
 from ropewalk.config.read import Resolved
 from ropewalk.config.resolved import save_resolved
-from ropewalk.flow.planning import plan_recipe
+from ropewalk.flow.plan_recipe import plan_recipe
 from ropewalk.flow.recipe import Recipe
 from ropewalk.load.batch import Batch
 from ropewalk.load.config import Load

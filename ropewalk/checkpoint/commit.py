@@ -25,7 +25,6 @@ from typing import Any
 from ropewalk.base.errors import DataError, StorageError
 from ropewalk.base.files import PARTIAL, point, read_regular, storage
 
-from .boxes import Box
 from .disk import Disk
 from .format import (
     FILE,
@@ -40,9 +39,10 @@ from .format import (
     step_path,
     tensor_entry,
 )
-from .payload import FileEntry
-from .prune import step_of
-from .tiling import tiles
+from .policy.prune import step_of
+from .read.coverage import tiles
+from .regions import Box
+from .shard_file import FileEntry
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -22,8 +22,8 @@ from ropewalk.base.errors import DamagedCheckpoint, DataError
 from ropewalk.base.files import storage, upgraded
 from ropewalk.base.untrusted import Refused, open_inside, parse_json, plain_tree, read_inside
 
-from .payload import CODES, FileEntry, Payload
-from .validate import MANIFEST_BYTES, check_file, check_manifest, check_tensor, check_tree
+from .read.validate import MANIFEST_BYTES, check_file, check_manifest, check_tensor, check_tree
+from .shard_file import CODES, FileEntry, Payload
 
 FORMAT = 3
 FILE = "manifest.json"
@@ -206,7 +206,7 @@ def parse_checkpoint_manifest(data: bytes, path: Path, *, shard: bool = False) -
 
 def verify_checkpoint(path: Path, *, shard: bool = False) -> list[str]:
     """Reads every byte of a checkpoint, or of a rank's `shard`; returns what is wrong, nothing when all is as written.
-    Whether the weights are those of its model says `checkpoint/model.py`."""
+    Whether the weights are those of its model says `checkpoint/read/model_check.py`."""
     try:
         manifest = read_checkpoint_manifest(path, shard=shard)
     except DataError as error:

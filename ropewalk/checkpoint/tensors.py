@@ -22,12 +22,10 @@ from torch import Tensor
 
 from ropewalk import __version__
 from ropewalk.base.errors import DamagedCheckpoint, DataError, StorageError
+from ropewalk.model.hugging_face.strict import read_spec
 from ropewalk.model.spec import Spec
-from ropewalk.model.strict import read_spec
-from ropewalk.parallel.cut import Choose, Cut, Part
+from ropewalk.parallel.placement import Choose, Cut, Part
 
-from .boxes import Box, fill, rows_of
-from .boxes import whole as whole_box
 from .commit import Attempt, Record, commit
 from .disk import Disk, LocalDisk
 from .format import (
@@ -37,13 +35,15 @@ from .format import (
     item_bytes,
     read_checkpoint_manifest,
 )
-from .layouts import Held, Tensors, as_bytes, held, written
-from .model import TOKENIZER as TOKENIZER
-from .model import check_weights
-from .packing import Packer
-from .payload import Pace, Payload, digest, layout
-from .tasks import Graph, run
-from .writing import BUFFER_BYTES, Block, PayloadFile
+from .read.model_check import TOKENIZER as TOKENIZER
+from .read.model_check import check_weights
+from .regions import Box, fill, rows_of
+from .regions import whole as whole_box
+from .shard_compression import Packer
+from .shard_file import Pace, Payload, digest, layout
+from .shard_layout import Held, Tensors, as_bytes, held, written
+from .write.shard_writer import BUFFER_BYTES, Block, PayloadFile
+from .write.task_graph import Graph, run
 
 PACKED = ".planes"
 """Suffix of a safetensors file that is packed, which other readers do not understand."""

@@ -10,8 +10,8 @@ from ropewalk import flow
 from ropewalk.config.write import literal
 
 from .breakdown import kind_lines, setting_lines, speed_lines
-from .console import Console, emit
 from .options import Json, verb
+from .progress_lines import Console, emit
 
 app = verb(
     help="""Benchmark training speed on this machine.

@@ -7,7 +7,7 @@ from typing import Any
 
 from ropewalk.base.progress import amount, counted
 
-from .results import aligned
+from .run_results import aligned
 
 
 def setting_lines(found: dict[str, Any], *, name: str) -> list[str]:

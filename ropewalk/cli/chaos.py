@@ -11,8 +11,8 @@ from ropewalk import flow
 from ropewalk.base.errors import UserError
 from ropewalk.base.progress import duration
 
-from .console import Console, emit, table
 from .options import Json, Overrides, RecipeOrRun, Runs, verb
+from .progress_lines import Console, emit, table
 
 app = verb()
 

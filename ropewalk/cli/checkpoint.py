@@ -16,13 +16,13 @@ from ropewalk.checkpoint.format import (
     read_checkpoint_manifest,
     resolve_checkpoint,
 )
-from ropewalk.checkpoint.instead import advising, instead_of
-from ropewalk.checkpoint.lease import leased
-from ropewalk.checkpoint.model import verify_model
-from ropewalk.checkpoint.prune import step_of
+from ropewalk.checkpoint.policy.lease import leased
+from ropewalk.checkpoint.policy.prune import step_of
+from ropewalk.checkpoint.read.advice import advising, instead_of
+from ropewalk.checkpoint.read.model_check import verify_model
 
-from .console import emit, table
 from .options import MOST_RANKS, Json, RunFolder, verb
+from .progress_lines import emit, table
 
 app = verb(
     help="""Inspect, verify, reshard, export and prune checkpoints.

@@ -9,11 +9,11 @@ import typer
 
 from ropewalk import flow
 from ropewalk.monitor.comparison import SMOOTHED_STEPS, UNITS, Comparison, figures, place_text
-from ropewalk.monitor.comparison_page import setting_text
+from ropewalk.monitor.report.comparison_page import setting_text
 
-from .console import emit
 from .options import Json, verb
-from .results import aligned
+from .progress_lines import emit
+from .run_results import aligned
 
 app = verb()
 

@@ -13,10 +13,10 @@ from ropewalk import flow
 from ropewalk.base.errors import UserError
 from ropewalk.base.progress import amount
 
-from .cluster import cluster_text
-from .console import Console, emit, table
+from .cluster_text import cluster_text
 from .options import MOST_RANKS, Json, Overrides, RecipeOrRun, Runs, verb
-from .results import aligned
+from .progress_lines import Console, emit, table
+from .run_results import aligned
 
 app = verb(
     help="""Find what limits a run or would make a launch fail, with remedies.

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from ropewalk import flow
 
-from .console import Console, emit
 from .options import Json, Nproc, Overrides, RecipeOrRun, Runs, verb
-from .results import evaluation_line
+from .progress_lines import Console, emit
+from .run_results import evaluation_line
 
 app = verb()
 

@@ -12,8 +12,8 @@ from ropewalk import flow
 from ropewalk.base.errors import UserError
 from ropewalk.config.ranks import ranks
 
-from .console import emit
 from .options import MOST_TOKENS, Json, verb
+from .progress_lines import emit
 
 app = verb()
 

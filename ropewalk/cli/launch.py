@@ -11,8 +11,8 @@ from ropewalk import flow
 from ropewalk.launch.kubernetes import KubernetesSettings
 from ropewalk.launch.slurm import SlurmSettings
 
-from .console import emit, table
 from .options import MOST_RANKS, Json, Overrides, RecipeFile, Runs, verb
+from .progress_lines import emit, table
 
 app = verb(
     help="""Write a job file for Slurm or Kubernetes.

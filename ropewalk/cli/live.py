@@ -17,7 +17,7 @@ from rich.console import Console, ConsoleDimensions, Group
 from rich.live import Live
 from rich.text import Text
 
-from ropewalk.monitor.console import Moment
+from ropewalk.monitor.run_text import Moment
 
 FRAMES_PER_S = 4.0
 BAR = ("━", "─")

@@ -19,7 +19,7 @@ from ropewalk.base.blame import explain, with_traceback
 from ropewalk.base.errors import ConfigError, RopewalkError, UserError
 from ropewalk.config.ranks import ranks
 
-from .console import closing_consoles
+from .progress_lines import closing_consoles
 
 VERBS = {
     "quickstart": "Run the whole path in minutes, on the Python sources of this machine.",

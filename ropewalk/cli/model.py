@@ -11,8 +11,8 @@ import typer
 from ropewalk import flow
 from ropewalk.base.progress import amount
 
-from .console import emit, table
 from .options import Json, Overrides, RecipeOrRun, verb
+from .progress_lines import emit, table
 
 app = verb(
     help="""Describe a recipe's model; export, import or grow a trained one.

@@ -13,14 +13,14 @@ import typer
 from ropewalk import flow
 from ropewalk.base.progress import duration
 from ropewalk.config.terminal import redraws
-from ropewalk.flow.watching import Watch, newest_run, standing
-from ropewalk.monitor.console import Moment, moment
-from ropewalk.monitor.run import RunView
-from ropewalk.monitor.runs import RunLine, newest_runs
+from ropewalk.flow.follow_run import Watch, newest_run, standing
+from ropewalk.monitor.run_list import RunLine, newest_runs
+from ropewalk.monitor.run_text import Moment, moment
+from ropewalk.monitor.run_view import RunView
 
-from .console import LINE_EVERY_S, emit
 from .options import Json, Runs, verb
-from .results import aligned
+from .progress_lines import LINE_EVERY_S, emit
+from .run_results import aligned
 
 app = verb()
 

@@ -9,8 +9,8 @@ import typer
 
 from ropewalk import flow
 
-from .console import emit
 from .options import Json, verb
+from .progress_lines import emit
 
 app = verb()
 

@@ -12,8 +12,8 @@ from ropewalk import flow
 from ropewalk.base.progress import amount, counted, span
 from ropewalk.plan.config import ScheduleKind
 
-from .console import emit, table
 from .options import Json, Overrides, RecipeOrRun, WithDefault, verb
+from .progress_lines import emit, table
 
 app = verb(
     help="""Forecast parameters, memory, tokens, FLOPs and time of a recipe.

@@ -11,8 +11,8 @@ import typer
 from ropewalk import flow
 from ropewalk.base.progress import amount
 
-from .console import Console, emit, table
 from .options import Json, New, Overrides, RecipeOrRun, Runs, WithDefault, verb
+from .progress_lines import Console, emit, table
 
 app = verb(
     help="""Turn raw files into filtered, deduplicated token shards.

@@ -9,8 +9,8 @@ import typer
 from ropewalk import flow
 
 from .breakdown import kind_lines, setting_lines, speed_lines
-from .console import Console, emit
 from .options import Json, Overrides, RecipeOrRun, verb
+from .progress_lines import Console, emit
 
 app = verb()
 

@@ -10,8 +10,8 @@ import typer
 from ropewalk import flow
 from ropewalk.config.write import plain, show, shown
 
-from .console import emit
 from .options import Json, Overrides, RecipeFile, RecipeOrRun, verb
+from .progress_lines import emit
 
 app = verb(
     help="""Check, show, compare and upgrade recipes.

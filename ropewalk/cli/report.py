@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from ropewalk import flow
 
-from .console import emit
 from .options import Json, RunFolder, verb
+from .progress_lines import emit
 
 app = verb()
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from ropewalk import flow
 
-from .console import Console, emit
 from .options import Json, New, Nproc, Overrides, RecipeOrRun, Runs, verb
-from .results import run_text
+from .progress_lines import Console, emit
+from .run_results import run_text
 
 app = verb()
 

@@ -10,10 +10,10 @@ import typer
 from ropewalk import flow
 from ropewalk.base.errors import UserError
 
-from .console import Console, emit, table
 from .options import Json, New, Nproc, Overrides, RecipeOrRun, Runs, verb
 from .plan import plan_text
-from .results import trained_text, verdict_text
+from .progress_lines import Console, emit, table
+from .run_results import trained_text, verdict_text
 
 app = verb()
 

@@ -47,7 +47,7 @@ class Continues:
 
 
 class Extends:
-    """Marks a field that may grow when a run continues; `flow/continuing.py` says when."""
+    """Marks a field that may grow when a run continues; `flow/continue_run.py` says when."""
 
 
 CONTINUES = Continues()

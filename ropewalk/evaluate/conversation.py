@@ -17,7 +17,7 @@ from ropewalk.prepare.chat import ANSWERS, ChatEncoder, Turn, template_named
 from ropewalk.prepare.foreign import encoding, try_text
 from ropewalk.prepare.tokenizer import encode, end_of_text, read, vocabulary_size
 
-from .checkpoint import load_model, spelled, until
+from .from_checkpoint import load_model, spelled, until
 from .generate import stream
 
 

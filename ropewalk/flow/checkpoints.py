@@ -7,15 +7,15 @@ from pathlib import Path
 
 from ropewalk.base.errors import UserError
 from ropewalk.base.files import locked
-from ropewalk.checkpoint import prune as pruning
 from ropewalk.checkpoint.format import read_checkpoint_manifest, resolve_checkpoint
-from ropewalk.checkpoint.instead import advising
-from ropewalk.checkpoint.lease import leased
-from ropewalk.checkpoint.model import check_weights
+from ropewalk.checkpoint.policy import prune as pruning
+from ropewalk.checkpoint.policy.lease import leased
+from ropewalk.checkpoint.read.advice import advising
+from ropewalk.checkpoint.read.model_check import check_weights
 
 from .models import refuse_to_overwrite
-from .planning import needs_torch
-from .stages import Result
+from .plan_recipe import needs_torch
+from .run_stages import Result
 
 
 def reshard_checkpoint(checkpoint: Path, folder: Path, *, ranks: int, mesh: str = "") -> Result:
@@ -26,7 +26,7 @@ def reshard_checkpoint(checkpoint: Path, folder: Path, *, ranks: int, mesh: str 
     resolve_checkpoint(checkpoint)
     axes = _axes(mesh, ranks=ranks)
     refuse_to_overwrite(folder)
-    module = needs_torch("ropewalk.checkpoint.reshard", "resharding a checkpoint")
+    module = needs_torch("ropewalk.checkpoint.read.reshard", "resharding a checkpoint")
     with leased(checkpoint) as path, advising(path):
         check_weights(read_checkpoint_manifest(path), path)
         made: Path = module.reshard(path, folder, mesh=axes)

@@ -23,7 +23,7 @@ from ropewalk.base.progress import counted
 from ropewalk.base.seal import parse_sealed, read_sealed, write_sealed
 from ropewalk.config.cache import cache_folder
 from ropewalk.model.spec import Spec
-from ropewalk.monitor.runs import newest_runs
+from ropewalk.monitor.run_list import newest_runs
 from ropewalk.plan.machine import Machine
 from ropewalk.plan.plan import PhasePlan, Planned, load_plan
 from ropewalk.plan.speed import Speed, speed_of

@@ -1,6 +1,6 @@
 """Text from a checkpoint: by this process, by several of this machine, or by those that a launcher started.
 
-Several processes share the model as its run's plan does, where that is for as many; otherwise plan/inference.py says
+Several processes share the model as its run's plan does, where that is for as many; otherwise plan/inference_plan.py says
 how. Those of this machine get the request in a temporary folder, and the first of them tells its text to this process.
 """
 
@@ -16,16 +16,16 @@ from typing import TYPE_CHECKING, Any
 from ropewalk.base.errors import MissingPackage, UserError
 from ropewalk.base.files import write_json
 from ropewalk.checkpoint.format import read_checkpoint_manifest
-from ropewalk.checkpoint.instead import advising
-from ropewalk.checkpoint.lease import leased
+from ropewalk.checkpoint.policy.lease import leased
+from ropewalk.checkpoint.read.advice import advising
 from ropewalk.config.ranks import ranks
-from ropewalk.evaluate.planning import generation_plan
-from ropewalk.launch.local import command
+from ropewalk.evaluate.generation_plan import generation_plan
+from ropewalk.launch.local_worker import command
 from ropewalk.launch.team import Team, follow
 from ropewalk.prepare.chat import TEMPLATES
 from ropewalk.train.settings import REQUEST
 
-from .planning import needs_torch
+from .plan_recipe import needs_torch
 
 if TYPE_CHECKING:
     from ropewalk.evaluate.conversation import Conversation
@@ -51,7 +51,7 @@ def draw_text(checkpoint: Path, request: dict[str, Any], *, nproc: int | None) -
         assert nproc is not None
         team = functools.partial(_draw_in_a_team, request=request, processes=nproc)
         return _leased(checkpoint, team)
-    module = needs_torch("ropewalk.evaluate.checkpoint", "generation")
+    module = needs_torch("ropewalk.evaluate.from_checkpoint", "generation")
     draw = module.answer_text if "question" in request else module.continue_text
     return _leased(checkpoint, lambda path: draw(path, **request))
 

@@ -8,16 +8,16 @@ from typing import Any, Literal
 
 from ropewalk.base.errors import UserError
 from ropewalk.checkpoint.format import resolve_checkpoint
-from ropewalk.checkpoint.instead import advising
-from ropewalk.checkpoint.lease import leased
+from ropewalk.checkpoint.policy.lease import leased
+from ropewalk.checkpoint.read.advice import advising
 from ropewalk.config.read import parse
-from ropewalk.model.larger import Growth, larger
-from ropewalk.model.layouts import Layout, choose_layout
+from ropewalk.model.growth.larger import Growth, larger
+from ropewalk.model.hugging_face.configs import Layout, choose_layout
 from ropewalk.model.lora import with_lora
 from ropewalk.model.spec import Spec
 
-from .planning import needs_torch
-from .stages import Result
+from .plan_recipe import needs_torch
+from .run_stages import Result
 
 
 def export_model(checkpoint: Path, folder: Path, *, layout: Layout | Literal["auto"] = "auto") -> Result:
@@ -25,7 +25,7 @@ def export_model(checkpoint: Path, folder: Path, *, layout: Layout | Literal["au
     layout."""
     resolve_checkpoint(checkpoint)
     refuse_to_overwrite(folder)
-    directory = needs_torch("ropewalk.model.directory", "exporting a model")
+    directory = needs_torch("ropewalk.model.hugging_face.directory", "exporting a model")
     # Found only now: to load torch takes seconds, in which a run may prune.
     path, state = _load(checkpoint)
     chosen = choose_layout(state.spec, layout)
@@ -45,7 +45,7 @@ def export_model(checkpoint: Path, folder: Path, *, layout: Layout | Literal["au
 def import_model(folder: Path, checkpoints: Path, *, dtype: Literal["keep", "float32"] = "keep") -> Result:
     """Writes the model of a local Hugging Face directory as a checkpoint of step 0 below `checkpoints`."""
     refuse_to_overwrite(checkpoints)
-    directory = needs_torch("ropewalk.model.directory", "importing a model")
+    directory = needs_torch("ropewalk.model.hugging_face.directory", "importing a model")
     found = directory.read_directory(folder, dtype=dtype)
     path = _save(checkpoints, spec=found.spec, weights=found.weights, tokenizer=found.tokenizer, chat=found.chat)
     return {
@@ -73,7 +73,7 @@ def grow_model(
     resolve_checkpoint(checkpoint)
     sizes = parse(Growth, "", "", overrides).value.model
     refuse_to_overwrite(checkpoints)
-    growth = needs_torch("ropewalk.model.growth", "growing a model")
+    growth = needs_torch("ropewalk.model.growth.growth", "growing a model")
     path, state = _load(checkpoint)
     spec = larger(state.spec, sizes)
     grown = growth.grow(state.model, state.spec, spec, new_blocks=new_blocks, noise=noise, seed=seed)

@@ -8,7 +8,7 @@ from pathlib import Path
 from ropewalk.base.errors import UserError
 from ropewalk.base.progress import Progress, Silent
 from ropewalk.config.read import Resolved
-from ropewalk.monitor.preparation import write_page
+from ropewalk.monitor.report.preparation import write_page
 from ropewalk.prepare.ledger import Story
 from ropewalk.prepare.ledger import explain as explain_document
 from ropewalk.prepare.pipeline import Prepared
@@ -20,8 +20,8 @@ from ropewalk.prepare.what_if import WhatIf
 from ropewalk.prepare.what_if import what_if as compare
 from ropewalk.store.manifest import read_manifest
 
-from .naming import recipe_words
-from .runs import Given, RecipeLike, given, resolve_recipe
+from .recipe_name import recipe_words
+from .run_or_recipe import Given, RecipeLike, given, resolve_recipe
 from .writable import check_outputs
 
 _SHORT, _FULL = "filter.", "prepare.filter."

@@ -14,7 +14,7 @@ from ropewalk.model.config import Model
 from ropewalk.plan.config import Layout, Parallel
 from ropewalk.prepare.config import Prepare
 from ropewalk.train.config import Phase, Train
-from ropewalk.train.phases import length_problems
+from ropewalk.train.phase_spec import length_problems
 
 MOST_NAME_BYTES = 200
 """Of a run: file systems take 255, and we add to it."""

@@ -14,8 +14,8 @@ from ropewalk.config.schema import Field, describe, fields_of, item_of, section_
 from ropewalk.config.write import literal
 from ropewalk.prepare.config import Source
 
+from .new.sizing import Given
 from .recipe import Recipe
-from .sizing import Given
 
 
 def recipe_page() -> str:

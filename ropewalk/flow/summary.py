@@ -14,7 +14,7 @@ from ropewalk.store.manifest import Manifest, read_manifest
 from ropewalk.train.settings import training_seed
 
 from .recipe import Recipe
-from .stages import Result, read_record
+from .run_stages import Result, read_record
 
 BEFORE_REPORT = ("prepare", "plan", "train", "evaluate")
 

@@ -12,20 +12,20 @@ from typing import TYPE_CHECKING, Any
 from ropewalk.base.progress import Progress
 from ropewalk.config.read import Resolved, parse, parse_tree
 from ropewalk.config.write import plain
-from ropewalk.launch.local import start_detached
+from ropewalk.launch.local_worker import start_detached
 from ropewalk.launch.team import start_team_detached
 from ropewalk.plan.machine import this_machine
 from ropewalk.plan.speed import Speed
 
+from .evaluate_run import measure_run
 from .expected_time import expected_time
 from .generation import checked_text, draw_text, open_conversation
-from .measuring import measure_run
-from .pipeline import Stage, advance, is_trained, planned_processes, team_of
-from .planning import plan_recipe
+from .plan_recipe import plan_recipe
 from .recipe import Recipe
-from .runs import RecipeLike, given
-from .stages import Result
-from .starting import RUNS
+from .run_or_recipe import RecipeLike, given
+from .run_recipe import Stage, advance, is_trained, planned_processes, team_of
+from .run_stages import Result
+from .start_from.start_from import RUNS
 
 if TYPE_CHECKING:
     from ropewalk.evaluate.conversation import Conversation

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from ropewalk.config.ranks import FIRST_PORT
 
-from .cluster import Job
+from .cluster_job import Job
 
 RECIPE_FOLDER, RECIPE = "/recipe", "recipe.toml"
 """Where pods see the recipe."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ropewalk.config.ranks import FIRST_PORT, PORTS
 
-from .cluster import Job
+from .cluster_job import Job
 
 WARNING_S = 120
 """How long before it ends a job is told so."""

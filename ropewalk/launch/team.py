@@ -25,7 +25,7 @@ from ropewalk.base.events import Event, events_path, parse_event
 from ropewalk.base.progress import Progress
 from ropewalk.base.relay import LOGS, PROGRESS, Tail, replay
 
-from .local import Started, command, start_detached
+from .local_worker import Started, command, start_detached
 from .worker import guarded, log_of
 
 AGENT_LOG, WORKER_LOG = "launcher.log", "rank-RANK.log"

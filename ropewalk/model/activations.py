@@ -26,7 +26,7 @@ Recompute = Literal["none", "attention", "full"] | frozenset[int]
 """What is computed again: nothing, the inside of attention, all blocks, or the blocks of these layers."""
 Activations = Literal["whole", "packed", "8-bit"]
 """How blocks keep tensors: as they are, masks as bits, or also the inputs of linear maps, norms and activation
-functions as bytes (parallel/activation_packing.py)."""
+functions as bytes (parallel/memory/activation_packing.py)."""
 GROUP = 256
 """Numbers of a byte that share a scale, a float32."""
 IN_TILES = 1024

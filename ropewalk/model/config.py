@@ -82,7 +82,7 @@ class Model:
     """Chance that a feature is dropped in training: after the embedding, after attention, after feed-forward. Masks
     are a function of seed, step and place, the same under any layout of devices."""
     init: Init = "depth-scaled"
-    """First values of the weights, by name of the rule; model/laws.py has each with its paper."""
+    """First values of the weights, by name of the rule; model/init_laws.py has each with its paper."""
     tie_embeddings: bool = True
     """Whether the head shares the embedding's weights."""
     vocabulary: Annotated[int, Range(least=1)] | None = None

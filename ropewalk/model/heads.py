@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from .activations import is_whole_head
+from .matmul import times
 from .positions import Rotation, rotate
-from .products import times
 
 Heads = tuple[Tensor, Tensor, Tensor]
 """Queries B H T D, keys B G T D, values B G T D."""

@@ -1,7 +1,7 @@
 """First values of the parameters, each from a random stream of its own name.
 
 The stream depends on (seed, name) alone: a parameter starts with the same numbers whatever device it lies on, whatever
-else the process owns, and in whatever order modules are made. Their spread is the law's (model/laws.py).
+else the process owns, and in whatever order modules are made. Their spread is the law's (model/init_laws.py).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from ropewalk.base.seeds import seed_for
 
-from .laws import LAWS, Matrix, adapter
+from .init_laws import LAWS, Matrix, adapter
 from .sharding import split_of, whole_name
 from .spec import Spec
 

@@ -1,6 +1,6 @@
 """Low-rank adapters (Hu et al. 2021, arXiv 2106.09685): given to a model, trained beside its weights, merged into them.
 
-`model/modules.py` computes with them, `model/laws.py` says how they start. Importing this needs no torch, so that
+`model/modules.py` computes with them, `model/init_laws.py` says how they start. Importing this needs no torch, so that
 plans can name what is trained.
 """
 

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .products import multiply
+from .matmul import multiply
 
 LOGIT_BYTES = 1 << 22
 """Most bytes of float32 logits alive at once on a CPU; larger batches are cut into chunks, which stay in its cache.

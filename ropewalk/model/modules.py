@@ -18,9 +18,9 @@ from .dropout import Dropout
 from .gated import gated
 from .gelu import gelu
 from .heads import Heads, has_head_kernel, split_biased_heads, split_heads, turned_heads, turned_projection
+from .matmul import product
 from .norms import LayerNorm, RmsNorm, has_norm_kernel, passing
 from .positions import Rotation, rotate
-from .products import product
 from .spec import Spec
 
 
@@ -53,7 +53,7 @@ class Linear(nn.Module):
     Who splits the matrix over devices sets `enter`, which brings the input together, or `column`, which does so and
     multiplies, and `leave`, which adds up what each device computes, before the bias; who computes gradients of weights
     later sets `product`. Where
-    model/products.py does all there is to do, the map is `bare`: callers may join more to its product.
+    model/matmul.py does all there is to do, the map is `bare`: callers may join more to its product.
     """
 
     def __init__(self, inputs: int, outputs: int, *, bias: bool, rank: int = 0, alpha: float = 1.0) -> None:
@@ -65,7 +65,7 @@ class Linear(nn.Module):
         self.lora_b = nn.Parameter(torch.empty(outputs, rank)) if rank else None
         self.enter: Callable[[Tensor], Tensor] = _same
         self.column: Callable[[Tensor, Tensor, Tensor | None, Product], Tensor] | None = None
-        """`enter` and `product` in one, for the products of torch and of model/products.py without an adapter."""
+        """`enter` and `product` in one, for the products of torch and of model/matmul.py without an adapter."""
         self.leave: Callable[[Tensor], Tensor] | None = None
         self.product: Product = F.linear
         self.bare = False

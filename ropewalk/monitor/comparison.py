@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args
 from ropewalk.base.progress import amount, duration
 
 from .headline import median_pace, parameters, tokens, total_steps
-from .run import RunView
+from .run_view import RunView
 from .values import mapping, number
 
 Axis = Literal["step", "tokens", "flops", "time"]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ropewalk.base.progress import amount, counted, duration
 
-from .run import RunView
+from .run_view import RunView
 from .values import finite, mapping, text, whole
 
 RECENT = 20

@@ -26,26 +26,26 @@ from ropewalk.plan.forecast import PURE
 from ropewalk.plan.plan import Plan
 from ropewalk.plan.schedules import Shape, peak_live
 
-from .activation_packing import ActivationPacking
+from .anomaly_guard import SpikeRule
 from .comm import Group
 from .compat import KEPT_BYTES, keep_freed_memory
-from .compress import make_compressor
-from .cut import Cut, Part
+from .data.gradient_compression import make_compressor
+from .data.replicas import Replicas
+from .data.shard_group import Fill, hollow
+from .data.shards import Shards
 from .executor import Executor, MakeOptimizer, Points
-from .guard import SpikeRule
-from .kernels import Timer, gpu_milliseconds
-from .local import Devices, other_devices
+from .kernels.kernel_choice import Timer, gpu_milliseconds
+from .kernels.selection import choose_kernels
+from .memory.activation_packing import ActivationPacking
+from .memory.host_optimizer import BUCKET_BYTES, HostOptimizer
+from .memory.recompute import make_run_block, recomputed
 from .mesh import Mesh
-from .offload import BUCKET_BYTES, HostOptimizer
+from .multi_device import Devices, other_devices
 from .pipeline import Later
+from .placement import Cut, Part
 from .precision import PRODUCTS, Masters
-from .rank import RankExecutor
-from .recompute import make_run_block, recomputed
-from .replicas import Replicas
-from .selection import choose_kernels
-from .shards import Shards
+from .rank_executor import RankExecutor
 from .tensor import split_model, tensor_cut
-from .unit import Fill, hollow
 
 
 def apply(

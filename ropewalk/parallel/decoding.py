@@ -18,9 +18,9 @@ from ropewalk.model.attend import CachedAttend
 from ropewalk.model.decoder import Decoder
 from ropewalk.plan.plan import Plan
 
-from .cut import Cut, chunk_sizes, whole_cut
 from .mesh import Mesh
 from .pipeline import run_forward
+from .placement import Cut, chunk_sizes, whole_cut
 from .precision import autocast
 
 

@@ -19,9 +19,9 @@ from ropewalk.model.decoder import Decoder
 from ropewalk.model.spec import Spec
 
 from .comm import Group
-from .cut import Choose, Cut, Part
-from .kernels import Contest
-from .tuning import Tuning
+from .kernels.kernel_choice import Contest
+from .kernels.matmul_tuning import Tuning
+from .placement import Choose, Cut, Part
 
 Named = Mapping[str, Tensor]
 MakeOptimizer = Callable[[dict[str, torch.nn.Parameter], Mapping[str, Cut]], torch.optim.Optimizer]
@@ -39,7 +39,7 @@ class StepResult:
     skipped: Tensor
     """1 when the update was left out and the weights stayed as they were, else 0."""
     anomaly: Tensor
-    """What went wrong, a code of parallel/guard.py; 0 for a sound step."""
+    """What went wrong, a code of parallel/anomaly_guard.py; 0 for a sound step."""
     loss_scale: Tensor | None = None
     """What the loss was multiplied by for the backward pass; only in fp16."""
     sequence_losses: Tensor | None = None

@@ -21,9 +21,9 @@ from ropewalk.config.horovod import HorovodSettings, horovod_settings
 from ropewalk.config.ranks import Ranks, ranks
 
 from . import mesh
-from .background import Background, Entry
-from .distributed_optimizer import distribute
-from .negotiation import Request
+from .named.background import Background, Entry
+from .named.distributed_optimizer import distribute
+from .named.negotiation import Request
 
 
 class Average:

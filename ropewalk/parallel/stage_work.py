@@ -11,7 +11,7 @@ from torch import Tensor
 from ropewalk.load.batch import Batch
 
 if TYPE_CHECKING:
-    from .rank import RankExecutor
+    from .rank_executor import RankExecutor
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from ropewalk.model import products
+from ropewalk.model import matmul as products
 from ropewalk.model.decoder import Decoder
 from ropewalk.model.modules import Linear
 from ropewalk.model.sharding import split_of, whole_name
@@ -30,7 +30,7 @@ from ropewalk.model.spec import Spec
 
 from .collectives import enter_split, gather_first, gathered, leave_split, scatter_first
 from .comm import Group, group_of
-from .cut import Cut, chunk_sizes, whole_cut
+from .placement import Cut, chunk_sizes, whole_cut
 
 
 def tensor_cut(name: str, spec: Spec, group: Group, *, first: bool = True) -> Cut:
@@ -178,7 +178,7 @@ def column_linear(
     """`product` of the entered input, x W^T + b, whose backward pass communicates while it computes.
 
     In the type of autocast, as the matmul: half the bytes of float32. For the products of torch and of
-    model/products.py.
+    model/matmul.py.
     """
     kind = x.device.type
     if torch.is_autocast_enabled(kind):

@@ -11,10 +11,10 @@ from ropewalk.base.progress import amount
 from ropewalk.model.spec import Optimizer, Spec
 
 from .config import Layout, Parallel, Recompute
-from .divide import of_rank
 from .forecast import Memory, Precision, memory
 from .layout import compile_problems, degrees, laid_out
 from .machine import Machine
+from .memory_per_rank import of_rank
 from .plan import PhasePlan, Plan
 
 

@@ -14,7 +14,7 @@ from .config import Parallel
 from .forecast import PURE
 from .plan import Plan
 from .schedules import Shape, check_shape
-from .split import split_layers
+from .stage_split import split_layers
 
 
 def degrees(parallel: Parallel, processes: int | None) -> dict[str, int]:

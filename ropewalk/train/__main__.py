@@ -75,11 +75,11 @@ def _work(run: Path, place: Ranks, rendezvous: Rendezvous, *, task: str) -> None
 
         verify(run, progress=progress)
     elif task == "--evaluate":
-        from .inference import evaluate
+        from .inference_worker import evaluate
 
         evaluate(run, progress=progress)
     elif task == "--generate":
-        from .inference import generate
+        from .inference_worker import generate
 
         generate(run, progress=progress if place.rank == 0 else Silent())
     else:

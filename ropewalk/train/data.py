@@ -16,7 +16,7 @@ from ropewalk.load.mixture import Mixture
 from ropewalk.load.stalls import Stalls
 from ropewalk.store.manifest import TokenizerEntry, read_manifest
 
-from .phases import PhaseSpec
+from .phase_spec import PhaseSpec
 from .settings import Settings
 
 _REMEDY = "restore it from a copy, or move its folder away and run the same command again, which prepares the data anew"

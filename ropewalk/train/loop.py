@@ -23,28 +23,28 @@ from ropewalk.config.ranks import ranks
 from ropewalk.load.batch import Batch
 from ropewalk.load.expected import Expected, Kind
 from ropewalk.parallel.compat import deterministic, version_warning
-from ropewalk.parallel.cut import Part
 from ropewalk.parallel.executor import Points
+from ropewalk.parallel.kernels.matmul_tuning import Tuning
 from ropewalk.parallel.labels import label
 from ropewalk.parallel.mesh import Mesh, join, leave, pick_device
-from ropewalk.parallel.tuning import Tuning
+from ropewalk.parallel.placement import Part
 
-from .anomalies import Policy, RollBack
-from .corruption import probe
-from .course import Course
-from .hooks import Hook
+from .active_phase import Running
+from .checkpointer import Keeper
+from .hooks.anomaly import Policy, RollBack
+from .hooks.corruption import probe
+from .hooks.data_stalls import ReadingWatch, packages_folder
+from .hooks.hook import Hook
+from .hooks.layer_stats import LayerWatch
+from .hooks.pipeline_balance import StageWatch
+from .hooks.timeline import Timeline
+from .hooks.watchdog import Watchdog
 from .interrupt import Interrupt
-from .keeping import Keeper
-from .layers import LayerWatch
+from .measure.peak_flops import peak_flops
+from .mesh_coordinator import MeshTogether, Wishes
 from .metrics import Meter, RankWatch, all_finite, line
-from .peak import peak_flops
-from .phase import Running
-from .reading import ReadingWatch, packages_folder
+from .phase_runner import Course
 from .settings import Settings, read_settings
-from .stages import StageWatch
-from .timeline import Timeline
-from .together import MeshTogether, Wishes
-from .watchdog import Watchdog
 
 TUNING = "measuring which kernels are quickest for these shapes, once on GPUs of this kind"
 

@@ -21,7 +21,7 @@ from ropewalk.parallel.comm import Group, Traffic
 from ropewalk.parallel.compat import peak_memory_bytes
 from ropewalk.parallel.executor import StepResult
 
-from .watchdog import stragglers
+from .hooks.watchdog import stragglers
 
 INTERVALS = 5
 """Logging intervals whose median is compared: a rank that is slow once is no straggler."""
@@ -61,7 +61,7 @@ class Meter:
         self._traffic.settle()
 
     def take_anomalies(self) -> list[int]:
-        """The codes of the steps since the last call (parallel/guard.py), in order; waits for the device."""
+        """The codes of the steps since the last call (parallel/anomaly_guard.py), in order; waits for the device."""
         codes = torch.stack(self._anomalies).tolist() if self._anomalies else []
         self._anomalies = []
         return codes

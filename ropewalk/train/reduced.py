@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from ropewalk.model.spec import Spec
 from ropewalk.plan.layout import problems
 from ropewalk.plan.plan import PhasePlan, Plan
-from ropewalk.plan.split import split_layers
+from ropewalk.plan.stage_split import split_layers
 
 LAYERS_PER_STAGE = 2
 """Of a model with fewer layers, where they fit: one follows another inside a stage too."""

@@ -15,7 +15,7 @@ from ropewalk.model.spec import Spec
 from ropewalk.plan.plan import Planned, load_plan
 
 from .config import Train
-from .phases import PhaseSpec, phases_of
+from .phase_spec import PhaseSpec, phases_of
 
 VERDICT = "verify.json"
 """What `--verify` found, in the run directory."""

@@ -16,17 +16,17 @@ from pathlib import Path
 from torch import Tensor
 
 from ropewalk.base.errors import UserError
-from ropewalk.checkpoint.instead import advising
-from ropewalk.checkpoint.layouts import Tensors
-from ropewalk.checkpoint.lease import leased
-from ropewalk.checkpoint.model import check_weights
+from ropewalk.checkpoint.policy.lease import leased
+from ropewalk.checkpoint.read.advice import advising
+from ropewalk.checkpoint.read.model_check import check_weights
+from ropewalk.checkpoint.shard_layout import Tensors
 from ropewalk.checkpoint.tensors import TOKENIZER, Reader, Stream, head_of
-from ropewalk.model.convert import Imported
+from ropewalk.model.hugging_face.configs import CONFIG
+from ropewalk.model.hugging_face.convert import Imported
 from ropewalk.model.init import initial_value
-from ropewalk.model.layouts import CONFIG
 from ropewalk.model.lora import adapter_names, with_adapter
 from ropewalk.model.spec import CHANGEABLE, Spec
-from ropewalk.parallel.cut import Choose, Cut, Part
+from ropewalk.parallel.placement import Choose, Cut, Part
 
 
 def load_start(
@@ -154,7 +154,7 @@ class _Source:
 
 
 def _open_directory(path: Path) -> _Source:
-    from ropewalk.model.directory import read_directory  # needs tokenizers
+    from ropewalk.model.hugging_face.directory import read_directory  # needs tokenizers
 
     directory = read_directory(path, dtype="float32")
     return _Source(

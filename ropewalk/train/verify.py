@@ -23,18 +23,18 @@ from ropewalk.base.files import write_json
 from ropewalk.base.progress import Progress, Silent, amount
 from ropewalk.config.ranks import ranks
 from ropewalk.model.spec import Spec
-from ropewalk.parallel.cut import Part
 from ropewalk.parallel.mesh import Mesh, join, leave, pick_device
-from ropewalk.plan.divide import of_rank
+from ropewalk.parallel.placement import Part
 from ropewalk.plan.forecast import memory
 from ropewalk.plan.machine import available_memory
+from ropewalk.plan.memory_per_rank import of_rank
 from ropewalk.plan.plan import PhasePlan, Plan
 
 from .config import OptimizerKind
+from .equality_check import STEPS, Outcome, Trial, make_trial, run_plainly, run_plan, trial_plan
+from .mesh_coordinator import MeshTogether
 from .reduced import candidates
 from .settings import VERDICT, Settings, read_settings
-from .together import MeshTogether
-from .trial import STEPS, Outcome, Trial, make_trial, run_plainly, run_plan, trial_plan
 
 FORMAT = 1
 LIMITS = {"loss": 1e-10, "grad_norm": 1e-10, "gradient": 1e-12, "update": 1e-10, "parameter": 1e-10}

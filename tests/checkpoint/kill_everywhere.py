@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 from ropewalk.checkpoint.format import list_checkpoints, verify_checkpoint
-from ropewalk.checkpoint.retention import retain
+from ropewalk.checkpoint.policy.retention import retain
 from ropewalk.checkpoint.tensors import State, save
 from ropewalk.model.config import Model
 from ropewalk.model.spec import resolve

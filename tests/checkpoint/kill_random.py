@@ -22,7 +22,7 @@ from ropewalk.checkpoint.format import list_checkpoints, verify_checkpoint
 from ropewalk.checkpoint.tensors import State
 from ropewalk.model.config import Model
 from ropewalk.model.spec import resolve
-from ropewalk.train.keeping import Keeper
+from ropewalk.train.checkpointer import Keeper
 from tests.checkpoint.newest import load_newest
 
 SPEC = resolve(Model(width=8, heads=1), vocabulary=3, sequence_length=4)

@@ -28,12 +28,12 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from ropewalk.checkpoint.config import Checkpoints
 from ropewalk.checkpoint.format import list_checkpoints, verify_checkpoint
-from ropewalk.checkpoint.layouts import held
+from ropewalk.checkpoint.shard_layout import held
 from ropewalk.checkpoint.tensors import State
 from ropewalk.config.ranks import Ranks
 from ropewalk.model.config import Model
 from ropewalk.model.spec import resolve
-from ropewalk.train.keeping import Keeper
+from ropewalk.train.checkpointer import Keeper
 from tests.checkpoint.meeting import Files
 from tests.checkpoint.newest import load_newest
 

@@ -11,8 +11,8 @@ import sys
 import time
 from pathlib import Path
 
-from ropewalk.checkpoint.memory import Memory
-from ropewalk.checkpoint.peers import Peer, PeerServer
+from ropewalk.checkpoint.tiers.memory_tier import Memory
+from ropewalk.checkpoint.tiers.peer_tier import Peer, PeerServer
 from tests.checkpoint.shards import keep
 
 SECRET = b"0123456789abcdef"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ropewalk.checkpoint.finding import find_on_disk
+from ropewalk.checkpoint.coordinator import Alone
+from ropewalk.checkpoint.read.load_latest import find_on_disk
 from ropewalk.checkpoint.tensors import State
-from ropewalk.checkpoint.together import Alone
 
 
 def load_newest(folder: Path) -> tuple[Path | None, State | None, list[str]]:

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import torch
 
-from ropewalk.checkpoint.boxes import Box
 from ropewalk.checkpoint.commit import Attempt
-from ropewalk.checkpoint.copies import Key
-from ropewalk.checkpoint.layouts import Held
-from ropewalk.checkpoint.memory import Memory
+from ropewalk.checkpoint.regions import Box
+from ropewalk.checkpoint.shard_layout import Held
 from ropewalk.checkpoint.tensors import State, manifest_of, write_parts
+from ropewalk.checkpoint.tiers.memory_tier import Memory
+from ropewalk.checkpoint.tiers.tier import Key
 from tests.tiny import small_spec
 
 ROWS, COLUMNS = 24, 5

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Sequence
 
-from ropewalk.checkpoint.placement import Holders, Kind, rings
+from ropewalk.checkpoint.tiers.replica_placement import Holders, Kind, rings
 
 
 def survives(holders: Holders, lost: Collection[int]) -> bool:

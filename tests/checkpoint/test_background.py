@@ -14,17 +14,17 @@ from typing import Any
 import pytest
 import torch
 
-import ropewalk.checkpoint.snapshot as snapshot_module
+import ropewalk.checkpoint.write.snapshot as snapshot_module
 from ropewalk.checkpoint.config import Checkpoints
 from ropewalk.checkpoint.disk import LocalDisk
 from ropewalk.checkpoint.format import list_checkpoints, verify_checkpoint
-from ropewalk.checkpoint.layouts import held
-from ropewalk.checkpoint.payload import Pace
-from ropewalk.checkpoint.persist import Persister
-from ropewalk.checkpoint.room import Room
-from ropewalk.checkpoint.snapshot import Stager
+from ropewalk.checkpoint.shard_file import Pace
+from ropewalk.checkpoint.shard_layout import held
 from ropewalk.checkpoint.tensors import State, load, manifest_of
-from ropewalk.train.keeping import Keeper
+from ropewalk.checkpoint.write.persist import Persister
+from ropewalk.checkpoint.write.pinned import Room
+from ropewalk.checkpoint.write.snapshot import Stager
+from ropewalk.train.checkpointer import Keeper
 from tests.tiny import small_spec
 
 

@@ -21,7 +21,7 @@ from ropewalk.checkpoint.format import (
     step_path,
     verify_checkpoint,
 )
-from ropewalk.checkpoint.retention import retain
+from ropewalk.checkpoint.policy.retention import retain
 from ropewalk.checkpoint.tensors import State, load, save, set_aside
 from tests.checkpoint.newest import load_newest
 from tests.tiny import small_spec

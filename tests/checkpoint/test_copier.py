@@ -15,15 +15,15 @@ import pytest
 
 from ropewalk.base.errors import ConfigError
 from ropewalk.checkpoint.config import Tiers
-from ropewalk.checkpoint.copier import Copier, memory_folder
-from ropewalk.checkpoint.copies import Key
-from ropewalk.checkpoint.finding import find_anywhere
-from ropewalk.checkpoint.memory import Memory
-from ropewalk.checkpoint.remote import Remote
-from ropewalk.checkpoint.retention import retain
+from ropewalk.checkpoint.coordinator import Alone
+from ropewalk.checkpoint.policy.retention import retain
+from ropewalk.checkpoint.read.load_latest import find_anywhere
 from ropewalk.checkpoint.tensors import manifest_of, save
-from ropewalk.checkpoint.together import Alone
-from ropewalk.checkpoint.traffic import Learner
+from ropewalk.checkpoint.tiers.gap_scheduler import Learner
+from ropewalk.checkpoint.tiers.memory_tier import Memory
+from ropewalk.checkpoint.tiers.remote_tier import Remote
+from ropewalk.checkpoint.tiers.tier import Key
+from ropewalk.checkpoint.tiers.tier_writer import Copier, memory_folder
 from ropewalk.config.ranks import Ranks
 from tests.checkpoint.shards import COLUMNS, ROWS, flip, parts_of, same, state
 

@@ -13,10 +13,10 @@ from ropewalk.base.errors import StorageError
 from ropewalk.checkpoint.disk import LocalDisk, Watched
 from ropewalk.checkpoint.faulty import Fault, FaultyDisk
 from ropewalk.checkpoint.format import list_checkpoints, verify_checkpoint
-from ropewalk.checkpoint.layouts import held
-from ropewalk.checkpoint.persist import Persister
-from ropewalk.checkpoint.snapshot import Stager
+from ropewalk.checkpoint.shard_layout import held
 from ropewalk.checkpoint.tensors import manifest_of
+from ropewalk.checkpoint.write.persist import Persister
+from ropewalk.checkpoint.write.snapshot import Stager
 from ropewalk.train.loop import train
 from tests.checkpoint.test_background import state
 from tests.tiny import make_run

@@ -11,14 +11,14 @@ import pytest
 import torch
 
 from ropewalk.base.errors import DataError, StorageError
-from ropewalk.checkpoint import payload
+from ropewalk.checkpoint import shard_file as payload
 from ropewalk.checkpoint.disk import LocalDisk
 from ropewalk.checkpoint.format import read_checkpoint_manifest, verify_checkpoint
-from ropewalk.checkpoint.layouts import as_bytes
-from ropewalk.checkpoint.persist import Persister
-from ropewalk.checkpoint.reshard import reshard
-from ropewalk.checkpoint.snapshot import Stager
+from ropewalk.checkpoint.read.reshard import reshard
+from ropewalk.checkpoint.shard_layout import as_bytes
 from ropewalk.checkpoint.tensors import Reader, load, manifest_of, save
+from ropewalk.checkpoint.write.persist import Persister
+from ropewalk.checkpoint.write.snapshot import Stager
 from tests.checkpoint.newest import load_newest
 from tests.checkpoint.test_background import parts_of
 from tests.checkpoint.test_background import state as buffered

@@ -15,23 +15,23 @@ import xxhash
 from torch import Tensor
 
 from ropewalk.base.errors import DamagedCheckpoint, DamagedTokenizer, DataError, RopewalkError, StorageError, UserError
-from ropewalk.checkpoint.boxes import Box
 from ropewalk.checkpoint.commit import Attempt, commit
+from ropewalk.checkpoint.coordinator import Alone
 from ropewalk.checkpoint.disk import LocalDisk
-from ropewalk.checkpoint.finding import find_on_disk
 from ropewalk.checkpoint.format import parse_checkpoint_manifest, read_checkpoint_manifest, verify_checkpoint
-from ropewalk.checkpoint.layouts import written
-from ropewalk.checkpoint.model import check_weights, verify_model
-from ropewalk.checkpoint.packing import Packer
-from ropewalk.checkpoint.reshard import reshard
+from ropewalk.checkpoint.read.coverage import tiles
+from ropewalk.checkpoint.read.load_latest import find_on_disk
+from ropewalk.checkpoint.read.model_check import check_weights, verify_model
+from ropewalk.checkpoint.read.reshard import reshard
+from ropewalk.checkpoint.regions import Box
+from ropewalk.checkpoint.shard_compression import Packer
+from ropewalk.checkpoint.shard_layout import written
 from ropewalk.checkpoint.tensors import Reader, State, groups_of, load, load_weights, manifest_of, save, write_parts
-from ropewalk.checkpoint.tiling import tiles
-from ropewalk.checkpoint.together import Alone
-from ropewalk.evaluate.checkpoint import load_model
+from ropewalk.evaluate.from_checkpoint import load_model
 from ropewalk.flow import export_model, reshard_checkpoint
 from ropewalk.model.decoder import build
 from ropewalk.model.spec import Spec
-from ropewalk.parallel.cut import whole_cut
+from ropewalk.parallel.placement import whole_cut
 from ropewalk.train.start import load_start
 from tests.checkpoint import hostile
 from tests.tiny import byte_tokenizer, small_spec

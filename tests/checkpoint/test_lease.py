@@ -14,10 +14,10 @@ import pytest
 
 from ropewalk.checkpoint.disk import LocalDisk
 from ropewalk.checkpoint.format import list_checkpoints
-from ropewalk.checkpoint.lease import leased
-from ropewalk.checkpoint.model import verify_model
-from ropewalk.checkpoint.prune import prune, retire
-from ropewalk.checkpoint.retention import retain
+from ropewalk.checkpoint.policy.lease import leased
+from ropewalk.checkpoint.policy.prune import prune, retire
+from ropewalk.checkpoint.policy.retention import retain
+from ropewalk.checkpoint.read.model_check import verify_model
 from ropewalk.checkpoint.tensors import save
 from ropewalk.flow import export_model, generate, reshard_checkpoint
 from tests.checkpoint.test_hostile import state
@@ -77,7 +77,7 @@ def test_a_lease_keeps_one_checkpoint_from_prune_which_says_so(tmp_path: Path) -
 
 def test_the_lease_of_a_process_that_was_killed_is_over(tmp_path: Path) -> None:
     path = two(tmp_path)
-    code = "import time; from pathlib import Path; from ropewalk.checkpoint.lease import leased\n"
+    code = "import time; from pathlib import Path; from ropewalk.checkpoint.policy.lease import leased\n"
     code += f"with leased(Path({str(path)!r})): print(1, flush=True); time.sleep(600)"
     child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, cwd=Path(__file__).parents[2])
     try:

@@ -14,10 +14,10 @@ from typing import IO
 import pytest
 
 from ropewalk.base.errors import DataError
-from ropewalk.checkpoint.copies import Source
-from ropewalk.checkpoint.memory import Memory, MemorySource
-from ropewalk.checkpoint.peers import Peer, PeerServer, PeerSource
-from ropewalk.checkpoint.restore import restore
+from ropewalk.checkpoint.read.tiered_load import restore
+from ropewalk.checkpoint.tiers.memory_tier import Memory, MemorySource
+from ropewalk.checkpoint.tiers.peer_tier import Peer, PeerServer, PeerSource
+from ropewalk.checkpoint.tiers.tier import Source
 from tests.checkpoint.machine import SECRET
 from tests.checkpoint.shards import flip, same, state
 

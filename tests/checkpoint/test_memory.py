@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from ropewalk.base.errors import DataError, StorageError
-from ropewalk.checkpoint.copies import Key
 from ropewalk.checkpoint.format import verify_checkpoint
-from ropewalk.checkpoint.memory import Memory, MemorySource
 from ropewalk.checkpoint.tensors import load
+from ropewalk.checkpoint.tiers.memory_tier import Memory, MemorySource
+from ropewalk.checkpoint.tiers.tier import Key
 from tests.checkpoint.shards import flip, keep, same, state
 
 

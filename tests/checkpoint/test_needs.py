@@ -12,17 +12,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ropewalk.base.errors import DataError
-from ropewalk.checkpoint import payload
-from ropewalk.checkpoint.boxes import Box
+from ropewalk.checkpoint import shard_file as payload
 from ropewalk.checkpoint.format import list_checkpoints, read_checkpoint_manifest
-from ropewalk.checkpoint.memory import Memory, MemorySource
-from ropewalk.checkpoint.needs import needed_chunks
-from ropewalk.checkpoint.peers import Peer, PeerServer, PeerSource
-from ropewalk.checkpoint.remote import Remote, RemoteSource
-from ropewalk.checkpoint.reshard import box_of, reshard
-from ropewalk.checkpoint.restore import DiskSource, Report, restore
+from ropewalk.checkpoint.read.read_plan import needed_chunks
+from ropewalk.checkpoint.read.reshard import box_of, reshard
+from ropewalk.checkpoint.read.tiered_load import DiskSource, Report, restore
+from ropewalk.checkpoint.regions import Box
 from ropewalk.checkpoint.tensors import State, load, save
-from ropewalk.parallel.cut import Choose, Cut, Slicing
+from ropewalk.checkpoint.tiers.memory_tier import Memory, MemorySource
+from ropewalk.checkpoint.tiers.peer_tier import Peer, PeerServer, PeerSource
+from ropewalk.checkpoint.tiers.remote_tier import Remote, RemoteSource
+from ropewalk.parallel.placement import Choose, Cut, Slicing
 from tests.checkpoint.shards import flip, keep, state
 from tests.checkpoint.test_ranks import Run
 

@@ -13,17 +13,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ropewalk.base.errors import DataError
-from ropewalk.checkpoint import packing, payload
+from ropewalk.checkpoint import shard_compression as packing
+from ropewalk.checkpoint import shard_file as payload
 from ropewalk.checkpoint.commit import Attempt, commit
 from ropewalk.checkpoint.disk import LocalDisk
 from ropewalk.checkpoint.format import read_checkpoint_manifest, verify_checkpoint
-from ropewalk.checkpoint.layouts import held
-from ropewalk.checkpoint.packing import Packer, pack, unpack
-from ropewalk.checkpoint.payload import FileEntry, Payload
-from ropewalk.checkpoint.reshard import reshard
-from ropewalk.checkpoint.tasks import Graph, run
+from ropewalk.checkpoint.read.reshard import reshard
+from ropewalk.checkpoint.shard_compression import Packer, pack, unpack
+from ropewalk.checkpoint.shard_file import FileEntry, Payload
+from ropewalk.checkpoint.shard_layout import held
 from ropewalk.checkpoint.tensors import groups_of, load, manifest_of, write_parts
-from ropewalk.checkpoint.writing import Block, PayloadFile
+from ropewalk.checkpoint.write.shard_writer import Block, PayloadFile
+from ropewalk.checkpoint.write.task_graph import Graph, run
 from ropewalk.train.loop import train
 from tests.checkpoint.test_checkpoint import identical, state
 from tests.tiny import make_run

@@ -16,13 +16,13 @@ from pathlib import Path
 import pytest
 
 from ropewalk.base.errors import DataError, StorageError
-from ropewalk.checkpoint import payload
-from ropewalk.checkpoint.copies import Key
+from ropewalk.checkpoint import shard_file as payload
 from ropewalk.checkpoint.format import read_checkpoint_manifest, verify_checkpoint
-from ropewalk.checkpoint.memory import Memory
-from ropewalk.checkpoint.peers import Peer, PeerServer, PeerSource
 from ropewalk.checkpoint.tensors import load
-from ropewalk.checkpoint.traffic import Gate
+from ropewalk.checkpoint.tiers.gap_scheduler import Gate
+from ropewalk.checkpoint.tiers.memory_tier import Memory
+from ropewalk.checkpoint.tiers.peer_tier import Peer, PeerServer, PeerSource
+from ropewalk.checkpoint.tiers.tier import Key
 from tests.checkpoint.shards import flip, keep, same, state
 
 SECRET = b"0123456789abcdef"

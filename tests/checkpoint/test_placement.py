@@ -7,7 +7,7 @@ from itertools import combinations
 
 import pytest
 
-from ropewalk.checkpoint.placement import Holders, Kind, place, rings
+from ropewalk.checkpoint.tiers.replica_placement import Holders, Kind, place, rings
 
 from .survival import survival, survives
 

@@ -11,7 +11,7 @@ from ropewalk.base.errors import DataError
 from ropewalk.checkpoint.commit import Attempt
 from ropewalk.checkpoint.disk import LocalDisk
 from ropewalk.checkpoint.format import list_checkpoints
-from ropewalk.checkpoint.retention import retain
+from ropewalk.checkpoint.policy.retention import retain
 from ropewalk.checkpoint.tensors import State, save
 from tests.checkpoint.newest import load_newest
 from tests.checkpoint.power import RecordingDisk, states

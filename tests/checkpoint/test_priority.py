@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from ropewalk.checkpoint.config import Checkpoints
-from ropewalk.checkpoint.priority import NICE, give_way
-from ropewalk.train.keeping import Keeper
+from ropewalk.checkpoint.write.priority import NICE, give_way
+from ropewalk.train.checkpointer import Keeper
 from tests.checkpoint.test_background import state
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has priorities by thread")

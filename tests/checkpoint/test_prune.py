@@ -8,7 +8,7 @@ import pytest
 
 from ropewalk.base.errors import DataError
 from ropewalk.checkpoint.format import list_checkpoints
-from ropewalk.checkpoint.prune import prune
+from ropewalk.checkpoint.policy.prune import prune
 from ropewalk.checkpoint.tensors import save
 from tests.checkpoint.test_checkpoint import state
 

@@ -16,14 +16,14 @@ import torch
 
 from ropewalk.base.errors import DataError, StorageError
 from ropewalk.checkpoint.config import Checkpoints, Tiers
-from ropewalk.checkpoint.copier import memory_folder
 from ropewalk.checkpoint.disk import Disk
 from ropewalk.checkpoint.faulty import Fault, FaultyDisk
 from ropewalk.checkpoint.format import list_checkpoints, verify_checkpoint
-from ropewalk.checkpoint.memory import Memory
 from ropewalk.checkpoint.tensors import State, load, save
+from ropewalk.checkpoint.tiers.memory_tier import Memory
+from ropewalk.checkpoint.tiers.tier_writer import memory_folder
 from ropewalk.config.ranks import Ranks
-from ropewalk.train.keeping import Keeper
+from ropewalk.train.checkpointer import Keeper
 from tests.checkpoint.meeting import Threads
 from tests.checkpoint.shards import flip, keep, same, state
 

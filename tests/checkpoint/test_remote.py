@@ -12,9 +12,9 @@ from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.registry import register_implementation
 
 from ropewalk.base.errors import DataError, MissingPackage, StorageError
-from ropewalk.checkpoint.remote import Remote, RemoteSource
-from ropewalk.checkpoint.restore import restore
+from ropewalk.checkpoint.read.tiered_load import restore
 from ropewalk.checkpoint.tensors import save
+from ropewalk.checkpoint.tiers.remote_tier import Remote, RemoteSource
 from tests.checkpoint.shards import flip, same, state
 
 

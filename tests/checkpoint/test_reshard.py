@@ -21,9 +21,9 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from ropewalk.base.errors import DataError, StorageError
-from ropewalk.checkpoint.boxes import Box, whole
 from ropewalk.checkpoint.commit import Attempt
 from ropewalk.checkpoint.format import verify_checkpoint
+from ropewalk.checkpoint.regions import Box, whole
 from ropewalk.checkpoint.tensors import Reader, State, load, save
 from tests.tiny import small_spec
 

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ropewalk.base.errors import StorageError
-from ropewalk.checkpoint import reshard as module
 from ropewalk.checkpoint.format import read_checkpoint_manifest, verify_checkpoint
-from ropewalk.checkpoint.reshard import box_of, reshard
+from ropewalk.checkpoint.read import reshard as module
+from ropewalk.checkpoint.read.reshard import box_of, reshard
 from ropewalk.checkpoint.tensors import Reader, load, save
 from tests.checkpoint.test_checkpoint import identical, state
 

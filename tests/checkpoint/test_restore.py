@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ropewalk.base.errors import DataError, StorageError
-from ropewalk.checkpoint.copies import Offer
 from ropewalk.checkpoint.format import list_checkpoints
-from ropewalk.checkpoint.memory import Memory, MemorySource
-from ropewalk.checkpoint.restore import DiskSource, restore
+from ropewalk.checkpoint.read.tiered_load import DiskSource, restore
 from ropewalk.checkpoint.tensors import save
+from ropewalk.checkpoint.tiers.memory_tier import Memory, MemorySource
+from ropewalk.checkpoint.tiers.tier import Offer
 from tests.checkpoint.shards import flip, keep, same, state
 
 STEPS, RANKS, PLACES = (1, 2, 3), 2, 3

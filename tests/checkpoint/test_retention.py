@@ -11,14 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ropewalk.base.files import PARTIAL
-from ropewalk.checkpoint import retention
 from ropewalk.checkpoint.config import Checkpoints
 from ropewalk.checkpoint.disk import LocalDisk
 from ropewalk.checkpoint.format import list_checkpoints
-from ropewalk.checkpoint.prune import step_of
-from ropewalk.checkpoint.retention import Verified, retain
+from ropewalk.checkpoint.policy import retention
+from ropewalk.checkpoint.policy.prune import step_of
+from ropewalk.checkpoint.policy.retention import Verified, retain
 from ropewalk.checkpoint.tensors import save
-from ropewalk.train.keeping import Keeper
+from ropewalk.train.checkpointer import Keeper
 from tests.checkpoint.test_checkpoint import state
 from tests.checkpoint.test_prune import damage
 

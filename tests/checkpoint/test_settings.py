@@ -11,7 +11,7 @@ import pytest
 from ropewalk.checkpoint.config import Checkpoints
 from ropewalk.checkpoint.disk import LocalDisk, Open
 from ropewalk.checkpoint.format import list_checkpoints, verify_checkpoint
-from ropewalk.train.keeping import Keeper
+from ropewalk.train.checkpointer import Keeper
 from ropewalk.train.loop import train
 from tests.checkpoint.test_background import state
 from tests.tiny import make_run

@@ -11,7 +11,7 @@ import torch
 
 from ropewalk.checkpoint.config import Checkpoints
 from ropewalk.checkpoint.tensors import State
-from ropewalk.train.keeping import Keeper
+from ropewalk.train.checkpointer import Keeper
 from tests.tiny import small_spec
 
 WARM_UP = 15

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ropewalk.checkpoint.tasks import Graph, Task, run
+from ropewalk.checkpoint.write.task_graph import Graph, Task, run
 
 Edges = list[tuple[set[int], int]]
 """Of each task those it follows, all before it, and the bytes that it holds."""

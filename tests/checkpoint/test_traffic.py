@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ropewalk.checkpoint.traffic import (
+from ropewalk.checkpoint.tiers.gap_scheduler import (
     HOLD_S,
     Forecast,
     Gate,

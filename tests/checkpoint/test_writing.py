@@ -10,16 +10,18 @@ from pathlib import Path
 import pytest
 import torch
 
-from ropewalk.checkpoint import packing, payload, snapshot
+from ropewalk.checkpoint import shard_compression as packing
+from ropewalk.checkpoint import shard_file as payload
 from ropewalk.checkpoint.commit import Attempt, commit
 from ropewalk.checkpoint.disk import Disk, LocalDisk
 from ropewalk.checkpoint.faulty import Fault, FaultyDisk
 from ropewalk.checkpoint.format import list_checkpoints, verify_checkpoint
-from ropewalk.checkpoint.layouts import held
-from ropewalk.checkpoint.packing import Packer
-from ropewalk.checkpoint.persist import Persister
-from ropewalk.checkpoint.snapshot import Stager
+from ropewalk.checkpoint.shard_compression import Packer
+from ropewalk.checkpoint.shard_layout import held
 from ropewalk.checkpoint.tensors import State, groups_of, load, manifest_of, write_parts
+from ropewalk.checkpoint.write import snapshot
+from ropewalk.checkpoint.write.persist import Persister
+from ropewalk.checkpoint.write.snapshot import Stager
 from tests.checkpoint.power import RecordingDisk
 from tests.checkpoint.test_checkpoint import identical
 from tests.checkpoint.test_power import check

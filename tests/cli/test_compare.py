@@ -13,7 +13,7 @@ import pytest
 from ropewalk.base.events import read_events
 from ropewalk.cli.main import main
 from ropewalk.monitor.comparison import Curve, compare_views
-from ropewalk.monitor.run import RunView, read_run
+from ropewalk.monitor.run_view import RunView, read_run
 
 from .conftest import Call
 

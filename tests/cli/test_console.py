@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from ropewalk import flow
-from ropewalk.cli.console import Console, closing_consoles
 from ropewalk.cli.main import main
+from ropewalk.cli.progress_lines import Console, closing_consoles
 from ropewalk.config.terminal import redraws
 from tests.flow.tiny import write_tiny
 from tests.heard import Heard

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from ropewalk.flow import doctor, examination
-from ropewalk.flow.examination import Examined
+from ropewalk.flow.data_doctor import data_doctor as doctor
+from ropewalk.flow.data_doctor import data_probe as examination
+from ropewalk.flow.data_doctor.data_probe import Examined
 
 from .conftest import Call
 

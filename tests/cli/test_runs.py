@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from ropewalk.base.events import read_events
-from ropewalk.flow import cluster_check, examination, profiling
+from ropewalk.flow import profile_step as profiling
+from ropewalk.flow.cluster_doctor import cluster_check
+from ropewalk.flow.data_doctor import data_probe as examination
 
 from .conftest import Call
 

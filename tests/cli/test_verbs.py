@@ -19,7 +19,7 @@ import pytest
 from ropewalk import flow
 from ropewalk.cli.main import VERBS
 from ropewalk.flow import generation, verbs
-from ropewalk.flow.runs import resolve_recipe
+from ropewalk.flow.run_or_recipe import resolve_recipe
 
 from .conftest import Call
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ropewalk.base.errors import UserError
 from ropewalk.checkpoint.tensors import State, save
-from ropewalk.evaluate.checkpoint import answer_text, load_model, until
+from ropewalk.evaluate.from_checkpoint import answer_text, load_model, until
 from ropewalk.evaluate.generate import generate
 from ropewalk.flow import answer
 from ropewalk.prepare import tokenizer as tokenizers

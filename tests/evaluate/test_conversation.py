@@ -9,8 +9,8 @@ import torch
 
 from ropewalk.base.errors import UserError
 from ropewalk.checkpoint.tensors import State, save
-from ropewalk.evaluate.checkpoint import load_model
 from ropewalk.evaluate.conversation import Conversation
+from ropewalk.evaluate.from_checkpoint import load_model
 from ropewalk.evaluate.generate import generate
 from ropewalk.flow import answer, chat
 from ropewalk.prepare import tokenizer as tokenizers

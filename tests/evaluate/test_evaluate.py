@@ -11,8 +11,8 @@ import torch
 
 from ropewalk.base.errors import UserError
 from ropewalk.evaluate.config import Evaluate
+from ropewalk.evaluate.evaluation import evaluate, write_evaluation
 from ropewalk.evaluate.results import read_documents, read_whole
-from ropewalk.evaluate.run import evaluate, write_evaluation
 from ropewalk.model.decoder import build
 from ropewalk.store.manifest import read_manifest
 

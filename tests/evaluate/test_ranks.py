@@ -15,19 +15,19 @@ from ropewalk.base.progress import Silent
 from ropewalk.checkpoint.format import list_checkpoints
 from ropewalk.checkpoint.tensors import State, save
 from ropewalk.cli.main import main
-from ropewalk.evaluate import ranks as loading
-from ropewalk.evaluate.checkpoint import evaluate_checkpoint
+from ropewalk.evaluate import sharded_model as loading
 from ropewalk.evaluate.config import Evaluate
-from ropewalk.evaluate.planning import generation_plan
-from ropewalk.evaluate.ranks import evaluate_run
+from ropewalk.evaluate.from_checkpoint import evaluate_checkpoint
+from ropewalk.evaluate.generation_plan import generation_plan
 from ropewalk.evaluate.results import read_results
-from ropewalk.flow import pipeline
+from ropewalk.evaluate.sharded_model import evaluate_run
+from ropewalk.flow import run_recipe as pipeline
 from ropewalk.launch.team import Team
 from ropewalk.model.config import Model
 from ropewalk.model.decoder import build
 from ropewalk.model.spec import Spec
-from ropewalk.parallel.unit import Unit
-from ropewalk.plan.inference import generation
+from ropewalk.parallel.data.shard_group import Unit
+from ropewalk.plan.inference_plan import generation
 from ropewalk.plan.plan import Plan, load_plan
 from ropewalk.train.config import Phase
 from ropewalk.train.settings import read_settings

@@ -14,7 +14,7 @@ from ropewalk.model.config import Model
 from ropewalk.model.decoder import Decoder, build
 from ropewalk.model.spec import Spec, resolve
 from ropewalk.parallel.apply import apply
-from ropewalk.parallel.rank import RankExecutor
+from ropewalk.parallel.rank_executor import RankExecutor
 from ropewalk.plan.plan import Plan
 from ropewalk.store.manifest import Manifest, ShardEntry, SourceEntry, TokenizerEntry, write_manifest
 from ropewalk.store.shards import document_key, write_shard

@@ -20,7 +20,7 @@ import pyarrow as pa
 import torch
 import torch._dynamo  # the optimizer imports it at its first step: 1 s that children need not repeat
 
-import ropewalk.evaluate.checkpoint
+import ropewalk.evaluate.from_checkpoint
 import ropewalk.flow.verbs
 import ropewalk.train.loop
 from ropewalk.cli.main import main
@@ -73,7 +73,7 @@ def serve() -> None:
 
 
 if __name__ == "__main__":
-    assert ropewalk.evaluate.checkpoint
+    assert ropewalk.evaluate.from_checkpoint
     assert ropewalk.flow.verbs
     assert ropewalk.train.loop
     serve()

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from ropewalk.flow.cluster_findings import Finding, listed
-from ropewalk.flow.cluster_verdict import judge
+from ropewalk.flow.cluster_doctor.findings import Finding, listed
+from ropewalk.flow.cluster_doctor.verdict import judge
 from ropewalk.train.cluster.brief import Brief
 
 WORLD = 8

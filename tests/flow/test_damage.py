@@ -13,10 +13,10 @@ import pytest
 from ropewalk.base.errors import DamagedFile
 from ropewalk.base.events import EventLog, read_events
 from ropewalk.base.progress import Silent
-from ropewalk.flow import damage as module
-from ropewalk.flow import damage_readers
-from ropewalk.flow.damage import DAMAGES, WRONG, Campaign, Case, by_command, tabulate
-from ropewalk.flow.runs import resolve_recipe
+from ropewalk.flow.chaos import damage as module
+from ropewalk.flow.chaos import damage_readers
+from ropewalk.flow.chaos.damage import DAMAGES, WRONG, Campaign, Case, by_command, tabulate
+from ropewalk.flow.run_or_recipe import resolve_recipe
 from ropewalk.prepare import checksums
 from ropewalk.store.kinds import KINDS, UNREAD, kind_of
 from tests.cli.conftest import Call, call, tiny  # noqa: F401 - fixtures

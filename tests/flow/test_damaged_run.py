@@ -14,7 +14,7 @@ from ropewalk import flow
 from ropewalk.base.errors import DamagedFile, DataError
 from ropewalk.base.seal import sealed_json
 from ropewalk.config.resolved import load_value
-from ropewalk.monitor.run import read_run
+from ropewalk.monitor.run_view import read_run
 from ropewalk.plan.plan import load_plan
 from ropewalk.store.manifest import read_manifest
 from ropewalk.train.settings import read_settings

@@ -14,12 +14,16 @@ import pytest
 from ropewalk.base.errors import UserError
 from ropewalk.base.events import EventLog
 from ropewalk.base.progress import Silent
-from ropewalk.flow import doctor, doctor_data, examination, predictions, tune_data, tuning
-from ropewalk.flow.doctor import Asked
-from ropewalk.flow.examination import Examined
-from ropewalk.flow.runs import given, resolve_recipe
+from ropewalk.flow import doctor_data, tune_data
+from ropewalk.flow.data_doctor import data_doctor as doctor
+from ropewalk.flow.data_doctor import data_probe as examination
+from ropewalk.flow.data_doctor import loader_tuning as tuning
+from ropewalk.flow.data_doctor import predictions
+from ropewalk.flow.data_doctor.data_doctor import Asked
+from ropewalk.flow.data_doctor.data_probe import Examined
+from ropewalk.flow.run_or_recipe import given, resolve_recipe
 from ropewalk.load.config import Load
-from ropewalk.train import pace
+from ropewalk.train.measure import throughput as pace
 
 from .tiny import write_tiny
 

@@ -12,7 +12,7 @@ import pytest
 from ropewalk.base.errors import ConfigError, DataError
 from ropewalk.base.events import events_path, read_events, steps
 from ropewalk.base.progress import Silent
-from ropewalk.flow.adopt import adopt, check_mixtures, plan_adoption
+from ropewalk.flow.external_corpus import adopt, check_mixtures, plan_adoption
 from ropewalk.load.config import Corpus, Load
 from ropewalk.load.loader import Loader
 from ropewalk.store.manifest import read_manifest

@@ -13,8 +13,8 @@ import pytest
 from ropewalk import flow
 from ropewalk.base.seal import sealed_json
 from ropewalk.flow.expected_time import UNTRIED, ExpectedTime, expected_time
-from ropewalk.flow.planning import plan_recipe
-from ropewalk.flow.runs import resolve_recipe
+from ropewalk.flow.plan_recipe import plan_recipe
+from ropewalk.flow.run_or_recipe import resolve_recipe
 from ropewalk.plan.machine import Gpu, Machine, this_machine
 from ropewalk.plan.speed import Speed
 from tests.flow.tiny import write_tiny

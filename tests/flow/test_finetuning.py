@@ -20,10 +20,10 @@ from ropewalk.checkpoint.format import list_checkpoints, read_checkpoint_manifes
 from ropewalk.checkpoint.tensors import load_weights
 from ropewalk.config.read import flatten, read
 from ropewalk.config.resolved import load_resolved
-from ropewalk.evaluate.checkpoint import load_model
-from ropewalk.flow.bases import MOST_TOKENS, open_base
+from ropewalk.evaluate.from_checkpoint import load_model
 from ropewalk.flow.recipe import Recipe
-from ropewalk.flow.runs import resolve_recipe
+from ropewalk.flow.run_or_recipe import resolve_recipe
+from ropewalk.flow.start_from.base_model import MOST_TOKENS, open_base
 from ropewalk.load.loader import Loader
 from ropewalk.model.loss import token_losses
 

@@ -11,7 +11,7 @@ import pytest
 from ropewalk import flow
 from ropewalk.base.errors import UserError
 from ropewalk.config.read import flatten
-from ropewalk.flow.writing import Written
+from ropewalk.flow.new.new_recipe import Written
 from ropewalk.plan.speed import Speed
 from ropewalk.prepare.config import Source
 

@@ -12,7 +12,7 @@ import pytest
 from ropewalk import flow
 from ropewalk.base.errors import DataError
 from ropewalk.config.read import flatten
-from ropewalk.flow.runs import resolve_recipe
+from ropewalk.flow.run_or_recipe import resolve_recipe
 from ropewalk.plan.speed import Speed
 
 from .tiny import write_tiny

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ropewalk.base.errors import ConfigError
-from ropewalk.flow.authoring import check
+from ropewalk.flow.recipes import check
 from tests.flow.tiny import write_tiny
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from ropewalk import flow
 from ropewalk.config.read import flatten
-from ropewalk.flow.runs import resolve_recipe
+from ropewalk.flow.run_or_recipe import resolve_recipe
 
 from .tiny import write_tiny
 

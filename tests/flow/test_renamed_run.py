@@ -16,7 +16,7 @@ from ropewalk import flow
 from ropewalk.base.seal import sealed_json, sealed_toml
 from ropewalk.checkpoint import format as checkpoints
 from ropewalk.config.resolved import load_resolved
-from ropewalk.flow import stages
+from ropewalk.flow import run_stages as stages
 from ropewalk.prepare import pipeline as preparing
 
 from .tiny import write_tiny

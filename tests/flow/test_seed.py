@@ -12,8 +12,8 @@ from ropewalk import flow
 from ropewalk.base.errors import RunConflict
 from ropewalk.base.progress import Silent
 from ropewalk.checkpoint.format import resolve_checkpoint
-from ropewalk.flow import examination
-from ropewalk.flow.runs import given, resolve_recipe
+from ropewalk.flow.data_doctor import data_probe as examination
+from ropewalk.flow.run_or_recipe import given, resolve_recipe
 from ropewalk.train.settings import read_settings
 
 from .tiny import write_tiny

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ropewalk.flow.sizing import MOST_EPOCHS, TOKENS_PER_PARAMETER, Facts, Sizing, size_run
+from ropewalk.flow.new.sizing import MOST_EPOCHS, TOKENS_PER_PARAMETER, Facts, Sizing, size_run
 from ropewalk.model.config import Model
 from ropewalk.model.spec import resolve
 from ropewalk.plan.machine import Gpu, Machine

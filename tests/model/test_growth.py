@@ -11,8 +11,8 @@ from torch import Tensor
 from ropewalk.base.errors import UserError
 from ropewalk.model.config import Lora
 from ropewalk.model.decoder import Decoder, build
-from ropewalk.model.growth import grow
-from ropewalk.model.larger import Sizes, larger
+from ropewalk.model.growth.growth import grow
+from ropewalk.model.growth.larger import Sizes, larger
 from ropewalk.model.lora import with_lora
 from ropewalk.model.spec import Spec
 from tests.tiny import random_batch, small_spec

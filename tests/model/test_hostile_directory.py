@@ -15,7 +15,7 @@ import safetensors.torch
 import torch
 
 from ropewalk.base.errors import DamagedModel, DamagedTokenizer, RopewalkError
-from ropewalk.checkpoint.model import verify_model
+from ropewalk.checkpoint.read.model_check import verify_model
 from ropewalk.checkpoint.tensors import State, load, save
 from ropewalk.flow import export_model, import_model
 from ropewalk.model.decoder import build

@@ -18,7 +18,7 @@ from ropewalk.evaluate.generate import generate
 from ropewalk.flow import export_model, import_model
 from ropewalk.model.config import Lora
 from ropewalk.model.decoder import Decoder, build
-from ropewalk.model.layouts import NORM_EPSILON, choose_layout
+from ropewalk.model.hugging_face.configs import NORM_EPSILON, choose_layout
 from ropewalk.model.lora import with_lora
 from ropewalk.model.modules import make_norm
 from ropewalk.model.spec import Spec

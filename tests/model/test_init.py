@@ -10,7 +10,7 @@ import torch
 from ropewalk.model import init
 from ropewalk.model.decoder import build
 from ropewalk.model.init import initial_value, initial_values
-from ropewalk.model.laws import STD
+from ropewalk.model.init_laws import STD
 
 from .specs import small
 

@@ -10,7 +10,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from ropewalk.model import fp8, heads, loss, modules, norms, products
+from ropewalk.model import fp8, heads, loss, modules, norms
+from ropewalk.model import matmul as products
 from ropewalk.model.decoder import build
 from ropewalk.model.gated import gated_plainly
 from ropewalk.model.gelu import gelu_plainly

@@ -13,7 +13,7 @@ from ropewalk.model.attend import causal
 from ropewalk.model.config import Init
 from ropewalk.model.decoder import build
 from ropewalk.model.init import initial_value
-from ropewalk.model.laws import LAWS, STD, Distribution, Matrix
+from ropewalk.model.init_laws import LAWS, STD, Distribution, Matrix
 from ropewalk.model.loss import token_losses
 from ropewalk.model.sharding import splits
 from ropewalk.model.spec import Spec

@@ -10,8 +10,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from ropewalk.model.matmul import QUICKEST, in_two, multiply, plain, problem_of, product
 from ropewalk.model.modules import Linear
-from ropewalk.model.products import QUICKEST, in_two, multiply, plain, problem_of, product
 
 ON_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 ORDERS = list(itertools.product([False, True], repeat=2))
@@ -89,7 +89,7 @@ def test_products_of_operands_in_any_order(a_transposed, b_transposed, biased, a
 
 
 def test_a_way_that_was_chosen_serves_its_own_shapes_alone(monkeypatch):
-    monkeypatch.setattr("ropewalk.model.products.ALIGNMENT", 64)  # what torch has on a CPU
+    monkeypatch.setattr("ropewalk.model.matmul.ALIGNMENT", 64)  # what torch has on a CPU
     a, b = operands(False, True)
     out = drawn(48, 80)
     served = []

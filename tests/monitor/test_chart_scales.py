@@ -8,8 +8,8 @@ import math
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from ropewalk.monitor.chart import MOST_POINTS, Chart, Series, better_x, figure, thinned
-from ropewalk.monitor.scale import Scale, linear_ticks, log_ticks, tick_labels
+from ropewalk.monitor.draw.chart import MOST_POINTS, Chart, Series, better_x, figure, thinned
+from ropewalk.monitor.draw.scale import Scale, linear_ticks, log_ticks, tick_labels
 
 NUMBERS = st.floats(-1e12, 1e12, allow_nan=False)
 POSITIVE = st.floats(1e-9, 1e12)

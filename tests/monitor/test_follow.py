@@ -20,7 +20,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from ropewalk.base.errors import UserError
 from ropewalk.base.events import EventLog, read_events, steps
 from ropewalk.base.files import locked
-from ropewalk.flow.watching import Watch
+from ropewalk.flow.follow_run import Watch
 from ropewalk.monitor.figures import FIGURES
 
 START = 1_760_000_000.0

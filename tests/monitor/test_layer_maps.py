@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from ropewalk.monitor.console import status_lines
-from ropewalk.monitor.layers import LEVELS, MOST_COLUMNS, layers_section
-from ropewalk.monitor.report import write_report
-from ropewalk.monitor.run import read_run
+from ropewalk.monitor.report.layer_maps import LEVELS, MOST_COLUMNS, layers_section
+from ropewalk.monitor.report.run_report import write_report
+from ropewalk.monitor.run_text import status_lines
+from ropewalk.monitor.run_view import read_run
 from tests.monitor.test_report_page import Reader
 
 NAMES = ["embedding", "blocks.0", "blocks.0.attention", "blocks.0.mlp", "norm", "head"]

@@ -17,7 +17,7 @@ import pytest
 
 from ropewalk.base.events import read_events, steps
 from ropewalk.monitor import stream
-from ropewalk.monitor.run import read_run
+from ropewalk.monitor.run_view import read_run
 from ropewalk.monitor.stream import Stream
 
 ROOT = Path(__file__).parent.parent.parent

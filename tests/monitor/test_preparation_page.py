@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from ropewalk.base.errors import DataError
 from ropewalk.base.seal import sealed_json
-from ropewalk.monitor.preparation import render, write_page
+from ropewalk.monitor.report.preparation import render, write_page
 from tests.monitor.conftest import manifest
 
 

@@ -13,12 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ropewalk.base.events import EventLog
-from ropewalk.cli.results import evaluation_line
-from ropewalk.monitor.console import status_lines
+from ropewalk.cli.run_results import evaluation_line
+from ropewalk.monitor.draw.markup import element, escape
 from ropewalk.monitor.headline import key_figures
-from ropewalk.monitor.markup import element, escape
-from ropewalk.monitor.report import render, write_report
-from ropewalk.monitor.run import read_run
+from ropewalk.monitor.report.run_report import render, write_report
+from ropewalk.monitor.run_text import status_lines
+from ropewalk.monitor.run_view import read_run
 
 VOID = {"meta", "br"}
 

@@ -12,12 +12,12 @@ import pytest
 
 from ropewalk.base.errors import DataError
 from ropewalk.base.files import locked
-from ropewalk.flow.watching import standing
-from ropewalk.monitor.console import status_lines
+from ropewalk.flow.follow_run import standing
 from ropewalk.monitor.headline import median_pace, recent_pace, seconds_left, verdict
-from ropewalk.monitor.report import write_report
-from ropewalk.monitor.run import read_run
-from ropewalk.monitor.runs import newest_runs
+from ropewalk.monitor.report.run_report import write_report
+from ropewalk.monitor.run_list import newest_runs
+from ropewalk.monitor.run_text import status_lines
+from ropewalk.monitor.run_view import read_run
 
 
 def test_steps_undone_by_a_restore_do_not_count(run: Path) -> None:

@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from ropewalk.monitor.schedule import WIDEST, Box, Drawing, Lane, schedule_svg, write_drawing
+from ropewalk.monitor.schedule_drawing import WIDEST, Box, Drawing, Lane, schedule_svg, write_drawing
 
 SVG = "{http://www.w3.org/2000/svg}"
 

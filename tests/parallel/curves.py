@@ -34,7 +34,7 @@ from ropewalk.parallel.mesh import Mesh
 from ropewalk.plan.layout import compile_problems
 from ropewalk.plan.plan import Plan
 from ropewalk.train.config import Optimizer
-from ropewalk.train.optimizer import make_optimizer
+from ropewalk.train.optim.optimizers import make_optimizer
 from tests.parallel.pool import NCCL, POOL
 from tests.tiny import small_spec
 

@@ -15,12 +15,12 @@ from ropewalk.model.config import Model
 from ropewalk.model.decoder import build
 from ropewalk.model.loss import token_losses
 from ropewalk.model.spec import Spec, resolve
-from ropewalk.parallel import kernels
 from ropewalk.parallel.apply import apply
+from ropewalk.parallel.kernels.kernel_choice import kernel_choice as kernels
 from ropewalk.plan.forecast import Precision
 from ropewalk.plan.plan import Plan
 from ropewalk.train.config import Optimizer
-from ropewalk.train.optimizer import make_optimizer
+from ropewalk.train.optim.optimizers import make_optimizer
 
 Narrow = Precision | Literal["fp8 by rows"]
 

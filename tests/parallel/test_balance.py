@@ -12,8 +12,8 @@ import torch
 from ropewalk.load.batch import Batch
 from ropewalk.model.attend import additive_mask
 from ropewalk.model.spec import Spec
-from ropewalk.parallel.balance import Dealer
 from ropewalk.parallel.comm import alone
+from ropewalk.parallel.data.sequence_balance import Dealer
 from ropewalk.parallel.mesh import Mesh
 from ropewalk.plan.plan import Plan
 from tests.parallel.plans import Case, case

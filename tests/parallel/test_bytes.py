@@ -23,11 +23,11 @@ from ropewalk.model.spec import Spec
 from ropewalk.parallel.apply import apply
 from ropewalk.parallel.executor import Points
 from ropewalk.parallel.mesh import Mesh
-from ropewalk.plan.divide import of_rank
 from ropewalk.plan.forecast import memory
+from ropewalk.plan.memory_per_rank import of_rank
 from ropewalk.plan.plan import Plan
 from ropewalk.train.config import Optimizer
-from ropewalk.train.optimizer import make_optimizer
+from ropewalk.train.optim.optimizers import make_optimizer
 from tests.parallel import worlds
 from tests.parallel.plans import Case, case
 from tests.parallel.pool import POOL

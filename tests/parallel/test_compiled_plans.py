@@ -15,7 +15,7 @@ from ropewalk.parallel.apply import apply
 from ropewalk.parallel.mesh import Mesh
 from ropewalk.plan.plan import Plan
 from ropewalk.train.config import Optimizer
-from ropewalk.train.optimizer import make_optimizer
+from ropewalk.train.optim.optimizers import make_optimizer
 from tests.parallel.plans import CASES, Case
 from tests.parallel.pool import POOL
 from tests.parallel.worlds import batches

@@ -11,12 +11,12 @@ from torch import Tensor
 from ropewalk.model.decoder import build
 from ropewalk.parallel.apply import apply, local
 from ropewalk.parallel.comm import Pending
-from ropewalk.parallel.compress import Compressor, Plain, PowerSgd, Rounded, make_compressor
+from ropewalk.parallel.data.gradient_compression import Compressor, Plain, PowerSgd, Rounded, make_compressor
 from ropewalk.parallel.executor import Executor
 from ropewalk.parallel.mesh import Mesh
 from ropewalk.plan.plan import Plan
 from ropewalk.train.config import Optimizer
-from ropewalk.train.optimizer import make_optimizer
+from ropewalk.train.optim.optimizers import make_optimizer
 from tests.parallel.pool import POOL
 from tests.tiny import random_batch, small_spec
 

@@ -13,7 +13,7 @@ from ropewalk.model.spec import Spec
 from ropewalk.parallel.apply import apply
 from ropewalk.parallel.decoding import RankDecoding
 from ropewalk.parallel.mesh import Mesh
-from ropewalk.plan.inference import inference
+from ropewalk.plan.inference_plan import inference
 from ropewalk.plan.plan import Plan
 from tests.evaluate.tiny import vivid
 from tests.parallel.plans import MODELS, Case, case

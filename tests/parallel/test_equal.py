@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 from torch import Tensor
 
-from ropewalk.parallel import context, rank
+from ropewalk.parallel import rank_executor as rank
 from ropewalk.parallel.comm import Group, Pending
-from ropewalk.parallel.replicas import Replicas
-from ropewalk.parallel.unit import Unit
+from ropewalk.parallel.context.context_attention import context_attention as context
+from ropewalk.parallel.data.replicas import Replicas
+from ropewalk.parallel.data.shard_group import Unit
 from tests.parallel.plans import CASES, MODELS, SLOW, Case
 from tests.parallel.pool import POOL
 from tests.parallel.worlds import Outcome, Proof, compare, train, wrong

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from ropewalk.checkpoint import payload
-from ropewalk.checkpoint.boxes import Box
+from ropewalk.checkpoint import shard_file as payload
 from ropewalk.checkpoint.commit import Attempt
 from ropewalk.checkpoint.format import read_checkpoint_manifest
+from ropewalk.checkpoint.regions import Box
 from ropewalk.checkpoint.tensors import Reader, State, load, save
 from ropewalk.parallel.mesh import Mesh
 from tests.parallel.plans import CASES, Case

@@ -13,16 +13,17 @@ from ropewalk.load.batch import Batch
 from ropewalk.model.config import Model
 from ropewalk.model.decoder import build
 from ropewalk.model.spec import resolve
-from ropewalk.parallel import kernels, tuning
 from ropewalk.parallel.apply import apply, local
 from ropewalk.parallel.comm import Group, Pending, Traffic
 from ropewalk.parallel.compat import deterministic
 from ropewalk.parallel.executor import Executor
-from ropewalk.parallel.kernels import IN_8_BITS, gpu_milliseconds, measure_8_bits
+from ropewalk.parallel.kernels.kernel_choice import IN_8_BITS, gpu_milliseconds, measure_8_bits
+from ropewalk.parallel.kernels.kernel_choice import kernel_choice as kernels
+from ropewalk.parallel.kernels.kernel_choice import matmul_tuning as tuning
 from ropewalk.plan.forecast import Precision
 from ropewalk.plan.plan import Plan
 from ropewalk.train.config import Optimizer, OptimizerKind
-from ropewalk.train.optimizer import KINDS, make_optimizer
+from ropewalk.train.optim.optimizers import KINDS, make_optimizer
 
 from .quick_path import LARGE, SMALL, Narrow, check_float32, check_narrow
 

@@ -21,8 +21,8 @@ import ropewalk.parallel.horovod as hvd
 from ropewalk.base.errors import ConfigError, UserError
 from ropewalk.config.horovod import HorovodSettings, horovod_settings
 from ropewalk.config.ranks import Ranks
-from ropewalk.parallel.background import adasum
-from ropewalk.parallel.negotiation import FusionTuner, Message, Request, Table, fuse
+from ropewalk.parallel.named.background import adasum
+from ropewalk.parallel.named.negotiation import FusionTuner, Message, Request, Table, fuse
 from tests.parallel.pool import POOL
 
 pytestmark = pytest.mark.xdist_group("pool")
@@ -344,7 +344,7 @@ def test_settings_come_from_the_variables_of_horovod() -> None:
 def stalled(rank: int, size: int) -> list[str]:
     told: list[str] = []
     with world(rank, size), pytest.MonkeyPatch.context() as patch:
-        patch.setattr("ropewalk.parallel.background.logger.warning", lambda text, *rest: told.append(text % rest))
+        patch.setattr("ropewalk.parallel.named.background.logger.warning", lambda text, *rest: told.append(text % rest))
         if rank:
             handle = hvd.allreduce_async(torch.ones(1), "late")
             while not any("late" in text for text in told):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ropewalk.parallel.tuning import Known
+from ropewalk.parallel.kernels.matmul_tuning import Known
 
 
 def test_damaged_tuning_results_are_measured_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -10,12 +10,12 @@ import torch
 
 from ropewalk.model import fp8
 from ropewalk.model.decoder import build
-from ropewalk.parallel import kernels
 from ropewalk.parallel.apply import apply
-from ropewalk.parallel.kernels import Contest, choose_8_bits
+from ropewalk.parallel.kernels.kernel_choice import Contest, choose_8_bits
+from ropewalk.parallel.kernels.kernel_choice import kernel_choice as kernels
 from ropewalk.plan.plan import Plan
 from ropewalk.train.config import Optimizer
-from ropewalk.train.optimizer import make_optimizer
+from ropewalk.train.optim.optimizers import make_optimizer
 from tests.tiny import random_batch, small_spec
 
 from .quick_path import SMALL, check_float32, check_narrow

@@ -12,10 +12,10 @@ from torch import Tensor
 
 import ropewalk.parallel.apply as apply_module
 from ropewalk.model.decoder import Decoder, build
-from ropewalk.parallel.local import Devices, other_devices
+from ropewalk.parallel.multi_device import Devices, other_devices
 from ropewalk.train.config import Optimizer
 from ropewalk.train.loop import train as train_run
-from ropewalk.train.optimizer import make_optimizer
+from ropewalk.train.optim.optimizers import make_optimizer
 from tests.parallel.plans import MODELS, Case, case
 from tests.parallel.pool import POOL
 from tests.parallel.worlds import RATE, Outcome, Proof, batches, compare, train, wrong

@@ -16,7 +16,7 @@ from torch import Tensor
 from ropewalk.model.attend import Attend, attend_for
 from ropewalk.model.decoder import Decoder, build
 from ropewalk.model.loss import token_losses
-from ropewalk.parallel.context import attend_over, places_of
+from ropewalk.parallel.context.context_attention import attend_over, places_of
 from ropewalk.parallel.mesh import Mesh
 from ropewalk.plan.plan import Plan
 from tests.parallel.pool import POOL

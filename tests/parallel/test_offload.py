@@ -14,13 +14,13 @@ from torch import Tensor, nn
 
 from ropewalk.base.errors import StorageError
 from ropewalk.model.decoder import build
-from ropewalk.parallel.cut import Cut, chunk_sizes, whole_cut
+from ropewalk.parallel.memory.host_optimizer import HostOptimizer
+from ropewalk.parallel.memory.state_files import PAGE, StateFiles
 from ropewalk.parallel.mesh import Mesh
-from ropewalk.parallel.offload import HostOptimizer
-from ropewalk.parallel.state_files import PAGE, StateFiles
+from ropewalk.parallel.placement import Cut, chunk_sizes, whole_cut
 from ropewalk.plan.plan import Plan
 from ropewalk.train.config import Optimizer, OptimizerKind
-from ropewalk.train.optimizer import KINDS, make_optimizer
+from ropewalk.train.optim.optimizers import KINDS, make_optimizer
 from tests.parallel.pool import POOL
 from tests.tiny import small_spec
 

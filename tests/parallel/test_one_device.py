@@ -17,10 +17,10 @@ from ropewalk.parallel.apply import apply, local
 from ropewalk.parallel.compat import deterministic
 from ropewalk.parallel.executor import Points
 from ropewalk.parallel.mesh import pick_device
-from ropewalk.parallel.rank import RankExecutor
+from ropewalk.parallel.rank_executor import RankExecutor
 from ropewalk.plan.plan import Plan
 from ropewalk.train.config import Optimizer, OptimizerKind
-from ropewalk.train.optimizer import KINDS, make_optimizer
+from ropewalk.train.optim.optimizers import KINDS, make_optimizer
 from tests.tiny import random_batch, small_spec
 
 SPEC = small_spec()

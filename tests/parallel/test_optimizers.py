@@ -11,13 +11,13 @@ from torch import Tensor, nn
 
 from ropewalk.model.decoder import build
 from ropewalk.model.sharding import splits
-from ropewalk.parallel.cut import Cut, chunk_sizes, whole_cut
 from ropewalk.parallel.mesh import Mesh
+from ropewalk.parallel.placement import Cut, chunk_sizes, whole_cut
 from ropewalk.plan.plan import Plan
 from ropewalk.train.config import Optimizer, OptimizerKind
-from ropewalk.train.optimizer import KINDS, make_optimizer
-from ropewalk.train.optimizers import guarded
-from ropewalk.train.optimizers.muon import is_hidden_matrix
+from ropewalk.train.optim import guarded
+from ropewalk.train.optim.muon import is_hidden_matrix
+from ropewalk.train.optim.optimizers import KINDS, make_optimizer
 from tests.parallel.pool import POOL
 from tests.tiny import small_spec
 

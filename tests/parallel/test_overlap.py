@@ -18,14 +18,14 @@ from torch import Tensor, nn
 from ropewalk.load.batch import Batch
 from ropewalk.model.decoder import build
 from ropewalk.parallel.apply import apply, local
-from ropewalk.parallel.cut import whole_cut
+from ropewalk.parallel.data.replicas import Replicas
+from ropewalk.parallel.data.shards import Shards
 from ropewalk.parallel.executor import Points
 from ropewalk.parallel.mesh import Mesh
-from ropewalk.parallel.replicas import Replicas
-from ropewalk.parallel.shards import Shards
+from ropewalk.parallel.placement import whole_cut
 from ropewalk.plan.plan import Plan
 from ropewalk.train.config import Optimizer, OptimizerKind
-from ropewalk.train.optimizer import make_optimizer
+from ropewalk.train.optim.optimizers import make_optimizer
 from tests.parallel.plans import MODELS, Case, case
 from tests.parallel.pool import POOL
 from tests.parallel.worlds import batches, gathered

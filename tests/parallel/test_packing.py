@@ -19,13 +19,13 @@ from ropewalk.model.decoder import Decoder, build
 from ropewalk.model.dropout import Dropout, dropout_key
 from ropewalk.model.loss import token_losses, weighted_loss
 from ropewalk.model.spec import Spec
-from ropewalk.parallel.activation_packing import ActivationPacking
 from ropewalk.parallel.apply import apply
-from ropewalk.parallel.recompute import BlockRunner, always
+from ropewalk.parallel.memory.activation_packing import ActivationPacking
+from ropewalk.parallel.memory.recompute import BlockRunner, always
 from ropewalk.plan.layout import problems
 from ropewalk.plan.plan import Plan
 from ropewalk.train.config import Optimizer
-from ropewalk.train.optimizer import make_optimizer
+from ropewalk.train.optim.optimizers import make_optimizer
 from tests.model.specs import freeze, small, specs, trained
 from tests.tiny import random_batch
 

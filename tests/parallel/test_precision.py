@@ -15,11 +15,11 @@ from ropewalk.parallel.apply import apply, local
 from ropewalk.parallel.executor import Points
 from ropewalk.parallel.mesh import Mesh
 from ropewalk.parallel.precision import LossScale
-from ropewalk.parallel.rank import RankExecutor
+from ropewalk.parallel.rank_executor import RankExecutor
 from ropewalk.plan.forecast import Precision
 from ropewalk.plan.plan import Plan
 from ropewalk.train.config import Optimizer
-from ropewalk.train.optimizer import make_optimizer
+from ropewalk.train.optim.optimizers import make_optimizer
 from tests.parallel.plans import MODELS, case
 from tests.parallel.pool import POOL
 from tests.parallel.worlds import batches, gathered

@@ -24,14 +24,21 @@ from ropewalk.model.decoder import Decoder, RunBlock, build, run_plainly
 from ropewalk.model.dropout import Dropout, dropout_key
 from ropewalk.model.loss import token_losses, weighted_loss
 from ropewalk.model.spec import Spec
-from ropewalk.parallel.activation_offload import ActivationOffload
 from ropewalk.parallel.comm import Group
 from ropewalk.parallel.compat import deterministic
+from ropewalk.parallel.memory.activation_offload import ActivationOffload
+from ropewalk.parallel.memory.recompute import (
+    AutoRecompute,
+    BlockRunner,
+    always,
+    inner_bytes,
+    make_run_block,
+    recomputed,
+)
 from ropewalk.parallel.mesh import Mesh
-from ropewalk.parallel.recompute import AutoRecompute, BlockRunner, always, inner_bytes, make_run_block, recomputed
 from ropewalk.parallel.tensor import SplitHead, split_model, tensor_cut
-from ropewalk.plan.memory import Estimator, Planner, foresee
 from ropewalk.plan.plan import Plan
+from ropewalk.plan.recompute_planner import Estimator, Planner, foresee
 from tests.model.specs import freeze, small, specs, trained
 from tests.parallel.pool import POOL
 

@@ -14,7 +14,7 @@ from ropewalk.model.spec import Spec
 from ropewalk.parallel.apply import apply
 from ropewalk.parallel.mesh import Mesh
 from ropewalk.train.config import Optimizer
-from ropewalk.train.optimizer import make_optimizer
+from ropewalk.train.optim.optimizers import make_optimizer
 from tests.parallel.plans import case
 from tests.parallel.pool import Pool
 from tests.parallel.resident import Resident, needs_peaks

@@ -6,13 +6,12 @@ import pytest
 import torch
 
 from ropewalk.model.decoder import build
-from ropewalk.parallel import selection
 from ropewalk.parallel.apply import apply
-from ropewalk.parallel.kernels import decide, maps_of
+from ropewalk.parallel.kernels.kernel_choice import decide, maps_of, selection
 from ropewalk.parallel.mesh import Mesh
 from ropewalk.plan.plan import Plan
 from ropewalk.train.config import Optimizer
-from ropewalk.train.optimizer import make_optimizer
+from ropewalk.train.optim.optimizers import make_optimizer
 from tests.tiny import random_batch, small_spec
 
 from .pool import POOL

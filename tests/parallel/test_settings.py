@@ -14,7 +14,7 @@ from ropewalk.parallel.executor import Executor
 from ropewalk.parallel.mesh import Mesh
 from ropewalk.plan.plan import Plan
 from ropewalk.train.config import Optimizer
-from ropewalk.train.optimizer import make_optimizer
+from ropewalk.train.optim.optimizers import make_optimizer
 from tests.parallel.plans import MODELS, case
 from tests.parallel.pool import POOL
 from tests.parallel.worlds import batches

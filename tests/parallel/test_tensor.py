@@ -20,7 +20,7 @@ from ropewalk.parallel.mesh import Mesh
 from ropewalk.parallel.tensor import split_model
 from ropewalk.plan.plan import Plan
 from ropewalk.train.config import Optimizer
-from ropewalk.train.optimizer import make_optimizer
+from ropewalk.train.optim.optimizers import make_optimizer
 from tests.parallel.pool import POOL
 from tests.parallel.test_overlap import collectives
 from tests.tiny import random_batch, small_spec

@@ -10,17 +10,18 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from ropewalk.model import products
+from ropewalk.model import matmul as products
 from ropewalk.model.decoder import build
 from ropewalk.model.kernels.cublas import Problem
 from ropewalk.model.loss import weighted_loss
-from ropewalk.parallel import kernels, selection, tuning
 from ropewalk.parallel.apply import apply
-from ropewalk.parallel.kernels import Contest, maps_of
-from ropewalk.parallel.tuning import Known
+from ropewalk.parallel.kernels.kernel_choice import Contest, maps_of, selection
+from ropewalk.parallel.kernels.kernel_choice import kernel_choice as kernels
+from ropewalk.parallel.kernels.kernel_choice import matmul_tuning as tuning
+from ropewalk.parallel.kernels.matmul_tuning import Known
 from ropewalk.plan.plan import Plan
 from ropewalk.train.config import Optimizer
-from ropewalk.train.optimizer import make_optimizer
+from ropewalk.train.optim.optimizers import make_optimizer
 from tests.tiny import small_spec
 
 FORWARD = Problem(n=48, k=64, m=80, b_transposed=True, dtype=torch.bfloat16)

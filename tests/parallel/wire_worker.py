@@ -24,7 +24,7 @@ from ropewalk.model.decoder import build
 from ropewalk.parallel.apply import apply
 from ropewalk.parallel.mesh import Mesh
 from ropewalk.train.config import Optimizer
-from ropewalk.train.optimizer import make_optimizer
+from ropewalk.train.optim.optimizers import make_optimizer
 from tests.parallel.plans import case
 from tests.tiny import random_batch, small_spec
 

@@ -20,11 +20,11 @@ from ropewalk.model.decoder import Decoder, build
 from ropewalk.model.dropout import Dropout, dropout_key
 from ropewalk.model.spec import Spec
 from ropewalk.parallel.apply import apply
-from ropewalk.parallel.cut import Part
 from ropewalk.parallel.executor import Executor, Points
 from ropewalk.parallel.mesh import Mesh
+from ropewalk.parallel.placement import Part
 from ropewalk.train.config import Optimizer, OptimizerKind
-from ropewalk.train.optimizer import make_optimizer
+from ropewalk.train.optim.optimizers import make_optimizer
 from tests.parallel.plans import MODELS, ROWS, Case
 from tests.parallel.pool import POOL, Pool
 

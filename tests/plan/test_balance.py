@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ropewalk.base.errors import UserError
-from ropewalk.plan.balance import deal, row_cost
 from ropewalk.plan.config import Parallel
 from ropewalk.plan.layout import laid_out
 from ropewalk.plan.plan import Plan
+from ropewalk.plan.sequence_assignment import deal, row_cost
 from tests.tiny import small_spec
 
 

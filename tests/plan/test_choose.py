@@ -15,9 +15,9 @@ from ropewalk.base.seal import sealed_json
 from ropewalk.model.activations import Division, saved_bytes
 from ropewalk.plan.choose import choose
 from ropewalk.plan.config import Layout, Parallel, Recompute
-from ropewalk.plan.divide import of_rank
 from ropewalk.plan.forecast import memory
 from ropewalk.plan.machine import Gpu, Machine, memory_limits
+from ropewalk.plan.memory_per_rank import of_rank
 from ropewalk.plan.plan import PhasePlan, Plan, Planned, load_plan, save_plan
 from tests.tiny import small_spec
 

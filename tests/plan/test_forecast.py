@@ -29,7 +29,7 @@ from ropewalk.plan.config import Recompute
 from ropewalk.plan.forecast import memory
 from ropewalk.plan.plan import Plan
 from ropewalk.train.config import Optimizer, OptimizerKind
-from ropewalk.train.optimizer import KINDS, make_optimizer
+from ropewalk.train.optim.optimizers import KINDS, make_optimizer
 from tests.tiny import random_batch, small_spec
 
 SHAPES: dict[str, dict[str, Any]] = {

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ropewalk.model.activations import BlockBytes, Division, saved_bytes, saved_logit_bytes
-from ropewalk.plan.memory import Estimator, Foreseen, Planner, bucket_length, fewest, foresee
+from ropewalk.plan.recompute_planner import Estimator, Foreseen, Planner, bucket_length, fewest, foresee
 from tests.model.specs import small, specs
 
 blocks = st.builds(BlockBytes, st.integers(0, 10), st.integers(0, 40))

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ropewalk.base.errors import UserError
-from ropewalk.plan.split import layer_costs, resplit, split_layers, stage_costs, stage_times
+from ropewalk.plan.stage_split import layer_costs, resplit, split_layers, stage_costs, stage_times
 from tests.tiny import small_spec
 
 

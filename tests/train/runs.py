@@ -9,8 +9,9 @@ import torch
 
 from ropewalk.base.events import Event, read_events
 from ropewalk.checkpoint.format import list_checkpoints
-from ropewalk.train import loop, phase
-from ropewalk.train.hooks import Hook
+from ropewalk.train import active_phase as phase
+from ropewalk.train import loop
+from ropewalk.train.hooks.hook import Hook
 from ropewalk.train.loop import train
 
 

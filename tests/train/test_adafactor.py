@@ -13,7 +13,7 @@ from ropewalk.model.decoder import build
 from ropewalk.parallel.apply import apply
 from ropewalk.parallel.mesh import Mesh
 from ropewalk.train.config import Optimizer
-from ropewalk.train.optimizer import make_optimizer
+from ropewalk.train.optim.optimizers import make_optimizer
 from tests.parallel.plans import case
 from tests.parallel.pool import POOL
 from tests.parallel.worlds import gathered

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from ropewalk.train.config import Optimizer
-from ropewalk.train.optimizer import make_optimizer
-from ropewalk.train.optimizers.adamw import Adam
-from ropewalk.train.optimizers.adamw_8bit import Adam8
-from ropewalk.train.optimizers.codes import decode, encode, middles, table, zero_code
+from ropewalk.train.optim.adamw import Adam
+from ropewalk.train.optim.adamw_8bit import Adam8
+from ropewalk.train.optim.codes import decode, encode, middles, table, zero_code
+from ropewalk.train.optim.optimizers import make_optimizer
 
 CPU = torch.device("cpu")
 

@@ -7,7 +7,7 @@ import os
 import pytest
 import torch
 
-from ropewalk.train.optimizers.adamw import Adam
+from ropewalk.train.optim.adamw import Adam
 
 pytestmark = [
     pytest.mark.gpu,

@@ -11,10 +11,10 @@ import pytest
 import ropewalk
 from ropewalk.base.errors import DamagedCheckpoint, DamagedData, DamagedTokenizer, DataError
 from ropewalk.base.seal import write_sealed
-from ropewalk.checkpoint.finding import find_on_disk
+from ropewalk.checkpoint.coordinator import Alone
 from ropewalk.checkpoint.format import list_checkpoints, verify_checkpoint
+from ropewalk.checkpoint.read.load_latest import find_on_disk
 from ropewalk.checkpoint.tensors import State, save
-from ropewalk.checkpoint.together import Alone
 from ropewalk.config.stages import FORMAT, read_stage
 from ropewalk.train.loop import train
 from tests.checkpoint import hostile

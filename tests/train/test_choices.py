@@ -21,12 +21,12 @@ from ropewalk.config.schema import fields_of
 from ropewalk.flow.models import export_model
 from ropewalk.model.config import Lora, Model
 from ropewalk.model.decoder import Decoder
-from ropewalk.parallel import rank
+from ropewalk.parallel import rank_executor as rank
 from ropewalk.parallel.precision import LossScale
 from ropewalk.train import loop
 from ropewalk.train.config import BatchRamp, EarlyStop, Guard, LengthRamp, Phase, Schedule, Share, Train
 from ropewalk.train.config import Optimizer as OptimizerSettings
-from ropewalk.train.hooks import Hook
+from ropewalk.train.hooks.hook import Hook
 from ropewalk.train.loop import train
 from tests.tiny import make_run
 

@@ -8,9 +8,9 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from ropewalk.train.config import Schedule, Share, Train
-from ropewalk.train.continuing import common_steps, same_but_steps, same_phase
-from ropewalk.train.phases import PhaseSpec, phases_of
-from ropewalk.train.schedule import Extent, learning_rate
+from ropewalk.train.lr_schedule import Extent, learning_rate
+from ropewalk.train.phase_comparison import common_steps, same_but_steps, same_phase
+from ropewalk.train.phase_spec import PhaseSpec, phases_of
 
 
 def phase(steps: int, schedule: Schedule, **settings: object) -> PhaseSpec:

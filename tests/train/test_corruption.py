@@ -14,9 +14,9 @@ from ropewalk.base.errors import HardwareError
 from ropewalk.checkpoint.format import list_checkpoints
 from ropewalk.model.decoder import Decoder
 from ropewalk.parallel.executor import bit_sum
-from ropewalk.parallel.rank import Microbatch, RankExecutor
+from ropewalk.parallel.rank_executor import Microbatch, RankExecutor
 from ropewalk.train.config import Faults
-from ropewalk.train.corruption import disagreeing
+from ropewalk.train.hooks.corruption import disagreeing
 from ropewalk.train.loop import train
 from tests.tiny import make_run
 from tests.train.runs import events, final_files, quick

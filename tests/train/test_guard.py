@@ -15,9 +15,9 @@ from ropewalk.base.errors import UserError
 from ropewalk.checkpoint.tensors import load
 from ropewalk.load.batch import Batch
 from ropewalk.load.loader import Loader
-from ropewalk.parallel.guard import GRADIENT, LOSS, OVERFLOW, SPIKE, SpikeRule, Watch
+from ropewalk.parallel.anomaly_guard import GRADIENT, LOSS, OVERFLOW, SPIKE, SpikeRule, Watch
 from ropewalk.train.config import EarlyStop, Guard
-from ropewalk.train.hooks import Hook
+from ropewalk.train.hooks.hook import Hook
 from ropewalk.train.loop import train
 from tests.tiny import make_run
 from tests.train.runs import events, final_files, last_checkpoint, quick, train_until

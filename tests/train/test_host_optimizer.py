@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from ropewalk.checkpoint import snapshot
 from ropewalk.checkpoint.format import list_checkpoints
 from ropewalk.checkpoint.tensors import State, load
-from ropewalk.train.hooks import Hook
+from ropewalk.checkpoint.write import snapshot
+from ropewalk.train.hooks.hook import Hook
 from ropewalk.train.loop import train
 from tests.tiny import make_run
 

@@ -19,9 +19,9 @@ from ropewalk.base.errors import Preempted
 from ropewalk.base.events import Event
 from ropewalk.checkpoint.config import Checkpoints
 from ropewalk.checkpoint.disk import LocalDisk
-from ropewalk.checkpoint.learned import LEARNED, read_learned
-from ropewalk.train.hooks import Hook
-from ropewalk.train.keeping import Keeper
+from ropewalk.checkpoint.policy.learned import LEARNED, read_learned
+from ropewalk.train.checkpointer import Keeper
+from ropewalk.train.hooks.hook import Hook
 from ropewalk.train.loop import train
 from tests.checkpoint.test_background import state
 from tests.tiny import make_run

@@ -21,13 +21,13 @@ from ropewalk.model.spec import Spec
 from ropewalk.parallel.apply import local
 from ropewalk.parallel.executor import Points
 from ropewalk.parallel.mesh import Mesh, leave
+from ropewalk.train.active_phase import Running
+from ropewalk.train.checkpointer import Keeper
 from ropewalk.train.config import Phase
-from ropewalk.train.course import Course
-from ropewalk.train.keeping import Keeper
 from ropewalk.train.loop import train
-from ropewalk.train.phase import Running
+from ropewalk.train.mesh_coordinator import MeshTogether
+from ropewalk.train.phase_runner import Course
 from ropewalk.train.settings import read_settings
-from ropewalk.train.together import MeshTogether
 from tests.parallel.pool import POOL
 from tests.parallel.ranked import as_rank
 from tests.parallel.resident import Resident, alive_bytes, needs_peaks

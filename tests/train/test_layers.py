@@ -20,14 +20,14 @@ from ropewalk.model.loss import token_losses
 from ropewalk.model.spec import Spec
 from ropewalk.parallel.apply import apply, local
 from ropewalk.parallel.executor import Executor
-from ropewalk.parallel.rank import RankExecutor
+from ropewalk.parallel.rank_executor import RankExecutor
 from ropewalk.plan.plan import Plan
-from ropewalk.train import phase as phase_module
+from ropewalk.train import active_phase as phase_module
 from ropewalk.train.config import Optimizer, Phase
-from ropewalk.train.layers import columns, layers_of, measuring
+from ropewalk.train.hooks.layer_health import LayerFigures
+from ropewalk.train.hooks.layer_stats import columns, layers_of, measuring
 from ropewalk.train.loop import train
-from ropewalk.train.optimizer import make_optimizer
-from ropewalk.train.symptoms import LayerFigures
+from ropewalk.train.optim.optimizers import make_optimizer
 from tests.tiny import make_run, random_batch, small_spec
 from tests.train.runs import events, final_files, quick, train_until
 from tests.train.test_training import documented_fields

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from ropewalk.checkpoint.tensors import State, load
-from ropewalk.flow.opening import free_keys
 from ropewalk.flow.recipe import Recipe
+from ropewalk.flow.run_dir import free_keys
 from ropewalk.load.mixture import Mixture
 from ropewalk.load.reader import Reader
 from ropewalk.load.stalls import CAUSES

@@ -13,7 +13,7 @@ from ropewalk.model.decoder import build
 from ropewalk.parallel.apply import apply
 from ropewalk.plan.plan import Plan
 from ropewalk.train.config import Optimizer, OptimizerKind
-from ropewalk.train.optimizer import make_optimizer
+from ropewalk.train.optim.optimizers import make_optimizer
 from tests.tiny import small_spec
 
 SPEC = small_spec(vocabulary=32, sequence_length=32, width=32, mlp_width=64)

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from ropewalk.model.decoder import build
 from ropewalk.model.sharding import splits
 from ropewalk.train.config import Optimizer, OptimizerKind
-from ropewalk.train.optimizer import KINDS, make_optimizer
-from ropewalk.train.optimizers.groups import decays
-from ropewalk.train.optimizers.muon import is_hidden_matrix, orthogonal
+from ropewalk.train.optim.groups import decays
+from ropewalk.train.optim.muon import is_hidden_matrix, orthogonal
+from ropewalk.train.optim.optimizers import KINDS, make_optimizer
 from tests.tiny import small_spec
 
 MATRICES = ("embedding.weight", "qkv.weight", "out.weight", "up.weight", "down.weight", "head.weight")

@@ -23,7 +23,7 @@ from ropewalk.model.loss import token_losses
 from ropewalk.model.spec import Spec
 from ropewalk.train.config import BatchRamp, LengthRamp, Phase, Schedule, Share, Train
 from ropewalk.train.loop import train
-from ropewalk.train.phases import phases_of
+from ropewalk.train.phase_spec import phases_of
 from tests.tiny import make_run
 from tests.train.runs import events, final_files, in_float64, last_checkpoint, quick, train_until
 

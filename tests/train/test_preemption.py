@@ -15,7 +15,7 @@ from ropewalk.base.errors import Preempted
 from ropewalk.checkpoint.faulty import Fault, FaultyDisk
 from ropewalk.checkpoint.format import list_checkpoints, verify_checkpoint
 from ropewalk.train.config import Faults
-from ropewalk.train.hooks import Hook
+from ropewalk.train.hooks.hook import Hook
 from ropewalk.train.loop import train
 from tests.tiny import make_run
 from tests.train.runs import events, final_files, quick, train_until

@@ -14,10 +14,10 @@ from ropewalk.base.files import read_json
 from ropewalk.base.progress import Silent
 from ropewalk.load.batch import Batch
 from ropewalk.parallel.labels import PREFIX, label
-from ropewalk.train.hooks import Hook
+from ropewalk.train.hooks.hook import Hook
 from ropewalk.train.loop import train
-from ropewalk.train.profile import train_profiled
-from ropewalk.train.trace import step_time
+from ropewalk.train.measure.step_profiler import train_profiled
+from ropewalk.train.measure.trace import step_time
 from tests.tiny import make_run
 from tests.train.runs import Stop, StopAfter, final_files, quick, train_until
 
@@ -105,7 +105,7 @@ def test_a_finished_run_has_no_step_to_profile(tmp_path: Path) -> None:
 def test_an_error_in_a_profiled_step_leaves_no_profiler_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = make_run(tmp_path)
     stopped = lambda *given, hooks, **settings: train(*given, hooks=[*hooks, StopAfter(5)], **settings)  # noqa: E731
-    monkeypatch.setattr("ropewalk.train.profile.train", stopped)
+    monkeypatch.setattr("ropewalk.train.measure.step_profiler.train", stopped)
     with pytest.raises(Stop):
         train_profiled(run, steps=5, progress=Silent())
     assert label("log") is label("save"), "the profiler is still running"
@@ -125,7 +125,7 @@ def test_an_error_before_a_whole_step_was_profiled_is_the_error_that_is_seen(
             return batch
 
     failing = lambda *given, hooks, **settings: train(*given, hooks=[*hooks, Fail()], **settings)  # noqa: E731
-    monkeypatch.setattr("ropewalk.train.profile.train", failing)
+    monkeypatch.setattr("ropewalk.train.measure.step_profiler.train", failing)
     run = make_run(tmp_path)
     with pytest.raises(Stop):
         train_profiled(run, steps=5, progress=Silent())

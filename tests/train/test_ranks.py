@@ -15,11 +15,11 @@ import torch.distributed as dist
 
 from ropewalk.base.events import EventLog, events_path, read_events
 from ropewalk.base.progress import Silent
-from ropewalk.checkpoint.traffic import Gate
+from ropewalk.checkpoint.tiers.gap_scheduler import Gate
 from ropewalk.parallel.comm import Group, Traffic
 from ropewalk.parallel.executor import StepResult
 from ropewalk.train import loop
-from ropewalk.train.hooks import Hook
+from ropewalk.train.hooks.hook import Hook
 from ropewalk.train.loop import Trainer, train
 from ropewalk.train.metrics import Meter, RankWatch
 from ropewalk.train.settings import read_settings

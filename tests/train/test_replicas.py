@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from ropewalk.base.progress import Silent
-from ropewalk.checkpoint.wire import Wire
+from ropewalk.checkpoint.tiers.wire import Wire
 from ropewalk.train.loop import Trainer
 from ropewalk.train.settings import read_settings
 from tests.parallel.pool import POOL

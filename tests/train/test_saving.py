@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ropewalk.checkpoint.disk import Disk, LocalDisk
-from ropewalk.train.hooks import Hook
+from ropewalk.train.hooks.hook import Hook
 from ropewalk.train.loop import train
 from tests.tiny import make_run
 from tests.train.runs import events, quick

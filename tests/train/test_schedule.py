@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ropewalk.train.config import BatchRamp, LengthRamp, Phase, Schedule, Train
-from ropewalk.train.patience import Plateau
-from ropewalk.train.schedule import Extent, learning_rate
+from ropewalk.train.hooks.plateau import Plateau
+from ropewalk.train.lr_schedule import Extent, learning_rate
 
 
 def rates(steps: int, *, tokens: int = 1, epoch: int = 1, **settings: Any) -> list[float]:

@@ -18,7 +18,7 @@ from ropewalk.parallel.executor import Executor
 from ropewalk.parallel.mesh import Mesh
 from ropewalk.plan.forecast import memory
 from ropewalk.plan.plan import PhasePlan, Planned, load_plan, save_plan
-from ropewalk.train.stages import LEAST_STEPS, StageWatch
+from ropewalk.train.hooks.pipeline_balance import LEAST_STEPS, StageWatch
 from tests.parallel.plans import Case, case
 from tests.parallel.pool import POOL
 from tests.parallel.worlds import RATE, Arrays, batches, gathered, start

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from ropewalk.plan.plan import Plan
 from ropewalk.plan.roofline import KINDS
 from ropewalk.train.config import Optimizer
-from ropewalk.train.peers import transformers_model, transformers_step
-from ropewalk.train.stepping import DOCUMENT_TOKENS, measure_steps, own_step, random_rows, scaled
+from ropewalk.train.measure.hf_baseline import transformers_model, transformers_step
+from ropewalk.train.measure.step_benchmark import DOCUMENT_TOKENS, measure_steps, own_step, random_rows, scaled
 from tests.tiny import small_spec
 
 CPU = torch.device("cpu")

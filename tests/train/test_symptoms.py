@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ropewalk.train.symptoms import FACTOR, LayerFigures, find_symptom
+from ropewalk.train.hooks.layer_health import FACTOR, LayerFigures, find_symptom
 
 SIZES = st.floats(min_value=1e-9, max_value=1e9)
 

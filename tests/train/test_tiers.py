@@ -16,14 +16,14 @@ import pytest
 
 from ropewalk.base.errors import ConfigError
 from ropewalk.checkpoint.config import Tiers
-from ropewalk.checkpoint.copier import memory_folder
 from ropewalk.checkpoint.format import identity, list_checkpoints, read_checkpoint_manifest, step_path
-from ropewalk.checkpoint.memory import Memory
-from ropewalk.checkpoint.peers import PeerServer
+from ropewalk.checkpoint.tiers.memory_tier import Memory
+from ropewalk.checkpoint.tiers.peer_tier import PeerServer
+from ropewalk.checkpoint.tiers.tier_writer import memory_folder
 from ropewalk.load.cache.config import Cache
 from ropewalk.load.cache.tiers import open_tiers
 from ropewalk.store.origin import Origin
-from ropewalk.train.hooks import Hook
+from ropewalk.train.hooks.hook import Hook
 from ropewalk.train.loop import train
 from tests.checkpoint.shards import flip
 from tests.tiny import make_run

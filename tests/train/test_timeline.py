@@ -15,11 +15,11 @@ from ropewalk.base.events import Event, events_path, read_events
 from ropewalk.parallel.comm import Moment, Traffic, alone
 from ropewalk.parallel.executor import StepResult
 from ropewalk.parallel.labels import Span
-from ropewalk.train.hooks import Hook
+from ropewalk.train.hooks.hook import Hook
+from ropewalk.train.hooks.timeline import ALL, FOLDER, WARMUP_STEPS, Step, merged, trace
 from ropewalk.train.loop import train
 from ropewalk.train.metrics import Meter, all_ranks
 from ropewalk.train.settings import read_settings
-from ropewalk.train.timeline import ALL, FOLDER, WARMUP_STEPS, Step, merged, trace
 from tests.parallel.pool import POOL
 from tests.parallel.ranked import as_rank
 from tests.tiny import make_run

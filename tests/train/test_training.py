@@ -16,13 +16,13 @@ import torch
 from ropewalk.base.errors import DataError, RunConflict, UserError
 from ropewalk.base.events import Event, read_events
 from ropewalk.checkpoint.format import list_checkpoints, verify_checkpoint
-from ropewalk.checkpoint.snapshot import Stager
 from ropewalk.checkpoint.tensors import load
+from ropewalk.checkpoint.write.snapshot import Stager
 from ropewalk.load.batch import Batch
 from ropewalk.parallel.executor import StepResult
-from ropewalk.parallel.rank import RankExecutor
+from ropewalk.parallel.rank_executor import RankExecutor
 from ropewalk.train import loop
-from ropewalk.train.hooks import Hook
+from ropewalk.train.hooks.hook import Hook
 from ropewalk.train.loop import train
 from tests.tiny import make_run
 

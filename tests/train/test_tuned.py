@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 import torch
 
-from ropewalk.parallel.tuning import Tuning
-from ropewalk.train import peak, phase
+from ropewalk.parallel.kernels.matmul_tuning import Tuning
+from ropewalk.train import active_phase as phase
 from ropewalk.train.loop import train
-from ropewalk.train.peak import REACHED, expected_seconds
+from ropewalk.train.measure import peak_flops as peak
+from ropewalk.train.measure.peak_flops import REACHED, expected_seconds
 from tests.heard import Heard
 from tests.tiny import make_run
 from tests.train.runs import events

@@ -15,17 +15,18 @@ from torch import Tensor
 
 from ropewalk.base.errors import UserError
 from ropewalk.cli.main import main
-from ropewalk.cli.results import verdict_text
+from ropewalk.cli.run_results import verdict_text
 from ropewalk.model.config import Lora, Model
 from ropewalk.model.decoder import build
-from ropewalk.parallel import rank, replicas
+from ropewalk.parallel import rank_executor as rank
 from ropewalk.parallel.comm import Group, Pending
+from ropewalk.parallel.data import replicas
 from ropewalk.plan.layout import problems
 from ropewalk.plan.plan import Plan
 from ropewalk.train.config import Phase
+from ropewalk.train.equality_check import SHORT, Outcome, Trial, backward_by_rows, make_trial, run_plainly, trial_plan
 from ropewalk.train.reduced import candidates
 from ropewalk.train.settings import VERDICT, Settings, read_settings
-from ropewalk.train.trial import SHORT, Outcome, Trial, backward_by_rows, make_trial, run_plainly, trial_plan
 from ropewalk.train.verify import LIMITS, _memory_of, verify
 from tests.launch.elastic import train as train_by_command
 from tests.parallel.pool import POOL

@@ -16,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ropewalk.train.config import Faults
+from ropewalk.train.hooks.watchdog import HANG, Watchdog, heartbeat_path, stragglers
 from ropewalk.train.loop import train
-from ropewalk.train.watchdog import HANG, Watchdog, heartbeat_path, stragglers
 from tests.tiny import make_run
 from tests.train.runs import events, quick
 
@@ -98,9 +98,9 @@ def test_a_run_leaves_a_heartbeat(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 HANGS = """
 import math, sys, time
 from pathlib import Path
-from ropewalk.train.hooks import Hook
+from ropewalk.train.hooks.hook import Hook
 from ropewalk.train.loop import train
-from ropewalk.train.watchdog import Watchdog
+from ropewalk.train.hooks.watchdog import Watchdog
 
 hangs = False
 limit = Watchdog.limit_s.fget

@@ -49,19 +49,19 @@ def _drained(real: Any) -> Any:
 KEYS = "tests/test_recipe_keys.py::test_another_value_makes_a_difference"
 BROKEN = {
     "regular saves are never due": Break(
-        *("ropewalk.train.keeping:Keeper.due", _says(False)),
+        *("ropewalk.train.checkpointer:Keeper.due", _says(False)),
         test="tests/train/test_training.py::test_hooks_are_called_at_their_moments",
     ),
     "stalls of saves are told as 0": Break(
-        *("ropewalk.checkpoint.persist:Persister.finished", _unblocked),
+        *("ropewalk.checkpoint.write.persist:Persister.finished", _unblocked),
         test="tests/train/test_saving.py::test_a_save_that_training_waits_for_is_told_as_a_stall",
     ),
     "background saves block": Break(
-        *("ropewalk.checkpoint.persist:Persister.submit", _drained),
+        *("ropewalk.checkpoint.write.persist:Persister.submit", _drained),
         test="tests/train/test_saving.py::test_training_goes_on_while_a_save_is_written",
     ),
     "one thread writes checkpoints": Break(
-        "ropewalk.train.keeping:Persister", _with("threads", 1), test=f"{KEYS}[checkpoint.threads]"
+        "ropewalk.train.checkpointer:Persister", _with("threads", 1), test=f"{KEYS}[checkpoint.threads]"
     ),
     "carriage returns stay": Break(
         *("ropewalk.prepare.normalise:_with_newlines", lambda real: lambda raw: (raw, real(raw)[1])),

@@ -74,22 +74,22 @@ max_new_tokens = 6
 
 SPIED: list[tuple[str, str, str]] = [
     # What is constructed in a run, where it is defined, and the argument that is looked at.
-    ("ropewalk.checkpoint.persist", "Persister", "threads"),
-    ("ropewalk.checkpoint.payload", "Pace", "bytes_per_s"),
+    ("ropewalk.checkpoint.write.persist", "Persister", "threads"),
+    ("ropewalk.checkpoint.shard_file", "Pace", "bytes_per_s"),
     ("ropewalk.checkpoint.commit", "Attempt", "patience_s"),
-    ("ropewalk.checkpoint.frequency", "Frequency", "overhead"),
-    ("ropewalk.checkpoint.frequency", "Frequency", "mtbf_hours"),
-    ("ropewalk.checkpoint.memory", "Memory", "folder"),
-    ("ropewalk.checkpoint.memory", "Memory", "limit_bytes"),
-    ("ropewalk.checkpoint.memory", "Memory.reclaim", "idle_s"),
-    ("ropewalk.checkpoint.copier", "_Way", "most_bytes_per_s"),
-    ("ropewalk.checkpoint.snapshot", "Stager", "buffers"),
-    ("ropewalk.train.keeping", "retain", "keep_verified"),
+    ("ropewalk.checkpoint.policy.frequency", "Frequency", "overhead"),
+    ("ropewalk.checkpoint.policy.frequency", "Frequency", "mtbf_hours"),
+    ("ropewalk.checkpoint.tiers.memory_tier", "Memory", "folder"),
+    ("ropewalk.checkpoint.tiers.memory_tier", "Memory", "limit_bytes"),
+    ("ropewalk.checkpoint.tiers.memory_tier", "Memory.reclaim", "idle_s"),
+    ("ropewalk.checkpoint.tiers.tier_writer", "_Way", "most_bytes_per_s"),
+    ("ropewalk.checkpoint.write.snapshot", "Stager", "buffers"),
+    ("ropewalk.train.checkpointer", "retain", "keep_verified"),
     ("ropewalk.train.loop", "deterministic", "device"),
     ("ropewalk.train.loop", "ReadingWatch", "adapt"),
     ("ropewalk.load.endpoints", "Endpoint", "base"),
     ("ropewalk.load.endpoints", "Endpoint", "known_as"),
-    ("ropewalk.checkpoint.peers", "PeerServer", "timeout_s"),
+    ("ropewalk.checkpoint.tiers.peer_tier", "PeerServer", "timeout_s"),
     ("ropewalk.load.ring", "Ring", "threads"),
     ("ropewalk.load.ring", "Ring", "prefetch_bytes"),
     ("ropewalk.load.foresight", "Foresight", "prefetch_bytes"),
@@ -110,7 +110,7 @@ SPIED: list[tuple[str, str, str]] = [
     ("ropewalk.load.cache.importance", "Importance", "smoothing"),
     ("ropewalk.load.cache.packages", "Packages", "memory_bytes"),
     ("ropewalk.train.metrics", "RankWatch", "sigma"),
-    ("ropewalk.parallel.rank", "make_schedule", "kind"),
+    ("ropewalk.parallel.rank_executor", "make_schedule", "kind"),
     ("ropewalk.prepare.readers.caps", "_time", "seconds"),
     ("ropewalk.prepare.readers.caps", "_memory", "count"),
     ("ropewalk.prepare.readers.item", "Budget", "expansion"),
@@ -171,7 +171,7 @@ def hash_of(data: bytes) -> str:
 
 def planned(recipe: Recipe) -> Facts:
     """`ropewalk plan`: the plan, which workers execute, and what it needs."""
-    from ropewalk.flow.planning import plan_recipe
+    from ropewalk.flow.plan_recipe import plan_recipe
 
     try:
         plan = plan_recipe(recipe, vocabulary=257, machine=machine())
@@ -237,7 +237,7 @@ def trained_in(
 
 def ready(place: Path, recipe: Recipe, *, processes: int | None = None) -> Path:
     """A run directory as the stages before `train` leave it."""
-    from ropewalk.flow.planning import plan_recipe
+    from ropewalk.flow.plan_recipe import plan_recipe
     from ropewalk.plan.plan import save_plan
     from ropewalk.store.manifest import read_manifest
 
@@ -269,7 +269,7 @@ class Watch:
     def hook(self) -> Any:
         import torch
 
-        from ropewalk.train.hooks import Hook
+        from ropewalk.train.hooks.hook import Hook
 
         facts, change, tell = self.facts, self._on_batch, self._after_step
 

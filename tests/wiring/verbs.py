@@ -71,7 +71,7 @@ def broken(recipe: Recipe) -> Facts:
 
 def preempted(recipe: Recipe) -> Facts:
     """A run that a scheduler wants gone: the seconds that it believes to have."""
-    from ropewalk.train.keeping import Keeper
+    from ropewalk.train.checkpointer import Keeper
 
     facts: Facts = {}
     hurry = Keeper.hurry
@@ -93,7 +93,7 @@ def preempted(recipe: Recipe) -> Facts:
 
 def watched(recipe: Recipe) -> Facts:
     """When a rank counts as hanging, by a clock of the test: nothing was measured, then steps of 10 s."""
-    from ropewalk.train.watchdog import Watchdog
+    from ropewalk.train.hooks.watchdog import Watchdog
 
     now = 0.0
     with folder() as place:
@@ -107,8 +107,8 @@ def watched(recipe: Recipe) -> Facts:
 
 def launched(recipe: Recipe) -> Facts:
     """`ropewalk launch slurm`: the job file, and where its run will lie."""
-    from ropewalk.flow.cluster import launch_slurm
-    from ropewalk.flow.pipeline import team_of
+    from ropewalk.flow.job_files import launch_slurm
+    from ropewalk.flow.run_recipe import team_of
 
     del launch_slurm
     team = team_of(recipe, 2)
@@ -119,7 +119,7 @@ def evaluated(recipe: Recipe) -> Facts:
     """`ropewalk evaluate`: a model of drawn weights on held-out code and prose."""
     import torch
 
-    from ropewalk.evaluate.run import evaluate
+    from ropewalk.evaluate.evaluation import evaluate
     from tests.evaluate.tiny import CODE, PROSE, one_device, small, train_tokenizer, vivid, write_corpus
 
     torch.set_num_threads(1)
@@ -170,7 +170,7 @@ def damaged(recipe: Recipe) -> Facts:
 def adopted(recipe: Recipe) -> Facts:
     """`ropewalk prepare` of an existing corpus of tokens, and the first batch of it."""
     from ropewalk.base.progress import Silent
-    from ropewalk.flow.adopt import adopt, plan_adoption
+    from ropewalk.flow.external_corpus import adopt, plan_adoption
     from ropewalk.load.loader import Loader
     from tests.flow.test_existing_corpora import documents
     from tests.foreign_corpora import write_mds, write_megatron
@@ -202,7 +202,7 @@ def adopted(recipe: Recipe) -> Facts:
 
 def copies(recipe: Recipe) -> Facts:
     """Which machines hold the state of each, of four."""
-    from ropewalk.checkpoint.copier import Copier
+    from ropewalk.checkpoint.tiers.tier_writer import Copier
     from ropewalk.config.ranks import Ranks
 
     facts: Facts = {"holders": []}

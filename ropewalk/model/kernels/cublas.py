@@ -1,4 +1,4 @@
-"""Matrix products by cuBLASLt with an algorithm of our choice. Twin: `plain` of model/products.py.
+"""Matrix products by cuBLASLt with an algorithm of our choice. Twin: `plain` of model/matmul.py.
 
 torch leaves the choice to the library, which guesses from shapes. On an H200 the best of its eight proposals for each
 product make a step of a 1.36 B model 2.7 % quicker. torch has no way to say which, so the library, which it has loaded,

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..products import multiply
+from ..matmul import multiply
 
 TOKENS, TURNS = 32, 16
 """Of a tile of one head, and tiles of a program, where sums over tokens are wanted."""

@@ -24,8 +24,8 @@ from ropewalk.base.files import point
 from ropewalk.base.progress import Progress, Silent
 from ropewalk.config.ranks import Ranks
 from ropewalk.parallel.mesh import Mesh, join, leave, pick_device
-from ropewalk.train.ceilings import product_flops
 
+from ..measure.ceilings import product_flops
 from . import network, storage
 from .brief import Brief
 from .control import LOOK_EVERY_S, Control

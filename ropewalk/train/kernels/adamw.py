@@ -1,6 +1,6 @@
 """AdamW in one reading, for gradients that may be narrower than the weights.
 
-Twin: `Adam` of train/optimizers/adamw.py. torch's fused kernel wants gradients as wide as weights: bfloat16 ones would
+Twin: `Adam` of train/optim/adamw.py. torch's fused kernel wants gradients as wide as weights: bfloat16 ones would
 be copied to float32 first, and read four bytes each.
 """
 
@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..optimizers.adamw import Adam
+from ..optim.adamw import Adam
 
 BLOCK = 1024
 

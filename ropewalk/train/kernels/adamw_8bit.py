@@ -1,6 +1,6 @@
 """AdamW with moments in eight bits: decode, update, encode and the step of the weights in one kernel.
 
-Twin: `Adam8` of train/optimizers/adamw_8bit.py. A program owns a row. It computes the row's new moments twice, first
+Twin: `Adam8` of train/optim/adamw_8bit.py. A program owns a row. It computes the row's new moments twice, first
 for their largest, then to encode them by it: the second reading comes from the cache, and nothing is written between.
 A row held in registers takes longer (H200).
 """
@@ -11,8 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..optimizers.adamw import Adam
-from ..optimizers.codes import middles, table
+from ..optim.adamw import Adam
+from ..optim.codes import middles, table
 
 BLOCK, WARPS = 1024, 4
 

@@ -1,0 +1,116 @@
+"""The same state as another number of ranks would have written it, tensor by tensor, in bounded memory."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import torch
+
+from ropewalk.base.errors import StorageError
+
+from ..commit import Attempt, Record, commit
+from ..disk import Disk, LocalDisk
+from ..format import Piece, TensorEntry, item_bytes, piece_bytes
+from ..regions import Box, whole
+from ..shard_file import layout, write_payload
+from ..shard_layout import as_bytes
+from ..tensors import TOKENIZER, Reader
+
+BLOCK_BYTES = 64 << 20
+"""What is held of a tensor at a time."""
+
+
+def reshard(path: Path, folder: Path, *, mesh: Sequence[int], disk: Disk | None = None) -> Path:
+    """Commits the checkpoint `path` below `folder` as the ranks of `mesh` would write it; returns where.
+
+    Axis i of the mesh splits side i of every tensor, as torch splits: in equal parts, rounded up, so that the last
+    ranks may have less or nothing. A tensor with fewer sides is written by the first rank along the other axes. What
+    was written is read back and compared with what it was made of.
+    """
+    disk, source = disk or LocalDisk(), Reader(path)
+    manifest = dataclasses.replace(source.manifest, files={}, tensors={})
+    world = math.prod(mesh)
+    made = folder
+    # Rank 0 last: it waits for the records of the others.
+    for rank in (*range(1, world), 0):
+        attempt = Attempt(rank=rank, world=world, name="reshard")
+        write = functools.partial(_write_rank, source=source, mesh=tuple(mesh), attempt=attempt, disk=disk)
+        made = commit(folder, manifest, write=write, disk=disk, attempt=attempt)
+    _compare(source, Reader(made))
+    return made
+
+
+def box_of(shape: tuple[int, ...], *, mesh: tuple[int, ...], rank: int) -> Box | None:
+    """The part of a tensor that a rank of the mesh writes; None when that is nothing."""
+    sides = list(whole(shape).shape)
+    offset = [0] * len(shape)
+    for axis, (place, ranks) in enumerate(zip(_coordinates(mesh, rank), mesh, strict=True)):
+        if axis >= len(shape):
+            if place:
+                return None
+            continue
+        part = -(-shape[axis] // ranks)
+        offset[axis] = min(place * part, shape[axis])
+        sides[axis] = min(part, shape[axis] - offset[axis])
+        if place and not sides[axis]:
+            return None
+    return Box(tuple(offset), tuple(sides))
+
+
+def _coordinates(mesh: tuple[int, ...], rank: int) -> tuple[int, ...]:
+    """The place of a rank in the mesh, the last axis running fastest."""
+    return next(itertools.islice(itertools.product(*map(range, mesh)), rank, None))
+
+
+def _write_rank(place: Path, *, source: Reader, mesh: tuple[int, ...], attempt: Attempt, disk: Disk) -> Record:
+    files, tensors = {}, {}
+    for group, entries in source.manifest.tensors.items():
+        name = f"{group}.safetensors" if attempt.world == 1 else f"{group}-{attempt.rank:05d}.safetensors"
+        found = {tensor: box_of(entry.shape, mesh=mesh, rank=attempt.rank) for tensor, entry in entries.items()}
+        boxes = {tensor: box for tensor, box in sorted(found.items()) if box is not None}
+        parts = [(t, entries[t].dtype, box.shape, piece_bytes(entries[t].dtype, box.shape)) for t, box in boxes.items()]
+        header, begins = layout(parts)
+        blocks = (block for tensor, box in boxes.items() for block in _blocks(source, group, tensor, box))
+        files[name] = write_payload(disk, place / name, itertools.chain([header], blocks))
+        tensors[group] = {
+            tensor: TensorEntry(
+                dtype=entries[tensor].dtype,
+                shape=entries[tensor].shape,
+                pieces=(Piece(file=name, begin=begin, offset=box.offset, shape=box.shape),),
+            )
+            for (tensor, box), begin in zip(boxes.items(), begins, strict=True)
+        }
+    if attempt.rank == 0:
+        files[TOKENIZER] = write_payload(disk, place / TOKENIZER, [source.file(TOKENIZER)])
+    return Record(files=files, tensors=tensors)
+
+
+def _blocks(source: Reader, group: str, tensor: str, box: Box) -> Iterator[memoryview]:
+    """The bytes of a box in row-major order, a few rows at a time."""
+    for part in _rows(box, item_bytes(source.manifest.tensors[group][tensor].dtype)):
+        yield as_bytes(source.tensor(group, tensor, part))
+
+
+def _rows(box: Box, item: int) -> Iterator[Box]:
+    if not box.shape or not box.size:
+        yield box
+        return
+    row_bytes = box.size // box.shape[0] * item
+    rows = max(1, BLOCK_BYTES // row_bytes)
+    for first in range(0, box.shape[0], rows):
+        count = min(rows, box.shape[0] - first)
+        yield Box((box.offset[0] + first, *box.offset[1:]), (count, *box.shape[1:]))
+
+
+def _compare(source: Reader, made: Reader) -> None:
+    for group, entries in source.manifest.tensors.items():
+        for name, entry in entries.items():
+            for box in _rows(whole(entry.shape), item_bytes(entry.dtype)):
+                left, right = (reader.tensor(group, name, box) for reader in (source, made))
+                if not torch.equal(left.reshape(-1).view(torch.uint8), right.reshape(-1).view(torch.uint8)):
+                    raise StorageError(f"{made.path}: {group}/{name} came back altered; is the memory sound? Try again")

@@ -1,0 +1,293 @@
+"""Payload files: safetensors, hashed chunk by chunk while they are written, checked chunk by chunk when they are read.
+
+No torch. A file is a header (8 bytes of length, JSON) and the tensors one after the other, as any safetensors reader
+expects. The manifest keeps the xxh3-64 of every 4 MiB of the file, header included: a flipped bit is found in the chunk
+that holds it, and a reader that wants one tensor checks the chunks it touches and no others.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import mmap
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from ropewalk.base.errors import DamagedCheckpoint
+from ropewalk.base.files import point, storage
+from ropewalk.base.untrusted import Refused, open_inside
+
+from .disk import Disk
+from .shard_compression import FRAME_BYTES, unpack
+
+CHUNK_BYTES = 4 << 20
+"""Large enough that a manifest of a terabyte has 2.6e5 hashes, small enough that one tensor is read alone. The hash
+runs at about 20 GB/s a core, far above any disk."""
+
+CODES = {
+    "float64": "F64",
+    "float32": "F32",
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "float8_e4m3fn": "F8_E4M3",
+    "float8_e5m2": "F8_E5M2",
+    "int64": "I64",
+    "int32": "I32",
+    "int16": "I16",
+    "int8": "I8",
+    "uint64": "U64",
+    "uint32": "U32",
+    "uint16": "U16",
+    "uint8": "U8",
+    "bool": "BOOL",
+}
+"""torch's names of types -> safetensors'."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One tensor, or a rank's piece of it, to be written."""
+
+    name: str
+    dtype: str
+    """torch's name: `bfloat16`."""
+    shape: tuple[int, ...]
+    """Of these bytes."""
+    data: memoryview
+    """Contiguous, as long as shape and type say."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FileEntry:
+    """One file of a checkpoint."""
+
+    bytes: int
+    chunks: tuple[str, ...]
+    """xxh3-64 of every `chunk_bytes` in hexadecimal, of the file as it is stored."""
+    chunk_bytes: int = CHUNK_BYTES
+    frames: tuple[int, ...] = ()
+    """Of a packed file (packing.py): the stored bytes of each frame. Places of tensors are those before packing."""
+    frame_bytes: int = FRAME_BYTES
+    """What each frame but the last one holds."""
+
+
+def layout(parts: Sequence[tuple[str, str, tuple[int, ...], int]]) -> tuple[bytes, list[int]]:
+    """The header of a file of (name, dtype, shape, bytes) in this order, and where each begins in the file."""
+    tree: dict[str, Any] = {}
+    place = 0
+    for name, dtype, shape, size in parts:
+        tree[name] = {"dtype": CODES[dtype], "shape": list(shape), "data_offsets": [place, place + size]}
+        place += size
+    text = json.dumps(tree, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    begins = [8 + len(text) + entry["data_offsets"][0] for entry in tree.values()]
+    return len(text).to_bytes(8, "little") + text, begins
+
+
+class Pace:
+    """Lets bytes pass at most at a given rate, for storage that others use too; any number of threads may ask."""
+
+    def __init__(self, bytes_per_s: float, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._rate, self._clock = bytes_per_s, clock
+        self._due = clock()
+        self._turn = threading.Lock()
+
+    def delay(self, size: int) -> float:
+        """Seconds to wait before the next `size` bytes."""
+        with self._turn:
+            now = self._clock()
+            wait = max(0.0, self._due - now)
+            self._due = max(self._due, now) + size / self._rate
+        return wait
+
+
+def write_payload(disk: Disk, path: Path, blocks: Iterable[bytes | memoryview]) -> FileEntry:
+    """Writes `blocks` one after the other as they are made, and waits until they are durable."""
+    hashes = Hashes()
+    with disk.create(path) as file:
+        for block in blocks:
+            for piece in _cut(memoryview(block).cast("B")):
+                file.write(piece)
+                hashes.add(piece)
+        point(f"checkpoint.written:{path.name}")
+        file.sync()
+    point(f"checkpoint.payload:{path.name}")
+    return FileEntry(bytes=hashes.size, chunks=hashes.close(), chunk_bytes=CHUNK_BYTES)
+
+
+class Hashes:
+    """xxh3-64 of every CHUNK_BYTES of what passes."""
+
+    def __init__(self) -> None:
+        self.size = 0
+        """Bytes that have passed."""
+        self._hash = xxhash.xxh3_64()
+        self._done: list[str] = []
+
+    def add(self, data: memoryview) -> None:
+        """These bytes pass next."""
+        while data:
+            room = CHUNK_BYTES - self.size % CHUNK_BYTES
+            part, data = data[:room], data[room:]
+            self._hash.update(part)
+            self.size += len(part)
+            if self.size % CHUNK_BYTES == 0:
+                self._next()
+
+    def close(self) -> tuple[str, ...]:
+        """The hash of each chunk, in order; nothing passes any more."""
+        if self.size % CHUNK_BYTES:
+            self._next()
+        return tuple(self._done)
+
+    def _next(self) -> None:
+        self._done.append(self._hash.hexdigest())
+        self._hash = xxhash.xxh3_64()
+
+
+def digest(data: memoryview) -> str:
+    """xxh3-64 of bytes in memory. One call: the interpreter is free for other threads meanwhile."""
+    return xxhash.xxh3_64_hexdigest(data)
+
+
+def chunks_of(entry: FileEntry, begin: int, end: int) -> range:
+    """Numbers of the chunks that hold bytes `begin` to `end` of the file before it was packed."""
+    if begin == end:
+        return range(0)
+    if entry.frames:
+        starts = list(itertools.accumulate(entry.frames, initial=0))
+        begin, end = starts[begin // entry.frame_bytes], starts[-(-end // entry.frame_bytes)]
+    return range(begin // entry.chunk_bytes, -(-end // entry.chunk_bytes))
+
+
+class Payload:
+    """A file open for reading, memory-mapped; every byte it gives has been checked."""
+
+    def __init__(
+        self,
+        path: Path,
+        entry: FileEntry,
+        *,
+        owners: Mapping[str, tuple[int, int]] | None = None,
+        linked: bool = False,
+    ) -> None:
+        """`owners` tells which tensor lies where, for the message when a chunk is damaged. `linked`: the path may be a
+        link to anywhere, since we made it ourselves."""
+        self._path, self._entry, self._owners = path, entry, owners or {}
+        self._map: mmap.mmap | bytes = b""
+        self._checked: set[int] = set()
+        self._starts = list(itertools.accumulate(entry.frames, initial=0))
+        self._unpacked: tuple[int, bytes] = (-1, b"")
+        try:
+            with (
+                storage(f"reading {path}"),
+                open(open_inside(path, roots=[Path("/")] if linked else ()), "rb") as file,
+            ):
+                size = os.fstat(file.fileno()).st_size
+                if size != entry.bytes:
+                    raise DamagedCheckpoint(f"{path}: damaged checkpoint: {size} bytes, {entry.bytes} were written")
+                if size:
+                    self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except FileNotFoundError:
+            raise DamagedCheckpoint(f"{path}: damaged checkpoint: this file is missing") from None
+        except Refused as error:
+            raise DamagedCheckpoint(f"{path}: damaged checkpoint: {error}") from None
+
+    def read(self, begin: int, end: int) -> memoryview:
+        """Bytes `begin` to `end`; raises DamagedCheckpoint when a chunk they lie in is not what was written."""
+        if not 0 <= begin <= end <= self._entry.bytes:
+            raise DamagedCheckpoint(f"{self._path}: damaged checkpoint: bytes {begin} to {end} are not in this file")
+        size = self._entry.chunk_bytes
+        for number in range(begin // size, -(-end // size)):
+            if number not in self._checked:
+                wrong = self._wrong(number)
+                if wrong:
+                    raise DamagedCheckpoint(wrong)
+                self._checked.add(number)
+        return memoryview(self._map)[begin:end]
+
+    def raw(self, begin: int, end: int) -> memoryview:
+        """As `read`, of the file before it was packed."""
+        if not self._entry.frames or begin == end:
+            return self.read(begin, end)
+        size = self._entry.frame_bytes
+        parts = [self._frame(number) for number in range(begin // size, -(-end // size))]
+        first = begin // size * size
+        found = memoryview(parts[0] if len(parts) == 1 else b"".join(parts))[begin - first : end - first]
+        if len(found) != end - begin:
+            raise DamagedCheckpoint(f"{self._path}: damaged checkpoint: it unpacks to less than the manifest says")
+        return found
+
+    def release(self) -> None:
+        """Gives the pages of what was read back to the system, which keeps them as long as it likes: resident memory
+        does not grow with the file. Bytes that were given out stay readable."""
+        if isinstance(self._map, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
+            self._map.madvise(mmap.MADV_DONTNEED)
+
+    def _frame(self, number: int) -> bytes:
+        """An unpacked frame; the last one is kept, since tensors are read in order."""
+        if self._unpacked[0] != number:
+            stored = self.read(self._starts[number], self._starts[number + 1])
+            self._unpacked = (number, self._unpack(stored, last=number + 1 == len(self._entry.frames)))
+        return self._unpacked[1]
+
+    def _unpack(self, stored: memoryview, *, last: bool) -> bytes:
+        try:
+            raw = unpack(stored, most_bytes=self._entry.frame_bytes)
+        except ValueError as error:
+            raise DamagedCheckpoint(f"{self._path}: damaged checkpoint: {error}") from None
+        if len(raw) != self._entry.frame_bytes and not last:
+            raise DamagedCheckpoint(f"{self._path}: damaged checkpoint: a frame of {len(raw)} bytes")
+        return raw
+
+    def problems(self, chunks: Iterable[int] | None = None) -> Iterator[str]:
+        """What is wrong with the file, chunk by chunk; with all of it, or with `chunks`. All of a packed file is also
+        unpacked, a frame at a time."""
+        numbers = range(len(self._entry.chunks)) if chunks is None else chunks
+        wrong = list(filter(None, map(self._wrong, numbers)))
+        yield from wrong
+        if chunks is None and not wrong:
+            yield from self._frame_problems()
+
+    def _frame_problems(self) -> Iterator[str]:
+        needed = max((last for _, last in self._owners.values()), default=0)
+        raw = 0
+        try:
+            for number in range(len(self._entry.frames)):
+                raw += len(self._frame(number))
+        except DamagedCheckpoint as error:
+            yield str(error)
+        else:
+            if self._entry.frames and raw < needed:
+                yield f"{self._path}: damaged checkpoint: it unpacks to {raw} bytes, its tensors need {needed}"
+
+    def _wrong(self, number: int) -> str:
+        size = self._entry.chunk_bytes
+        begin, end = number * size, min((number + 1) * size, self._entry.bytes)
+        with memoryview(self._map) as whole, whole[begin:end] as chunk:
+            if xxhash.xxh3_64_hexdigest(chunk) == self._entry.chunks[number]:
+                return ""
+        hit = [name for name, place in self._owners.items() if self._touches(place, begin, end)]
+        what = f" ({', '.join(hit[:4])}{' ...' if len(hit) > 4 else ''})" if hit else ""
+        return f"{self._path}: damaged checkpoint: bytes {begin} to {end}{what} are not what was written"
+
+    def _touches(self, place: tuple[int, int], begin: int, end: int) -> bool:
+        """Whether bytes `begin` to `end` of the file hold some of what lies at `place`."""
+        first, last = place
+        if self._entry.frames and first < last:
+            size = self._entry.frame_bytes
+            first, last = self._starts[first // size], self._starts[-(-last // size)]
+        return first < end and last > begin
+
+
+def _cut(data: memoryview) -> Iterator[memoryview]:
+    """In pieces that are hashed while they are still in the processor's cache."""
+    for start in range(0, len(data), CHUNK_BYTES):
+        yield data[start : start + CHUNK_BYTES]

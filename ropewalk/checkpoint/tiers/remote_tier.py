@@ -1,0 +1,257 @@
+"""Checkpoints in a second place: any store that fsspec reaches by a URL. No torch.
+
+    URL/RUN/step-00000100-IDENTITY/   the files of a checkpoint and its manifest
+
+A checkpoint goes there after it is durable on the disk, files first, the manifest last: without a manifest it does not
+count. A folder is named by what the checkpoint holds, so one that is sent twice, by a run that was killed in between or
+by two runs at once, has the same files at the same places. The manifest is put there only where there is none, by the
+store itself where it can (`If-None-Match`), else it is read back.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fsspec.core import url_to_fs
+
+from ropewalk.base.errors import DamagedCheckpoint, DataError, MissingPackage, RopewalkError, StorageError
+from ropewalk.base.files import NO_FILE, point
+
+from ..format import FILE, CheckpointManifest, identity, parse_checkpoint_manifest, read_checkpoint_manifest
+from ..shard_file import CHUNK_BYTES, FileEntry, Payload
+from .tier import Key, Offer, plain_name
+from .wire import Gate
+
+_EXTRA = ("aiohttp", "s3fs")
+"""What the extra `remote` installs."""
+_AT_ONCE = 16
+"""Chunks that one request asks for: 64 MiB."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Uploaded:
+    """How sending a checkpoint went."""
+
+    name: str
+    bytes: int
+    """Sent; 0 when it was there already."""
+    seconds: float
+
+
+class Remote:
+    """The checkpoints of a run behind a URL. What fails is tried again; then it is a StorageError that names it."""
+
+    def __init__(
+        self,
+        url: str,
+        run: str,
+        *,
+        retries: int = 4,
+        pause_s: float = 1.0,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        """`pause_s`: before the first retry; each further one waits twice as long."""
+        self.url = url.rstrip("/")
+        self._run, self._retries, self._pause, self._sleep = plain_name(run), retries, pause_s, sleep
+        try:
+            self._store, path = url_to_fs(self.url)
+        except ImportError as error:
+            package = getattr(error.__cause__ or error, "name", None) or str(error)
+            if package in _EXTRA:
+                raise MissingPackage(package, f"writing to {url}", "remote") from None
+            raise DataError(f"{url}: needs the package `{package}`; install it with: pip install {package}") from None
+        except ValueError as error:
+            raise DataError(f"{url}: {error}; change `checkpoint.tiers.remote`") from None
+        self._root = f"{path.rstrip('/')}/{self._run}"
+
+    def upload(self, path: Path, *, gate: Gate | None = None) -> Uploaded:
+        """Sends the checkpoint folder `path`, every chunk checked on the way out; returns when it counts there."""
+        start = time.perf_counter()
+        manifest = read_checkpoint_manifest(path)
+        name = f"step-{manifest.step:08d}-{identity(manifest)[:8]}"
+        folder = f"{self._root}/{name}"
+        if self._manifest_there(folder, manifest):
+            return Uploaded(name=name, bytes=0, seconds=time.perf_counter() - start)
+        self._try(lambda: self._store.makedirs(folder, exist_ok=True))
+        for file, entry in manifest.files.items():
+            source = Payload(path / file, entry, owners=manifest.places(file))
+            self._try(functools.partial(self._send, f"{folder}/{file}", source, entry, gate))
+            point(f"remote.file:{file}")
+        self._publish(folder, (path / FILE).read_bytes(), manifest)
+        point(f"remote.committed:{name}")
+        return Uploaded(name=name, bytes=manifest.bytes, seconds=time.perf_counter() - start)
+
+    def names(self) -> list[str]:
+        """Every checkpoint that counts, oldest step first."""
+        self._store.invalidate_cache()
+        found = self._try(lambda: self._store.glob(f"{self._root}/step-*/{FILE}"))
+        return sorted(str(path).split("/")[-2] for path in found)
+
+    def manifest(self, name: str) -> CheckpointManifest:
+        """Of a checkpoint by name; DataError when it is damaged."""
+        file = f"{self._root}/{name}/{FILE}"
+        self._check_kind(file)
+        text = self._try(lambda: bytes(self._store.cat_file(file)))
+        return parse_checkpoint_manifest(text, Path(f"{self.url}/{self._run}/{name}"))
+
+    def fetch(self, name: str, file: str, target: Path) -> None:
+        """Makes `target` a file of a checkpoint; whoever asks checks it."""
+        source = f"{self._root}/{name}/{plain_name(file)}"
+        self._check_kind(source)
+        self._try(lambda: self._store.get_file(source, str(target)))
+
+    def fetch_chunks(self, name: str, file: str, target: Path, *, entry: FileEntry, chunks: Sequence[int]) -> None:
+        """As `fetch`, with `chunks` alone at their places and holes between them."""
+        source = f"{self._root}/{name}/{plain_name(file)}"
+        self._check_kind(source)
+        with open(target, "wb") as out:
+            for first, last in _runs(chunks):
+                begin, end = first * entry.chunk_bytes, min(last * entry.chunk_bytes, entry.bytes)
+                data = self._try(functools.partial(self._store.cat_file, source, start=begin, end=end))
+                os.pwrite(out.fileno(), data, begin)
+            os.ftruncate(out.fileno(), entry.bytes)
+
+    def retain(self, *, keep_last: int, keep_every: int = 0) -> list[str]:
+        """Deletes all but the newest `keep_last` checkpoints and those of steps that `keep_every` divides."""
+        names = self.names()
+        doomed = [name for name in names[:-keep_last] if not (keep_every and _step(name) % keep_every == 0)]
+        for name in doomed:
+            self.remove(name)
+        return doomed
+
+    def remove(self, name: str) -> None:
+        """Deletes a checkpoint: its manifest first, so that half of it never counts."""
+        self._try(lambda: self._store.rm_file(f"{self._root}/{name}/{FILE}"), gone_is_fine=True)
+        self._try(lambda: self._store.rm(f"{self._root}/{name}", recursive=True), gone_is_fine=True)
+
+    def set_aside(self, name: str) -> None:
+        """Takes a damaged checkpoint out of the count: its manifest moves to another name."""
+        old, new = f"{self._root}/{name}/{FILE}", f"{self._root}/{name}/damaged-{FILE}"
+        self._try(lambda: self._store.mv(old, new), gone_is_fine=True)
+
+    def _check_kind(self, file: str) -> None:
+        """A store on a mounted file system may hold a pipe, on which reading waits for ever."""
+        if self._try(lambda: self._store.info(file))["type"] != "file":
+            raise DamagedCheckpoint(f"{file}: damaged checkpoint: {NO_FILE}")
+
+    def _send(self, target: str, source: Payload, entry: FileEntry, gate: Gate | None) -> None:
+        size = min(gate.slice_bytes, CHUNK_BYTES) if gate else CHUNK_BYTES
+        with self._store.open(target, "wb") as out:
+            for begin in range(0, entry.bytes, size):
+                data = source.read(begin, min(begin + size, entry.bytes))
+                if gate:
+                    gate.wait(len(data))
+                out.write(data)
+        self._store.invalidate_cache()
+        arrived = self._store.info(target)["size"]
+        if arrived != entry.bytes:
+            raise OSError(f"{target}: {arrived} bytes arrived of {entry.bytes}")
+
+    def _publish(self, folder: str, text: bytes, manifest: CheckpointManifest) -> None:
+        """Puts the manifest there, unless another has."""
+        target = f"{folder}/{FILE}"
+
+        def put() -> None:
+            try:
+                self._store.pipe_file(target, text, mode="create")
+            except FileExistsError:
+                pass
+            except (TypeError, NotImplementedError):
+                # A store that knows no condition.
+                self._store.pipe_file(target, text)
+
+        self._try(put)
+        self._store.invalidate_cache()
+        if not self._manifest_there(folder, manifest):
+            raise StorageError(f"{self.url}: {target} is not what was written; is another program writing there?")
+
+    def _manifest_there(self, folder: str, manifest: CheckpointManifest) -> bool:
+        """Whether the store has a manifest there that names the same files."""
+        try:
+            text = self._try(lambda: bytes(self._store.cat_file(f"{folder}/{FILE}")))
+        except FileNotFoundError:
+            return False
+        try:
+            return identity(parse_checkpoint_manifest(text, Path(folder))) == identity(manifest)
+        except DataError:
+            # Torn by a store that lets half of an object be seen: put there again.
+            self._try(lambda: self._store.rm_file(f"{folder}/{FILE}"), gone_is_fine=True)
+            return False
+
+    def _try(self, work: Callable[[], Any], *, gone_is_fine: bool = False) -> Any:
+        """What `work` returns, tried again when the store fails; FileNotFoundError is an answer."""
+        for attempt in range(self._retries + 1):
+            try:
+                return work()
+            except FileNotFoundError:
+                if gone_is_fine:
+                    return None
+                raise
+            except RopewalkError:
+                raise
+            except Exception as error:
+                # Stores raise the exceptions of their own libraries, which share no base.
+                if attempt == self._retries:
+                    told = f"{type(error).__name__}: {error}"
+                    raise StorageError(f"{self.url}: {told} (tried {attempt + 1} times)") from error
+            self._sleep(self._pause * 2**attempt)
+        raise AssertionError("unreachable")
+
+
+class RemoteSource:
+    """A remote store as a place to restore from."""
+
+    checks = False
+
+    def __init__(self, remote: Remote, run: str) -> None:
+        self._remote, self._run = remote, run
+
+    @property
+    def name(self) -> str:
+        return f"remote {self._remote.url}"
+
+    def offers(self) -> tuple[list[Offer], list[str]]:
+        found, wrong = [], []
+        for name in self._remote.names():
+            try:
+                manifest = self._remote.manifest(name)
+            except DataError as error:
+                wrong.append(f"{self.name}: {error}")
+                self._remote.set_aside(name)
+                continue
+            key = Key(run=self._run, step=manifest.step, attempt=f"remote-{name.rpartition('-')[2]}")
+            found.append(Offer(key, manifest, name))
+        return found, wrong
+
+    def fetch(self, offer: Offer, file: str, target: Path, chunks: Sequence[int]) -> None:
+        entry = offer.manifest.files[file]
+        try:
+            if len(chunks) == len(entry.chunks):
+                self._remote.fetch(offer.where, file, target)
+            else:
+                self._remote.fetch_chunks(offer.where, file, target, entry=entry, chunks=chunks)
+        except FileNotFoundError:
+            raise DataError(f"{self.name}/{offer.where}/{file}: damaged checkpoint: this file is missing") from None
+
+    def quarantine(self, offer: Offer) -> None:
+        self._remote.set_aside(offer.where)
+
+
+def _runs(chunks: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """First and last (exclusive) of chunks that follow each other, up to _AT_ONCE of them."""
+    begin = 0
+    for place in range(1, len(chunks) + 1):
+        if place == len(chunks) or chunks[place] != chunks[place - 1] + 1 or place - begin == _AT_ONCE:
+            yield chunks[begin], chunks[place - 1] + 1
+            begin = place
+
+
+def _step(name: str) -> int:
+    """The step of a checkpoint by its name here."""
+    return int(name.split("-")[1])

@@ -1,0 +1,148 @@
+"""A checkpoint on disk -> a measured model, or a text continued.
+
+One process builds the whole model on its device. Several that a launcher started generate under a plan
+(evaluate/sharded_model.py), all of them call, and all get the same text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer
+
+from ropewalk.base.progress import Progress
+from ropewalk.checkpoint.read.advice import advising
+from ropewalk.checkpoint.tensors import TOKENIZER, load_weights
+from ropewalk.config.ranks import Ranks, ranks
+from ropewalk.model.decoder import Decoder
+from ropewalk.parallel.apply import apply
+from ropewalk.parallel.executor import Executor
+from ropewalk.parallel.mesh import pick_device
+from ropewalk.plan.inference_plan import inference
+from ropewalk.plan.plan import alone, load_plan
+from ropewalk.prepare.chat import ChatEncoder, Turn, template_named
+from ropewalk.prepare.foreign import encoding, load_foreign
+from ropewalk.prepare.tokenizer import encode, end_of_text, vocabulary_size
+
+from .config import Evaluate
+from .evaluation import evaluate, write_evaluation
+from .generate import stream
+from .results import read_results
+from .sharded_model import load_generator
+
+
+def evaluate_checkpoint(
+    path: Path, *, run: Path, data: Path, settings: Evaluate, seed: int, progress: Progress
+) -> dict[str, Any]:
+    """Measures the checkpoint on the held-out text in `data`, writes the results into `run` and returns them."""
+    plan = alone(load_plan(run).phases[-1].plan)
+    model, step, _ = load_model(path, device=pick_device(plan, Ranks()))
+    plan = inference(plan, length=model.spec.sequence_length)
+    executor = apply(plan, model, None, None)
+    measured = evaluate(
+        executor,
+        model,
+        folder=data,
+        settings=settings,
+        sequence_length=model.spec.sequence_length,
+        rows=plan.microbatch_size,
+        seed=seed,
+        progress=progress,
+    )
+    write_evaluation(run, measured, step=step)
+    return read_results(run)
+
+
+def continue_text(path: Path, *, prompt: str, tokens: int, temperature: float, top_k: int, seed: int) -> Iterator[str]:
+    """Pieces of text that follow `prompt`, as the model draws them."""
+    model, tokenizer = _open(path, texts=[prompt])
+    end = end_of_text(tokenizer, path=path / TOKENIZER)
+    # Every document of the training text follows an end of text: so does a prompt.
+    with encoding(path / TOKENIZER):
+        prompt_ids = [end, *tokenizer.encode(prompt, add_special_tokens=False).ids]
+    drawn = stream(
+        model,
+        prompt_ids,
+        new_tokens=tokens,
+        temperature=temperature,
+        top_k=top_k,
+        seed=seed,
+        end=end,
+        vocabulary=vocabulary_size(tokenizer),
+    )
+    yield from spelled(drawn, tokenizer)
+
+
+def answer_text(
+    path: Path, *, question: str, template: str, tokens: int, temperature: float, top_k: int, seed: int
+) -> Iterator[str]:
+    """Pieces of the model's answer to `question`, rendered by the chat template; ends where the template closes it."""
+    model, tokenizer = _open(path, texts=[question])
+    end = end_of_text(tokenizer, path=path / TOKENIZER)
+    with encoding(path / TOKENIZER):
+        chat = ChatEncoder(
+            template_named(template), tokenizer, lambda texts: encode(tokenizer, texts, dtype="uint32"), end=end
+        )
+        prompt_ids = [end, *chat.prompt([Turn("user", question)])]
+    drawn = stream(
+        model,
+        prompt_ids,
+        new_tokens=tokens,
+        temperature=temperature,
+        top_k=top_k,
+        seed=seed,
+        end=end,
+        vocabulary=vocabulary_size(tokenizer),
+    )
+    yield from spelled(until(drawn, chat.closing), tokenizer)
+
+
+def until(tokens: Iterable[int], closing: list[int]) -> Iterator[int]:
+    """`tokens` as far as the first place where `closing` begins; what may be its beginning is held back."""
+    held: list[int] = []
+    for token in tokens:
+        held.append(token)
+        while held and held != closing[: len(held)]:
+            yield held.pop(0)
+        if held == closing:
+            return
+    yield from held
+
+
+def spelled(tokens: Iterable[int], tokenizer: Tokenizer) -> Iterator[str]:
+    """The text of `tokens`, piece by piece."""
+    drawn: list[int] = []
+    shown = ""
+    for token in tokens:
+        drawn.append(token)
+        text = tokenizer.decode(drawn)
+        # A character may take several tokens; hold the replacement mark back until it is whole.
+        if not text.endswith("\ufffd"):
+            yield text[len(shown) :]
+            shown = text
+
+
+def load_model(path: Path, *, device: torch.device, texts: Sequence[str] = ()) -> tuple[Decoder, int, Tokenizer]:
+    """(the model of the checkpoint on `device`, its step, its tokenizer). A tokenizer that a stranger may have made is
+    tried out on `texts` before it is used."""
+    with advising(path):
+        state = load_weights(path)
+    with torch.device("meta"):
+        model = Decoder(state.spec)
+    model.load_state_dict(dict(state.model), assign=True)
+    tokenizer = load_foreign(state.tokenizer, path=path / TOKENIZER, vocabulary=state.spec.vocabulary, texts=texts)
+    return model.to(device), state.step, tokenizer
+
+
+def _open(path: Path, *, texts: Sequence[str]) -> tuple[Decoder | Executor, Tokenizer]:
+    """What generates, and its tokenizer, tried out on `texts`."""
+    if ranks().world > 1:
+        executor, file = load_generator(path)
+        vocabulary = executor.model.spec.vocabulary
+        return executor, load_foreign(file, path=path / TOKENIZER, vocabulary=vocabulary, texts=texts)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    model, _, tokenizer = load_model(path, device=device, texts=texts)
+    return model, tokenizer

@@ -1,0 +1,86 @@
+"""The plans of a recipe, before anything runs; and the modules that need torch, when something does."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+from ropewalk.base.errors import MissingPackage, UserError
+from ropewalk.config.read import Resolved
+from ropewalk.config.threads import share_cores
+from ropewalk.model.frozen import trained_names
+from ropewalk.model.lora import with_lora
+from ropewalk.model.spec import resolve
+from ropewalk.plan.choose import choose
+from ropewalk.plan.machine import Machine, this_machine
+from ropewalk.plan.plan import Planned
+from ropewalk.train.phase_spec import phases_of
+
+from .recipe import Recipe
+from .run_dir import located
+
+
+def plan_recipe(
+    recipe: Recipe, *, vocabulary: int, machine: Machine | None = None, processes: int | None = None
+) -> Planned:
+    """The plans of a recipe's phases on this machine (or another) for a tokenizer of `vocabulary` tokens and so many
+    `processes` (None: as many as `[parallel]` asks for)."""
+    machine = machine or this_machine()
+    plans = []
+    for phase in phases_of(recipe.train, sequence_length=recipe.load.sequence_length):
+        spec = resolve(recipe.model, vocabulary=vocabulary, sequence_length=phase.sequence_length)
+        spec = with_lora(spec, phase.lora)
+        plans.append(
+            choose(
+                spec,
+                recipe.plan,
+                machine,
+                parallel=recipe.parallel,
+                processes=processes,
+                batch_size=phase.batch_size,
+                steps=phase.steps,
+                precision=recipe.train.precision,
+                optimizer=recipe.train.optimizer.kind,
+                tokens=phase.tokens(phase.steps),
+                trained=trained_names(spec, phase.frozen) if phase.frozen or phase.lora else None,
+            )
+        )
+    return Planned(phases=tuple(plans))
+
+
+def check_plan(resolved: Resolved[Recipe], *, machine: Machine | None = None, processes: int | None = None) -> None:
+    """Raises ConfigError for what `plan_recipe` cannot plan: before hours of preparing, rather than after."""
+    vocabulary = expected_vocabulary(resolved.value)
+    try:
+        plan_recipe(resolved.value, vocabulary=vocabulary, machine=machine, processes=processes)
+    except UserError as error:
+        raise located(error, resolved) from None
+
+
+def expected_vocabulary(recipe: Recipe) -> int:
+    """The tokenizer's size before anything is prepared: the file's, or what is asked for."""
+    given = recipe.load.tokenizer if recipe.load.corpus else recipe.prepare.tokenizer.file
+    if recipe.load.corpus and not given:
+        # With numpy, which most recipes do not need here.
+        from ropewalk.load.remote import small_files
+        from ropewalk.store.foreign.corpora import absolute, read_prepared
+
+        place, origin = absolute(recipe.load.corpus[0].path), small_files(recipe.load.remote)
+        return read_prepared(place, origin=origin).tokenizer.vocabulary
+    if not given:
+        return recipe.prepare.tokenizer.vocab_size
+    from ropewalk.prepare.tokenizer import load, vocabulary_size
+
+    return vocabulary_size(load(Path(given)))
+
+
+def needs_torch(module: str, purpose: str) -> Any:
+    """A module that needs torch, imported when it is needed."""
+    share_cores()
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise MissingPackage("torch", purpose, "train") from None

@@ -1,0 +1,72 @@
+"""`profile`: what the step of a recipe's own model consists of, and how far each kind of work is from the roofline."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ropewalk.base.errors import UserError
+from ropewalk.base.progress import Progress, Silent, counted
+from ropewalk.plan.recompute_planner import foreseen_again
+from ropewalk.plan.roofline import Ceilings
+from ropewalk.train.settings import training_seed
+
+from .bench_train import FORMAT, device_summary, step_figures
+from .plan_recipe import needs_torch, plan_recipe
+from .run_or_recipe import RecipeLike, given
+
+
+def profile(
+    recipe: RecipeLike, overrides: Sequence[str] = (), *, steps: int = 12, progress: Progress | None = None
+) -> dict[str, Any]:
+    """Steps of the recipe's first phase on random rows, as planned for one process of this machine.
+
+    Nothing is prepared, and a run of the recipe is not touched: the model has fresh weights.
+    """
+    meant = given(recipe, overrides)
+    settings = meant.resolved.value
+    planned = plan_recipe(settings, vocabulary=meant.vocabulary()).phases[0]
+    plan, spec = planned.plan, planned.spec
+    if plan.world > 1:
+        raise UserError(
+            f"`[parallel]` asks for {plan.world} processes, and a profile looks at one; set its degrees to 1, or see "
+            "what processes wait for with `ropewalk train --timeline`"
+        )
+    if plan.devices > 1:
+        # The profiler does not see the threads that drive them: all work would count as `other`.
+        raise UserError(
+            f"`parallel.devices` asks for {plan.devices} devices, and a profile looks at one; set `parallel.devices=1`"
+        )
+    rows = f"{counted(plan.batch_size, 'row')} of {counted(spec.sequence_length, 'token')}"
+    (progress or Silent()).say(f"{rows}, {plan.precision}")
+    module = needs_torch("ropewalk.train.measure.step_benchmark", "a profile")
+    seed = training_seed(settings.train, settings.seed)
+    measured = module.measure_phase(planned, settings.train, seed=seed, steps=steps)
+    device = device_summary(measured)
+    figures = step_figures(
+        spec,
+        measured,
+        rows=plan.batch_size,
+        precision=plan.precision,
+        ceilings=Ceilings(**measured["ceilings"]),
+        peak_flops=device["peak_flops"],
+        optimizer=settings.train.optimizer.kind,
+        trained=planned.trained,
+    )
+    return {
+        "format": FORMAT,
+        "recipe": settings.name,
+        "sequence_length": spec.sequence_length,
+        "batch_size": plan.batch_size,
+        "microbatch_size": plan.microbatch_size,
+        "precision": plan.precision,
+        "recompute": plan.recompute,
+        "blocks_again": len(foreseen_again(plan, spec, trained=planned.trained)),
+        "activations": plan.saved_activations,
+        "offload": list(plan.offload),
+        "optimizer": settings.train.optimizer.kind,
+        "compile": plan.compile,
+        "parameters": spec.parameters(),
+        **device,
+        **figures,
+    }

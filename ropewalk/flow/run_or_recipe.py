@@ -1,0 +1,166 @@
+"""A run in the place of a recipe: its own settings with overrides, and its own data. Which part of them a verb uses."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ropewalk.base.errors import ConfigError, DataError, Problem
+from ropewalk.config.read import Resolved, flatten
+from ropewalk.config.resolved import FILE, load_resolved
+from ropewalk.config.write import shown
+from ropewalk.monitor.run_view import MOST_LISTED, runs_in
+from ropewalk.store.manifest import read_manifest
+
+from .continue_run import KEPT
+from .plan_recipe import expected_vocabulary
+from .recipe import Recipe
+from .run_dir import check_inputs, read_recipe
+from .run_stages import read_record
+from .start_from.start_from import RUNS, started
+
+RecipeLike = Path | str | Resolved[Recipe]
+"""A recipe file, a run directory, or a recipe made in Python."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Given:
+    """What a verb was given."""
+
+    resolved: Resolved[Recipe]
+    folder: Path
+    """Of the run."""
+    prepared: Path | None = None
+    """The run's prepared data, when a run was given, they are there and the settings that made them are its own: raw
+    files need not be there any more."""
+    is_run: bool = False
+
+    def check_inputs(self) -> None:
+        """Raises ConfigError naming all files and packages that are needed and not there."""
+        check_inputs(self.resolved, data=self.prepared is None)
+
+    def vocabulary(self) -> int:
+        """The tokenizer's size: of the run's data, else as far as it is known before there are data."""
+        if self.prepared is None:
+            return expected_vocabulary(self.resolved.value)
+        return read_manifest(self.prepared).tokenizer.vocabulary
+
+
+def given(recipe: RecipeLike, overrides: Sequence[str] = (), *, runs: Path = RUNS, new: bool = False) -> Given:
+    """The checked settings behind `recipe` with `overrides`, and the run that they are of: below `runs`, or the run
+    directory itself that is given. What `train.start_from` supplies is in them: as that run has taken it over, unless
+    it begins anew."""
+    if isinstance(recipe, Resolved):
+        if overrides:
+            raise ValueError("overrides belong to a recipe file; change the dataclass instead")
+        return Given(resolved=started(recipe, runs=runs, new=new), folder=runs / recipe.value.name)
+    path = Path(recipe)
+    if path.name == FILE and is_run(path.parent):
+        path = path.parent
+    if is_run(path):
+        return _given_run(path, overrides)
+    if path.is_dir() or not path.exists():
+        raise _no_such(path, runs)
+    resolved = read_recipe(path, overrides, runs=runs, new=new)
+    return Given(resolved=resolved, folder=runs / resolved.value.name)
+
+
+def resolve_recipe(
+    recipe: RecipeLike, overrides: Sequence[str] = (), *, runs: Path = RUNS, new: bool = False
+) -> Resolved[Recipe]:
+    """The checked recipe, or that of a run, with its origins."""
+    return given(recipe, overrides, runs=runs, new=new).resolved
+
+
+def is_run(path: Path) -> bool:
+    """Whether `path` is the directory of a run, whose settings can be read."""
+    return path.is_dir() and (path / FILE).exists()
+
+
+def narrowed(folder: Path, resolved: Resolved[Recipe], *, keys: Collection[str]) -> tuple[Resolved[Recipe], list[str]]:
+    """The settings of the run in `folder`, with those below `keys` as `resolved` has them; and which others `resolved`
+    would have otherwise, in words."""
+    try:
+        saved = load_resolved(folder, Recipe)
+    except ConfigError:
+        return resolved, []  # of a version with other settings: nothing can be compared
+    value = saved.value
+    for key in keys:
+        value = _replaced(value, resolved.value, key.split("."))
+    origins = {key: where for key, where in saved.origins.items() if not _is_below(key, keys)}
+    origins |= {key: where for key, where in resolved.origins.items() if _is_below(key, keys)}
+    made, asked = dict(flatten(value)), dict(flatten(resolved.value))
+    others = [
+        f"{key}: {shown(made.get(key))}, not {shown(asked.get(key))}"
+        for key in sorted(made.keys() | asked.keys())
+        if made.get(key) != asked.get(key) and saved.origin(key) != KEPT
+    ]
+    return Resolved(value, origins), others
+
+
+def _given_run(path: Path, overrides: Sequence[str]) -> Given:
+    resolved, own = load_resolved(path, Recipe, overrides), load_resolved(path, Recipe)
+    here = path if path.name else path.resolve()
+    folder = path if resolved.value.name == own.value.name else here.parent / resolved.value.name
+    same_data = _of_data(resolved.value) == _of_data(own.value)
+    return Given(
+        resolved=resolved, folder=folder, prepared=_prepared(path) if same_data else None, is_run=folder == path
+    )
+
+
+def _prepared(run: Path) -> Path | None:
+    """The folder of the run's prepared data, when it is still what the run was told."""
+    record = read_record(run, "prepare")
+    if not record or not record.result:
+        return None
+    folder = Path(record.result["folder"])
+    try:
+        return folder if read_manifest(folder).recipe_hash == record.result["hash"] else None
+    except DataError:
+        return None
+
+
+def _of_data(recipe: Recipe) -> tuple[Any, ...]:
+    """The settings that decide the prepared data."""
+    return recipe.prepare, recipe.load.corpus, recipe.load.tokenizer, recipe.seed
+
+
+def _replaced(value: Any, other: Any, path: Sequence[str]) -> Any:
+    """`value` with the setting at `path` as `other` has it."""
+    name, *rest = path
+    mine, theirs = getattr(value, name), getattr(other, name)
+    return dataclasses.replace(value, **{name: _replaced(mine, theirs, rest) if rest else theirs})
+
+
+def _is_below(key: str, keys: Collection[str]) -> bool:
+    return any(key == each or key.startswith(f"{each}.") for each in keys)
+
+
+def _no_such(path: Path, runs: Path) -> ConfigError:
+    """Nothing is at `path`, or a folder that is no run."""
+    what = "no such recipe" if path.suffix == ".toml" else "no such recipe or run"
+    return ConfigError([Problem(str(path), f"a folder without {FILE}" if path.is_dir() else what, _hint(path, runs))])
+
+
+def _hint(path: Path, runs: Path) -> str:
+    """What may be meant: a recipe or a run of nearly the same name, else the runs that there are."""
+    beside = path if path.is_dir() else path.parent
+    recipes = {found.name: found for found in sorted(beside.glob("*.toml"))}
+    found = {run.name: run for folder in (runs, beside) for run in runs_in(folder)}
+    if path.suffix == ".toml":
+        if path.stem in found:
+            return f"its run has the settings: name `{found[path.stem]}` in its place"
+        near = difflib.get_close_matches(path.name, recipes, n=1)
+        return f"did you mean `{recipes[near[0]]}`?" if near else "`ropewalk new` writes one"
+    known = {**{Path(name).stem: recipe for name, recipe in recipes.items()}, **found}
+    near = [] if path.is_dir() else difflib.get_close_matches(path.name, known, n=1)
+    if near:
+        return f"did you mean `{known[near[0]]}`?"
+    if not found:
+        return "`ropewalk new` writes a recipe"
+    listed = ", ".join(str(run) for run in list(found.values())[:MOST_LISTED])
+    return f"there are the runs {listed}" + (f" and {len(found) - MOST_LISTED} more" * (len(found) > MOST_LISTED))

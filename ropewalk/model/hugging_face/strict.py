@@ -1,0 +1,83 @@
+"""The spec of a model from plain values that a stranger may have written. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from math import prod
+from typing import Any
+
+from ropewalk.base.errors import ConfigError, Problem
+from ropewalk.config.read import parse_tree
+from ropewalk.config.renames import upgraded_model
+
+from ..spec import Spec
+
+MOST_LAYERS = 1 << 16
+MOST_SIDE = 1 << 31
+"""Of a vocabulary, a width, a row: far beyond any model, near enough that sums of products stay small numbers."""
+MOST_NUMBERS = 1 << 53
+_MOST_TEXT = 64
+
+
+def read_spec(tree: Mapping[str, Any], *, name: str) -> Spec:
+    """The spec in `tree`, as the strict reader of recipes reads a table: a ConfigError carries every unknown key, wrong
+    type and value out of range. `name` stands for the place in messages. Cheap whatever the values are."""
+    # The reader suggests what a wrong word may have meant, which takes long for long words.
+    for key, value in tree.items():
+        text = value if isinstance(value, str) else ""
+        if isinstance(value, (dict, list)) or max(len(key), len(text)) > _MOST_TEXT or len(tree) > _MOST_TEXT:
+            raise ConfigError([Problem(name, f"`{key[:_MOST_TEXT]}` is not a setting of a model")])
+    given = {key: value for key, value in upgraded_model(tree).items() if value is not None}
+    return parse_tree(_Checked, given, name).plain()
+
+
+def spec_problems(spec: Spec) -> Iterator[tuple[str, str]]:
+    """(key, what is wrong) for sizes and combinations that no model can have."""
+    for key in ("vocabulary", "sequence_length", "width", "heads", "kv_heads", "head_size", "mlp_width"):
+        if not 1 <= getattr(spec, key) <= MOST_SIDE:
+            yield key, f"{getattr(spec, key)} is not between 1 and {MOST_SIDE}"
+            return
+    if not 1 <= spec.layers <= MOST_LAYERS:
+        yield "layers", f"{spec.layers} is not between 1 and {MOST_LAYERS}"
+        return
+    if spec.heads % spec.kv_heads:
+        yield "kv_heads", f"{spec.kv_heads} does not divide the {spec.heads} query heads"
+        return
+    if spec.window is not None and spec.window < 1:
+        yield "window", f"{spec.window} is less than 1"
+    if spec.positions is not None and not spec.sequence_length <= spec.positions <= MOST_SIDE:
+        yield "positions", f"{spec.positions} is not between the longest row, {spec.sequence_length}, and {MOST_SIDE}"
+        return
+    if not 0 <= spec.lora_rank <= MOST_SIDE:
+        yield "lora_rank", f"{spec.lora_rank} is not between 0 and {MOST_SIDE}"
+        return
+    if spec.position == "rope" and spec.head_size % 2:
+        yield "head_size", f"rope needs an even head size, not {spec.head_size}"
+    if spec.rope_scaling == "ntk" and spec.head_size <= 2:
+        yield "rope_scaling", "ntk needs a head size above 2"
+    for key, least, below in (("rope_theta", 1e-6, 1e30), ("rope_factor", 1e-6, 1e9), ("dropout", 0.0, 1.0)):
+        if not least <= getattr(spec, key) < below:
+            yield key, f"{getattr(spec, key)} is not between {least:g} and {below:g}"
+    if not 0 < spec.lora_alpha < 1e9:
+        yield "lora_alpha", f"{spec.lora_alpha} is not between 0 and 1e9"
+    if any(prod(shape) > MOST_NUMBERS for shape in _one_layer(spec).values()):
+        yield "width", f"one parameter would have more than {MOST_NUMBERS} numbers"
+
+
+def _one_layer(spec: Spec) -> dict[str, tuple[int, ...]]:
+    """The shapes of a model of one layer: every layer has the same."""
+    values = {name: getattr(spec, name) for name in Spec.__dataclass_fields__}
+    return Spec(**{**values, "layers": 1}).shapes()
+
+
+class _Checked(Spec):
+    """A spec that the reader of recipes asks for contradictions."""
+
+    __slots__ = ()
+
+    def check(self) -> Iterator[tuple[str, str]]:
+        yield from spec_problems(self)
+
+    def plain(self) -> Spec:
+        """As what everybody else calls a spec."""
+        return Spec(**{name: getattr(self, name) for name in Spec.__dataclass_fields__})

@@ -1,0 +1,173 @@
+"""Prepared data -> `report.html` beside it: what went where and why, on one page that opens anywhere, offline.
+
+Everything on the page comes from `report.json`, which `prepare` writes (docs/formats.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ropewalk.base.files import committed_file
+from ropewalk.base.progress import amount
+from ropewalk.base.seal import read_sealed
+
+from ..draw.bars import Bar, Group, bar_figure
+from ..draw.markup import Markup, element
+from ..values import finite, mapping, text, whole
+from .corpus import funnel_figures
+from .overlap import overlap_section
+from .page import empty, page, scrolling, section, table, warning_box
+from .removed import removed_section
+
+FILE, PAGE = "report.json", "report.html"
+FORMAT = 2
+SEALED_SINCE = 2
+
+MOST_PARTS = 10
+"""Sources, domains or languages with a bar of their own."""
+
+
+def write_page(folder: Path) -> Path:
+    """Commits the page of the data in `folder`, and gives its path."""
+    path = folder / FILE
+    tree = read_sealed(
+        path,
+        what="report of prepared data",
+        remedy="`ropewalk prepare report` with the recipe makes it anew",
+        current=FORMAT,
+        sealed_since=SEALED_SINCE,
+        upgrades={1: lambda tree: tree},
+    )
+    document = render(tree, name=folder.name)
+    with committed_file(folder / PAGE, "w") as file:
+        file.write(document)
+    return folder / PAGE
+
+
+def render(tree: Mapping[str, Any], *, name: str) -> Markup:
+    """The whole page."""
+    manifest = mapping(tree.get("manifest"))
+    sections = [
+        section("Funnel", *funnel_figures(manifest)),
+        overlap_section(mapping(tree.get("overlap"))),
+        removed_section(_rows(tree, "samples")),
+        _repeats_section(mapping(tree.get("repeats"))),
+        _fertility_section(_rows(tree, "fertility")),
+        _composition_section(mapping(tree.get("composition"))),
+    ]
+    footer = element("footer", "Read from the files of the prepared data. This page is one file and needs no network.")
+    return page(f"{name} · ropewalk", element("main", _header(manifest, name), sections), footer)
+
+
+def _header(manifest: Mapping[str, Any], name: str) -> Markup:
+    shards = [mapping(shard) for shard in manifest.get("shards") or ()]
+    tokens = {split: _total(shards, split, "tokens") for split in ("train", "validation")}
+    figures = {
+        "documents": f"{sum(_total(shards, split, 'documents') for split in tokens):,}",
+        "training tokens": amount(tokens["train"]),
+        "held-out tokens": amount(tokens["validation"]),
+        "vocabulary": f"{whole(mapping(manifest.get('tokenizer')).get('vocabulary')) or 0:,}",
+    }
+    tiles = [
+        element("div", element("dt", title), element("dd", value, class_="figure")) for title, value in figures.items()
+    ]
+    warnings = [text(line) for line in manifest.get("warnings") or ()]
+    return element(
+        "header",
+        element("p", "ropewalk prepare", class_="kicker"),
+        element("h1", name),
+        warning_box(warnings),
+        element("dl", tiles, class_="tiles"),
+        class_="top",
+    )
+
+
+def _total(shards: list[Mapping[str, Any]], split: str, field: str) -> int:
+    return sum(whole(shard.get(field)) or 0 for shard in shards if shard.get("split") == split)
+
+
+def _repeats_section(repeats: Mapping[str, Any]) -> Markup:
+    """How many texts occur how often, before copies were removed."""
+    bars = [mapping(bar) for bar in repeats.get("bars") or ()]
+    seen = [bar for bar in bars if whole(bar.get("documents"))]
+    if not seen:
+        return section("Repeats", empty("There are no texts."))
+    drawn = [_bar(bar) for bar in seen]
+    note = "Equal and near-equal texts together, all copies counted, as they were read."
+    warning = text(repeats.get("warning"))
+    figure = bar_figure("Text by how often it occurs", "bytes, all copies", [Group("", drawn)], wide=1080, note=note)
+    return section("Repeats", warning_box([warning] if warning else []), figure)
+
+
+def _times(bar: Mapping[str, Any]) -> str:
+    least, most = whole(bar.get("least")) or 0, whole(bar.get("most"))
+    if least == most:
+        return "once" if least == 1 else f"{least} times"
+    return f"{least} to {most} times" if most else f"{least} times or more"
+
+
+def _many(bar: Mapping[str, Any]) -> bool:
+    return (whole(bar.get("least")) or 0) >= 9
+
+
+def _bar(bar: Mapping[str, Any]) -> Bar:
+    documents, size = whole(bar.get("documents")) or 0, whole(bar.get("bytes")) or 0
+    texts = "text" if documents == 1 else "texts"
+    tone = "tone-2" if _many(bar) else "tone-0"
+    return Bar(f"{documents:,} {texts} {_times(bar)}", float(size), amount(size, "B"), tone)
+
+
+def _fertility_section(rows: list[Mapping[str, Any]]) -> Markup:
+    """How many tokens the tokenizer needs, by source, domain and language."""
+    if not rows:
+        return section("Fertility", empty("What the tokenizer makes of each kind of text was not measured."))
+    cells = [
+        (
+            text(row.get("by")),
+            text(row.get("name")),
+            f"{whole(row.get('tokens')) or 0:,}",
+            *(_decimal(row.get(key)) for key in ("bytes_per_token", "characters_per_token", "tokens_per_word")),
+        )
+        for row in rows
+    ]
+    heads = ("by", "", "tokens", "bytes a token", "characters a token", "tokens a word")
+    return section("Fertility", scrolling(table(heads, cells, numeric=(2, 3, 4, 5))))
+
+
+def _composition_section(composition: Mapping[str, Any]) -> Markup:
+    """What the corpus is made of, as read and as kept."""
+    figures = []
+    for kind in ("source", "domain", "language"):
+        rows = _rows(composition, kind)
+        if rows:
+            groups = [
+                Group(title, _parts(rows, key))
+                for title, key in (("as read", "read_bytes"), ("as kept", "kept_bytes"))
+                if any(row.get(key) is not None for row in rows)
+            ]
+            figures.append(bar_figure(f"By {kind}", "bytes of text", groups))
+    if not figures:
+        return section("Composition", empty("There are no documents."))
+    return section("Composition", element("div", figures, class_="pair"))
+
+
+def _parts(rows: list[Mapping[str, Any]], key: str) -> list[Bar]:
+    """The largest, and one bar for all others."""
+    sizes = [(text(row.get("name"))[:24], whole(row.get(key)) or 0) for row in rows]
+    sizes = sorted((part for part in sizes if part[1]), key=lambda part: -part[1])
+    others = sizes[MOST_PARTS:]
+    if others:
+        sizes = [*sizes[:MOST_PARTS], (f"{len(others)} others", sum(size for _, size in others))]
+    return [Bar(name, float(size), amount(size, "B")) for name, size in sizes]
+
+
+def _decimal(value: Any) -> str:
+    number = finite(value)
+    return "–" if number is None else f"{number:.2f}"
+
+
+def _rows(tree: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
+    found = tree.get(key)
+    return [mapping(row) for row in found] if isinstance(found, list) else []

@@ -1,0 +1,129 @@
+"""Sections about training: the loss, and what the optimizer and the machine did at each step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from ropewalk.base.progress import amount
+
+from ..draw.chart import HALF, Chart, Point, Series, better_x, figure
+from ..draw.markup import Markup, element
+from ..run_view import RunView, StepRecord
+from ..values import finite, whole
+from .page import empty, section
+
+
+def loss_section(view: RunView) -> Markup:
+    """Training and validation loss over steps, with the places where the run was restored."""
+    if not view.steps:
+        return section("Loss", empty("Training has not logged a step yet."))
+    train = _points(view, lambda step: step.loss)
+    held_out = [(float(point.step), point.loss) for point in view.validations]
+    chart = Chart(
+        title="Cross-entropy",
+        unit="nats per token",
+        series=[
+            Series(name="training", points=train, tone="tone-0"),
+            Series(name=_validation_name(view), points=held_out, tone="tone-2", marks="dots"),
+        ],
+        x_kind=better_x(train),
+        show=lambda value: f"{value:.4f}",
+        moments=[(float(step), name) for step, name in _moments(view)],
+        note=_loss_note(view),
+    )
+    return section("Loss", figure(chart))
+
+
+def _validation_name(view: RunView) -> str:
+    return f"validation ({view.validations[-1].measured_on})" if view.validations else "validation"
+
+
+def pace_section(view: RunView) -> Markup:
+    """Four small charts on one axis of steps: throughput, waiting, learning rate, gradient norm."""
+    if not view.steps:
+        return section("Steps", empty("Training has not logged a step yet."))
+    clip = finite(view.setting("train.clip_norm"))
+    charts = [
+        Chart(
+            title="Throughput",
+            unit="tokens per second",
+            series=[Series(name="", points=_points(view, lambda step: step.tokens_per_s))],
+            from_zero=True,
+            show=amount,
+        ),
+        Chart(
+            title="Waiting for data",
+            unit="% of step time",
+            series=[Series(name="", points=_points(view, lambda step: 100 * step.wait_share), tone="tone-1")],
+            from_zero=True,
+            show=lambda value: f"{value:.2f} %",
+        ),
+        Chart(
+            title="Learning rate",
+            unit="by the schedule",
+            series=[Series(name="", points=_points(view, lambda step: step.lr), tone="tone-3")],
+            from_zero=True,
+            show=lambda value: f"{value:.3g}",
+        ),
+        Chart(
+            title="Gradient norm",
+            unit="before clipping",
+            series=[Series(name="", points=_points(view, lambda step: step.grad_norm), tone="tone-4")],
+            from_zero=True,
+            show=lambda value: f"{value:.3g}",
+            levels=[(clip, f"clipped above {clip:g}")] if clip else [],
+        ),
+    ]
+    charts += _hit_rate_charts(view)
+    return section("Steps", element("div", [figure(chart, HALF) for chart in charts], class_="pair"))
+
+
+def _hit_rate_charts(view: RunView) -> list[Chart]:
+    """Where sequences are drawn by importance: how many of them were in memory, beside what reading each once an epoch
+    finds in a cache of the same size."""
+    if not any(math.isfinite(step.importance_hit_rate) for step in view.steps):
+        return []
+    told = view.summary.get("importance")
+    uniform = finite(told.get("uniform_hit_rate")) if isinstance(told, dict) else None
+    drawn = _points(view, lambda step: 100 * step.importance_hit_rate)
+    series = [Series(name="by importance", points=drawn, tone="tone-2")]
+    if uniform is not None:
+        # From the second epoch on; the first fills the cache.
+        series.append(Series(name="each once an epoch", points=[(x, 100 * uniform) for x, _ in drawn], tone="tone-1"))
+    return [
+        Chart(
+            title="Sequences found in memory",
+            unit="% of those drawn so far",
+            series=series,
+            from_zero=True,
+            show=lambda value: f"{value:.1f} %",
+        )
+    ]
+
+
+def _points(view: RunView, value: Callable[[StepRecord], float]) -> list[Point]:
+    return [(float(step.step), value(step)) for step in view.steps]
+
+
+def _moments(view: RunView) -> list[tuple[int, str]]:
+    """The steps after which the run was restored, or continued with more steps or phases."""
+    fields = {"restored": "step", "continued": "from_step"}
+    found = [
+        (step, event["kind"])
+        for event in view.notable
+        if event["kind"] in fields and (step := whole(event.get(fields[event["kind"]]))) is not None
+    ]
+    continued = {step for step, kind in found if kind == "continued"}
+    return sorted({pair for pair in found if pair[1] == "continued" or pair[0] not in continued})
+
+
+def _loss_note(view: RunView) -> str:
+    every = whole(view.setting("train.log_every_steps"))
+    notes = [f"Each training point is the mean over {every} steps."] if every and every > 1 else []
+    if view.logged_steps > len(view.steps):
+        notes.append(f"{len(view.steps):,} of {view.logged_steps:,} logged steps are drawn, evenly spaced.")
+    lost = view.lost_steps
+    if lost:
+        notes.append(f"The loss was not finite at {len(lost)} points, first at step {lost[0]}; they are not drawn.")
+    return " ".join(notes)

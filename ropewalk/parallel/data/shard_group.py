@@ -1,0 +1,212 @@
+"""One FSDP unit: all-gather before use, reduce-scatter after the backward pass.
+
+A parameter is gathered in the dtype that the model computes with, which may differ from parameter to parameter: in
+`bf16` the matrices of a block are bfloat16 and its norms and biases float32. All of them travel as one buffer of bytes,
+wide dtypes first so that every part is aligned: one collective per unit. A flat per dtype would double the collectives
+for the norms, a few kilobytes whose cost is all latency. Gradients are reduced in the dtype of the master weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from ..comm import Group, Pending
+from ..placement import chunk_sizes
+from .buckets import BinaryCounter
+
+Fill = Callable[[Collection[str]], Iterator[tuple[str, Tensor]]]
+"""First values of parameters by name, one after the other, all rows of them."""
+
+
+class Unit:
+    """Parameters of which every rank of `group` keeps some rows, and ranks of `replicas` the same.
+
+    They are gathered as a matrix of (ranks, bytes of one rank) and reduced as one of (ranks, numbers of one rank): of
+    each parameter the rows of rank 0, padded to those of the others, then of rank 1, and so on.
+    """
+
+    def __init__(
+        self,
+        weights: Mapping[str, nn.Parameter],
+        group: Group,
+        replicas: Group,
+        *,
+        trained: set[str],
+        frees: bool,
+        accumulates: bool,
+        masters: torch.dtype,
+        narrow: Mapping[str, torch.dtype],
+        place: Callable[[str, Tensor], Tensor] | None = None,
+        fill: Fill | None = None,
+        side: torch.cuda.Stream | None = None,
+    ) -> None:
+        """With `frees`, whole parameters are there between `finish_gather` and `release` only. With `accumulates`,
+        `grad` of a weight sums several microbatches, in the dtype of `masters`. `place` moves a rank's part of a
+        parameter to where it is to lie between its uses. Weights without memory of their own (`hollow`) get the values
+        of `fill`. On a GPU, the sum over replicas is queued on the stream `side`."""
+        self._weights, self._group, self._replicas, self._frees = weights, group, replicas, frees
+        self._exact = group.exact or replicas.exact
+        self.trained = [name for name in weights if name in trained]
+        self.has_frozen = len(self.trained) < len(weights)
+        self._rows = {name: chunk_sizes(weight.shape[0], group.size) for name, weight in weights.items()}
+        # Rows of the longest part times numbers of a row.
+        self._sides = {n: self._rows[n][0] * (w.numel() // w.shape[0]) for n, w in weights.items()}
+        self._masters = masters
+        self.gradient: Tensor | None = None
+        """This rank's part of the sum so far, flat; exact sums are held by the counter."""
+        self._counter = BinaryCounter()
+        self.missing: set[str] = set()
+        self.backward = False
+        self._gathering: Pending | None = None
+        self._reducing: Pending | None = None
+        self._sent: Tensor | None = None
+        """What is being reduced: its memory is free for others when the stream that computes has waited."""
+        self._over_replicas, self._side = False, side
+        self._dtypes = {n: narrow.get(n, w.dtype) for n, w in weights.items()}
+        self._gathered = self._layout()
+        # Rounded up, so that the bytes of the next rank are aligned too.
+        widest = max(dtype.itemsize for dtype in self._dtypes.values())
+        self._row_bytes = -(-max(end for _, end in self._gathered.values()) // widest) * widest
+        self._device = next(iter(weights.values())).device
+        # A part of its own, unless it can be a view of the whole.
+        self._separate = frees or any(w.dtype != masters or self._dtypes[n] != masters for n, w in weights.items())
+        values = fill(weights) if fill else ((name, weight.data) for name, weight in weights.items())
+        self.parameters: dict[str, nn.Parameter] = {}
+        for name, value in values:
+            part = self._take(name, value)
+            self.parameters[name] = nn.Parameter(place(name, part) if place else part, requires_grad=name in trained)
+        if accumulates:
+            for name in self.trained:
+                weights[name].grad_dtype = masters
+        self._present = not frees
+
+    def begin(self) -> None:
+        """A step begins: nothing is added up yet."""
+        self.gradient, self._counter = None, BinaryCounter()
+
+    def expect(self) -> None:
+        """A microbatch begins: all gradients are missing."""
+        self.missing, self.backward = set(self.trained), False
+
+    def start_gather(self) -> None:
+        """Begins to bring the whole parameters together, unless they are there or under way."""
+        if (self._present and self._frees) or self._gathering is not None:
+            return
+        flat = torch.empty(self._row_bytes, dtype=torch.uint8, device=self._device)
+        for name, (begin, end) in self._gathered.items():
+            own = self.parameters[name].detach()
+            flat[begin:end].view(self._dtypes[name])[: own.numel()] = own.reshape(-1)
+        self._gathering = self._group.start_all_gather(flat)
+
+    def finish_gather(self) -> None:
+        if self._gathering is None:
+            return
+        parts = self._gathering.wait()
+        self._gathering = None
+        for name, (begin, end) in self._gathered.items():
+            weight, dtype = self._weights[name], self._dtypes[name]
+            if self._frees:
+                weight.untyped_storage().resize_(weight.numel() * dtype.itemsize)
+            rows = parts[:, begin:end].view(dtype).reshape(-1, *weight.shape[1:])[: weight.shape[0]]
+            # The graph keeps these very tensors; their values are what they were.
+            with torch.no_grad(), torch.autograd._unsafe_preserve_version_counter(weight):  # type: ignore[attr-defined]
+                weight.copy_(rows)
+        self._present = True
+
+    def forget_gather(self) -> None:
+        """What is under way is out of date: waits for it and leaves the weights as they are."""
+        if self._gathering is not None:
+            self._gathering.wait()
+            self._gathering = None
+
+    def release(self) -> None:
+        """Frees the whole parameters; the part stays."""
+        if self._frees and self._gathering is not None:
+            self.finish_gather()
+        if self._frees and self._present:
+            for weight in self._weights.values():
+                weight.untyped_storage().resize_(0)
+            self._present = False
+
+    def start_reduce(self) -> None:
+        """Begins to send the gradients of this microbatch to those who keep them."""
+        sides = [self._sides[name] for name in self.trained]
+        parts = torch.zeros(self._group.size, sum(sides), dtype=self._masters, device=self._device)
+        for piece, name in zip(parts.split(sides, dim=1), self.trained, strict=True):
+            weight = self._weights[name]
+            if weight.grad is not None:
+                flat = weight.grad.reshape(-1)
+                side = self._sides[name]
+                full, rest = divmod(flat.numel(), side) if side else (0, 0)
+                piece[:full] = flat[: full * side].view(full, side)
+                if rest:
+                    piece[full, :rest] = flat[full * side :]
+                weight.grad = None
+        self._sent, self._over_replicas = parts, False
+        self._reducing = self._group.start_reduce_scatter(parts)
+        if self._side is not None:
+            with torch.cuda.stream(self._side):
+                self.start_replica_sum()
+
+    def start_replica_sum(self) -> None:
+        """HSDP: begins to add up over replicas what the reduce-scatter gave, unless that has begun. The host waits for
+        the reduce-scatter, or on a GPU the stream at hand, which is not the one that computes."""
+        if self._over_replicas or self._exact or self._replicas.size == 1:
+            return
+        assert self._reducing is not None
+        self._reducing, self._over_replicas = self._replicas.start_all_reduce(self._reducing.wait()), True
+
+    def finish_reduce(self) -> None:
+        """Adds what has arrived to the sum of this step."""
+        self.start_replica_sum()
+        assert self._reducing is not None
+        part = self._reducing.wait()
+        self._reducing = self._sent = None
+        if self._exact:
+            self._counter.add(self._replicas.all_reduce(part))
+        else:
+            self.gradient = part if self.gradient is None else self.gradient.add_(part)
+
+    def spread_gradient(self) -> None:
+        """Gives each parameter its part of the sum, which is then theirs alone; what was given stays."""
+        total = self._counter.total() if self._exact else self.gradient
+        self.gradient = None
+        if total is None:
+            return
+        for piece, name in zip(total.split([self._sides[n] for n in self.trained]), self.trained, strict=True):
+            parameter = self.parameters[name]
+            parameter.grad = piece[: parameter.numel()].view(parameter.shape).to(parameter.device)
+
+    def _layout(self) -> dict[str, tuple[int, int]]:
+        """Where each parameter lies among the bytes that a rank sends to be gathered, the widest dtype first."""
+        found, end = {}, 0
+        for name in sorted(self._weights, key=lambda name: -self._dtypes[name].itemsize):
+            begin, end = end, end + self._sides[name] * self._dtypes[name].itemsize
+            found[name] = (begin, end)
+        return found
+
+    def _take(self, name: str, value: Tensor) -> Tensor:
+        """This rank's part of a first value. The weight gets the whole, or gives back its memory."""
+        weight, dtype = self._weights[name], self._dtypes[name]
+        part = self._mine(name, value)
+        if self._separate:
+            part = part.detach().to(self._device, self._masters, copy=True)
+        if self._frees:
+            weight.data = hollow(weight, dtype=dtype)
+        elif value.data_ptr() != weight.data_ptr() or weight.dtype != dtype:
+            weight.data = value.to(self._device, dtype, copy=True)
+        return part if self._separate else self._mine(name, weight.data)
+
+    def _mine(self, name: str, weight: Tensor) -> Tensor:
+        rows = self._rows[name]
+        return weight.narrow(0, min(weight.shape[0], sum(rows[: self._group.rank])), rows[self._group.rank])
+
+
+def hollow(like: Tensor, *, dtype: torch.dtype | None = None, device: torch.device | None = None) -> Tensor:
+    """A tensor of this shape whose memory is given back until it is needed."""
+    found = torch.empty_like(like, dtype=dtype, device=device, memory_format=torch.contiguous_format)
+    found.untyped_storage().resize_(0)
+    return found.detach()

@@ -1,0 +1,328 @@
+"""Data parallelism of ranks that share what they keep: every parameter is cut along dimension 0.
+
+A rank keeps its part of the optimizer's state (ZeRO-1), of gradients too (2), of parameters too (3; Rajbhandari et al.
+2020). Gradients are reduced in units while the backward pass goes on; parallel/data/replicas.py says why this is not torch's
+`fully_shard`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ropewalk.base.files import storage
+
+from ..comm import Group
+from ..placement import Cut, chunk_sizes
+from .buckets import UNDER_WAY, Final, InOrder, fused, when_accumulated
+from .shard_group import Fill, Unit
+
+
+class Shards:
+    """Every rank of `shard` keeps its part of each parameter's rows; `replicas` hold the same parts.
+
+    Before use the rows come together by an all-gather, gradients go apart by a reduce-scatter. Of stage 3, units are
+    the parameters of each of `modules`, which are used together; the root's are there during a whole microbatch. Below,
+    they are buckets of what is `trained`, which are gathered between an update and the next use, and of the rest, which
+    travel when they are set.
+    `held` keeps all of them from the first to the last microbatch of a step and reduces once, as a pipeline wants it:
+    when the pipeline says that their gradients are final, or at the end.
+    """
+
+    def __init__(
+        self,
+        weights: Mapping[str, nn.Parameter],
+        cuts: Mapping[str, Cut],
+        shard: Group,
+        replicas: Group,
+        *,
+        stage: int,
+        bucket_bytes: int,
+        trained: Collection[str],
+        modules: Mapping[str, nn.Module],
+        masters: torch.dtype,
+        narrow: Mapping[str, torch.dtype],
+        held: bool = False,
+        host: bool = False,
+        folder: Path | None = None,
+        fill: Fill | None = None,
+    ) -> None:
+        """Units are made one after the other: of the whole parameters that `weights` hold, or `fill` gives, no more
+        than one unit's are there beside the parts. `host` and `folder` say where the parts lie."""
+        self._stage, self._held = stage, held
+        device = next(iter(weights.values())).device
+        side = torch.cuda.Stream(device) if device.type == "cuda" and replicas.size > 1 else None
+        self._exact = shard.exact or replicas.exact
+        sizes = {name: chunk_sizes(weight.shape[0], shard.size) for name, weight in weights.items()}
+        self.cuts = {name: cuts[name].further(0, sizes[name], shard) for name in weights}
+        groups = _by_module(weights, modules) if stage == 3 else _by_size(weights, bucket_bytes, trained)
+        self._units = {
+            key: Unit(
+                {name: weights[name] for name in names},
+                shard,
+                replicas,
+                trained=set(trained),
+                frees=stage == 3,
+                accumulates=stage == 1 or held,
+                masters=masters,
+                narrow=narrow,
+                place=_own_place(host, folder),
+                fill=fill,
+                side=side,
+            )
+            for key, names in groups.items()
+            if names
+        }
+        self._trained = [unit for unit in self._units.values() if unit.trained]
+        # The order of the parameters is the model's, whatever the units are.
+        parameters = {name: p for unit in self._units.values() for name, p in unit.parameters.items()}
+        self.parameters = {name: parameters[name] for name in weights}
+        self._unit_of: dict[str, Unit] = {}
+        for unit in self._trained:
+            for name in unit.trained:
+                self._unit_of[name] = unit
+                when_accumulated(weights[name], self._arrived, name)
+        self._complete = InOrder(self._start)
+        self._reduces, self._last = False, False
+        self._ending: set[str] = set()
+        """As in `Replicas`."""
+        self._under_way: list[Unit] = []
+        self._final: Final | None = None
+        self._blocks = [self._units[key] for key in modules] if stage == 3 else []
+        self._stale: list[Unit] = []
+        """Units of stages 1 and 2 whose new rows have not come together, in the order of their use."""
+        users = _users(self._trained, modules) if stage < 3 else {}
+        self._root = users.get("", [])
+        # The root's first, then as blocks come: parameters, and so buckets, are in the opposite order.
+        self._in_order_of_use = sorted(reversed(self._trained), key=lambda unit: unit not in self._root)
+        for place, (key, module) in enumerate(modules.items()):
+            if stage < 3:
+                module.register_forward_pre_hook(functools.partial(self._before_use, users[key]))
+            elif not held:
+                self._follow(module, self._units[key], place)
+
+    def listen(self, final: Final) -> None:
+        """As `Replicas.listen`."""
+        self._final = None if self._exact else final
+
+    def begin(self) -> None:
+        """A step begins."""
+        self._under_way, self._ending = [], set()
+        for unit in self._units.values():
+            unit.begin()
+        if self._held and self._stage == 3:
+            _gather(list(self._units.values()))
+
+    @contextlib.contextmanager
+    def microbatch(self, *, last: bool) -> Iterator[None]:
+        """Forward and backward of one microbatch; of stage 1, gradients travel in the `last` one."""
+        self._last = last
+        self._reduces = (last or self._stage > 1 or self._exact) and not self._held
+        for unit in self._units.values():
+            unit.expect()
+        # Of stage 3 the units get complete in an order that the model decides, the same on every rank.
+        self._complete.reset(self._trained, ordered=self._stage < 3)
+        self._catch_up(self._root)
+        if self._stage == 3 and not self._held:
+            self._units[""].start_gather()
+            self._units[""].finish_gather()
+        yield
+        if self._reduces:
+            self._complete.flush()
+            self._settle(0)
+        if self._stage == 3 and not self._held:
+            for unit in self._units.values():
+                unit.release()
+
+    def last_backward(self, names: Collection[str]) -> None:
+        """As `Replicas.last_backward`; of use where units are held."""
+        if self._held:
+            self._ending.update(names)
+
+    def complete(self, names: Collection[str]) -> None:
+        """As `Replicas.complete`."""
+        if not self._held:
+            return
+        for name in names:
+            if name in self._unit_of:
+                self._unit_of[name].missing.discard(name)
+        self._complete.look()
+
+    def finish(self) -> dict[str, Tensor]:
+        """This rank's parts of the gradients of the global batch, by name."""
+        self._catch_up(self._stale)  # of modules that were not used
+        if self._held:
+            self._complete.flush()
+            self._settle(0)
+            for unit in self._units.values():
+                unit.release()
+        for unit in self._trained:
+            unit.spread_gradient()
+        return {name: p.grad for name, p in self.parameters.items() if p.grad is not None}
+
+    def publish(self, *, everything: bool = False) -> None:
+        """The update is done, or with `everything` all parameters were set: of stages 1 and 2, the new rows go to all
+        ranks of the shard, after an update as they are needed and the first ones already now."""
+        for parameter in self.parameters.values():
+            parameter.grad = None
+        if self._stage == 3:
+            return
+        if everything:
+            for unit in self._stale:
+                unit.forget_gather()
+            self._stale = []
+            _gather(list(self._units.values()))
+        else:
+            self._stale = list(self._in_order_of_use)
+            self._gather_ahead()
+
+    @contextlib.contextmanager
+    def whole(self) -> Iterator[None]:
+        """In the block all parameters are there when they are used, and no gradient travels."""
+        self._reduces, self._ending = False, set()
+        for unit in self._units.values():
+            unit.expect()  # after a backward pass, blocks would be kept as if another were under way
+        self._catch_up(self._stale)
+        if self._stage < 3 or self._held:
+            if self._held and self._stage == 3:
+                _gather(list(self._units.values()))
+            yield
+        else:
+            self._units[""].start_gather()
+            self._units[""].finish_gather()
+            yield
+        if self._stage == 3:
+            for unit in self._units.values():
+                unit.release()
+
+    def _before_use(self, units: Sequence[Unit], *_: Any) -> None:
+        self._catch_up(units)
+
+    def _catch_up(self, units: Sequence[Unit]) -> None:
+        """Waits for the new rows of `units` and of all that are used before them; always in the same order, which is
+        then that of the collectives on every rank."""
+        needed = {id(unit) for unit in units}
+        while any(id(unit) in needed for unit in self._stale):
+            unit = self._stale.pop(0)
+            unit.start_gather()
+            self._gather_ahead()
+            unit.finish_gather()
+
+    def _gather_ahead(self) -> None:
+        for unit in self._stale[:UNDER_WAY]:
+            unit.start_gather()
+
+    def _follow(self, module: nn.Module, unit: Unit, place: int) -> None:
+        """Gathers before the module runs, forward and backward, the next one already while it does."""
+
+        def before(*_: Any) -> None:
+            unit.start_gather()
+            unit.finish_gather()
+            self._prefetch(place - 1 if unit.backward else place + 1)
+
+        def after(_module: nn.Module, _inputs: Any, output: Tensor) -> None:
+            if unit.backward:
+                return  # computed again inside the backward pass, which comes next
+            unit.release()
+            if output.requires_grad:
+                output.register_hook(backward)
+
+        def backward(gradient: Tensor) -> Tensor:
+            unit.backward = True
+            if place + 1 < len(self._blocks):
+                self._blocks[place + 1].release()  # its input has its gradient: frozen weights are done with as well
+            before()
+            return gradient
+
+        module.register_forward_pre_hook(before)
+        module.register_forward_hook(after)
+
+    def _prefetch(self, place: int) -> None:
+        if 0 <= place < len(self._blocks):
+            self._blocks[place].start_gather()
+
+    def _arrived(self, name: str) -> None:
+        if self._held and name not in self._ending:
+            return  # more microbatches follow
+        self._unit_of[name].missing.discard(name)
+        if self._reduces or self._held:
+            self._complete.look()
+
+    def _start(self, unit: Unit) -> None:
+        if self._under_way:
+            self._under_way[-1].start_replica_sum()  # settled with its unit, while this one travels
+        unit.start_reduce()
+        if self._stage == 3 and not self._held and unit is not self._units[""] and not unit.has_frozen:
+            unit.release()
+        self._under_way.append(unit)
+        self._settle(UNDER_WAY)
+
+    def _settle(self, most: int) -> None:
+        """Waits, in the order of their starts, until at most so many units are under way."""
+        while len(self._under_way) > most:
+            unit = self._under_way.pop(0)
+            unit.finish_reduce()
+            if self._final and self._last:
+                unit.spread_gradient()
+                self._final(unit.trained)
+
+
+def _gather(units: Sequence[Unit]) -> None:
+    """Brings the parameters of all units together, at most so many under way: each is there twice meanwhile."""
+    for place, unit in enumerate(units):
+        for ahead in units[place : place + UNDER_WAY]:
+            ahead.start_gather()
+        unit.finish_gather()
+
+
+def _users(units: Sequence[Unit], modules: Mapping[str, nn.Module]) -> dict[str, list[Unit]]:
+    """The units with parameters of each module, and under the empty name those with parameters outside of all."""
+    found: dict[str, list[Unit]] = {key: [] for key in (*modules, "")}
+    for unit in units:
+        for key in {_owner(name, modules) for name in unit.trained}:
+            found[key].append(unit)
+    return found
+
+
+def _owner(name: str, modules: Mapping[str, nn.Module]) -> str:
+    return next((key for key in modules if name.startswith(f"{key}.")), "")
+
+
+def _by_module(weights: Mapping[str, Tensor], modules: Mapping[str, nn.Module]) -> dict[str, list[str]]:
+    """The names of each module's parameters; those outside of all of them are the root's, under the empty name."""
+    groups = {key: [name for name in weights if name.startswith(f"{key}.")] for key in modules}
+    inside = {name for names in groups.values() for name in names}
+    return groups | {"": [name for name in weights if name not in inside]}
+
+
+def _by_size(weights: Mapping[str, Tensor], bucket_bytes: int, trained: Collection[str]) -> dict[str, list[str]]:
+    """Names in buckets, none of which has both parameters that are trained and others."""
+    changing = {name: weight for name, weight in weights.items() if name in trained}
+    frozen = {name: weight for name, weight in weights.items() if name not in trained}
+    buckets = [*fused(changing, bucket_bytes), *fused(frozen, bucket_bytes)]
+    return {str(number): names for number, names in enumerate(buckets)}
+
+
+def _own_place(host: bool, folder: Path | None) -> Callable[[str, Tensor], Tensor] | None:
+    """How a part leaves the device: to the host's memory, page-locked where a GPU reads it, or to a file that the
+    system brings into memory as it is read."""
+    if not host:
+        return None
+
+    def move(name: str, part: Tensor) -> Tensor:
+        if folder and part.numel():
+            path = folder / f"{name}.{os.getpid()}"
+            with storage(f"writing {path}"):
+                file = torch.from_file(str(path), shared=True, size=part.numel(), dtype=part.dtype).view(part.shape)
+                path.unlink()  # the mapping keeps it; nothing is left when this process ends
+            return file.copy_(part)
+        return part.cpu().pin_memory() if part.is_cuda else part
+
+    return move

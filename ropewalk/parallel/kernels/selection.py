@@ -1,0 +1,83 @@
+"""Kernel selection: measured where that pays off, decided once for all ranks, then given to the stages of this one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from ropewalk.model.decoder import Decoder
+from ropewalk.plan.plan import Plan
+
+from ..executor import Points
+from ..mesh import Mesh
+from ..precision import PRODUCTS
+from .kernel_choice import (
+    ATTENTION,
+    Contest,
+    Timer,
+    Times,
+    choose_8_bits,
+    compile_stage,
+    decide,
+    measure_8_bits,
+    measure_attention,
+)
+from .matmul_tuning import budget_s, measure_products, tune_products
+
+
+def choose_kernels(
+    plan: Plan,
+    stages: Mapping[int, Decoder],
+    mesh: Mesh,
+    *,
+    device: torch.device | None,
+    trains: bool,
+    points: Points,
+    run_s: float,
+    timer: Timer,
+) -> list[Contest]:
+    """Gives `stages` the kernels that are quickest on their device, and tells how long each took. All ranks must call.
+
+    `run_s` is how long the steps will take: a short run measures less. One that only scores takes too little time for
+    measuring matmuls to be worth it. Weights may still be on torch's `meta` device: `device` is where they will be.
+    """
+    some = next(iter(stages.values()))
+    there = next(some.parameters()).device
+    device = (device or torch.device("cpu")) if there.type == "meta" else there
+    dtype = PRODUCTS.get(plan.precision, torch.float32)
+
+    def measure_tuned() -> dict[str, Times]:
+        return measure_products(
+            stages.values(),
+            plan,
+            device=device,
+            dtype=dtype,
+            budget=budget_s(plan, run_s) if trains else 0.0,
+            timer=timer,
+            before=points.before_tuning,
+            after=points.after_tuning if trains else (),
+        )
+
+    def measure_others() -> dict[str, Times]:
+        found = measure_attention(some.spec, plan, device, dtype=dtype, timer=timer)
+        if plan.precision == "fp8":
+            for stage in stages.values():
+                found |= measure_8_bits(stage, plan, device, timer=timer)
+        return found
+
+    on_gpu = plan.device == "cuda"
+    contests: list[Contest] = []
+    times = decide(measure_tuned, mesh) if on_gpu else {}
+    for stage in stages.values():
+        contests += tune_products(stage, plan, device=device, dtype=dtype, times=times)
+    # After the above: in bfloat16 a matmul is to be as quick as it will be in the step.
+    times = decide(measure_others, mesh) if on_gpu else {}
+    for stage in stages.values():
+        if plan.precision == "fp8":
+            contests += choose_8_bits(stage, plan, times)
+        if plan.compile:
+            compile_stage(stage)
+    if ATTENTION in times:
+        contests.insert(0, Contest(what=ATTENTION, milliseconds=times[ATTENTION]))
+    return contests

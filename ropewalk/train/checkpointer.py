@@ -1,0 +1,474 @@
+"""The checkpoints of a run: when one is due, which one it goes on from, which ones stay."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import queue
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+from ropewalk.base.errors import StorageError
+from ropewalk.base.files import PARTIAL
+from ropewalk.checkpoint.commit import Attempt, publish_newest
+from ropewalk.checkpoint.config import Checkpoints
+from ropewalk.checkpoint.coordinator import Alone, Together, decided
+from ropewalk.checkpoint.disk import Disk, LocalDisk, Watched
+from ropewalk.checkpoint.format import CheckpointManifest, list_checkpoints, step_path
+from ropewalk.checkpoint.policy.frequency import Decision
+from ropewalk.checkpoint.policy.prune import step_of
+from ropewalk.checkpoint.policy.retention import Verified, retain
+from ropewalk.checkpoint.read.load_latest import Check, Found, find_anywhere, find_on_disk
+from ropewalk.checkpoint.read.tiered_load import Report
+from ropewalk.checkpoint.shard_compression import Packer
+from ropewalk.checkpoint.shard_file import Pace
+from ropewalk.checkpoint.shard_layout import Held, written
+from ropewalk.checkpoint.tensors import (
+    Fill,
+    Reader,
+    State,
+    Stream,
+    Wants,
+    groups_of,
+    manifest_of,
+    save,
+    set_aside,
+    whole,
+)
+from ropewalk.checkpoint.tiers.tier import plain_name
+from ropewalk.checkpoint.tiers.tier_writer import Copied, Copier, run_name
+from ropewalk.checkpoint.write.persist import Persister, Saved
+from ropewalk.checkpoint.write.snapshot import Snapshot, Stager
+from ropewalk.config.ranks import Ranks
+from ropewalk.parallel.comm import Moment, Traffic
+from ropewalk.parallel.placement import Choose
+
+from .save_interval import Interval, Note
+
+
+class Keeper:
+    """`checkpoints/`, and `checkpoints/best/` for the best validations of a phase that may stop early.
+
+    In the background, `save` begins a copy and returns; the state must not change before `fence`, and `finished` tells
+    when a checkpoint is durable.
+
+    Every rank of a run has one, and calls it at the same steps. Each writes its own parts of the tensors; rank 0 makes
+    them one checkpoint, decides what a run goes on from, and deletes. Only on rank 0 does `finished` mean durable.
+    """
+
+    def __init__(
+        self,
+        run: Path,
+        settings: Checkpoints,
+        *,
+        warn: Callable[[str], None],
+        ranks: int = 1,
+        place: Ranks | None = None,
+        attempt: str = "0",
+        together: Together | None = None,
+        disk: Disk | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """`attempt`: a name that all ranks of this launch share and no earlier launch of the run had; one rank alone
+        needs none. `together`: the collectives of several ranks."""
+        self._place, self._launch, self._together = place or Ranks(), plain_name(attempt), together or Alone()
+        assert self._place.world == 1 or (together and attempt != "0"), "several ranks decide and name things together"
+        self._saves = 0
+        self._damaged: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._verified = Verified(tell=self._damaged.put)
+        self._folder = run / "checkpoints"
+        self._best = self._folder / "best"
+        self._settings, self._warn = settings, warn
+        self._disk = Watched(disk or LocalDisk())
+        self.interval = Interval(run, settings, place=self._place, together=self._together, ranks=ranks, clock=clock)
+        """Says which steps are due."""
+        self._clock = clock
+        self._failures = 0
+        self._spared: int | None = None
+        self._untold: list[Saved] = []
+        self._persist_s = 0.0
+        self._deadline: float | None = None
+        self._stager: Stager | None = None
+        self._persister: Persister | None = None
+        self._copying: Snapshot | None = None
+        self._copier = self._make_copier() if settings.tiers.used else None
+        self.found: Report | None = None
+        """Where the state of the last `newest` came from, when there are copies elsewhere than on the disk."""
+
+    def newest(
+        self, *, wants: Wants = whole, fill: Fill | None = None, check: Check = lambda *_: None
+    ) -> tuple[Path | None, State | None]:
+        """The newest whole checkpoint, the same on every rank; nothing that came after it is left in its way.
+
+        Of each one that is tried, a rank reads what it `wants`; what `check` refuses is not tried. A state that came
+        from elsewhere is then saved. With `fill`, that gets the tensors one by one, the state is returned without them,
+        and `make_durable` is left to the caller. All ranks must call."""
+        self.settle()
+        self.interval.begin(warn=self._warn)
+        found = self._find(wants, fill, check)
+        state = found.state
+        path = found.path or (step_path(self._folder, state.step) if state else None)
+        for message in found.wrong:
+            self._warn(f"{message} (continuing from an older one)")
+        if self._leads:
+            self._clear_way(path, state.step if state else 0)
+        self._together.barrier()
+        self.interval.saved_at = state.step if state else 0
+        if state and fill is None:
+            self.make_durable(state)
+        return path, state
+
+    def holds(self, step: int) -> bool:
+        """Whether there is a checkpoint of `step`. All ranks must call."""
+        return bool(self._decided(step_path(self._folder, step).exists))
+
+    @property
+    def prepared(self) -> bool:
+        """Whether memory for copies is made, or being made."""
+        return self._stager is not None
+
+    def prepare(self, state: State) -> Future[int]:
+        """Begins to make the memory for copies of such a state, so that its first save does not wait for that; its
+        bytes, when it is there."""
+        parts = self._parts(state)
+        return self._workers(parts)[0].prepare(parts)
+
+    def save(self, state: State, *, spent_s: float = 0.0) -> None:
+        """Begins a checkpoint; what it makes superfluous goes when it is durable. Training has stood still for
+        `spent_s` already, to look at the state."""
+        began = self._clock()
+        best_step = state.validation.get("early_stop", {}).get("best_step", 0)
+        parts = self._parts(state)
+        stager, persister = self._workers(parts)
+        self.fence()
+        self.interval.saved_at = state.step
+        attempt = self._next_attempt()
+        snapshot = self._copying = stager.take(parts, give_up=self._is_stuck)
+        if snapshot is None:
+            self._give_up(state.step)
+            return
+        manifest = manifest_of(state)
+        persister.submit(
+            self._folder,
+            manifest,
+            snapshot,
+            tokenizer=state.tokenizer,
+            attempt=attempt,
+            # Without the state: the thread remembers its last job, and with it a phase that is over would stay.
+            before=functools.partial(self._copy, manifest, snapshot, tokenizer=state.tokenizer),
+            after=functools.partial(
+                self._stored, state.step, save=self._saves, best_step=best_step, note=self.interval.note()
+            ),
+        )
+        if self._settings.write == "blocking":
+            start = time.perf_counter()
+            if not persister.drain(give_up=self._is_stuck):
+                self._give_up(state.step)
+            snapshot.waited(time.perf_counter() - start)
+        self.interval.saving(state.step, spent_s=spent_s + self._clock() - began, blocked_s=snapshot.blocked_s)
+
+    def is_durable(self, step: int) -> bool:
+        """Whether a state of `step` that was found lies on the disk. All ranks must call."""
+        return not self._copier or self.holds(step)
+
+    def make_durable(self, state: State) -> None:
+        """Makes a checkpoint of a state that was found elsewhere, unless the disk has one of its step. All ranks must
+        call."""
+        if self.is_durable(state.step):
+            return
+        self.save(state)
+        if state.phase_ended:
+            # Nothing may follow that waits for it.
+            self.settle()
+            while not self.holds(state.step):
+                # Each failure counts; the last one allowed raises.
+                self.finished()
+                self.save(state)
+                self.settle()
+
+    def copy_due(self, step: int) -> bool:
+        """Whether `step` is to be kept in memory alone; not while a save is under way, which needs the buffers. All
+        ranks must call."""
+        every = self._settings.tiers.memory_every_steps
+        if not self._copier or not every or step % every:
+            return False
+        return self._together.agree(not self._persister or self._persister.idle)
+
+    def copy(self, state: State) -> None:
+        """Begins a copy to memory and to peers; the disk knows nothing of it."""
+        parts = self._parts(state)
+        stager, persister = self._workers(parts)
+        self.fence()
+        snapshot = self._copying = stager.take(parts, give_up=self._is_stuck)
+        if snapshot:
+            manifest = manifest_of(state)
+            work = functools.partial(self._copy, manifest, snapshot, tokenizer=state.tokenizer)
+            persister.lend(snapshot, work, step=state.step)
+
+    def fence(self) -> None:
+        """Waits until the copy under way no longer needs the state; on a GPU it is the current stream that waits."""
+        copying, self._copying = self._copying, None
+        if copying:
+            copying.wait()
+
+    def finished(self) -> list[Saved]:
+        """Saves that have become durable, or failed, since the last call; StorageError when too many have failed."""
+        found = [*self._untold, *(self._persister.finished() if self._persister else [])]
+        self._untold = []
+        while not self._damaged.empty():
+            self._warn(f"{self._damaged.get()} (an older one is kept in its place)")
+        for message in self.interval.warnings():
+            self._warn(message)
+        for number, saved in enumerate(found):
+            self.interval.saved(saved)
+            if saved.error is None:
+                self._failures = 0
+                self._persist_s = saved.copy_s + saved.persist_s
+                continue
+            left = self._settings.failures - self._failures - 1
+            if left < 0 or not isinstance(saved.error, StorageError):
+                if number == 0:
+                    raise saved.error
+                # What came before it is told first.
+                self._untold = found[number:]
+                return found[:number]
+            self._failures += 1
+            self._warn(f"step {saved.step} could not be saved: {saved.error} ({left} more may fail)")
+        return found
+
+    def copied(self) -> list[Copied]:
+        """Copies elsewhere than on the disk that have been made, or have failed, since the last call."""
+        found = self._copier.finished() if self._copier else []
+        for copy in found:
+            if copy.error:
+                self._warn(f"step {copy.step}: no copy in {copy.tier}: {copy.error}")
+        return found
+
+    def step_began(self) -> None:
+        """A step begins; copies look for the gaps in its traffic."""
+        self.interval.step_began()
+        if self._copier:
+            self._copier.learner.step()
+
+    def steps_settled(self) -> None:
+        """The device has done all steps so far."""
+        self.interval.steps_settled(copying=self._persister is not None and not self._persister.idle)
+
+    def traffic(self) -> contextlib.AbstractContextManager[None]:
+        """Training uses the network in this block."""
+        return self._copier.learner.busy() if self._copier else contextlib.nullcontext()
+
+    def observe(self, traffic: Traffic, *, but: str) -> None:
+        """Copies keep out of the way of the collectives of `traffic`, except those of the group `but`, which carry next
+        to nothing for as long as a step lasts."""
+        if not self._copier:
+            return
+        learner = self._copier.learner
+
+        def began(group: str, at: float) -> None:
+            if group != but:
+                learner.begin_use(at)
+
+        def saw(moment: Moment) -> None:
+            if moment.group != but:
+                learner.mark(moment.begin, moment.end)
+
+        traffic.on_begin.append(began)
+        traffic.observers.append(saw)
+
+    def decide(self) -> Decision | None:
+        """The new interval of `auto`, when it has changed. All ranks must call."""
+        return self.interval.decide()
+
+    def settle(self) -> None:
+        """Waits until nothing is under way; StorageError when the disk hangs."""
+        self.fence()
+        if self._persister and not self._persister.drain(give_up=self._is_stuck):
+            raise self._stuck()
+
+    def hurry(self, seconds: float) -> bool:
+        """From now on nobody waits longer than `seconds` altogether, and the disk is used in full; whether a save can
+        be expected to become durable by then. All ranks must call."""
+        self._deadline = time.monotonic() + seconds
+        if self._persister:
+            self._persister.hurry()
+        return self._together.agree(self._persist_s < seconds)
+
+    def close(self) -> None:
+        """Finishes what is under way and ends the threads; what hangs is left to itself."""
+        self.fence()
+        if self._persister:
+            self._persister.close(give_up=self._is_stuck)
+        if self._stager:
+            self._stager.close()
+        if self._copier:
+            self._copier.close()
+
+    def end(self) -> None:
+        """The run has ended well: its copies in memory are no longer needed. All ranks must call."""
+        if self._copier:
+            self.settle()
+            self._copier.settle()
+            # Ranks of one machine share that memory.
+            self._together.barrier()
+            self._copier.end()
+        self.interval.stop()
+
+    def save_best(self, state: State) -> None:
+        """Commits the checkpoint of a best validation. All ranks must call."""
+        # The background deletes what it takes for leftovers.
+        self.settle()
+        save(self._best, state, disk=self._disk, attempt=self._next_attempt())
+        # Only now may every rank read it.
+        self._together.barrier()
+
+    def best_weights(self, step: int, wants: Choose | None = None) -> Stream:
+        """The weights of the best validation, made at `step`, read as they are asked for: of each the part that this
+        rank `wants`, without it all."""
+        return Stream(Reader(step_path(self._best, step)), "model", wants)
+
+    def spare(self, step: int | None) -> None:
+        """The checkpoint of `step` stays, whatever the settings say, until another one is spared."""
+        self._spared = step
+
+    def retain(self, *, best_step: int = 0) -> None:
+        """Keeps as many checkpoints as the settings say, and the best from that of `best_step` on. Also called at the
+        start: a kill between a save and its retention leaves one checkpoint too many."""
+        # A save that is under way looks like something that a crash left; it ends with its own retention.
+        if self._leads and (not self._persister or self._persister.drain(timeout_s=0.0)):
+            self._retain(best_step=best_step, save=0)
+
+    def _retain(self, *, best_step: int, save: int) -> None:
+        settings, is_left = self._settings, functools.partial(self._is_left, save=save)
+        spared = [] if self._spared is None else [step_path(self._folder, self._spared)]
+        retain(
+            self._folder,
+            keep_last=settings.keep_last,
+            keep_every=settings.keep_every_steps,
+            keep_verified=settings.keep_verified,
+            in_use=[*(self._copier.in_use if self._copier else ()), *spared],
+            is_left=is_left,
+            verified=self._verified,
+            disk=self._disk,
+        )
+        newest = [path for path in list_checkpoints(self._best) if path >= step_path(self._best, best_step)]
+        if newest:
+            # The newest is read when its weights are taken over; the others are worse.
+            retain(self._best, keep_last=len(newest), keep_verified=0, is_left=is_left, disk=self._disk)
+
+    def _is_left(self, path: Path, *, save: int) -> bool:
+        """Whether nobody writes to a half-written folder any more: it is of another launch, or of a save before number
+        `save`. Other ranks may be ahead of this one."""
+        launch, _, number = path.name.removesuffix(PARTIAL).partition(".")[2].rpartition("-")
+        return self._place.world == 1 or launch != self._launch or int(number) < save
+
+    @property
+    def _leads(self) -> bool:
+        """Whether this rank decides and deletes."""
+        return self._place.rank == 0
+
+    def _decided(self, decide: Callable[[], Any]) -> Any:
+        """What rank 0 finds. All ranks must call."""
+        return decided(self._together, decide, leads=self._leads)
+
+    def _find(self, wants: Wants, fill: Fill | None, check: Check) -> Found:
+        """The newest state, the same on every rank."""
+        if not self._copier:
+            return find_on_disk(self._folder, self._together, leads=self._leads, wants=wants, fill=fill, check=check)
+        found = find_anywhere(self._copier, self._together, leads=self._leads, wants=wants, fill=fill, check=check)
+        self.found = found.report
+        for message in found.report.unreachable if found.report else ():
+            self._warn(message)
+        return found
+
+    def _clear_way(self, path: Path | None, step: int) -> None:
+        """Moves aside what is newer than the state at hand, and names the newest again."""
+        if path:
+            # Newer ones are damaged; left in place, retention would keep them and delete this one.
+            for newer in list_checkpoints(self._folder):
+                if step_of(newer) > step_of(path):
+                    set_aside(newer)
+        for best in list_checkpoints(self._best):
+            # To be made again; should it turn out otherwise this time, it would not be the best of this run.
+            if best > step_path(self._best, step):
+                shutil.rmtree(best)
+        for folder in (self._folder, self._best):
+            publish_newest(self._disk, folder)
+
+    def _copy(self, manifest: CheckpointManifest, snapshot: Snapshot, *, tokenizer: bytes) -> None:
+        if self._copier:
+            snapshot.wait_copied()
+            parts = snapshot.parts
+            size = sum(part.bytes for group in parts.values() for part in group)
+            self._copier.keep(
+                manifest, parts, tokenizer=tokenizer, size=size + len(tokenizer), digests=snapshot.digests
+            )
+
+    def _stored(self, step: int, *, save: int, best_step: int, note: Note) -> None:
+        if not self._leads:
+            return
+        self.interval.keep(note)
+        if self._copier:
+            self._copier.stored(step_path(self._folder, step))
+        self._retain(best_step=best_step, save=save)
+
+    def _is_stuck(self) -> bool:
+        late = self._deadline is not None and time.monotonic() > self._deadline
+        return late or self._disk.waiting_s() > self._settings.timeout_s
+
+    def _stuck(self) -> StorageError:
+        waited = self._disk.waiting_s()
+        return StorageError(
+            f"{self._folder}: the disk has not answered for {waited:.0f} s and what is being saved is not durable; "
+            "check the storage. Older checkpoints are intact, the same command continues from them"
+        )
+
+    def _give_up(self, step: int) -> None:
+        """Counts a save that found no buffer free, or waited for a disk that hangs, among those that failed."""
+        path = step_path(self._folder, step)
+        failed = Saved(step=step, path=path, bytes=0, blocked_s=0.0, copy_s=0.0, persist_s=0.0, error=self._stuck())
+        self._untold.append(failed)
+
+    def _parts(self, state: State) -> dict[str, list[Held]]:
+        """What this rank writes of each group."""
+        rank = self._place.rank
+        return {group: list(written(tensors, rank=rank)) for group, tensors in groups_of(state).items()}
+
+    def _next_attempt(self) -> Attempt:
+        """Of the next save. Ranks save the same steps in the same order, so they agree on its name, and a save that
+        was given up cannot be mistaken for it."""
+        self._saves += 1
+        place = self._place
+        return Attempt(
+            rank=place.rank,
+            world=place.world,
+            name=f"{self._launch}-{self._saves}",
+            patience_s=self._settings.timeout_s,
+        )
+
+    def _make_copier(self) -> Copier:
+        tiers = self._settings.tiers
+        run = self._decided(lambda: run_name(tiers, self._folder))
+        several = self._place.world > 1
+        return Copier(
+            tiers,
+            self._folder,
+            ranks=self._place,
+            run=run,
+            # One rank alone makes a name that no launch before it had.
+            attempt=self._launch if several else "",
+            keep_every=self._settings.keep_every_steps,
+        )
+
+    def _workers(self, parts: Mapping[str, Sequence[Held]]) -> tuple[Stager, Persister]:
+        if self._stager is None or self._persister is None:
+            pace = Pace(self._settings.bytes_per_s) if self._settings.bytes_per_s else None
+            self._stager = Stager(buffers=2 if self._settings.write == "background" else 1)
+            self._stager.prepare(parts)
+            packer = Packer(self._settings.compression) if self._settings.compression != "off" else None
+            self._persister = Persister(self._disk, threads=self._settings.threads, pace=pace, packer=packer)
+        return self._stager, self._persister

@@ -1,0 +1,254 @@
+"""A few steps of a run's own model that are small enough to be done twice: under its plan, and written out plainly.
+
+Both sides compute in float64, where what is left of their differences is the order of sums. The plain side knows
+nothing of `parallel`: rows one after the other, autograd, one optimizer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from ropewalk.load.batch import Batch
+from ropewalk.model.attend import attend_for
+from ropewalk.model.decoder import Decoder, build
+from ropewalk.model.dropout import Dropout, dropout_key
+from ropewalk.model.spec import Spec
+from ropewalk.parallel.apply import apply
+from ropewalk.parallel.executor import Points
+from ropewalk.parallel.mesh import Mesh
+from ropewalk.parallel.placement import Cut, Part, whole_cut
+from ropewalk.plan.plan import PhasePlan, Plan
+
+from .data import open_data
+from .optim.optimizers import make_optimizer
+from .settings import Settings
+
+STEPS = 3
+"""The first shows wrong gradients, the second what the first update did to them, the third wrong moments."""
+SHORT = 256
+"""Tokens a row, or fewer where rows are shorter."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trial:
+    """What both sides compute."""
+
+    settings: Settings
+    phase: int
+    plan: Plan
+    """That of the phase, for the few rows of the trial and without what rounds."""
+    spec: Spec
+    trained: tuple[str, ...] | None
+    batches: Sequence[Batch]
+    """Whole ones, of every step."""
+    left_out: tuple[str, ...]
+    """Settings of the plan that the trial does without, since they round on purpose."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The parameters in the order of the model."""
+        return tuple(self.spec.shapes())
+
+    def is_trained(self, name: str) -> bool:
+        return self.trained is None or name in self.trained
+
+    @property
+    def seed(self) -> int:
+        return self.settings.phases[self.phase].seed(self.settings.seed)
+
+    @property
+    def rate(self) -> float:
+        """The learning rate: the schedule's highest, where a wrong update shows most."""
+        return self.settings.phases[self.phase].schedule.peak_lr
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outcome:
+    """What one side came to."""
+
+    losses: list[float]
+    norms: list[float]
+    gradients: Mapping[str, Part]
+    """Of the first step, before clipping; of what is trained."""
+    updated: Mapping[str, Part]
+    """Parameters after the first step: who is the first to go wrong is seen before it spreads."""
+    parameters: Mapping[str, Part]
+    """After the last step."""
+
+
+def make_trial(settings: Settings, phase: int, planned: PhasePlan | None = None) -> Trial:
+    """The trial of a phase, with rows of its own data; with `planned`, of a smaller model under the same plan, whose
+    vocabulary the tokens are folded into."""
+    planned = planned or settings.planned.phases[phase]
+    spec = dataclasses.replace(planned.spec, sequence_length=settings.model(phase).sequence_length)
+    plan, left_out = trial_plan(planned.plan, length=settings.phases[phase].sequence_length)
+    return Trial(
+        settings=settings,
+        phase=phase,
+        plan=plan,
+        spec=spec,
+        trained=planned.trained,
+        batches=[_folded(batch, spec.vocabulary) for batch in _batches(settings, phase, plan)],
+        left_out=left_out,
+    )
+
+
+def trial_plan(plan: Plan, *, length: int) -> tuple[Plan, tuple[str, ...]]:
+    """`plan` for as few and short rows as its degrees allow, `length` being that of the run's; and what was left out.
+
+    A step has a microbatch for each rank of a pipeline and each device of a process, at least two where the run has
+    several: sums over microbatches are part of what is compared.
+    """
+    microbatches = min(plan.microbatches, max(2, plan.pipeline, plan.devices))
+    short = _short(plan, length)
+    changed = dataclasses.replace(
+        plan,
+        precision="fp32",  # products are not rounded; the model itself is made of float64
+        batch_size=plan.data * microbatches,
+        microbatch_size=1,
+        sequence_length=short,
+        gradient_compression="none",
+        saved_activations="packed" if plan.saved_activations == "8-bit" else plan.saved_activations,  # the same bits
+    )
+    left_out = {
+        "compression": plan.gradient_compression != "none",
+        "activations 8-bit": plan.saved_activations == "8-bit",
+    }
+    return changed, tuple(name for name, is_left_out in left_out.items() if is_left_out)
+
+
+def run_plan(trial: Trial, mesh: Mesh, *, device: torch.device) -> Outcome:
+    """The trial under its plan, as this rank sees it. All ranks must call."""
+    train = trial.settings.train
+    gradients: dict[str, Tensor] = {}
+
+    def keep_first(found: Mapping[str, Tensor]) -> None:
+        for name, gradient in found.items():
+            gradients.setdefault(name, gradient.detach().clone())
+
+    with torch.device("meta"):
+        model = Decoder(trial.spec).double()
+    executor = apply(
+        trial.plan,
+        model,
+        mesh,
+        lambda parameters, cuts: make_optimizer(
+            parameters, train.optimizer, spec=trial.spec, cuts=cuts, exact=trial.plan.exact
+        ),
+        device=device,
+        trained=trial.trained,
+        clip_norm=train.clip_norm,
+        points=Points(on_gradients=[keep_first]),
+        seed=trial.seed,
+        init_seed=trial.settings.seed,
+    )
+    losses, norms = [], []
+    updated: dict[str, Part] = {}
+    for batch in trial.batches:
+        result = executor.step(batch.strided(mesh.data.rank, mesh.data.size), lr=trial.rate)
+        losses.append(float(result.loss))
+        norms.append(float(result.grad_norm))
+        updated = updated or {n: Part(part.local.clone(), part.cut) for n, part in executor.model_state().items()}
+    parameters = executor.model_state()
+    return Outcome(
+        losses=losses,
+        norms=norms,
+        # The last stage's copy of a tied matrix is no parameter of its own.
+        gradients={n: Part(g, parameters[n].cut) for n, g in gradients.items() if n in parameters},
+        updated=updated,
+        parameters=parameters,
+    )
+
+
+def run_plainly(trial: Trial, *, device: torch.device) -> Outcome:
+    """The trial on one device. What it returns lies in the host's memory."""
+    train, spec = trial.settings.train, trial.spec
+    model = build(spec, seed=trial.settings.seed, device=device, dtype=torch.float64)
+    mine: dict[str, nn.Parameter] = {}
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(trial.is_trained(name))
+        if trial.is_trained(name):
+            mine[name] = parameter
+    optimizer = make_optimizer(mine, train.optimizer, spec=spec)
+    losses, norms = [], []
+    first: dict[str, Part] = {}
+    updated: dict[str, Part] = {}
+    for step, batch in enumerate(trial.batches):
+        losses.append(backward_by_rows(model, batch.to(device), seed=trial.seed, step=step))
+        gradients = [parameter.grad for parameter in mine.values() if parameter.grad is not None]
+        assert len(gradients) == len(mine), "every parameter has a part in the loss"
+        first = first or {name: _whole(p.grad) for name, p in mine.items() if p.grad is not None}
+        norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(g) for g in gradients]))
+        norms.append(float(norm))
+        if train.clip_norm:
+            torch._foreach_mul_(gradients, (train.clip_norm / (norm + 1e-6)).clamp(max=1.0))
+        for group in optimizer.param_groups:
+            group["lr"] = trial.rate * group.get("lr_ratio", 1.0)
+        vars(optimizer).update(found_inf=torch.zeros((), device=device), grad_scale=None)
+        optimizer.step()
+        optimizer.zero_grad()
+        updated = updated or _wholes(model)
+    return Outcome(losses=losses, norms=norms, gradients=first, updated=updated, parameters=_wholes(model))
+
+
+def backward_by_rows(model: Decoder, batch: Batch, *, seed: int, step: int) -> float:
+    """The loss of a step, a row at a time; its gradients are added to the parameters'."""
+    spec, total, loss = model.spec, batch.weight.double().sum(), 0.0
+    for number in range(len(batch)):
+        row = torch.tensor([number], device=batch.tokens.device)
+        one = batch.rows(row)
+        key = dropout_key(seed, torch.tensor(step, device=row.device))
+        hidden = model(
+            one.tokens,
+            positions_BT=one.positions,
+            attend=attend_for(spec, documents_BT=one.documents),
+            dropout=Dropout(spec.dropout, key, row) if spec.dropout else None,
+        )
+        scores = (hidden @ model.head_weight.T).log_softmax(-1).gather(-1, one.targets.unsqueeze(-1)).squeeze(-1)
+        part = -(scores * one.weight.double()).sum() / total
+        part.backward()
+        loss += float(part.detach())
+    return loss
+
+
+def _batches(settings: Settings, phase: int, plan: Plan) -> list[Batch]:
+    """The beginnings of the first rows of a phase."""
+    data = open_data(settings, settings.phases[phase], verify=False, device=torch.device("cpu"))
+    places = torch.arange(plan.sequence_length or SHORT)
+    with contextlib.closing(data.loader) as loader:
+        return [_counting(loader.next(plan.batch_size).at(places)) for _ in range(STEPS)]
+
+
+def _folded(batch: Batch, vocabulary: int) -> Batch:
+    """`batch` with tokens of a vocabulary of this size."""
+    return dataclasses.replace(batch, tokens=batch.tokens % vocabulary, targets=batch.targets % vocabulary)
+
+
+def _counting(batch: Batch) -> Batch:
+    """`batch`, or with every token counted where none is: of dialogues the beginnings may all be questions."""
+    if batch.weight.sum() > 0:
+        return batch
+    return dataclasses.replace(batch, weight=torch.ones_like(batch.weight))
+
+
+def _short(plan: Plan, length: int) -> int:
+    """The longest row of at most `SHORT` tokens that the plan's ranks can share, where there is one."""
+    halves = 2 if plan.context_method == "ring" else 1
+    unit = (plan.context * halves if plan.context > 1 else 1) * (plan.tensor if plan.sequence else 1)
+    short = max(unit, SHORT // unit * unit)
+    return short if short < length else length
+
+
+def _wholes(model: Decoder) -> dict[str, Part]:
+    return {name: _whole(parameter) for name, parameter in model.named_parameters()}
+
+
+def _whole(tensor: Tensor) -> Part:
+    cut: Cut = whole_cut(tensor.shape)
+    return Part(tensor.detach().to("cpu", copy=True), cut)

@@ -1,0 +1,90 @@
+"""Whether the layers of a pipeline lie where its ranks can compute them in the same time.
+
+Stages are cut by FLOPs before the run; what they take is known when it runs. At checkpoints the measured seconds of all
+stages are compared (plan/stage_split.py); with `parallel.resplit` a better cut is written to `plan.json` and holds when the
+run continues: weights and moments are in the checkpoint whole, each rank then takes its part.
+
+A run that is never cut anew repeats bit for bit; one that is does so up to the order of sums in the gradient's norm,
+which is why it has to be asked for. Memory is not looked at: a stage that gets layers needs room for them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+
+from ropewalk.base.events import EventLog
+from ropewalk.parallel.comm import Group
+from ropewalk.parallel.executor import Executor
+from ropewalk.plan.plan import Planned, save_plan
+from ropewalk.plan.stage_split import Split, resplit
+
+LEAST_STEPS = 5
+"""Steps that are measured at least before they are judged."""
+
+
+class StageWatch:
+    """Looks at the stages of a run's phases; `say` is given on the rank that speaks and writes."""
+
+    def __init__(
+        self, run: Path, planned: Planned, control: Group, *, events: EventLog, say: Callable[[str], None] | None
+    ) -> None:
+        self._run, self._planned, self._control, self._events, self._say = run, planned, control, events, say
+        self._seen: tuple[Executor | None, int] = (None, 0)
+        self._proposed: Split = ()
+
+    def look(self, executor: Executor, *, phase: int, step: int) -> None:
+        """Judges the steps since the last look, where they are enough. All ranks must call, at the same steps."""
+        planned = self._planned.phases[phase]
+        if planned.plan.pipeline == 1:
+            return
+        known, since = self._seen
+        if known is not executor or step < since:
+            # The steps before were of another phase, were undone, or warmed up.
+            executor.stage_seconds()
+            self._seen = (executor, step)
+            return
+        if step - since < LEAST_STEPS:
+            return
+        self._seen = (executor, step)
+        mine, stages = executor.stage_seconds(), planned.plan.stages
+        taken = torch.tensor([mine.get(stage, 0.0) for stage in range(len(stages))], dtype=torch.float64)
+        # Of ranks that share a stage or copy it the slowest one counts: the others wait for it.
+        seconds = self._control.all_reduce(taken, operation="max").tolist()
+        better = resplit(planned.spec, stages, seconds=seconds) if min(seconds) > 0 else stages
+        if self._say and better not in (stages, self._proposed):
+            self._proposed = better
+            self._propose(better, phase=phase, step=step, step_seconds=[each / (step - since) for each in seconds])
+
+    def _propose(self, better: Split, *, phase: int, step: int, step_seconds: Sequence[float]) -> None:
+        assert self._say
+        plan = self._planned.phases[phase].plan
+        now, then = [len(layers) for layers in plan.stages], [len(layers) for layers in better]
+        self._events.write(
+            "stages_resplit", step=step, phase=phase, layers=now, better=then, seconds=step_seconds, kept=plan.resplit
+        )
+        if plan.resplit:
+            save_plan(self._run, _with_stages(self._planned, plan.stages, better))
+        remedy = "takes effect when the run continues" if plan.resplit else "`parallel.resplit = true` does that"
+        self._say(
+            f"step {step}: stages of {_sum(now)} layers take {', '.join(f'{s * 1e3:.3g}' for s in step_seconds)} ms a "
+            f"step and would be better cut as {_sum(then)}: {remedy}"
+        )
+
+
+def _with_stages(planned: Planned, before: Split, after: Split) -> Planned:
+    """The same plans with other stages in all phases that have those `before`."""
+    phases = (
+        dataclasses.replace(each, plan=dataclasses.replace(each.plan, stages=after))
+        if each.plan.stages == before
+        else each
+        for each in planned.phases
+    )
+    return Planned(phases=tuple(phases))
+
+
+def _sum(numbers: Sequence[int]) -> str:
+    return " + ".join(map(str, numbers))

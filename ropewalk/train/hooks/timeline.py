@@ -1,0 +1,149 @@
+"""A timeline of some steps: what every rank computed, sent and waited for, side by side (as Horovod's shows it).
+
+In Chrome's trace format, which https://ui.perfetto.dev opens: a process for each rank, in it a row of steps, a row of
+their parts, and a row for each group of ranks with the collectives that were under way. A collective lasts from when it
+was begun until its result was waited for and there: what overlaps with computing ends late, not slowly. On a GPU these
+are moments of its stream, while steps and their parts are those of the host, which queues them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ropewalk.base.files import read_json, write_json
+from ropewalk.parallel.comm import Moment, Traffic
+from ropewalk.parallel.labels import Span, keep_spans
+
+from ..mesh_coordinator import MeshTogether
+
+FOLDER, ALL = "timeline", "all.json"
+WARMUP_STEPS = 2
+"""Steps before those of the timeline: the first ask the system for memory and a GPU for its libraries."""
+
+STEPS_ROW, PARTS_ROW = 0, 1
+ROWS = {STEPS_ROW: "steps", PARTS_ROW: "parts"}
+
+
+@dataclass(slots=True)
+class Step:
+    """One step as this rank saw it; seconds of `time.perf_counter`."""
+
+    number: int
+    begin: float
+    end: float = 0.0
+    parts: list[Span] = field(default_factory=list)
+    collectives: list[Moment] = field(default_factory=list)
+
+
+class Timeline:
+    """Writes down `steps` steps of this rank after `WARMUP_STEPS`, counted from where the run goes on. Every rank
+    commits `timeline/rank-00000.json`, the first one also `timeline/all.json`. Costs nothing before and after."""
+
+    def __init__(
+        self,
+        run: Path,
+        *,
+        steps: int,
+        rank: int,
+        world: int,
+        traffic: Traffic,
+        together: MeshTogether,
+        say: Callable[[str], None],
+    ) -> None:
+        self._folder, self._rank, self._world = run / FOLDER, rank, world
+        self._traffic, self._together, self._say = traffic, together, say
+        self._warmup_left, self._left = WARMUP_STEPS, steps
+        self._steps: list[Step] = []
+        self._zero = 0.0
+
+    def step_began(self, step: int) -> None:
+        """All ranks must call, every step."""
+        if not self._left or self._warmup_left:
+            return
+        if not self._steps:
+            # Clocks of machines agree on the time of day alone; the first rank's is the beginning of all.
+            self._zero = self._together.broadcast(time.time()) - (time.time() - time.perf_counter())
+        now = Step(step, time.perf_counter())
+        self._steps.append(now)
+        self._traffic.timeline = now.collectives
+        keep_spans(now.parts)
+
+    def step_ended(self) -> None:
+        """All ranks must call, every step. After the last one of the timeline it is written."""
+        if not self._left:
+            return
+        if self._warmup_left:
+            self._warmup_left -= 1
+            return
+        self._steps[-1].end = time.perf_counter()
+        self._left -= 1
+        if not self._left:
+            self._write()
+
+    def finish(self) -> None:
+        """Writes what there is, when the run ends before the timeline does. All ranks must call."""
+        if self._left and any(step.end for step in self._steps):
+            self._left = 0
+            self._write()
+
+    def _write(self) -> None:
+        self._traffic.timeline = None
+        self._traffic.settle(wait=True)
+        keep_spans(None)
+        # A step that was rolled back has no end.
+        steps = [step for step in self._steps if step.end]
+        write_json(_file(self._folder, self._rank), trace(steps, rank=self._rank, zero=self._zero))
+        self._together.barrier()
+        if self._rank == 0:
+            write_json(self._folder / ALL, merged(self._folder, ranks=self._world))
+            first, last = steps[0].number, steps[-1].number
+            self._say(f"timeline of steps {first} to {last}: https://ui.perfetto.dev opens {self._folder / ALL}")
+
+
+def trace(steps: list[Step], *, rank: int, zero: float) -> dict[str, Any]:
+    """The steps of a rank in Chrome's format; `zero` is where time begins."""
+    events: list[dict[str, Any]] = [
+        {"ph": "M", "name": "process_name", "pid": rank, "args": {"name": f"rank {rank}"}},
+        {"ph": "M", "name": "process_sort_index", "pid": rank, "args": {"sort_index": rank}},
+        *(
+            {"ph": "M", "name": "thread_name", "pid": rank, "tid": row, "args": {"name": name}}
+            for row, name in ROWS.items()
+        ),
+    ]
+    for step in steps:
+        events.append(_block(f"step {step.number}", step.begin, step.end, rank=rank, row=STEPS_ROW, zero=zero))
+        events += [_block(s.part, s.begin, s.end, rank=rank, row=PARTS_ROW, zero=zero) for s in step.parts]
+        for number, moment in enumerate(step.collectives):
+            events += _collective(moment, step=step.number, rank=rank, name=f"{rank}.{step.number}.{number}", zero=zero)
+    return {"traceEvents": events, "displayTimeUnit": "ms"}
+
+
+def merged(folder: Path, *, ranks: int) -> dict[str, Any]:
+    """The files of all ranks in `folder` as one."""
+    files = [read_json(_file(folder, rank), what="timeline") for rank in range(ranks)]
+    events = [event for file in files for event in file["traceEvents"]]
+    return {"traceEvents": events, "displayTimeUnit": "ms"}
+
+
+def _block(name: str, begin: float, end: float, *, rank: int, row: int, zero: float) -> dict[str, Any]:
+    span = {"ts": _microseconds(begin - zero), "dur": _microseconds(end - begin)}
+    return {"ph": "X", "name": name, "cat": ROWS[row], "pid": rank, "tid": row, **span}
+
+
+def _collective(moment: Moment, *, step: int, rank: int, name: str, zero: float) -> Iterator[dict[str, Any]]:
+    """Begin and end: several of one group may be under way at once, which blocks of one row cannot show."""
+    for phase, at in (("b", moment.begin), ("e", moment.end)):
+        event = {"ph": phase, "name": moment.kind, "cat": moment.group, "id": name, "pid": rank, "tid": PARTS_ROW}
+        yield {**event, "ts": _microseconds(at - zero), "args": {"bytes": moment.bytes, "step": step}}
+
+
+def _microseconds(seconds: float) -> float:
+    return round(seconds * 1e6, 3)
+
+
+def _file(folder: Path, rank: int) -> Path:
+    return folder / f"rank-{rank:05d}.json"

@@ -1,0 +1,83 @@
+"""The losses of a run's sequences on their way to the sampler that draws by them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from ropewalk.load.cache.importance import Floats, combined, publish, published
+from ropewalk.load.config import ImportanceSampling
+from ropewalk.load.loader import Loader
+from ropewalk.load.sampling import Sampler
+from ropewalk.parallel.comm import Group
+from ropewalk.parallel.placement import Part, whole_cut
+
+KIND = "sampler"
+"""What the names of the sampler's tensors in a checkpoint begin with, beside those of the optimizer."""
+
+
+class ByImportance:
+    """Hands the losses of each step to the sampler of `loader` before it draws an epoch or is saved: only then does
+    anything wait for the device. `group` has all ranks, host to host."""
+
+    def __init__(self, loader: Loader, sampler: Sampler, settings: ImportanceSampling, group: Group) -> None:
+        self._loader, self._sampler, self._settings, self._group = loader, sampler, settings, group
+        self._pending: list[tuple[npt.NDArray[np.int64], Tensor]] = []
+        self._drawn: list[dict[str, float]] = []
+        self._told = -1
+        loader.before_epoch = self._before_epoch
+
+    def after_step(self, losses: Tensor | None, *, first: int, rows: int) -> None:
+        """A step has read `rows` rows from row `first` on, with these mean losses, the same on every rank."""
+        assert losses is not None, "the executor was not told that rows are drawn"
+        if self._sampler.epoch != self._told:
+            self._told = self._sampler.epoch
+            self._drawn.append(self._sampler.figures())
+        self._pending.append((self._sampler.samples_of(first, rows), losses))
+
+    def take_drawn(self) -> list[dict[str, float]]:
+        """The epochs that were drawn since the last call."""
+        drawn, self._drawn = self._drawn, []
+        return drawn
+
+    def state(self) -> dict[str, Part]:
+        """The sampler's arrays as tensors of a checkpoint, of which the first rank writes all."""
+        self._flush()
+        found = {}
+        for name, array in self._sampler.state().items():
+            tensor = torch.from_numpy(array)
+            found[f"{KIND}/{name}"] = Part(tensor, whole_cut(tuple(tensor.shape), first=self._group.rank == 0))
+        return found
+
+    def load(self, tensors: Mapping[str, Tensor | Part], position: Mapping[str, Any]) -> None:
+        """Goes on from what `state` and the loader's state gave."""
+        arrays = {}
+        for name in self._sampler.state():
+            tensor = tensors[f"{KIND}/{name}"]
+            arrays[name] = (tensor.local if isinstance(tensor, Part) else tensor).numpy()
+        self._sampler.load(arrays, epoch=int(position["epoch"]))
+
+    def _flush(self) -> None:
+        for samples, losses in self._pending:
+            self._sampler.importance.update(samples, losses.double().cpu().numpy())
+        self._pending.clear()
+
+    def _before_epoch(self) -> Floats | None:
+        """All losses are in; what several runs find important together, as the first rank sees it now."""
+        self._flush()
+        if not self._settings.shared:
+            return None
+        own = self._sampler.importance.values()
+        together = torch.from_numpy(own.copy())
+        if self._group.rank == 0:
+            folder = Path(self._settings.shared)
+            folder.mkdir(parents=True, exist_ok=True)
+            publish(folder, own, job=self._settings.job)
+            together = torch.from_numpy(combined(published(folder, samples=self._sampler.samples)))
+        return np.asarray(self._group.broadcast(together).numpy())

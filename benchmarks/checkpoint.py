@@ -64,19 +64,19 @@ class Ours:
         from ropewalk.checkpoint.config import Checkpoints
         from ropewalk.model.config import Model
         from ropewalk.model.spec import resolve
-        from ropewalk.train.checkpointer import Keeper
+        from ropewalk.train.checkpointer import Checkpointer
 
         self._spec = resolve(Model(width=8, heads=1), vocabulary=3, sequence_length=4)
         self._model = {name: tensor for name, tensor in given.items() if name.startswith("weight/")}
         self._moments = {name: tensor for name, tensor in given.items() if name not in self._model}
         settings = Checkpoints(keep_last=SAVES, compression="on" if packed else "off", threads=threads)
-        self._keeper = Keeper(place, settings, warn=print)
-        self.fence, self.close = self._keeper.fence, self._keeper.close
+        self._checkpointer = Checkpointer(place, settings, warn=print)
+        self.fence, self.close = self._checkpointer.fence, self._checkpointer.close
 
     def save(self, step: int) -> None:
         from ropewalk.checkpoint.tensors import State
 
-        self._keeper.save(
+        self._checkpointer.save(
             State(
                 step=step,
                 tokens=0,
@@ -91,8 +91,8 @@ class Ours:
 
     def finish(self) -> Path:
         """Waits until it is durable; where it lies."""
-        self._keeper.settle()
-        (saved,) = self._keeper.finished()
+        self._checkpointer.settle()
+        (saved,) = self._checkpointer.finished()
         assert saved.error is None, saved.error
         return saved.path
 

@@ -167,14 +167,14 @@ def images(*, count: int) -> tuple[dict[str, float], dict[str, float]]:
     pictures = [rng.integers(0, 256, (high, wide, 3), dtype=np.uint8) for high, wide in sides]
     share = np.sqrt(rng.uniform(0.08, 1.0, count))[:, None]
     corner = np.floor(rng.random((count, 2)) * sides * (1 - share))
-    boxes = np.concatenate([corner, np.floor(corner + sides * share)], axis=1)
+    regions = np.concatenate([corner, np.floor(corner + sides * share)], axis=1)
     flips = rng.random(count) < 0.5
     scale = (1 / (255 * np.array([0.229, 0.224, 0.225]))).astype(np.float32)
     shift = np.array([-2.1179, -2.0357, -1.8044], np.float32)
-    spans = extents(boxes, boxes, SIZE, SIZE)
+    spans = extents(regions, regions, SIZE, SIZE)
     high, wide = (spans[:, 2:] - spans[:, :2]).T
     starts = np.concatenate([[0], (high * wide * 3).cumsum()])
-    shifted = boxes - np.tile(spans[:, :2], 2)
+    shifted = regions - np.tile(spans[:, :2], 2)
     table = np.ascontiguousarray(np.concatenate([shifted.T, shifted.T, flips[None]]))
     device = torch.device("cuda")
     locked = torch.empty(int(starts[-1]), dtype=torch.uint8, pin_memory=True)
@@ -190,8 +190,8 @@ def images(*, count: int) -> tuple[dict[str, float], dict[str, float]]:
         list(pool.map(lambda part: [work(int(number)) for number in part], parts))
 
     def resize(number: int) -> None:
-        box, flip = boxes[number], bool(flips[number])
-        resample_numbers(pictures[number], box, box, flip, unchanged, scale, shift, numbers[number])
+        region, flip = regions[number], bool(flips[number])
+        resample_numbers(pictures[number], region, region, flip, unchanged, scale, shift, numbers[number])
 
     def cut(number: int) -> None:
         target = packed[starts[number] : starts[number + 1]].reshape(high[number], wide[number], 3)
@@ -241,14 +241,14 @@ def images(*, count: int) -> tuple[dict[str, float], dict[str, float]]:
             copy_window(pictures[number], spans[number], block[number].numpy())
         block, table_there = block.to(device), rows[2]
         seconds["matrix products"] = timed(blocks)[1]
-        seconds |= by_torchvision(pictures, boxes, flips)
+        seconds |= by_torchvision(pictures, regions, flips)
         exact = made(there, rows, torch.float32).cpu().numpy()
         difference = float((np.abs(exact - numbers) / scale[:, None, None]).max())
     print(f"images: {count}, {int(starts[-1]) / count / 1e3:.0f} kB a window", flush=True)
     return {who: count / value for who, value in seconds.items()}, {"images_levels_apart": difference}
 
 
-def by_torchvision(pictures: list[np.ndarray], boxes: np.ndarray, flips: np.ndarray) -> dict[str, float]:
+def by_torchvision(pictures: list[np.ndarray], regions: np.ndarray, flips: np.ndarray) -> dict[str, float]:
     """Seconds of torchvision's v2 functions, of pictures that lie on the device; nothing where it is not installed."""
     import torch
 
@@ -257,7 +257,7 @@ def by_torchvision(pictures: list[np.ndarray], boxes: np.ndarray, flips: np.ndar
     except ImportError:
         return {}
     there = [torch.from_numpy(picture).permute(2, 0, 1).contiguous().to("cuda") for picture in pictures]
-    corners = [(int(a), int(b), int(c - a), int(d - b)) for a, b, c, d in boxes]
+    corners = [(int(a), int(b), int(c - a), int(d - b)) for a, b, c, d in regions]
 
     def run() -> None:
         made = []

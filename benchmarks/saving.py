@@ -42,7 +42,7 @@ from ropewalk.checkpoint.tensors import State
 from ropewalk.model.config import Model
 from ropewalk.model.decoder import Decoder
 from ropewalk.model.spec import Spec, resolve
-from ropewalk.train.checkpointer import Keeper
+from ropewalk.train.checkpointer import Checkpointer
 
 LIMIT_S = 250.0
 """For each contender: both together end within nine minutes. No save begins that would not end in time."""
@@ -131,14 +131,14 @@ class Ours:
     """As a run saves: snapshot, hash, write, sync, commit, publish, delete the one before."""
 
     def __init__(self, folder: Path, spec: Spec) -> None:
-        self._keeper = Keeper(folder, Checkpoints(keep_last=1, save_every_steps=1), warn=print)
+        self._checkpointer = Checkpointer(folder, Checkpoints(keep_last=1, save_every_steps=1), warn=print)
         self._spec, self._told = spec, dict[str, float]()
 
     def prepare(self, tensors: Mapping[str, Mapping[str, torch.Tensor]]) -> Callable[[], bool]:
-        return self._keeper.prepare(self._state(0, tensors)).done
+        return self._checkpointer.prepare(self._state(0, tensors)).done
 
     def save(self, step: int, tensors: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
-        self._keeper.save(self._state(step, tensors))
+        self._checkpointer.save(self._state(step, tensors))
 
     def _state(self, step: int, tensors: Mapping[str, Mapping[str, torch.Tensor]]) -> State:
         return State(
@@ -153,10 +153,10 @@ class Ours:
         )
 
     def fence(self) -> None:
-        self._keeper.fence()
+        self._checkpointer.fence()
 
     def done(self) -> bool:
-        for saved in self._keeper.finished():
+        for saved in self._checkpointer.finished():
             assert saved.error is None, saved.error
             self._told = {
                 "gpu_and_host_blocked_s": saved.blocked_s,

@@ -41,7 +41,7 @@ from .format import (
 )
 from .policy.prune import step_of
 from .read.coverage import tiles
-from .regions import Box
+from .regions import Region
 from .shard_file import FileEntry
 
 
@@ -218,10 +218,10 @@ def _read_record(path: Path) -> Record | None:
 
 
 def _check_cover(where: str, entry: TensorEntry) -> None:
-    boxes = [Box(piece.offset, piece.shape) for piece in entry.pieces]
-    if not tiles(entry.shape, boxes):
-        held, size = sum(box.size for box in boxes), math.prod(entry.shape)
-        raise StorageError(f"{where}: {len(boxes)} pieces hold {held} of {size} numbers; nothing is committed")
+    regions = [Region(piece.offset, piece.shape) for piece in entry.pieces]
+    if not tiles(entry.shape, regions):
+        held, size = sum(region.size for region in regions), math.prod(entry.shape)
+        raise StorageError(f"{where}: {len(regions)} pieces hold {held} of {size} numbers; nothing is committed")
 
 
 def _make_folders(disk: Disk, folder: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from ropewalk.base.errors import DamagedCheckpoint, DataError, RopewalkError
 
 
-class Together(Protocol):
+class Coordinator(Protocol):
     """Collectives of all ranks of a run: all must call, in the same order."""
 
     def agree(self, yes: bool) -> bool:
@@ -41,7 +41,7 @@ class Alone:
         return value
 
 
-def decided(together: Together, decide: Callable[[], Any], *, leads: bool) -> Any:
+def decided(coordinator: Coordinator, decide: Callable[[], Any], *, leads: bool) -> Any:
     """What rank 0, which `leads`, finds; an error of rank 0 is one of every rank. All ranks must call."""
     value, failure = None, None
     if leads:
@@ -50,7 +50,7 @@ def decided(together: Together, decide: Callable[[], Any], *, leads: bool) -> An
         except RopewalkError as error:
             failure = error
     damaged = isinstance(failure, DamagedCheckpoint)
-    told = together.broadcast({"value": value, "error": str(failure) if failure else "", "damaged": damaged})
+    told = coordinator.broadcast({"value": value, "error": str(failure) if failure else "", "damaged": damaged})
     if failure:
         raise failure
     if told["error"]:

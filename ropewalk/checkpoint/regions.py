@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Box:
+class Region:
     """A corner in a tensor and the sides from there."""
 
     offset: tuple[int, ...]
@@ -26,14 +26,14 @@ class Box:
         """How many numbers it holds."""
         return math.prod(self.shape)
 
-    def slices(self, other: Box) -> tuple[slice, ...]:
+    def slices(self, other: Region) -> tuple[slice, ...]:
         """`self` as slices of an array that holds `other`, in which it lies."""
         return tuple(
             slice(begin - base, begin - base + side)
             for begin, base, side in zip(self.offset, other.offset, self.shape, strict=True)
         )
 
-    def meet(self, other: Box) -> Box | None:
+    def meet(self, other: Region) -> Region | None:
         """What both hold; None when that is nothing."""
         offset, shape = [], []
         for a, m, b, n in zip(self.offset, self.shape, other.offset, other.shape, strict=True):
@@ -42,15 +42,15 @@ class Box:
                 return None
             offset.append(begin)
             shape.append(end - begin)
-        return Box(tuple(offset), tuple(shape))
+        return Region(tuple(offset), tuple(shape))
 
 
-def whole(shape: tuple[int, ...]) -> Box:
+def whole(shape: tuple[int, ...]) -> Region:
     """The box of a whole tensor."""
-    return Box((0,) * len(shape), shape)
+    return Region((0,) * len(shape), shape)
 
 
-def rows_of(part: Box, piece: Box) -> tuple[int, int]:
+def rows_of(part: Region, piece: Region) -> tuple[int, int]:
     """First and last number (exclusive) that must be read, of `piece` in row-major order, to have `part` of it.
 
     Only whole steps of the first side are left out: what is read is one range.
@@ -62,13 +62,15 @@ def rows_of(part: Box, piece: Box) -> tuple[int, int]:
     return first * row, (first + part.shape[0]) * row
 
 
-def fill(target: npt.NDArray[np.uint8], wanted: Box, part: Box, piece: Box, data: memoryview, item: int) -> None:
+def fill(
+    target: npt.NDArray[np.uint8], wanted: Region, part: Region, piece: Region, data: memoryview, item: int
+) -> None:
     """Copies `part` to `target`, the bytes of the box `wanted`, from `data`: the range of `piece` named by `rows_of`.
 
     Arrays have one more side, of `item` bytes a number: types that numpy does not know are copied as bytes.
     """
     import numpy as np  # a tenth of a second that listing checkpoints need not spend
 
-    have = Box((part.offset[0], *piece.offset[1:]), (part.shape[0], *piece.shape[1:])) if piece.shape else piece
+    have = Region((part.offset[0], *piece.offset[1:]), (part.shape[0], *piece.shape[1:])) if piece.shape else piece
     source = np.frombuffer(data, np.uint8).reshape(*have.shape, item)
     target.reshape(*wanted.shape, item)[part.slices(wanted)] = source[part.slices(have)]

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ropewalk.parallel.placement import Part
+from ropewalk.parallel.placement import LocalShard
 
-from .regions import Box, whole
+from .regions import Region, whole
 
-Tensors = Mapping[str, Tensor | Part]
+Tensors = Mapping[str, Tensor | LocalShard]
 """Plain tensors, which all ranks hold, parts of tensors, or DTensors."""
 
 
@@ -24,7 +24,7 @@ class Held:
     name: str
     shape: tuple[int, ...]
     """Of the whole tensor."""
-    box: Box
+    region: Region
     """The part."""
     local: Tensor
     """Its numbers."""
@@ -43,9 +43,9 @@ class Held:
 def held(tensors: Tensors) -> Iterator[Held]:
     """What this rank holds of each tensor: all of a plain one, its part of a DTensor."""
     for name, tensor in tensors.items():
-        if isinstance(tensor, Part):
-            cut = tensor.cut
-            yield Held(name, cut.shape, Box(cut.offset, cut.local_shape), tensor.local.detach())
+        if isinstance(tensor, LocalShard):
+            placement = tensor.placement
+            yield Held(name, placement.shape, Region(placement.offset, placement.local_shape), tensor.local.detach())
         elif hasattr(tensor, "placements"):
             yield _held_part(name, tensor)
         else:
@@ -60,15 +60,15 @@ def written(tensors: Tensors, *, rank: int = 0) -> Iterator[Held]:
     """
     for part in held(tensors):
         tensor = tensors[part.name]
-        if part.box.size == 0 and part.shape and 0 not in part.shape:
+        if part.region.size == 0 and part.shape and 0 not in part.shape:
             continue  # fewer rows than ranks: this one has none
         if _writes(tensor, rank):
             yield part
 
 
 def _writes(tensor: Any, rank: int) -> bool:
-    if isinstance(tensor, Part):
-        return tensor.cut.first
+    if isinstance(tensor, LocalShard):
+        return tensor.placement.first
     return _is_first(tensor) if hasattr(tensor, "placements") else rank == 0
 
 
@@ -79,7 +79,7 @@ def _held_part(name: str, tensor: Any) -> Held:
     shape, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
     local = tensor.to_local().detach()
     assert tuple(local.shape) == tuple(shape), f"{name}: the part is {tuple(local.shape)}, its layout says {shape}"
-    return Held(name, tuple(tensor.shape), Box(tuple(offset), tuple(shape)), local)
+    return Held(name, tuple(tensor.shape), Region(tuple(offset), tuple(shape)), local)
 
 
 def _is_first(tensor: Any) -> bool:

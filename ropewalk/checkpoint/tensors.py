@@ -24,7 +24,7 @@ from ropewalk import __version__
 from ropewalk.base.errors import DamagedCheckpoint, DataError, StorageError
 from ropewalk.model.hugging_face.strict import read_spec
 from ropewalk.model.spec import Spec
-from ropewalk.parallel.placement import Choose, Cut, Part
+from ropewalk.parallel.placement import Choose, LocalShard, Placement
 
 from .commit import Attempt, Record, commit
 from .disk import Disk, LocalDisk
@@ -37,7 +37,7 @@ from .format import (
 )
 from .read.model_check import TOKENIZER as TOKENIZER
 from .read.model_check import check_weights
-from .regions import Box, fill, rows_of
+from .regions import Region, fill, rows_of
 from .regions import whole as whole_box
 from .shard_compression import Packer
 from .shard_file import Pace, Payload, digest, layout
@@ -117,7 +117,7 @@ def write_parts(
         for group, group_parts in parts.items():
             name = f"{group}.safetensors" if attempt.world == 1 else f"{group}-{attempt.rank:05d}.safetensors"
             ordered = sorted(group_parts, key=lambda part: part.name)
-            header, begins = layout([(p.name, p.dtype, p.box.shape, p.bytes) for p in ordered])
+            header, begins = layout([(p.name, p.dtype, p.region.shape, p.bytes) for p in ordered])
             arrivals, expected = there.get(group, {}), digests.get(group, {})
             item = _packed_item(ordered, arrivals, packer) if packer else 0
             name += PACKED if item else ""
@@ -127,7 +127,7 @@ def write_parts(
                 part.name: TensorEntry(
                     dtype=part.dtype,
                     shape=part.shape,
-                    pieces=(Piece(file=name, begin=begin, offset=part.box.offset, shape=part.box.shape),),
+                    pieces=(Piece(file=name, begin=begin, offset=part.region.offset, shape=part.region.shape),),
                 )
                 for part, begin in zip(ordered, begins, strict=True)
             }
@@ -178,22 +178,22 @@ class Reader:
         self.manifest = read_checkpoint_manifest(path)
         self._open: dict[str, Payload] = {}
 
-    def tensor(self, group: str, name: str, box: Box | None = None) -> Tensor:
+    def tensor(self, group: str, name: str, region: Region | None = None) -> Tensor:
         """A box of a tensor (None: all of it), on the CPU; reads the ranges that hold it and no others."""
         entry = self.manifest.tensors.get(group, {}).get(name)
         if entry is None:
             raise DataError(f"{self.path}: no tensor `{name}` in its {group}; it is of another model")
-        box = box or whole_box(entry.shape)
+        region = region or whole_box(entry.shape)
         item = item_bytes(entry.dtype)
-        target = self._memory(box.size * item, f"{group}/{name}")
-        left = box.size
+        target = self._memory(region.size * item, f"{group}/{name}")
+        left = region.size
         for piece in entry.pieces:
-            stored = Box(piece.offset, piece.shape)
-            part = stored.meet(box)
+            stored = Region(piece.offset, piece.shape)
+            part = stored.meet(region)
             if part is not None:
                 first, last = rows_of(part, stored)
                 data = self._payload(piece.file).raw(piece.begin + first * item, piece.begin + last * item)
-                fill(target, box, part, stored, data, item)
+                fill(target, region, part, stored, data, item)
                 self._payload(piece.file).release()
                 left -= part.size
         # The manifest was checked when it was read; memory that nobody filled must not become a weight in any case.
@@ -202,16 +202,20 @@ class Reader:
         kind: torch.dtype = getattr(torch, entry.dtype)
         # torch does not reinterpret what holds nothing.
         return (
-            torch.from_numpy(target).view(kind).reshape(box.shape) if box.size else torch.empty(box.shape, dtype=kind)
+            torch.from_numpy(target).view(kind).reshape(region.shape)
+            if region.size
+            else torch.empty(region.shape, dtype=kind)
         )
 
-    def parts(self, group: str, choose: Choose) -> dict[str, Part]:
+    def parts(self, group: str, choose: Choose) -> dict[str, LocalShard]:
         """The part of every tensor of a group that is chosen."""
         found = {}
         for name, entry in self.manifest.tensors.get(group, {}).items():
-            cut = choose(group, name, entry.shape)
-            if cut is not None:
-                found[name] = Part(self.tensor(group, name, Box(cut.offset, cut.local_shape)), cut)
+            placement = choose(group, name, entry.shape)
+            if placement is not None:
+                found[name] = LocalShard(
+                    self.tensor(group, name, Region(placement.offset, placement.local_shape)), placement
+                )
         return found
 
     def tensors(self, group: str) -> dict[str, Tensor]:
@@ -225,7 +229,7 @@ class Reader:
             stored = (entry.dtype, entry.shape) if entry else "nothing"
             if entry is None or stored != (part.dtype, part.shape):
                 raise DataError(f"{self.path}: {group}/{part.name} holds {stored}, {part.dtype} {part.shape} is asked")
-            part.local.copy_(self.tensor(group, part.name, part.box))
+            part.local.copy_(self.tensor(group, part.name, part.region))
 
     def file(self, name: str) -> bytes:
         """A file that holds no tensors."""
@@ -247,7 +251,7 @@ class Reader:
         return self._open[name]
 
 
-class Stream(Mapping[str, Tensor | Part]):
+class Stream(Mapping[str, Tensor | LocalShard]):
     """The tensors of a group, each read when it is asked for and not kept: the part that `choose` names, or with None
     all of it. What nobody needs is left out.
 
@@ -258,39 +262,39 @@ class Stream(Mapping[str, Tensor | Part]):
     def __init__(self, reader: Reader, group: str, choose: Choose | None) -> None:
         self._reader, self._group = reader, group
         self._entries = reader.manifest.tensors.get(group, {})
-        self._cuts: dict[str, Cut | None] = dict.fromkeys(self._entries)
+        self._placements: dict[str, Placement | None] = dict.fromkeys(self._entries)
         if choose is not None:
             chosen = {name: choose(group, name, entry.shape) for name, entry in self._entries.items()}
-            self._cuts = {name: cut for name, cut in chosen.items() if cut is not None}
+            self._placements = {name: placement for name, placement in chosen.items() if placement is not None}
         self.problem: DamagedCheckpoint | None = None
 
-    def __getitem__(self, name: str) -> Tensor | Part:
-        cut = self._cuts[name]
-        box = Box(cut.offset, cut.local_shape) if cut else whole_box(self._entries[name].shape)
-        local = self._read(name, box)
-        return Part(local, cut) if cut else local
+    def __getitem__(self, name: str) -> Tensor | LocalShard:
+        placement = self._placements[name]
+        region = Region(placement.offset, placement.local_shape) if placement else whole_box(self._entries[name].shape)
+        local = self._read(name, region)
+        return LocalShard(local, placement) if placement else local
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._cuts)
+        return iter(self._placements)
 
     def __len__(self) -> int:
-        return len(self._cuts)
+        return len(self._placements)
 
     def __contains__(self, name: object) -> bool:
-        return name in self._cuts  # without reading it
+        return name in self._placements  # without reading it
 
     def check(self) -> None:
         """Raises what is wrong with the tensors that were read, if anything is."""
         if self.problem:
             raise self.problem
 
-    def _read(self, name: str, box: Box) -> Tensor:
+    def _read(self, name: str, region: Region) -> Tensor:
         if self.problem is None:
             try:
-                return self._reader.tensor(self._group, name, box)
+                return self._reader.tensor(self._group, name, region)
             except DamagedCheckpoint as error:
                 self.problem = error
-        return torch.zeros(box.shape, dtype=getattr(torch, self._entries[name].dtype))
+        return torch.zeros(region.shape, dtype=getattr(torch, self._entries[name].dtype))
 
 
 Wants = Callable[[State], Choose | None]

@@ -218,7 +218,7 @@ class _Change:
             reason = " (no checkpoint from before its decay is kept)"
         text = (
             f"{self._run}: the first {reached.step} steps stay{reason}; a new {schedule.shape} cycle of {_steps(more)} "
-            f"follows: {_course(schedule, more)}"
+            f"follows: {_phase_runner(schedule, more)}"
         )
         return self._taken(changed, how="new cycle", message=text)
 
@@ -353,7 +353,7 @@ def _phases_to_come(run: Path, phases: tuple[PhaseSpec, ...], reached: _Reached)
     return f"{done} and stay as they are; then {listed}"
 
 
-def _course(schedule: Schedule, steps: int) -> str:
+def _phase_runner(schedule: Schedule, steps: int) -> str:
     """What the learning rate does in a cycle."""
     warmup = schedule.warmup(steps)
     up = f"learning rate up to {schedule.peak_lr:g} in {_steps(warmup)}" if warmup else f"from {schedule.peak_lr:g}"

@@ -41,11 +41,11 @@ from .memory.host_optimizer import BUCKET_BYTES, HostOptimizer
 from .memory.recompute import make_run_block, recomputed
 from .mesh import Mesh
 from .multi_device import Devices, other_devices
-from .pipeline import Later
-from .placement import Cut, Part
+from .pipeline import DeferredWeightGrads
+from .placement import LocalShard, Placement
 from .precision import PRODUCTS, Masters
 from .rank_executor import RankExecutor
-from .tensor import split_model, tensor_cut
+from .tensor import split_model, tensor_placement
 
 
 def apply(
@@ -120,7 +120,7 @@ def apply(
     optimizer, host = None, None
     if make_optimizer:
         mine = {name: p for name, p in data.parameters.items() if name in chosen}
-        make = functools.partial(_made, make_optimizer, cuts={name: data.cuts[name] for name in mine})
+        make = functools.partial(_made, make_optimizer, placements={name: data.placements[name] for name in mine})
         if "optimizer" in plan.offload:
             # Where gradients are final at the end of a step only, memory for taking back would be of no use.
             waits = clip_norm > 0 or plan.pipeline > 1 or plan.exact or plan.precision == "fp16"
@@ -150,7 +150,7 @@ def apply(
     )
 
 
-def local(parts: Mapping[str, Part]) -> dict[str, Tensor]:
+def local(parts: Mapping[str, LocalShard]) -> dict[str, Tensor]:
     """The numbers alone of what an executor's state gives."""
     return {name: part.local for name, part in parts.items()}
 
@@ -198,12 +198,12 @@ def _first_values(
 ) -> Iterator[tuple[str, Tensor]]:
     """The parts that a rank of the tensor axis `group` has of the first values of parameters, one after the other;
     without a seed memory with any values, of which the system gives only what is written."""
-    cuts = {name: tensor_cut(name, spec, group) for name in names}
+    placements = {name: tensor_placement(name, spec, group) for name in names}
     if seed is None:
-        yield from ((name, torch.empty(cut.local_shape)) for name, cut in cuts.items())
+        yield from ((name, torch.empty(placement.local_shape)) for name, placement in placements.items())
         return
-    for name, value in initial_values({n: cut.shape for n, cut in cuts.items()}, spec, seed=seed):
-        yield name, cuts[name].take(value)
+    for name, value in initial_values({n: placement.shape for n, placement in placements.items()}, spec, seed=seed):
+        yield name, placements[name].take(value)
 
 
 def _data(
@@ -222,12 +222,14 @@ def _data(
     replicas = mesh.group("replicate", "context")
     others = mesh.is_first("replicate", "context")
     if plan.zero == 0:
-        cuts: dict[str, Cut] = {n: tensor_cut(n, spec, mesh.group("tensor"), first=others) for n in weights}
+        placements: dict[str, Placement] = {
+            n: tensor_placement(n, spec, mesh.group("tensor"), first=others) for n in weights
+        }
         parameters = {n: p for each in masters for n, p in each.parameters.items()} if masters else weights
         return Replicas(
             weights,
             parameters,
-            cuts,
+            placements,
             replicas,
             trained=trained,
             bucket_bytes=plan.bucket_bytes,
@@ -245,7 +247,7 @@ def _data(
     blocks = {f"blocks.{k}": b for stage in stages.values() for k, b in stage.blocks.items()}
     return Shards(
         weights,
-        {n: tensor_cut(n, spec, mesh.group("tensor"), first=others) for n in weights},
+        {n: tensor_placement(n, spec, mesh.group("tensor"), first=others) for n in weights},
         mesh.group("shard"),
         replicas,
         stage=plan.zero,
@@ -304,15 +306,15 @@ def _folder(plan: Plan, mesh: Mesh) -> Path | None:
 
 
 def _made(
-    make: MakeOptimizer, parameters: dict[str, nn.Parameter], *, cuts: Mapping[str, Cut]
+    make: MakeOptimizer, parameters: dict[str, nn.Parameter], *, placements: Mapping[str, Placement]
 ) -> torch.optim.Optimizer:
-    return make(parameters, cuts)
+    return make(parameters, placements)
 
 
-def _later(plan: Plan, stages: Mapping[int, Decoder]) -> Later | None:
+def _later(plan: Plan, stages: Mapping[int, Decoder]) -> DeferredWeightGrads | None:
     if plan.pipeline == 1 or plan.schedule != "zero-bubble":
         return None
-    later = Later()
+    later = DeferredWeightGrads()
     for stage in stages.values():
         later.serve(stage)
     return later

@@ -20,7 +20,7 @@ from ropewalk.plan.plan import Plan
 
 from .mesh import Mesh
 from .pipeline import run_forward
-from .placement import Cut, chunk_sizes, whole_cut
+from .placement import Placement, chunk_sizes, whole_placement
 from .precision import autocast
 
 
@@ -131,10 +131,10 @@ class _StagePass:
     def end_last_backward(self, stage: int) -> None:
         """Neither."""
 
-    def _vocabulary(self) -> Cut:
+    def _vocabulary(self) -> Placement:
         """Which logits a tensor rank computes."""
         side, group = self._of.spec.vocabulary, self._of._tensor
-        return whole_cut((side,)).further(0, chunk_sizes(side, group.size), group)
+        return whole_placement((side,)).further(0, chunk_sizes(side, group.size), group)
 
 
 @torch.no_grad()

@@ -21,10 +21,10 @@ from ropewalk.model.spec import Spec
 from .comm import Group
 from .kernels.kernel_choice import Contest
 from .kernels.matmul_tuning import Tuning
-from .placement import Choose, Cut, Part
+from .placement import Choose, LocalShard, Placement
 
 Named = Mapping[str, Tensor]
-MakeOptimizer = Callable[[dict[str, torch.nn.Parameter], Mapping[str, Cut]], torch.optim.Optimizer]
+MakeOptimizer = Callable[[dict[str, torch.nn.Parameter], Mapping[str, Placement]], torch.optim.Optimizer]
 """Gets what this rank updates of each parameter, and which part of it that is."""
 
 
@@ -124,11 +124,11 @@ class Executor(Protocol):
         """A number that any flipped bit changes in the loss and gradients of the batch's first microbatch. Waits for
         the device; weights, gradients and optimizer stay as they are."""
 
-    def model_state(self) -> dict[str, Part]:
+    def model_state(self) -> dict[str, LocalShard]:
         """This rank's parts of the parameters by name, trained or not, as the optimizer sees them: float32 in every
         precision."""
 
-    def optimizer_state(self) -> dict[str, Part]:
+    def optimizer_state(self) -> dict[str, LocalShard]:
         """The optimizer's tensors as `moment/parameter`; also `guard/...`, in fp16 `loss_scale/...`."""
 
     def stage_seconds(self) -> dict[int, float]:
@@ -142,7 +142,9 @@ class Executor(Protocol):
     def wants(self) -> Choose:
         """Which part of each tensor of a state this rank needs to go on from it."""
 
-    def load_state(self, model: Mapping[str, Tensor | Part], optimizer: Mapping[str, Tensor | Part]) -> None:
+    def load_state(
+        self, model: Mapping[str, Tensor | LocalShard], optimizer: Mapping[str, Tensor | LocalShard]
+    ) -> None:
         """Takes over a state: whole tensors, or of each the part that this rank `wants`."""
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from .comm import Group
 from .mesh import Mesh
-from .placement import Cut
+from .placement import Placement
 
 
 def global_norm(
@@ -39,7 +39,7 @@ def global_norm(
     return both[0], both[1].sqrt()
 
 
-def whole_lengths(parts: Mapping[str, Tensor], cuts: Mapping[str, Cut], mesh: Mesh) -> list[Tensor]:
+def global_norms(parts: Mapping[str, Tensor], placements: Mapping[str, Placement], mesh: Mesh) -> list[Tensor]:
     """The lengths of whole tensors whose parts lie on several ranks, in the order given; one all-reduce an axis."""
     lengths = list(torch._foreach_norm(list(parts.values())))
     cutting = [group for group in (mesh.group("tensor"), mesh.group("shard")) if group.size > 1]
@@ -47,7 +47,7 @@ def whole_lengths(parts: Mapping[str, Tensor], cuts: Mapping[str, Cut], mesh: Me
         return lengths
     squares = torch.stack(lengths).double().square()
     for group in cutting:
-        cut_here = [any(s.group.ranks == group.ranks for s in cuts[name].slicings) for name in parts]
+        cut_here = [any(s.group.ranks == group.ranks for s in placements[name].shards) for name in parts]
         shares = torch.tensor([1.0 if here else 1 / group.size for here in cut_here], dtype=torch.float64)
         squares = group.all_reduce(squares * shares.to(squares.device))
     return list(squares.sqrt().unbind(0))
@@ -63,7 +63,7 @@ def sum_partial(gradients: Sequence[Tensor], group: Group) -> None:
         gradient.copy_(part.view(gradient.shape))
 
 
-def exact_norm(gradients: Mapping[str, Tensor], cuts: Mapping[str, Cut], mesh: Mesh) -> Tensor:
+def exact_norm(gradients: Mapping[str, Tensor], placements: Mapping[str, Placement], mesh: Mesh) -> Tensor:
     """The length of the whole gradient, the same bits whatever the cut: squares are added up row by row, the rows of
     all ranks gathered, and these added up in one order. Price: a collective a parameter."""
     rows = []
@@ -71,11 +71,11 @@ def exact_norm(gradients: Mapping[str, Tensor], cuts: Mapping[str, Cut], mesh: M
     for name, gradient in gradients.items():
         square = gradient.double() ** 2
         sums = square.flatten(1).sum(1) if square.dim() > 1 else square
-        slicings = cuts[name].slicings
-        if slicings:
-            (slicing,) = slicings
+        shards = placements[name].shards
+        if shards:
+            (slicing,) = shards
             assert slicing.group.ranks == shard.ranks, "exact mode cuts along the shard axis alone"
-            sums = Cut((sum(slicing.sizes),), slicings).gather(sums)
+            sums = Placement((sum(slicing.sizes),), shards).gather(sums)
         rows.append(sums.sum())
     # Every parameter by itself, then all of them: the same numbers in the same order on every rank.
     return torch.stack(rows).sum().sqrt()

@@ -4,35 +4,35 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from .placement import Cut, Part, Slicing
+from .placement import LocalShard, Placement, Shard
 
 MEANS = {"row_var": 1, "col_var": 0, "mean_scale": 1, "root_scale": 1}
 """Moments that sum up a dimension of their parameter, as means (Adafactor) or its largest (adamw-8bit): which one."""
 
 
-def moment_cut(moment: str, tensor: Tensor, cut: Cut) -> Cut:
+def moment_placement(moment: str, tensor: Tensor, placement: Placement) -> Placement:
     """Which part of the whole moment a rank has: it is cut as its parameter is, a mean only along what it keeps."""
     shape = list(tensor.shape)
-    for slicing in _slicings(moment, tensor.dim(), cut)[0]:
-        shape[slicing.dim] = cut.shape[slicing.dim]
-    return whole_moment_cut(moment, tuple(shape), cut)
+    for slicing in _slicings(moment, tensor.dim(), placement)[0]:
+        shape[slicing.dim] = placement.shape[slicing.dim]
+    return whole_moment_placement(moment, tuple(shape), placement)
 
 
-def whole_moment_cut(moment: str, shape: tuple[int, ...], cut: Cut) -> Cut:
+def whole_moment_placement(moment: str, shape: tuple[int, ...], placement: Placement) -> Placement:
     """The same, by the `shape` of the whole moment."""
-    kept, same = _slicings(moment, len(shape), cut)
-    return Cut(shape, kept, cut.first and all(s.group.rank == 0 for s in same))
+    kept, same = _slicings(moment, len(shape), placement)
+    return Placement(shape, kept, placement.first and all(s.group.rank == 0 for s in same))
 
 
-def moment_part(moment: str, tensor: Tensor | Part, cut: Cut) -> Tensor:
+def moment_shard(moment: str, tensor: Tensor | LocalShard, placement: Placement) -> Tensor:
     """This rank's part of a whole moment, or of one that was read in parts, of a parameter that is cut like this."""
-    shape = tensor.cut.shape if isinstance(tensor, Part) else tuple(tensor.shape)
-    return whole_moment_cut(moment, shape, cut).take(tensor)
+    shape = tensor.placement.shape if isinstance(tensor, LocalShard) else tuple(tensor.shape)
+    return whole_moment_placement(moment, shape, placement).take(tensor)
 
 
-def _slicings(moment: str, dims: int, cut: Cut) -> tuple[tuple[Slicing, ...], tuple[Slicing, ...]]:
+def _slicings(moment: str, dims: int, placement: Placement) -> tuple[tuple[Shard, ...], tuple[Shard, ...]]:
     """The cuts of a parameter that a moment of it shares, and those of which all ranks hold the same."""
-    if dims != len(cut.shape):
-        return (), cut.slicings
-    kept = tuple(s for s in cut.slicings if s.dim != MEANS.get(moment))
-    return kept, tuple(s for s in cut.slicings if s not in kept)
+    if dims != len(placement.shape):
+        return (), placement.shards
+    kept = tuple(s for s in placement.shards if s.dim != MEANS.get(moment))
+    return kept, tuple(s for s in placement.shards if s not in kept)

@@ -64,13 +64,13 @@ class Pipeline:
         rank: int,
         channels: Mapping[Channel, Group],
         relay: Group | None = None,
-        later: Later | None = None,
-        busy: Busy | None = None,
+        later: DeferredWeightGrads | None = None,
+        busy: StageTimer | None = None,
     ) -> None:
         """`channels` are those of this rank. `busy` counts the time of every stage."""
         self._operations = program(lists, rank, stages=stages)
         self._stages, self._channels, self._relay = stages, channels, relay
-        self._busy = busy or Busy(torch.device("cpu"))
+        self._busy = busy or StageTimer(torch.device("cpu"))
         self._later = later
 
     def run(self, work: Work, *, scale: Tensor | None = None, relayed: bool = False) -> list[Tensor]:
@@ -130,7 +130,7 @@ class Pipeline:
             self._messages.offer(live.x.grad)
 
 
-class Busy:
+class StageTimer:
     """Seconds in which stages compute, without their waiting for messages; on a GPU by its own clock, since what is
     queued there takes no time of the host."""
 
@@ -242,7 +242,7 @@ def _copy(out: Tensor, x: Tensor) -> None:
     out.copy_(x)
 
 
-class Later:
+class DeferredWeightGrads:
     """Gradients of weights that are computed when there is time for them (Qi et al. 2023): the backward pass of a
     linear map gives its input's gradient at once and leaves the product for its weight to `run`."""
 
@@ -284,7 +284,7 @@ class Later:
 
 
 class _Collecting:
-    def __init__(self, later: Later, key: Any) -> None:
+    def __init__(self, later: DeferredWeightGrads, key: Any) -> None:
         self._later, self._new = later, key
 
     def __enter__(self) -> None:
@@ -296,7 +296,7 @@ class _Collecting:
 
 class _LaterProduct(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, later: Later) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, later: DeferredWeightGrads) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.later = later
         return F.linear(x, weight.to(x.dtype))

@@ -16,7 +16,7 @@ from .comm import Group
 
 
 @dataclass(frozen=True, slots=True)
-class Slicing:
+class Shard:
     """One dimension dealt to the ranks of a group."""
 
     dim: int
@@ -34,12 +34,12 @@ class Slicing:
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class Placement:
     """This rank's part of a tensor of `shape`."""
 
     shape: tuple[int, ...]
     """Of the whole."""
-    slicings: tuple[Slicing, ...] = ()
+    shards: tuple[Shard, ...] = ()
     """In the order of cutting: each cuts what the one before left."""
     first: bool = True
     """Whether this rank is the first of those that hold the same part."""
@@ -48,7 +48,7 @@ class Cut:
     def offset(self) -> tuple[int, ...]:
         """Where the part begins in the whole."""
         corner = [0] * len(self.shape)
-        for slicing in self.slicings:
+        for slicing in self.shards:
             corner[slicing.dim] += slicing.begin
         return tuple(corner)
 
@@ -56,29 +56,29 @@ class Cut:
     def local_shape(self) -> tuple[int, ...]:
         """Of the part."""
         sides = list(self.shape)
-        for slicing in self.slicings:
+        for slicing in self.shards:
             sides[slicing.dim] = slicing.size
         return tuple(sides)
 
     @property
     def is_whole(self) -> bool:
-        return not self.slicings
+        return not self.shards
 
-    def further(self, dim: int, sizes: Sequence[int], group: Group, *, first: bool | None = None) -> Cut:
+    def further(self, dim: int, sizes: Sequence[int], group: Group, *, first: bool | None = None) -> Placement:
         """The part of this part that `group` leaves to this rank."""
         if group.size == 1:
-            return Cut(self.shape, self.slicings, self.first if first is None else first)
-        slicing = Slicing(dim, tuple(sizes), group)
-        return Cut(self.shape, (*self.slicings, slicing), self.first if first is None else first)
+            return Placement(self.shape, self.shards, self.first if first is None else first)
+        slicing = Shard(dim, tuple(sizes), group)
+        return Placement(self.shape, (*self.shards, slicing), self.first if first is None else first)
 
-    def take(self, full: Tensor | Part) -> Tensor:
+    def take(self, full: Tensor | LocalShard) -> Tensor:
         """This rank's part of the whole tensor, a view; of one that was read in parts, the part."""
-        if isinstance(full, Part):
-            there = full.cut.shape, full.cut.offset, full.cut.local_shape
+        if isinstance(full, LocalShard):
+            there = full.placement.shape, full.placement.offset, full.placement.local_shape
             assert there == (self.shape, self.offset, self.local_shape), f"the part {there} is another one"
             return full.local
         assert tuple(full.shape) == self.shape, f"{tuple(full.shape)} is not {self.shape}"
-        for slicing in self.slicings:
+        for slicing in self.shards:
             full = full.narrow(slicing.dim, slicing.begin, slicing.size)
         return full
 
@@ -86,33 +86,33 @@ class Cut:
         """The whole of a tensor that is cut like this one; all ranks of its groups must call. `part` may have more
         dimensions in front, which are not cut."""
         extra = part.dim() - len(self.shape)
-        for slicing in reversed(self.slicings):
+        for slicing in reversed(self.shards):
             part = _joined(part, slicing, extra + slicing.dim)
         return part
 
     def sum(self, partial: Tensor, dim: int) -> Tensor:
         """`partial` sums over this rank's part of dimension `dim`, added up over all ranks that share it."""
-        for slicing in reversed(self.slicings):
+        for slicing in reversed(self.shards):
             if slicing.dim == dim:
                 partial = slicing.group.all_reduce(partial.contiguous())
         return partial
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class LocalShard:
     """What a rank holds of a tensor: the numbers, and where they belong."""
 
     local: Tensor
-    cut: Cut
+    placement: Placement
 
 
-Choose = Callable[[str, str, tuple[int, ...]], Cut | None]
+Choose = Callable[[str, str, tuple[int, ...]], Placement | None]
 """By group (`model`, `optimizer`), name and shape of a whole tensor, the part of it that is needed; None: nothing."""
 
 
-def whole_cut(shape: Sequence[int], *, first: bool = True) -> Cut:
+def whole_placement(shape: Sequence[int], *, first: bool = True) -> Placement:
     """The cut of a tensor of which every rank holds all."""
-    return Cut(tuple(shape), (), first)
+    return Placement(tuple(shape), (), first)
 
 
 def chunk_sizes(side: int, ranks: int) -> tuple[int, ...]:
@@ -121,7 +121,7 @@ def chunk_sizes(side: int, ranks: int) -> tuple[int, ...]:
     return tuple(max(0, min(part, side - rank * part)) for rank in range(ranks))
 
 
-def _joined(part: Tensor, slicing: Slicing, dim: int) -> Tensor:
+def _joined(part: Tensor, slicing: Shard, dim: int) -> Tensor:
     """The parts of all ranks of a slicing along `dim`. Shorter ones travel padded."""
     longest = max(slicing.sizes)
     if part.shape[dim] < longest:

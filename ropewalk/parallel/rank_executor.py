@@ -35,19 +35,19 @@ from .data.sequence_losses import RowLosses
 from .data.shards import Shards
 from .decoding import RankDecoding
 from .executor import Decoding, Named, Points, Scores, StepResult, bit_sum, guards
-from .grad_norm import exact_norm, global_norm, sum_partial, whole_lengths
+from .grad_norm import exact_norm, global_norm, global_norms, sum_partial
 from .kernels.kernel_choice import Contest
 from .labels import label
 from .memory.host_optimizer import HostOptimizer
 from .memory.recompute import BlockRunner
 from .mesh import Mesh
 from .multi_device import Devices
-from .optimizer_state import moment_cut, moment_part, whole_moment_cut
-from .pipeline import Busy, Later, Pipeline, run_forward
-from .placement import Choose, Cut, Part, whole_cut
+from .optimizer_state import moment_placement, moment_shard, whole_moment_placement
+from .pipeline import DeferredWeightGrads, Pipeline, StageTimer, run_forward
+from .placement import Choose, LocalShard, Placement, whole_placement
 from .precision import LossScale, Masters, autocast
 from .stage_work import Microbatch, StageWork
-from .tensor import SplitHead, has_partial_gradient, tensor_cut
+from .tensor import SplitHead, has_partial_gradient, tensor_placement
 
 
 class RankExecutor:
@@ -63,7 +63,7 @@ class RankExecutor:
         data: Replicas | Shards,
         host: HostOptimizer | None = None,
         masters: Sequence[Masters] = (),
-        later: Later | None = None,
+        later: DeferredWeightGrads | None = None,
         devices: Devices | None = None,
         contests: Sequence[Contest] = (),
         attention: Callable[[Attend], Attend] | None = None,
@@ -98,14 +98,14 @@ class RankExecutor:
         self._tensor = mesh.group("tensor")
         self._head: SplitHead | None = None
         if self._tensor.size > 1:
-            begin = tensor_cut("embedding.weight", self.spec, self._tensor).offset[0]
+            begin = tensor_placement("embedding.weight", self.spec, self._tensor).offset[0]
             self._head = SplitHead(self._tensor, plan.sequence, begin)
         self._is_last = plan.pipeline * plan.chunks - 1 in stages
         self._partial = [n for n in self._trained if has_partial_gradient(n, self.spec, sequence=plan.sequence)]
         self._pipelines: dict[int, Pipeline] = {}
         self._loaded: set[tuple[str, frozenset[torch.Size]]] = set()
         self._names_of = {number: [name for name, _ in stage.named_parameters()] for number, stage in stages.items()}
-        self._busy = Busy(self.device)
+        self._busy = StageTimer(self.device)
         self._dealer = Dealer(mesh.rows, self.spec) if plan.balance else None
         self._changed = False
         if host:
@@ -184,17 +184,17 @@ class RankExecutor:
             parameter.grad = None
         return total
 
-    def model_state(self) -> dict[str, Part]:
+    def model_state(self) -> dict[str, LocalShard]:
         return {
-            name: Part(parameter.detach(), self._data.cuts[name])
+            name: LocalShard(parameter.detach(), self._data.placements[name])
             for name, parameter in self._parameters.items()
             if not self._is_copy(name)
         }
 
-    def optimizer_state(self) -> dict[str, Part]:
+    def optimizer_state(self) -> dict[str, LocalShard]:
         state = self._need_optimizer().state
         found = {
-            f"{moment}/{name}": Part(tensor, moment_cut(moment, tensor, self._data.cuts[name]))
+            f"{moment}/{name}": LocalShard(tensor, moment_placement(moment, tensor, self._data.placements[name]))
             for name, parameter in self._trained.items()
             if not self._is_copy(name)
             for moment, tensor in state.get(parameter, {}).items()
@@ -202,7 +202,7 @@ class RankExecutor:
         others = {"guard": self._watch.state, "loss_scale": self._loss_scale.state if self._loss_scale else {}}
         for kind, tensors in others.items():
             for name, tensor in tensors.items():
-                found[f"{kind}/{name}"] = Part(tensor, whole_cut(tensor.shape, first=self._mesh.rank == 0))
+                found[f"{kind}/{name}"] = LocalShard(tensor, whole_placement(tensor.shape, first=self._mesh.rank == 0))
         if isinstance(self._data, Replicas):
             found |= {f"compression/{name}": part for name, part in self._data.owed().items()}
         return found
@@ -211,36 +211,38 @@ class RankExecutor:
         return self._busy.take()
 
     def lengths(self, parts: Named) -> list[Tensor]:
-        return whole_lengths(parts, self._data.cuts, self._mesh)
+        return global_norms(parts, self._data.placements, self._mesh)
 
     def wants(self) -> Choose:
         parameters, trained = self._holders(self._parameters), self._holders(self._trained)
 
-        def choose(group: str, name: str, shape: tuple[int, ...]) -> Cut | None:
+        def choose(group: str, name: str, shape: tuple[int, ...]) -> Placement | None:
             kind, parameter = name.split("/", 1) if group == "optimizer" else ("", name)
             if kind in ("guard", "loss_scale", "compression", "sampler"):
-                return whole_cut(shape, first=self._mesh.rank == 0)
+                return whole_placement(shape, first=self._mesh.rank == 0)
             held = next(iter((trained if kind else parameters).get(parameter, ())), None)
             if held is None:
                 return None
-            cut = self._data.cuts[held]
-            cut = dataclasses.replace(cut, first=cut.first and not self._is_copy(held))
-            return whole_moment_cut(kind, shape, cut) if kind else cut
+            placement = self._data.placements[held]
+            placement = dataclasses.replace(placement, first=placement.first and not self._is_copy(held))
+            return whole_moment_placement(kind, shape, placement) if kind else placement
 
         return choose
 
     @torch.no_grad()
-    def load_state(self, model: Mapping[str, Tensor | Part], optimizer: Mapping[str, Tensor | Part]) -> None:
+    def load_state(
+        self, model: Mapping[str, Tensor | LocalShard], optimizer: Mapping[str, Tensor | LocalShard]
+    ) -> None:
         strange = model.keys() - self.spec.shapes().keys()
         assert not strange, f"{min(strange)}: the state is of another model"
         for name, parameter in self._parameters.items():
             whole = whole_name(name, self.spec)
             assert whole in model, f"{whole}: the state is of another model"
-            parameter.copy_(self._data.cuts[name].take(model[whole]))
+            parameter.copy_(self._data.placements[name].take(model[whole]))
         holders = self._holders(self._trained)
         for key, tensor in optimizer.items():
             kind, name = key.split("/", 1)
-            whole_tensor = tensor.local if isinstance(tensor, Part) else tensor
+            whole_tensor = tensor.local if isinstance(tensor, LocalShard) else tensor
             if kind == "guard":
                 # A run may have been saved under another rule for spikes.
                 if name in self._watch.state:
@@ -271,9 +273,9 @@ class RankExecutor:
             found.setdefault(whole_name(name, self.spec), []).append(name)
         return found
 
-    def _load_moment(self, kind: str, name: str, tensor: Tensor | Part) -> None:
-        parameter, cut = self._trained[name], self._data.cuts[name]
-        part, state = moment_part(kind, tensor, cut), self._need_optimizer().state[parameter]
+    def _load_moment(self, kind: str, name: str, tensor: Tensor | LocalShard) -> None:
+        parameter, placement = self._trained[name], self._data.placements[name]
+        part, state = moment_shard(kind, tensor, placement), self._need_optimizer().state[parameter]
         # `step` counts live where the optimizer keeps them; moments live with their parameter.
         device = parameter.device if part.dim() or self.device.type == "cuda" else torch.device("cpu")
         if self._host and kind in state:
@@ -540,7 +542,7 @@ class RankExecutor:
         """The loss of the global batch and the length of its gradient, on every rank."""
         wide = torch.promote_types(self._dtype, torch.float32)
         if self._plan.exact:
-            return self._exact_sum(parts), exact_norm(gradients, self._data.cuts, self._mesh).to(wide)
+            return self._exact_sum(parts), exact_norm(gradients, self._data.placements, self._mesh).to(wide)
         local = torch.stack(list(parts)).sum() if parts else torch.zeros((), dtype=wide, device=self.device)
         # All ranks of the tensor axis have the same loss.
         share = local.double() / self._tensor.size
@@ -551,7 +553,7 @@ class RankExecutor:
 
     def _copies(self, name: str) -> int:
         """How many ranks hold this very part of a gradient."""
-        whole_on_tensor = all(slicing.group is not self._tensor for slicing in self._data.cuts[name].slicings)
+        whole_on_tensor = all(slicing.group is not self._tensor for slicing in self._data.placements[name].shards)
         return self.replicas.size * (self._tensor.size if whole_on_tensor else 1)
 
     def _set_rate(self, lr: float) -> None:

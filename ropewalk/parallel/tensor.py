@@ -30,20 +30,20 @@ from ropewalk.model.spec import Spec
 
 from .collectives import enter_split, gather_first, gathered, leave_split, scatter_first
 from .comm import Group, group_of
-from .placement import Cut, chunk_sizes, whole_cut
+from .placement import Placement, chunk_sizes, whole_placement
 
 
-def tensor_cut(name: str, spec: Spec, group: Group, *, first: bool = True) -> Cut:
+def tensor_placement(name: str, spec: Spec, group: Group, *, first: bool = True) -> Placement:
     """Which part of the parameter `name` a rank of the tensor axis holds; `first` says the same of the other axes."""
     shape = spec.shapes()[whole_name(name, spec)]
     split = split_of(name, spec)
     if split.dimension is None:
-        return whole_cut(shape, first=first and group.rank == 0)
+        return whole_placement(shape, first=first and group.rank == 0)
     side = shape[split.dimension]
     if split.role == "vocabulary":
-        return whole_cut(shape, first=first).further(split.dimension, chunk_sizes(side, group.size), group)
+        return whole_placement(shape, first=first).further(split.dimension, chunk_sizes(side, group.size), group)
     assert split.units % group.size == 0, f"{name}: {split.units} units on {group.size} ranks"
-    return whole_cut(shape, first=first).further(split.dimension, (side // group.size,) * group.size, group)
+    return whole_placement(shape, first=first).further(split.dimension, (side // group.size,) * group.size, group)
 
 
 def split_model(model: Decoder, group: Group, *, sequence: bool) -> None:
@@ -52,9 +52,9 @@ def split_model(model: Decoder, group: Group, *, sequence: bool) -> None:
         return
     spec = model.spec
     for name, parameter in list(model.named_parameters()):
-        cut = tensor_cut(name, spec, group)
-        if not cut.is_whole:
-            _replace(model, name, cut.take(parameter.detach()).clone())
+        placement = tensor_placement(name, spec, group)
+        if not placement.is_whole:
+            _replace(model, name, placement.take(parameter.detach()).clone())
     # The same objects for all layers: compiled once, a block serves them all.
     enter, column, leave = (
         functools.partial(each, group=group, sequence=sequence) for each in (_enter, column_linear, _leave)
@@ -66,7 +66,7 @@ def split_model(model: Decoder, group: Group, *, sequence: bool) -> None:
             linear.leave = leave
     model.set_positions_first(sequence)
     if model.embedding is not None:
-        begin = tensor_cut("embedding.weight", spec, group).offset[0]
+        begin = tensor_placement("embedding.weight", spec, group).offset[0]
         model.embed = functools.partial(_look_up, model.embedding, begin=begin, group=group, sequence=sequence)
         if sequence:
             model.keep = functools.partial(_kept, group=group)

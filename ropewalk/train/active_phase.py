@@ -20,7 +20,7 @@ from ropewalk.parallel.anomaly_guard import SpikeRule
 from ropewalk.parallel.apply import apply
 from ropewalk.parallel.executor import Executor, Points
 from ropewalk.parallel.mesh import Mesh
-from ropewalk.parallel.placement import Choose, Cut, Part
+from ropewalk.parallel.placement import Choose, LocalShard, Placement
 from ropewalk.plan.plan import PhasePlan
 
 from .config import Guard, Optimizer
@@ -47,7 +47,7 @@ class Position:
     tokens: int = 0
 
 
-class Running:
+class ActivePhase:
     """One phase with its state on the device."""
 
     def __init__(
@@ -207,12 +207,12 @@ def _without_moments(choose: Choose) -> Choose:
 
 
 def _optimizer(
-    parameters: Parameters, cuts: Mapping[str, Cut], *, settings: Optimizer, spec: Spec, exact: bool
+    parameters: Parameters, placements: Mapping[str, Placement], *, settings: Optimizer, spec: Spec, exact: bool
 ) -> torch.optim.Optimizer:
-    return make_optimizer(parameters, settings, spec=spec, cuts=cuts, exact=exact)
+    return make_optimizer(parameters, settings, spec=spec, placements=placements, exact=exact)
 
 
-def _plain(parts: Mapping[str, Part], world: int) -> dict[str, Any]:
+def _plain(parts: Mapping[str, LocalShard], world: int) -> dict[str, Any]:
     """Parts as a checkpoint takes them; one rank alone has whole tensors."""
     return dict(parts) if world > 1 else {name: part.local for name, part in parts.items()}
 

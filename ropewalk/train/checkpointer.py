@@ -16,7 +16,7 @@ from ropewalk.base.errors import StorageError
 from ropewalk.base.files import PARTIAL
 from ropewalk.checkpoint.commit import Attempt, publish_newest
 from ropewalk.checkpoint.config import Checkpoints
-from ropewalk.checkpoint.coordinator import Alone, Together, decided
+from ropewalk.checkpoint.coordinator import Alone, Coordinator, decided
 from ropewalk.checkpoint.disk import Disk, LocalDisk, Watched
 from ropewalk.checkpoint.format import CheckpointManifest, list_checkpoints, step_path
 from ropewalk.checkpoint.policy.frequency import Decision
@@ -40,7 +40,7 @@ from ropewalk.checkpoint.tensors import (
     whole,
 )
 from ropewalk.checkpoint.tiers.tier import plain_name
-from ropewalk.checkpoint.tiers.tier_writer import Copied, Copier, run_name
+from ropewalk.checkpoint.tiers.tier_writer import Copied, TierWriter, run_name
 from ropewalk.checkpoint.write.persist import Persister, Saved
 from ropewalk.checkpoint.write.snapshot import Snapshot, Stager
 from ropewalk.config.ranks import Ranks
@@ -50,7 +50,7 @@ from ropewalk.parallel.placement import Choose
 from .save_interval import Interval, Note
 
 
-class Keeper:
+class Checkpointer:
     """`checkpoints/`, and `checkpoints/best/` for the best validations of a phase that may stop early.
 
     In the background, `save` begins a copy and returns; the state must not change before `fence`, and `finished` tells
@@ -69,14 +69,16 @@ class Keeper:
         ranks: int = 1,
         place: Ranks | None = None,
         attempt: str = "0",
-        together: Together | None = None,
+        coordinator: Coordinator | None = None,
         disk: Disk | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """`attempt`: a name that all ranks of this launch share and no earlier launch of the run had; one rank alone
         needs none. `together`: the collectives of several ranks."""
-        self._place, self._launch, self._together = place or Ranks(), plain_name(attempt), together or Alone()
-        assert self._place.world == 1 or (together and attempt != "0"), "several ranks decide and name things together"
+        self._place, self._launch, self._coordinator = place or Ranks(), plain_name(attempt), coordinator or Alone()
+        assert self._place.world == 1 or (coordinator and attempt != "0"), (
+            "several ranks decide and name things together"
+        )
         self._saves = 0
         self._damaged: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._verified = Verified(tell=self._damaged.put)
@@ -84,7 +86,9 @@ class Keeper:
         self._best = self._folder / "best"
         self._settings, self._warn = settings, warn
         self._disk = Watched(disk or LocalDisk())
-        self.interval = Interval(run, settings, place=self._place, together=self._together, ranks=ranks, clock=clock)
+        self.interval = Interval(
+            run, settings, place=self._place, coordinator=self._coordinator, ranks=ranks, clock=clock
+        )
         """Says which steps are due."""
         self._clock = clock
         self._failures = 0
@@ -95,7 +99,7 @@ class Keeper:
         self._stager: Stager | None = None
         self._persister: Persister | None = None
         self._copying: Snapshot | None = None
-        self._copier = self._make_copier() if settings.tiers.used else None
+        self._tier_writer = self._make_tier_writer() if settings.tiers.used else None
         self.found: Report | None = None
         """Where the state of the last `newest` came from, when there are copies elsewhere than on the disk."""
 
@@ -116,7 +120,7 @@ class Keeper:
             self._warn(f"{message} (continuing from an older one)")
         if self._leads:
             self._clear_way(path, state.step if state else 0)
-        self._together.barrier()
+        self._coordinator.barrier()
         self.interval.saved_at = state.step if state else 0
         if state and fill is None:
             self.make_durable(state)
@@ -173,7 +177,7 @@ class Keeper:
 
     def is_durable(self, step: int) -> bool:
         """Whether a state of `step` that was found lies on the disk. All ranks must call."""
-        return not self._copier or self.holds(step)
+        return not self._tier_writer or self.holds(step)
 
     def make_durable(self, state: State) -> None:
         """Makes a checkpoint of a state that was found elsewhere, unless the disk has one of its step. All ranks must
@@ -194,9 +198,9 @@ class Keeper:
         """Whether `step` is to be kept in memory alone; not while a save is under way, which needs the buffers. All
         ranks must call."""
         every = self._settings.tiers.memory_every_steps
-        if not self._copier or not every or step % every:
+        if not self._tier_writer or not every or step % every:
             return False
-        return self._together.agree(not self._persister or self._persister.idle)
+        return self._coordinator.agree(not self._persister or self._persister.idle)
 
     def copy(self, state: State) -> None:
         """Begins a copy to memory and to peers; the disk knows nothing of it."""
@@ -242,7 +246,7 @@ class Keeper:
 
     def copied(self) -> list[Copied]:
         """Copies elsewhere than on the disk that have been made, or have failed, since the last call."""
-        found = self._copier.finished() if self._copier else []
+        found = self._tier_writer.finished() if self._tier_writer else []
         for copy in found:
             if copy.error:
                 self._warn(f"step {copy.step}: no copy in {copy.tier}: {copy.error}")
@@ -251,8 +255,8 @@ class Keeper:
     def step_began(self) -> None:
         """A step begins; copies look for the gaps in its traffic."""
         self.interval.step_began()
-        if self._copier:
-            self._copier.learner.step()
+        if self._tier_writer:
+            self._tier_writer.learner.step()
 
     def steps_settled(self) -> None:
         """The device has done all steps so far."""
@@ -260,14 +264,14 @@ class Keeper:
 
     def traffic(self) -> contextlib.AbstractContextManager[None]:
         """Training uses the network in this block."""
-        return self._copier.learner.busy() if self._copier else contextlib.nullcontext()
+        return self._tier_writer.learner.busy() if self._tier_writer else contextlib.nullcontext()
 
     def observe(self, traffic: Traffic, *, but: str) -> None:
         """Copies keep out of the way of the collectives of `traffic`, except those of the group `but`, which carry next
         to nothing for as long as a step lasts."""
-        if not self._copier:
+        if not self._tier_writer:
             return
-        learner = self._copier.learner
+        learner = self._tier_writer.learner
 
         def began(group: str, at: float) -> None:
             if group != but:
@@ -296,7 +300,7 @@ class Keeper:
         self._deadline = time.monotonic() + seconds
         if self._persister:
             self._persister.hurry()
-        return self._together.agree(self._persist_s < seconds)
+        return self._coordinator.agree(self._persist_s < seconds)
 
     def close(self) -> None:
         """Finishes what is under way and ends the threads; what hangs is left to itself."""
@@ -305,17 +309,17 @@ class Keeper:
             self._persister.close(give_up=self._is_stuck)
         if self._stager:
             self._stager.close()
-        if self._copier:
-            self._copier.close()
+        if self._tier_writer:
+            self._tier_writer.close()
 
     def end(self) -> None:
         """The run has ended well: its copies in memory are no longer needed. All ranks must call."""
-        if self._copier:
+        if self._tier_writer:
             self.settle()
-            self._copier.settle()
+            self._tier_writer.settle()
             # Ranks of one machine share that memory.
-            self._together.barrier()
-            self._copier.end()
+            self._coordinator.barrier()
+            self._tier_writer.end()
         self.interval.stop()
 
     def save_best(self, state: State) -> None:
@@ -324,7 +328,7 @@ class Keeper:
         self.settle()
         save(self._best, state, disk=self._disk, attempt=self._next_attempt())
         # Only now may every rank read it.
-        self._together.barrier()
+        self._coordinator.barrier()
 
     def best_weights(self, step: int, wants: Choose | None = None) -> Stream:
         """The weights of the best validation, made at `step`, read as they are asked for: of each the part that this
@@ -350,7 +354,7 @@ class Keeper:
             keep_last=settings.keep_last,
             keep_every=settings.keep_every_steps,
             keep_verified=settings.keep_verified,
-            in_use=[*(self._copier.in_use if self._copier else ()), *spared],
+            in_use=[*(self._tier_writer.in_use if self._tier_writer else ()), *spared],
             is_left=is_left,
             verified=self._verified,
             disk=self._disk,
@@ -373,13 +377,15 @@ class Keeper:
 
     def _decided(self, decide: Callable[[], Any]) -> Any:
         """What rank 0 finds. All ranks must call."""
-        return decided(self._together, decide, leads=self._leads)
+        return decided(self._coordinator, decide, leads=self._leads)
 
     def _find(self, wants: Wants, fill: Fill | None, check: Check) -> Found:
         """The newest state, the same on every rank."""
-        if not self._copier:
-            return find_on_disk(self._folder, self._together, leads=self._leads, wants=wants, fill=fill, check=check)
-        found = find_anywhere(self._copier, self._together, leads=self._leads, wants=wants, fill=fill, check=check)
+        if not self._tier_writer:
+            return find_on_disk(self._folder, self._coordinator, leads=self._leads, wants=wants, fill=fill, check=check)
+        found = find_anywhere(
+            self._tier_writer, self._coordinator, leads=self._leads, wants=wants, fill=fill, check=check
+        )
         self.found = found.report
         for message in found.report.unreachable if found.report else ():
             self._warn(message)
@@ -400,11 +406,11 @@ class Keeper:
             publish_newest(self._disk, folder)
 
     def _copy(self, manifest: CheckpointManifest, snapshot: Snapshot, *, tokenizer: bytes) -> None:
-        if self._copier:
+        if self._tier_writer:
             snapshot.wait_copied()
             parts = snapshot.parts
             size = sum(part.bytes for group in parts.values() for part in group)
-            self._copier.keep(
+            self._tier_writer.keep(
                 manifest, parts, tokenizer=tokenizer, size=size + len(tokenizer), digests=snapshot.digests
             )
 
@@ -412,8 +418,8 @@ class Keeper:
         if not self._leads:
             return
         self.interval.keep(note)
-        if self._copier:
-            self._copier.stored(step_path(self._folder, step))
+        if self._tier_writer:
+            self._tier_writer.stored(step_path(self._folder, step))
         self._retain(best_step=best_step, save=save)
 
     def _is_stuck(self) -> bool:
@@ -450,11 +456,11 @@ class Keeper:
             patience_s=self._settings.timeout_s,
         )
 
-    def _make_copier(self) -> Copier:
+    def _make_tier_writer(self) -> TierWriter:
         tiers = self._settings.tiers
         run = self._decided(lambda: run_name(tiers, self._folder))
         several = self._place.world > 1
-        return Copier(
+        return TierWriter(
             tiers,
             self._folder,
             ranks=self._place,

@@ -22,7 +22,7 @@ from ropewalk.model.spec import Spec
 from ropewalk.parallel.apply import apply
 from ropewalk.parallel.executor import Points
 from ropewalk.parallel.mesh import Mesh
-from ropewalk.parallel.placement import Cut, Part, whole_cut
+from ropewalk.parallel.placement import LocalShard, Placement, whole_placement
 from ropewalk.plan.plan import PhasePlan, Plan
 
 from .data import open_data
@@ -74,11 +74,11 @@ class Outcome:
 
     losses: list[float]
     norms: list[float]
-    gradients: Mapping[str, Part]
+    gradients: Mapping[str, LocalShard]
     """Of the first step, before clipping; of what is trained."""
-    updated: Mapping[str, Part]
+    updated: Mapping[str, LocalShard]
     """Parameters after the first step: who is the first to go wrong is seen before it spreads."""
-    parameters: Mapping[str, Part]
+    parameters: Mapping[str, LocalShard]
     """After the last step."""
 
 
@@ -138,8 +138,8 @@ def run_plan(trial: Trial, mesh: Mesh, *, device: torch.device) -> Outcome:
         trial.plan,
         model,
         mesh,
-        lambda parameters, cuts: make_optimizer(
-            parameters, train.optimizer, spec=trial.spec, cuts=cuts, exact=trial.plan.exact
+        lambda parameters, placements: make_optimizer(
+            parameters, train.optimizer, spec=trial.spec, placements=placements, exact=trial.plan.exact
         ),
         device=device,
         trained=trial.trained,
@@ -149,18 +149,20 @@ def run_plan(trial: Trial, mesh: Mesh, *, device: torch.device) -> Outcome:
         init_seed=trial.settings.seed,
     )
     losses, norms = [], []
-    updated: dict[str, Part] = {}
+    updated: dict[str, LocalShard] = {}
     for batch in trial.batches:
         result = executor.step(batch.strided(mesh.data.rank, mesh.data.size), lr=trial.rate)
         losses.append(float(result.loss))
         norms.append(float(result.grad_norm))
-        updated = updated or {n: Part(part.local.clone(), part.cut) for n, part in executor.model_state().items()}
+        updated = updated or {
+            n: LocalShard(part.local.clone(), part.placement) for n, part in executor.model_state().items()
+        }
     parameters = executor.model_state()
     return Outcome(
         losses=losses,
         norms=norms,
         # The last stage's copy of a tied matrix is no parameter of its own.
-        gradients={n: Part(g, parameters[n].cut) for n, g in gradients.items() if n in parameters},
+        gradients={n: LocalShard(g, parameters[n].placement) for n, g in gradients.items() if n in parameters},
         updated=updated,
         parameters=parameters,
     )
@@ -177,8 +179,8 @@ def run_plainly(trial: Trial, *, device: torch.device) -> Outcome:
             mine[name] = parameter
     optimizer = make_optimizer(mine, train.optimizer, spec=spec)
     losses, norms = [], []
-    first: dict[str, Part] = {}
-    updated: dict[str, Part] = {}
+    first: dict[str, LocalShard] = {}
+    updated: dict[str, LocalShard] = {}
     for step, batch in enumerate(trial.batches):
         losses.append(backward_by_rows(model, batch.to(device), seed=trial.seed, step=step))
         gradients = [parameter.grad for parameter in mine.values() if parameter.grad is not None]
@@ -245,10 +247,10 @@ def _short(plan: Plan, length: int) -> int:
     return short if short < length else length
 
 
-def _wholes(model: Decoder) -> dict[str, Part]:
+def _wholes(model: Decoder) -> dict[str, LocalShard]:
     return {name: _whole(parameter) for name, parameter in model.named_parameters()}
 
 
-def _whole(tensor: Tensor) -> Part:
-    cut: Cut = whole_cut(tensor.shape)
-    return Part(tensor.detach().to("cpu", copy=True), cut)
+def _whole(tensor: Tensor) -> LocalShard:
+    placement: Placement = whole_placement(tensor.shape)
+    return LocalShard(tensor.detach().to("cpu", copy=True), placement)

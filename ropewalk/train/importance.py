@@ -16,7 +16,7 @@ from ropewalk.load.config import ImportanceSampling
 from ropewalk.load.loader import Loader
 from ropewalk.load.sampling import Sampler
 from ropewalk.parallel.comm import Group
-from ropewalk.parallel.placement import Part, whole_cut
+from ropewalk.parallel.placement import LocalShard, whole_placement
 
 KIND = "sampler"
 """What the names of the sampler's tensors in a checkpoint begin with, beside those of the optimizer."""
@@ -46,21 +46,23 @@ class ByImportance:
         drawn, self._drawn = self._drawn, []
         return drawn
 
-    def state(self) -> dict[str, Part]:
+    def state(self) -> dict[str, LocalShard]:
         """The sampler's arrays as tensors of a checkpoint, of which the first rank writes all."""
         self._flush()
         found = {}
         for name, array in self._sampler.state().items():
             tensor = torch.from_numpy(array)
-            found[f"{KIND}/{name}"] = Part(tensor, whole_cut(tuple(tensor.shape), first=self._group.rank == 0))
+            found[f"{KIND}/{name}"] = LocalShard(
+                tensor, whole_placement(tuple(tensor.shape), first=self._group.rank == 0)
+            )
         return found
 
-    def load(self, tensors: Mapping[str, Tensor | Part], position: Mapping[str, Any]) -> None:
+    def load(self, tensors: Mapping[str, Tensor | LocalShard], position: Mapping[str, Any]) -> None:
         """Goes on from what `state` and the loader's state gave."""
         arrays = {}
         for name in self._sampler.state():
             tensor = tensors[f"{KIND}/{name}"]
-            arrays[name] = (tensor.local if isinstance(tensor, Part) else tensor).numpy()
+            arrays[name] = (tensor.local if isinstance(tensor, LocalShard) else tensor).numpy()
         self._sampler.load(arrays, epoch=int(position["epoch"]))
 
     def _flush(self) -> None:
@@ -74,10 +76,10 @@ class ByImportance:
         if not self._settings.shared:
             return None
         own = self._sampler.importance.values()
-        together = torch.from_numpy(own.copy())
+        coordinator = torch.from_numpy(own.copy())
         if self._group.rank == 0:
             folder = Path(self._settings.shared)
             folder.mkdir(parents=True, exist_ok=True)
             publish(folder, own, job=self._settings.job)
-            together = torch.from_numpy(combined(published(folder, samples=self._sampler.samples)))
-        return np.asarray(self._group.broadcast(together).numpy())
+            coordinator = torch.from_numpy(combined(published(folder, samples=self._sampler.samples)))
+        return np.asarray(self._group.broadcast(coordinator).numpy())

@@ -27,10 +27,10 @@ from ropewalk.parallel.executor import Points
 from ropewalk.parallel.kernels.matmul_tuning import Tuning
 from ropewalk.parallel.labels import label
 from ropewalk.parallel.mesh import Mesh, join, leave, pick_device
-from ropewalk.parallel.placement import Part
+from ropewalk.parallel.placement import LocalShard
 
-from .active_phase import Running
-from .checkpointer import Keeper
+from .active_phase import ActivePhase
+from .checkpointer import Checkpointer
 from .hooks.anomaly import Policy, RollBack
 from .hooks.corruption import probe
 from .hooks.data_stalls import ReadingWatch, packages_folder
@@ -41,9 +41,9 @@ from .hooks.timeline import Timeline
 from .hooks.watchdog import Watchdog
 from .interrupt import Interrupt
 from .measure.peak_flops import peak_flops
-from .mesh_coordinator import MeshTogether, Wishes
+from .mesh_coordinator import MeshCoordinator, StopFlag
 from .metrics import Meter, RankWatch, all_finite, line
-from .phase_runner import Course
+from .phase_runner import PhaseRunner
 from .settings import Settings, read_settings
 
 TUNING = "measuring which kernels are quickest for these shapes, once on GPUs of this kind"
@@ -87,23 +87,23 @@ class Trainer:
         self._device = pick_device(plan, place)
         join(plan, place)
         self._mesh = Mesh(plan, place.rank)
-        self._together = MeshTogether(self._mesh.control)
-        self._wishes = Wishes(self._mesh.control)
+        self._coordinator = MeshCoordinator(self._mesh.control)
+        self._stop_flag = StopFlag(self._mesh.control)
         self._leads = place.rank == 0
         if settings.train.threads:
             torch.set_num_threads(settings.train.threads)
         self._events = EventLog(run, rank=place.rank)
-        self._keeper = Keeper(
+        self._checkpointer = Checkpointer(
             run,
             settings.checkpoint,
             warn=self._warn,
             ranks=plan.world,
             place=place,
-            attempt=self._together.broadcast(f"{time.time_ns():x}-{place.restart}"),
-            together=self._together if plan.world > 1 else None,
+            attempt=self._coordinator.broadcast(f"{time.time_ns():x}-{place.restart}"),
+            coordinator=self._coordinator if plan.world > 1 else None,
             disk=disk,
         )
-        self._keeper.observe(self._mesh.traffic, but=self._mesh.control.name)
+        self._checkpointer.observe(self._mesh.traffic, but=self._mesh.control.name)
         self._peak = peak_flops(self._device, plan.precision)
         self._meter = Meter(self._device, peak_flops=self._peak, traffic=self._mesh.traffic)
         self._layers = LayerWatch(
@@ -117,14 +117,14 @@ class Trainer:
         looks = any(type(hook).on_gradients is not Hook.on_gradients for hook in hooks)
         points = Points(
             on_gradients=[self._on_gradients] if looks else [],
-            before_change=[self._keeper.fence],
+            before_change=[self._checkpointer.fence],
             before_tuning=[lambda: progress.say(TUNING)] if self._leads else [],
             after_tuning=[self._after_tuning],
         )
         self._reading = ReadingWatch(self._events, say=progress.say, warn=self._warn, adapt=settings.load.autotune)
-        self._course = Course(
+        self._phase_runner = PhaseRunner(
             settings,
-            self._keeper,
+            self._checkpointer,
             device=self._device,
             points=points,
             stalls=self._reading.stalls,
@@ -145,44 +145,44 @@ class Trainer:
             rank=place.rank,
             world=plan.world,
             traffic=self._mesh.traffic,
-            together=self._together,
+            coordinator=self._coordinator,
             say=progress.say,
         )
 
     @property
     def step(self) -> int:
         """Steps done."""
-        return self._course.at.step
+        return self._phase_runner.at.step
 
     def train(self) -> dict[str, float]:
-        course = self._course
+        phase_runner = self._phase_runner
         self._restore()
-        self._keeper.spare(course.stable_step)
-        self._keeper.retain(best_step=course.running.stopper.best_step if course.running else 0)
+        self._checkpointer.spare(phase_runner.stable_step)
+        self._checkpointer.retain(best_step=phase_runner.running.stopper.best_step if phase_runner.running else 0)
         self._begin()
-        while course.running:
+        while phase_runner.running:
             try:
-                self._keeper.spare(course.stable_step)
-                self._enter(course.running)
-                self._train_phase(course.running)
-                self._reading.leave(course.at.step)
+                self._checkpointer.spare(phase_runner.stable_step)
+                self._enter(phase_runner.running)
+                self._train_phase(phase_runner.running)
+                self._reading.leave(phase_runner.at.step)
                 with self.watchdog.paused():
-                    course.advance()
+                    phase_runner.advance()
             except RollBack as failure:
                 self._roll_back(failure)
         return self._end()
 
-    def _train_phase(self, running: Running) -> None:
+    def _train_phase(self, running: ActivePhase) -> None:
         """The steps of a phase, from where it stands to its end."""
-        at, phase, settings = self._course.at, running.phase, self._settings
+        at, phase, settings = self._phase_runner.at, running.phase, self._settings
         phase_plan = self._settings.planned.phases[0].plan
         ended = False
         while not ended:
-            if self._wishes.exchange(self.interrupt.asked):
+            if self._stop_flag.exchange(self.interrupt.asked):
                 self._leave()
-            self._keeper.step_began()
+            self._checkpointer.step_began()
             self._timeline.step_began(at.step + 1)
-            with label("data wait"), self._meter.watch("data"), self._keeper.traffic():
+            with label("data wait"), self._meter.watch("data"), self._checkpointer.traffic():
                 batch = self._next_batch(running)
             self._probe(running, batch)
             if at.phase_step in phase.schedule.restarts:
@@ -202,9 +202,9 @@ class Trainer:
             for hook in self._hooks:
                 hook.after_step(at.step)
             if self._device.type == "cpu":
-                self._keeper.steps_settled()
-            if not self._keeper.prepared:
-                self._keeper.prepare(self._course.state())
+                self._checkpointer.steps_settled()
+            if not self._checkpointer.prepared:
+                self._checkpointer.prepare(self._phase_runner.state())
             ended = at.phase_step == phase.steps
             if ended or _is_due(at.step, settings.train.log_every_steps):
                 with label("log"):
@@ -212,18 +212,18 @@ class Trainer:
             if ended or _is_due(at.step, settings.train.validate_every_steps):
                 with label("validate"), self._meter.paused(), self.watchdog.paused():
                     ended = self._validate(running) or ended
-            if ended or self._keeper.interval.due(at.step) or at.phase_step == phase.stable_steps:
+            if ended or self._checkpointer.interval.due(at.step) or at.phase_step == phase.stable_steps:
                 with label("save"), self._meter.paused(), self.watchdog.paused():
                     self._save(ended=ended)
-            elif self._keeper.copy_due(at.step):
+            elif self._checkpointer.copy_due(at.step):
                 with label("save"), self._meter.paused():
-                    self._keeper.copy(self._sound_state(ended=False))
+                    self._checkpointer.copy(self._sound_state(ended=False))
             self._report_saves()
             self._timeline.step_ended()
 
-    def _next_batch(self, running: Running) -> Batch:
+    def _next_batch(self, running: ActivePhase) -> Batch:
         """The batch of the step at hand, in rows as long as it wants them."""
-        at, loader = self._course.at, running.data.loader
+        at, loader = self._phase_runner.at, running.data.loader
         rows = running.phase.rows(at.phase_step)
         loader.skip(rows * self._policy.left_out(at.step + 1))
         batch = loader.next(rows).cut(running.phase.length(at.phase_step))
@@ -231,9 +231,9 @@ class Trainer:
             batch = hook.on_batch(at.step + 1, batch)
         return batch
 
-    def _probe(self, running: Running, batch: Batch) -> None:
+    def _probe(self, running: ActivePhase, batch: Batch) -> None:
         """Looks for silent corruption before the step at hand, when that is due."""
-        step = self._course.at.step + 1
+        step = self._phase_runner.at.step + 1
         if _is_due(step, self._settings.train.faults.probe_every_steps):
             start = time.perf_counter()
             with self._meter.paused(), self.watchdog.paused(), deterministic(self._device):
@@ -241,21 +241,21 @@ class Trainer:
             self._events.write("probed", step=step, seconds=time.perf_counter() - start)
 
     def _log(self, lr: float) -> None:
-        at = self._course.at
+        at = self._phase_runner.at
         self._look_for_anomalies()
         record = self._meter.read(at.step, tokens=at.tokens, lr=lr) | self._reading.read(at.step)
-        self._keeper.steps_settled()
+        self._checkpointer.steps_settled()
         self._events.write("step", phase=at.phase, **record)
         self._ranks.look(record)
         self._progress.advance(at.step, line(record))
         for hook in self._hooks:
             hook.on_metrics(at.step, record)
 
-    def _validate(self, running: Running) -> bool:
+    def _validate(self, running: ActivePhase) -> bool:
         """Measures the validation loss; whether the phase is to end with it."""
-        self._keeper.steps_settled()
+        self._checkpointer.steps_settled()
         self._look_for_anomalies()
-        start, step, held_out = time.perf_counter(), self._course.at.step, running.data.held_out
+        start, step, held_out = time.perf_counter(), self._phase_runner.at.step, running.data.held_out
         scores = running.executor.score(held_out).log_probabilities.double().cpu()
         weight = held_out.weight.double()
         loss = -(scores * weight).sum().item() / max(1.0, weight.sum().item())
@@ -274,49 +274,51 @@ class Trainer:
             share = running.plateau.share
             self._progress.say(f"step {step}: validation stopped gaining; learning rate now x {share:.3g}")
         if running.stopper.observe(loss, step=step):
-            self._keeper.save_best(self._course.state())
+            self._checkpointer.save_best(self._phase_runner.state())
         if running.stopper.stops:
             self._stop_early(running)
         return running.stopper.stops
 
-    def _stop_early(self, running: Running) -> None:
+    def _stop_early(self, running: ActivePhase) -> None:
         """Ends the phase with the weights of its best validation."""
         best = running.stopper.best_step
-        self._events.write("stopped_early", step=self._course.at.step, best_step=best)
-        self._progress.say(f"step {self._course.at.step}: validation stopped gaining; the phase ends as of step {best}")
-        weights = self._keeper.best_weights(best, running.executor.wants())
+        self._events.write("stopped_early", step=self._phase_runner.at.step, best_step=best)
+        self._progress.say(
+            f"step {self._phase_runner.at.step}: validation stopped gaining; the phase ends as of step {best}"
+        )
+        weights = self._checkpointer.best_weights(best, running.executor.wants())
         running.executor.load_state(weights, {})
         weights.check()
 
     def _save(self, *, ended: bool) -> None:
-        self._keeper.steps_settled()
+        self._checkpointer.steps_settled()
         start = time.perf_counter()
         state = self._sound_state(ended=ended)
-        self._keeper.save(state, spent_s=time.perf_counter() - start)
-        if self._course.running:
-            self._stages.look(self._course.running.executor, phase=state.phase, step=state.step)
+        self._checkpointer.save(state, spent_s=time.perf_counter() - start)
+        if self._phase_runner.running:
+            self._stages.look(self._phase_runner.running.executor, phase=state.phase, step=state.step)
         if ended:
             # The next phase may take the memory, and the end of a run is not announced before it is durable.
-            self._keeper.settle()
+            self._checkpointer.settle()
             self._report_saves()
-            while not self._keeper.holds(state.step):
+            while not self._checkpointer.holds(state.step):
                 # Each failure counts; the last one allowed raises.
-                self._keeper.save(state)
-                self._keeper.settle()
+                self._checkpointer.save(state)
+                self._checkpointer.settle()
                 self._report_saves()
 
     def _sound_state(self, *, ended: bool) -> State:
         """The state at hand, after a look at what may be wrong with it."""
         self._look_for_anomalies()
-        state = self._course.state(ended=ended)
+        state = self._phase_runner.state(ended=ended)
         # Saved, such weights would push the last good ones out of retention.
-        if not self._together.agree(all_finite(_local(tensor) for tensor in state.model.values())):
+        if not self._coordinator.agree(all_finite(_local(tensor) for tensor in state.model.values())):
             raise UserError(_diverged("the weights are no longer finite", state.step))
         return state
 
     def _report_saves(self) -> None:
         """Tells which checkpoints have become durable, and how often they will come."""
-        for saved in self._keeper.finished():
+        for saved in self._checkpointer.finished():
             if saved.error:
                 self._events.write("save_failed", step=saved.step, error=str(saved.error))
                 continue
@@ -335,11 +337,11 @@ class Trainer:
             )
             for hook in self._hooks:
                 hook.after_save(saved.step, str(saved.path))
-        for copied in self._keeper.copied():
+        for copied in self._checkpointer.copied():
             self._events.write("copied", **dataclasses.asdict(copied))
-        decision = self._keeper.decide()
+        decision = self._checkpointer.decide()
         if decision:
-            self._events.write("save_interval", step=self._course.at.step, **dataclasses.asdict(decision))
+            self._events.write("save_interval", step=self._phase_runner.at.step, **dataclasses.asdict(decision))
             self._progress.say(f"checkpoints: {decision}")
 
     def _expect_again(self, every_steps: int, seconds: float) -> None:
@@ -348,17 +350,17 @@ class Trainer:
 
     def _expect_save(self, seconds: float) -> None:
         """Tells the loader that the storage will be busy for as long again: what is read then is at hand before."""
-        self._expect("checkpoint", self._keeper.interval.until_due(self._course.at.step), seconds)
+        self._expect("checkpoint", self._checkpointer.interval.until_due(self._phase_runner.at.step), seconds)
 
     def _expect(self, kind: Kind, in_steps: int, seconds: float) -> None:
-        running, done = self._course.running, self._course.at.phase_step
+        running, done = self._phase_runner.running, self._phase_runner.at.phase_step
         if running and in_steps:
             rows = sum(running.phase.rows(step) for step in range(done, done + in_steps))
             running.data.loader.expect(Expected(kind=kind, at=rows, seconds=seconds))
 
     def _look_for_anomalies(self) -> None:
         """Tells what went wrong since the last look, and does what the guard says."""
-        for anomaly in self._policy.judge(self._meter.take_anomalies(), last_step=self._course.at.step):
+        for anomaly in self._policy.judge(self._meter.take_anomalies(), last_step=self._phase_runner.at.step):
             self._events.write("anomaly", step=anomaly.step, what=anomaly.what, action=anomaly.action)
             self._progress.say(f"warning: step {anomaly.step}: {anomaly.what} ({anomaly.action})")
             for hook in self._hooks:
@@ -376,20 +378,20 @@ class Trainer:
             raise UserError(_diverged(f"{failure.anomaly.what}, in spite of {times - 1} rollbacks,", step))
         self._restore(rolling_back=True)
         left_out = self._policy.left_out(step)
-        self._events.write("rolled_back", step=self._course.at.step, failed_step=step, left_out=left_out)
+        self._events.write("rolled_back", step=self._phase_runner.at.step, failed_step=step, left_out=left_out)
         without = f" without {left_out} of its batches" if left_out else ""
-        self._progress.say(f"rolled back to step {self._course.at.step}; repeating step {step}{without}")
-        self._progress.advance(self._course.at.step)
+        self._progress.say(f"rolled back to step {self._phase_runner.at.step}; repeating step {step}{without}")
+        self._progress.advance(self._phase_runner.at.step)
 
     def _restore(self, *, rolling_back: bool = False) -> None:
         """Takes over the newest whole checkpoint, or begins the first phase."""
         start = time.perf_counter()
         with self.watchdog.paused():
-            path = self._course.restore()
+            path = self._phase_runner.restore()
         if path or rolling_back:
             seconds = time.perf_counter() - start
-            self._events.write("restored", step=self._course.at.step, path=str(path or ""), seconds=seconds)
-        found = self._keeper.found
+            self._events.write("restored", step=self._phase_runner.at.step, path=str(path or ""), seconds=seconds)
+        found = self._checkpointer.found
         if found and path:
             self._events.write("gathered", **dataclasses.asdict(found))
             places = ", ".join(f"{size} bytes from {source}" for source, size in found.sources.items())
@@ -397,9 +399,9 @@ class Trainer:
         if path and not rolling_back:
             self._progress.say(f"continuing from {path}")
 
-    def _enter(self, running: Running) -> None:
+    def _enter(self, running: ActivePhase) -> None:
         """Tells that a phase begins or goes on."""
-        at, phase = self._course.at, running.phase
+        at, phase = self._phase_runner.at, running.phase
         if at.phase_step == 0:
             start = running.start
             self._events.write("phase_started", step=at.step, phase=phase.index, name=phase.name, start_from=start)
@@ -415,7 +417,7 @@ class Trainer:
         self._meter.restart()
 
     def _begin(self) -> None:
-        step = self._course.at.step
+        step = self._phase_runner.at.step
         self._events.write(
             "train_started",
             step=step,
@@ -432,7 +434,7 @@ class Trainer:
         self._progress.begin("train", self._settings.planned.steps, "steps")
         self._progress.advance(step)
         self._first = step
-        if self._course.running:
+        if self._phase_runner.running:
             for hook in self._hooks:
                 hook.before_training(step)
         self._start = time.perf_counter()
@@ -440,27 +442,27 @@ class Trainer:
     def _leave(self) -> None:
         """Saves what is made and ends as Ctrl-C does, or well when a scheduler asked; the same command continues."""
         with self.watchdog.paused():
-            if not self._together.agree(self.interrupt.preempted_at is None):
+            if not self._coordinator.agree(self.interrupt.preempted_at is None):
                 self._make_room(self.interrupt.preempted_at or time.monotonic())
-            self._keeper.settle()
+            self._checkpointer.settle()
             self._save_last()
-            self._keeper.interval.stop()
+            self._checkpointer.interval.stop()
         self.ends_together = True
         raise KeyboardInterrupt
 
     def _make_room(self, asked: float) -> None:
         """Ends in the grace time, with the step at hand saved when that can be done by then."""
-        step, grace = self._course.at.step, self._settings.train.faults.grace_s
-        fits = self._keeper.hurry(asked + grace - time.monotonic())
+        step, grace = self._phase_runner.at.step, self._settings.train.faults.grace_s
+        fits = self._checkpointer.hurry(asked + grace - time.monotonic())
         try:
             if fits:
-                self._keeper.settle()
+                self._checkpointer.settle()
                 self._save_last()
         except StorageError as error:
             self._warn(str(error))
-        saved = self._keeper.holds(step)
+        saved = self._checkpointer.holds(step)
         if saved:
-            self._keeper.interval.stop()
+            self._checkpointer.interval.stop()
         self._events.write("preempted", step=step, saved=saved, seconds=time.monotonic() - asked)
         state = f"step {step} is saved" if saved else f"no time to save step {step}, older checkpoints are intact"
         self.ends_together = True
@@ -468,40 +470,40 @@ class Trainer:
 
     def _save_last(self) -> None:
         """Makes a checkpoint of the step at hand, when there is none."""
-        step = self._course.at.step
-        if step and not self._keeper.holds(step):
+        step = self._phase_runner.at.step
+        if step and not self._checkpointer.holds(step):
             self._save(ended=False)
-            self._keeper.settle()
+            self._checkpointer.settle()
             self._progress.say(f"interrupted: saved step {step}")
         self._report_saves()
 
     def _end(self) -> dict[str, float]:
         self._timeline.finish()
-        self._keeper.end()
+        self._checkpointer.end()
         self._report_saves()
-        step, seconds = self._course.at.step, time.perf_counter() - self._start
+        step, seconds = self._phase_runner.at.step, time.perf_counter() - self._start
         self._events.write("train_finished", step=step, seconds=seconds)
         made = f"steps {self._first + 1} to {step}" if 0 < self._first < step else f"{step - self._first} steps"
         self._progress.end(f"{made} in {duration(seconds)}")
         for hook in self._hooks:
             hook.after_training(step)
         self.ends_together = True
-        return {"step": step, "tokens": self._course.at.tokens, **self._losses()}
+        return {"step": step, "tokens": self._phase_runner.at.tokens, **self._losses()}
 
     def close(self) -> None:
         """Finishes what is being saved, stops the reading thread and closes the diary."""
-        self._keeper.close()
-        self._course.close()
+        self._checkpointer.close()
+        self._phase_runner.close()
         self._events.close()
 
     def _after_tuning(self, tuning: Tuning) -> None:
-        self._events.write("tuned", step=self._course.at.step, **dataclasses.asdict(tuning))
+        self._events.write("tuned", step=self._phase_runner.at.step, **dataclasses.asdict(tuning))
         if tuning.left_out and self._leads:
             self._progress.say(tuning.reason())
 
     def _on_gradients(self, gradients: Mapping[str, torch.Tensor]) -> None:
         for hook in self._hooks:
-            hook.on_gradients(self._course.at.step + 1, gradients)
+            hook.on_gradients(self._phase_runner.at.step + 1, gradients)
 
     def _losses(self) -> dict[str, float]:
         """The last training and validation loss, from the diary: this process may have found nothing left to do."""
@@ -514,8 +516,8 @@ class Trainer:
         self._progress.say(f"warning: {message}")
 
 
-def _local(tensor: torch.Tensor | Part) -> torch.Tensor:
-    return tensor.local if isinstance(tensor, Part) else tensor
+def _local(tensor: torch.Tensor | LocalShard) -> torch.Tensor:
+    return tensor.local if isinstance(tensor, LocalShard) else tensor
 
 
 def _is_due(done: int, every: int) -> bool:

@@ -9,7 +9,7 @@ import torch
 from ropewalk.parallel.comm import Group, Pending
 
 
-class MeshTogether:
+class MeshCoordinator:
     """The collectives that checkpoints need (checkpoint/coordinator.py), over one group of all ranks."""
 
     def __init__(self, group: Group) -> None:
@@ -25,7 +25,7 @@ class MeshTogether:
         return self._group.broadcast_json(value)
 
 
-class Wishes:
+class StopFlag:
     """What any rank wishes reaches all of them, one step later and at the same step: a signal comes to one of them, and
     a rank that stopped by itself would leave the others waiting."""
 

@@ -17,21 +17,21 @@ from ropewalk.load.stalls import Stalls
 from ropewalk.parallel.comm import Group, alone
 from ropewalk.parallel.executor import Points
 from ropewalk.parallel.mesh import Mesh
-from ropewalk.parallel.placement import Choose, Cut, chunk_sizes, whole_cut
+from ropewalk.parallel.placement import Choose, Placement, chunk_sizes, whole_placement
 
-from .active_phase import Position, Running
-from .checkpointer import Keeper
+from .active_phase import ActivePhase, Position
+from .checkpointer import Checkpointer
 from .hooks.plateau import has_stopped
 from .settings import Settings
 
 
-class Course:
+class PhaseRunner:
     """How far a run has come, and the phase that is at work."""
 
     def __init__(
         self,
         settings: Settings,
-        keeper: Keeper,
+        checkpointer: Checkpointer,
         *,
         device: torch.device,
         points: Points,
@@ -40,13 +40,13 @@ class Course:
         packages: Path | None = None,
     ) -> None:
         self._packages = packages
-        self._settings, self._keeper, self._device, self._points = settings, keeper, device, points
+        self._settings, self._checkpointer, self._device, self._points = settings, checkpointer, device, points
         self._stalls, self._mesh = stalls, mesh
         self._world = mesh.world if mesh else alone()
         # Every phase reads the same files: once is enough.
         self._verifies = settings.load.verify == "open"
         self.at = Position()
-        self.running: Running | None = None
+        self.running: ActivePhase | None = None
         """None when the last phase is over."""
         self._rescued: State | None = None
         """The end of a phase that was found elsewhere than on the disk: this rank's share of it."""
@@ -58,17 +58,17 @@ class Course:
         end of a phase these are the parts that the next one takes over: so a phase that ends needs no memory beside the
         one that begins.
         """
-        path, state = self._keeper.newest(wants=self._wants, fill=self._fill, check=check_weights)
+        path, state = self._checkpointer.newest(wants=self._wants, fill=self._fill, check=check_weights)
         if state is None:
             self.at = Position()
             self._begin(0)
             return None
         if self._rescued:
             rescued, self._rescued = self._rescued, None
-            self._keeper.make_durable(rescued)
+            self._checkpointer.make_durable(rescued)
             return self.restore()
         if self._is_inside(state):
-            self._keeper.make_durable(self.state())
+            self._checkpointer.make_durable(self.state())
         return path
 
     def advance(self) -> None:
@@ -109,7 +109,7 @@ class Course:
             )
         if self._is_inside(head):
             return self._open(head.phase).executor.wants()
-        if not self._keeper.is_durable(head.step):
+        if not self._checkpointer.is_durable(head.step):
             self.close()
             return functools.partial(_share, self._world)
         if head.phase + 1 < len(self._settings.phases):
@@ -125,7 +125,7 @@ class Course:
         elif self.running:
             self.at.phase, self.at.phase_step = state.phase + 1, 0
             self.running.begin(state)
-        elif not self._keeper.is_durable(state.step):
+        elif not self._checkpointer.is_durable(state.step):
             # The phase is over: nobody at work has its tensors any more, and they are to be saved.
             self._rescued = dataclasses.replace(state, model=dict(state.model), optimizer=dict(state.optimizer))
         else:
@@ -139,10 +139,10 @@ class Course:
         self.at.phase, self.at.phase_step = index, 0
         running.begin(None)
 
-    def _open(self, index: int) -> Running:
+    def _open(self, index: int) -> ActivePhase:
         """Makes phase `index` ready."""
         self.close()
-        running = Running(
+        running = ActivePhase(
             self._settings,
             index,
             device=self._device,
@@ -178,8 +178,8 @@ class Course:
         return spec == model
 
 
-def _share(world: Group, _group: str, _name: str, shape: tuple[int, ...]) -> Cut:
+def _share(world: Group, _group: str, _name: str, shape: tuple[int, ...]) -> Placement:
     """An even share of the rows of any tensor, whatever model it is of."""
     if not shape:
-        return whole_cut(shape, first=world.rank == 0)
-    return whole_cut(shape).further(0, chunk_sizes(shape[0], world.size), world)
+        return whole_placement(shape, first=world.rank == 0)
+    return whole_placement(shape).further(0, chunk_sizes(shape[0], world.size), world)

@@ -11,7 +11,7 @@ from typing import Any
 
 from ropewalk.base.errors import StorageError
 from ropewalk.checkpoint.config import Checkpoints
-from ropewalk.checkpoint.coordinator import Together, decided
+from ropewalk.checkpoint.coordinator import Coordinator, decided
 from ropewalk.checkpoint.policy.frequency import Decision, Frequency
 from ropewalk.checkpoint.policy.learned import read_learned, write_learned
 from ropewalk.checkpoint.write.persist import Saved
@@ -35,12 +35,12 @@ class Interval:
         settings: Checkpoints,
         *,
         place: Ranks,
-        together: Together,
+        coordinator: Coordinator,
         ranks: int,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._folder, self._heartbeat = run / "checkpoints", heartbeat_path(run, place.rank)
-        self._settings, self._place, self._together, self._clock = settings, place, together, clock
+        self._settings, self._place, self._coordinator, self._clock = settings, place, coordinator, clock
         self._frequency = Frequency(
             overhead=settings.max_overhead, mtbf_hours=settings.mtbf_hours, ranks=ranks, clock=clock
         )
@@ -88,7 +88,7 @@ class Interval:
 
     def _decided(self) -> Decision:
         # By what rank 0 measured: ranks that go by their own clocks would save different steps.
-        found = decided(self._together, lambda: dataclasses.asdict(self._frequency.decide()), leads=self._leads)
+        found = decided(self._coordinator, lambda: dataclasses.asdict(self._frequency.decide()), leads=self._leads)
         return Decision(**found)
 
     # Measurements

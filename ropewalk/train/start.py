@@ -26,7 +26,7 @@ from ropewalk.model.hugging_face.convert import Imported
 from ropewalk.model.init import initial_value
 from ropewalk.model.lora import adapter_names, with_adapter
 from ropewalk.model.spec import CHANGEABLE, Spec
-from ropewalk.parallel.placement import Choose, Cut, Part
+from ropewalk.parallel.placement import Choose, LocalShard, Placement
 
 
 def load_start(
@@ -61,7 +61,7 @@ class Carrying:
         self._merged = set() if same else {name.rpartition(".")[0] for name in adapter_names(before)}
         self._fresh = set() if same else set(adapter_names(after))
 
-    def wants(self, group: str, name: str, shape: tuple[int, ...]) -> Cut | None:
+    def wants(self, group: str, name: str, shape: tuple[int, ...]) -> Placement | None:
         """Which part of a tensor of the state before this rank needs."""
         parameter = name.split("/", 1)[-1]
         part, _, kind = parameter.rpartition(".")
@@ -85,35 +85,37 @@ class Carrying:
         """The parameters of which this rank holds a part."""
         return [name for name, shape in self._after.shapes().items() if self._choose("model", name, shape)]
 
-    def part(self, name: str, weights: Tensors) -> Tensor | Part:
+    def part(self, name: str, weights: Tensors) -> Tensor | LocalShard:
         """This rank's part of one parameter."""
         shape = self._after.shapes()[name]
-        cut, (part, _, kind) = self._choose("model", name, shape), name.rpartition(".")
-        assert cut, f"{name}: not of this rank"
+        placement, (part, _, kind) = self._choose("model", name, shape), name.rpartition(".")
+        assert placement, f"{name}: not of this rank"
         if name in self._fresh:
-            return Part(cut.take(initial_value(name, shape, self._after, seed=self._seed)), cut)
+            return LocalShard(placement.take(initial_value(name, shape, self._after, seed=self._seed)), placement)
         found = weights[name]
         if kind != "weight" or part not in self._merged:
             return found
         a, b = (_local(weights[f"{part}.{factor}"]) for factor in ("lora_a", "lora_b"))
-        return Part(with_adapter(_local(found), a, b, self._before), cut)
+        return LocalShard(with_adapter(_local(found), a, b, self._before), placement)
 
-    def _adapter_cut(self, part: str, kind: str, shape: tuple[int, ...]) -> Cut | None:
+    def _adapter_cut(self, part: str, kind: str, shape: tuple[int, ...]) -> Placement | None:
         """Of the factors of B A, the columns of A and the rows of B that a part of their product needs."""
         name = f"{part}.weight"
-        cut = self._choose("model", name, self._after.shapes()[name])
+        placement = self._choose("model", name, self._after.shapes()[name])
         dim = 1 if kind == "lora_a" else 0
-        return cut and Cut(shape, tuple(slicing for slicing in cut.slicings if slicing.dim == dim), cut.first)
+        return placement and Placement(
+            shape, tuple(slicing for slicing in placement.shards if slicing.dim == dim), placement.first
+        )
 
 
-class _Carried(Mapping[str, Tensor | Part]):
+class _Carried(Mapping[str, Tensor | LocalShard]):
     """The weights of a `Carrying`, made when they are asked for."""
 
     def __init__(self, carrying: Carrying, weights: Tensors) -> None:
         self._carrying, self._weights = carrying, weights
         self._names = carrying.names()
 
-    def __getitem__(self, name: str) -> Tensor | Part:
+    def __getitem__(self, name: str) -> Tensor | LocalShard:
         return self._carrying.part(name, self._weights)
 
     def __iter__(self) -> Iterator[str]:
@@ -126,13 +128,13 @@ class _Carried(Mapping[str, Tensor | Part]):
         return name in self._names
 
 
-class _Some(Mapping[str, Tensor | Part]):
+class _Some(Mapping[str, Tensor | LocalShard]):
     """Some tensors of a state, read when they are asked for."""
 
     def __init__(self, tensors: Tensors, names: list[str]) -> None:
         self._tensors, self._names = tensors, names
 
-    def __getitem__(self, name: str) -> Tensor | Part:
+    def __getitem__(self, name: str) -> Tensor | LocalShard:
         return self._tensors[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -178,26 +180,26 @@ def _open_checkpoint(path: Path) -> _Source:
     )
 
 
-class _OfDirectory(Mapping[str, Tensor | Part]):
+class _OfDirectory(Mapping[str, Tensor | LocalShard]):
     """The chosen parts of the weights of a Hugging Face directory, read when they are asked for."""
 
     def __init__(self, weights: Imported, choose: Choose) -> None:
         self._weights = weights
         chosen = {name: choose("model", name, shape) for name, shape in weights.shapes.items()}
-        self._cuts = {name: cut for name, cut in chosen.items() if cut}
+        self._placements = {name: placement for name, placement in chosen.items() if placement}
 
-    def __getitem__(self, name: str) -> Part:
-        cut = self._cuts[name]
-        return Part(self._weights.part(name, cut.offset, cut.local_shape), cut)
+    def __getitem__(self, name: str) -> LocalShard:
+        placement = self._placements[name]
+        return LocalShard(self._weights.part(name, placement.offset, placement.local_shape), placement)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._cuts)
+        return iter(self._placements)
 
     def __len__(self) -> int:
-        return len(self._cuts)
+        return len(self._placements)
 
     def __contains__(self, name: object) -> bool:
-        return name in self._cuts
+        return name in self._placements
 
 
 def _check(source: _Source, spec: Spec, tokenizer: bytes) -> None:
@@ -222,8 +224,8 @@ def _adapters(spec: Spec) -> tuple[object, ...]:
     return spec.lora_rank, spec.lora_alpha, spec.lora_targets
 
 
-def _local(tensor: Tensor | Part) -> Tensor:
-    return tensor.local if isinstance(tensor, Part) else tensor
+def _local(tensor: Tensor | LocalShard) -> Tensor:
+    return tensor.local if isinstance(tensor, LocalShard) else tensor
 
 
 def _means(source: _Source, tokenizer: bytes) -> bool:

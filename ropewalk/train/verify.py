@@ -24,7 +24,7 @@ from ropewalk.base.progress import Progress, Silent, amount
 from ropewalk.config.ranks import ranks
 from ropewalk.model.spec import Spec
 from ropewalk.parallel.mesh import Mesh, join, leave, pick_device
-from ropewalk.parallel.placement import Part
+from ropewalk.parallel.placement import LocalShard
 from ropewalk.plan.forecast import memory
 from ropewalk.plan.machine import available_memory
 from ropewalk.plan.memory_per_rank import of_rank
@@ -32,7 +32,7 @@ from ropewalk.plan.plan import PhasePlan, Plan
 
 from .config import OptimizerKind
 from .equality_check import STEPS, Outcome, Trial, make_trial, run_plainly, run_plan, trial_plan
-from .mesh_coordinator import MeshTogether
+from .mesh_coordinator import MeshCoordinator
 from .reduced import candidates
 from .settings import VERDICT, Settings, read_settings
 
@@ -97,21 +97,23 @@ def verify(run: Path, *, progress: Progress | None = None, memory_bytes: int | N
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class PinnedBuffer:
     """Bytes that the first rank may take."""
 
     device: int
     host: int
 
 
-def room_for(device: torch.device, memory_bytes: int | None = None) -> Room:
+def room_for(device: torch.device, memory_bytes: int | None = None) -> PinnedBuffer:
     """What is free where the first rank is, at most `memory_bytes`."""
     host = available_memory()
     there = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else host
-    return Room(*(free if memory_bytes is None else min(free, memory_bytes) for free in (there, host)))
+    return PinnedBuffer(*(free if memory_bytes is None else min(free, memory_bytes) for free in (there, host)))
 
 
-def choose_candidate(settings: Settings, phase: int, room: Room, *, local_world: int, progress: Progress) -> int:
+def choose_candidate(
+    settings: Settings, phase: int, room: PinnedBuffer, *, local_world: int, progress: Progress
+) -> int:
     """The number of the largest model that fits, twice and in float64; says so where that is not the whole one."""
     optimizer, on_gpu = settings.train.optimizer.kind, settings.planned.phases[phase].plan.device == "cuda"
     whole = 0
@@ -173,17 +175,17 @@ def _different(settings: Settings) -> list[int]:
 
 
 def _verify_phase(trial: Trial, mesh: Mesh, *, device: torch.device, progress: Progress) -> dict[str, Any]:
-    together = MeshTogether(mesh.control)
+    coordinator = MeshCoordinator(mesh.control)
     plain = None
     if mesh.rank == 0:
         progress.say(f"verify: {STEPS} steps on one device, in float64")
         plain = run_plainly(trial, device=device)
         progress.say("verify: the same under the plan")
-    together.barrier()
+    coordinator.barrier()
     outcome = run_plan(trial, mesh, device=device)
     away = _differences(trial, outcome, plain, mesh)
     figures = mesh.control.start_all_gather(torch.tensor([outcome.losses, outcome.norms], dtype=torch.float64)).wait()
-    verdict: dict[str, Any] = together.broadcast(_verdict(trial, plain, figures, away) if plain else None)
+    verdict: dict[str, Any] = coordinator.broadcast(_verdict(trial, plain, figures, away) if plain else None)
     return verdict
 
 
@@ -195,12 +197,12 @@ def _differences(trial: Trial, outcome: Outcome, plain: Outcome | None, mesh: Me
         for kind, field in enumerate(KINDS.values()):
             if field == "gradients" and not trial.is_trained(name):
                 continue
-            true: Mapping[str, Part] = getattr(plain, field) if plain else {}
+            true: Mapping[str, LocalShard] = getattr(plain, field) if plain else {}
             whole = true[name].local if plain else torch.empty(shapes[name], dtype=torch.float64)
             mesh.control.broadcast(whole)
-            held: Part | None = getattr(outcome, field).get(name)
+            held: LocalShard | None = getattr(outcome, field).get(name)
             if held:
-                away[number, kind] = _distance(held.local.cpu(), held.cut.take(whole))
+                away[number, kind] = _distance(held.local.cpu(), held.placement.take(whole))
     return mesh.control.start_all_gather(away).wait()
 
 
@@ -250,7 +252,7 @@ def _worst(away_R: Tensor, limit: float) -> dict[str, Any]:
     return {"difference": _number(float(away_R[rank])), "rank": rank, "ranks": too_far.tolist()}
 
 
-def _largest(parts: Mapping[str, Part]) -> float:
+def _largest(parts: Mapping[str, LocalShard]) -> float:
     return max(float(part.local.abs().max()) for part in parts.values())
 
 

@@ -22,7 +22,7 @@ from ropewalk.checkpoint.format import list_checkpoints, verify_checkpoint
 from ropewalk.checkpoint.tensors import State
 from ropewalk.model.config import Model
 from ropewalk.model.spec import resolve
-from ropewalk.train.checkpointer import Keeper
+from ropewalk.train.checkpointer import Checkpointer
 from tests.checkpoint.newest import load_newest
 
 SPEC = resolve(Model(width=8, heads=1), vocabulary=3, sequence_length=4)
@@ -48,16 +48,16 @@ def state(step: int, weight: torch.Tensor) -> State:
 
 def live(run: Path, acknowledged: int) -> None:
     """Trains for ever, saving each step; tells which steps are durable."""
-    keeper = Keeper(run, Checkpoints(save_every_steps=1, keep_last=2), warn=lambda _: None)
-    _, found = keeper.newest()
-    keeper.retain()
+    checkpointer = Checkpointer(run, Checkpoints(save_every_steps=1, keep_last=2), warn=lambda _: None)
+    _, found = checkpointer.newest()
+    checkpointer.retain()
     step, weight = (found.step, found.model["w"].clone()) if found else (0, torch.zeros(64, 64))
     while True:
-        keeper.fence()
+        checkpointer.fence()
         step += 1
         update(weight, step)
-        keeper.save(state(step, weight))
-        for saved in keeper.finished():
+        checkpointer.save(state(step, weight))
+        for saved in checkpointer.finished():
             assert saved.error is None, saved.error
             os.write(acknowledged, f"{saved.step}\n".encode())
 

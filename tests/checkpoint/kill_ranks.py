@@ -33,7 +33,7 @@ from ropewalk.checkpoint.tensors import State
 from ropewalk.config.ranks import Ranks
 from ropewalk.model.config import Model
 from ropewalk.model.spec import resolve
-from ropewalk.train.checkpointer import Keeper
+from ropewalk.train.checkpointer import Checkpointer
 from tests.checkpoint.meeting import Files
 from tests.checkpoint.newest import load_newest
 
@@ -67,30 +67,30 @@ def warm_up() -> None:
 def live(run: Path, launch: str, rank: int, world: int, acknowledged: int) -> None:
     """One rank, which trains for ever and saves each step; rank 0 tells which steps are durable."""
     mesh = mesh_of(rank, world)
-    together = Files(run / "meetings" / launch, rank, world)
-    keeper = Keeper(
+    coordinator = Files(run / "meetings" / launch, rank, world)
+    checkpointer = Checkpointer(
         run,
         Checkpoints(save_every_steps=1, keep_last=2),
         warn=lambda _: None,
         ranks=world,
         place=Ranks(rank, world, rank),
         attempt=launch,
-        together=together,
+        coordinator=coordinator,
     )
-    _, found = keeper.newest()
+    _, found = checkpointer.newest()
     step = found.step if found else 0
-    assert together.broadcast(step) == step, "ranks go on from different steps"
+    assert coordinator.broadcast(step) == step, "ranks go on from different steps"
     whole = found.model["w"].clone() if found else torch.zeros(SIDE, SIDE)
-    keeper.retain()
+    checkpointer.retain()
     rows = whole.chunk(world, 0)[rank].clone()
     columns = whole.chunk(world, 1)[rank].clone()
     while True:
-        together.barrier()
-        keeper.fence()
+        coordinator.barrier()
+        checkpointer.fence()
         step += 1
         update(rows, step)
         update(columns, step)
-        keeper.save(
+        checkpointer.save(
             State(
                 step=step,
                 tokens=step,
@@ -105,7 +105,7 @@ def live(run: Path, launch: str, rank: int, world: int, acknowledged: int) -> No
                 tokenizer=b"{}",
             )
         )
-        for saved in keeper.finished():
+        for saved in checkpointer.finished():
             assert saved.error is None, saved.error
             if rank == 0:
                 os.write(acknowledged, f"{saved.step}\n".encode())

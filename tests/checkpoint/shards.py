@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from ropewalk.checkpoint.commit import Attempt
-from ropewalk.checkpoint.regions import Box
+from ropewalk.checkpoint.regions import Region
 from ropewalk.checkpoint.shard_layout import Held
 from ropewalk.checkpoint.tensors import State, manifest_of, write_parts
 from ropewalk.checkpoint.tiers.memory_tier import Memory
@@ -37,8 +37,8 @@ def parts_of(of: State, *, rank: int, world: int) -> dict[str, list[Held]]:
 
     def part(name: str, tensor: torch.Tensor) -> Held:
         rows = tensor.shape[0] // world
-        box = Box((rank * rows, 0), (rows, tensor.shape[1]))
-        return Held(name, tuple(tensor.shape), box, tensor[rank * rows : (rank + 1) * rows].clone())
+        region = Region((rank * rows, 0), (rows, tensor.shape[1]))
+        return Held(name, tuple(tensor.shape), region, tensor[rank * rows : (rank + 1) * rows].clone())
 
     return {
         group: [part(name, tensor) for name, tensor in tensors.items()]

@@ -22,9 +22,9 @@ from ropewalk.checkpoint.shard_file import Pace
 from ropewalk.checkpoint.shard_layout import held
 from ropewalk.checkpoint.tensors import State, load, manifest_of
 from ropewalk.checkpoint.write.persist import Persister
-from ropewalk.checkpoint.write.pinned import Room
+from ropewalk.checkpoint.write.pinned import PinnedBuffer
 from ropewalk.checkpoint.write.snapshot import Stager
-from ropewalk.train.checkpointer import Keeper
+from ropewalk.train.checkpointer import Checkpointer
 from tests.tiny import small_spec
 
 
@@ -120,9 +120,9 @@ def test_a_large_state_lies_in_pieces_each_part_in_one(stager: Stager, monkeypat
 
 def test_a_snapshot_waits_for_buffers_that_are_being_made(stager: Stager, monkeypatch: pytest.MonkeyPatch) -> None:
     began, go_on = threading.Event(), threading.Event()
-    real, made = snapshot_module.Room, []
+    real, made = snapshot_module.PinnedBuffer, []
 
-    def slow(*arguments: Any, **options: Any) -> Room:
+    def slow(*arguments: Any, **options: Any) -> PinnedBuffer:
         made.append(threading.current_thread())
         began.set()
         assert go_on.wait(10)
@@ -147,7 +147,7 @@ def test_a_snapshot_waits_for_buffers_that_are_being_made(stager: Stager, monkey
 
 def test_memory_made_ahead_is_as_large_as_asked_for_and_zero() -> None:
     for count in (0, 1, 5_000_001):
-        room = Room(count, torch.float32, locked=False)
+        room = PinnedBuffer(count, torch.float32, locked=False)
         assert room.tensor.numel() == count
         assert room.bytes == 4 * count
         assert not room.tensor.any()
@@ -158,7 +158,7 @@ def test_memory_made_ahead_is_as_large_as_asked_for_and_zero() -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_memory_for_a_gpu_is_page_locked_and_given_back() -> None:
     for _ in range(3):  # at the same address, if it was given back
-        room = Room(1 << 20, torch.float32, locked=True)
+        room = PinnedBuffer(1 << 20, torch.float32, locked=True)
         assert room.tensor.is_pinned()
         assert room.tensor[1000:].is_pinned()
         source = torch.randn(1 << 20, device="cuda")
@@ -241,12 +241,12 @@ def test_a_pace_spreads_bytes_over_time() -> None:
 
 
 def test_a_copy_that_fails_reaches_who_waits_for_it_and_for_its_hash(tmp_path: Path) -> None:
-    keeper = Keeper(tmp_path, Checkpoints(), warn=pytest.fail)
+    checkpointer = Checkpointer(tmp_path, Checkpoints(), warn=pytest.fail)
     # No storage to copy from, as when the memory of a tensor is gone.
-    keeper.save(dataclasses.replace(state(1), model={"w": torch.empty(4, device="meta")}))
+    checkpointer.save(dataclasses.replace(state(1), model={"w": torch.empty(4, device="meta")}))
     with pytest.raises(NotImplementedError):
-        keeper.fence()
-    keeper.settle()
+        checkpointer.fence()
+    checkpointer.settle()
     with pytest.raises(NotImplementedError):
-        keeper.finished()
-    keeper.close()
+        checkpointer.finished()
+    checkpointer.close()

@@ -23,7 +23,7 @@ from ropewalk.checkpoint.tiers.gap_scheduler import Learner
 from ropewalk.checkpoint.tiers.memory_tier import Memory
 from ropewalk.checkpoint.tiers.remote_tier import Remote
 from ropewalk.checkpoint.tiers.tier import Key
-from ropewalk.checkpoint.tiers.tier_writer import Copier, memory_folder
+from ropewalk.checkpoint.tiers.tier_writer import TierWriter, memory_folder
 from ropewalk.config.ranks import Ranks
 from tests.checkpoint.shards import COLUMNS, ROWS, flip, parts_of, same, state
 
@@ -48,18 +48,18 @@ class Machines:
         }
         self.copiers = [self.start(rank) for rank in range(WORLD)]
 
-    def start(self, rank: int) -> Copier:
+    def start(self, rank: int) -> TierWriter:
         (self.folder / f"machine{rank}").mkdir(exist_ok=True)
         settings = Tiers(folder=str(self.folder / f"machine{rank}"), **self._settings)
-        return Copier(settings, self.folder / "checkpoints", ranks=Ranks(rank, WORLD, 0), attempt="first")
+        return TierWriter(settings, self.folder / "checkpoints", ranks=Ranks(rank, WORLD, 0), attempt="first")
 
     def keep(self, step: int) -> None:
-        for rank, copier in enumerate(self.copiers):
+        for rank, tier_writer in enumerate(self.copiers):
             of = state(step)
             size = 2 * ROWS * COLUMNS * 4 // WORLD
-            copier.keep(manifest_of(of), parts_of(of, rank=rank, world=WORLD), tokenizer=of.tokenizer, size=size)
-        for copier in self.copiers:
-            copier.settle()
+            tier_writer.keep(manifest_of(of), parts_of(of, rank=rank, world=WORLD), tokenizer=of.tokenizer, size=size)
+        for tier_writer in self.copiers:
+            tier_writer.settle()
 
     def lose(self, rank: int) -> None:
         """The machine is replaced by an empty one."""
@@ -71,8 +71,8 @@ class Machines:
         return Memory(memory_folder(str(self.folder / f"machine{rank}")))
 
     def close(self) -> None:
-        for copier in self.copiers:
-            copier.close()
+        for tier_writer in self.copiers:
+            tier_writer.close()
 
 
 def free_ports(count: int) -> list[int]:
@@ -92,7 +92,7 @@ def test_each_machine_holds_the_shards_of_both(machines: Machines) -> None:
     machines.keep(3)
     for rank in range(WORLD):
         assert [(key.step, key.rank) for key in machines.memory(rank).shards("run")] == [(3, 0), (3, 1)]
-    told = [copied for copier in machines.copiers for copied in copier.finished()]
+    told = [copied for tier_writer in machines.copiers for copied in tier_writer.finished()]
     assert sorted(copied.tier.split()[0] for copied in told) == ["memory", "memory", "peer", "peer"]
     assert all(copied.error == "" for copied in told)
 
@@ -163,28 +163,28 @@ def test_what_is_on_its_way_to_the_store_is_not_deleted(tmp_path: Path, monkeypa
 
     monkeypatch.setattr(Remote, "upload", slow)
     folder = tmp_path / "checkpoints"
-    copier = Copier(Tiers(remote=f"file://{tmp_path}/store", run="run"), folder)
+    tier_writer = TierWriter(Tiers(remote=f"file://{tmp_path}/store", run="run"), folder)
     for step in range(1, 6):
-        copier.stored(save(folder, state(step)))
+        tier_writer.stored(save(folder, state(step)))
         assert begun.wait(20)
-        retain(folder, keep_last=1, in_use=copier.in_use)
+        retain(folder, keep_last=1, in_use=tier_writer.in_use)
     assert sorted(path.name for path in folder.glob("step-*")) == ["step-00000001", "step-00000005"]
     go.set()
-    copier.settle()
-    assert [copied.step for copied in copier.finished()] == [1, 5]
-    assert copier.in_use == []
-    copier.close()
+    tier_writer.settle()
+    assert [copied.step for copied in tier_writer.finished()] == [1, 5]
+    assert tier_writer.in_use == []
+    tier_writer.close()
 
 
 def test_a_store_gets_a_checkpoint_every_so_many(tmp_path: Path) -> None:
     folder = tmp_path / "checkpoints"
     settings = Tiers(remote=f"file://{tmp_path}/store", run="run", remote_every=3, remote_keep_last=9)
-    copier = Copier(settings, folder)
+    tier_writer = TierWriter(settings, folder)
     for step in range(1, 8):
-        copier.stored(save(folder, state(step)))
-        copier.settle()
-    assert [copied.step for copied in copier.finished()] == [1, 4, 7]
-    copier.close()
+        tier_writer.stored(save(folder, state(step)))
+        tier_writer.settle()
+    assert [copied.step for copied in tier_writer.finished()] == [1, 4, 7]
+    tier_writer.close()
 
 
 def test_a_missing_secret_is_named(tmp_path: Path) -> None:
@@ -192,7 +192,7 @@ def test_a_missing_secret_is_named(tmp_path: Path) -> None:
         memory="on", folder=str(tmp_path), run="run", peers=("127.0.0.1:0", "127.0.0.1:9"), secret_file="nowhere"
     )
     with pytest.raises(ConfigError, match=r"nowhere: no such file"):
-        Copier(settings, tmp_path / "checkpoints")
+        TierWriter(settings, tmp_path / "checkpoints")
 
 
 def test_every_slice_that_goes_to_a_peer_asks_whether_training_uses_the_network(
@@ -208,15 +208,15 @@ def test_every_slice_that_goes_to_a_peer_asks_whether_training_uses_the_network(
     monkeypatch.setattr(Learner, "wait_free", wait_free)
     machines = Machines(tmp_path)
     machines.keep(3)
-    for copier in machines.copiers:
-        sent = [copied.bytes for copied in copier.finished() if copied.tier.startswith("peer")]
+    for tier_writer in machines.copiers:
+        sent = [copied.bytes for copied in tier_writer.finished() if copied.tier.startswith("peer")]
         assert sent[0] > 0
-        assert copier.learner in asked
+        assert tier_writer.learner in asked
     machines.close()
 
 
 def test_a_copy_that_newer_ones_have_replaced_before_it_could_be_sent_is_told(machines: Machines) -> None:
-    copier = machines.copiers[0]
-    copier._replicate(Key(run="run", step=1, rank=0, world=WORLD, attempt="first"))
-    (told,) = copier.finished()
+    tier_writer = machines.copiers[0]
+    tier_writer._replicate(Key(run="run", step=1, rank=0, world=WORLD, attempt="first"))
+    (told,) = tier_writer.finished()
     assert (told.step, told.bytes, told.error) == (1, 0, "newer copies took its place")

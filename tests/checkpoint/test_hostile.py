@@ -23,7 +23,7 @@ from ropewalk.checkpoint.read.coverage import tiles
 from ropewalk.checkpoint.read.load_latest import find_on_disk
 from ropewalk.checkpoint.read.model_check import check_weights, verify_model
 from ropewalk.checkpoint.read.reshard import reshard
-from ropewalk.checkpoint.regions import Box
+from ropewalk.checkpoint.regions import Region
 from ropewalk.checkpoint.shard_compression import Packer
 from ropewalk.checkpoint.shard_layout import written
 from ropewalk.checkpoint.tensors import Reader, State, groups_of, load, load_weights, manifest_of, save, write_parts
@@ -31,7 +31,7 @@ from ropewalk.evaluate.from_checkpoint import load_model
 from ropewalk.flow import export_model, reshard_checkpoint
 from ropewalk.model.decoder import build
 from ropewalk.model.spec import Spec
-from ropewalk.parallel.placement import whole_cut
+from ropewalk.parallel.placement import whole_placement
 from ropewalk.train.start import load_start
 from tests.checkpoint import hostile
 from tests.tiny import byte_tokenizer, small_spec
@@ -76,7 +76,7 @@ def readers(out: Path) -> dict[str, Callable[[Path], Weights]]:
 
     def started(path: Path) -> Weights:
         found: Weights = {}
-        whole = lambda group, name, shape: whole_cut(shape)  # noqa: E731
+        whole = lambda group, name, shape: whole_placement(shape)  # noqa: E731
         load_start(
             str(path),
             spec(),
@@ -245,15 +245,21 @@ def test_pieces_of_a_shard_need_not_cover_but_those_of_a_checkpoint_do(good: dic
 
 
 def test_tiles_are_told_from_gaps_and_overlaps() -> None:
-    grid = [Box((i, j), (1, 2)) for i in range(60) for j in range(0, 80, 2)]
+    grid = [Region((i, j), (1, 2)) for i in range(60) for j in range(0, 80, 2)]
     assert tiles((60, 80), grid)
     assert not tiles((60, 80), [*grid[:-1], grid[0]])
     assert not tiles((60, 80), grid[:-1])
-    pinwheel = [Box((0, 0), (1, 2)), Box((0, 2), (2, 1)), Box((2, 1), (1, 2)), Box((1, 0), (2, 1)), Box((1, 1), (1, 1))]
+    pinwheel = [
+        Region((0, 0), (1, 2)),
+        Region((0, 2), (2, 1)),
+        Region((2, 1), (1, 2)),
+        Region((1, 0), (2, 1)),
+        Region((1, 1), (1, 1)),
+    ]
     assert tiles((3, 3), pinwheel)
-    assert not tiles((3, 3), [*pinwheel[:-1], Box((1, 2), (1, 1))])
-    assert tiles((), [Box((), ())])
-    assert not tiles((), [Box((), ()), Box((), ())])
+    assert not tiles((3, 3), [*pinwheel[:-1], Region((1, 2), (1, 1))])
+    assert tiles((), [Region((), ())])
+    assert not tiles((), [Region((), ()), Region((), ())])
     assert tiles((0, 3), [])
 
 

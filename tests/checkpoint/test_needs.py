@@ -17,12 +17,12 @@ from ropewalk.checkpoint.format import list_checkpoints, read_checkpoint_manifes
 from ropewalk.checkpoint.read.read_plan import needed_chunks
 from ropewalk.checkpoint.read.reshard import box_of, reshard
 from ropewalk.checkpoint.read.tiered_load import DiskSource, Report, restore
-from ropewalk.checkpoint.regions import Box
+from ropewalk.checkpoint.regions import Region
 from ropewalk.checkpoint.tensors import State, load, save
 from ropewalk.checkpoint.tiers.memory_tier import Memory, MemorySource
 from ropewalk.checkpoint.tiers.peer_tier import Peer, PeerServer, PeerSource
 from ropewalk.checkpoint.tiers.remote_tier import Remote, RemoteSource
-from ropewalk.parallel.placement import Choose, Cut, Slicing
+from ropewalk.parallel.placement import Choose, Placement, Shard
 from tests.checkpoint.shards import flip, keep, state
 from tests.checkpoint.test_ranks import Run
 
@@ -38,9 +38,9 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 def rows_of_rank(rank: int, world: int) -> Choose:
     """As ZeRO-3 deals: equal shares of the rows of everything."""
 
-    def choose(group: str, name: str, shape: tuple[int, ...]) -> Cut:
+    def choose(group: str, name: str, shape: tuple[int, ...]) -> Placement:
         share = SimpleNamespace(rank=rank, size=world)
-        return Cut(shape, (Slicing(0, (shape[0] // world,) * world, share),), first=True)  # type: ignore[arg-type]
+        return Placement(shape, (Shard(0, (shape[0] // world,) * world, share),), first=True)  # type: ignore[arg-type]
 
     return choose
 
@@ -86,7 +86,7 @@ def test_needed_chunks_are_those_of_the_rows_that_hold_a_number_of_the_part(
         manifest = read_checkpoint_manifest(reshard(save(folder / "a", source), folder / "b", mesh=mesh))
     begin = [data.draw(st.integers(0, side - 1)) for side in shape]
     sides = [data.draw(st.integers(1, side - first)) for side, first in zip(shape, begin, strict=True)]
-    cut = SimpleNamespace(offset=tuple(begin), local_shape=tuple(sides))
+    placement = SimpleNamespace(offset=tuple(begin), local_shape=tuple(sides))
     walked: dict[str, set[int]] = {"tokenizer.json": set(range(len(manifest.files["tokenizer.json"].chunks)))}
     for row, column in itertools.product(*(range(b, b + n) for b, n in zip(begin, sides, strict=True))):
         for piece in manifest.tensors["model"]["w"].pieces:
@@ -96,7 +96,7 @@ def test_needed_chunks_are_those_of_the_rows_that_hold_a_number_of_the_part(
                 first = piece.begin + r * piece.shape[1] * 4
                 last = first + piece.shape[1] * 4 - 1
                 walked.setdefault(piece.file, set()).update(range(first // 64, last // 64 + 1))
-    choose = lambda group, name, _: cut if name == "w" else None  # noqa: E731
+    choose = lambda group, name, _: placement if name == "w" else None  # noqa: E731
     found = needed_chunks(manifest, choose, wholly=["tokenizer.json"])
     assert found == {name: sorted(numbers) for name, numbers in walked.items()}
 
@@ -233,10 +233,10 @@ def test_parts_of_a_mesh_put_together_are_the_whole(tmp_path: Path) -> None:
     path = save(tmp_path, state(1, rows=ROWS))
     whole, made = state(1, rows=ROWS).model["w"], torch.zeros(ROWS, 5)
     for rank in range(6):
-        box = box_of((ROWS, 5), mesh=(3, 2), rank=rank)
-        assert box
-        cut = SimpleNamespace(offset=box.offset, local_shape=box.shape)
-        part = load(path, choose=lambda group, name, shape, cut=cut: cut if name == "w" else None)
-        made[box.slices(Box((0, 0), (ROWS, 5)))] = part.model["w"].local
+        region = box_of((ROWS, 5), mesh=(3, 2), rank=rank)
+        assert region
+        placement = SimpleNamespace(offset=region.offset, local_shape=region.shape)
+        part = load(path, choose=lambda group, name, shape, placement=placement: placement if name == "w" else None)
+        made[region.slices(Region((0, 0), (ROWS, 5)))] = part.model["w"].local
         assert part.optimizer == {}
     assert made.equal(whole)

@@ -11,7 +11,7 @@ import pytest
 
 from ropewalk.checkpoint.config import Checkpoints
 from ropewalk.checkpoint.write.priority import NICE, give_way
-from ropewalk.train.checkpointer import Keeper
+from ropewalk.train.checkpointer import Checkpointer
 from tests.checkpoint.test_background import state
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has priorities by thread")
@@ -38,14 +38,14 @@ def test_a_thread_gives_way_and_its_process_does_not() -> None:
 
 
 def test_hashing_and_writing_give_way_and_copying_does_not(tmp_path: Path) -> None:
-    keeper = Keeper(tmp_path, Checkpoints(), warn=pytest.fail)
-    keeper.save(state(1))
-    keeper.settle()
+    checkpointer = Checkpointer(tmp_path, Checkpoints(), warn=pytest.fail)
+    checkpointer.save(state(1))
+    checkpointer.settle()
     nice = {
         thread.name.partition("_")[0]: nice_of(thread.native_id)
         for thread in threading.enumerate()
         if thread.native_id and thread.name.partition("_")[0] in ("persist", "hash", "snapshot")
     }
-    keeper.close()
+    checkpointer.close()
     usual = nice_of(0)
     assert nice == {"persist": max(NICE, usual), "hash": max(NICE, usual), "snapshot": usual}

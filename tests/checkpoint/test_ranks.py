@@ -23,7 +23,7 @@ from ropewalk.checkpoint.tensors import State, load, save
 from ropewalk.checkpoint.tiers.memory_tier import Memory
 from ropewalk.checkpoint.tiers.tier_writer import memory_folder
 from ropewalk.config.ranks import Ranks
-from ropewalk.train.checkpointer import Keeper
+from ropewalk.train.checkpointer import Checkpointer
 from tests.checkpoint.meeting import Threads
 from tests.checkpoint.shards import flip, keep, same, state
 
@@ -47,14 +47,14 @@ class Run:
         self.told: list[str] = []
         given = by_rank or [settings or Checkpoints()] * 2
         self.keepers = self.each(
-            lambda rank: Keeper(
+            lambda rank: Checkpointer(
                 folder,
                 given[rank],
                 warn=self.told.append,
                 ranks=2,
                 place=Ranks(rank, 2, rank),
                 attempt=launch,
-                together=threads.of(rank),
+                coordinator=threads.of(rank),
                 disk=disks[rank],
             )
         )
@@ -65,8 +65,8 @@ class Run:
             return list(pool.map(work, range(2)))
 
     def close(self) -> None:
-        for keeper in self.keepers:
-            keeper.close()
+        for checkpointer in self.keepers:
+            checkpointer.close()
 
 
 def test_ranks_go_on_from_the_step_that_rank_0_finds(tmp_path: Path) -> None:
@@ -156,13 +156,15 @@ def test_ranks_save_at_the_same_steps_whatever_their_clocks_say(tmp_path: Path) 
     run = Run(tmp_path, settings=Checkpoints(save_every="auto"))
 
     def decide(rank: int) -> tuple[int, list[int]]:
-        keeper = run.keepers[rank]
+        checkpointer = run.keepers[rank]
         for _ in range(5):
-            keeper.interval._frequency.saw_steps(0.1 + rank)
-        keeper.interval._frequency.saw_save(blocked_s=0.5 + 3 * rank, persist_s=1.0 + 100 * rank)
-        decisions = [keeper.decide() for _ in range(40)]
+            checkpointer.interval._frequency.saw_steps(0.1 + rank)
+        checkpointer.interval._frequency.saw_save(blocked_s=0.5 + 3 * rank, persist_s=1.0 + 100 * rank)
+        decisions = [checkpointer.decide() for _ in range(40)]
         assert sum(decision is not None for decision in decisions) == 1
-        return keeper.interval._decision.steps, [step for step in range(1, 2000) if keeper.interval.due(step)]
+        return checkpointer.interval._decision.steps, [
+            step for step in range(1, 2000) if checkpointer.interval.due(step)
+        ]
 
     left, right = run.each(decide)
     assert left == right

@@ -23,7 +23,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from ropewalk.base.errors import DataError, StorageError
 from ropewalk.checkpoint.commit import Attempt
 from ropewalk.checkpoint.format import verify_checkpoint
-from ropewalk.checkpoint.regions import Box, whole
+from ropewalk.checkpoint.regions import Region, whole
 from ropewalk.checkpoint.tensors import Reader, State, load, save
 from tests.tiny import small_spec
 
@@ -125,9 +125,9 @@ def test_any_box_is_read_as_the_slice_of_the_whole(
     tensor = WHOLE[name]
     begins = [data.draw(st.integers(0, side - 1)) for side in tensor.shape]
     ends = [data.draw(st.integers(b + 1, side)) for b, side in zip(begins, tensor.shape, strict=True)]
-    box = Box(tuple(begins), tuple(e - b for b, e in zip(begins, ends, strict=True)))
+    region = Region(tuple(begins), tuple(e - b for b, e in zip(begins, ends, strict=True)))
     wanted = tensor[tuple(itertools.starmap(slice, zip(begins, ends, strict=True)))]
-    assert torch.equal(reader.tensor("model", name, box), wanted)
+    assert torch.equal(reader.tensor("model", name, region), wanted)
 
 
 def _reader(factory: pytest.TempPathFactory) -> Reader:
@@ -146,7 +146,7 @@ def test_only_the_chunks_that_hold_a_box_are_read(tmp_path: Path) -> None:
     data = bytearray(file.read_bytes())
     data[-1] ^= 1
     file.write_bytes(data)
-    first = Box((0, 0), (1024, 1024))
+    first = Region((0, 0), (1024, 1024))
     assert torch.equal(Reader(path).tensor("model", "big", first), big[:1024])
     with pytest.raises(DataError, match=r"bytes 25165824 to \d+ \(model/big\) are not what was written"):
         Reader(path).tensor("model", "big")
@@ -179,7 +179,7 @@ def test_a_rank_that_does_not_come_leaves_no_checkpoint(tmp_path: Path) -> None:
 
 
 def test_meeting_boxes_count_the_numbers_that_both_hold() -> None:
-    a, b = Box((1, 2), (4, 5)), Box((3, 0), (4, 4))
+    a, b = Region((1, 2), (4, 5)), Region((3, 0), (4, 4))
     points = [
         set(
             itertools.product(
@@ -191,5 +191,5 @@ def test_meeting_boxes_count_the_numbers_that_both_hold() -> None:
     meet = a.meet(b)
     assert meet is not None
     assert meet.size == len(points[0] & points[1])
-    assert a.meet(Box((5, 0), (1, 9))) is None
+    assert a.meet(Region((5, 0), (1, 9))) is None
     assert whole(()).size == 1

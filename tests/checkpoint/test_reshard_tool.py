@@ -25,9 +25,9 @@ meshes = st.lists(st.integers(1, 4), min_size=1, max_size=2).map(tuple)
 def test_the_parts_of_all_ranks_hold_every_number_once(shape: tuple[int, ...], mesh: tuple[int, ...]) -> None:
     counts = torch.zeros(shape, dtype=torch.int64)
     for rank in range(math.prod(mesh)):
-        box = box_of(shape, mesh=mesh, rank=rank)
-        if box is not None:
-            counts[tuple(slice(o, o + s) for o, s in zip(box.offset, box.shape, strict=True))] += 1
+        region = box_of(shape, mesh=mesh, rank=rank)
+        if region is not None:
+            counts[tuple(slice(o, o + s) for o, s in zip(region.offset, region.shape, strict=True))] += 1
     assert (counts == 1).all()
 
 
@@ -35,7 +35,7 @@ def test_the_parts_of_all_ranks_hold_every_number_once(shape: tuple[int, ...], m
 def test_the_parts_are_those_of_torch_chunk(side: int, ranks: int) -> None:
     ours = [box_of((side,), mesh=(ranks,), rank=rank) for rank in range(ranks)]
     theirs = [part.tolist() for part in torch.arange(side).chunk(ranks)]
-    mine = [list(range(box.offset[0], box.offset[0] + box.shape[0])) for box in ours if box is not None]
+    mine = [list(range(region.offset[0], region.offset[0] + region.shape[0])) for region in ours if region is not None]
     assert mine == theirs
 
 

@@ -18,7 +18,7 @@ from ropewalk.checkpoint.policy import retention
 from ropewalk.checkpoint.policy.prune import step_of
 from ropewalk.checkpoint.policy.retention import Verified, retain
 from ropewalk.checkpoint.tensors import save
-from ropewalk.train.checkpointer import Keeper
+from ropewalk.train.checkpointer import Checkpointer
 from tests.checkpoint.test_checkpoint import state
 from tests.checkpoint.test_prune import damage
 
@@ -104,12 +104,14 @@ def test_a_run_on_a_rotting_disk_keeps_its_last_whole_checkpoints_and_says_why(
 ) -> None:
     told: list[str] = []
     disk = Rotting()
-    keeper = Keeper(tmp_path, Checkpoints(keep_last=2, keep_verified=keep_verified), warn=told.append, disk=disk)
+    checkpointer = Checkpointer(
+        tmp_path, Checkpoints(keep_last=2, keep_verified=keep_verified), warn=told.append, disk=disk
+    )
     for step in (1, 2, 3, 4, 5):
         disk.rots = step > 2
-        keeper.save(state(step))
-        keeper.settle()
-    assert all(saved.error is None for saved in keeper.finished())
+        checkpointer.save(state(step))
+        checkpointer.settle()
+    assert all(saved.error is None for saved in checkpointer.finished())
     assert steps(tmp_path / "checkpoints") == kept
     if keep_verified:
         assert [Path(message.partition(":")[0]).parent.name for message in told] == [
@@ -117,7 +119,7 @@ def test_a_run_on_a_rotting_disk_keeps_its_last_whole_checkpoints_and_says_why(
             "step-00000004",
             "step-00000005",
         ]
-        _, found = keeper.newest()
+        _, found = checkpointer.newest()
         assert found is not None
         assert found.step == 2
-    keeper.close()
+    checkpointer.close()

@@ -11,7 +11,7 @@ import pytest
 from ropewalk.checkpoint.config import Checkpoints
 from ropewalk.checkpoint.disk import LocalDisk, Open
 from ropewalk.checkpoint.format import list_checkpoints, verify_checkpoint
-from ropewalk.train.checkpointer import Keeper
+from ropewalk.train.checkpointer import Checkpointer
 from ropewalk.train.loop import train
 from tests.checkpoint.test_background import state
 from tests.tiny import make_run
@@ -58,43 +58,43 @@ class Watching(LocalDisk):
 
 def test_training_goes_on_before_a_save_in_the_background_is_written(tmp_path: Path) -> None:
     disk = Watching()
-    keeper = Keeper(tmp_path, Checkpoints(write="background"), warn=pytest.fail, disk=disk)
-    keeper.save(state(1))
+    checkpointer = Checkpointer(tmp_path, Checkpoints(write="background"), warn=pytest.fail, disk=disk)
+    checkpointer.save(state(1))
     disk.goes_on.set()
-    keeper.settle()
+    checkpointer.settle()
     assert disk.went_on[0]
-    assert [saved.step for saved in keeper.finished()] == [1]
-    keeper.close()
+    assert [saved.step for saved in checkpointer.finished()] == [1]
+    checkpointer.close()
 
 
 def test_training_waits_for_a_blocking_save(tmp_path: Path) -> None:
-    keeper = Keeper(tmp_path, Checkpoints(write="blocking"), warn=pytest.fail)
-    keeper.save(state(1))
+    checkpointer = Checkpointer(tmp_path, Checkpoints(write="blocking"), warn=pytest.fail)
+    checkpointer.save(state(1))
     (path,) = list_checkpoints(tmp_path / "checkpoints")
     assert verify_checkpoint(path) == []
-    keeper.close()
+    checkpointer.close()
 
 
 class Meeting(LocalDisk):
     """Files are begun side by side, as many as there are threads, or after a long wait."""
 
     def __init__(self, threads: int) -> None:
-        self._together = threading.Barrier(threads)
+        self._coordinator = threading.Barrier(threads)
         self.met = 0
 
     def create(self, path: Path) -> Open:
         if path.name.endswith(".safetensors"):
-            self._together.wait(PATIENCE_S)
+            self._coordinator.wait(PATIENCE_S)
             self.met += 1
         return super().create(path)
 
 
 def test_a_checkpoint_is_written_by_as_many_threads_as_set(tmp_path: Path) -> None:
     disk = Meeting(2)
-    keeper = Keeper(tmp_path, Checkpoints(threads=2), warn=pytest.fail, disk=disk)
-    keeper.save(state(1))
-    keeper.settle()
-    (saved,) = keeper.finished()
+    checkpointer = Checkpointer(tmp_path, Checkpoints(threads=2), warn=pytest.fail, disk=disk)
+    checkpointer.save(state(1))
+    checkpointer.settle()
+    (saved,) = checkpointer.finished()
     assert saved.error is None
     assert disk.met == 2
-    keeper.close()
+    checkpointer.close()

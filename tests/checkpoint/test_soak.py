@@ -11,7 +11,7 @@ import torch
 
 from ropewalk.checkpoint.config import Checkpoints
 from ropewalk.checkpoint.tensors import State
-from ropewalk.train.checkpointer import Keeper
+from ropewalk.train.checkpointer import Checkpointer
 from tests.tiny import small_spec
 
 WARM_UP = 15
@@ -34,21 +34,21 @@ def used() -> dict[str, int]:
 def test_memory_files_and_threads_stay_flat(tmp_path: Path, saves: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "fsync", lambda _: None)
     weights = {f"w{number}": torch.zeros(256, 1024) for number in range(8)}  # 8 MiB
-    keeper = Keeper(tmp_path, Checkpoints(save_every_steps=1), warn=pytest.fail)
+    checkpointer = Checkpointer(tmp_path, Checkpoints(save_every_steps=1), warn=pytest.fail)
     before: dict[str, int] = {}
     for step in range(1, saves + 1):
-        keeper.fence()
+        checkpointer.fence()
         weights["w0"].fill_(step)
-        keeper.save(
+        checkpointer.save(
             State(step=step, tokens=0, seed=0, spec=small_spec(), data={}, model=weights, optimizer={}, tokenizer=b"{}")
         )
-        keeper.finished()
+        checkpointer.finished()
         if step == WARM_UP:
-            keeper.settle()
+            checkpointer.settle()
             before = used()
-    keeper.settle()
+    checkpointer.settle()
     after = used()
-    keeper.close()
+    checkpointer.close()
     growth = after.pop("resident bytes") - before.pop("resident bytes")
     # On a slow disk a buffer or two more come late; saves that leaked their 8 MiB would have taken 280 MiB or more.
     assert growth < 32 << 20, f"{growth} bytes more after {saves - WARM_UP} saves"

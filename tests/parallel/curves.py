@@ -124,8 +124,8 @@ def losses(rank: int, plan: Plan, width: int, steps: int, noise: int = 0) -> tup
     return torch.stack(found).tolist(), [f"{contest.what}: {contest.winner}" for contest in executor.contests]
 
 
-def _optimizer(spec: Spec, parameters: dict[str, nn.Parameter], cuts: Any) -> torch.optim.Optimizer:
-    return make_optimizer(parameters, Optimizer(kind="adamw"), spec=spec, cuts=cuts)
+def _optimizer(spec: Spec, parameters: dict[str, nn.Parameter], placements: Any) -> torch.optim.Optimizer:
+    return make_optimizer(parameters, Optimizer(kind="adamw"), spec=spec, placements=placements)
 
 
 def main() -> None:

@@ -71,8 +71,8 @@ def measured(rank: int, plan: Plan, spec: Spec = SPEC) -> tuple[dict[str, int], 
     held: dict[str, int] = {}
     kept: list[torch.optim.Optimizer] = []
 
-    def optimizer(parameters: Any, cuts: Any) -> torch.optim.Optimizer:
-        kept.append(make_optimizer(parameters, Optimizer(), spec=spec, cuts=cuts))
+    def optimizer(parameters: Any, placements: Any) -> torch.optim.Optimizer:
+        kept.append(make_optimizer(parameters, Optimizer(), spec=spec, placements=placements))
         return kept[0]
 
     def at_update(gradients: Mapping[str, Tensor]) -> None:
@@ -223,7 +223,7 @@ def given_bytes(rank: int, plans: list[Plan]) -> list[tuple[dict[str, float], di
             plan,
             build(SPEC, seed=1),
             mesh,
-            lambda parameters, cuts: make_optimizer(parameters, Optimizer(), spec=SPEC, cuts=cuts),
+            lambda parameters, placements: make_optimizer(parameters, Optimizer(), spec=SPEC, placements=placements),
         )
         batch = random_batch(SPEC, rows=plan.batch_size).strided(mesh.data.rank, mesh.data.size)
         executor.step(batch, lr=1e-2)
@@ -272,7 +272,7 @@ def loaded(rank: int, plan: Plan) -> tuple[Sent, bool]:
         plan,
         build(ADAPTED, seed=1),
         mesh,
-        lambda parameters, cuts: make_optimizer(parameters, Optimizer(), spec=ADAPTED, cuts=cuts),
+        lambda parameters, placements: make_optimizer(parameters, Optimizer(), spec=ADAPTED, placements=placements),
         trained=adapters(ADAPTED),
     )
     mesh.traffic.take()

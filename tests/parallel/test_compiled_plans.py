@@ -37,7 +37,7 @@ def trained_under(rank, changes):
         plan,
         build(spec, seed=0),
         mesh,
-        lambda p, cuts: make_optimizer(p, Optimizer(), spec=spec, cuts=cuts),
+        lambda p, placements: make_optimizer(p, Optimizer(), spec=spec, placements=placements),
         clip_norm=1.0,
     )
     batches = [random_batch(spec, rows=8, seed=step).strided(mesh.data.rank, mesh.data.size) for step in range(3)]
@@ -72,7 +72,7 @@ def trained_in_float64(rank: int, each: Case, compiled: bool) -> tuple[list[floa
         plan,
         build(each.spec, seed=1, dtype=torch.float64).to(plan.device),
         mesh,
-        lambda p, cuts: make_optimizer(p, Optimizer(), spec=each.spec, cuts=cuts),
+        lambda p, placements: make_optimizer(p, Optimizer(), spec=each.spec, placements=placements),
         trained=each.trained,
         clip_norm=1.0,
         seed=3,

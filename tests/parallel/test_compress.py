@@ -251,13 +251,15 @@ def interrupted(rank: int, at: int) -> dict[str, Tensor]:
     mesh = Mesh(plan, rank)
 
     def make() -> Executor:
-        return apply(plan, build(spec, seed=0), mesh, lambda p, cuts: make_optimizer(p, Optimizer(), cuts=cuts))
+        return apply(
+            plan, build(spec, seed=0), mesh, lambda p, placements: make_optimizer(p, Optimizer(), placements=placements)
+        )
 
     executor = make()
     for step in range(6):
         if step == at:
             whole = [
-                {name: part.cut.gather(part.local) for name, part in state.items()}
+                {name: part.placement.gather(part.local) for name, part in state.items()}
                 for state in (executor.model_state(), executor.optimizer_state())
             ]
             assert any(name.startswith("compression/error/") for name in whole[1])

@@ -37,7 +37,7 @@ def start(each: Case, mesh: Mesh | None, points: Points | None = None) -> Execut
     return apply(each.plan, model, mesh, make, points=points, draws=True)
 
 
-def _optimizer(parameters, _cuts, spec):  # type: ignore[no-untyped-def]
+def _optimizer(parameters, _placements, spec):  # type: ignore[no-untyped-def]
     return make_optimizer(parameters, Optimizer(), spec=spec)
 
 

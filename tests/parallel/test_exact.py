@@ -45,8 +45,8 @@ def trained(rank: int, plan: Plan, first: int, last: int, state: State | None) -
     torch.set_num_threads(1)
     mesh = Mesh(plan, rank)
 
-    def optimizer(parameters: Any, cuts: Any) -> torch.optim.Optimizer:
-        return make_optimizer(parameters, Optimizer(), cuts=cuts, exact=plan.exact)
+    def optimizer(parameters: Any, placements: Any) -> torch.optim.Optimizer:
+        return make_optimizer(parameters, Optimizer(), placements=placements, exact=plan.exact)
 
     executor = apply(plan, build(SPEC, seed=1), mesh, optimizer, clip_norm=CLIP, seed=3)
     if state:

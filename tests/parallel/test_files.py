@@ -95,10 +95,10 @@ def read_own(rank: int, name: str, source: Path) -> tuple[int, int, int]:
     choose = start(case, Mesh(case.plan, rank))[0].wants()
     held = [part for group in ("model", "optimizer") for part in reader.parts(group, choose).values()]
     pieces = sum(
-        Box(piece.offset, piece.shape).meet(Box(cut.offset, cut.local_shape)) is not None
+        Box(piece.offset, piece.shape).meet(Box(placement.offset, placement.local_shape)) is not None
         for group, entries in reader.manifest.tensors.items()
         for tensor, entry in entries.items()
-        if (cut := choose(group, tensor, entry.shape))
+        if (placement := choose(group, tensor, entry.shape))
         for piece in entry.pieces
     )
     checked = sum(len(opened._checked) for opened in reader._open.values())

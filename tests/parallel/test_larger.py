@@ -82,14 +82,14 @@ def started(rank: int, plan: Plan, spec: Spec) -> dict[str, Any]:
         plan,
         model,
         mesh,
-        lambda parameters, cuts: make_optimizer(parameters, Optimizer(), spec=spec, cuts=cuts),
+        lambda parameters, placements: make_optimizer(parameters, Optimizer(), spec=spec, placements=placements),
         init_seed=5,
     )
     found: dict[str, Any] = {"building": memory.growth()}
     parts = executor.model_state()
     found["parameters"] = sum(part.local.nbytes for part in parts.values())
     found["right"] = all(
-        torch.equal(parts[name].local, parts[name].cut.take(initial_value(name, shape, spec, seed=5)))
+        torch.equal(parts[name].local, parts[name].placement.take(initial_value(name, shape, spec, seed=5)))
         for name, shape in spec.shapes().items()
         if "blocks" not in name or "blocks.7" in name
     )
@@ -124,7 +124,10 @@ def most_blocks_present(rank: int, plan: Plan, spec: Spec) -> tuple[int, int]:
     mesh = Mesh(plan, rank)
     model = Decoder(spec)
     executor = apply(
-        plan, model, mesh, lambda parameters, cuts: make_optimizer(parameters, Optimizer(), spec=spec, cuts=cuts)
+        plan,
+        model,
+        mesh,
+        lambda parameters, placements: make_optimizer(parameters, Optimizer(), spec=spec, placements=placements),
     )
     blocks = [model.blocks[layer] for layer in model.blocks]
     most = 0

@@ -17,7 +17,7 @@ from ropewalk.model.decoder import build
 from ropewalk.parallel.memory.host_optimizer import HostOptimizer
 from ropewalk.parallel.memory.state_files import PAGE, StateFiles
 from ropewalk.parallel.mesh import Mesh
-from ropewalk.parallel.placement import Cut, chunk_sizes, whole_cut
+from ropewalk.parallel.placement import Placement, chunk_sizes, whole_placement
 from ropewalk.plan.plan import Plan
 from ropewalk.train.config import Optimizer, OptimizerKind
 from ropewalk.train.optim.optimizers import KINDS, make_optimizer
@@ -40,8 +40,8 @@ def parameters(dtype: torch.dtype = torch.float64, device: str = "cpu") -> Param
     return dict(build(SPEC, seed=0, dtype=dtype, device=device).named_parameters())
 
 
-def make(kind: OptimizerKind, named: Parameters, cuts: Any = None) -> torch.optim.Optimizer:
-    return make_optimizer(named, Optimizer(kind=kind), spec=SPEC, cuts=cuts)
+def make(kind: OptimizerKind, named: Parameters, placements: Any = None) -> torch.optim.Optimizer:
+    return make_optimizer(named, Optimizer(kind=kind), spec=SPEC, placements=placements)
 
 
 def steps(named: Parameters) -> Iterator[tuple[int, dict[str, Tensor]]]:
@@ -317,20 +317,22 @@ def parts_on_host(rank: int, kind: OptimizerKind, folder: Path | None) -> float:
     group = Mesh(plan, rank).group("shard")
     whole, expected = parameters(), parameters()
     on_device(make(kind, expected), expected)
-    cuts: dict[str, Cut] = {n: whole_cut(p.shape).further(0, chunk_sizes(len(p), 2), group) for n, p in whole.items()}
-    weights = {name: nn.Parameter(cuts[name].take(p.detach()).clone()) for name, p in whole.items()}
+    placements: dict[str, Placement] = {
+        n: whole_placement(p.shape).further(0, chunk_sizes(len(p), 2), group) for n, p in whole.items()
+    }
+    weights = {name: nn.Parameter(placements[name].take(p.detach()).clone()) for name, p in whole.items()}
     host = HostOptimizer(
-        weights, lambda named: make(kind, named, cuts), waits=True, bucket_bytes=BUCKET // 2, folder=folder
+        weights, lambda named: make(kind, named, placements), waits=True, bucket_bytes=BUCKET // 2, folder=folder
     )
     for number, grads in steps(whole):
         set_rates(host.optimizer)
         host.begin()
         for name in reversed(weights):
-            weights[name].grad = cuts[name].take(grads[name]).clone()
+            weights[name].grad = placements[name].take(grads[name]).clone()
             host.ready([name])
         host.step(torch.tensor(float(number in SKIPPED)))
     host.close()
-    return max(float((weights[n] - cuts[n].take(p)).detach().abs().max()) for n, p in expected.items())
+    return max(float((weights[n] - placements[n].take(p)).detach().abs().max()) for n, p in expected.items())
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ropewalk.model.decoder import build
 from ropewalk.model.sharding import splits
 from ropewalk.parallel.mesh import Mesh
-from ropewalk.parallel.placement import Cut, chunk_sizes, whole_cut
+from ropewalk.parallel.placement import Placement, chunk_sizes, whole_placement
 from ropewalk.plan.plan import Plan
 from ropewalk.train.config import Optimizer, OptimizerKind
 from ropewalk.train.optim import guarded
@@ -31,55 +31,59 @@ Parameters = dict[str, nn.Parameter]
 Shapes = dict[str, tuple[int, ...]]
 
 
-def by_rows(mesh: Mesh, shapes: Shapes) -> dict[str, Cut]:
+def by_rows(mesh: Mesh, shapes: Shapes) -> dict[str, Placement]:
     """As ZeRO cuts."""
     group = mesh.group("shard")
-    return {n: whole_cut(shape).further(0, chunk_sizes(shape[0], group.size), group) for n, shape in shapes.items()}
+    return {
+        n: whole_placement(shape).further(0, chunk_sizes(shape[0], group.size), group) for n, shape in shapes.items()
+    }
 
 
-def by_columns(mesh: Mesh, shapes: Shapes) -> dict[str, Cut]:
+def by_columns(mesh: Mesh, shapes: Shapes) -> dict[str, Placement]:
     """Matrices only; vectors are whole."""
     group = mesh.group("shard")
     matrices = {name: shape for name, shape in shapes.items() if len(shape) == 2}
-    return {n: whole_cut(shape).further(1, chunk_sizes(shape[1], group.size), group) for n, shape in matrices.items()}
+    return {
+        n: whole_placement(shape).further(1, chunk_sizes(shape[1], group.size), group) for n, shape in matrices.items()
+    }
 
 
-def lopsided(mesh: Mesh, shapes: Shapes) -> dict[str, Cut]:
+def lopsided(mesh: Mesh, shapes: Shapes) -> dict[str, Placement]:
     """Uneven rows; the last rank has nothing of every other parameter, the first nothing of the others."""
     group = mesh.group("shard")
-    cuts = {}
+    placements = {}
     for number, (name, (rows, *others)) in enumerate(shapes.items()):
         sizes = {2: [rows, 0], 4: [rows - rows // 3 - 1, 1, rows // 3, 0]}[group.size]
-        cuts[name] = whole_cut((rows, *others)).further(0, sizes[::-1] if number % 2 else sizes, group)
-    return cuts
+        placements[name] = whole_placement((rows, *others)).further(0, sizes[::-1] if number % 2 else sizes, group)
+    return placements
 
 
-def twice(mesh: Mesh, shapes: Shapes) -> dict[str, Cut]:
+def twice(mesh: Mesh, shapes: Shapes) -> dict[str, Placement]:
     """By the tensor axis as the model declares, then by the shard axis along rows."""
     tensor, shard = mesh.group("tensor"), mesh.group("shard")
-    cuts = {}
+    placements = {}
     for name, shape in shapes.items():
-        cut, dim = whole_cut(shape), splits(SPEC)[name].dimension
+        placement, dim = whole_placement(shape), splits(SPEC)[name].dimension
         if dim is not None:
-            cut = cut.further(dim, chunk_sizes(shape[dim], tensor.size), tensor)
-        cuts[name] = cut.further(0, chunk_sizes(cut.local_shape[0], shard.size), shard)
-    return cuts
+            placement = placement.further(dim, chunk_sizes(shape[dim], tensor.size), tensor)
+        placements[name] = placement.further(0, chunk_sizes(placement.local_shape[0], shard.size), shard)
+    return placements
 
 
-def mixed(mesh: Mesh, shapes: Shapes) -> dict[str, Cut]:
+def mixed(mesh: Mesh, shapes: Shapes) -> dict[str, Placement]:
     """Of four parameters one is whole, one cut by the tensor axis, one by the shard axis, one by both."""
     choices: Any = ((), ("tensor",), ("shard",), ("tensor", "shard"))
-    cuts = {}
+    placements = {}
     for number, (name, shape) in enumerate(shapes.items()):
-        cut = whole_cut(shape)
+        placement = whole_placement(shape)
         for axis in choices[number % 4]:
             group = mesh.group(axis)
-            cut = cut.further(0, chunk_sizes(cut.local_shape[0], group.size), group)
-        cuts[name] = cut
-    return cuts
+            placement = placement.further(0, chunk_sizes(placement.local_shape[0], group.size), group)
+        placements[name] = placement
+    return placements
 
 
-LAYOUTS: dict[str, tuple[Callable[[Mesh, Shapes], dict[str, Cut]], dict[str, int]]] = {
+LAYOUTS: dict[str, tuple[Callable[[Mesh, Shapes], dict[str, Placement]], dict[str, int]]] = {
     "rows of 2": (by_rows, {"shard": 2}),
     "rows of 4": (by_rows, {"shard": 4}),
     "columns of 2": (by_columns, {"shard": 2}),
@@ -117,11 +121,11 @@ def step(optimizer: torch.optim.Optimizer, named: Parameters, grads: dict[str, T
     optimizer.step()
 
 
-def trained(kind: OptimizerKind, cuts: dict[str, Cut]) -> tuple[Parameters, torch.optim.Optimizer]:
+def trained(kind: OptimizerKind, placements: dict[str, Placement]) -> tuple[Parameters, torch.optim.Optimizer]:
     """This rank's parts after some steps."""
-    everything = {name: whole_cut(p.shape) for name, p in whole_parameters().items()} | cuts
+    everything = {name: whole_placement(p.shape) for name, p in whole_parameters().items()} | placements
     named = {n: nn.Parameter(everything[n].take(p.detach()).clone()) for n, p in whole_parameters().items()}
-    optimizer = make_optimizer(named, Optimizer(kind=kind), spec=SPEC, cuts=cuts)
+    optimizer = make_optimizer(named, Optimizer(kind=kind), spec=SPEC, placements=placements)
     for grads in gradients():
         step(optimizer, named, {name: everything[name].take(grad).clone() for name, grad in grads.items()})
     return named, optimizer
@@ -131,21 +135,21 @@ def differences(rank: int, kind: OptimizerKind, layout: str) -> dict[str, float]
     """The greatest difference from one process in each weight and each moment."""
     make_cuts, degrees = LAYOUTS[layout]
     whole, reference = trained(kind, {})
-    cuts = make_cuts(mesh_of(rank, degrees), {name: tuple(p.shape) for name, p in whole.items()})
-    parts, optimizer = trained(kind, cuts)
+    placements = make_cuts(mesh_of(rank, degrees), {name: tuple(p.shape) for name, p in whole.items()})
+    parts, optimizer = trained(kind, placements)
     found = {}
-    for name, cut in ({name: whole_cut(p.shape) for name, p in whole.items()} | cuts).items():
-        found[name] = _difference(parts[name], cut.take(whole[name]))
+    for name, placement in ({name: whole_placement(p.shape) for name, p in whole.items()} | placements).items():
+        found[name] = _difference(parts[name], placement.take(whole[name]))
         for moment, expected in reference.state[whole[name]].items():
             got = optimizer.state[parts[name]][moment]
-            found[f"{moment}/{name}"] = _difference(got, _take(cut, expected))
+            found[f"{moment}/{name}"] = _difference(got, _take(placement, expected))
     return found
 
 
-def _take(cut: Cut, moment: Tensor) -> Tensor:
+def _take(placement: Placement, moment: Tensor) -> Tensor:
     """A moment has one number along a dimension where the rule keeps no more."""
-    for slicing in cut.slicings if moment.dim() else ():
-        if moment.shape[slicing.dim] > 1 or cut.shape[slicing.dim] == 1:
+    for slicing in placement.shards if moment.dim() else ():
+        if moment.shape[slicing.dim] > 1 or placement.shape[slicing.dim] == 1:
             moment = moment.narrow(slicing.dim, slicing.begin, slicing.size)
     return moment
 
@@ -167,8 +171,8 @@ def test_parts_take_the_step_of_the_whole(kind: OptimizerKind, layout: str) -> N
 
 def unchanged_after_inf(rank: int, kind: OptimizerKind) -> bool:
     whole = whole_parameters()
-    cuts = by_rows(mesh_of(rank, {"shard": 2}), {name: tuple(p.shape) for name, p in whole.items()})
-    named, optimizer = trained(kind, cuts)
+    placements = by_rows(mesh_of(rank, {"shard": 2}), {name: tuple(p.shape) for name, p in whole.items()})
+    named, optimizer = trained(kind, placements)
 
     def bits() -> list[bytes]:
         tensors = [*named.values(), *(t for state in optimizer.state.values() for t in state.values())]
@@ -187,9 +191,9 @@ def test_a_bad_gradient_changes_no_bit_of_a_part(kind: OptimizerKind) -> None:
 def sent_in_one_step(rank: int, kind: OptimizerKind, layout: str, room: int | None) -> dict[tuple[str, str], Any]:
     make_cuts, degrees = LAYOUTS[layout]
     mesh = mesh_of(rank, degrees)
-    cuts = make_cuts(mesh, {name: tuple(p.shape) for name, p in whole_parameters().items()})
-    named = {name: nn.Parameter(cuts[name].take(p.detach()).clone()) for name, p in whole_parameters().items()}
-    optimizer = make_optimizer(named, Optimizer(kind=kind), spec=SPEC, cuts=cuts)
+    placements = make_cuts(mesh, {name: tuple(p.shape) for name, p in whole_parameters().items()})
+    named = {name: nn.Parameter(placements[name].take(p.detach()).clone()) for name, p in whole_parameters().items()}
+    optimizer = make_optimizer(named, Optimizer(kind=kind), spec=SPEC, placements=placements)
     before, guarded.TOGETHER_NUMEL = guarded.TOGETHER_NUMEL, room or guarded.TOGETHER_NUMEL
     step(optimizer, named, {name: torch.ones_like(p) for name, p in named.items()})
     guarded.TOGETHER_NUMEL = before

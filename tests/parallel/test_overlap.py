@@ -22,7 +22,7 @@ from ropewalk.parallel.data.replicas import Replicas
 from ropewalk.parallel.data.shards import Shards
 from ropewalk.parallel.executor import Points
 from ropewalk.parallel.mesh import Mesh
-from ropewalk.parallel.placement import whole_cut
+from ropewalk.parallel.placement import whole_placement
 from ropewalk.plan.plan import Plan
 from ropewalk.train.config import Optimizer, OptimizerKind
 from ropewalk.train.optim.optimizers import make_optimizer
@@ -64,7 +64,9 @@ def trained(rank: int, each: Case, clip_norm: float) -> tuple[dict[str, np.ndarr
         each.plan,
         build(each.spec, seed=1, dtype=torch.float32 if pure else torch.float64),
         mesh,
-        lambda named, cuts: make_optimizer(named, Optimizer(kind=each.optimizer), spec=each.spec, cuts=cuts),
+        lambda named, placements: make_optimizer(
+            named, Optimizer(kind=each.optimizer), spec=each.spec, placements=placements
+        ),
         trained=each.trained,
         clip_norm=clip_norm,
         seed=3,
@@ -136,8 +138,8 @@ def recorded(rank: int, plan: Plan, clip_norm: float) -> list[str]:
     events: list[str] = []
     began, made = threading.Event(), []
 
-    def make(named: dict[str, nn.Parameter], cuts: Mapping[str, Any]) -> torch.optim.Optimizer:
-        made.append(make_optimizer(named, Optimizer(), spec=spec, cuts=cuts))
+    def make(named: dict[str, nn.Parameter], placements: Mapping[str, Any]) -> torch.optim.Optimizer:
+        made.append(make_optimizer(named, Optimizer(), spec=spec, placements=placements))
         return made[0]
 
     def update(*_: Any) -> None:
@@ -186,7 +188,7 @@ def test_gradients_that_others_change_are_waited_for() -> None:
             plan,
             build(spec, seed=1, dtype=torch.float64),
             None,
-            lambda named, cuts: make_optimizer(named, Optimizer(), spec=spec, cuts=cuts),
+            lambda named, placements: make_optimizer(named, Optimizer(), spec=spec, placements=placements),
             points=points,
         )
         for batch in batches(spec, 2):
@@ -252,13 +254,13 @@ def _two_stages(rank: int, kind: str) -> tuple[list[int], bool]:
     model = nn.ModuleDict({name: nn.Linear(6, 6).double() for name in ("first", "second")})
     weights = dict(model.named_parameters())
     before = {name: weight.detach().clone() for name, weight in weights.items()}
-    cuts = {name: whole_cut(weight.shape) for name, weight in weights.items()}
+    placements = {name: whole_placement(weight.shape) for name, weight in weights.items()}
     size = 6 * 7 * 8  # a bucket for each stage
     data: Replicas | Shards
     if zero:
         data = Shards(
             weights,
-            cuts,
+            placements,
             mesh.group("shard"),
             mesh.group("replicate"),
             stage=zero,
@@ -270,7 +272,9 @@ def _two_stages(rank: int, kind: str) -> tuple[list[int], bool]:
             held=True,
         )
     else:
-        data = Replicas(weights, weights, cuts, mesh.group("replicate"), trained=weights.keys(), bucket_bytes=size)
+        data = Replicas(
+            weights, weights, placements, mesh.group("replicate"), trained=weights.keys(), bucket_bytes=size
+        )
     x = torch.randn(2, 2, 3, 6, dtype=torch.float64)  # ranks, microbatches
     events: list[str] = []
 
@@ -304,7 +308,7 @@ def _two_stages(rank: int, kind: str) -> tuple[list[int], bool]:
         for stage in ("first", "second")
     )
     expected = dict(zip(before, torch.autograd.grad(total, list(before.values())), strict=True))  # type: ignore[call-overload]
-    return seen, all(torch.allclose(found[name], data.cuts[name].take(expected[name])) for name in expected)
+    return seen, all(torch.allclose(found[name], data.placements[name].take(expected[name])) for name in expected)
 
 
 def test_gradients_of_a_pipeline_are_reduced_as_its_stages_end() -> None:
@@ -323,7 +327,7 @@ def sharded(rank: int, plan: Plan) -> tuple[list[str], bool]:
         plan,
         build(spec, seed=1),
         mesh,
-        lambda named, cuts: make_optimizer(named, Optimizer(), spec=spec, cuts=cuts),
+        lambda named, placements: make_optimizer(named, Optimizer(), spec=spec, placements=placements),
     )
     for name, block in executor.model.blocks.items():
         block.register_forward_pre_hook(lambda *_, name=name: events.append(f"block {name}"))
@@ -333,7 +337,7 @@ def sharded(rank: int, plan: Plan) -> tuple[list[str], bool]:
             executor.step(batch.strided(mesh.data.rank, mesh.data.size), lr=1e-2)
             events.append("end of step")
         executor.score(batch)
-    whole = {name: part.cut.gather(part.local) for name, part in executor.model_state().items()}
+    whole = {name: part.placement.gather(part.local) for name, part in executor.model_state().items()}
     there = plan.zero == 3 or all(torch.equal(w, whole[name]) for name, w in executor.model.named_parameters())
     return events, there
 
@@ -373,7 +377,7 @@ def compressed(rank: int, plan: Plan) -> list[str]:
         plan,
         build(spec, seed=1),
         mesh,
-        lambda named, cuts: make_optimizer(named, Optimizer(), spec=spec, cuts=cuts),
+        lambda named, placements: make_optimizer(named, Optimizer(), spec=spec, placements=placements),
     )
     weight = executor.model.embedding.weight  # type: ignore[union-attr]
     weight.register_post_accumulate_grad_hook(lambda _: events.append("end of backward"))
@@ -403,7 +407,7 @@ def backward_order(rank: int, plans: dict[str, Plan]) -> dict[str, list[str]]:
             plan,
             build(spec, seed=1),
             mesh,
-            lambda named, cuts: make_optimizer(named, Optimizer(), spec=spec, cuts=cuts),
+            lambda named, placements: make_optimizer(named, Optimizer(), spec=spec, placements=placements),
         )
         for weight in executor.model.parameters():
             weight.register_post_accumulate_grad_hook(lambda _, events=events: events.append("gradient"))

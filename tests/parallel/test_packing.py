@@ -85,7 +85,7 @@ def test_the_loss_itself_is_exact() -> None:
     losses = []
     for kind in ("whole", "packed", "8-bit"):
         plan = Plan(device="cpu", precision="fp32", batch_size=4, microbatch_size=2, saved_activations=kind)
-        executor = apply(plan, build(spec, seed=0), None, lambda named, cuts: make_optimizer(named, Optimizer()))
+        executor = apply(plan, build(spec, seed=0), None, lambda named, placements: make_optimizer(named, Optimizer()))
         losses.append(float(executor.step(random_batch(spec, rows=4), lr=0.0).loss))
     assert losses[0] == losses[1] == losses[2]
 

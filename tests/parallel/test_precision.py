@@ -177,13 +177,13 @@ def in_pure_bfloat16(rank: int, plan: Plan, steps: int) -> dict[str, np.ndarray]
         plan,
         build(each, seed=1),
         mesh,
-        lambda named, cuts: make_optimizer(named, Optimizer(), spec=each, cuts=cuts),
+        lambda named, placements: make_optimizer(named, Optimizer(), spec=each, placements=placements),
         points=Points(on_gradients=[look]),
     )
     for batch in batches(each, steps):
         made.step(batch.strided(mesh.data.rank, mesh.data.size), lr=1e-2)
-    cuts = {name: part.cut for name, part in made.model_state().items()}
-    gradients = {f"gradient/{n}": cuts[n].gather(g).numpy().copy() for n, g in first.items() if n in cuts}
+    placements = {name: part.placement for name, part in made.model_state().items()}
+    gradients = {f"gradient/{n}": placements[n].gather(g).numpy().copy() for n, g in first.items() if n in placements}
     return gradients | gathered(made.model_state())
 
 

@@ -36,7 +36,7 @@ from ropewalk.parallel.memory.recompute import (
     recomputed,
 )
 from ropewalk.parallel.mesh import Mesh
-from ropewalk.parallel.tensor import SplitHead, split_model, tensor_cut
+from ropewalk.parallel.tensor import SplitHead, split_model, tensor_placement
 from ropewalk.plan.plan import Plan
 from ropewalk.plan.recompute_planner import Estimator, Planner, foresee
 from tests.model.specs import freeze, small, specs, trained
@@ -244,7 +244,7 @@ def split_job(rank: int, spec: Spec, sequence: bool) -> dict[str, Any]:
     group = mesh.group("tensor")
     model = build(spec, seed=0)
     split_model(model, group, sequence=sequence)
-    head = SplitHead(group, sequence, tensor_cut("embedding.weight", spec, group).offset[0])
+    head = SplitHead(group, sequence, tensor_placement("embedding.weight", spec, group).offset[0])
     bytes_kept = {}
     for kind in ("none", "attention", "full"):
         for partition in [None] if sequence else [None, group]:
@@ -358,7 +358,7 @@ def shared_and_away_job(rank: int, folder: str) -> bool:
     spec, group = small(layers=3, vocabulary=40), mesh.group("tensor")
     model = build(spec, seed=0)
     split_model(model, group, sequence=False)
-    head = SplitHead(group, False, tensor_cut("embedding.weight", spec, group).offset[0])
+    head = SplitHead(group, False, tensor_placement("embedding.weight", spec, group).offset[0])
     offload = ActivationOffload(range(2), folder=Path(folder), small_bytes=0)
     found = gradients(model, BlockRunner(choose=always, partition=group, offload=offload), head=head)
     wanted = gradients(model, head=head)
@@ -482,7 +482,7 @@ def auto_job(rank: int, spec: Spec, budget_bytes: int) -> Any:
     group = mesh.group("tensor")
     model = build(spec, seed=0)
     split_model(model, group, sequence=True)
-    head = SplitHead(group, True, tensor_cut("embedding.weight", spec, group).offset[0])
+    head = SplitHead(group, True, tensor_placement("embedding.weight", spec, group).offset[0])
     runner = make_run_block(plan, spec, mesh, layers=range(spec.layers))
     wanted = gradients(model, head=head)
     for _ in range(2):

@@ -43,7 +43,12 @@ def train(rank: int, settings: dict[str, Any], spec: Spec) -> None:
     mesh = Mesh(plan, rank)
     with torch.device("meta"):
         model = Decoder(spec)
-    executor = apply(plan, model, mesh, lambda named, cuts: make_optimizer(named, Optimizer(), spec=spec, cuts=cuts))
+    executor = apply(
+        plan,
+        model,
+        mesh,
+        lambda named, placements: make_optimizer(named, Optimizer(), spec=spec, placements=placements),
+    )
     batch = random_batch(spec, rows=4).strided(mesh.data.rank, mesh.data.size)
     for _ in range(2):
         executor.step(batch, lr=1e-3)

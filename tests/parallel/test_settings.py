@@ -29,7 +29,7 @@ def executor_of(plan: Plan, mesh: Mesh) -> Executor:
         plan,
         build(SPEC, seed=1),
         mesh,
-        lambda named, cuts: make_optimizer(named, Optimizer(), spec=SPEC, cuts=cuts),
+        lambda named, placements: make_optimizer(named, Optimizer(), spec=SPEC, placements=placements),
     )
 
 

@@ -130,7 +130,7 @@ def sent_in_a_step(rank: int, plan: Plan, spec: Spec) -> dict[str, float]:
         plan,
         build(spec, seed=0),
         mesh,
-        lambda named, cuts: make_optimizer(named, Optimizer(), spec=spec, cuts=cuts),
+        lambda named, placements: make_optimizer(named, Optimizer(), spec=spec, placements=placements),
     )
     mesh.traffic.take()
     executor.step(random_batch(spec, rows=ROWS, seed=0), lr=1e-3)

@@ -61,7 +61,7 @@ def measured(rank: int, settings: dict[str, int]) -> dict[str, float]:
         plan,
         build(SPEC, seed=1),
         mesh,
-        lambda parameters, cuts: make_optimizer(parameters, Optimizer(), spec=SPEC, cuts=cuts),
+        lambda parameters, placements: make_optimizer(parameters, Optimizer(), spec=SPEC, placements=placements),
     )
     batch = random_batch(SPEC, rows=RANKS).strided(mesh.data.rank, mesh.data.size)
 

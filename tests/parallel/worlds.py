@@ -22,7 +22,7 @@ from ropewalk.model.spec import Spec
 from ropewalk.parallel.apply import apply
 from ropewalk.parallel.executor import Executor, Points
 from ropewalk.parallel.mesh import Mesh
-from ropewalk.parallel.placement import Part
+from ropewalk.parallel.placement import LocalShard
 from ropewalk.train.config import Optimizer, OptimizerKind
 from ropewalk.train.optim.optimizers import make_optimizer
 from tests.parallel.plans import MODELS, ROWS, Case
@@ -86,8 +86,10 @@ def train(rank: int, case: Case, state: tuple[Arrays, Arrays] | None = None) -> 
         result = executor.step(batch.strided(mesh.data.rank, mesh.data.size), lr=RATE)
         losses.append(float(result.loss))
         norms.append(float(result.grad_norm))
-    cuts = {name: part.cut for name, part in executor.model_state().items()}
-    gradients = gathered({name: Part(gradient, cuts[name]) for name, gradient in first.items() if name in cuts})
+    placements = {name: part.placement for name, part in executor.model_state().items()}
+    gradients = gathered(
+        {name: LocalShard(gradient, placements[name]) for name, gradient in first.items() if name in placements}
+    )
     scores = executor.score(batches(case.spec, 1)[0]).log_probabilities
     weights, moments = gathered(executor.model_state()), gathered(executor.optimizer_state())
     outcome = Outcome(losses, norms, gradients, weights, moments, scores.cpu().numpy().copy())
@@ -123,14 +125,14 @@ def start(case: Case, mesh: Mesh) -> tuple[Executor, dict[str, Tensor]]:
     return executor, first
 
 
-def gathered(parts: Mapping[str, Part]) -> Arrays:
+def gathered(parts: Mapping[str, LocalShard]) -> Arrays:
     """The whole tensors; all ranks must call."""
-    return {name: part.cut.gather(_on_device(part)).cpu().numpy().copy() for name, part in parts.items()}
+    return {name: part.placement.gather(_on_device(part)).cpu().numpy().copy() for name, part in parts.items()}
 
 
-def _on_device(part: Part) -> Tensor:
+def _on_device(part: LocalShard) -> Tensor:
     """What a rank holds, where its groups communicate: the state of an offloaded optimizer is on the host."""
-    communicates = any(slicing.group.size > 1 for slicing in part.cut.slicings)
+    communicates = any(slicing.group.size > 1 for slicing in part.placement.shards)
     return part.local.cuda() if communicates and dist.get_backend() == "nccl" else part.local
 
 
@@ -173,9 +175,9 @@ def _log_probabilities(decoder: Decoder, batch: Batch, dropout: Dropout | None) 
 
 
 def _optimizer(
-    kind: OptimizerKind, spec: Spec, parameters: dict[str, nn.Parameter], cuts: Mapping[str, object]
+    kind: OptimizerKind, spec: Spec, parameters: dict[str, nn.Parameter], placements: Mapping[str, object]
 ) -> torch.optim.Optimizer:
-    return make_optimizer(parameters, Optimizer(kind=kind), spec=spec, cuts=cuts)  # type: ignore[arg-type]
+    return make_optimizer(parameters, Optimizer(kind=kind), spec=spec, placements=placements)  # type: ignore[arg-type]
 
 
 class Proof:

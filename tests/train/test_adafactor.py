@@ -117,7 +117,7 @@ def three_steps(rank: int, degrees: dict[str, int]) -> dict[str, Any]:
         plan,
         build(WITHOUT_BIAS, seed=1, dtype=torch.float64),
         mesh,
-        lambda named, cuts: make_optimizer(named, settings, spec=WITHOUT_BIAS, cuts=cuts),
+        lambda named, placements: make_optimizer(named, settings, spec=WITHOUT_BIAS, placements=placements),
     )
     batch = random_batch(WITHOUT_BIAS, rows=8).strided(mesh.data.rank, mesh.data.size)
     for _ in range(3):

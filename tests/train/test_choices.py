@@ -146,7 +146,7 @@ TOGETHER: dict[str, tuple[str, ...]] = {
 """Runs that hold every choice at least once."""
 
 
-def together(names: tuple[str, ...]) -> dict[str, Any]:
+def coordinator(names: tuple[str, ...]) -> dict[str, Any]:
     """The settings of several choices, which must not contradict each other."""
     made: dict[str, Any] = {}
     for name in names:
@@ -201,7 +201,7 @@ def test_every_choice_is_among_those_that_are_made_together() -> None:
 @pytest.mark.parametrize(
     "choice",
     [
-        *(pytest.param(together(names), id=f"together: {title}") for title, names in TOGETHER.items()),
+        *(pytest.param(coordinator(names), id=f"together: {title}") for title, names in TOGETHER.items()),
         *(pytest.param(choice, id=name, marks=pytest.mark.slow) for name, choice in {**CHOICES, **PAIRS}.items()),
     ],
 )

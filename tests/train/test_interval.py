@@ -20,7 +20,7 @@ from ropewalk.base.events import Event
 from ropewalk.checkpoint.config import Checkpoints
 from ropewalk.checkpoint.disk import LocalDisk
 from ropewalk.checkpoint.policy.learned import LEARNED, read_learned
-from ropewalk.train.checkpointer import Keeper
+from ropewalk.train.checkpointer import Checkpointer
 from ropewalk.train.hooks.hook import Hook
 from ropewalk.train.loop import train
 from tests.checkpoint.test_background import state
@@ -143,26 +143,26 @@ def test_steps_beside_a_save_that_is_being_written_are_measured(tmp_path: Path) 
     """On a clock of its own: steps of 1 s, and of 1.5 s while the disk writes, which is for three of them."""
     clock, disk = Clock(), Held()
     settings = auto(max_overhead=0.1, mtbf_hours=100.0)
-    keeper = Keeper(tmp_path, settings, warn=pytest.fail, disk=disk, clock=clock)
-    keeper.newest()
+    checkpointer = Checkpointer(tmp_path, settings, warn=pytest.fail, disk=disk, clock=clock)
+    checkpointer.newest()
 
     def step(seconds: float) -> None:
-        keeper.step_began()
+        checkpointer.step_began()
         clock.now += seconds
-        keeper.steps_settled()
+        checkpointer.steps_settled()
 
     for number in range(1, 4):
         for _ in range(6):
             step(1.0)
         disk.free.clear()
-        keeper.save(state(number), spent_s=0.25)
+        checkpointer.save(state(number), spent_s=0.25)
         for _ in range(3):
             step(1.5)
-            assert keeper.finished() == []
+            assert checkpointer.finished() == []
         disk.free.set()
-        keeper.settle()
-        assert [saved.step for saved in keeper.finished()] == [number]
-    decision = keeper.decide()
+        checkpointer.settle()
+        assert [saved.step for saved in checkpointer.finished()] == [number]
+    decision = checkpointer.decide()
     assert decision is not None
     assert decision.slowed_s == pytest.approx(3 * 0.5, abs=0.2)  # less what the copy took by the real clock
     assert decision.blocked_s >= 0.25
@@ -170,7 +170,7 @@ def test_steps_beside_a_save_that_is_being_written_are_measured(tmp_path: Path) 
     assert decision.bound == "overhead"
     assert decision.interval_s == pytest.approx((decision.blocked_s + decision.slowed_s) / 0.1)
     assert decision.mtbf_s == pytest.approx(100 * 3600 + clock.now)
-    keeper.close()
+    checkpointer.close()
 
 
 @pytest.mark.slow

@@ -21,12 +21,12 @@ from ropewalk.model.spec import Spec
 from ropewalk.parallel.apply import local
 from ropewalk.parallel.executor import Points
 from ropewalk.parallel.mesh import Mesh, leave
-from ropewalk.train.active_phase import Running
-from ropewalk.train.checkpointer import Keeper
+from ropewalk.train.active_phase import ActivePhase
+from ropewalk.train.checkpointer import Checkpointer
 from ropewalk.train.config import Phase
 from ropewalk.train.loop import train
-from ropewalk.train.mesh_coordinator import MeshTogether
-from ropewalk.train.phase_runner import Course
+from ropewalk.train.mesh_coordinator import MeshCoordinator
+from ropewalk.train.phase_runner import PhaseRunner
 from ropewalk.train.settings import read_settings
 from tests.parallel.pool import POOL
 from tests.parallel.ranked import as_rank
@@ -48,74 +48,76 @@ PLANS: dict[str, dict[str, Any]] = {
 }
 
 
-class Measured(Course):
+class Measured(PhaseRunner):
     """A course that tells what memory it takes from the moment on when a phase is built, and what is alive then."""
 
     memory: Resident
     alive: int
 
-    def _open(self, index: int) -> Running:
+    def _open(self, index: int) -> ActivePhase:
         running = super()._open(index)
         self.alive, self.memory = alive_bytes(), Resident()
         return running
 
 
-def course_of(run: Path, rank: int, attempt: str) -> tuple[Measured, Keeper]:
+def course_of(run: Path, rank: int, attempt: str) -> tuple[Measured, Checkpointer]:
     settings = read_settings(run)
     mesh = Mesh(settings.planned.phases[0].plan, rank)
-    keeper = Keeper(
+    checkpointer = Checkpointer(
         run,
         settings.checkpoint,
         warn=lambda message: None,
         ranks=WORLD,
         place=ranks(),
         attempt=attempt,
-        together=MeshTogether(mesh.control),
+        coordinator=MeshCoordinator(mesh.control),
     )
-    return Measured(settings, keeper, device=torch.device("cpu"), points=Points(), stalls=Stalls(), mesh=mesh), keeper
+    return Measured(
+        settings, checkpointer, device=torch.device("cpu"), points=Points(), stalls=Stalls(), mesh=mesh
+    ), checkpointer
 
 
 def measured(rank: int, run: Path) -> dict[str, dict[str, int]]:
     """A rank's job: the bytes that it takes while it begins with the weights of a Hugging Face directory, resumes, and
     goes on to the next phase."""
     with as_rank(rank, WORLD):
-        course, keeper = course_of(run, rank, "first")
-        course.restore()
-        started = figures(course)
-        step(course)
-        keeper.save(course.state())
-        keeper.close()
-        course.close()
-        del course, keeper
+        phase_runner, checkpointer = course_of(run, rank, "first")
+        phase_runner.restore()
+        started = figures(phase_runner)
+        step(phase_runner)
+        checkpointer.save(phase_runner.state())
+        checkpointer.close()
+        phase_runner.close()
+        del phase_runner, checkpointer
 
-        course, keeper = course_of(run, rank, "second")
-        course.restore()
-        found = {"starting": started, "resuming": figures(course)}
-        step(course)
-        keeper.save(course.state(ended=True))
-        keeper.settle()
-        course.advance()
-        found["next phase"] = figures(course)
-        assert course.running
-        assert course.running.phase.index == 1
-        keeper.close()
-        course.close()
+        phase_runner, checkpointer = course_of(run, rank, "second")
+        phase_runner.restore()
+        found = {"starting": started, "resuming": figures(phase_runner)}
+        step(phase_runner)
+        checkpointer.save(phase_runner.state(ended=True))
+        checkpointer.settle()
+        phase_runner.advance()
+        found["next phase"] = figures(phase_runner)
+        assert phase_runner.running
+        assert phase_runner.running.phase.index == 1
+        checkpointer.close()
+        phase_runner.close()
         return found
 
 
-def step(course: Course) -> None:
-    assert course.running
-    course.running.executor.step(course.running.data.loader.next(4), lr=1e-3)
-    course.at.step, course.at.phase_step = course.at.step + 1, course.at.phase_step + 1
+def step(phase_runner: PhaseRunner) -> None:
+    assert phase_runner.running
+    phase_runner.running.executor.step(phase_runner.running.data.loader.next(4), lr=1e-3)
+    phase_runner.at.step, phase_runner.at.phase_step = phase_runner.at.step + 1, phase_runner.at.phase_step + 1
 
 
-def figures(course: Measured) -> dict[str, int]:
-    assert course.running
-    growth = course.memory.growth()
-    executor = course.running.executor
+def figures(phase_runner: Measured) -> dict[str, int]:
+    assert phase_runner.running
+    growth = phase_runner.memory.growth()
+    executor = phase_runner.running.executor
     return {
         "growth": growth,
-        "alive": course.alive,
+        "alive": phase_runner.alive,
         "parameters": sum(tensor.nbytes for tensor in local(executor.model_state()).values()),
         "moments": sum(tensor.nbytes for tensor in local(executor.optimizer_state()).values()),
     }

@@ -33,8 +33,8 @@ def curve(kind: OptimizerKind, seed: int, **way: Any) -> list[float]:
     """The loss of every step."""
     plan = Plan(device="cpu", precision="fp32", batch_size=ROWS, microbatch_size=ROWS, **way)
 
-    def make(named: Any, cuts: Any) -> torch.optim.Optimizer:
-        return make_optimizer(named, Optimizer(kind=kind), spec=SPEC, cuts=cuts)
+    def make(named: Any, placements: Any) -> torch.optim.Optimizer:
+        return make_optimizer(named, Optimizer(kind=kind), spec=SPEC, placements=placements)
 
     executor = apply(plan, build(SPEC, seed=seed), None, make, clip_norm=1.0)
     draw = torch.Generator().manual_seed(seed)

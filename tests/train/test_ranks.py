@@ -137,8 +137,8 @@ def marked(rank: int, run: Path) -> bool:
 
     def noting(real: Any) -> Any:
         def call(*arguments: Any, **settings: Any) -> Any:
-            assert trainer._keeper._copier is not None
-            in_flight = bool(trainer._keeper._copier.learner._in_flight)
+            assert trainer._checkpointer._tier_writer is not None
+            in_flight = bool(trainer._checkpointer._tier_writer.learner._in_flight)
             calls.append((time.perf_counter(), settings.get("group"), in_flight))
             return real(*arguments, **settings)
 
@@ -160,9 +160,9 @@ def marked(rank: int, run: Path) -> bool:
 
 
 def _kept_free(trainer: Trainer, calls: list[tuple[float, Any, bool]], read: list[float]) -> bool:
-    copier = trainer._keeper._copier
-    assert copier is not None
-    learner, control = copier.learner, trainer._mesh.control._handle
+    tier_writer = trainer._checkpointer._tier_writer
+    assert tier_writer is not None
+    learner, control = tier_writer.learner, trainer._mesh.control._handle
     steps = list(learner._steps)
     # Each was known to be in flight when it was, and only then.
     assert all(in_flight for _, group, in_flight in calls if group is not control)

@@ -69,16 +69,20 @@ def timed(rank: int, run: Path, peers: tuple[str, ...], marks: bool) -> tuple[Sp
         Path(tiers.folder).mkdir()
         settings = dataclasses.replace(settings, checkpoint=dataclasses.replace(settings.checkpoint, tiers=tiers))
         trainer = Trainer(run, settings, Silent(), [])
-        copier, traffic, control = trainer._keeper._copier, trainer._mesh.traffic, trainer._mesh.control.name
-        assert copier is not None
+        tier_writer, traffic, control = (
+            trainer._checkpointer._tier_writer,
+            trainer._mesh.traffic,
+            trainer._mesh.control.name,
+        )
+        assert tier_writer is not None
         if not marks:
             traffic.observers.clear()
             traffic.on_begin.clear()
         traffic.observers.append(lambda each: each.group != control and collectives.append((each.begin, each.end)))
-        copier.learner._steps = type(copier.learner._steps)(maxlen=10_000)
+        tier_writer.learner._steps = type(tier_writer.learner._steps)(maxlen=10_000)
         with closing(trainer), trainer.interrupt, trainer.watchdog:
             trainer.train()
-        steps = [(step.begin, step.end) for step in copier.learner._steps]
+        steps = [(step.begin, step.end) for step in tier_writer.learner._steps]
     # What was on its way at the end of the last step had the network for itself.
     return steps, collectives, [each for each in slices if each[1] < steps[-1][1]]
 

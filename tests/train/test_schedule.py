@@ -121,16 +121,16 @@ def test_small_gains_do_not_count_and_the_share_has_a_floor() -> None:
     assert observed([2.0, math.nan, math.nan], factor=0.5, patience=2, final_lr_ratio=0.0) == [1, 1, 0.5]
 
 
-@given(losses=st.lists(st.floats(0, 10), max_size=30), cut=st.integers(0, 30))
-def test_what_a_plateau_remembers_survives_json(losses: list[float], cut: int) -> None:
+@given(losses=st.lists(st.floats(0, 10), max_size=30), placement=st.integers(0, 30))
+def test_what_a_plateau_remembers_survives_json(losses: list[float], placement: int) -> None:
     schedule = Schedule(shape="adaptive", factor=0.7, patience=2)
     whole, first, second = Plateau(schedule), Plateau(schedule), Plateau(schedule)
     for loss in losses:
         whole.observe(loss)
-    for loss in losses[:cut]:
+    for loss in losses[:placement]:
         first.observe(loss)
     second.load(json.loads(json.dumps(first.state())))
-    for loss in losses[cut:]:
+    for loss in losses[placement:]:
         second.observe(loss)
     assert (second.share, second.state()) == (whole.share, whole.state())
 

@@ -123,7 +123,7 @@ def test_without_the_option_it_is_said_and_not_done(tmp_path: Path) -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_time_of_a_stage_on_a_gpu_is_that_of_its_kernels() -> None:
     x = torch.randn(4096, 4096, device="cuda")
-    busy = pipeline.Busy(x.device)
+    busy = pipeline.StageTimer(x.device)
     for stage, times in ((0, 5), (1, 50)):
         for _ in range(20):  # the first ones warm up
             with busy.counting(stage):

@@ -57,11 +57,11 @@ def test_a_peer_trains_a_model_of_the_same_size(settings: dict[str, object]) -> 
 
 
 def test_rows_of_a_spec_that_separates_documents_have_several() -> None:
-    apart, together = (
+    apart, coordinator = (
         random_rows(small_spec(sequence_length=4000, documents=kind), rows=8, device=CPU).documents
         for kind in ("separate", "ignore")
     )
-    assert not together.any()
+    assert not coordinator.any()
     assert 4000 / DOCUMENT_TOKENS / 2 < (apart[:, -1] - apart[:, 0]).float().mean() < 4000 / DOCUMENT_TOKENS * 2
     assert (apart.diff() >= 0).all()
 

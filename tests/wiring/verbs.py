@@ -71,12 +71,12 @@ def broken(recipe: Recipe) -> Facts:
 
 def preempted(recipe: Recipe) -> Facts:
     """A run that a scheduler wants gone: the seconds that it believes to have."""
-    from ropewalk.train.checkpointer import Keeper
+    from ropewalk.train.checkpointer import Checkpointer
 
     facts: Facts = {}
-    hurry = Keeper.hurry
+    hurry = Checkpointer.hurry
 
-    def hurried(self: Keeper, seconds: float) -> bool:
+    def hurried(self: Checkpointer, seconds: float) -> bool:
         facts["grace"] = round(seconds, -1)
         return hurry(self, seconds)
 
@@ -85,7 +85,7 @@ def preempted(recipe: Recipe) -> Facts:
             os.kill(os.getpid(), signal.SIGTERM)
 
     with folder() as place, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Keeper, "hurry", hurried)
+        patch.setattr(Checkpointer, "hurry", hurried)
         with pytest.raises(Preempted):
             trained_in(place, recipe, after_step=kill)
     return facts
@@ -202,7 +202,7 @@ def adopted(recipe: Recipe) -> Facts:
 
 def copies(recipe: Recipe) -> Facts:
     """Which machines hold the state of each, of four."""
-    from ropewalk.checkpoint.tiers.tier_writer import Copier
+    from ropewalk.checkpoint.tiers.tier_writer import TierWriter
     from ropewalk.config.ranks import Ranks
 
     facts: Facts = {"holders": []}
@@ -210,13 +210,15 @@ def copies(recipe: Recipe) -> Facts:
         for rank in range(len(recipe.checkpoint.tiers.peers)):
             ranks = Ranks(rank=rank, world=4, local_rank=0, local_world=1)
             try:
-                copier = Copier(recipe.checkpoint.tiers, place / "checkpoints", ranks=ranks, run="tiny", attempt="1")
+                tier_writer = TierWriter(
+                    recipe.checkpoint.tiers, place / "checkpoints", ranks=ranks, run="tiny", attempt="1"
+                )
             except UserError as error:
                 return facts | {"error": type(error).__name__}
-            facts["holders"].append([peer.address for peer in copier._peers])
-            facts["secret"] = len(copier._peers[0]._secret) if copier._peers else 0
-            facts["timeout"] = copier._peers[0]._timeout if copier._peers else 0
-            copier.close()
+            facts["holders"].append([peer.address for peer in tier_writer._peers])
+            facts["secret"] = len(tier_writer._peers[0]._secret) if tier_writer._peers else 0
+            facts["timeout"] = tier_writer._peers[0]._timeout if tier_writer._peers else 0
+            tier_writer.close()
     return facts
 
 

@@ -9,30 +9,30 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
-from ..regions import Box
+from ..regions import Region
 
 _MOST_PAIRWISE = 64
 """Boxes that are compared pair by pair. Our writers never need it."""
 
 
-def tiles(shape: tuple[int, ...], boxes: Sequence[Box]) -> bool:
+def tiles(shape: tuple[int, ...], regions: Sequence[Region]) -> bool:
     """Whether the boxes lie in a tensor of `shape`, do not overlap and leave no gap."""
-    inside = all(_lies_in(box, shape) for box in boxes)
-    full = [box for box in boxes if prod(box.shape)]
+    inside = all(_lies_in(region, shape) for region in regions)
+    full = [region for region in regions if prod(region.shape)]
     # As many numbers as the tensor has, none of them twice: then none is missing.
-    return inside and sum(prod(box.shape) for box in full) == prod(shape) and _are_apart(full)
+    return inside and sum(prod(region.shape) for region in full) == prod(shape) and _are_apart(full)
 
 
-def _lies_in(box: Box, shape: tuple[int, ...]) -> bool:
-    return len(box.offset) == len(box.shape) == len(shape) and all(
+def _lies_in(region: Region, shape: tuple[int, ...]) -> bool:
+    return len(region.offset) == len(region.shape) == len(shape) and all(
         begin >= 0 and side >= 0 and begin + side <= whole
-        for begin, side, whole in zip(box.offset, box.shape, shape, strict=True)
+        for begin, side, whole in zip(region.offset, region.shape, shape, strict=True)
     )
 
 
-def _are_apart(boxes: list[Box]) -> bool:
+def _are_apart(regions: list[Region]) -> bool:
     """Whether no two boxes, none of them empty, share a number."""
-    todo = [boxes]
+    todo = [regions]
     while todo:
         group = todo.pop()
         if len(group) < 2:
@@ -47,15 +47,15 @@ def _are_apart(boxes: list[Box]) -> bool:
     return True
 
 
-def _layers(boxes: list[Box], dim: int) -> list[list[Box]]:
+def _layers(regions: list[Region], dim: int) -> list[list[Region]]:
     """The boxes in groups between which a plane across `dim` passes without cutting any of them."""
-    ordered = sorted(boxes, key=lambda box: box.offset[dim])
-    layers: list[list[Box]] = []
+    ordered = sorted(regions, key=lambda region: region.offset[dim])
+    layers: list[list[Region]] = []
     end = -1
-    for box in ordered:
-        begin = box.offset[dim]
+    for region in ordered:
+        begin = region.offset[dim]
         if begin >= end:
             layers.append([])
-        layers[-1].append(box)
-        end = max(end, begin + box.shape[dim])
+        layers[-1].append(region)
+        end = max(end, begin + region.shape[dim])
     return layers

@@ -10,10 +10,10 @@ from typing import TypeVar
 
 from ropewalk.base.errors import DamagedCheckpoint
 
-from ..coordinator import Together, decided
+from ..coordinator import Coordinator, decided
 from ..format import CheckpointManifest, list_checkpoints, read_checkpoint_manifest
 from ..tensors import Fill, State, Wants, head_of, take, whole
-from ..tiers.tier_writer import Copier
+from ..tiers.tier_writer import TierWriter
 from .tiered_load import Report
 
 T = TypeVar("T")
@@ -39,7 +39,7 @@ Check = Callable[[CheckpointManifest, Path], object]
 
 def find_on_disk(
     folder: Path,
-    together: Together,
+    coordinator: Coordinator,
     *,
     leads: bool,
     wants: Wants = whole,
@@ -55,7 +55,7 @@ def find_on_disk(
     wrong: list[str] = []
     while True:
         try:
-            name = decided(together, functools.partial(_newest, folder, refused, wrong, check), leads=leads)
+            name = decided(coordinator, functools.partial(_newest, folder, refused, wrong, check), leads=leads)
         except DamagedCheckpoint as error:
             mine = [line for line in wrong if line not in str(error)]
             raise DamagedCheckpoint("\n".join([*mine, str(error)])) from error
@@ -63,18 +63,18 @@ def find_on_disk(
             return Found(wrong=wrong)
         path, state = folder / name, None
         head, problem = _readable(functools.partial(_head, path, check))
-        if together.agree(head is not None) and head:
+        if coordinator.agree(head is not None) and head:
             choose = wants(head)
             state, problem = _readable(functools.partial(take, path, choose, fill))
-            if together.agree(state is not None):
+            if coordinator.agree(state is not None):
                 return Found(path=path, state=state, wrong=wrong)
         refused.append(name)
         wrong.append(problem or f"{path}: another rank cannot read its part; do all ranks see the same folder?")
 
 
 def find_anywhere(
-    copier: Copier,
-    together: Together,
+    tier_writer: TierWriter,
+    coordinator: Coordinator,
     *,
     leads: bool,
     wants: Wants = whole,
@@ -84,16 +84,16 @@ def find_anywhere(
     """The newest state of all places of which every rank can put together what it `wants`; `fill` and `check` as above.
     All ranks must call."""
     refused: list[str] = []
-    with copier.offered() as offered:
+    with tier_writer.offered() as offered:
         found = Found(report=offered.report)
         while True:
-            name = decided(together, functools.partial(offered.newest, refused), leads=leads)
+            name = decided(coordinator, functools.partial(offered.newest, refused), leads=leads)
             if not name:
                 break
             head = offered.head(name, check)
-            if together.agree(head is not None) and head:
+            if coordinator.agree(head is not None) and head:
                 found.state = offered.load(name, wants(head), fill)
-                if together.agree(found.state is not None):
+                if coordinator.agree(found.state is not None):
                     break
             found.state = None
             refused.append(name)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from ropewalk.parallel.placement import Choose
 
 from ..format import CheckpointManifest, TensorEntry, item_bytes
-from ..regions import Box, rows_of
+from ..regions import Region, rows_of
 from ..shard_file import chunks_of
 
 
@@ -22,18 +22,20 @@ def needed_chunks(
         chunks |= {name: set() for name in files if name not in wholly}
         for group, entries in manifest.tensors.items():
             for name, entry in entries.items():
-                cut = choose(group, name, entry.shape)
-                for file, begin, end in ranges(entry, Box(cut.offset, cut.local_shape)) if cut else ():
+                placement = choose(group, name, entry.shape)
+                for file, begin, end in (
+                    ranges(entry, Region(placement.offset, placement.local_shape)) if placement else ()
+                ):
                     chunks[file].update(chunks_of(files[file], begin, end))
     return {name: sorted(numbers) for name, numbers in chunks.items() if numbers or name in wholly}
 
 
-def ranges(entry: TensorEntry, box: Box) -> Iterator[tuple[str, int, int]]:
+def ranges(entry: TensorEntry, region: Region) -> Iterator[tuple[str, int, int]]:
     """Files and bytes there, before packing, that are read to have `box` of a tensor."""
     item = item_bytes(entry.dtype)
     for piece in entry.pieces:
-        stored = Box(piece.offset, piece.shape)
-        part = stored.meet(box)
+        stored = Region(piece.offset, piece.shape)
+        part = stored.meet(region)
         if part is not None:
             first, last = rows_of(part, stored)
             yield piece.file, piece.begin + first * item, piece.begin + last * item

@@ -16,7 +16,7 @@ from ropewalk.base.errors import StorageError
 from ..commit import Attempt, Record, commit
 from ..disk import Disk, LocalDisk
 from ..format import Piece, TensorEntry, item_bytes, piece_bytes
-from ..regions import Box, whole
+from ..regions import Region, whole
 from ..shard_file import layout, write_payload
 from ..shard_layout import as_bytes
 from ..tensors import TOKENIZER, Reader
@@ -45,7 +45,7 @@ def reshard(path: Path, folder: Path, *, mesh: Sequence[int], disk: Disk | None 
     return made
 
 
-def box_of(shape: tuple[int, ...], *, mesh: tuple[int, ...], rank: int) -> Box | None:
+def box_of(shape: tuple[int, ...], *, mesh: tuple[int, ...], rank: int) -> Region | None:
     """The part of a tensor that a rank of the mesh writes; None when that is nothing."""
     sides = list(whole(shape).shape)
     offset = [0] * len(shape)
@@ -59,7 +59,7 @@ def box_of(shape: tuple[int, ...], *, mesh: tuple[int, ...], rank: int) -> Box |
         sides[axis] = min(part, shape[axis] - offset[axis])
         if place and not sides[axis]:
             return None
-    return Box(tuple(offset), tuple(sides))
+    return Region(tuple(offset), tuple(sides))
 
 
 def _coordinates(mesh: tuple[int, ...], rank: int) -> tuple[int, ...]:
@@ -72,45 +72,48 @@ def _write_rank(place: Path, *, source: Reader, mesh: tuple[int, ...], attempt: 
     for group, entries in source.manifest.tensors.items():
         name = f"{group}.safetensors" if attempt.world == 1 else f"{group}-{attempt.rank:05d}.safetensors"
         found = {tensor: box_of(entry.shape, mesh=mesh, rank=attempt.rank) for tensor, entry in entries.items()}
-        boxes = {tensor: box for tensor, box in sorted(found.items()) if box is not None}
-        parts = [(t, entries[t].dtype, box.shape, piece_bytes(entries[t].dtype, box.shape)) for t, box in boxes.items()]
+        regions = {tensor: region for tensor, region in sorted(found.items()) if region is not None}
+        parts = [
+            (t, entries[t].dtype, region.shape, piece_bytes(entries[t].dtype, region.shape))
+            for t, region in regions.items()
+        ]
         header, begins = layout(parts)
-        blocks = (block for tensor, box in boxes.items() for block in _blocks(source, group, tensor, box))
+        blocks = (block for tensor, region in regions.items() for block in _blocks(source, group, tensor, region))
         files[name] = write_payload(disk, place / name, itertools.chain([header], blocks))
         tensors[group] = {
             tensor: TensorEntry(
                 dtype=entries[tensor].dtype,
                 shape=entries[tensor].shape,
-                pieces=(Piece(file=name, begin=begin, offset=box.offset, shape=box.shape),),
+                pieces=(Piece(file=name, begin=begin, offset=region.offset, shape=region.shape),),
             )
-            for (tensor, box), begin in zip(boxes.items(), begins, strict=True)
+            for (tensor, region), begin in zip(regions.items(), begins, strict=True)
         }
     if attempt.rank == 0:
         files[TOKENIZER] = write_payload(disk, place / TOKENIZER, [source.file(TOKENIZER)])
     return Record(files=files, tensors=tensors)
 
 
-def _blocks(source: Reader, group: str, tensor: str, box: Box) -> Iterator[memoryview]:
+def _blocks(source: Reader, group: str, tensor: str, region: Region) -> Iterator[memoryview]:
     """The bytes of a box in row-major order, a few rows at a time."""
-    for part in _rows(box, item_bytes(source.manifest.tensors[group][tensor].dtype)):
+    for part in _rows(region, item_bytes(source.manifest.tensors[group][tensor].dtype)):
         yield as_bytes(source.tensor(group, tensor, part))
 
 
-def _rows(box: Box, item: int) -> Iterator[Box]:
-    if not box.shape or not box.size:
-        yield box
+def _rows(region: Region, item: int) -> Iterator[Region]:
+    if not region.shape or not region.size:
+        yield region
         return
-    row_bytes = box.size // box.shape[0] * item
+    row_bytes = region.size // region.shape[0] * item
     rows = max(1, BLOCK_BYTES // row_bytes)
-    for first in range(0, box.shape[0], rows):
-        count = min(rows, box.shape[0] - first)
-        yield Box((box.offset[0] + first, *box.offset[1:]), (count, *box.shape[1:]))
+    for first in range(0, region.shape[0], rows):
+        count = min(rows, region.shape[0] - first)
+        yield Region((region.offset[0] + first, *region.offset[1:]), (count, *region.shape[1:]))
 
 
 def _compare(source: Reader, made: Reader) -> None:
     for group, entries in source.manifest.tensors.items():
         for name, entry in entries.items():
-            for box in _rows(whole(entry.shape), item_bytes(entry.dtype)):
-                left, right = (reader.tensor(group, name, box) for reader in (source, made))
+            for region in _rows(whole(entry.shape), item_bytes(entry.dtype)):
+                left, right = (reader.tensor(group, name, region) for reader in (source, made))
                 if not torch.equal(left.reshape(-1).view(torch.uint8), right.reshape(-1).view(torch.uint8)):
                     raise StorageError(f"{made.path}: {group}/{name} came back altered; is the memory sound? Try again")

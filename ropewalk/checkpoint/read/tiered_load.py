@@ -182,13 +182,13 @@ def _candidates(copies: Iterable[_Copy], report: Report) -> dict[str, Checkpoint
             continue
         records = [Record(files=parts[rank].files, tensors=parts[rank].tensors) for rank in range(world)]
         try:
-            together = joined(parts[0], records, path=Path(f"step {step}"))
+            coordinator = joined(parts[0], records, path=Path(f"step {step}"))
         except StorageError as error:
             report.passed_over.append(str(error))
             continue
         # A whole checkpoint stands for all ranks that wrote it.
-        together = dataclasses.replace(together, world=parts[0].world)
-        found.setdefault(identity(together), together)
+        coordinator = dataclasses.replace(coordinator, world=parts[0].world)
+        found.setdefault(identity(coordinator), coordinator)
     return found
 
 

@@ -23,7 +23,7 @@ from ropewalk.base.errors import ConfigError, DamagedCheckpoint
 from ropewalk.base.untrusted import plain_text, plain_tree
 from ropewalk.model.hugging_face.strict import read_spec
 
-from ..regions import Box
+from ..regions import Region
 from ..shard_file import CODES, FileEntry
 from .coverage import tiles
 
@@ -119,10 +119,10 @@ def check_manifest(manifest: CheckpointManifest, *, path: Path, shard: bool = Fa
                 refuse(f"{where}: bytes {piece.begin} to {end} are beyond the end of {piece.file}")
             if end > piece.begin:
                 spans[piece.file].append((piece.begin, end, where))
-        boxes = [Box(piece.offset, piece.shape) for piece in entry.pieces]
-        if not (shard or tiles(entry.shape, boxes)) or not all(_inside(box, entry.shape) for box in boxes):
-            held = sum(_numbers(box.shape) for box in boxes)
-            refuse(f"{where}: its {len(boxes)} pieces hold {held} numbers, not each of {_numbers(entry.shape)} once")
+        regions = [Region(piece.offset, piece.shape) for piece in entry.pieces]
+        if not (shard or tiles(entry.shape, regions)) or not all(_inside(region, entry.shape) for region in regions):
+            held = sum(_numbers(region.shape) for region in regions)
+            refuse(f"{where}: its {len(regions)} pieces hold {held} numbers, not each of {_numbers(entry.shape)} once")
     for file, found in spans.items():
         found.sort()
         for (_, end, first), (begin, _, second) in itertools.pairwise(found):
@@ -169,9 +169,9 @@ def _numbers(shape: tuple[int, ...]) -> int:
     return total
 
 
-def _inside(box: Box, shape: tuple[int, ...]) -> bool:
-    return len(box.offset) == len(box.shape) == len(shape) and all(
-        begin + side <= whole for begin, side, whole in zip(box.offset, box.shape, shape, strict=True)
+def _inside(region: Region, shape: tuple[int, ...]) -> bool:
+    return len(region.offset) == len(region.shape) == len(shape) and all(
+        begin + side <= whole for begin, side, whole in zip(region.offset, region.shape, shape, strict=True)
     )
 
 

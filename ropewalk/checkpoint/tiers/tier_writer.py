@@ -70,7 +70,7 @@ class Copied:
     """Why it is not there; empty when it is."""
 
 
-class Copier:
+class TierWriter:
     """The copies of one rank's states."""
 
     def __init__(

@@ -19,7 +19,7 @@ PIECE_BYTES = 64 << 20
 """Cleared by one call."""
 
 
-class Room:
+class PinnedBuffer:
     """Memory for `count` numbers of `dtype`, all zero."""
 
     def __init__(self, count: int, dtype: torch.dtype, *, locked: bool) -> None:

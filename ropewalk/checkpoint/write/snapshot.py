@@ -25,7 +25,7 @@ import torch
 
 from ..shard_file import digest
 from ..shard_layout import Held, as_bytes
-from .pinned import Room
+from .pinned import PinnedBuffer
 from .priority import give_way
 
 Overlap = Literal["step", "none"]
@@ -110,7 +110,7 @@ class Snapshot:
 class _Slot:
     """A buffer in pieces, and whether it is free."""
 
-    rooms: dict[_Key, Room] = field(default_factory=dict)
+    rooms: dict[_Key, PinnedBuffer] = field(default_factory=dict)
     free: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(1))
 
 
@@ -277,7 +277,7 @@ def _fit(slot: _Slot, counts: Mapping[_Key, int], *, locked: bool) -> int:
         room = slot.rooms.get(key)
         if room is None or room.tensor.numel() < count:
             slot.rooms.pop(key, None)
-            slot.rooms[key] = Room(count, key[1], locked=locked)
+            slot.rooms[key] = PinnedBuffer(count, key[1], locked=locked)
     return sum(room.bytes for room in slot.rooms.values())
 
 

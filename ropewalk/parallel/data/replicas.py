@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from torch import Tensor, nn
 
 from ..comm import Group, Pending
-from ..placement import Cut, Part, Slicing, whole_cut
+from ..placement import LocalShard, Placement, Shard, whole_placement
 from .buckets import UNDER_WAY, BinaryCounter, Final, InOrder, fused, when_accumulated
 from .gradient_compression import Compressor, Plain, PowerSgd
 
@@ -34,14 +34,14 @@ class Replicas:
         self,
         weights: Mapping[str, nn.Parameter],
         parameters: Parameters,
-        cuts: dict[str, Cut],
+        placements: dict[str, Placement],
         group: Group,
         *,
         trained: Collection[str],
         bucket_bytes: int,
         compressor: Compressor | None = None,
     ) -> None:
-        self.parameters, self.cuts, self._group = parameters, cuts, group
+        self.parameters, self.placements, self._group = parameters, placements, group
         self._trained = {name: weight for name, weight in weights.items() if name in trained}
         self._compressor = compressor or Plain(group)
         self._buckets: list[_Bucket] = []
@@ -125,17 +125,17 @@ class Replicas:
             self._settle(0)
         return {name: p.grad for name, p in self.parameters.items() if p.grad is not None}
 
-    def owed(self) -> dict[str, Part]:
+    def owed(self) -> dict[str, LocalShard]:
         """What compression has not yet sent: an error of each rank by itself, and factors that all share."""
         if not isinstance(self._compressor, PowerSgd):
             return {}
         group, found = self._group, {}
         for name, tensor in self._compressor.state.items():
             if name.startswith("error/"):
-                slicing = Slicing(0, (1,) * group.size, group)
-                found[name] = Part(tensor.unsqueeze(0), Cut((group.size, *tensor.shape), (slicing,)))
+                slicing = Shard(0, (1,) * group.size, group)
+                found[name] = LocalShard(tensor.unsqueeze(0), Placement((group.size, *tensor.shape), (slicing,)))
             else:
-                found[name] = Part(tensor, whole_cut(tensor.shape, first=group.rank == 0))
+                found[name] = LocalShard(tensor, whole_placement(tensor.shape, first=group.rank == 0))
         return found
 
     def owe(self, name: str, tensor: Tensor) -> None:

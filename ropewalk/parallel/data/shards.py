@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from ropewalk.base.files import storage
 
 from ..comm import Group
-from ..placement import Cut, chunk_sizes
+from ..placement import Placement, chunk_sizes
 from .buckets import UNDER_WAY, Final, InOrder, fused, when_accumulated
 from .shard_group import Fill, Unit
 
@@ -39,7 +39,7 @@ class Shards:
     def __init__(
         self,
         weights: Mapping[str, nn.Parameter],
-        cuts: Mapping[str, Cut],
+        placements: Mapping[str, Placement],
         shard: Group,
         replicas: Group,
         *,
@@ -61,7 +61,7 @@ class Shards:
         side = torch.cuda.Stream(device) if device.type == "cuda" and replicas.size > 1 else None
         self._exact = shard.exact or replicas.exact
         sizes = {name: chunk_sizes(weight.shape[0], shard.size) for name, weight in weights.items()}
-        self.cuts = {name: cuts[name].further(0, sizes[name], shard) for name in weights}
+        self.placements = {name: placements[name].further(0, sizes[name], shard) for name in weights}
         groups = _by_module(weights, modules) if stage == 3 else _by_size(weights, bucket_bytes, trained)
         self._units = {
             key: Unit(

@@ -64,11 +64,11 @@ def _versions(gpu: dict[str, Any] | None) -> dict[str, str]:
 def source_hash() -> str:
     """Differs where two hosts run different files under the same version."""
     root = Path(ropewalk.__file__).parent
-    together = xxhash.xxh3_64()
+    coordinator = xxhash.xxh3_64()
     for path in sorted(root.rglob("*.py")):
-        together.update(path.relative_to(root).as_posix().encode())
-        together.update(path.read_bytes())
-    return together.hexdigest()
+        coordinator.update(path.relative_to(root).as_posix().encode())
+        coordinator.update(path.read_bytes())
+    return coordinator.hexdigest()
 
 
 def _commit() -> str:

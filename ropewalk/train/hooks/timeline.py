@@ -18,7 +18,7 @@ from ropewalk.base.files import read_json, write_json
 from ropewalk.parallel.comm import Moment, Traffic
 from ropewalk.parallel.labels import Span, keep_spans
 
-from ..mesh_coordinator import MeshTogether
+from ..mesh_coordinator import MeshCoordinator
 
 FOLDER, ALL = "timeline", "all.json"
 WARMUP_STEPS = 2
@@ -51,11 +51,11 @@ class Timeline:
         rank: int,
         world: int,
         traffic: Traffic,
-        together: MeshTogether,
+        coordinator: MeshCoordinator,
         say: Callable[[str], None],
     ) -> None:
         self._folder, self._rank, self._world = run / FOLDER, rank, world
-        self._traffic, self._together, self._say = traffic, together, say
+        self._traffic, self._coordinator, self._say = traffic, coordinator, say
         self._warmup_left, self._left = WARMUP_STEPS, steps
         self._steps: list[Step] = []
         self._zero = 0.0
@@ -66,7 +66,7 @@ class Timeline:
             return
         if not self._steps:
             # Clocks of machines agree on the time of day alone; the first rank's is the beginning of all.
-            self._zero = self._together.broadcast(time.time()) - (time.time() - time.perf_counter())
+            self._zero = self._coordinator.broadcast(time.time()) - (time.time() - time.perf_counter())
         now = Step(step, time.perf_counter())
         self._steps.append(now)
         self._traffic.timeline = now.collectives
@@ -97,7 +97,7 @@ class Timeline:
         # A step that was rolled back has no end.
         steps = [step for step in self._steps if step.end]
         write_json(_file(self._folder, self._rank), trace(steps, rank=self._rank, zero=self._zero))
-        self._together.barrier()
+        self._coordinator.barrier()
         if self._rank == 0:
             write_json(self._folder / ALL, merged(self._folder, ranks=self._world))
             first, last = steps[0].number, steps[-1].number

@@ -156,7 +156,9 @@ def own_step(
         plan,
         model,
         None,
-        lambda parameters, cuts: make_optimizer(parameters, optimizer, spec=spec, cuts=cuts, exact=plan.exact),
+        lambda parameters, placements: make_optimizer(
+            parameters, optimizer, spec=spec, placements=placements, exact=plan.exact
+        ),
         device=device,
         trained=trained,
         clip_norm=clip_norm,

@@ -19,7 +19,7 @@ from ropewalk.load.stalls import Stalls
 from ropewalk.parallel.executor import Points
 from ropewalk.parallel.mesh import pick_device
 
-from ..active_phase import Running
+from ..active_phase import ActivePhase
 from ..data import open_data
 from ..settings import Settings
 
@@ -57,7 +57,7 @@ class Bench:
         self._settings = settings
         if settings.train.threads:
             torch.set_num_threads(settings.train.threads)
-        self._running = Running(settings, 0, device=device_of(settings), points=Points(), verify=False)
+        self._running = ActivePhase(settings, 0, device=device_of(settings), points=Points(), verify=False)
 
     def alone(self, *, seconds: float) -> StepPace:
         """The step by itself."""

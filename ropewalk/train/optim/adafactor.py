@@ -10,7 +10,7 @@ from torch import Tensor
 from ropewalk.model.spec import Spec
 
 from ..config import Optimizer
-from .groups import Cuts, Parameters, by_parameter, decay_groups
+from .groups import Parameters, Placements, by_parameter, decay_groups
 from .guarded import Guarded, Moments, Update
 from .whole import Mean
 
@@ -24,10 +24,12 @@ SMALLEST_RMS = 1e-3
 """Algorithm 4: epsilon 2, in the place of a parameter's root mean square where that is smaller."""
 
 
-def make(parameters: Parameters, settings: Optimizer, spec: Spec | None, cuts: Cuts) -> torch.optim.Optimizer:
+def make(
+    parameters: Parameters, settings: Optimizer, spec: Spec | None, placements: Placements
+) -> torch.optim.Optimizer:
     """Adafactor on every parameter."""
     rule = Adafactor(relative=settings.relative_step)
-    return Guarded(decay_groups(parameters, settings.weight_decay, rule=rule), by_parameter(parameters, cuts))
+    return Guarded(decay_groups(parameters, settings.weight_decay, rule=rule), by_parameter(parameters, placements))
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,15 +10,17 @@ from torch import Tensor
 from ropewalk.model.spec import Spec
 
 from ..config import Optimizer
-from .groups import Cuts, Parameters, by_parameter, decay_groups
+from .groups import Parameters, Placements, by_parameter, decay_groups
 from .guarded import Guarded, Moments, Update
 
 
-def make(parameters: Parameters, settings: Optimizer, spec: Spec | None, cuts: Cuts) -> torch.optim.Optimizer:
+def make(
+    parameters: Parameters, settings: Optimizer, spec: Spec | None, placements: Placements
+) -> torch.optim.Optimizer:
     """AdamW in one fused kernel. Every number is updated by itself: how parameters are cut matters for the last bit of
     a few numbers at most."""
     if any(p.grad_dtype != p.dtype for p in parameters.values()):
-        return _from_narrow(parameters, settings, cuts)
+        return _from_narrow(parameters, settings, placements)
     return torch.optim.AdamW(
         decay_groups(parameters, settings.weight_decay),
         lr=0.0,
@@ -28,20 +30,20 @@ def make(parameters: Parameters, settings: Optimizer, spec: Spec | None, cuts: C
     )
 
 
-def _from_narrow(parameters: Parameters, settings: Optimizer, cuts: Cuts) -> torch.optim.Optimizer:
+def _from_narrow(parameters: Parameters, settings: Optimizer, placements: Placements) -> torch.optim.Optimizer:
     """The same for gradients that are narrower than the weights."""
     from .fused import FusedAdam  # which knows the rule of this module
 
     rule = adam(settings)
     groups = decay_groups(parameters, settings.weight_decay, rule=rule, in_place=FusedAdam(adam=rule))
-    return Guarded(groups, by_parameter(parameters, cuts))
+    return Guarded(groups, by_parameter(parameters, placements))
 
 
-def make_exact(parameters: Parameters, settings: Optimizer, cuts: Cuts) -> torch.optim.Optimizer:
+def make_exact(parameters: Parameters, settings: Optimizer, placements: Placements) -> torch.optim.Optimizer:
     """AdamW that gives a number the same bits wherever it stands in its tensor. The fused kernel of the CPU does not:
     what is left over of its vectors goes through other instructions, which round otherwise."""
     groups = decay_groups(parameters, settings.weight_decay, rule=adam(settings))
-    return Guarded(groups, by_parameter(parameters, cuts))
+    return Guarded(groups, by_parameter(parameters, placements))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

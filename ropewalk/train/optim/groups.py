@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from ropewalk.parallel.placement import Cut
+from ropewalk.parallel.placement import Placement
 
 Parameters = dict[str, nn.Parameter]
-Cuts = Mapping[str, Cut]
+Placements = Mapping[str, Placement]
 """How parameters are cut, by name; those not named are whole."""
 Group = dict[str, Any]
 
@@ -32,6 +32,6 @@ def decays(name: str, parameter: torch.Tensor) -> bool:
     return parameter.dim() >= 2 and name != "positions.weight"
 
 
-def by_parameter(parameters: Parameters, cuts: Cuts) -> dict[nn.Parameter, Cut]:
+def by_parameter(parameters: Parameters, placements: Placements) -> dict[nn.Parameter, Placement]:
     """The cuts of those parameters that are cut."""
-    return {parameter: cuts[name] for name, parameter in parameters.items() if name in cuts}
+    return {parameter: placements[name] for name, parameter in parameters.items() if name in placements}

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from ropewalk.parallel.placement import Cut, whole_cut
+from ropewalk.parallel.placement import Placement, whole_placement
 
 from .groups import Group
 from .in_place import InPlace, fits
@@ -52,7 +52,7 @@ class _Batch:
     """Parameters of one shape, cut alike, of one group of torch."""
 
     weights: list[Tensor]
-    cut: Cut
+    placement: Placement
     group: Group
 
 
@@ -71,17 +71,17 @@ class Guarded(torch.optim.Optimizer):
     found_inf: Tensor | None = None
     grad_scale: Tensor | None = None
 
-    def __init__(self, groups: list[Group], cuts: Mapping[Any, Cut] | None = None) -> None:
+    def __init__(self, groups: list[Group], placements: Mapping[Any, Placement] | None = None) -> None:
         super().__init__(groups, {"lr": 0.0})
-        self._cuts = cuts or {}
-        self.communicates = any(not cut.is_whole for cut in self._cuts.values())
+        self._placements = placements or {}
+        self.communicates = any(not placement.is_whole for placement in self._placements.values())
         """Rules may ask about the whole of what is cut (see parallel/executor.py)."""
         parameters = [p for group in self.param_groups for p in group["params"]]
         self.rounds = all(
             hasattr(p, "rounded") and self._has_kernel(p, group) for group in self.param_groups for p in group["params"]
         )
         """Whether an update also writes what parameters have as `rounded` (parallel/precision.py)."""
-        self._stack_numel = max(_numel(self._cut(p)) for p in parameters) // 2
+        self._stack_numel = max(_numel(self._placement(p)) for p in parameters) // 2
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
@@ -108,7 +108,7 @@ class Guarded(torch.optim.Optimizer):
             )
 
     def _has_kernel(self, parameter: Tensor, group: Group) -> bool:
-        return "in_place" in group and fits(parameter, self._cut(parameter))
+        return "in_place" in group and fits(parameter, self._placement(parameter))
 
     def _state_of(self, weight: Tensor, rule: Rule) -> dict[str, Tensor]:
         state: dict[str, Tensor] = self.state[weight]
@@ -118,20 +118,20 @@ class Guarded(torch.optim.Optimizer):
 
     def _rounds(self) -> Iterator[list[_Batch]]:
         """Batches that are updated together: those of whole parameters one by one, the others as room allows."""
-        together: list[_Batch] = []
+        coordinator: list[_Batch] = []
         room = TOGETHER_NUMEL
         for batch in self._batches():
-            if batch.cut.is_whole:
+            if batch.placement.is_whole:
                 yield [batch]
                 continue
-            size = len(batch.weights) * _numel(batch.cut)
-            if together and size > room:
-                yield together
-                together, room = [], TOGETHER_NUMEL
-            together.append(batch)
+            size = len(batch.weights) * _numel(batch.placement)
+            if coordinator and size > room:
+                yield coordinator
+                coordinator, room = [], TOGETHER_NUMEL
+            coordinator.append(batch)
             room -= size
-        if together:
-            yield together
+        if coordinator:
+            yield coordinator
 
     def _batches(self) -> Iterator[_Batch]:
         """Parameters that have a gradient and no kernel, those of one shape and cut together, as many as may be
@@ -140,15 +140,15 @@ class Guarded(torch.optim.Optimizer):
             alike: dict[object, list[Tensor]] = {}
             for parameter in group["params"]:
                 if parameter.grad is not None and not self._has_kernel(parameter, group):
-                    cut = self._cut(parameter)
-                    alike.setdefault((cut.shape, cut.slicings), []).append(parameter)
+                    placement = self._placement(parameter)
+                    alike.setdefault((placement.shape, placement.shards), []).append(parameter)
             for parameters in alike.values():
-                cut = self._cut(parameters[0])
-                size = max(1, self._stack_numel // _numel(cut))
+                placement = self._placement(parameters[0])
+                size = max(1, self._stack_numel // _numel(placement))
                 for start in range(0, len(parameters), size):
-                    yield _Batch(parameters[start : start + size], cut, group)
+                    yield _Batch(parameters[start : start + size], placement, group)
 
-    def _begin(self, batch: _Batch) -> tuple[Update, Cut]:
+    def _begin(self, batch: _Batch) -> tuple[Update, Placement]:
         rule: Rule = batch.group["rule"]
         states = [self._state_of(weight, rule) for weight in batch.weights]
         gradient = _stack([weight.grad for weight in batch.weights if weight.grad is not None])
@@ -156,9 +156,9 @@ class Guarded(torch.optim.Optimizer):
         if self.grad_scale is not None:
             gradient = gradient / self.grad_scale
         moments = {name: _stack([state[name] for state in states]) for name in states[0]}
-        step = (moments.pop("step") + 1).double().view(-1, *[1] * len(batch.cut.shape))
+        step = (moments.pop("step") + 1).double().view(-1, *[1] * len(batch.placement.shape))
         lr, decay = batch.group["lr"], batch.group["weight_decay"]
-        return rule.update(_stack(batch.weights), gradient, moments, step=step, lr=lr, decay=decay), batch.cut
+        return rule.update(_stack(batch.weights), gradient, moments, step=step, lr=lr, decay=decay), batch.placement
 
     def _end(self, batch: _Batch, weight: Tensor, new: Moments) -> None:
         states = [self.state[weight] for weight in batch.weights]
@@ -167,8 +167,8 @@ class Guarded(torch.optim.Optimizer):
             self._commit([state[name] for state in states], tensor)
         self._commit([state["step"] for state in states], _stack([state["step"] for state in states]) + 1)
 
-    def _cut(self, parameter: Tensor) -> Cut:
-        return self._cuts.get(parameter) or whole_cut(parameter.shape)
+    def _placement(self, parameter: Tensor) -> Placement:
+        return self._placements.get(parameter) or whole_placement(parameter.shape)
 
     def _commit(self, old: list[Tensor], new: Tensor) -> None:
         if self.found_inf is not None:
@@ -182,6 +182,6 @@ def _stack(tensors: list[Tensor]) -> Tensor:
     return torch.stack(tensors) if len(tensors) > 1 else tensors[0].unsqueeze(0)
 
 
-def _numel(cut: Cut) -> int:
+def _numel(placement: Placement) -> int:
     """Numbers of a part, or a little less where ranks hold different numbers: they must all find the same."""
-    return max(1, math.prod(cut.shape) // math.prod(slicing.group.size for slicing in cut.slicings))
+    return max(1, math.prod(placement.shape) // math.prod(slicing.group.size for slicing in placement.shards))

@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ropewalk.parallel.placement import Cut
+from ropewalk.parallel.placement import Placement
 
 
 class InPlace(Protocol):
@@ -28,7 +28,7 @@ class InPlace(Protocol):
         to be divided by `grad_scale`."""
 
 
-def fits(weight: Tensor, cut: Cut) -> bool:
+def fits(weight: Tensor, placement: Placement) -> bool:
     """Whether a kernel can take this part of a parameter."""
-    alone = all(slicing.dim == 0 for slicing in cut.slicings)
+    alone = all(slicing.dim == 0 for slicing in placement.shards)
     return weight.is_cuda and weight.dtype == torch.float32 and weight.is_contiguous() and alone and weight.numel() > 0

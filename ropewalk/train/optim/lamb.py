@@ -11,15 +11,17 @@ from ropewalk.model.spec import Spec
 
 from ..config import Optimizer
 from .adamw import Adam, adam
-from .groups import Cuts, Parameters, by_parameter, decay_groups
+from .groups import Parameters, Placements, by_parameter, decay_groups
 from .guarded import Guarded, Moments, Update
 from .whole import Norm
 
 
-def make(parameters: Parameters, settings: Optimizer, spec: Spec | None, cuts: Cuts) -> torch.optim.Optimizer:
+def make(
+    parameters: Parameters, settings: Optimizer, spec: Spec | None, placements: Placements
+) -> torch.optim.Optimizer:
     """LAMB on every parameter."""
     groups = decay_groups(parameters, settings.weight_decay, rule=Lamb(adam=adam(settings)))
-    return Guarded(groups, by_parameter(parameters, cuts))
+    return Guarded(groups, by_parameter(parameters, placements))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -22,7 +22,7 @@ from ropewalk.model.spec import Spec
 
 from ..config import Optimizer
 from .adamw import adam
-from .groups import Cuts, Group, Parameters, by_parameter, decay_groups
+from .groups import Group, Parameters, Placements, by_parameter, decay_groups
 from .guarded import Guarded, Moments, Update
 from .whole import Mapped
 
@@ -34,7 +34,9 @@ RMS = 0.2
 AdamW's usually are, so that one learning rate and one weight decay serve both."""
 
 
-def make(parameters: Parameters, settings: Optimizer, spec: Spec | None, cuts: Cuts) -> torch.optim.Optimizer:
+def make(
+    parameters: Parameters, settings: Optimizer, spec: Spec | None, placements: Placements
+) -> torch.optim.Optimizer:
     """Muon on the matrices inside blocks, AdamW on the rest."""
     assert spec is not None, "Muon must know which matrices are fused"
     known = splits(spec)
@@ -49,7 +51,7 @@ def make(parameters: Parameters, settings: Optimizer, spec: Spec | None, cuts: C
         groups += decay_groups(matrices, settings.weight_decay, rule=rule)
     rest = {name: p for name, p in parameters.items() if not is_hidden_matrix(name, p)}
     groups += decay_groups(rest, settings.weight_decay, rule=adam(settings), lr_ratio=settings.rest_lr_ratio)
-    return Guarded(groups, by_parameter(parameters, cuts))
+    return Guarded(groups, by_parameter(parameters, placements))
 
 
 def is_hidden_matrix(name: str, parameter: Tensor) -> bool:

@@ -10,9 +10,9 @@ from ropewalk.model.spec import Spec
 
 from ..config import Optimizer, OptimizerKind
 from . import adafactor, adamw, adamw_8bit, lamb, muon
-from .groups import Cuts, Parameters
+from .groups import Parameters, Placements
 
-KINDS: dict[OptimizerKind, Callable[[Parameters, Optimizer, Spec | None, Cuts], torch.optim.Optimizer]] = {
+KINDS: dict[OptimizerKind, Callable[[Parameters, Optimizer, Spec | None, Placements], torch.optim.Optimizer]] = {
     "adamw": adamw.make,
     "adamw-8bit": adamw_8bit.make,
     "adafactor": adafactor.make,
@@ -26,7 +26,7 @@ def make_optimizer(
     settings: Optimizer,
     *,
     spec: Spec | None = None,
-    cuts: Cuts | None = None,
+    placements: Placements | None = None,
     exact: bool = False,
 ) -> torch.optim.Optimizer:
     """The optimizer of the settings; the learning rate is set by each step. Muon needs the model's `spec`.
@@ -36,5 +36,5 @@ def make_optimizer(
     `adamw-8bit` always does; the others add up numbers of several ranks, in an order that depends on these.
     """
     if exact and settings.kind == "adamw":
-        return adamw.make_exact(parameters, settings, cuts or {})
-    return KINDS[settings.kind](parameters, settings, spec, cuts or {})
+        return adamw.make_exact(parameters, settings, placements or {})
+    return KINDS[settings.kind](parameters, settings, spec, placements or {})

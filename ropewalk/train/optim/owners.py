@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ropewalk.parallel.comm import Group
-from ropewalk.parallel.placement import Slicing
+from ropewalk.parallel.placement import Shard
 
 Shape = tuple[int, ...]
 
@@ -25,7 +25,7 @@ class Matrix:
     """A matrix on its way to its owner: what is put together so far, and what it is still cut by."""
 
     part: Tensor
-    slicings: tuple[Slicing, ...]
+    shards: tuple[Shard, ...]
     shape: Shape
     """Of the whole."""
     function: Callable[[Tensor], Tensor]
@@ -34,7 +34,7 @@ class Matrix:
     def part_of(self, rank: int) -> Shape:
         """The shape of the part that a rank of the last slicing's group holds."""
         sides = list(self.part.shape)
-        sides[self.slicings[-1].dim] = self.slicings[-1].sizes[rank]
+        sides[self.shards[-1].dim] = self.shards[-1].sizes[rank]
         return tuple(sides)
 
 
@@ -45,10 +45,10 @@ def map_parts(matrices: Sequence[Matrix]) -> list[Tensor]:
     twice is put together twice: first over the group of its last cut, whose ranks share the work, then by each owner
     over the group of the first.
     """
-    deepest = max(matrices, key=lambda matrix: len(matrix.slicings), default=None)
-    if deepest is None or not deepest.slicings:
+    deepest = max(matrices, key=lambda matrix: len(matrix.shards), default=None)
+    if deepest is None or not deepest.shards:
         return _map_whole(matrices)
-    group, dtype = deepest.slicings[-1].group, deepest.part.dtype
+    group, dtype = deepest.shards[-1].group, deepest.part.dtype
     here = [i for i, m in enumerate(matrices) if _travels(m, group, dtype)]
     others = [i for i, m in enumerate(matrices) if not _travels(m, group, dtype)]
     owners = _deal([math.prod(matrices[i].shape) for i in here], group.size)
@@ -64,7 +64,7 @@ def map_parts(matrices: Sequence[Matrix]) -> list[Tensor]:
 
 
 def _travels(matrix: Matrix, group: Group, dtype: torch.dtype) -> bool:
-    return bool(matrix.slicings) and matrix.slicings[-1].group is group and matrix.part.dtype == dtype
+    return bool(matrix.shards) and matrix.shards[-1].group is group and matrix.part.dtype == dtype
 
 
 def _map_whole(matrices: Sequence[Matrix]) -> list[Tensor]:
@@ -97,17 +97,17 @@ def _collect(owned: Sequence[Sequence[Matrix]], group: Group) -> list[Matrix]:
     shapes = [[matrix.part_of(rank) for matrix in mine] for rank in range(group.size)]
     received = _exchange(sent, shapes, _rows(owned, group), group)
     return [
-        Matrix(torch.cat(parts, m.slicings[-1].dim), m.slicings[:-1], m.shape, m.function)
+        Matrix(torch.cat(parts, m.shards[-1].dim), m.shards[:-1], m.shape, m.function)
         for m, parts in zip(mine, zip(*received, strict=True), strict=True)
     ]
 
 
 def _hand_out(done: Sequence[Tensor], owned: Sequence[Sequence[Matrix]], group: Group) -> list[list[Tensor]]:
     """The inverse of `_collect`: the parts of what its matrices became, by owner."""
-    cut = [
-        whole.split(m.slicings[-1].sizes, m.slicings[-1].dim) for whole, m in zip(done, owned[group.rank], strict=True)
+    placement = [
+        whole.split(m.shards[-1].sizes, m.shards[-1].dim) for whole, m in zip(done, owned[group.rank], strict=True)
     ]
-    sent = [[parts[rank] for parts in cut] for rank in range(group.size)]
+    sent = [[parts[rank] for parts in placement] for rank in range(group.size)]
     shapes = [[tuple(matrix.part.shape) for matrix in matrices] for matrices in owned]
     return _exchange(sent, shapes, _rows(owned, group), group)
 

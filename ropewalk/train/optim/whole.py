@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from ropewalk.parallel.comm import Group
-from ropewalk.parallel.placement import Cut
+from ropewalk.parallel.placement import Placement
 
 from .owners import Matrix, map_parts
 
@@ -64,7 +64,7 @@ Asking = Generator[Sequence[Request], list[Tensor], Result]
 """A computation that yields requests, is sent their answers, and ends with a result."""
 
 
-def run_together(computations: Sequence[tuple[Asking[Result], Cut]]) -> list[Result]:
+def run_together(computations: Sequence[tuple[Asking[Result], Placement]]) -> list[Result]:
     """The results of computations about parameters that are cut as said, N of them alike in each.
 
     All ranks that share one of the parameters must call with all they share, in the same order.
@@ -90,17 +90,17 @@ def run_together(computations: Sequence[tuple[Asking[Result], Cut]]) -> list[Res
     return [results[number] for number in range(len(computations))]
 
 
-def _answers(requests: Sequence[tuple[Request, Cut]]) -> list[Tensor]:
+def _answers(requests: Sequence[tuple[Request, Placement]]) -> list[Tensor]:
     found: dict[int, Tensor] = {}
     open_ones: dict[int, _Partial] = {}
-    maps: dict[int, tuple[Mapped, Cut]] = {}
-    for place, (request, cut) in enumerate(requests):
-        if cut.is_whole:
+    maps: dict[int, tuple[Mapped, Placement]] = {}
+    for place, (request, placement) in enumerate(requests):
+        if placement.is_whole:
             found[place] = _on_the_spot(request)
         elif isinstance(request, Mapped):
-            maps[place] = request, cut
+            maps[place] = request, placement
         else:
-            open_ones[place] = _partial(request, cut)
+            open_ones[place] = _partial(request, placement)
     found |= dict(zip(open_ones, _completed(list(open_ones.values())), strict=True))
     found |= dict(zip(maps, _mapped(list(maps.values())), strict=True))
     return [found[place] for place in range(len(requests))]
@@ -128,12 +128,12 @@ class _Partial:
     operation: Literal["sum", "max"] = "sum"
 
 
-def _partial(request: Mean | Largest | Norm, cut: Cut) -> _Partial:
+def _partial(request: Mean | Largest | Norm, placement: Placement) -> _Partial:
     if isinstance(request, Norm):
         square = request.part.square().sum((1, 2), keepdim=True)
-        return _Partial(square, tuple(slicing.group for slicing in cut.slicings), torch.sqrt)
-    count = math.prod(cut.shape[dim - 1] for dim in request.dims)
-    groups = tuple(slicing.group for slicing in cut.slicings if slicing.dim + 1 in request.dims)
+        return _Partial(square, tuple(slicing.group for slicing in placement.shards), torch.sqrt)
+    count = math.prod(placement.shape[dim - 1] for dim in request.dims)
+    groups = tuple(slicing.group for slicing in placement.shards if slicing.dim + 1 in request.dims)
     if isinstance(request, Largest):
         # A part without columns has no largest; 0 is no larger than that of any other.
         some = all(request.part.shape[dim] for dim in request.dims)
@@ -163,10 +163,10 @@ def _completed(partials: Sequence[_Partial]) -> list[Tensor]:
     return [each.finish(value) for each, value in zip(partials, values, strict=True)]
 
 
-def _mapped(requests: Sequence[tuple[Mapped, Cut]]) -> list[Tensor]:
+def _mapped(requests: Sequence[tuple[Mapped, Placement]]) -> list[Tensor]:
     matrices = [
-        Matrix(part, cut.slicings, cut.shape, request.function)
-        for request, cut in requests
+        Matrix(part, placement.shards, placement.shape, request.function)
+        for request, placement in requests
         for part in request.part.unbind(0)
     ]
     parts = iter(map_parts(matrices))

@@ -1,7 +1,8 @@
 """Text from a checkpoint: by this process, by several of this machine, or by those that a launcher started.
 
-Several processes share the model as its run's plan does, where that is for as many; otherwise plan/inference_plan.py says
-how. Those of this machine get the request in a temporary folder, and the first of them tells its text to this process.
+Several processes share the model as its run's plan does, where that is for as many; otherwise as plan/inference_plan.py
+decides. Those of this machine get the request in a temporary folder, and the first of them tells its text to this
+process.
 """
 
 from __future__ import annotations

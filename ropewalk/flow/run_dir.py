@@ -36,8 +36,9 @@ _log = logging.getLogger(__name__)
 
 
 def read_recipe(path: Path, overrides: Sequence[str] = (), *, runs: Path = RUNS, new: bool = False) -> Resolved[Recipe]:
-    """The recipe in `path`, with what its sources supply (flow/start_from/start_from.py); a ConfigError names its missing files too,
-    where `[prepare]` can be read by itself. Its run, if there is one, lies in `runs`; with `new` it does not count."""
+    """The recipe in `path`, with what its sources supply (flow/start_from/start_from.py); a ConfigError names its
+    missing files too, where `[prepare]` can be read by itself. Its run, if there is one, lies in `runs`; with `new` it
+    does not count."""
     try:
         return read(Recipe, path, overrides, beneath=beneath(runs=runs, new=new))
     except ConfigError as error:

@@ -5,9 +5,9 @@ Progressively Stacking"); the function changes. `identity` puts the same copies 
 branch at 0: they add nothing yet, so logits stay what they were.
 
 Width: Net2WiderNet (Chen, Goodfellow and Shlens 2016). Features, heads and hidden units are copied; whatever reads a
-unit that now exists n times reads each copy with 1/n of its weight. Conditions for equal logits, which model/growth/larger.py
-checks: features are copied evenly, so that norms see the same mean and mean square; heads are copied whole, so that
-scores stay; a tied head reads n copies at full weight, so the last norm shrinks by n.
+unit that now exists n times reads each copy with 1/n of its weight. Conditions for equal logits, checked by
+model/growth/larger.py: features are copied evenly, so that norms see the same mean and mean square; heads are copied
+whole, so that scores stay; a tied head reads n copies at full weight, so the last norm shrinks by n.
 
 Copies are equal and get equal gradients: without noise (or dropout) they stay copies, and the larger model has no more
 to say than the smaller. `noise` parts them at the price of an exact start.

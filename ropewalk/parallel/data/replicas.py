@@ -1,7 +1,7 @@
 """Data parallelism of ranks that keep everything and add up gradients (DDP: Li et al. 2020), in buckets while the
 backward pass goes on.
 
-Why not torch's DDP and `fully_shard` (parallel/data/shards.py): the sums of exact mode, the bytes that a bar of ours counts,
+Why not torch's DDP and `fully_shard` (parallel/data/shards.py): the sums of exact mode, counted bytes,
 optimizers that see plain tensors, a backward pass in two halves (zero-bubble pipelines), an optimizer on the host that
 begins during the backward pass and parameters on a disk each need a seam that one of them lacks; with the seams of one
 bucket all of it is one mechanism. `benchmarks/sharding.py` runs them side by side.

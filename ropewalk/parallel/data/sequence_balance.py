@@ -1,7 +1,8 @@
 """Rows of a step go to the data ranks by what they cost, before anything is computed from them.
 
 The loader gives rank r of n the rows r, r + n, ... of the global batch. Ranks tell each other what their rows cost (a
-number a row), all come to the same dealing (plan/sequence_assignment.py), and one all-to-all brings every row where it is computed,
+number a row), all come to the same assignment (plan/sequence_assignment.py), and one all-to-all brings every row where
+it is computed,
 with its number in the global batch: dropout is drawn by that number. The rows of the step and their weights stay what
 they were, so loss and gradients do.
 

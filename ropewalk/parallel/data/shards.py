@@ -1,8 +1,8 @@
 """Data parallelism of ranks that share what they keep: every parameter is cut along dimension 0.
 
 A rank keeps its part of the optimizer's state (ZeRO-1), of gradients too (2), of parameters too (3; Rajbhandari et al.
-2020). Gradients are reduced in units while the backward pass goes on; parallel/data/replicas.py says why this is not torch's
-`fully_shard`.
+2020). Gradients are reduced in groups during the backward pass; parallel/data/replicas.py says why this is not
+torch's `fully_shard`.
 """
 
 from __future__ import annotations

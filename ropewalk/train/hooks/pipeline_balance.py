@@ -1,8 +1,8 @@
 """Whether the layers of a pipeline lie where its ranks can compute them in the same time.
 
 Stages are cut by FLOPs before the run; what they take is known when it runs. At checkpoints the measured seconds of all
-stages are compared (plan/stage_split.py); with `parallel.resplit` a better cut is written to `plan.json` and holds when the
-run continues: weights and moments are in the checkpoint whole, each rank then takes its part.
+stages are compared (plan/stage_split.py); with `parallel.resplit` a better split is written to `plan.json` and holds
+when the run continues: weights and moments are in the checkpoint whole, each rank then takes its part.
 
 A run that is never cut anew repeats bit for bit; one that is does so up to the order of sums in the gradient's norm,
 which is why it has to be asked for. Memory is not looked at: a stage that gets layers needs room for them.

@@ -1,4 +1,5 @@
-"""One contender of `ropewalk bench train`, in a process of its own: `python -m ropewalk.train.measure.bench_worker JOB PARENT`.
+"""One contender of `ropewalk bench train`, in a process of its own:
+`python -m ropewalk.train.measure.bench_worker JOB PARENT`.
 
 A process each, because memory that one has used would count for the next. The job is one JSON object; so is the answer,
 the last line of stdout. PARENT is the process that waits for it: without that one nobody would read the answer.

@@ -120,7 +120,7 @@ def test_the_wheel_holds_every_file_of_the_package_and_no_other(built: Path) -> 
         held = set(archive.namelist())
         facts = archive.read(f"ropewalk-{__version__}.dist-info/METADATA").decode()
     assert {name for name in held if ".dist-info/" not in name} == ours
-    assert {"ropewalk/py.typed", "ropewalk/flow/quickstart.toml", "ropewalk/monitor/page.css"} <= held
+    assert {"ropewalk/py.typed", "ropewalk/flow/quickstart.toml", "ropewalk/monitor/report/page.css"} <= held
     assert f"ropewalk-{__version__}.dist-info/licenses/LICENSE" in held
     assert f"\nVersion: {__version__}\n" in facts
     assert "\nRequires-Python: <3.13,>=3.11\n" in facts

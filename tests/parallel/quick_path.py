@@ -16,7 +16,7 @@ from ropewalk.model.decoder import build
 from ropewalk.model.loss import token_losses
 from ropewalk.model.spec import Spec, resolve
 from ropewalk.parallel.apply import apply
-from ropewalk.parallel.kernels.kernel_choice import kernel_choice as kernels
+from ropewalk.parallel.kernels import kernel_choice as kernels
 from ropewalk.plan.forecast import Precision
 from ropewalk.plan.plan import Plan
 from ropewalk.train.config import Optimizer

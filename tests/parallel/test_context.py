@@ -19,8 +19,9 @@ from torch import Tensor
 from ropewalk.model.attend import attend_for
 from ropewalk.model.spec import Spec
 from ropewalk.parallel.comm import Group, Pending, alone
-from ropewalk.parallel.context.context_attention import RingAttend, attend_over, places_of, tiles
-from ropewalk.parallel.context.context_attention import context_attention as context
+from ropewalk.parallel.context import context_attention as context
+from ropewalk.parallel.context import tiles
+from ropewalk.parallel.context.context_attention import RingAttend, attend_over, places_of
 from ropewalk.parallel.mesh import Mesh
 from ropewalk.plan.config import ContextKind
 from ropewalk.plan.plan import Plan

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ropewalk.parallel import rank_executor as rank
 from ropewalk.parallel.comm import Group, Pending
-from ropewalk.parallel.context.context_attention import context_attention as context
+from ropewalk.parallel.context import context_attention as context
 from ropewalk.parallel.data.replicas import Replicas
 from ropewalk.parallel.data.shard_group import Unit
 from tests.parallel.plans import CASES, MODELS, SLOW, Case

@@ -11,7 +11,7 @@ import torch
 from ropewalk.checkpoint import shard_file as payload
 from ropewalk.checkpoint.commit import Attempt
 from ropewalk.checkpoint.format import read_checkpoint_manifest
-from ropewalk.checkpoint.regions import Box
+from ropewalk.checkpoint.regions import Region
 from ropewalk.checkpoint.tensors import Reader, State, load, save
 from ropewalk.parallel.mesh import Mesh
 from tests.parallel.plans import CASES, Case
@@ -95,7 +95,7 @@ def read_own(rank: int, name: str, source: Path) -> tuple[int, int, int]:
     choose = start(case, Mesh(case.plan, rank))[0].wants()
     held = [part for group in ("model", "optimizer") for part in reader.parts(group, choose).values()]
     pieces = sum(
-        Box(piece.offset, piece.shape).meet(Box(placement.offset, placement.local_shape)) is not None
+        Region(piece.offset, piece.shape).meet(Region(placement.offset, placement.local_shape)) is not None
         for group, entries in reader.manifest.tensors.items()
         for tensor, entry in entries.items()
         if (placement := choose(group, tensor, entry.shape))

@@ -17,9 +17,9 @@ from ropewalk.parallel.apply import apply, local
 from ropewalk.parallel.comm import Group, Pending, Traffic
 from ropewalk.parallel.compat import deterministic
 from ropewalk.parallel.executor import Executor
+from ropewalk.parallel.kernels import kernel_choice as kernels
+from ropewalk.parallel.kernels import matmul_tuning as tuning
 from ropewalk.parallel.kernels.kernel_choice import IN_8_BITS, gpu_milliseconds, measure_8_bits
-from ropewalk.parallel.kernels.kernel_choice import kernel_choice as kernels
-from ropewalk.parallel.kernels.kernel_choice import matmul_tuning as tuning
 from ropewalk.plan.forecast import Precision
 from ropewalk.plan.plan import Plan
 from ropewalk.train.config import Optimizer, OptimizerKind

@@ -11,8 +11,8 @@ import torch
 from ropewalk.model import fp8
 from ropewalk.model.decoder import build
 from ropewalk.parallel.apply import apply
+from ropewalk.parallel.kernels import kernel_choice as kernels
 from ropewalk.parallel.kernels.kernel_choice import Contest, choose_8_bits
-from ropewalk.parallel.kernels.kernel_choice import kernel_choice as kernels
 from ropewalk.plan.plan import Plan
 from ropewalk.train.config import Optimizer
 from ropewalk.train.optim.optimizers import make_optimizer

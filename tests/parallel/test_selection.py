@@ -7,7 +7,8 @@ import torch
 
 from ropewalk.model.decoder import build
 from ropewalk.parallel.apply import apply
-from ropewalk.parallel.kernels.kernel_choice import decide, maps_of, selection
+from ropewalk.parallel.kernels import selection
+from ropewalk.parallel.kernels.kernel_choice import decide, maps_of
 from ropewalk.parallel.mesh import Mesh
 from ropewalk.plan.plan import Plan
 from ropewalk.train.config import Optimizer

@@ -15,9 +15,10 @@ from ropewalk.model.decoder import build
 from ropewalk.model.kernels.cublas import Problem
 from ropewalk.model.loss import weighted_loss
 from ropewalk.parallel.apply import apply
-from ropewalk.parallel.kernels.kernel_choice import Contest, maps_of, selection
-from ropewalk.parallel.kernels.kernel_choice import kernel_choice as kernels
-from ropewalk.parallel.kernels.kernel_choice import matmul_tuning as tuning
+from ropewalk.parallel.kernels import kernel_choice as kernels
+from ropewalk.parallel.kernels import matmul_tuning as tuning
+from ropewalk.parallel.kernels import selection
+from ropewalk.parallel.kernels.kernel_choice import Contest, maps_of
 from ropewalk.parallel.kernels.matmul_tuning import Known
 from ropewalk.plan.plan import Plan
 from ropewalk.train.config import Optimizer

@@ -6,21 +6,20 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .bench_train import bench_train as bench_train
-    from .chaos.damage import damage_run as damage_run
-    from .chaos.trials import chaos as chaos
+    from .chaos_trials.damage import damage_run as damage_run
+    from .chaos_trials.trials import chaos as chaos
     from .checkpoints import prune_checkpoints as prune_checkpoints
     from .checkpoints import reshard_checkpoint as reshard_checkpoint
     from .cluster_doctor.cluster_check import doctor_cluster as doctor_cluster
     from .data_doctor.data_doctor import doctor_data as doctor_data
     from .data_doctor.loader_tuning import tune_data as tune_data
-    from .draw_plan import draw_plan as draw_plan
     from .job_files import launch_kubernetes as launch_kubernetes
     from .job_files import launch_slurm as launch_slurm
     from .models import export_model as export_model
     from .models import grow_model as grow_model
     from .models import import_model as import_model
     from .new.new_recipe import new_recipe as new_recipe
+    from .plan_drawing import draw_plan as draw_plan
     from .prepared import explain as explain
     from .prepared import prepare_report as prepare_report
     from .prepared import prune_stages as prune_stages
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
     from .recipes import diff as diff
     from .recipes import show as show
     from .recipes import upgrade as upgrade
+    from .training_bench import bench_train as bench_train
     from .verbs import answer as answer
     from .verbs import chat as chat
     from .verbs import detach as detach
@@ -51,19 +51,19 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "recipes": ("check", "describe", "diff", "show", "upgrade"),
-    "bench_train": ("bench_train",),
+    "training_bench": ("bench_train",),
     "checkpoints": ("prune_checkpoints", "reshard_checkpoint"),
     "job_files": ("launch_kubernetes", "launch_slurm"),
     "cluster_doctor.cluster_check": ("doctor_cluster",),
-    "chaos.damage": ("damage_run",),
+    "chaos_trials.damage": ("damage_run",),
     "data_doctor.data_doctor": ("doctor_data",),
-    "draw_plan": ("draw_plan",),
+    "plan_drawing": ("draw_plan",),
     "viewing": ("compare", "monitor", "report", "watch"),
     "models": ("export_model", "grow_model", "import_model"),
     "prepared": ("explain", "prepare_report", "prune_stages", "what_if"),
     "profile_step": ("profile",),
     "recipe": ("Recipe",),
-    "chaos.trials": ("chaos",),
+    "chaos_trials.trials": ("chaos",),
     "data_doctor.loader_tuning": ("tune_data",),
     "verbs": (
         *("answer", "chat", "detach", "evaluate", "generate", "plan", "prepare"),

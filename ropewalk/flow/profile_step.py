@@ -11,9 +11,9 @@ from ropewalk.plan.recompute_planner import foreseen_again
 from ropewalk.plan.roofline import Ceilings
 from ropewalk.train.settings import training_seed
 
-from .bench_train import FORMAT, device_summary, step_figures
 from .plan_recipe import needs_torch, plan_recipe
 from .run_or_recipe import RecipeLike, given
+from .training_bench import FORMAT, device_summary, step_figures
 
 
 def profile(

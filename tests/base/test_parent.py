@@ -23,7 +23,7 @@ print(os.getpid(), flush=True)
 time.sleep(1000)
 """
 STARTER = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {SLEEPER!r}])"
-BENCH = "from ropewalk.flow.bench_train import bench_train; bench_train(['tiny'], device='cpu', steps=10**6)"
+BENCH = "from ropewalk.flow.training_bench import bench_train; bench_train(['tiny'], device='cpu', steps=10**6)"
 
 
 def alive(pid: int) -> bool:

@@ -47,7 +47,7 @@ def answers(monkeypatch: pytest.MonkeyPatch, **found: dict[str, Any]) -> list[di
         asked.append({"contender": contender, **job})
         return found[contender.replace(" ", "_")]
 
-    monkeypatch.setattr("ropewalk.flow.bench_train._measured", measured)
+    monkeypatch.setattr("ropewalk.flow.training_bench._measured", measured)
     return asked
 
 

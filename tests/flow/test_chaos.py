@@ -11,8 +11,8 @@ from ropewalk import flow
 from ropewalk.base.errors import UserError
 from ropewalk.base.seal import sealed_toml
 from ropewalk.checkpoint.format import list_checkpoints
-from ropewalk.flow.chaos import trials as module
-from ropewalk.flow.chaos.trials import Laboratory, flip
+from ropewalk.flow.chaos_trials import trials as module
+from ropewalk.flow.chaos_trials.trials import Laboratory, flip
 from tests.cli.conftest import Call, call, tiny  # noqa: F401 - fixtures
 
 STEPS = "train.steps=12"

@@ -13,9 +13,9 @@ import pytest
 from ropewalk.base.errors import DamagedFile
 from ropewalk.base.events import EventLog, read_events
 from ropewalk.base.progress import Silent
-from ropewalk.flow.chaos import damage as module
-from ropewalk.flow.chaos import damage_readers
-from ropewalk.flow.chaos.damage import DAMAGES, WRONG, Campaign, Case, by_command, tabulate
+from ropewalk.flow.chaos_trials import damage as module
+from ropewalk.flow.chaos_trials import damage_readers
+from ropewalk.flow.chaos_trials.damage import DAMAGES, WRONG, Campaign, Case, by_command, tabulate
 from ropewalk.flow.run_or_recipe import resolve_recipe
 from ropewalk.prepare import checksums
 from ropewalk.store.kinds import KINDS, UNREAD, kind_of

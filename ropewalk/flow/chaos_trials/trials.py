@@ -125,7 +125,7 @@ class Laboratory:
     @contextlib.contextmanager
     def working(self) -> Iterator[Laboratory]:
         """Starts the worker, and trains the reference and a run that was killed after three quarters of its saves."""
-        command = [sys.executable, "-m", "ropewalk.flow.chaos.trials_worker"]
+        command = [sys.executable, "-m", "ropewalk.flow.chaos_trials.trials_worker"]
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as worker:
             self._worker = worker
             try:

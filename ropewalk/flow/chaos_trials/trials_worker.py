@@ -1,5 +1,5 @@
 """Trains runs in children that are killed, signalled or given a bad disk:
-`python -m ropewalk.flow.chaos.trials_worker`.
+`python -m ropewalk.flow.chaos_trials.trials_worker`.
 
 Reads one job a line from stdin and answers each with one JSON line when its child has ended. Torch is imported once; a
 child is a fork of this process, before any device is touched, and costs what its work costs.

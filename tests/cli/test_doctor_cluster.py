@@ -132,5 +132,5 @@ def test_settings_that_do_not_fit_are_refused_before_anything_starts(tiny: Path,
 
 def test_help_describes_the_commands(call: Call) -> None:
     out = call("doctor", "--help").out
-    assert "Check a launch before it costs anything" in out
-    assert "Why steps wait for data" in out
+    assert "Check a launch: ranks, devices, network, storage" in out
+    assert "Measure why steps wait for data" in out

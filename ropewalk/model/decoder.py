@@ -2,39 +2,35 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from .attend import Attend, attend_for
+from .attend import Attend, CachedAttend, attend_for
 from .dropout import Dropout
 from .init import initialize
+from .loss import token_scores, weighted_loss
 from .modules import Block, make_norm
 from .positions import rotation, sinusoids
+from .protocol import Edge, Edges, ForwardPass, ModelStage, RunBlock, SplitVocabulary, run_plainly
 from .spec import Spec
 
-RunBlock = Callable[[Block, Tensor, Callable[[Block, Tensor], Tensor]], Tensor]
-"""Runs a block on its input by calling the function given last; may do so twice, or keep what it saves elsewhere."""
 
-
-def run_plainly(block: Block, x: Tensor, forward: Callable[[Block, Tensor], Tensor]) -> Tensor:
-    """Once, as it is."""
-    return forward(block, x)
-
-
-class Decoder(nn.Module):
-    """Tokens (or the hidden states of the stage before) -> hidden states.
+class Decoder(ModelStage):
+    """A decoder-only transformer: tokens (or the hidden states of the stage before) -> hidden states.
 
     The loss is a function of hidden states and `head_weight` (model/loss.py), so that it can be chunked or split by
-    vocabulary; `logits` is for generation.
+    vocabulary.
     """
 
     def __init__(
         self, spec: Spec, *, layers: Iterable[int] | None = None, first: bool = True, last: bool = True
     ) -> None:
         super().__init__()
-        self.spec = spec
+        self.spec, self.first, self.last = spec, first, last
         self.embedding = _table(spec.vocabulary, spec.width) if first else None
         learned = spec.learned_positions if first else 0
         self.positions = _table(learned, spec.width) if learned else None
@@ -100,6 +96,66 @@ class Decoder(nn.Module):
             waves_BTC = sinusoids(positions_BT, width=self.spec.width, dtype=x_BTC.dtype)
             return x_BTC * self.spec.width**0.5 + waves_BTC
         return x_BTC
+
+    def edges(self, sequences: int, positions: int) -> Edges:
+        shape = (positions, sequences) if self.positions_first else (sequences, positions)
+        hidden = (Edge((*shape, self.spec.width)),)
+        return Edges(() if self.first else hidden, () if self.last else hidden)
+
+    def run(self, inputs: tuple[Tensor, ...], forward: ForwardPass) -> tuple[Tensor, ...]:
+        if forward.cache is None:
+            attend = forward.attention(self.spec, documents_BT=forward.documents_BT)
+        else:
+            assert isinstance(forward.cache, CachedAttend)
+            attend = forward.cache
+        (x,) = inputs or (forward.tokens_BT,)
+        return (self(x, positions_BT=forward.positions_BT, attend=attend, dropout=forward.dropout),)
+
+    def loss(
+        self,
+        outputs: tuple[Tensor, ...],
+        targets_BT: Tensor,
+        weights_BT: Tensor,
+        *,
+        vocabulary: SplitVocabulary | None = None,
+        each_N: Tensor | None = None,
+    ) -> Tensor:
+        (hidden_BTC,), weights_N = outputs, weights_BT.flatten()
+        if vocabulary is None:
+            hidden_NC = hidden_BTC.flatten(0, 1)
+            return weighted_loss(hidden_NC, self.head_weight, targets_BT.flatten(), weights_N, each_N=each_N)
+        losses_N = vocabulary.losses(hidden_BTC, self.head_weight, targets_BT).flatten()
+        losses_N = losses_N * weights_N.to(losses_N.dtype)
+        if each_N is not None:
+            each_N.copy_(losses_N.detach())
+        return losses_N.sum()
+
+    def scores(
+        self, outputs: tuple[Tensor, ...], targets_BT: Tensor, *, vocabulary: SplitVocabulary | None = None
+    ) -> tuple[Tensor, Tensor]:
+        (hidden_BTC,) = outputs
+        if vocabulary is not None:
+            return vocabulary.scores(hidden_BTC, self.head_weight, targets_BT)
+        score_N, choice_N = token_scores(hidden_BTC.flatten(0, 1), self.head_weight, targets_BT.flatten())
+        return score_N.view(targets_BT.shape), choice_N.view(targets_BT.shape)
+
+    def next_logits(self, outputs: tuple[Tensor, ...]) -> Tensor:
+        return self.logits(outputs[0][:, -1:]).squeeze(1)
+
+    def cache(self, *, room: int, first_head: int = 0) -> CachedAttend:
+        return CachedAttend(self.spec, room, first_head=first_head)
+
+    def split_over_ranks(
+        self, *, look_up: Callable[[nn.Embedding, Tensor], Tensor], keep: Callable[[Tensor], Tensor] | None
+    ) -> None:
+        self.set_positions_first(keep is not None)
+        if self.embedding is not None:
+            self.embed, self.keep = functools.partial(look_up, self.embedding), keep
+
+    def compile_blocks(self, compile: Callable[[Any], Any]) -> None:
+        super().compile_blocks(compile)
+        if self.embedding is not None and self.embed is None:
+            self.lookup = compile(self.lookup)  # type: ignore[method-assign]
 
     def set_positions_first(self, first: bool) -> None:
         """Makes hidden states T B C: what is split by positions is then contiguous on every device."""

@@ -7,7 +7,7 @@ import functools
 import queue
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -22,22 +22,19 @@ from ropewalk.checkpoint.format import CheckpointManifest, list_checkpoints, ste
 from ropewalk.checkpoint.policy.frequency import Decision
 from ropewalk.checkpoint.policy.prune import step_of
 from ropewalk.checkpoint.policy.retention import Verified, retain
-from ropewalk.checkpoint.read.load_latest import Check, Found, find_anywhere, find_on_disk
-from ropewalk.checkpoint.read.tiered_load import Report
+from ropewalk.checkpoint.read.load_latest import Candidates, DiskCheckpoints, Search
+from ropewalk.checkpoint.read.tiered_load import Check, Report
 from ropewalk.checkpoint.shard_compression import Packer
 from ropewalk.checkpoint.shard_file import Pace
 from ropewalk.checkpoint.shard_layout import Held, written
 from ropewalk.checkpoint.tensors import (
-    Fill,
     Reader,
     State,
     Stream,
-    Wants,
     groups_of,
     manifest_of,
     save,
     set_aside,
-    whole,
 )
 from ropewalk.checkpoint.tiers.tier import plain_name
 from ropewalk.checkpoint.tiers.tier_writer import Copied, TierWriter, run_name
@@ -101,30 +98,35 @@ class Checkpointer:
         self._copying: Snapshot | None = None
         self._tier_writer = self._make_tier_writer() if settings.tiers.used else None
         self.found: Report | None = None
-        """Where the state of the last `newest` came from, when there are copies elsewhere than on the disk."""
+        """Where the state of the last `search` came from, when there are copies elsewhere than on the disk."""
 
-    def newest(
-        self, *, wants: Wants = whole, fill: Fill | None = None, check: Check = lambda *_: None
-    ) -> tuple[Path | None, State | None]:
-        """The newest whole checkpoint, the same on every rank; nothing that came after it is left in its way.
-
-        Of each one that is tried, a rank reads what it `wants`; what `check` refuses is not tried. A state that came
-        from elsewhere is then saved. With `fill`, that gets the tensors one by one, the state is returned without them,
-        and `make_durable` is left to the caller. All ranks must call."""
+    @contextlib.contextmanager
+    def search(self, *, check: Check = lambda *_: None) -> Iterator[Search]:
+        """Finds and loads the newest whole checkpoint, the same on every rank; what `check` refuses is not tried. When
+        the block ends, nothing newer than the state loaded in it is left; `make_durable` saves a state that came from
+        elsewhere. All ranks must call."""
         self.settle()
         self.interval.begin(warn=self._warn)
-        found = self._find(wants, fill, check)
-        state = found.state
-        path = found.path or (step_path(self._folder, state.step) if state else None)
-        for message in found.wrong:
+        with contextlib.ExitStack() as stack:
+            candidates: Candidates = DiskCheckpoints(self._folder, check=check)
+            if self._tier_writer:
+                candidates = offered = stack.enter_context(self._tier_writer.offered(check=check))
+                self.found = offered.report
+            search = Search(candidates, self._coordinator, leads=self._leads)
+            yield search
+        for message in self.found.unreachable if self.found else ():
+            self._warn(message)
+        for message in search.wrong:
             self._warn(f"{message} (continuing from an older one)")
+        step = search.state.step if search.state else 0
         if self._leads:
-            self._clear_way(path, state.step if state else 0)
+            self._remove_newer(step)
         self._coordinator.barrier()
-        self.interval.saved_at = state.step if state else 0
-        if state and fill is None:
-            self.make_durable(state)
-        return path, state
+        self.interval.saved_at = step
+
+    def path(self, step: int) -> Path:
+        """Where the checkpoint of `step` lies when it is durable."""
+        return step_path(self._folder, step)
 
     def holds(self, step: int) -> bool:
         """Whether there is a checkpoint of `step`. All ranks must call."""
@@ -379,24 +381,12 @@ class Checkpointer:
         """What rank 0 finds. All ranks must call."""
         return decided(self._coordinator, decide, leads=self._leads)
 
-    def _find(self, wants: Wants, fill: Fill | None, check: Check) -> Found:
-        """The newest state, the same on every rank."""
-        if not self._tier_writer:
-            return find_on_disk(self._folder, self._coordinator, leads=self._leads, wants=wants, fill=fill, check=check)
-        found = find_anywhere(
-            self._tier_writer, self._coordinator, leads=self._leads, wants=wants, fill=fill, check=check
-        )
-        self.found = found.report
-        for message in found.report.unreachable if found.report else ():
-            self._warn(message)
-        return found
-
-    def _clear_way(self, path: Path | None, step: int) -> None:
-        """Moves aside what is newer than the state at hand, and names the newest again."""
-        if path:
+    def _remove_newer(self, step: int) -> None:
+        """Moves aside checkpoints newer than the state of `step`, and publishes the newest again."""
+        if step:
             # Newer ones are damaged; left in place, retention would keep them and delete this one.
             for newer in list_checkpoints(self._folder):
-                if step_of(newer) > step_of(path):
+                if step_of(newer) > step:
                     set_aside(newer)
         for best in list_checkpoints(self._best):
             # To be made again; should it turn out otherwise this time, it would not be the best of this run.

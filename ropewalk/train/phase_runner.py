@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import gc
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -12,7 +13,7 @@ import torch
 from ropewalk.base.errors import RunConflict
 from ropewalk.checkpoint.format import FILE, step_path
 from ropewalk.checkpoint.read.model_check import check_weights
-from ropewalk.checkpoint.tensors import State
+from ropewalk.checkpoint.tensors import Fill, State
 from ropewalk.load.stalls import Stalls
 from ropewalk.parallel.comm import Group, alone
 from ropewalk.parallel.executor import Points
@@ -23,6 +24,16 @@ from .active_phase import ActivePhase, Position
 from .checkpointer import Checkpointer
 from .hooks.plateau import has_stopped
 from .settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    """How a checkpoint is loaded."""
+
+    wants: Choose | None
+    """The parts of its tensors that this rank needs; None: all."""
+    fill: Fill | None
+    """Takes the tensors as they are read; None: they are kept, to be saved."""
 
 
 class PhaseRunner:
@@ -48,28 +59,33 @@ class PhaseRunner:
         self.at = Position()
         self.running: ActivePhase | None = None
         """None when the last phase is over."""
-        self._rescued: State | None = None
-        """The end of a phase that was found elsewhere than on the disk: this rank's share of it."""
 
     def restore(self) -> Path | None:
-        """Takes over the newest whole checkpoint and returns its path, or begins the first phase. All ranks must call.
+        """Continues from the newest whole checkpoint and returns its path, or begins the first phase. All ranks must
+        call.
 
-        Every rank reads its own parts of the tensors, one after the other into the place where it is needed. After the
-        end of a phase these are the parts that the next one takes over: so a phase that ends needs no memory beside the
-        one that begins.
+        Every rank reads its own shards, one tensor after the other. After the end of a phase these are the shards that
+        the next phase starts with, so the two never need memory at the same time.
         """
-        path, state = self._checkpointer.newest(wants=self._wants, fill=self._fill, check=check_weights)
+        with self._checkpointer.search(check=check_weights) as search:
+            while head := search.find():
+                opened = self._open_for(head)
+                if search.load(opened.wants, opened.fill):
+                    break
+        state = search.state
         if state is None:
             self.at = Position()
-            self._begin(0)
+            self._open(0).begin(None)
             return None
-        if self._rescued:
-            rescued, self._rescued = self._rescued, None
-            self._checkpointer.make_durable(rescued)
+        if opened.fill is None:
+            self._checkpointer.make_durable(state)
             return self.restore()
+        self.at = Position(state.phase, state.phase_step, state.step, state.tokens)
         if self._is_inside(state):
             self._checkpointer.make_durable(self.state())
-        return path
+        elif self.running:
+            self.at.phase, self.at.phase_step = state.phase + 1, 0
+        return self._checkpointer.path(state.step)
 
     def advance(self) -> None:
         """Goes on to the phase after the one that is over, whose checkpoint is durable."""
@@ -98,46 +114,21 @@ class PhaseRunner:
             # collection, while the next phase fills its own.
             gc.collect()
 
-    def _wants(self, head: State) -> Choose | None:
-        """What this rank reads of a checkpoint: the parts that it holds in the phase at work, which it opens; at the
-        very end the first rank looks at all of it, whether it is whole."""
-        if not self._is_ours(head):
-            raise RunConflict(
-                f"{step_path(Path('checkpoints'), head.step) / FILE}: this checkpoint is of another model or seed than "
-                "the run; `ropewalk checkpoint verify` tells whether it is damaged: move it away if so, and the one "
-                "before is taken, else start a new run"
-            )
+    def _open_for(self, head: State) -> _Opened:
+        """Opens the phase that continues from a checkpoint, if there is one. The end of a phase that is not on disk is
+        saved first: the next phase does not have all of its tensors."""
+        self._check_is_ours(head)
         if self._is_inside(head):
-            return self._open(head.phase).executor.wants()
+            phase = self._open(head.phase)
+            return _Opened(phase.executor.wants(), phase.resume)
         if not self._checkpointer.is_durable(head.step):
             self.close()
-            return functools.partial(_share, self._world)
+            return _Opened(functools.partial(_share, self._world), None)
         if head.phase + 1 < len(self._settings.phases):
-            return self._open(head.phase + 1).wants(head)
+            phase = self._open(head.phase + 1)
+            return _Opened(phase.wants(head), phase.begin)
         self.close()
-        return None if self._world.rank == 0 else lambda *_: None
-
-    def _fill(self, state: State) -> None:
-        """Takes over a state of which this rank gets what it wants."""
-        self.at, self._rescued = Position(state.phase, state.phase_step, state.step, state.tokens), None
-        if self.running and self._is_inside(state):
-            self.running.resume(state)
-        elif self.running:
-            self.at.phase, self.at.phase_step = state.phase + 1, 0
-            self.running.begin(state)
-        elif not self._checkpointer.is_durable(state.step):
-            # The phase is over: nobody at work has its tensors any more, and they are to be saved.
-            self._rescued = dataclasses.replace(state, model=dict(state.model), optimizer=dict(state.optimizer))
-        else:
-            for tensors in (state.model, state.optimizer):
-                for name in tensors:
-                    tensors[name]  # reading checks
-
-    def _begin(self, index: int) -> None:
-        """Goes to the beginning of phase `index`, with nothing from before."""
-        running = self._open(index)
-        self.at.phase, self.at.phase_step = index, 0
-        running.begin(None)
+        return _Opened(None if self._world.rank == 0 else lambda *_: None, _verify)
 
     def _open(self, index: int) -> ActivePhase:
         """Makes phase `index` ready."""
@@ -166,8 +157,16 @@ class PhaseRunner:
             return False
         return not has_stopped(state.validation, early_stop) or state.phase_step in phase.schedule.restarts
 
+    def _check_is_ours(self, head: State) -> None:
+        """Raises RunConflict unless a checkpoint is of this run's model and seed."""
+        if not self._is_ours(head):
+            raise RunConflict(
+                f"{step_path(Path('checkpoints'), head.step) / FILE}: this checkpoint is of another model or seed than "
+                "the run; `ropewalk checkpoint verify` tells whether it is damaged: move it away if so, and the one "
+                "before is taken, else start a new run"
+            )
+
     def _is_ours(self, state: State) -> bool:
-        """Whether a state is of this run's model and seed."""
         settings = self._settings
         if state.phase >= len(settings.phases) or state.seed != settings.seed:
             return False
@@ -176,6 +175,13 @@ class PhaseRunner:
             # A longer row may have come with a phase that was added; nothing of the model depends on it.
             spec = dataclasses.replace(spec, sequence_length=model.sequence_length)
         return spec == model
+
+
+def _verify(state: State) -> None:
+    """Reads every tensor, which checks it."""
+    for tensors in (state.model, state.optimizer):
+        for name in tensors:
+            tensors[name]
 
 
 def _share(world: Group, _group: str, _name: str, shape: tuple[int, ...]) -> Placement:

@@ -23,7 +23,7 @@ from ropewalk.checkpoint.tensors import State
 from ropewalk.model.config import Model
 from ropewalk.model.spec import resolve
 from ropewalk.train.checkpointer import Checkpointer
-from tests.checkpoint.newest import load_newest
+from tests.checkpoint.newest import continued, load_newest
 
 SPEC = resolve(Model(width=8, heads=1), vocabulary=3, sequence_length=4)
 
@@ -49,7 +49,7 @@ def state(step: int, weight: torch.Tensor) -> State:
 def live(run: Path, acknowledged: int) -> None:
     """Trains for ever, saving each step; tells which steps are durable."""
     checkpointer = Checkpointer(run, Checkpoints(save_every_steps=1, keep_last=2), warn=lambda _: None)
-    _, found = checkpointer.newest()
+    found = continued(checkpointer)
     checkpointer.retain()
     step, weight = (found.step, found.model["w"].clone()) if found else (0, torch.zeros(64, 64))
     while True:

@@ -35,7 +35,7 @@ from ropewalk.model.config import Model
 from ropewalk.model.spec import resolve
 from ropewalk.train.checkpointer import Checkpointer
 from tests.checkpoint.meeting import Files
-from tests.checkpoint.newest import load_newest
+from tests.checkpoint.newest import continued, load_newest
 
 SPEC = resolve(Model(width=8, heads=1), vocabulary=3, sequence_length=4)
 SIDE = 64
@@ -77,7 +77,7 @@ def live(run: Path, launch: str, rank: int, world: int, acknowledged: int) -> No
         attempt=launch,
         coordinator=coordinator,
     )
-    _, found = checkpointer.newest()
+    found = continued(checkpointer)
     step = found.step if found else 0
     assert coordinator.broadcast(step) == step, "ranks go on from different steps"
     whole = found.model["w"].clone() if found else torch.zeros(SIDE, SIDE)

@@ -15,9 +15,7 @@ import pytest
 
 from ropewalk.base.errors import ConfigError
 from ropewalk.checkpoint.config import Tiers
-from ropewalk.checkpoint.coordinator import Alone
 from ropewalk.checkpoint.policy.retention import retain
-from ropewalk.checkpoint.read.load_latest import find_anywhere
 from ropewalk.checkpoint.tensors import manifest_of, save
 from ropewalk.checkpoint.tiers.gap_scheduler import Learner
 from ropewalk.checkpoint.tiers.memory_tier import Memory
@@ -25,6 +23,7 @@ from ropewalk.checkpoint.tiers.remote_tier import Remote
 from ropewalk.checkpoint.tiers.tier import Key
 from ropewalk.checkpoint.tiers.tier_writer import TierWriter, memory_folder
 from ropewalk.config.ranks import Ranks
+from tests.checkpoint.newest import searched
 from tests.checkpoint.shards import COLUMNS, ROWS, flip, parts_of, same, state
 
 WORLD = 2
@@ -101,12 +100,12 @@ def test_a_replaced_machine_takes_everything_from_the_other(machines: Machines) 
     machines.keep(3)
     machines.keep(4)
     machines.lose(1)
-    found = find_anywhere(machines.copiers[1], Alone(), leads=True)
+    with machines.copiers[1].offered() as offered:
+        found = searched(offered)
     assert found.state is not None
-    assert found.report is not None
     assert same(found.state, state(4))
-    assert len(found.report.sources) == 1
-    assert next(iter(found.report.sources)).startswith("peer")
+    assert len(offered.report.sources) == 1
+    assert next(iter(offered.report.sources)).startswith("peer")
 
 
 def test_a_damaged_replica_is_passed_over_for_the_step_before(machines: Machines) -> None:
@@ -115,11 +114,11 @@ def test_a_damaged_replica_is_passed_over_for_the_step_before(machines: Machines
     machines.lose(1)
     (damaged,) = machines.memory(0).folder.glob("run/rank-00001-of-*/step-00000004*/model-00001.safetensors")
     flip(damaged, bit=777)
-    found = find_anywhere(machines.copiers[1], Alone(), leads=True)
+    with machines.copiers[1].offered() as offered:
+        found = searched(offered)
     assert found.state is not None
-    assert found.report is not None
     assert same(found.state, state(3))
-    assert "model-00001.safetensors" in found.report.damaged[0]
+    assert "model-00001.safetensors" in offered.report.damaged[0]
 
 
 def test_forecasts_stand_beside_what_was_measured(machines: Machines) -> None:

@@ -16,11 +16,10 @@ from torch import Tensor
 
 from ropewalk.base.errors import DamagedCheckpoint, DamagedTokenizer, DataError, RopewalkError, StorageError, UserError
 from ropewalk.checkpoint.commit import Attempt, commit
-from ropewalk.checkpoint.coordinator import Alone
 from ropewalk.checkpoint.disk import LocalDisk
 from ropewalk.checkpoint.format import parse_checkpoint_manifest, read_checkpoint_manifest, verify_checkpoint
 from ropewalk.checkpoint.read.coverage import tiles
-from ropewalk.checkpoint.read.load_latest import find_on_disk
+from ropewalk.checkpoint.read.load_latest import DiskCheckpoints
 from ropewalk.checkpoint.read.model_check import check_weights, verify_model
 from ropewalk.checkpoint.read.reshard import reshard
 from ropewalk.checkpoint.regions import Region
@@ -34,6 +33,7 @@ from ropewalk.model.spec import Spec
 from ropewalk.parallel.placement import whole_placement
 from ropewalk.train.start import load_start
 from tests.checkpoint import hostile
+from tests.checkpoint.newest import searched
 from tests.tiny import byte_tokenizer, small_spec
 
 Weights = dict[str, Tensor]
@@ -92,7 +92,7 @@ def readers(out: Path) -> dict[str, Callable[[Path], Weights]]:
         return load_weights(path).model  # type: ignore[return-value]
 
     def continued(path: Path) -> Weights:
-        found = find_on_disk(path.parent, Alone(), leads=True, check=check_weights)
+        found = searched(DiskCheckpoints(path.parent, check=check_weights))
         assert found.state
         return dict(found.state.model)  # type: ignore[arg-type]
 

@@ -23,6 +23,7 @@ from ropewalk.checkpoint.tiers.memory_tier import Memory, MemorySource
 from ropewalk.checkpoint.tiers.peer_tier import Peer, PeerServer, PeerSource
 from ropewalk.checkpoint.tiers.remote_tier import Remote, RemoteSource
 from ropewalk.parallel.placement import Choose, Placement, Shard
+from tests.checkpoint.newest import continued
 from tests.checkpoint.shards import flip, keep, state
 from tests.checkpoint.test_ranks import Run
 
@@ -149,7 +150,7 @@ def test_ranks_fall_back_together_when_the_part_of_one_is_damaged(tmp_path: Path
         save(tmp_path / "checkpoints", state(step, rows=ROWS))
     box_flip(tmp_path / "checkpoints/step-00000020", row=200)  # rank 1's
     run = Run(tmp_path)
-    found = run.each(lambda rank: run.keepers[rank].newest(wants=lambda head: rows_of_rank(rank, 2))[1])
+    found = run.each(lambda rank: continued(run.keepers[rank], wants=lambda head: rows_of_rank(rank, 2)))
     for rank, one in enumerate(found):
         assert one is not None
         assert is_part(one, state(10, rows=ROWS), rank=rank, world=2)
@@ -165,7 +166,7 @@ def test_no_rank_starts_from_scratch_when_the_part_of_one_is_damaged_everywhere(
 
     def fails(rank: int) -> str:
         with pytest.raises(DataError, match="no checkpoint is whole") as caught:
-            run.keepers[rank].newest(wants=lambda head: rows_of_rank(rank, 2))
+            continued(run.keepers[rank], wants=lambda head: rows_of_rank(rank, 2))
         return str(caught.value)
 
     leading, other = run.each(fails)

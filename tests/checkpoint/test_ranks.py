@@ -25,6 +25,7 @@ from ropewalk.checkpoint.tiers.tier_writer import memory_folder
 from ropewalk.config.ranks import Ranks
 from ropewalk.train.checkpointer import Checkpointer
 from tests.checkpoint.meeting import Threads
+from tests.checkpoint.newest import continued
 from tests.checkpoint.shards import flip, keep, same, state
 
 ROOT = Path(__file__).parents[2]
@@ -74,7 +75,7 @@ def test_ranks_go_on_from_the_step_that_rank_0_finds(tmp_path: Path) -> None:
         save(tmp_path / "checkpoints", state(step))
     flip(tmp_path / "checkpoints/step-00000020/model.safetensors", bit=4001)
     run = Run(tmp_path)
-    found = run.each(lambda rank: run.keepers[rank].newest()[1])
+    found = run.each(lambda rank: continued(run.keepers[rank]))
     assert all(one is not None and same(one, state(10)) for one in found)
     assert [path.name for path in list_checkpoints(tmp_path / "checkpoints")] == ["step-00000010"]
     assert (tmp_path / "checkpoints/step-00000020.damaged").exists()
@@ -88,7 +89,7 @@ def test_no_rank_starts_from_scratch_beside_damaged_checkpoints(tmp_path: Path) 
 
     def fails(rank: int) -> str:
         with pytest.raises(DataError, match="no checkpoint is whole") as caught:
-            run.keepers[rank].newest()
+            continued(run.keepers[rank])
         return str(caught.value)
 
     own, told = run.each(fails)
@@ -186,7 +187,7 @@ def test_ranks_take_the_newest_state_that_all_can_put_together(tmp_path: Path, b
     run = Run(tmp_path / "run", by_rank=settings)
 
     def found(rank: int) -> State | None:
-        state_found = run.keepers[rank].newest()[1]
+        state_found = continued(run.keepers[rank])
         run.keepers[rank].settle()
         return state_found
 

@@ -19,6 +19,7 @@ from ropewalk.checkpoint.policy.prune import step_of
 from ropewalk.checkpoint.policy.retention import Verified, retain
 from ropewalk.checkpoint.tensors import save
 from ropewalk.train.checkpointer import Checkpointer
+from tests.checkpoint.newest import continued
 from tests.checkpoint.test_checkpoint import state
 from tests.checkpoint.test_prune import damage
 
@@ -119,7 +120,7 @@ def test_a_run_on_a_rotting_disk_keeps_its_last_whole_checkpoints_and_says_why(
             "step-00000004",
             "step-00000005",
         ]
-        _, found = checkpointer.newest()
+        found = continued(checkpointer)
         assert found is not None
         assert found.step == 2
     checkpointer.close()

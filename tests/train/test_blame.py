@@ -11,13 +11,13 @@ import pytest
 import ropewalk
 from ropewalk.base.errors import DamagedCheckpoint, DamagedData, DamagedTokenizer, DataError
 from ropewalk.base.seal import write_sealed
-from ropewalk.checkpoint.coordinator import Alone
 from ropewalk.checkpoint.format import list_checkpoints, verify_checkpoint
-from ropewalk.checkpoint.read.load_latest import find_on_disk
+from ropewalk.checkpoint.read.load_latest import DiskCheckpoints
 from ropewalk.checkpoint.tensors import State, save
 from ropewalk.config.stages import FORMAT, read_stage
 from ropewalk.train.loop import train
 from tests.checkpoint import hostile
+from tests.checkpoint.newest import continued, searched
 from tests.checkpoint.shards import flip, state
 from tests.checkpoint.test_ranks import Run
 from tests.tiny import make_run
@@ -77,7 +77,7 @@ def test_a_damaged_shard_met_while_a_state_is_taken_over_ends_the_search(tmp_pat
     for step in (10, 20):
         save(tmp_path, state(step))
     with pytest.raises(DamagedData, match=r"^docs\.tokens: damaged shard$"):
-        find_on_disk(tmp_path, Alone(), leads=True, fill=opens_a_damaged_shard)
+        searched(DiskCheckpoints(tmp_path), fill=opens_a_damaged_shard)
 
 
 def test_the_same_on_several_ranks(tmp_path: Path) -> None:
@@ -87,7 +87,7 @@ def test_the_same_on_several_ranks(tmp_path: Path) -> None:
 
     def fails(rank: int) -> str:
         with pytest.raises(DamagedData) as caught:
-            run.keepers[rank].newest(fill=opens_a_damaged_shard)
+            continued(run.keepers[rank], fill=opens_a_damaged_shard)
         return str(caught.value)
 
     assert run.each(fails) == ["docs.tokens: damaged shard"] * 2
@@ -102,7 +102,7 @@ def test_every_rank_hears_that_checkpoints_are_damaged(tmp_path: Path) -> None:
 
     def fails(rank: int) -> str:
         with pytest.raises(DamagedCheckpoint) as caught:
-            run.keepers[rank].newest()
+            continued(run.keepers[rank])
         return str(caught.value)
 
     for message in run.each(fails):

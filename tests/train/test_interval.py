@@ -23,6 +23,7 @@ from ropewalk.checkpoint.policy.learned import LEARNED, read_learned
 from ropewalk.train.checkpointer import Checkpointer
 from ropewalk.train.hooks.hook import Hook
 from ropewalk.train.loop import train
+from tests.checkpoint.newest import continued
 from tests.checkpoint.test_background import state
 from tests.tiny import make_run
 from tests.train.runs import events, final_files, quick, train_until
@@ -144,7 +145,7 @@ def test_steps_beside_a_save_that_is_being_written_are_measured(tmp_path: Path) 
     clock, disk = Clock(), Held()
     settings = auto(max_overhead=0.1, mtbf_hours=100.0)
     checkpointer = Checkpointer(tmp_path, settings, warn=pytest.fail, disk=disk, clock=clock)
-    checkpointer.newest()
+    continued(checkpointer)
 
     def step(seconds: float) -> None:
         checkpointer.step_began()

@@ -1,130 +1,146 @@
-"""Which state the ranks of a run go on from: rank 0 finds one, every rank reads the same, or none does."""
+"""Finds the checkpoint that a run continues from: rank 0 chooses one, every rank loads the same, or none does.
+
+while head := search.find():
+    ...  # open what `head` is of
+    if search.load(choose, fill):
+        break
+"""
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from ropewalk.base.errors import DamagedCheckpoint
+from ropewalk.parallel.placement import Choose
 
 from ..coordinator import Coordinator, decided
-from ..format import CheckpointManifest, list_checkpoints, read_checkpoint_manifest
-from ..tensors import Fill, State, Wants, head_of, take, whole
-from ..tiers.tier_writer import TierWriter
-from .tiered_load import Report
+from ..format import list_checkpoints, read_checkpoint_manifest
+from ..tensors import Fill, State, head_of, take
+from .tiered_load import Check
 
 T = TypeVar("T")
 
 
-@dataclass(kw_only=True, slots=True)
-class Found:
-    """A state and where it was."""
+class Candidates(Protocol):
+    """Checkpoints of a run by name, as one rank sees them."""
 
-    path: Path | None = None
-    """Its checkpoint on the disk; None when it lies elsewhere, or there is none."""
-    state: State | None = None
-    """None when there is none yet."""
-    wrong: list[str] = field(default_factory=list)
-    """What was wrong with newer ones."""
-    report: Report | None = None
-    """How it was gathered from several places."""
+    @property
+    def wrong(self) -> list[str]:
+        """What was wrong with those that were tried."""
+        ...
+
+    def newest(self, refused: Collection[str]) -> str:
+        """The newest that no rank has refused; empty when there is none yet. DamagedCheckpoint when all are refused:
+        training from scratch would silently discard a run."""
+        ...
+
+    def head(self, name: str) -> State | None:
+        """What its manifest says; None when this rank cannot read or use it."""
+        ...
+
+    def load(self, name: str, choose: Choose | None, fill: Fill | None) -> State | None:
+        """Its state, as `tensors.take` gives it; None when this rank's part is damaged."""
+        ...
+
+    def refuse(self, name: str) -> None:
+        """Some rank cannot use it."""
+        ...
 
 
-Check = Callable[[CheckpointManifest, Path], object]
-"""Raises DamagedCheckpoint when a manifest is not of a checkpoint that can be used."""
+class Search:
+    """Goes through the candidates, newest first, until every rank can load its part of one."""
 
+    def __init__(self, candidates: Candidates, coordinator: Coordinator, *, leads: bool) -> None:
+        self._candidates, self._coordinator, self._leads = candidates, coordinator, leads
+        self._refused: list[str] = []
+        self._name = ""
+        self.state: State | None = None
+        """What `load` returned; None until it succeeds."""
 
-def find_on_disk(
-    folder: Path,
-    coordinator: Coordinator,
-    *,
-    leads: bool,
-    wants: Wants = whole,
-    fill: Fill | None = None,
-    check: Check = lambda *_: None,
-) -> Found:
-    """The newest checkpoint, of a folder that all ranks see, of which every rank can read what it `wants`. With `fill`
-    its tensors are given to that as they are read, and to that of an older one when they turn out to be damaged. What
-    `check` refuses is damaged too.
+    @property
+    def wrong(self) -> list[str]:
+        """What was wrong with newer checkpoints than the one found."""
+        return self._candidates.wrong
 
-    All ranks must call; they are all asked what they want, and fill, at the same time."""
-    refused: list[str] = []
-    wrong: list[str] = []
-    while True:
+    def find(self) -> State | None:
+        """The newest candidate as its manifest describes it, without tensors; None when there is none yet. The same on
+        every rank; all ranks must call."""
+        while name := self._newest():
+            self._name = name
+            head = self._candidates.head(name)
+            if self._coordinator.agree(head is not None) and head:
+                return head
+            self._refuse()
+        return None
+
+    def load(self, choose: Choose | None = None, fill: Fill | None = None) -> State | None:
+        """The state of the candidate found last, of which this rank reads what it chooses (None: all). With `fill` its
+        tensors are given to that as they are read, and to that of an older one when they turn out to be damaged. None
+        when some rank cannot read its part: `find` then gives an older one. All ranks must call."""
+        state = self._candidates.load(self._name, choose, fill)
+        if self._coordinator.agree(state is not None):
+            self.state = state
+            return state
+        self._refuse()
+        return None
+
+    def _newest(self) -> str:
         try:
-            name = decided(coordinator, functools.partial(_newest, folder, refused, wrong, check), leads=leads)
+            newest = decided(self._coordinator, lambda: self._candidates.newest(self._refused), leads=self._leads)
         except DamagedCheckpoint as error:
-            mine = [line for line in wrong if line not in str(error)]
+            mine = [line for line in self._candidates.wrong if line not in str(error)]
             raise DamagedCheckpoint("\n".join([*mine, str(error)])) from error
-        if not name:
-            return Found(wrong=wrong)
-        path, state = folder / name, None
-        head, problem = _readable(functools.partial(_head, path, check))
-        if coordinator.agree(head is not None) and head:
-            choose = wants(head)
-            state, problem = _readable(functools.partial(take, path, choose, fill))
-            if coordinator.agree(state is not None):
-                return Found(path=path, state=state, wrong=wrong)
-        refused.append(name)
-        wrong.append(problem or f"{path}: another rank cannot read its part; do all ranks see the same folder?")
+        return str(newest)
+
+    def _refuse(self) -> None:
+        self._refused.append(self._name)
+        self._candidates.refuse(self._name)
 
 
-def find_anywhere(
-    tier_writer: TierWriter,
-    coordinator: Coordinator,
-    *,
-    leads: bool,
-    wants: Wants = whole,
-    fill: Fill | None = None,
-    check: Check = lambda *_: None,
-) -> Found:
-    """The newest state of all places of which every rank can put together what it `wants`; `fill` and `check` as above.
-    All ranks must call."""
-    refused: list[str] = []
-    with tier_writer.offered() as offered:
-        found = Found(report=offered.report)
-        while True:
-            name = decided(coordinator, functools.partial(offered.newest, refused), leads=leads)
-            if not name:
-                break
-            head = offered.head(name, check)
-            if coordinator.agree(head is not None) and head:
-                found.state = offered.load(name, wants(head), fill)
-                if coordinator.agree(found.state is not None):
-                    break
-            found.state = None
-            refused.append(name)
-    found.wrong = found.report.damaged if found.report else []
-    return found
+class DiskCheckpoints:
+    """The checkpoints of a folder that all ranks see."""
 
+    def __init__(self, folder: Path, *, check: Check = lambda *_: None) -> None:
+        self._folder, self._check = folder, check
+        self.wrong: list[str] = []
+        self._unreadable: list[str] = []
+        """Names that only rank 0 has tried."""
+        self._problem = ""
 
-def _newest(folder: Path, refused: list[str], wrong: list[str], check: Check) -> str:
-    """The name of the newest on the disk that no rank has refused, empty when there is none yet; DamagedCheckpoint when
-    all are refused."""
-    for path in reversed(list_checkpoints(folder)):
-        if path.name in refused:
-            continue
-        head, problem = _readable(functools.partial(_head, path, check))
-        if head:
-            return path.name
-        refused.append(path.name)
-        wrong.append(problem)
-    if wrong:
-        end = (
-            f"{folder}: no checkpoint is whole, and nothing is deleted; restore one from a backup, or move this folder "
-            "away and give the same command again to train from the beginning"
-        )
-        raise DamagedCheckpoint("\n".join([*wrong, end]))  # from scratch would silently throw away a run
-    return ""
+    def newest(self, refused: Collection[str]) -> str:
+        for path in reversed(list_checkpoints(self._folder)):
+            if path.name in refused or path.name in self._unreadable:
+                continue
+            if self.head(path.name):
+                return path.name
+            self._unreadable.append(path.name)
+            self.wrong.append(self._problem)
+        if self.wrong:
+            end = (
+                f"{self._folder}: no checkpoint is whole, and nothing is deleted; restore one from a backup, or move "
+                "this folder away and give the same command again to train from the beginning"
+            )
+            raise DamagedCheckpoint("\n".join([*self.wrong, end]))
+        return ""
 
+    def head(self, name: str) -> State | None:
+        head, self._problem = _readable(lambda: self._head(name))
+        return head
 
-def _head(path: Path, check: Check) -> State:
-    manifest = read_checkpoint_manifest(path)
-    check(manifest, path)
-    return head_of(manifest)
+    def load(self, name: str, choose: Choose | None, fill: Fill | None) -> State | None:
+        state, self._problem = _readable(lambda: take(self._folder / name, choose, fill))
+        return state
+
+    def refuse(self, name: str) -> None:
+        other = f"{self._folder / name}: another rank cannot read its part; do all ranks see the same folder?"
+        self.wrong.append(self._problem or other)
+
+    def _head(self, name: str) -> State:
+        manifest = read_checkpoint_manifest(self._folder / name)
+        self._check(manifest, self._folder / name)
+        return head_of(manifest)
 
 
 def _readable(read: Callable[[], T]) -> tuple[T | None, str]:

@@ -30,6 +30,9 @@ from ..tensors import TOKENIZER, Fill, State, Wants, head_of, set_aside, take, w
 from ..tiers.tier import Key, Offer, Source, plain_name
 from .read_plan import needed_chunks
 
+Check = Callable[[CheckpointManifest, Path], object]
+"""Raises DamagedCheckpoint when a manifest is not of a checkpoint that can be used."""
+
 _AT_ONCE = 4
 """Files that are fetched and checked side by side."""
 
@@ -94,8 +97,8 @@ class Offered:
     turned out to be damaged are then out of sight. A place that does not answer is told in the report.
     """
 
-    def __init__(self, sources: Sequence[Source], *, scratch: Path) -> None:
-        self._start, self.report, self._scratch = time.perf_counter(), Report(), scratch
+    def __init__(self, sources: Sequence[Source], *, scratch: Path, check: Check = lambda *_: None) -> None:
+        self._start, self.report, self._scratch, self._check = time.perf_counter(), Report(), scratch, check
         self._copies = list(_copies(sources, self.report))
         self._candidates = _candidates(self._copies, self.report)
         self._bad: list[_Bad] = []
@@ -113,17 +116,25 @@ class Offered:
         )
         raise DamagedCheckpoint("\n".join([*lines, end]))
 
-    def head(self, name: str, check: Callable[[CheckpointManifest, Path], object] = lambda *_: None) -> State | None:
+    @property
+    def wrong(self) -> list[str]:
+        """Copies that were damaged."""
+        return self.report.damaged
+
+    def head(self, name: str) -> State | None:
         """What the manifest says; None when these places do not know of it, or when `check` refuses it."""
         manifest = self._candidates.get(name)
         if manifest is None:
             return None
         try:
-            check(manifest, Path(f"step {manifest.step}"))
+            self._check(manifest, Path(f"step {manifest.step}"))
             return head_of(manifest)
         except DamagedCheckpoint as error:
             self.report.passed_over.append(str(error))
             return None
+
+    def refuse(self, name: str) -> None:
+        """Some rank cannot use it; the report says why."""
 
     def load(self, name: str, choose: Choose | None, fill: Fill | None = None) -> State | None:
         """The state, of which only what `choose` names is fetched, checked and read, as by `take`; None when the places

@@ -28,7 +28,7 @@ from ..commit import Attempt
 from ..config import Tiers
 from ..format import CheckpointManifest
 from ..policy.prune import step_of
-from ..read.tiered_load import DiskSource, Offered
+from ..read.tiered_load import Check, DiskSource, Offered
 from ..shard_layout import Held
 from ..tensors import write_parts
 from ..write.priority import give_way
@@ -152,7 +152,7 @@ class TierWriter:
             found.append(self._done.get())
         return found
 
-    def offered(self) -> contextlib.closing[Offered]:
+    def offered(self, *, check: Check = lambda *_: None) -> contextlib.closing[Offered]:
         """What all places have together; see `Offered`."""
         sources: list[Source] = []
         if self._memory:
@@ -163,7 +163,7 @@ class TierWriter:
             sources.append(RemoteSource(self._remote, self.run))
         rank = self._ranks.rank
         scratch = self._memory.scratch(self.run, rank) if self._memory else self._folder / f"restore-{rank}.partial"
-        return contextlib.closing(Offered(sources, scratch=scratch))
+        return contextlib.closing(Offered(sources, scratch=scratch, check=check))
 
     def settle(self) -> None:
         """Waits until nothing is on its way."""

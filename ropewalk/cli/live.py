@@ -17,7 +17,7 @@ from rich.console import Console, ConsoleDimensions, Group
 from rich.live import Live
 from rich.text import Text
 
-from ropewalk.monitor.run_text import Moment
+from ropewalk.monitor.run_text import RunStatus
 
 FRAMES_PER_S = 4.0
 BAR = ("━", "─")
@@ -82,7 +82,7 @@ class Page:
         self._console = Console(file=stream, highlight=False)
         self._live: Live | None = None
 
-    def show(self, moment: Moment, lines: list[str]) -> None:
+    def show(self, moment: RunStatus, lines: list[str]) -> None:
         """Draws them in place of the last ones; what is too long is cut off."""
         width = _columns(self._console)
         drawn = [line(moment.task, moment.share, moment.first, moment.others, width=width)]

@@ -13,9 +13,9 @@ import typer
 from ropewalk import flow
 from ropewalk.base.progress import duration
 from ropewalk.config.terminal import redraws
-from ropewalk.flow.follow_run import Watch, newest_run, standing
+from ropewalk.flow.follow_run import RunWatch, newest_run, standing
 from ropewalk.monitor.run_list import RunLine, newest_runs
-from ropewalk.monitor.run_text import Moment, moment
+from ropewalk.monitor.run_text import RunStatus, moment
 from ropewalk.monitor.run_view import RunView
 
 from .options import Json, Runs, verb
@@ -78,7 +78,7 @@ def monitor(
         emit(written, as_json=json, text=f"{folder}: {watch.points} points in {' and '.join(to)}")
 
 
-def _follow(watch: Watch, *, json: bool) -> None:
+def _follow(watch: RunWatch, *, json: bool) -> None:
     """Shows the run until it ends: redrawn on a terminal, elsewhere a line now and then."""
     screen = None
     if redraws(sys.stdout) and not json:
@@ -99,7 +99,7 @@ def _follow(watch: Watch, *, json: bool) -> None:
             screen.close()
 
 
-def _page(view: RunView, over: bool) -> tuple[Moment, list[str]]:
+def _page(view: RunView, over: bool) -> tuple[RunStatus, list[str]]:
     _, lines = standing(view)
     told = "" if over else "  Ctrl-C leaves it; the run goes on" if view.process else "  waiting; Ctrl-C leaves it"
     return moment(view), [*lines, *([told] if told else [])]

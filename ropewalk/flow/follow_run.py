@@ -11,18 +11,17 @@ from typing import Any
 
 from ropewalk.base.errors import DataError
 from ropewalk.base.files import lock_owner
-from ropewalk.monitor.follow import Curve, Feed, is_over
+from ropewalk.monitor.follow import Feed, LiveCurve, is_over, open_tracker
 from ropewalk.monitor.run_list import newest_runs
 from ropewalk.monitor.run_text import status_lines
 from ropewalk.monitor.run_view import RunView, check_run, read_run
-from ropewalk.monitor.trackers.registry import open_tracker
 
 LOOK_EVERY_S = 1.0
 SHARE = 0.1
 """Of its time a watch works at most: a very large run is looked at less often."""
 
 
-class Watch:
+class RunWatch:
     """A run that is looked at again and again; what its files say is read once.
 
     `to` names trackers, as `tensorboard=FOLDER` or `csv=FILE`, which always hold the true curve of the run: nothing
@@ -33,7 +32,7 @@ class Watch:
         check_run(folder)
         self.folder = folder
         self._held = lock_owner(folder) is not None
-        self._curve = Curve(folder)
+        self._curve = LiveCurve(folder)
         with contextlib.ExitStack() as opened:
             trackers = []
             for words in to:
@@ -73,7 +72,7 @@ class Watch:
         """The run as it stood at the last update."""
         return read_run(self.folder, stream=self._curve.stream)
 
-    def __enter__(self) -> Watch:
+    def __enter__(self) -> RunWatch:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ropewalk.base.errors import UserError
-from ropewalk.monitor.schedule_drawing import Box, Drawing, Lane, write_drawing
+from ropewalk.monitor.schedule_drawing import Drawing, Lane, ScheduleBox, write_drawing
 from ropewalk.plan.config import ScheduleKind
 from ropewalk.plan.plan import Plan
 from ropewalk.plan.schedules import Shape, make_schedule
@@ -94,7 +94,7 @@ def _drawing(
             label=f"rank {rank}",
             note=f"waits {simulated.idle[rank] / simulated.makespan:.1%}, holds {simulated.peak_live[rank]}",
             boxes=[
-                Box(
+                ScheduleBox(
                     kind=span.action.kind,
                     stage=span.action.stage,
                     microbatch=span.action.microbatch,

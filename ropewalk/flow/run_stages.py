@@ -27,7 +27,7 @@ REOPENED = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Record:
+class StageRecord:
     """`stages/STAGE.json`. A stage that has begun and not finished has no result."""
 
     stage: str
@@ -74,13 +74,13 @@ class Stages:
         start = time.perf_counter()
         result = work()
         seconds = round(earlier + time.perf_counter() - start, 3)
-        self._write(Record(stage=stage, input=key, seconds=seconds, result=result))
+        self._write(StageRecord(stage=stage, input=key, seconds=seconds, result=result))
         self._events.write("stage_finished", stage=stage, seconds=seconds, result=result)
         return result
 
     def begin(self, stage: str, inputs: Any, *, seconds: float = 0.0) -> None:
         """Notes that `stage` has begun with `inputs`, after `seconds` of earlier attempts."""
-        self._write(Record(stage=stage, input=fingerprint(inputs), seconds=seconds, result=None))
+        self._write(StageRecord(stage=stage, input=fingerprint(inputs), seconds=seconds, result=None))
         self._events.write("stage_started", stage=stage)
 
     def reopen(self, stage: str) -> None:
@@ -89,7 +89,7 @@ class Stages:
         if record:
             self._write(dataclasses.replace(record, input=REOPENED, result=None))
 
-    def _write(self, record: Record) -> None:
+    def _write(self, record: StageRecord) -> None:
         value = {
             "stage": record.stage,
             "input": record.input,
@@ -99,13 +99,13 @@ class Stages:
         write_sealed(self._run / "stages" / f"{record.stage}.json", {"format": FORMAT, **value})
 
 
-def read_record(run: Path, stage: str) -> Record | None:
+def read_record(run: Path, stage: str) -> StageRecord | None:
     """What is known of a stage; None when it never began, or, with a warning, when its record is damaged: the stage is
     then gone through again, which keeps all that is whole."""
     if not (run / "stages" / f"{stage}.json").exists():
         return None
     try:
-        return Record(**read_stage(run, stage))
+        return StageRecord(**read_stage(run, stage))
     except DamagedFile as error:
         _warn(f"{error.fault}; the stage is gone through again, which keeps all that is whole")
         return None

@@ -12,7 +12,7 @@ from ropewalk.monitor.report.comparison_page import write_comparison
 from ropewalk.monitor.report.run_report import write_report
 from ropewalk.monitor.run_view import read_run
 
-from .follow_run import Watch, standing
+from .follow_run import RunWatch, standing
 
 
 def monitor(folder: Path) -> tuple[dict[str, Any], list[str]]:
@@ -30,10 +30,10 @@ def compare(runs: Sequence[Path], *, page: Path | None = None) -> Comparison:
     return found
 
 
-def watch(folder: Path, *, to: Sequence[str] = ()) -> Watch:
+def watch(folder: Path, *, to: Sequence[str] = ()) -> RunWatch:
     """The run in `folder`, to be looked at again and again; `to` names trackers (`tensorboard=FOLDER`, `csv=FILE`) that
     hold its curves. A context manager."""
-    return Watch(folder, to=to)
+    return RunWatch(folder, to=to)
 
 
 def report(folder: Path) -> Path:

@@ -37,7 +37,7 @@ class Result:
 
 
 @dataclass(frozen=True, slots=True)
-class Curve:
+class LossCurve:
     """A loss along a run, at the same moments in four units."""
 
     x: dict[Axis, tuple[float, ...]]
@@ -61,8 +61,8 @@ class Side:
 
     folder: str
     view: RunView
-    training: Curve
-    validation: Curve
+    training: LossCurve
+    validation: LossCurve
     results: dict[str, Result]
 
     @property
@@ -137,7 +137,7 @@ def _side(folder: Path, view: RunView) -> Side:
     )
 
 
-def _training(view: RunView) -> Curve:
+def _training(view: RunView) -> LossCurve:
     """FLOPs and time are added up from record to record, so that phases of different shape count as what they are."""
     columns: dict[Axis, list[float]] = {axis: [] for axis in AXES}
     losses: list[float] = []
@@ -153,7 +153,9 @@ def _training(view: RunView) -> Curve:
         for axis, value in zip(AXES, (float(record.step), record.tokens, flops, seconds), strict=True):
             columns[axis].append(value)
         losses.append(record.loss)
-    return Curve({axis: tuple(values) for axis, values in columns.items()}, tuple(_smoothed(columns["step"], losses)))
+    return LossCurve(
+        {axis: tuple(values) for axis, values in columns.items()}, tuple(_smoothed(columns["step"], losses))
+    )
 
 
 def _smoothed(steps: Sequence[float], losses: Sequence[float]) -> list[float]:
@@ -166,17 +168,17 @@ def _smoothed(steps: Sequence[float], losses: Sequence[float]) -> list[float]:
     return found
 
 
-def _validation(view: RunView, training: Curve) -> Curve:
+def _validation(view: RunView, training: LossCurve) -> LossCurve:
     """The measurements of validation, placed where training stood."""
     columns: dict[Axis, list[float]] = {axis: [] for axis in AXES}
     losses = []
     for point in view.validations:
-        places = {axis: Curve(training.x, training.x[axis]).at("step", point.step) for axis in AXES}
+        places = {axis: LossCurve(training.x, training.x[axis]).at("step", point.step) for axis in AXES}
         if math.isfinite(point.loss) and all(place is not None for place in places.values()):
             for axis, place in places.items():
                 columns[axis].append(float(place or 0.0))
             losses.append(point.loss)
-    return Curve({axis: tuple(values) for axis, values in columns.items()}, tuple(losses))
+    return LossCurve({axis: tuple(values) for axis, values in columns.items()}, tuple(losses))
 
 
 def _result(view: RunView, name: str) -> Result:
@@ -240,7 +242,7 @@ def _side_tree(side: Side) -> dict[str, Any]:
     }
 
 
-def _last(curve: Curve, axis: Axis) -> float | None:
+def _last(curve: LossCurve, axis: Axis) -> float | None:
     return curve.x[axis][-1] if curve.x[axis] else None
 
 

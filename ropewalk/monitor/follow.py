@@ -1,26 +1,59 @@
 """The true curve of a run, while it goes on or afterwards: without what restarts and rollbacks undid, and with the last
 values of steps that were done twice.
 
-`Curve` reads `events.jsonl` as it grows; `Feed` keeps trackers equal to it.
+`LiveCurve` reads `events.jsonl` as it grows; `Feed` keeps trackers equal to it.
 """
 
 from __future__ import annotations
 
+import difflib
+import importlib
 import time
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from ropewalk.base.errors import UserError
 from ropewalk.base.events import Event, events_path, parse_event
 
-from .figures import FIGURES
-from .stream import CurveTrack, Stream
+from .stream import CurveTrack, EventStream
 from .values import number
 
 QUIET_S = 60.0
 """A run whose lock nobody holds here, and whose last event is younger, may go on at another machine."""
+
+
+@dataclass(frozen=True, slots=True)
+class CurveField:
+    """A field of one kind of event (docs/formats.md) and its names in trackers."""
+
+    kind: str
+    field: str
+    name: str
+    """With a folder, by which TensorBoard groups its charts."""
+    column: str
+    """Of a CSV file."""
+
+
+CURVE_FIELDS = (
+    CurveField("step", "loss", "train/loss", "loss"),
+    CurveField("step", "lr", "train/learning_rate", "lr"),
+    CurveField("step", "grad_norm", "train/grad_norm", "grad_norm"),
+    CurveField("step", "tokens", "train/tokens", "tokens"),
+    CurveField("step", "skipped", "train/skipped_updates", "skipped"),
+    CurveField("step", "loss_scale", "train/loss_scale", "loss_scale"),
+    CurveField("step", "tokens_per_s", "speed/tokens_per_s", "tokens_per_s"),
+    CurveField("step", "flops_per_s", "speed/flops_per_s", "flops_per_s"),
+    CurveField("step", "mfu", "speed/mfu", "mfu"),
+    CurveField("step", "step_s", "speed/step_s", "step_s"),
+    CurveField("step", "data_wait_s", "speed/data_wait_s", "data_wait_s"),
+    CurveField("step", "importance_hit_rate", "speed/importance_hit_rate", "importance_hit_rate"),
+    CurveField("step", "memory_bytes", "speed/memory_bytes", "memory_bytes"),
+    CurveField("validation", "loss", "validation/loss", "validation_loss"),
+    CurveField("validation", "bits_per_byte", "validation/bits_per_byte", "validation_bits_per_byte"),
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,7 +64,7 @@ class Point:
     time: float
     """Seconds since 1970."""
     figures: Mapping[str, float]
-    """By their names in figures.py; what was not measured is left out."""
+    """By their names in `CURVE_FIELDS`; values that were not measured are absent."""
 
 
 class Tracker(Protocol):
@@ -50,13 +83,34 @@ class Tracker(Protocol):
         """Makes everything durable. Nothing is called afterwards."""
 
 
-class Curve:
+TRACKERS = {
+    "csv": "ropewalk.monitor.trackers.csv_file:CsvTracker",
+    "tensorboard": "ropewalk.monitor.trackers.tensorboard:TensorBoardTracker",
+}
+"""Trackers by their name on the command line: each is called with a path and the name of the run."""
+
+
+def open_tracker(words: str, *, run: str) -> Tracker:
+    """The tracker that `KIND=PLACE` names, for the run of this name."""
+    kind, _, place = words.partition("=")
+    if kind not in TRACKERS:
+        near = difflib.get_close_matches(kind, TRACKERS, n=1)
+        hint = f"did you mean `{near[0]}`?" if near else f"there are: {', '.join(TRACKERS)}"
+        raise UserError(f"--to {words}: no tracker `{kind}`; {hint}")
+    if not place:
+        raise UserError(f"--to {words}: says not where; write --to {kind}=PATH")
+    module, _, name = TRACKERS[kind].partition(":")
+    opener: Callable[[Path, str], Tracker] = getattr(importlib.import_module(module), name)
+    return opener(Path(place), run)
+
+
+class LiveCurve:
     """The points of a run that count, by step."""
 
     def __init__(self, run: Path) -> None:
         self._path = events_path(run)
         self._track = CurveTrack()
-        self.stream = Stream(self._path, curve=self._track)
+        self.stream = EventStream(self._path, curve=self._track)
         """Everything else that the events say."""
 
     def __len__(self) -> int:
@@ -91,7 +145,7 @@ class Curve:
 class Feed:
     """Keeps trackers equal to the curve of a run."""
 
-    def __init__(self, curve: Curve, trackers: Sequence[Tracker]) -> None:
+    def __init__(self, curve: LiveCurve, trackers: Sequence[Tracker]) -> None:
         self._curve, self._trackers = curve, trackers
         self._written = [tracker.resume(curve.points()) for tracker in trackers]
         curve.take_changed()
@@ -115,7 +169,7 @@ class Feed:
                 self._written[index] = len(self._curve)
 
 
-def is_over(stream: Stream, *, held: bool, waits: bool = False) -> bool:
+def is_over(stream: EventStream, *, held: bool, waits: bool = False) -> bool:
     """Whether nobody works on the run any more; `held` says whether somebody held its lock before `stream` was read.
     With `waits` a run that was stopped before its end is not over: somebody may continue it."""
     last = stream.others[-1]["kind"] if stream.others else ""
@@ -128,6 +182,6 @@ def is_over(stream: Stream, *, held: bool, waits: bool = False) -> bool:
 
 def _point(event: Event) -> Point:
     kind = event["kind"]
-    found = ((figure.name, number(event.get(figure.field))) for figure in FIGURES if figure.kind == kind)
+    found = ((figure.name, number(event.get(figure.field))) for figure in CURVE_FIELDS if figure.kind == kind)
     figures = {name: value for name, value in found if value is not None}
     return Point(step=event["step"], time=float(event["time"]), figures=figures)

@@ -39,7 +39,7 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class FunnelLink:
     """Documents of one source on their way from a node to another."""
 
     start: str
@@ -56,7 +56,7 @@ class Flow:
     sources: tuple[str, ...]
     steps: tuple[str, ...]
     nodes: tuple[Node, ...]
-    links: tuple[Link, ...]
+    links: tuple[FunnelLink, ...]
 
     @property
     def knows_bytes(self) -> bool:
@@ -94,7 +94,7 @@ def read_flow(manifest: Any) -> Flow:
     counts = read_counts(manifest)
     sources = tuple(dict.fromkeys(count.source for count in counts))
     steps = tuple(dict.fromkeys(count.step for count in counts))
-    links: list[Link] = []
+    links: list[FunnelLink] = []
     for source in sources:
         path = [count for count in counts if count.source == source]
         _check(path)
@@ -124,20 +124,20 @@ def gather_small(flow: Flow, measure: Measure) -> tuple[Flow, list[Node]]:
     return joined, [node for node in small if node.key in targets]
 
 
-def size_of(part: Node | Link, measure: Measure) -> int:
+def size_of(part: Node | FunnelLink, measure: Measure) -> int:
     """Its documents or bytes."""
     return part.documents if measure == "documents" else part.bytes or 0
 
 
-def _joined(links: list[Link]) -> Iterator[Link]:
+def _joined(links: list[FunnelLink]) -> Iterator[FunnelLink]:
     """One link for all of a source between two nodes."""
-    found: dict[tuple[str, str, str], list[Link]] = {}
+    found: dict[tuple[str, str, str], list[FunnelLink]] = {}
     for link in links:
         found.setdefault((link.start, link.end, link.source), []).append(link)
     for (start, end, source), parallel in found.items():
         sizes = [link.bytes for link in parallel]
         size = None if None in sizes else sum(size or 0 for size in sizes)
-        yield Link(start, end, source, sum(link.documents for link in parallel), size)
+        yield FunnelLink(start, end, source, sum(link.documents for link in parallel), size)
 
 
 def _steps(source: Any) -> list[Any]:
@@ -198,25 +198,29 @@ def _splits(manifest: Any, source: str, last: Count) -> dict[str, tuple[int, int
     return {split: (documents, size if exact else None) for split, (documents, size) in totals.items()}
 
 
-def _source_links(path: list[Count], splits: dict[str, tuple[int, int | None]]) -> Iterator[Link]:
+def _source_links(path: list[Count], splits: dict[str, tuple[int, int | None]]) -> Iterator[FunnelLink]:
     source = path[0].source
-    yield Link(f"source:{source}", f"step:{path[0].step}", source, path[0].documents_in, path[0].bytes_in)
+    yield FunnelLink(f"source:{source}", f"step:{path[0].step}", source, path[0].documents_in, path[0].bytes_in)
     for count, following in zip(path, [*path[1:], None], strict=True):
         here = f"step:{count.step}"
         known = count.bytes_in == count.bytes_out + sum(count.removed_bytes.values()) + sum(count.edited_bytes.values())
         for rule, documents in count.removed:
             size = count.removed_bytes.get(rule, 0) if known else None
-            yield Link(here, f"removed:{count.step}:{rule}", source, documents, size)
+            yield FunnelLink(here, f"removed:{count.step}:{rule}", source, documents, size)
         for rule, size in count.edited_bytes.items():
-            yield Link(here, f"removed:{count.step}:{EDITED}{rule}", source, 0, size)
+            yield FunnelLink(here, f"removed:{count.step}:{EDITED}{rule}", source, 0, size)
         if following is not None:
-            yield Link(here, f"step:{following.step}", source, count.documents_out, count.bytes_out if known else None)
+            yield FunnelLink(
+                here, f"step:{following.step}", source, count.documents_out, count.bytes_out if known else None
+            )
         else:
             for split, (documents, bytes_kept) in splits.items():
-                yield Link(here, f"kept:{split}", source, documents, bytes_kept if known else None)
+                yield FunnelLink(here, f"kept:{split}", source, documents, bytes_kept if known else None)
 
 
-def _nodes(counts: list[Count], links: list[Link], sources: tuple[str, ...], steps: tuple[str, ...]) -> Iterator[Node]:
+def _nodes(
+    counts: list[Count], links: list[FunnelLink], sources: tuple[str, ...], steps: tuple[str, ...]
+) -> Iterator[Node]:
     for source in sources:
         first = next(count for count in counts if count.source == source)
         yield Node(f"source:{source}", source, "source", 0, first.documents_in, first.bytes_in)
@@ -228,9 +232,9 @@ def _nodes(counts: list[Count], links: list[Link], sources: tuple[str, ...], ste
     yield from _ends(links, "kept:", "kept", len(steps) + 1)
 
 
-def _ends(links: list[Link], prefix: str, kind: Literal["removed", "kept"], column: int) -> Iterator[Node]:
+def _ends(links: list[FunnelLink], prefix: str, kind: Literal["removed", "kept"], column: int) -> Iterator[Node]:
     """The nodes at which links end, the largest first."""
-    found: dict[str, list[Link]] = {}
+    found: dict[str, list[FunnelLink]] = {}
     for link in links:
         if link.end.startswith(prefix):
             found.setdefault(link.end, []).append(link)

@@ -16,7 +16,7 @@ RECENT = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Figure:
+class KeyFigure:
     """One key figure: its name, its value as text, and what it is to be read against."""
 
     name: str
@@ -50,16 +50,16 @@ def progress(view: RunView) -> str:
     return f"step {view.steps[-1].step:,}" + (f" of {total:,}" if total else "")
 
 
-def key_figures(view: RunView) -> list[Figure]:
+def key_figures(view: RunView) -> list[KeyFigure]:
     """The figures of the tiles, in reading order; what is not known yet is a dash."""
     return [
         _bits(view),
         _against(view, "xz"),
         _accuracy(view),
         _validation(view),
-        Figure("Parameters", _amount(parameters(view)), _vocabulary(view)),
-        Figure("Tokens trained on", _amount(tokens(view)), _seen(view)),
-        Figure("Throughput", _amount(median_pace(view)), "tokens per second, median" + _mfu(view)),
+        KeyFigure("Parameters", _amount(parameters(view)), _vocabulary(view)),
+        KeyFigure("Tokens trained on", _amount(tokens(view)), _seen(view)),
+        KeyFigure("Throughput", _amount(median_pace(view)), "tokens per second, median" + _mfu(view)),
         _time(view),
         *_saves(view),
     ]
@@ -126,10 +126,10 @@ def _hours(seconds: float) -> str:
     return duration(seconds) if seconds < 360_000 else f"{seconds / 3600:,.0f} h"
 
 
-def _saves(view: RunView) -> list[Figure]:
+def _saves(view: RunView) -> list[KeyFigure]:
     first, _, rest = save_interval(view).partition("; ")
     every, _, bound = first.partition(", ")
-    return [Figure("Checkpoint", every, f"{bound}; {rest}")] if every else []
+    return [KeyFigure("Checkpoint", every, f"{bound}; {rest}")] if every else []
 
 
 _BOUNDS = {
@@ -147,41 +147,41 @@ def _amount(value: float | None) -> str:
     return "–" if value is None else amount(value)
 
 
-def _bits(view: RunView) -> Figure:
+def _bits(view: RunView) -> KeyFigure:
     bits = view.measured("bits_per_byte")
     size, loss, perplexity = finite(view.evaluation.get("bytes")), view.measured("loss"), view.measured("perplexity")
     note = "not evaluated yet" if bits is None else "whole documents"
     note += f", {amount(size, 'B')}" if size else ""
     note += f", loss {loss:.3f}" if loss is not None else ""
     note += f", perplexity {perplexity:.3g}" if perplexity is not None else ""
-    return Figure("Held-out bits per byte", "–" if bits is None else f"{bits:.3f}", note)
+    return KeyFigure("Held-out bits per byte", "–" if bits is None else f"{bits:.3f}", note)
 
 
-def _against(view: RunView, name: str) -> Figure:
+def _against(view: RunView, name: str) -> KeyFigure:
     """How much shorter the model's code of the held-out text is than a compressor's."""
     bits, other = view.measured("bits_per_byte"), view.measured(f"{name}_bits_per_byte")
     if bits is None or not other:
-        return Figure(f"Beside {name}", "–", "not evaluated yet")
+        return KeyFigure(f"Beside {name}", "–", "not evaluated yet")
     change = 100 * (bits / other - 1)
-    return Figure(f"Beside {name}", f"{change:+.1f} %".replace("-", "−"), f"{name} needs {other:.3f} bits per byte")
+    return KeyFigure(f"Beside {name}", f"{change:+.1f} %".replace("-", "−"), f"{name} needs {other:.3f} bits per byte")
 
 
-def _accuracy(view: RunView) -> Figure:
+def _accuracy(view: RunView) -> KeyFigure:
     share, parses = view.measured("accuracy"), view.measured("parse_rate")
     note = "next token is the first choice" if share is not None else "not evaluated yet"
     if parses is not None:
         note += f"; {100 * parses:.0f} % of code parses"
-    return Figure("Accuracy", "–" if share is None else f"{100 * share:.1f} %", note)
+    return KeyFigure("Accuracy", "–" if share is None else f"{100 * share:.1f} %", note)
 
 
-def _validation(view: RunView) -> Figure:
+def _validation(view: RunView) -> KeyFigure:
     """The last one of training; the evaluation measures other text, and tells bits per byte."""
     last = view.validations[-1] if view.validations else None
     loss = _first(last.loss if last else None, view.summary.get("validation_loss"))
     if loss is None:
-        return Figure("Validation loss", "–", "not measured yet")
+        return KeyFigure("Validation loss", "–", "not measured yet")
     measured = f", {last.measured_on}, step {last.step:,}" if last else ""
-    return Figure("Validation loss", f"{loss:.3f}", f"nats per token{measured}")
+    return KeyFigure("Validation loss", f"{loss:.3f}", f"nats per token{measured}")
 
 
 def _vocabulary(view: RunView) -> str:
@@ -203,9 +203,9 @@ def _mfu(view: RunView) -> str:
     return f", {100 * statistics.median(shares):.0f} % of peak FLOP/s" if shares else ""
 
 
-def _time(view: RunView) -> Figure:
+def _time(view: RunView) -> KeyFigure:
     seconds = total_seconds(view)
     memory = [step.memory_bytes for step in view.steps if math.isfinite(step.memory_bytes)]
     notes = [] if view.finished else ["finished stages"]
     notes += [f"peak memory {amount(max(memory), 'B')}"] if memory else []
-    return Figure("Time", "–" if seconds is None else duration(seconds), ", ".join(notes))
+    return KeyFigure("Time", "–" if seconds is None else duration(seconds), ", ".join(notes))

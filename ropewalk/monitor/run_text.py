@@ -39,7 +39,7 @@ def status_lines(view: RunView) -> list[str]:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Moment:
+class RunStatus:
     """A run at one moment, for a line of any width."""
 
     task: str
@@ -54,12 +54,12 @@ class Moment:
         return "  ".join([self.task, *share, *self.first, *self.others])
 
 
-def moment(view: RunView) -> Moment:
+def moment(view: RunView) -> RunStatus:
     """The stage at which the run is, and what training comes to."""
     task = "finished" if view.finished else next((stage.name for stage in reversed(view.stages)), "start")
     total = total_steps(view)
     if not view.steps:
-        return Moment(task=task, share=None, first=[], others=[])
+        return RunStatus(task=task, share=None, first=[], others=[])
     last, pace = view.steps[-1], recent_pace(view)
     left = seconds_left(view) if view.process else None
     first = [f"loss {last.loss:.4f}", f"{pace:,.0f} tokens/s" if pace is not None else ""]
@@ -68,7 +68,7 @@ def moment(view: RunView) -> Moment:
     if view.validations:
         others.append(f"validation loss {view.validations[-1].loss:.4f}")
     share = last.step / total if total and task in ("train", "finished") else None
-    return Moment(task=task, share=share, first=[figure for figure in first if figure], others=others)
+    return RunStatus(task=task, share=share, first=[figure for figure in first if figure], others=others)
 
 
 def _state(view: RunView) -> str:

@@ -24,7 +24,7 @@ from ropewalk.base.seal import ALTERED, parse_sealed, parse_sealed_lines, parse_
 from ropewalk.config.read import DEFAULT
 from ropewalk.config.resolved import with_new_names
 
-from .stream import MOST_NOTABLE, Stream, warnings_of
+from .stream import MOST_NOTABLE, EventStream, warnings_of
 from .values import mapping, number, text, whole
 
 Json = Mapping[str, Any]
@@ -120,7 +120,7 @@ class LayerRecord:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Sample:
+class Completion:
     """One completion; `parses` is None where the question makes no sense."""
 
     prompt: str
@@ -172,7 +172,7 @@ class RunView:
     manifest_folder: str
     evaluation: Json
     summary: Json
-    samples: tuple[Sample, ...]
+    samples: tuple[Completion, ...]
     missing: tuple[str, ...]
 
     def setting(self, key: str) -> Any:
@@ -216,7 +216,7 @@ def _there_are(path: Path) -> str:
     return f"; there are {', '.join(map(str, found[:MOST_LISTED]))}{more}" if found else ""
 
 
-def read_run(run: Path, *, stream: Stream | None = None) -> RunView:
+def read_run(run: Path, *, stream: EventStream | None = None) -> RunView:
     """The run in `run` as far as it has come; raises DataError only when there is no such folder. A `stream` of its
     events that was read before is not read again."""
     check_run(run)
@@ -392,12 +392,12 @@ def _layers(event: Event) -> LayerRecord:
     return LayerRecord(step=event["step"], names=names, figures=figures)
 
 
-def _stream(path: Path, missing: list[str]) -> Stream:
+def _stream(path: Path, missing: list[str]) -> EventStream:
     try:
-        return Stream(path)
+        return EventStream(path)
     except DamagedFile as error:
         missing.append(f"{path.name}: {_reason(error)}")
-        return Stream(None)
+        return EventStream(None)
 
 
 def _notable(run: Path, found: list[Event], missing: list[str]) -> list[Event]:
@@ -425,7 +425,7 @@ def reached_end(events: Sequence[Event], *, idle: bool) -> bool | None:
     return False if "run_started" in kinds else None
 
 
-def _finished(stream: Stream, *, idle: bool, summary: Json) -> bool:
+def _finished(stream: EventStream, *, idle: bool, summary: Json) -> bool:
     """A summary without any events counts as an end."""
     ends = [float(event["time"]) for event in stream.others if event["kind"] == "run_finished"]
     longer = any(
@@ -435,7 +435,7 @@ def _finished(stream: Stream, *, idle: bool, summary: Json) -> bool:
     return bool(summary) if end is None else end
 
 
-def _samples(path: Path, missing: list[str]) -> Iterator[Sample]:
+def _samples(path: Path, missing: list[str]) -> Iterator[Completion]:
     try:
         rows = parse_sealed_lines(read_regular(path), path=path, what=path.name, remedy="")
     except FileNotFoundError:
@@ -449,7 +449,7 @@ def _samples(path: Path, missing: list[str]) -> Iterator[Sample]:
         return
     for row in map(mapping, rows):
         if row:
-            yield Sample(
+            yield Completion(
                 prompt=text(row.get("prompt")),
                 completion=text(row.get("completion")),
                 domain=text(row.get("domain")),

@@ -37,7 +37,7 @@ KINDS = {
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Box:
+class ScheduleBox:
     """One computation of a stage for a microbatch."""
 
     kind: str
@@ -53,7 +53,7 @@ class Lane:
 
     label: str
     note: str
-    boxes: Sequence[Box]
+    boxes: Sequence[ScheduleBox]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -179,7 +179,7 @@ def _lane(drawing: Drawing, lane: Lane, scale: Scale, top: float) -> Markup:
     )
 
 
-def _box(box: Box, drawing: Drawing, scale: Scale, top: float) -> Markup:
+def _box(box: ScheduleBox, drawing: Drawing, scale: Scale, top: float) -> Markup:
     words, tone = KINDS[box.kind]
     left, right = scale(box.start), scale(box.end)
     shade = _shade(box.stage // len(drawing.lanes), drawing.chunks)

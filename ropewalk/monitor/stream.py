@@ -120,7 +120,7 @@ class CurveTrack(Track):
         self.changed = 0
 
 
-class Stream:
+class EventStream:
     """What the events of rank 0 say."""
 
     def __init__(self, path: Path | None, *, curve: CurveTrack | None = None) -> None:

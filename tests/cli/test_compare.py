@@ -12,7 +12,7 @@ import pytest
 
 from ropewalk.base.events import read_events
 from ropewalk.cli.main import main
-from ropewalk.monitor.comparison import Curve, compare_views
+from ropewalk.monitor.comparison import LossCurve, compare_views
 from ropewalk.monitor.run_view import RunView, read_run
 
 from .conftest import Call
@@ -137,5 +137,5 @@ def test_one_run_or_none_is_refused(two: Path, call: Call) -> None:
 
 def test_a_curve_is_read_between_its_points_and_not_outside() -> None:
     xs = (10.0, 20.0, 40.0)
-    curve = Curve({"step": xs, "tokens": xs, "flops": xs, "time": xs}, (3.0, 2.0, 1.0))
+    curve = LossCurve({"step": xs, "tokens": xs, "flops": xs, "time": xs}, (3.0, 2.0, 1.0))
     assert [curve.at("tokens", place) for place in (5, 10, 15, 30, 40, 41)] == [None, 3.0, 2.5, 1.5, 1.0, None]

@@ -20,8 +20,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from ropewalk.base.errors import UserError
 from ropewalk.base.events import EventLog, read_events, steps
 from ropewalk.base.files import locked
-from ropewalk.flow.follow_run import Watch
-from ropewalk.monitor.figures import FIGURES
+from ropewalk.flow.follow_run import RunWatch
+from ropewalk.monitor.follow import CURVE_FIELDS
 
 START = 1_760_000_000.0
 
@@ -64,7 +64,7 @@ def truth(run: Path) -> dict[str, list[tuple[int, float]]]:
     """Every figure by step, from the reader that keeps the last account of each step."""
     events = list(read_events(run / "events.jsonl"))
     found: dict[str, list[tuple[int, float]]] = {}
-    for figure in FIGURES:
+    for figure in CURVE_FIELDS:
         for event in steps(events, figure.kind):
             if event.get(figure.field) is not None:
                 found.setdefault(figure.name, []).append((event["step"], float(event[figure.field])))
@@ -77,7 +77,7 @@ def table_of(path: Path) -> dict[str, list[tuple[int, float]]]:
     numbers = [int(row["step"]) for row in rows]
     assert numbers == sorted(set(numbers)), "every step has one row"
     found: dict[str, list[tuple[int, float]]] = {}
-    for figure in FIGURES:
+    for figure in CURVE_FIELDS:
         for row in rows:
             if row[figure.column]:
                 found.setdefault(figure.name, []).append((int(row["step"]), float(row[figure.column])))
@@ -111,7 +111,7 @@ def test_trackers_hold_the_true_curve_at_every_moment(tmp_path: Path, seed: int)
     events = iter(list(diary(draw, 300)))
     while some := list(itertools.islice(events, draw.randrange(1, 60))):
         write(run, some)
-        with Watch(run, to=to) as watch:  # a follower starts, looks several times and is stopped
+        with RunWatch(run, to=to) as watch:  # a follower starts, looks several times and is stopped
             for _ in range(draw.randrange(4)):
                 watch.update()
                 write(run, list(itertools.islice(events, draw.randrange(20))))
@@ -119,7 +119,7 @@ def test_trackers_hold_the_true_curve_at_every_moment(tmp_path: Path, seed: int)
         for path in (table, *(charts / "one").iterdir()):
             if draw.random() < 0.3:  # as a kill leaves what was being written
                 path.write_bytes(path.read_bytes()[: -draw.randrange(1, 200)])
-                with Watch(run, to=to):
+                with RunWatch(run, to=to):
                     pass
         assert narrow(table_of(table)) == narrow(truth(run))
         assert narrow(charts_of(reader_of(charts))) == narrow(truth(run))
@@ -128,7 +128,7 @@ def test_trackers_hold_the_true_curve_at_every_moment(tmp_path: Path, seed: int)
 def test_a_tensorboard_that_reads_along_forgets_what_was_rolled_back(tmp_path: Path) -> None:
     run, charts = new_run(tmp_path), tmp_path / "charts"
     write(run, [("step", {"step": step, "loss": 9.0}) for step in range(10, 110, 10)])
-    with Watch(run, to=[f"tensorboard={charts}"]) as watch:
+    with RunWatch(run, to=[f"tensorboard={charts}"]) as watch:
         live = reader_of(charts)
         assert [step for step, _ in charts_of(live)["train/loss"]] == list(range(10, 110, 10))
         write(run, [("restored", {"step": 50})])
@@ -143,7 +143,7 @@ def test_a_run_that_is_killed_before_its_first_checkpoint_keeps_nothing_of_its_f
     run, table = new_run(tmp_path), tmp_path / "one.csv"
     write(run, [("train_started", {"step": 0}), *(("step", {"step": step, "loss": 9.0}) for step in (10, 20, 30))])
     write(run, [("train_started", {"step": 0}), ("step", {"step": 10, "loss": 8.0})])
-    with Watch(run, to=[f"csv={table}"]):
+    with RunWatch(run, to=[f"csv={table}"]):
         pass
     assert table_of(table)["train/loss"] == [(10, 8.0)]
 
@@ -152,11 +152,11 @@ def test_a_follower_that_finds_everything_written_writes_nothing(tmp_path: Path)
     run, table, charts = new_run(tmp_path), tmp_path / "one.csv", tmp_path / "charts"
     write(run, list(diary(random.Random(1), 200)))
     to = [f"csv={table}", f"tensorboard={charts}"]
-    with Watch(run, to=to):
+    with RunWatch(run, to=to):
         pass
     (file,) = (charts / "one").iterdir()
     before = table.read_bytes(), file.read_bytes()
-    with Watch(run, to=to) as watch:
+    with RunWatch(run, to=to) as watch:
         watch.update()
     assert (table.read_bytes(), file.read_bytes()) == before
     assert list((charts / "one").iterdir()) == [file]
@@ -165,7 +165,7 @@ def test_a_follower_that_finds_everything_written_writes_nothing(tmp_path: Path)
 def test_a_run_that_takes_the_place_of_another_takes_its_curves_too(tmp_path: Path) -> None:
     run, table, charts = new_run(tmp_path), tmp_path / "one.csv", tmp_path / "charts"
     write(run, list(diary(random.Random(1), 80)))
-    with Watch(run, to=[f"csv={table}", f"tensorboard={charts}"]) as watch:
+    with RunWatch(run, to=[f"csv={table}", f"tensorboard={charts}"]) as watch:
         run.rename(run.with_name("one.1"))
         write(new_run(tmp_path), list(diary(random.Random(2), 80)))
         watch.update()
@@ -178,7 +178,7 @@ def test_a_line_that_is_half_written_is_read_when_it_is_whole(tmp_path: Path) ->
     write(run, [("step", {"step": 10, "loss": 2.0})])
     line = (run / "events.jsonl").read_bytes()
     (run / "events.jsonl").write_bytes(line[:40])
-    with Watch(run, to=[f"csv={table}"]) as watch:
+    with RunWatch(run, to=[f"csv={table}"]) as watch:
         assert table_of(table) == {}
         with open(run / "events.jsonl", "ab") as file:
             file.write(line[40:])
@@ -192,20 +192,20 @@ def test_files_of_others_are_not_written(tmp_path: Path) -> None:
     mine.write_text("name,age\nx,3\n")
     with (
         pytest.raises(UserError, match=r"mine.csv: this file is not a table of a run; name another"),
-        Watch(run, to=[f"csv={mine}"]),
+        RunWatch(run, to=[f"csv={mine}"]),
     ):
         pass
     write(run, [("step", {"step": 10, "loss": 2.0})])
-    with Watch(run, to=[f"csv={other}"]):
+    with RunWatch(run, to=[f"csv={other}"]):
         pass
     two = run.with_name("two")
     run.rename(two)
-    with pytest.raises(UserError, match="holds another run than two"), Watch(two, to=[f"csv={other}"]):
+    with pytest.raises(UserError, match="holds another run than two"), RunWatch(two, to=[f"csv={other}"]):
         pass
     with (
-        Watch(two, to=[f"csv={busy}"]),
+        RunWatch(two, to=[f"csv={busy}"]),
         pytest.raises(UserError, match="another process writes"),
-        Watch(two, to=[f"csv={busy}"]),
+        RunWatch(two, to=[f"csv={busy}"]),
     ):
         pass
     assert mine.read_text() == "name,age\nx,3\n"
@@ -239,7 +239,7 @@ def test_a_live_run_is_followed_to_its_end_and_a_stopped_one_until_somebody_cont
         if some[-1][0] == "run_finished":
             holding.__exit__(None, None, None)
 
-    with Watch(run, to=[f"csv={table}"]) as watch:
+    with RunWatch(run, to=[f"csv={table}"]) as watch:
         assert list(watch.looks(pause=meanwhile)) == [False, False, False, True]
     assert [step for step, _ in table_of(table)["train/loss"]] == [10, 20, 30]
 
@@ -248,7 +248,7 @@ def test_a_stopped_run_is_over_unless_one_waits_for_whoever_continues_it(tmp_pat
     run = new_run(tmp_path)
     old = {"format": 1, "time": START, "rank": 0, "kind": "run_started"}
     (run / "events.jsonl").write_text(json.dumps(old) + "\n")
-    with Watch(run) as watch:
+    with RunWatch(run) as watch:
         assert (watch.over(), watch.over(waits=True)) == (True, False)
         write(run, [("train_finished", {"step": 3})])
         watch.update()

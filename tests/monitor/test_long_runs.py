@@ -18,7 +18,7 @@ import pytest
 from ropewalk.base.events import read_events, steps
 from ropewalk.monitor import stream
 from ropewalk.monitor.run_view import read_run
-from ropewalk.monitor.stream import Stream
+from ropewalk.monitor.stream import EventStream
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -85,7 +85,7 @@ def history(draw: random.Random, count: int) -> Iterator[bytes]:
 def test_a_stream_counts_the_steps_that_a_whole_reading_counts(tmp_path: Path, seed: int) -> None:
     run = write_run(tmp_path / "run", history(random.Random(seed), 600))
     events = list(read_events(run / "events.jsonl"))
-    read = Stream(run / "events.jsonl")
+    read = EventStream(run / "events.jsonl")
     for kind in ("step", "validation"):
         assert read.of(kind) == steps(events, kind)
     saved = steps(events, "saved")
@@ -101,7 +101,7 @@ def test_a_thinned_stream_holds_right_steps_and_all_of_the_last(
     monkeypatch.setitem(stream.TRACKED, "step", 150)
     run = write_run(tmp_path / "run", history(random.Random(seed), 3000))
     expected = steps(list(read_events(run / "events.jsonl")))
-    read = Stream(run / "events.jsonl")
+    read = EventStream(run / "events.jsonl")
     assert read.logged == len(expected)
     found = read.of("step")
     assert len(found) <= 150 + stream.DENSE

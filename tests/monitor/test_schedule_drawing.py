@@ -7,12 +7,12 @@ from xml.etree import ElementTree
 
 import pytest
 
-from ropewalk.monitor.schedule_drawing import WIDEST, Box, Drawing, Lane, schedule_svg, write_drawing
+from ropewalk.monitor.schedule_drawing import WIDEST, Drawing, Lane, ScheduleBox, schedule_svg, write_drawing
 
 SVG = "{http://www.w3.org/2000/svg}"
 
 
-def drawing(*lanes: list[Box], stages: int | None = None, title: str = "a title") -> Drawing:
+def drawing(*lanes: list[ScheduleBox], stages: int | None = None, title: str = "a title") -> Drawing:
     return Drawing(
         title=title,
         caption="a caption",
@@ -22,8 +22,8 @@ def drawing(*lanes: list[Box], stages: int | None = None, title: str = "a title"
     )
 
 
-def box(kind: str, start: float, end: float, *, stage: int = 0, microbatch: int = 0) -> Box:
-    return Box(kind=kind, stage=stage, microbatch=microbatch, start=start, end=end)
+def box(kind: str, start: float, end: float, *, stage: int = 0, microbatch: int = 0) -> ScheduleBox:
+    return ScheduleBox(kind=kind, stage=stage, microbatch=microbatch, start=start, end=end)
 
 
 def boxes(svg: str) -> list[dict[str, str]]:

@@ -40,7 +40,7 @@ from ..run_or_recipe import RecipeLike, resolve_recipe
 from ..run_recipe import advance
 from ..run_stages import Result
 from ..start_from.start_from import RUNS
-from .damage_beside import ADOPTED, Place, leave
+from .damage_beside import ADOPTED, DamagedRun, leave
 from .damage_readers import READERS
 from .trials import clear
 
@@ -170,7 +170,7 @@ class Campaign:
 
     resolved: Resolved[Recipe]
     scratch: Path
-    place: Place
+    place: DamagedRun
     files: dict[str, list[Path]] = field(default_factory=dict)
     """By kind."""
     _older: dict[str, list[Path]] = field(default_factory=dict)
@@ -377,7 +377,7 @@ class Campaign:
             shutil.rmtree(path)
 
 
-def _made(resolved: Resolved[Recipe], root: Path, progress: Progress) -> tuple[Resolved[Recipe], Place]:
+def _made(resolved: Resolved[Recipe], root: Path, progress: Progress) -> tuple[Resolved[Recipe], DamagedRun]:
     """A finished run below `root`, with all that is made on request, as the doctor's and the report's files."""
     recipe = resolved.value
     prepare = dataclasses.replace(recipe.prepare, folder=str(root / "prepared"), artifacts="keep")
@@ -390,7 +390,7 @@ def _made(resolved: Resolved[Recipe], root: Path, progress: Progress) -> tuple[R
     remember(run, read_predictions(run), tokens_per_s=1.0, compute=1.0, binding="compute")
     assert list_checkpoints(run / "checkpoints"), "a run that ended has a checkpoint"
     ids = pq.read_table(data / "ledger.parquet", columns=["id"])["id"]
-    place = Place(run, data, own.value, ids[0].as_py(), root)
+    place = DamagedRun(run, data, own.value, ids[0].as_py(), root)
     leave(place)
     return own, place
 

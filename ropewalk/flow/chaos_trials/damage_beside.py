@@ -54,7 +54,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class DamagedRun:
     """A whole run and its data, one file of which is damaged."""
 
     run: Path
@@ -67,7 +67,7 @@ class Place:
     """Folder that holds all this and what lies beside it."""
 
 
-Reader = Callable[[Place, Path], Any]
+Reader = Callable[[DamagedRun, Path], Any]
 
 MATMUL = "a matmul of some shape"
 MACHINE = "a machine of some kind"
@@ -81,7 +81,7 @@ SUBSTRING = Substring(action="remove", length=60, method="windows")
 IMPORTANCE = np.linspace(0, 1, 7)
 
 
-def leave(place: Place) -> None:
+def leave(place: DamagedRun) -> None:
     """Puts the files beside the run of `place`."""
     known_matmuls(place.root / "cache").put(MATMUL, {"ours": 1.0, "torch": 2.0})
     keep_speed(place.root / "cache", MACHINE, Speed(device="cpu", flops=1e9, words="measured"))
@@ -97,19 +97,19 @@ def leave(place: Place) -> None:
 # Caches
 
 
-def _matmuls(place: Place, path: Path) -> Any:
+def _matmuls(place: DamagedRun, path: Path) -> Any:
     return known_matmuls(path.parent.parent).get(MATMUL)
 
 
-def _measured(place: Place, path: Path) -> Any:
+def _measured(place: DamagedRun, path: Path) -> Any:
     return read_speed(path.parent, MACHINE)
 
 
-def _item(place: Place, path: Path) -> Any:
+def _item(place: DamagedRun, path: Path) -> Any:
     return [bytes(data) for data in fetch_through(place.root / "disk-cache", place.data)]
 
 
-def _importance(place: Place, path: Path) -> Any:
+def _importance(place: DamagedRun, path: Path) -> Any:
     return [values.tolist() for values in published(place.root / "disk-cache", samples=len(IMPORTANCE))]
 
 
@@ -139,18 +139,18 @@ class _Files:
 # Indices, and work that a kill has left
 
 
-def _documents(place: Place) -> tuple[pa.Array, pa.LargeStringArray]:
+def _documents(place: DamagedRun) -> tuple[pa.Array, pa.LargeStringArray]:
     """(ids, texts) of what prepare has read."""
     files = sorted((place.data.parent / "stages" / "read").glob("*.arrow"))
     table = pa.concat_tables([read_table(path, ["id", "text"]) for path in files]).combine_chunks()
     return tuple(table[name].combine_chunks().cast(pa.large_string()) for name in ("id", "text"))
 
 
-def _near(place: Place, path: Path) -> Any:
+def _near(place: DamagedRun, path: Path) -> Any:
     return Index.open(path.parent, Near()).known([sketch(_documents(place)[1], Near())]).ids.to_pylist()
 
 
-def _leave_ngrams(place: Place) -> None:
+def _leave_ngrams(place: DamagedRun) -> None:
     """Entries of all shards, whose index is still to be made."""
     manifest = read_manifest(place.data)
     for task in ngrams.index_tasks(
@@ -159,7 +159,7 @@ def _leave_ngrams(place: Place) -> None:
         ngrams.index_shard(task)
 
 
-def _entries(place: Place, path: Path) -> Any:
+def _entries(place: DamagedRun, path: Path) -> Any:
     manifest = read_manifest(place.data)
 
     def work() -> Path:
@@ -179,11 +179,11 @@ def _entries(place: Place, path: Path) -> Any:
     return made
 
 
-def _substring_folder(place: Place) -> Path:
+def _substring_folder(place: DamagedRun) -> Path:
     return place.data.parent / "stages" / "substring" / "interrupted"
 
 
-def _leave_substring(place: Place) -> None:
+def _leave_substring(place: DamagedRun) -> None:
     """All but the result."""
     work = _substring_folder(place) / WORK
     gather([_documents(place)[1]], folder=work)
@@ -193,7 +193,7 @@ def _leave_substring(place: Place) -> None:
         match(part)
 
 
-def _substring_work(place: Place, path: Path) -> Any:
+def _substring_work(place: DamagedRun, path: Path) -> Any:
     texts = [_documents(place)[1]]
     found = find_repeats(texts, settings=SUBSTRING, folder=_substring_folder(place), workers=Workers(1))
     return [found.spans.to_pylist(), found.documents.to_pylist()]
@@ -202,7 +202,7 @@ def _substring_work(place: Place, path: Path) -> Any:
 # Copies of checkpoints
 
 
-def _leave_copies(place: Place) -> None:
+def _leave_copies(place: DamagedRun) -> None:
     from ropewalk.checkpoint.tiers.memory_tier import finish_shard
     from ropewalk.checkpoint.tiers.tier import Key
 
@@ -218,27 +218,27 @@ def _leave_copies(place: Place) -> None:
     write_learned(newest.parent, Frequency(clock=lambda: 0.0).state(), alive=False, time=float(manifest.step))
 
 
-def _run_name(place: Place, path: Path) -> Any:
+def _run_name(place: DamagedRun, path: Path) -> Any:
     return needs_torch("ropewalk.checkpoint.tiers.tier_writer", "training").run_name(Tiers(), place.run / "checkpoints")
 
 
-def _learned(place: Place, path: Path) -> Any:
+def _learned(place: DamagedRun, path: Path) -> Any:
     return read_learned(path.parent, warn=_log.warning)
 
 
-def _in_memory(place: Place, path: Path) -> Any:
+def _in_memory(place: DamagedRun, path: Path) -> Any:
     from ropewalk.checkpoint.tiers.memory_tier import MemorySource
 
     return _restored(place, MemorySource(_memory(place), COPIES))
 
 
-def _in_store(place: Place, path: Path) -> Any:
+def _in_store(place: DamagedRun, path: Path) -> Any:
     from ropewalk.checkpoint.tiers.remote_tier import RemoteSource
 
     return _restored(place, RemoteSource(_remote(place), COPIES))
 
 
-def _restored(place: Place, source: Any) -> Any:
+def _restored(place: DamagedRun, source: Any) -> Any:
     """The state as a run takes it that lost its disk; damage is told."""
     restore = needs_torch("ropewalk.checkpoint.read.tiered_load", "training").restore
     state, report = restore([source], scratch=place.root / "scratch")
@@ -248,13 +248,13 @@ def _restored(place: Place, source: Any) -> Any:
     return report.identity if state else None
 
 
-def _memory(place: Place) -> Any:
+def _memory(place: DamagedRun) -> Any:
     from ropewalk.checkpoint.tiers.memory_tier import Memory
 
     return Memory(place.root / "memory")
 
 
-def _remote(place: Place) -> Any:
+def _remote(place: DamagedRun) -> Any:
     from ropewalk.checkpoint.tiers.remote_tier import Remote
 
     return Remote(str(place.root / "remote"), run=COPIES, retries=0)
@@ -263,7 +263,7 @@ def _remote(place: Place) -> Any:
 # Corpora of other programs
 
 
-def _load(place: Place) -> Load:
+def _load(place: DamagedRun) -> Load:
     """A corpus of tokens in Parquet, made when it is not there."""
     file = place.root / "corpus" / "tokens.parquet"
     if not file.exists():
@@ -275,12 +275,12 @@ def _load(place: Place) -> Load:
     return Load(corpus=(Corpus(path=str(file), format="parquet", column="input_ids"),), tokenizer=tokenizer)
 
 
-def _adopt(place: Place) -> Path:
+def _adopt(place: DamagedRun) -> Path:
     load = _load(place)
     return adopt(load, root=place.root / ADOPTED, adoption=plan_adoption(load), progress=Silent()).folder
 
 
-def read_adopted(place: Place, path: Path) -> Any:
+def read_adopted(place: DamagedRun, path: Path) -> Any:
     """As a run opens them that trains on this corpus; what is told of them, and made anew, counts as refused."""
     told: list[str] = []
     manifest = finished(path.parent, expected=plan_adoption(_load(place)).hash, say=told.append)

@@ -38,10 +38,10 @@ from ropewalk.train.settings import read_settings
 from ..data_doctor.predictions import read_record as read_predictions
 from ..plan_recipe import needs_torch
 from ..recipe import Recipe
-from .damage_beside import ADOPTED, READERS_BESIDE, Place, Reader, digest, read_adopted
+from .damage_beside import ADOPTED, READERS_BESIDE, DamagedRun, Reader, digest, read_adopted
 
 
-def _manifest(place: Place, path: Path) -> Any:
+def _manifest(place: DamagedRun, path: Path) -> Any:
     if _is_adopted(path):
         return read_adopted(place, path)
     manifest = read_manifest(place.data)
@@ -49,21 +49,21 @@ def _manifest(place: Place, path: Path) -> Any:
     return manifest
 
 
-def _tokenizer(place: Place, path: Path) -> Any:
+def _tokenizer(place: DamagedRun, path: Path) -> Any:
     if _is_adopted(path):
         return read_adopted(place, path)
     check_tokenizer(place.data, read_manifest(place.data))
     return digest(path)
 
 
-def _shard(place: Place, path: Path) -> Any:
+def _shard(place: DamagedRun, path: Path) -> Any:
     if _is_adopted(path):
         return read_adopted(place, path)
     entry = next(entry for entry in read_manifest(place.data).shards if entry.file == path.name)
     return _tokens(Shard(path, checksum=entry.checksum))
 
 
-def _table(place: Place, path: Path) -> Any:
+def _table(place: DamagedRun, path: Path) -> Any:
     """As `prepare explain`, `what-if` and `report` do, each of those that opens it."""
     told: list[Any] = [explain(place.data, place.document, sources=place.recipe.prepare.sources)]
     if path.name != "repeats.parquet":
@@ -73,17 +73,17 @@ def _table(place: Place, path: Path) -> Any:
     return told
 
 
-def _page(place: Place, path: Path) -> Any:
+def _page(place: DamagedRun, path: Path) -> Any:
     """As `prepare report`, which writes the file anew each time."""
     write_summary(place.data, place.recipe.prepare)
     return write_page(place.data).read_bytes()
 
 
-def _ngrams(place: Place, path: Path) -> Any:
+def _ngrams(place: DamagedRun, path: Path) -> Any:
     return NgramIndex(path.parent).verified()
 
 
-def _layout(place: Place, path: Path) -> Any:
+def _layout(place: DamagedRun, path: Path) -> Any:
     """As training opens its rows."""
     settings = read_settings(place.run)
     device = needs_torch("torch", "training").device("cpu")
@@ -97,56 +97,56 @@ def _layout(place: Place, path: Path) -> Any:
         opened.loader.close()
 
 
-def _inputs(place: Place, path: Path) -> Any:
+def _inputs(place: DamagedRun, path: Path) -> Any:
     return plan_inputs(place.recipe.prepare, seed=place.recipe.seed).hash
 
 
-def _used(place: Place, path: Path) -> Any:
+def _used(place: DamagedRun, path: Path) -> Any:
     return prune(path.parent.parent, path.stem, dry_run=True)
 
 
-def _encoded(place: Place, path: Path) -> Any:
+def _encoded(place: DamagedRun, path: Path) -> Any:
     return _tokens(open_chunk(path))
 
 
-def _substring(place: Place, path: Path) -> Any:
+def _substring(place: DamagedRun, path: Path) -> Any:
     found = read_repeats(path.parent)
     return None if found is None else [found.spans.to_pylist(), found.documents.to_pylist()]
 
 
-def _artifact(place: Place, path: Path) -> Any:
+def _artifact(place: DamagedRun, path: Path) -> Any:
     return read_table(path).to_pylist()
 
 
-def _made_tokenizer(place: Place, path: Path) -> Any:
+def _made_tokenizer(place: DamagedRun, path: Path) -> Any:
     return read_artifact(path)
 
 
-def _config(place: Place, path: Path) -> Any:
+def _config(place: DamagedRun, path: Path) -> Any:
     return load_resolved(place.run, Recipe).value
 
 
-def _stage(place: Place, path: Path) -> Any:
+def _stage(place: DamagedRun, path: Path) -> Any:
     return {**read_stage(place.run, path.stem), "seconds": None}
 
 
-def _plan(place: Place, path: Path) -> Any:
+def _plan(place: DamagedRun, path: Path) -> Any:
     return load_plan(place.run)
 
 
-def _results(place: Place, path: Path) -> Any:
+def _results(place: DamagedRun, path: Path) -> Any:
     return read_results(place.run)
 
 
-def _samples(place: Place, path: Path) -> Any:
+def _samples(place: DamagedRun, path: Path) -> Any:
     return read_samples(place.run)
 
 
-def _scores(place: Place, path: Path) -> Any:
+def _scores(place: DamagedRun, path: Path) -> Any:
     return read_documents(place.run)
 
 
-def _pages(place: Place, path: Path) -> Any:
+def _pages(place: DamagedRun, path: Path) -> Any:
     """As the report and the monitor show it; what is left out is named there."""
     view = read_run(place.run)
     left_out = [line for line in view.missing if line.startswith(path.name)]
@@ -155,11 +155,11 @@ def _pages(place: Place, path: Path) -> Any:
     return view.summary
 
 
-def _predictions(place: Place, path: Path) -> Any:
+def _predictions(place: DamagedRun, path: Path) -> Any:
     return read_predictions(place.run)
 
 
-def _checkpoint(place: Place, path: Path) -> Any:
+def _checkpoint(place: DamagedRun, path: Path) -> Any:
     wrong = verify_model(path.parent)
     if wrong:
         raise DamagedCheckpoint("\n".join(wrong))
@@ -167,7 +167,7 @@ def _checkpoint(place: Place, path: Path) -> Any:
     return identity(read_checkpoint_manifest(path.parent)) if path.name == FILE else digest(path)
 
 
-def _events(place: Place, path: Path) -> Any:
+def _events(place: DamagedRun, path: Path) -> Any:
     return list(read_events(path))
 
 

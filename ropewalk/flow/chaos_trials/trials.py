@@ -34,7 +34,7 @@ from ..run_or_recipe import RecipeLike, resolve_recipe
 from ..run_recipe import advance
 from ..run_stages import Result
 from ..start_from.start_from import RUNS
-from .trials_worker import Ended, Job
+from .trials_worker import Ended, TrialJob
 
 MARK = ".chaos"
 """File in the folder of the copies, which says that it may be removed."""
@@ -137,7 +137,7 @@ class Laboratory:
 
     def train(self, run: Path, **how: object) -> Ended:
         """Trains a copy in a child until it ends, one way or another."""
-        job = Job(run=str(run), timeout_s=120 + 20 * self.seconds if self.seconds else 1e9, **how)  # type: ignore[arg-type]
+        job = TrialJob(run=str(run), timeout_s=120 + 20 * self.seconds if self.seconds else 1e9, **how)  # type: ignore[arg-type]
         assert self._worker, "trains inside `working`"
         assert self._worker.stdin
         assert self._worker.stdout

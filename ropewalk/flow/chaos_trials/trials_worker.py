@@ -29,7 +29,7 @@ TIMED_OUT = -1000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Job:
+class TrialJob:
     """One child."""
 
     run: str
@@ -72,7 +72,7 @@ def serve() -> None:
         sys.stdout.flush()
 
 
-def _run(job: Job) -> Ended:
+def _run(job: TrialJob) -> Ended:
     start = time.monotonic()
     log, record = (Path(job.run) / name for name in ("chaos.log", "chaos.points"))
     child = os.fork()
@@ -95,7 +95,7 @@ def _wait(child: int, deadline: float) -> int:
         time.sleep(0.005)
 
 
-def _child(job: Job, log: Path, record: Path) -> None:
+def _child(job: TrialJob, log: Path, record: Path) -> None:
     """Never returns."""
     try:
         quiet = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
@@ -119,7 +119,7 @@ def _train(run: Path, disk: FaultyDisk | None) -> None:
         train(run, disk=disk)
 
 
-def _listen(job: Job, record: int) -> None:
+def _listen(job: TrialJob, record: int) -> None:
     """Notes the points that are passed, and strikes at the one that was chosen."""
     waiting = [job.after_s] if job.after_s is not None else []
 
@@ -141,11 +141,11 @@ def _strike_later(seconds: float) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _job(tree: dict[str, Any]) -> Job:
+def _job(tree: dict[str, Any]) -> TrialJob:
     fault = tree.pop("fault")
     if fault:
         fault["on"] = tuple(fault["on"])
-    return Job(**tree, fault=Fault(**fault) if fault else None)
+    return TrialJob(**tree, fault=Fault(**fault) if fault else None)
 
 
 if __name__ == "__main__":

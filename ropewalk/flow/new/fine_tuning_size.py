@@ -14,8 +14,8 @@ from ropewalk.plan.speed import Speed
 from ..start_from.base_model import Base
 from .sizing import (
     VALIDATION_SHARE,
+    Decision,
     Facts,
-    Given,
     Sizing,
     amount_of_steps,
     batch_tokens_for,
@@ -66,28 +66,28 @@ def _spec(base: Base) -> Spec:
 
 def _settings(
     base: Base, spec: Spec, *, batch: int, steps: int, data_tokens: float, limited_by: str
-) -> dict[str, Given]:
+) -> dict[str, Decision]:
     row = spec.sequence_length
     seen = steps * batch * row / data_tokens
     reason = "more would be learned by heart" if limited_by == "data" else "as far as the time goes"
     found = {
-        "train.start_from": Given(value=base.place, reason="shape, tokenizer and length of rows come from there"),
-        "train.steps": Given(value=steps, reason=f"{seen:.2g} times the data; {reason}"),
-        "train.batch_size": Given(value=batch, reason=f"{batch} x {row} = {batch * row:,} tokens a step"),
-        "train.validate_every_steps": Given(value=every_for(steps), reason="about ten times in the run"),
-        "train.log_every_steps": Given(value=max(1, nice(steps / 80)), reason=""),
-        "train.schedule.peak_lr": Given(
+        "train.start_from": Decision(value=base.place, reason="shape, tokenizer and length of rows come from there"),
+        "train.steps": Decision(value=steps, reason=f"{seen:.2g} times the data; {reason}"),
+        "train.batch_size": Decision(value=batch, reason=f"{batch} x {row} = {batch * row:,} tokens a step"),
+        "train.validate_every_steps": Decision(value=every_for(steps), reason="about ten times in the run"),
+        "train.log_every_steps": Decision(value=max(1, nice(steps / 80)), reason=""),
+        "train.schedule.peak_lr": Decision(
             value=float(f"{_LR_SHARE * lr_for(spec.width):.1e}"),
             reason="a fifth of what this width takes from random weights",
         ),
-        "checkpoint.save_every_steps": Given(
+        "checkpoint.save_every_steps": Decision(
             value=every_for(steps), reason="an interrupted run repeats no more than this"
         ),
     }
     share = share_for_validation(row, data_tokens)
     if share > VALIDATION_SHARE:
         reason = "of so little data, a smaller share would not fill a few rows"
-        found["prepare.validation_share"] = Given(value=share, reason=reason)
+        found["prepare.validation_share"] = Decision(value=share, reason=reason)
     if row <= Evaluate().prompt_tokens:
-        found["evaluate.prompt_tokens"] = Given(value=row // 2, reason="rows are short")
+        found["evaluate.prompt_tokens"] = Decision(value=row // 2, reason="rows are short")
     return found

@@ -18,7 +18,7 @@ from ropewalk.prepare.inspection.survey import Surveyed, survey
 from ..reference import commented_recipe
 from ..start_from.base_model import open_base
 from .fine_tuning_size import size_tuning
-from .sizing import Facts, Given, Sizing, size_run
+from .sizing import Decision, Facts, Sizing, size_run
 
 MINUTES = 10
 """That a recipe is sized for, unless hours are given."""
@@ -157,24 +157,24 @@ def _facts(sources: Sequence[Surveyed]) -> Facts:
     )
 
 
-def _source_settings(source: Surveyed) -> dict[str, Given]:
+def _source_settings(source: Surveyed) -> dict[str, Decision]:
     """Every setting of a source that was found, by key."""
-    settings = {key: Given(value=found.value, reason=found.reason) for key, found in source.settings.items()}
+    settings = {key: Decision(value=found.value, reason=found.reason) for key, found in source.settings.items()}
     return {
-        "name": Given(value=source.name, reason=""),
-        "paths": Given(value=source.paths, reason="; ".join(_source_lines(source, named=False))),
+        "name": Decision(value=source.name, reason=""),
+        "paths": Decision(value=source.paths, reason="; ".join(_source_lines(source, named=False))),
         **settings,
     }
 
 
-def _other_settings(speed: Speed, *, chat: bool, machine_has_gpu: bool) -> dict[str, Given]:
-    found: dict[str, Given] = {}
+def _other_settings(speed: Speed, *, chat: bool, machine_has_gpu: bool) -> dict[str, Decision]:
+    found: dict[str, Decision] = {}
     if chat:
-        found["prepare.chat.template"] = Given(
+        found["prepare.chat.template"] = Decision(
             value="chatml", reason="the tokenizer is trained here, so that it gets the markers of this template"
         )
     if speed.device == "cuda" and not machine_has_gpu:
-        found["plan.device"] = Given(
+        found["plan.device"] = Decision(
             value="cuda", reason="sized for a GPU: `auto` would train for days where there is none"
         )
     return found

@@ -77,7 +77,7 @@ class Facts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Given:
+class Decision:
     """A setting that was decided, and why."""
 
     value: Any
@@ -88,7 +88,7 @@ class Given:
 class Sizing:
     """What was decided, by dotted key of the recipe, and what follows from it."""
 
-    settings: dict[str, Given]
+    settings: dict[str, Decision]
     parameters: int
     data_tokens: int
     """Of all the data, by estimate."""
@@ -260,37 +260,39 @@ def amount_of_steps(steps: float) -> int:
     return max(20, round(whole, 2 - len(str(whole))))
 
 
-def _settings(facts: Facts, best: _Choice, *, batch: int, steps: int, tokens: int) -> dict[str, Given]:
+def _settings(facts: Facts, best: _Choice, *, batch: int, steps: int, tokens: int) -> dict[str, Decision]:
     spec = best.spec
     every = every_for(steps)
     rate = lr_for(best.width)
     found = {
-        "prepare.tokenizer.vocab_size": Given(value=spec.vocabulary, reason=_vocabulary_reason(facts, spec.vocabulary)),
-        "load.sequence_length": Given(value=spec.sequence_length, reason=_length_reason(facts, spec)),
-        "model.layers": Given(
+        "prepare.tokenizer.vocab_size": Decision(
+            value=spec.vocabulary, reason=_vocabulary_reason(facts, spec.vocabulary)
+        ),
+        "load.sequence_length": Decision(value=spec.sequence_length, reason=_length_reason(facts, spec)),
+        "model.layers": Decision(
             value=best.layers,
             reason=f"{amount(best.parameters)} parameters: {tokens / best.parameters:.0f} tokens for each",
         ),
-        "model.width": Given(value=best.width, reason=""),
-        "model.heads": Given(value=best.heads, reason=f"{best.width // best.heads} features each"),
-        "train.steps": Given(value=steps, reason=_steps_reason(best, tokens)),
-        "train.batch_size": Given(
+        "model.width": Decision(value=best.width, reason=""),
+        "model.heads": Decision(value=best.heads, reason=f"{best.width // best.heads} features each"),
+        "train.steps": Decision(value=steps, reason=_steps_reason(best, tokens)),
+        "train.batch_size": Decision(
             value=batch, reason=f"{batch} x {spec.sequence_length} = {batch * spec.sequence_length:,} tokens a step"
         ),
-        "train.validate_every_steps": Given(value=every, reason="about ten times in the run"),
-        "train.log_every_steps": Given(value=max(1, nice(steps / 80)), reason=""),
-        "train.optimizer.kind": Given(value="muon", reason="the best of those tried with models of this size"),
-        "train.optimizer.rest_lr_ratio": Given(value=2.0, reason="goes with it"),
-        "train.schedule.peak_lr": Given(value=rate, reason=f"for a width of {best.width}: wider models take less"),
-        "checkpoint.save_every_steps": Given(value=every, reason="an interrupted run repeats no more than this"),
+        "train.validate_every_steps": Decision(value=every, reason="about ten times in the run"),
+        "train.log_every_steps": Decision(value=max(1, nice(steps / 80)), reason=""),
+        "train.optimizer.kind": Decision(value="muon", reason="the best of those tried with models of this size"),
+        "train.optimizer.rest_lr_ratio": Decision(value=2.0, reason="goes with it"),
+        "train.schedule.peak_lr": Decision(value=rate, reason=f"for a width of {best.width}: wider models take less"),
+        "checkpoint.save_every_steps": Decision(value=every, reason="an interrupted run repeats no more than this"),
     }
     if best.validation_share > VALIDATION_SHARE:
-        held_out = Given(
+        held_out = Decision(
             value=best.validation_share, reason="of so little data, a smaller share would not fill a few rows"
         )
         found["prepare.validation_share"] = held_out
     if best.spec.sequence_length <= Evaluate().prompt_tokens:
-        found["evaluate.prompt_tokens"] = Given(value=best.spec.sequence_length // 2, reason="rows are short")
+        found["evaluate.prompt_tokens"] = Decision(value=best.spec.sequence_length // 2, reason="rows are short")
     return found
 
 

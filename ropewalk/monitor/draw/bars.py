@@ -25,14 +25,14 @@ class Bar:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class BarGroup:
     """Bars under a common title; without a title they stand alone."""
 
     title: str
     bars: Sequence[Bar]
 
 
-def bar_figure(title: str, unit: str, groups: Sequence[Group], *, wide: int = 524, note: str = "") -> Markup:
+def bar_figure(title: str, unit: str, groups: Sequence[BarGroup], *, wide: int = 524, note: str = "") -> Markup:
     """The bars as a figure, on one scale from zero, for a wide page and for a phone."""
     caption = element("figcaption", element("strong", title), element("span", unit, class_="unit"))
     drawings = [
@@ -42,7 +42,7 @@ def bar_figure(title: str, unit: str, groups: Sequence[Group], *, wide: int = 52
     return element("figure", caption, drawings, element("p", note, class_="note") if note else None)
 
 
-def _drawing(groups: Sequence[Group], width: int, name: str) -> Markup:
+def _drawing(groups: Sequence[BarGroup], width: int, name: str) -> Markup:
     largest = max((bar.value for group in groups for bar in group.bars), default=0.0)
     left = 14 + 7 * max((len(bar.label) for group in groups for bar in group.bars), default=0)
     room = width - left - VALUE

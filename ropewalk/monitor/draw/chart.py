@@ -52,7 +52,7 @@ class Chart:
 
 
 @dataclass(frozen=True, slots=True)
-class Size:
+class Canvas:
     """Pixels of a drawing, margins included."""
 
     width: int
@@ -63,11 +63,11 @@ class Size:
     bottom: int = 36
 
 
-FULL = (Size(1080, 320, left=48), Size(358, 240))
-HALF = (Size(524, 210), Size(358, 190))
+FULL = (Canvas(1080, 320, left=48), Canvas(358, 240))
+HALF = (Canvas(524, 210), Canvas(358, 190))
 
 
-def figure(chart: Chart, sizes: tuple[Size, Size] = FULL) -> Markup:
+def figure(chart: Chart, sizes: tuple[Canvas, Canvas] = FULL) -> Markup:
     """The chart with title and legend, wide and narrow."""
     whole = [_finite(one) for one in chart.series]
     series = [thinned(one) for one in whole]
@@ -120,7 +120,7 @@ def _thinning(drawn: Series, full: Series) -> str:
     return f"{len(full.points):,} values are drawn as {len(drawn.points):,} means of neighbours."
 
 
-def _drawing(chart: Chart, series: list[Series], size: Size) -> Markup:
+def _drawing(chart: Chart, series: list[Series], size: Canvas) -> Markup:
     x, y = _scales(chart, series, size)
     lines = [_marks(one, x, y) for one in series]
     cursor = element("line", y1=size.top, y2=size.height - size.bottom, class_="cursor", visibility="hidden")
@@ -141,7 +141,7 @@ def _drawing(chart: Chart, series: list[Series], size: Size) -> Markup:
     )
 
 
-def _scales(chart: Chart, series: list[Series], size: Size) -> tuple[Scale, Scale]:
+def _scales(chart: Chart, series: list[Series], size: Canvas) -> tuple[Scale, Scale]:
     xs = [x for one in series for x, _ in one.points] or [0.0, 1.0]
     ys = [y for one in series for _, y in one.points] or [0.0, 1.0]
     low, high = padded(min(ys), max(ys))
@@ -153,7 +153,7 @@ def _scales(chart: Chart, series: list[Series], size: Size) -> tuple[Scale, Scal
     )
 
 
-def _y_axis(y: Scale, x: Scale, size: Size) -> Markup:
+def _y_axis(y: Scale, x: Scale, size: Canvas) -> Markup:
     ticks = y.ticks(max(2, size.height // 45))
     return joined(
         joined(
@@ -166,7 +166,7 @@ def _y_axis(y: Scale, x: Scale, size: Size) -> Markup:
     )
 
 
-def _x_axis(x: Scale, y: Scale, size: Size, counted: str) -> Markup:
+def _x_axis(x: Scale, y: Scale, size: Canvas, counted: str) -> Markup:
     """Ticks with their values; the axis is named at its right end, on a line of its own."""
     ticks = x.ticks(max(2, size.width // 80))
     shown = zip(ticks, tick_labels(ticks), strict=True)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from ropewalk.base.progress import amount
 
-from ..funnel import Flow, Link, Measure, Node, size_of
+from ..funnel import Flow, FunnelLink, Measure, Node, size_of
 from .markup import Markup, element, joined, number
 
 WIDTH = 1080
@@ -154,7 +154,7 @@ def _ribbons(flow: Flow, boxes: dict[str, Box], scale: float, measure: Measure) 
     order = {node.key: index for index, node in enumerate(flow.nodes)}
     labels = {node.key: node.label for node in flow.nodes}
 
-    def rank(link: Link) -> tuple[bool, int, int]:
+    def rank(link: FunnelLink) -> tuple[bool, int, int]:
         return link.end.startswith("removed:"), order[link.end], flow.sources.index(link.source)
 
     drawn = []
@@ -177,7 +177,7 @@ def _ribbons(flow: Flow, boxes: dict[str, Box], scale: float, measure: Measure) 
     return drawn
 
 
-def _told(link: Link, measure: Measure) -> str:
+def _told(link: FunnelLink, measure: Measure) -> str:
     return f"{link.documents:,} documents" if measure == "documents" else amount(link.bytes or 0, "B")
 
 

@@ -13,13 +13,11 @@ from ropewalk.base.files import committed_file
 from ropewalk.base.progress import amount
 from ropewalk.base.seal import read_sealed
 
-from ..draw.bars import Bar, Group, bar_figure
-from ..draw.markup import Markup, element
+from ..draw.bars import Bar, BarGroup, bar_figure
+from ..draw.markup import Child, Markup, element
 from ..values import finite, mapping, text, whole
 from .corpus import funnel_figures
-from .overlap import overlap_section
 from .page import empty, page, scrolling, section, table, warning_box
-from .removed import removed_section
 
 FILE, PAGE = "report.json", "report.html"
 FORMAT = 2
@@ -27,6 +25,10 @@ SEALED_SINCE = 2
 
 MOST_PARTS = 10
 """Sources, domains or languages with a bar of their own."""
+MOST_RULES = 16
+"""Rules on the page, those that most documents break first."""
+OPEN_RULES = 4
+"""Rules whose samples are in sight; the others unfold."""
 
 
 def write_page(folder: Path) -> Path:
@@ -51,8 +53,8 @@ def render(tree: Mapping[str, Any], *, name: str) -> Markup:
     manifest = mapping(tree.get("manifest"))
     sections = [
         section("Funnel", *funnel_figures(manifest)),
-        overlap_section(mapping(tree.get("overlap"))),
-        removed_section(_rows(tree, "samples")),
+        _overlap_section(mapping(tree.get("overlap"))),
+        _removed_section(_rows(tree, "samples")),
         _repeats_section(mapping(tree.get("repeats"))),
         _fertility_section(_rows(tree, "fertility")),
         _composition_section(mapping(tree.get("composition"))),
@@ -88,6 +90,93 @@ def _total(shards: list[Mapping[str, Any]], split: str, field: str) -> int:
     return sum(whole(shard.get(field)) or 0 for shard in shards if shard.get("split") == split)
 
 
+def _overlap_section(overlap: Mapping[str, Any]) -> Markup:
+    """A table: row and column are rules, a cell is darker the larger the share of the row's documents."""
+    rules = overlap.get("rules")
+    counts = overlap.get("documents")
+    alone = overlap.get("alone")
+    if not isinstance(rules, list) or not isinstance(counts, list) or not isinstance(alone, list) or not rules:
+        return section("Overlap of rules", empty("No document breaks a rule."))
+    order = sorted(range(len(rules)), key=lambda place: (-_cell_count(counts, place, place), str(rules[place])))
+    shown = order[:MOST_RULES]
+    head = element(
+        "tr",
+        element("th", "rule"),
+        element("th", "documents", class_="num"),
+        element("th", "no other rule", class_="num"),
+        [element("th", str(number), class_="num", title=str(rules[place])) for number, place in enumerate(shown, 1)],
+    )
+    body = [
+        element(
+            "tr",
+            element("td", f"{number}  {rules[place]}"),
+            element("td", f"{_cell_count(counts, place, place):,}", class_="num"),
+            element("td", f"{whole(alone[place]) or 0:,}", class_="num"),
+            [_overlap_cell(counts, place, other) for other in shown],
+        )
+        for number, place in enumerate(shown, 1)
+    ]
+    left_out = len(rules) - len(shown)
+    note = f" {left_out} further rules are in report.json." if left_out else ""
+    lead = element(
+        "p",
+        "Of the documents that break the rule of a row, how many break the rule of a column too. All rules are asked "
+        f"of all documents; the first that a document breaks removes it.{note}",
+        class_="lead muted",
+    )
+    matrix = element("table", element("thead", head), element("tbody", body), class_="overlap")
+    return section("Overlap of rules", lead, scrolling(matrix))
+
+
+def _overlap_cell(counts: list[Any], row: int, column: int) -> Markup:
+    if row == column:
+        return element("td", "–", class_="num muted")
+    both, all_of_row = _cell_count(counts, row, column), _cell_count(counts, row, row)
+    share = both / all_of_row if all_of_row else 0.0
+    return element("td", f"{both:,}", class_=f"num share-{round(share * 5)}", title=f"{share:.0%}")
+
+
+def _cell_count(counts: list[Any], row: int, column: int) -> int:
+    line = counts[row] if row < len(counts) and isinstance(counts[row], list) else []
+    return (whole(line[column]) or 0) if column < len(line) else 0
+
+
+def _removed_section(samples: list[Mapping[str, Any]]) -> Markup:
+    """A fold for every rule, by stage, with some documents that it removed."""
+    if not samples:
+        return section("Removed, for example", empty("Nothing was removed."))
+    rules: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    for sample in samples:
+        rules.setdefault((text(sample.get("stage")), text(sample.get("rule"))), []).append(sample)
+    folds = [
+        element(
+            "details",
+            element("summary", f"{stage}: {rule}"),
+            element("div", [_card(sample) for sample in found], class_="pair cards"),
+            open=number < OPEN_RULES,
+        )
+        for number, ((stage, rule), found) in enumerate(rules.items())
+    ]
+    return section("Removed, for example", folds)
+
+
+def _card(sample: Mapping[str, Any]) -> Markup:
+    head = element("header", element("span", text(sample.get("id"))), element("span", _measured(sample)))
+    body: list[Child] = [element("pre", text(sample.get("text")) or "(no text)")]
+    if sample.get("partner"):
+        body.append(element("header", element("span", f"stays: {text(sample.get('partner'))}")))
+        if sample.get("partner_text") is not None and sample.get("partner_text") != sample.get("text"):
+            body.append(element("pre", text(sample.get("partner_text"))))
+    return element("article", head, body)
+
+
+def _measured(sample: Mapping[str, Any]) -> str:
+    value, threshold = finite(sample.get("value")), finite(sample.get("threshold"))
+    if value is None:
+        return ""
+    return f"{value:g}" + (f", limit {threshold:g}" if threshold is not None else "")
+
+
 def _repeats_section(repeats: Mapping[str, Any]) -> Markup:
     """How many texts occur how often, before copies were removed."""
     bars = [mapping(bar) for bar in repeats.get("bars") or ()]
@@ -97,7 +186,7 @@ def _repeats_section(repeats: Mapping[str, Any]) -> Markup:
     drawn = [_bar(bar) for bar in seen]
     note = "Equal and near-equal texts together, all copies counted, as they were read."
     warning = text(repeats.get("warning"))
-    figure = bar_figure("Text by how often it occurs", "bytes, all copies", [Group("", drawn)], wide=1080, note=note)
+    figure = bar_figure("Text by how often it occurs", "bytes, all copies", [BarGroup("", drawn)], wide=1080, note=note)
     return section("Repeats", warning_box([warning] if warning else []), figure)
 
 
@@ -143,7 +232,7 @@ def _composition_section(composition: Mapping[str, Any]) -> Markup:
         rows = _rows(composition, kind)
         if rows:
             groups = [
-                Group(title, _parts(rows, key))
+                BarGroup(title, _parts(rows, key))
                 for title, key in (("as read", "read_bytes"), ("as kept", "kept_bytes"))
                 if any(row.get(key) is not None for row in rows)
             ]

@@ -7,9 +7,9 @@ from typing import Any
 
 from ropewalk.base.progress import amount
 
-from ..draw.bars import Bar, Group, bar_figure
+from ..draw.bars import Bar, BarGroup, bar_figure
 from ..draw.markup import Child, Markup, element
-from ..run_view import RunView, Sample
+from ..run_view import Completion, RunView
 from ..values import finite, mapping
 from .page import badge, empty, section, table
 
@@ -69,14 +69,16 @@ def samples_section(view: RunView) -> Markup:
     return section("Samples", legend, element("div", cards[:SHOWN_SAMPLES], class_="pair cards"), rest)
 
 
-def _group(title: str, values: Mapping[str, Any]) -> Group:
+def _group(title: str, values: Mapping[str, Any]) -> BarGroup:
     rows = (
         ("model", "bits_per_byte", "tone-0"),
         ("xz", "xz_bits_per_byte", "plain"),
         ("zlib", "zlib_bits_per_byte", "plain"),
     )
     found = [(label, finite(values.get(key)), tone) for label, key, tone in rows]
-    return Group(title, [Bar(label, value, f"{value:.3f}", tone) for label, value, tone in found if value is not None])
+    return BarGroup(
+        title, [Bar(label, value, f"{value:.3f}", tone) for label, value, tone in found if value is not None]
+    )
 
 
 def _row(values: Mapping[str, Any]) -> tuple[str, str, str]:
@@ -93,12 +95,12 @@ def _step_note(view: RunView) -> str:
     return f"checkpoint of step {step:,.0f}" if step is not None else ""
 
 
-def _parsing(samples: tuple[Sample, ...]) -> str:
+def _parsing(samples: tuple[Completion, ...]) -> str:
     judged = [sample.parses for sample in samples if sample.parses is not None]
     return f" {sum(judged)} of {len(judged)} completions of code parse as Python." if judged else ""
 
 
-def _card(sample: Sample) -> Markup:
+def _card(sample: Completion) -> Markup:
     head = [element("span", " · ".join(dict.fromkeys(filter(None, (sample.domain, sample.source)))))]
     if sample.parses is not None:
         head.append(badge("parses", "good") if sample.parses else badge("does not parse", "bad"))

@@ -9,7 +9,7 @@ from typing import Any
 from ropewalk.base.events import Event
 from ropewalk.base.progress import duration
 
-from ..draw.bars import Bar, Group, bar_figure
+from ..draw.bars import Bar, BarGroup, bar_figure
 from ..draw.markup import Child, Markup, element
 from ..run_view import RunView, Setting, Stage
 from ..values import mapping, number, text, whole
@@ -26,7 +26,7 @@ def time_section(view: RunView) -> Markup:
     if not timed:
         return section("Time", empty(f"No stage has finished yet. {waiting}".strip()))
     bars = [Bar(_stage_label(stage), seconds, duration(seconds), "tone-0") for stage, seconds in timed]
-    return section("Time", bar_figure("By stage", "wall clock", [Group("", bars)], wide=1080, note=waiting))
+    return section("Time", bar_figure("By stage", "wall clock", [BarGroup("", bars)], wide=1080, note=waiting))
 
 
 def events_section(view: RunView) -> Markup:

@@ -8,7 +8,7 @@ from pathlib import Path
 from ropewalk.base.files import committed_file
 
 from ..draw.markup import Child, Markup, element
-from ..headline import Figure, key_figures, verdict
+from ..headline import KeyFigure, key_figures, verdict
 from ..run_view import RunView, read_run
 from .corpus import corpus_section
 from .layer_maps import layers_section
@@ -58,7 +58,7 @@ def _header(view: RunView) -> Markup:
     )
 
 
-def _tile(figure: Figure) -> Markup:
+def _tile(figure: KeyFigure) -> Markup:
     note = element("dd", figure.note, class_="against") if figure.note else None
     return element("div", element("dt", figure.name), element("dd", figure.value, class_="figure"), note)
 

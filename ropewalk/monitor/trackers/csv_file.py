@@ -14,15 +14,14 @@ from pathlib import Path
 
 from ropewalk.base.errors import UserError
 
-from ..figures import FIGURES
-from ..follow import Point
+from ..follow import CURVE_FIELDS, Point
 from .appending import AppendedFile
 
-COLUMNS = ("run", "step", "time", *(figure.column for figure in FIGURES))
+COLUMNS = ("run", "step", "time", *(figure.column for figure in CURVE_FIELDS))
 PIECE = 1 << 20
 
 
-class Table:
+class CsvTracker:
     """A tracker that writes the file `place`."""
 
     def __init__(self, place: Path, run: str) -> None:
@@ -84,7 +83,7 @@ class Table:
 
     def _row(self, points: list[Point]) -> bytes:
         figures = {name: value for point in points for name, value in point.figures.items()}
-        values = (figures.get(figure.name) for figure in FIGURES)
+        values = (figures.get(figure.name) for figure in CURVE_FIELDS)
         shown = ("" if value is None else _number(value) for value in values)
         return _line([self._run, str(points[0].step), _number(points[0].time), *shown])
 

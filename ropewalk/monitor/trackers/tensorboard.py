@@ -25,7 +25,7 @@ ENDING = ".ropewalk"
 PIECE = 1 << 20
 
 
-class EventFile:
+class TensorBoardTracker:
     """A tracker that writes one file in the folder `place/run`."""
 
     def __init__(self, place: Path, run: str) -> None:

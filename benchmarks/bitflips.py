@@ -21,7 +21,9 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 
-from ropewalk.checkpoint.tensors import State, load, save
+from ropewalk.checkpoint.read.load import load
+from ropewalk.checkpoint.run_state import State
+from ropewalk.checkpoint.write.save import save
 from ropewalk.model.config import Model
 from ropewalk.model.spec import resolve
 

@@ -74,7 +74,7 @@ class Ours:
         self.fence, self.close = self._checkpointer.fence, self._checkpointer.close
 
     def save(self, step: int) -> None:
-        from ropewalk.checkpoint.tensors import State
+        from ropewalk.checkpoint.run_state import State
 
         self._checkpointer.save(
             State(

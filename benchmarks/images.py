@@ -81,8 +81,8 @@ class PillowDataset(torch.utils.data.Dataset):
         from PIL import Image
 
         image = Image.open(self.files[index]).convert("RGB")
-        region = random_box(*image.size)
-        image = image.resize((SIZE, SIZE), Image.Resampling.BILINEAR, region=region)
+        box = random_box(*image.size)
+        image = image.resize((SIZE, SIZE), Image.Resampling.BILINEAR, box=box)
         if random.random() < 0.5:
             image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
         pixels = torch.from_numpy(np.asarray(image).copy()).permute(2, 0, 1).float().div_(255)
@@ -252,7 +252,7 @@ def difference(folder: Path, device: str) -> float:
     distances = []
     for place in range(0, BATCH, 4):
         item = loader.samples.item(int(numbers[place]))
-        top, left, bottom, right = windows.regions[place].astype(int).tolist()
+        top, left, bottom, right = windows.boxes[place].astype(int).tolist()
         image = Image.open(io.BytesIO(Path(item.file).read_bytes())).convert("RGB").crop((left, top, right, bottom))
         levels = np.asarray(image.resize((SIZE, SIZE), Image.Resampling.BILINEAR)).astype(np.float32)
         levels = levels[:, ::-1] if windows.flips[place] else levels

@@ -38,7 +38,7 @@ from harness import ROOT, finish
 sys.path.insert(0, str(ROOT))
 
 from ropewalk.checkpoint.config import Checkpoints
-from ropewalk.checkpoint.tensors import State
+from ropewalk.checkpoint.run_state import State
 from ropewalk.model.config import Model
 from ropewalk.model.decoder import Decoder
 from ropewalk.model.spec import Spec, resolve

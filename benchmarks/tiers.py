@@ -31,14 +31,14 @@ sys.path.insert(0, str(ROOT))
 
 from ropewalk.checkpoint.commit import Attempt
 from ropewalk.checkpoint.read.tiered_load import DiskSource, restore
-from ropewalk.checkpoint.shard_file import Pace
-from ropewalk.checkpoint.shard_layout import held
-from ropewalk.checkpoint.tensors import State, groups_of, manifest_of, save, write_parts
-from ropewalk.checkpoint.tiers.gap_scheduler import Forecast, Gate, Learner
-from ropewalk.checkpoint.tiers.memory_tier import Memory, MemorySource
+from ropewalk.checkpoint.run_state import State, groups_of, local_shards, manifest_of
+from ropewalk.checkpoint.tiers.gap_scheduler import TrafficLearner, TransferForecast, TransferGate
+from ropewalk.checkpoint.tiers.memory_tier import MemorySource, MemoryTier
 from ropewalk.checkpoint.tiers.peer_tier import Peer, PeerServer, PeerSource
-from ropewalk.checkpoint.tiers.remote_tier import Remote, RemoteSource
-from ropewalk.checkpoint.tiers.tier import Key, Source
+from ropewalk.checkpoint.tiers.remote_tier import RemoteSource, RemoteTier
+from ropewalk.checkpoint.tiers.tier import CopySource, ShardKey
+from ropewalk.checkpoint.write.save import save, write_tensor_files
+from ropewalk.checkpoint.write.shard_writer import RateLimiter
 from ropewalk.model.config import Model
 from ropewalk.model.spec import resolve
 
@@ -67,7 +67,7 @@ class Throttled(LocalFileSystem):
 
 
 _turn = threading.Lock()
-_pace = Pace(BYTES_PER_S)
+_pace = RateLimiter(BYTES_PER_S)
 
 
 def main() -> None:
@@ -101,13 +101,13 @@ def main() -> None:
 
 def measure(size: int, fast: Path, slow: Path, peer: Peer) -> tuple[dict[str, float], dict[str, Any]]:
     state = make_state(size)
-    memory, remote = Memory(fast / "own", limit_bytes=4 * size), Remote(f"throttled://{slow}/store", "run")
+    memory, remote = MemoryTier(fast / "own", limit_bytes=4 * size), RemoteTier(f"throttled://{slow}/store", "run")
     keep_s = [keep(memory, state, step) for step in (1, 2, 3, state.step)]
     key = memory.shards("run")[-1]
     sent = peer.put(key, memory.path(key))
     path = save(slow / "disk", state)
     remote.upload(path)
-    places: dict[str, Source] = {
+    places: dict[str, CopySource] = {
         "own memory": MemorySource(memory, "run"),
         "peer": PeerSource(peer, "run"),
         "disk": DiskSource(slow / "disk", "run"),
@@ -133,9 +133,9 @@ def measure(size: int, fast: Path, slow: Path, peer: Peer) -> tuple[dict[str, fl
     return figures, quality
 
 
-def forecasts(memory: Memory, key: Key, peer: Peer) -> dict[str, float]:
+def forecasts(memory: MemoryTier, key: ShardKey, peer: Peer) -> dict[str, float]:
     """Sends a shard through the gaps of a simulated step, again and again; how far off the model was."""
-    learner, forecast, stop = Learner(), Forecast(), threading.Event()
+    learner, forecast, stop = TrafficLearner(), TransferForecast(), threading.Event()
 
     def steps() -> None:
         while not stop.is_set():
@@ -149,7 +149,7 @@ def forecasts(memory: Memory, key: Key, peer: Peer) -> dict[str, float]:
     time.sleep(20 * STEP_S)
     errors = []
     for _ in range(6):
-        gate = Gate(slice_bytes=1 << 20, expected_bytes_per_s=forecast.bytes_per_s, learner=learner)
+        gate = TransferGate(slice_bytes=1 << 20, expected_bytes_per_s=forecast.bytes_per_s, learner=learner)
         predicted = forecast.seconds(
             sum(file.stat().st_size for file in memory.path(key).iterdir()), learner.profile(), chunk=1 << 20
         )
@@ -162,15 +162,17 @@ def forecasts(memory: Memory, key: Key, peer: Peer) -> dict[str, float]:
     return {"traffic model, median error": round(statistics.median(errors), 3)}
 
 
-def keep(memory: Memory, state: State, step: int) -> float:
+def keep(memory: MemoryTier, state: State, step: int) -> float:
     """Copies the state to memory; the seconds it takes."""
-    parts = {group: list(held(tensors)) for group, tensors in groups_of(state).items()}
+    parts = {group: list(local_shards(tensors)) for group, tensors in groups_of(state).items()}
     start = time.perf_counter()
     memory.keep(
-        Key(run="run", step=step),
+        ShardKey(run="run", step=step),
         manifest_of(state),
         size=sum(part.local.nbytes for group in parts.values() for part in group),
-        write=lambda place, disk: write_parts(place, parts, tokenizer=state.tokenizer, disk=disk, attempt=Attempt()),
+        write=lambda place, disk: write_tensor_files(
+            place, parts, tokenizer=state.tokenizer, disk=disk, attempt=Attempt()
+        ),
     )
     return time.perf_counter() - start
 
@@ -195,7 +197,7 @@ def start_peer(folder: Path) -> tuple[subprocess.Popen[str], str]:
 
 def serve(folder: Path) -> None:
     """A machine that keeps copies, until its standard input ends."""
-    server = PeerServer(Memory(folder), "127.0.0.1:0", secret=SECRET)
+    server = PeerServer(MemoryTier(folder), "127.0.0.1:0", secret=SECRET)
     print(server.address, flush=True)
     sys.stdin.read()
     server.close()

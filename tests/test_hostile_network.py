@@ -25,9 +25,9 @@ from ropewalk.base.events import read_events
 from ropewalk.base.network import connect, parse_json
 from ropewalk.checkpoint.format import identity, list_checkpoints, read_checkpoint_manifest
 from ropewalk.checkpoint.tiers import wire as shard_wire
-from ropewalk.checkpoint.tiers.memory_tier import Memory
+from ropewalk.checkpoint.tiers.memory_tier import MemoryTier
 from ropewalk.checkpoint.tiers.peer_tier import Peer, PeerServer
-from ropewalk.checkpoint.tiers.tier import Key
+from ropewalk.checkpoint.tiers.tier import ShardKey
 from ropewalk.checkpoint.tiers.tier_writer import memory_folder
 from ropewalk.load.cache import wire as cache_wire
 from ropewalk.load.cache.peers import Peers
@@ -53,14 +53,14 @@ class Services:
     """A process with both, and what is in them."""
 
     def __init__(self, folder: Path) -> None:
-        self.root, self.key = folder / "root", Key(run="run", step=1, attempt="a")
+        self.root, self.key = folder / "root", ShardKey(run="run", step=1, attempt="a")
         self.root.mkdir()
         (self.root / "data").write_bytes(random.Random(0).randbytes(5000))
         (folder / "outside").write_bytes(b"private" * 100)
         (self.root / "link").symlink_to(folder / "outside")
         (self.root / "way").symlink_to(folder)
-        self.shard = keep(Memory(folder / "memory"), 1)
-        self.manifest = read_checkpoint_manifest(Memory(folder / "memory").path(self.shard))
+        self.shard = keep(MemoryTier(folder / "memory"), 1)
+        self.manifest = read_checkpoint_manifest(MemoryTier(folder / "memory").path(self.shard))
         self.stderr = folder / "stderr"
         command = [sys.executable, "-m", "tests.hostile_server", str(folder)]
         with open(self.stderr, "w") as stderr:
@@ -257,14 +257,14 @@ class Training(Services):
         (folder / "secret").write_bytes(SECRET)
         (folder / "secret").chmod(0o600)
         (folder / "shm").mkdir()
-        self.theirs = PeerServer(Memory(folder / "theirs"), "127.0.0.1:0", secret=SECRET, timeout_s=20)
+        self.theirs = PeerServer(MemoryTier(folder / "theirs"), "127.0.0.1:0", secret=SECRET, timeout_s=20)
         self.peers, self.cache = (f"127.0.0.1:{free_port()}" for _ in range(2))
         secret = str(folder / "secret")
         flow.run("tiny.toml", [*SETTINGS, *listening(self, folder, secret)], until="plan")
         self.run = folder / "runs" / "tiny"
         self.root = next((folder / "prepared").glob("*/manifest.json")).parent
         (self.root / "data").write_bytes(random.Random(0).randbytes(5000))
-        memory = Memory(memory_folder(str(folder / "shm")))
+        memory = MemoryTier(memory_folder(str(folder / "shm")))
         self.shard = keep(memory, 1)  # of another run on this machine
         self.manifest = read_checkpoint_manifest(memory.path(self.shard))
         self.stderr, self.pace = folder / "stderr", folder / "pace"
@@ -396,7 +396,7 @@ ANSWERS = [
 
 @pytest.mark.parametrize("proof", ["right", "wrong", "short"])
 def test_a_client_believes_no_server_and_says_so_in_one_kind_of_error(tmp_path: Path, proof: str) -> None:
-    memory = Memory(tmp_path / "own")
+    memory = MemoryTier(tmp_path / "own")
     key = keep(memory, 1)
     listener = socket.create_server(("127.0.0.1", 0), backlog=64)
     address = f"127.0.0.1:{listener.getsockname()[1]}"

@@ -36,17 +36,16 @@ from .format import (
     file_entry,
     list_checkpoints,
     sealed,
+    step_of,
     step_path,
     tensor_entry,
 )
-from .policy.prune import step_of
-from .read.coverage import tiles
-from .regions import Region
+from .regions import Region, tiles
 from .shard_file import FileEntry
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Record:
+class RankRecord:
     """What one rank wrote."""
 
     files: dict[str, FileEntry]
@@ -70,7 +69,7 @@ def commit(
     folder: Path,
     manifest: CheckpointManifest,
     *,
-    write: Callable[[Path], Record],
+    write: Callable[[Path], RankRecord],
     disk: Disk,
     attempt: Attempt | None = None,
 ) -> Path:
@@ -103,7 +102,7 @@ def commit(
     return path
 
 
-def joined(manifest: CheckpointManifest, records: list[Record], *, path: Path) -> CheckpointManifest:
+def joined(manifest: CheckpointManifest, records: list[RankRecord], *, path: Path) -> CheckpointManifest:
     """The manifest with what all ranks wrote; raises StorageError when a number of a tensor is missing or doubled."""
     files: dict[str, FileEntry] = {}
     tensors: dict[str, dict[str, TensorEntry]] = {}
@@ -178,7 +177,7 @@ def _leave(disk: Disk, partial: Path, rank: int, told: dict[str, Any]) -> None:
     point(f"checkpoint.record:{rank}")
 
 
-def _gather(partial: Path, own: Record, attempt: Attempt) -> list[Record]:
+def _gather(partial: Path, own: RankRecord, attempt: Attempt) -> list[RankRecord]:
     records = [own]
     deadline = time.monotonic() + attempt.patience_s
     for rank in range(1, attempt.world):
@@ -198,7 +197,7 @@ def _gather(partial: Path, own: Record, attempt: Attempt) -> list[Record]:
     return records
 
 
-def _read_record(path: Path) -> Record | None:
+def _read_record(path: Path) -> RankRecord | None:
     try:
         data = path.read_bytes()
     except FileNotFoundError:
@@ -208,7 +207,7 @@ def _read_record(path: Path) -> Record | None:
     tree: dict[str, Any] = json.loads(data[16:])
     if "error" in tree:
         raise StorageError(f"{path}: this rank could not write its part ({tree['error']}); older ones are intact")
-    return Record(
+    return RankRecord(
         files={name: file_entry(entry) for name, entry in tree["files"].items()},
         tensors={
             group: {name: tensor_entry(entry) for name, entry in entries.items()}

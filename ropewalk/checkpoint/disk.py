@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Protocol
 
 
-class Open(Protocol):
+class WritableFile(Protocol):
     """A file being written, from its beginning."""
 
     def write(self, data: bytes | memoryview) -> None: ...
@@ -28,7 +28,7 @@ class Open(Protocol):
 class Disk(Protocol):
     """What a checkpoint asks of storage."""
 
-    def create(self, path: Path) -> contextlib.AbstractContextManager[Open]:
+    def create(self, path: Path) -> contextlib.AbstractContextManager[WritableFile]:
         """An empty file at `path`, in place of what was there."""
         ...
 
@@ -53,7 +53,7 @@ class LocalDisk:
     """A file system of this machine, or one mounted on it."""
 
     @contextlib.contextmanager
-    def create(self, path: Path) -> Iterator[Open]:
+    def create(self, path: Path) -> Iterator[WritableFile]:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
         try:
             yield _OpenFile(descriptor)
@@ -94,7 +94,7 @@ class _OpenFile:
         os.fsync(self._descriptor)
 
 
-class Watched:
+class WatchedDisk:
     """A disk that tells how long its slowest call under way has lasted: one that hangs never raises anything."""
 
     def __init__(self, disk: Disk) -> None:
@@ -107,7 +107,7 @@ class Watched:
         return max((now - began for began in list(self._began.values())), default=0.0)
 
     @contextlib.contextmanager
-    def create(self, path: Path) -> Iterator[Open]:
+    def create(self, path: Path) -> Iterator[WritableFile]:
         with contextlib.ExitStack() as stack:
             with self._call():
                 file = stack.enter_context(self._disk.create(path))
@@ -140,7 +140,7 @@ class Watched:
 
 
 class _WatchedFile:
-    def __init__(self, file: Open, disk: Watched) -> None:
+    def __init__(self, file: WritableFile, disk: WatchedDisk) -> None:
         self._file, self._disk = file, disk
 
     def write(self, data: bytes | memoryview) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from .disk import Disk, LocalDisk, Open
+from .disk import Disk, LocalDisk, WritableFile
 
 Call = Literal["create", "write", "sync", "make_folder", "rename", "sync_folder", "remove"]
 
@@ -47,7 +47,7 @@ class FaultyDisk:
         """Set, it lets what hangs go on."""
 
     @contextlib.contextmanager
-    def create(self, path: Path) -> Iterator[Open]:
+    def create(self, path: Path) -> Iterator[WritableFile]:
         self.meet("create", path)
         with self._disk.create(path) as file:
             yield _FaultyFile(file, path, self)
@@ -96,7 +96,7 @@ class FaultyDisk:
 
 
 class _FaultyFile:
-    def __init__(self, file: Open, path: Path, disk: FaultyDisk) -> None:
+    def __init__(self, file: WritableFile, path: Path, disk: FaultyDisk) -> None:
         self._file, self._path, self._disk = file, path, disk
 
     def write(self, data: bytes | memoryview) -> None:

@@ -22,8 +22,8 @@ from ropewalk.base.errors import DamagedCheckpoint, DataError
 from ropewalk.base.files import storage, upgraded
 from ropewalk.base.untrusted import Refused, open_inside, parse_json, plain_tree, read_inside
 
-from .read.validate import MANIFEST_BYTES, check_file, check_manifest, check_tensor, check_tree
-from .shard_file import CODES, FileEntry, Payload
+from .shard_file import FileEntry, ShardFile, item_bytes
+from .validate import MANIFEST_BYTES, check_file, check_manifest, check_tensor, check_tree
 
 FORMAT = 3
 FILE = "manifest.json"
@@ -31,6 +31,7 @@ LATEST = "latest.json"
 """Beside the checkpoints; names the newest."""
 REPLACED = ".replaced"
 """Suffix of a checkpoint while another of the same step takes its place."""
+TOKENIZER = "tokenizer.json"
 _PREFIX = "step-"
 _HEADER_BYTES = 100 << 20
 """The most of a safetensors header that any reader takes."""
@@ -112,6 +113,11 @@ class CheckpointManifest:
 def step_path(folder: Path, step: int) -> Path:
     """Where the checkpoint of `step` lies."""
     return folder / f"{_PREFIX}{step:08d}"
+
+
+def step_of(path: Path) -> int:
+    """The step of a checkpoint's folder."""
+    return int(path.name.removesuffix(REPLACED).rpartition("-")[2])
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
@@ -217,7 +223,7 @@ def verify_checkpoint(path: Path, *, shard: bool = False) -> list[str]:
 def _problems(path: Path, manifest: CheckpointManifest) -> Iterator[str]:
     for name, entry in manifest.files.items():
         try:
-            yield from Payload(path / name, entry, owners=manifest.places(name)).problems()
+            yield from ShardFile(path / name, entry, owners=manifest.places(name)).problems()
         except DataError as error:
             yield str(error)
 
@@ -261,12 +267,6 @@ def tensor_entry(tree: dict[str, Any]) -> TensorEntry:
 def piece_bytes(dtype: str, shape: tuple[int, ...]) -> int:
     """Bytes of a box of a type."""
     return math.prod(shape) * item_bytes(dtype)
-
-
-def item_bytes(dtype: str) -> int:
-    """Bytes of one number of a type, by torch's name."""
-    digits = "".join(filter(str.isdigit, CODES[dtype].split("_")[0]))
-    return int(digits or 8) // 8
 
 
 # Older formats

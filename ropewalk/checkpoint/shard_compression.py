@@ -23,7 +23,7 @@ _MOST_PLANES = 16
 Mode = Literal["off", "on", "auto"]
 
 
-class Packer:
+class CompressionPolicy:
     """Decides file by file whether packing makes a save durable sooner, from what disk and processor were measured to
     do."""
 
@@ -45,7 +45,7 @@ class Packer:
             return False
         part = sample[:SAMPLE_BYTES]
         start = time.perf_counter()
-        share = len(pack(part, item=item)) / len(part)
+        share = len(compress(part, item=item)) / len(part)
         seconds_a_byte = (time.perf_counter() - start) / len(part)
         return seconds_a_byte + share / self._bytes_per_s < 1 / self._bytes_per_s
 
@@ -55,7 +55,7 @@ class Packer:
             self._bytes_per_s = size / seconds
 
 
-def pack(raw: bytes | bytearray | memoryview, *, item: int) -> bytes:
+def compress(raw: bytes | bytearray | memoryview, *, item: int) -> bytes:
     """A frame: the number of planes in a byte, the size in four, and the packed bytes. What does not get smaller is
     left as it is, in no planes."""
     import numpy as np  # a tenth of a second that runs without packing need not spend
@@ -68,7 +68,7 @@ def pack(raw: bytes | bytearray | memoryview, *, item: int) -> bytes:
     return bytes([item]) + len(raw).to_bytes(4, "little") + packed
 
 
-def unpack(frame: memoryview, *, most_bytes: int = 1 << 32) -> bytes:
+def decompress(frame: memoryview, *, most_bytes: int = 1 << 32) -> bytes:
     """The bytes that became `frame`; ValueError when it is no frame, or says that it holds more than `most_bytes`."""
     if len(frame) < _HEADER_BYTES:
         raise ValueError(f"a frame of {len(frame)} bytes")

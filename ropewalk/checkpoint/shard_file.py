@@ -11,9 +11,7 @@ import itertools
 import json
 import mmap
 import os
-import threading
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +23,7 @@ from ropewalk.base.files import point, storage
 from ropewalk.base.untrusted import Refused, open_inside
 
 from .disk import Disk
-from .shard_compression import FRAME_BYTES, unpack
+from .shard_compression import FRAME_BYTES, decompress
 
 CHUNK_BYTES = 4 << 20
 """Large enough that a manifest of a terabyte has 2.6e5 hashes, small enough that one tensor is read alone. The hash
@@ -51,17 +49,10 @@ CODES = {
 """torch's names of types -> safetensors'."""
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
-    """One tensor, or a rank's piece of it, to be written."""
-
-    name: str
-    dtype: str
-    """torch's name: `bfloat16`."""
-    shape: tuple[int, ...]
-    """Of these bytes."""
-    data: memoryview
-    """Contiguous, as long as shape and type say."""
+def item_bytes(dtype: str) -> int:
+    """Bytes of one number of a type, by torch's name."""
+    digits = "".join(filter(str.isdigit, CODES[dtype].split("_")[0]))
+    return int(digits or 8) // 8
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,7 +64,7 @@ class FileEntry:
     """xxh3-64 of every `chunk_bytes` in hexadecimal, of the file as it is stored."""
     chunk_bytes: int = CHUNK_BYTES
     frames: tuple[int, ...] = ()
-    """Of a packed file (packing.py): the stored bytes of each frame. Places of tensors are those before packing."""
+    """Of a compressed file: stored bytes of each frame. Offsets of tensors are those before compression."""
     frame_bytes: int = FRAME_BYTES
     """What each frame but the last one holds."""
 
@@ -91,26 +82,9 @@ def layout(parts: Sequence[tuple[str, str, tuple[int, ...], int]]) -> tuple[byte
     return len(text).to_bytes(8, "little") + text, begins
 
 
-class Pace:
-    """Lets bytes pass at most at a given rate, for storage that others use too; any number of threads may ask."""
-
-    def __init__(self, bytes_per_s: float, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._rate, self._clock = bytes_per_s, clock
-        self._due = clock()
-        self._turn = threading.Lock()
-
-    def delay(self, size: int) -> float:
-        """Seconds to wait before the next `size` bytes."""
-        with self._turn:
-            now = self._clock()
-            wait = max(0.0, self._due - now)
-            self._due = max(self._due, now) + size / self._rate
-        return wait
-
-
-def write_payload(disk: Disk, path: Path, blocks: Iterable[bytes | memoryview]) -> FileEntry:
+def write_shard_file(disk: Disk, path: Path, blocks: Iterable[bytes | memoryview]) -> FileEntry:
     """Writes `blocks` one after the other as they are made, and waits until they are durable."""
-    hashes = Hashes()
+    hashes = ChunkHasher()
     with disk.create(path) as file:
         for block in blocks:
             for piece in _cut(memoryview(block).cast("B")):
@@ -122,7 +96,7 @@ def write_payload(disk: Disk, path: Path, blocks: Iterable[bytes | memoryview]) 
     return FileEntry(bytes=hashes.size, chunks=hashes.close(), chunk_bytes=CHUNK_BYTES)
 
 
-class Hashes:
+class ChunkHasher:
     """xxh3-64 of every CHUNK_BYTES of what passes."""
 
     def __init__(self) -> None:
@@ -167,7 +141,7 @@ def chunks_of(entry: FileEntry, begin: int, end: int) -> range:
     return range(begin // entry.chunk_bytes, -(-end // entry.chunk_bytes))
 
 
-class Payload:
+class ShardFile:
     """A file open for reading, memory-mapped; every byte it gives has been checked."""
 
     def __init__(
@@ -240,7 +214,7 @@ class Payload:
 
     def _unpack(self, stored: memoryview, *, last: bool) -> bytes:
         try:
-            raw = unpack(stored, most_bytes=self._entry.frame_bytes)
+            raw = decompress(stored, most_bytes=self._entry.frame_bytes)
         except ValueError as error:
             raise DamagedCheckpoint(f"{self._path}: damaged checkpoint: {error}") from None
         if len(raw) != self._entry.frame_bytes and not last:

@@ -15,11 +15,10 @@ from ropewalk.checkpoint.format import (
     list_checkpoints,
     read_checkpoint_manifest,
     resolve_checkpoint,
+    step_of,
 )
 from ropewalk.checkpoint.policy.lease import leased
-from ropewalk.checkpoint.policy.prune import step_of
-from ropewalk.checkpoint.read.advice import advising, instead_of
-from ropewalk.checkpoint.read.model_check import verify_model
+from ropewalk.checkpoint.read.model_check import advise_on_damage, damage_advice, verify_model
 
 from .options import MOST_RANKS, Json, RunFolder, verb
 from .progress_lines import emit, table
@@ -56,7 +55,7 @@ def show(checkpoint: Place, json: Json = False) -> None:
     Example: ropewalk checkpoint show runs/quickstart
     """
     path = resolve_checkpoint(checkpoint)
-    with advising(path):
+    with advise_on_damage(path):
         manifest = read_checkpoint_manifest(path)
     rows = [("path", str(path)), ("step", str(manifest.step)), ("tokens", amount(manifest.tokens))]
     rows += [(key, str(value)) for key, value in manifest.spec.items()]
@@ -182,6 +181,6 @@ def _told(row: dict[str, Any]) -> str:
 def _end_if(damaged: dict[Path, list[str]]) -> None:
     """Ends with status 2 when something is damaged, and says what it is and what to do."""
     for path, messages in damaged.items():
-        typer.echo("\n".join([*messages, f"{path}: {instead_of(path, damaged=damaged)}"]), err=True)
+        typer.echo("\n".join([*messages, f"{path}: {damage_advice(path, damaged=damaged)}"]), err=True)
     if damaged:
         raise typer.Exit(2)

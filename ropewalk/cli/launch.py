@@ -8,8 +8,7 @@ from typing import Annotated
 import typer
 
 from ropewalk import flow
-from ropewalk.launch.kubernetes import KubernetesSettings
-from ropewalk.launch.slurm import SlurmSettings
+from ropewalk.launch.cluster_jobs import KubernetesSettings, SlurmSettings
 
 from .options import MOST_RANKS, Json, Overrides, RecipeFile, Runs, verb
 from .progress_lines import emit, table

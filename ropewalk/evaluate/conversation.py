@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from ropewalk.base.errors import UserError
-from ropewalk.checkpoint.tensors import TOKENIZER
+from ropewalk.checkpoint.format import TOKENIZER
 from ropewalk.prepare.chat import ANSWERS, ChatEncoder, Turn, template_named
 from ropewalk.prepare.foreign import encoding, try_text
 from ropewalk.prepare.tokenizer import encode, end_of_text, read, vocabulary_size

@@ -14,8 +14,9 @@ import torch
 from tokenizers import Tokenizer
 
 from ropewalk.base.progress import Progress
-from ropewalk.checkpoint.read.advice import advising
-from ropewalk.checkpoint.tensors import TOKENIZER, load_weights
+from ropewalk.checkpoint.format import TOKENIZER
+from ropewalk.checkpoint.read.load import load_weights
+from ropewalk.checkpoint.read.model_check import advise_on_damage
 from ropewalk.config.ranks import Ranks, ranks
 from ropewalk.model.decoder import Decoder
 from ropewalk.parallel.apply import apply
@@ -128,7 +129,7 @@ def spelled(tokens: Iterable[int], tokenizer: Tokenizer) -> Iterator[str]:
 def load_model(path: Path, *, device: torch.device, texts: Sequence[str] = ()) -> tuple[Decoder, int, Tokenizer]:
     """(the model of the checkpoint on `device`, its step, its tokenizer). A tokenizer that a stranger may have made is
     tried out on `texts` before it is used."""
-    with advising(path):
+    with advise_on_damage(path):
         state = load_weights(path)
     with torch.device("meta"):
         model = Decoder(state.spec)

@@ -12,10 +12,10 @@ import torch
 
 from ropewalk.base.errors import DamagedCheckpoint, UserError
 from ropewalk.base.progress import Progress, Silent
-from ropewalk.checkpoint.format import list_checkpoints, read_checkpoint_manifest
-from ropewalk.checkpoint.read.advice import advising
-from ropewalk.checkpoint.read.model_check import check_weights
-from ropewalk.checkpoint.tensors import TOKENIZER, Reader, Stream, head_of
+from ropewalk.checkpoint.format import TOKENIZER, list_checkpoints, read_checkpoint_manifest
+from ropewalk.checkpoint.read.load import CheckpointReader, LazyTensors
+from ropewalk.checkpoint.read.model_check import advise_on_damage, check_weights
+from ropewalk.checkpoint.run_state import head_of
 from ropewalk.config.ranks import Ranks, ranks
 from ropewalk.config.resolved import load_section, load_value
 from ropewalk.config.stages import read_stage
@@ -67,10 +67,10 @@ def load_generator(path: Path) -> tuple[Executor, bytes]:
     ranks must call."""
     place = ranks()
     device = _device(place)
-    with advising(path):
+    with advise_on_damage(path):
         check_weights(read_checkpoint_manifest(path), path)
         plan = generation_plan(path, processes=place.world, device=device)
-        tokenizer = Reader(path).file(TOKENIZER)
+        tokenizer = CheckpointReader(path).file(TOKENIZER)
     join(plan, place)
     mesh = Mesh(plan, place.rank)
     here = torch.device("cuda", place.local_rank) if device == "cuda" else torch.device("cpu")
@@ -80,14 +80,14 @@ def load_generator(path: Path) -> tuple[Executor, bytes]:
 def load_executor(path: Path, plan: Plan, mesh: Mesh, *, device: torch.device) -> Executor:
     """An executor without an optimizer whose ranks each read their own parts of the checkpoint `path`; every byte that
     is read is checked. All ranks must call, and fail together."""
-    with advising(path):
-        reader = Reader(path)
+    with advise_on_damage(path):
+        reader = CheckpointReader(path)
         check_weights(reader.manifest, path)
         stored = reader.manifest.tensors["model"]["embedding.weight"].dtype
         with torch.device("meta"):
             model = Decoder(head_of(reader.manifest).spec).to(getattr(torch, stored))
         executor = apply(plan, model, mesh, None, device=device, trained=(), init_seed=None)
-        weights = Stream(reader, "model", executor.wants())
+        weights = LazyTensors(reader, "model", executor.wants())
         executor.load_state(weights, {})
         sound = mesh.control.all_reduce(torch.tensor([int(weights.problem is None)]), operation="min")
         weights.check()

@@ -8,10 +8,9 @@ from pathlib import Path
 from ropewalk.base.errors import UserError
 from ropewalk.base.files import locked
 from ropewalk.checkpoint.format import read_checkpoint_manifest, resolve_checkpoint
-from ropewalk.checkpoint.policy import prune as pruning
+from ropewalk.checkpoint.policy import retention as pruning
 from ropewalk.checkpoint.policy.lease import leased
-from ropewalk.checkpoint.read.advice import advising
-from ropewalk.checkpoint.read.model_check import check_weights
+from ropewalk.checkpoint.read.model_check import advise_on_damage, check_weights
 
 from .models import refuse_to_overwrite
 from .plan_recipe import needs_torch
@@ -27,7 +26,7 @@ def reshard_checkpoint(checkpoint: Path, folder: Path, *, ranks: int, mesh: str 
     axes = _axes(mesh, ranks=ranks)
     refuse_to_overwrite(folder)
     module = needs_torch("ropewalk.checkpoint.read.reshard", "resharding a checkpoint")
-    with leased(checkpoint) as path, advising(path):
+    with leased(checkpoint) as path, advise_on_damage(path):
         check_weights(read_checkpoint_manifest(path), path)
         made: Path = module.reshard(path, folder, mesh=axes)
     manifest = read_checkpoint_manifest(made)

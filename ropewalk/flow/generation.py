@@ -18,11 +18,11 @@ from ropewalk.base.errors import MissingPackage, UserError
 from ropewalk.base.files import write_json
 from ropewalk.checkpoint.format import read_checkpoint_manifest
 from ropewalk.checkpoint.policy.lease import leased
-from ropewalk.checkpoint.read.advice import advising
+from ropewalk.checkpoint.read.model_check import advise_on_damage
 from ropewalk.config.ranks import ranks
 from ropewalk.evaluate.generation_plan import generation_plan
-from ropewalk.launch.local_worker import command
 from ropewalk.launch.team import Team, follow
+from ropewalk.launch.worker import command
 from ropewalk.prepare.chat import TEMPLATES
 from ropewalk.train.settings import REQUEST
 
@@ -42,7 +42,7 @@ def draw_text(checkpoint: Path, request: dict[str, Any], *, nproc: int | None) -
     if place.world > 1 and nproc not in (None, place.world):
         raise UserError(f"{place.launcher} started {place.world} processes; leave out --nproc")
     several = place.world == 1 and nproc is not None and nproc > 1
-    with leased(checkpoint) as path, advising(path):
+    with leased(checkpoint) as path, advise_on_damage(path):
         if several:
             assert nproc is not None
             generation_plan(path, processes=nproc, device="cpu")  # before processes are started
@@ -62,7 +62,7 @@ def open_conversation(checkpoint: Path, *, template: str, system: str, **setting
     own, else by `plain`."""
     if ranks().world > 1:
         raise UserError("chat is for one process; start it without torchrun, srun or mpirun")
-    with leased(checkpoint) as path, advising(path):
+    with leased(checkpoint) as path, advise_on_damage(path):
         own = read_checkpoint_manifest(path).chat
         module = needs_torch("ropewalk.evaluate.conversation", "chat")
         opened: Conversation = module.Conversation(

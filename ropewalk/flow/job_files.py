@@ -9,9 +9,14 @@ from ropewalk.base.errors import UserError
 from ropewalk.base.files import committed_file, read_regular
 from ropewalk.base.seal import is_sealed_text, sealed_toml
 from ropewalk.config.read import read_text
-from ropewalk.launch.cluster_job import Job
-from ropewalk.launch.kubernetes import KubernetesSettings, manifest, object_name
-from ropewalk.launch.slurm import SlurmSettings, batch_script
+from ropewalk.launch.cluster_jobs import (
+    ClusterJob,
+    KubernetesSettings,
+    SlurmSettings,
+    batch_script,
+    manifest,
+    object_name,
+)
 from ropewalk.plan.layout import degrees
 
 from .run_dir import read_recipe
@@ -72,9 +77,9 @@ def launch_kubernetes(
     }
 
 
-def _job(recipe: Path, overrides: Sequence[str], *, nodes: int, gpus_per_node: int, runs: Path) -> Job:
+def _job(recipe: Path, overrides: Sequence[str], *, nodes: int, gpus_per_node: int, runs: Path) -> ClusterJob:
     value = read_recipe(recipe, overrides).value
-    job = Job(
+    job = ClusterJob(
         name=value.name,
         recipe=str(recipe),
         overrides=tuple(overrides),
@@ -88,7 +93,7 @@ def _job(recipe: Path, overrides: Sequence[str], *, nodes: int, gpus_per_node: i
     return job
 
 
-def _watch(job: Job) -> str:
+def _watch(job: ClusterJob) -> str:
     return f"ropewalk monitor {Path(job.runs) / job.name}"
 
 

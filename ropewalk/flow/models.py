@@ -9,7 +9,7 @@ from typing import Any, Literal
 from ropewalk.base.errors import UserError
 from ropewalk.checkpoint.format import resolve_checkpoint
 from ropewalk.checkpoint.policy.lease import leased
-from ropewalk.checkpoint.read.advice import advising
+from ropewalk.checkpoint.read.model_check import advise_on_damage
 from ropewalk.config.read import parse
 from ropewalk.model.growth.larger import Growth, larger
 from ropewalk.model.hugging_face.configs import Layout, choose_layout
@@ -91,18 +91,18 @@ def grow_model(
 
 def _load(checkpoint: Path) -> tuple[Path, Any]:
     """The checkpoint that is meant, and its model."""
-    tensors = needs_torch("ropewalk.checkpoint.tensors", "reading a checkpoint")
-    with leased(checkpoint) as path, advising(path):
-        return path, tensors.load_weights(path)
+    reading = needs_torch("ropewalk.checkpoint.read.load", "reading a checkpoint")
+    with leased(checkpoint) as path, advise_on_damage(path):
+        return path, reading.load_weights(path)
 
 
 def _save(folder: Path, *, spec: Spec, weights: Any, tokenizer: bytes, chat: str) -> Path:
     """A checkpoint that no step led to: no optimizer, no place in the data."""
-    tensors = needs_torch("ropewalk.checkpoint.tensors", "writing a checkpoint")
-    state = tensors.State(
+    writing = needs_torch("ropewalk.checkpoint.write.save", "writing a checkpoint")
+    state = writing.State(
         step=0, tokens=0, seed=0, spec=spec, data={}, model=weights, optimizer={}, tokenizer=tokenizer, chat=chat
     )
-    path: Path = tensors.save(folder, state)
+    path: Path = writing.save(folder, state)
     return path
 
 

@@ -26,8 +26,8 @@ from ropewalk.config.renames import old_names, old_plan
 from ropewalk.config.resolved import FILE as CONFIG
 from ropewalk.config.write import plain
 from ropewalk.evaluate.results import BESIDE, RESULTS, SAMPLES, read_results, read_whole
-from ropewalk.launch.local_worker import command
 from ropewalk.launch.team import Team, train_together
+from ropewalk.launch.worker import command
 from ropewalk.monitor.report.run_report import write_report
 from ropewalk.plan.plan import FILE as PLAN
 from ropewalk.plan.plan import Planned, load_plan, save_plan

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from ropewalk.base.progress import Progress
 from ropewalk.config.read import Resolved, parse, parse_tree
 from ropewalk.config.write import plain
-from ropewalk.launch.local_worker import start_detached
 from ropewalk.launch.team import start_team_detached
+from ropewalk.launch.worker import start_detached
 from ropewalk.plan.machine import this_machine
 from ropewalk.plan.speed import Speed
 

@@ -24,7 +24,7 @@ END_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class RankFailure:
     """A rank that ended by itself while rank 0 was at work."""
 
     status: int
@@ -37,7 +37,7 @@ class Failed:
         return f"{how}: {self.words}" if self.words else how
 
 
-def run_ranks(command: Sequence[str], *, processes: int, folder: Path, progress: Progress) -> dict[int, Failed]:
+def run_ranks(command: Sequence[str], *, processes: int, folder: Path, progress: Progress) -> dict[int, RankFailure]:
     """Runs `command` as so many ranks until the first one ends; the ranks that failed before it, and the first one if
     it did. Their output goes to `folder/logs`."""
     (folder / LOGS).mkdir(parents=True, exist_ok=True)
@@ -56,7 +56,7 @@ def run_ranks(command: Sequence[str], *, processes: int, folder: Path, progress:
         for rank in ranks:
             rank.kill()
             rank.wait()
-    return {rank: Failed(status, _last_words(folder, rank)) for rank, status in ended.items()}
+    return {rank: RankFailure(status, _last_words(folder, rank)) for rank, status in ended.items()}
 
 
 def _start(words: Sequence[str], environment: dict[str, str]) -> subprocess.Popen[bytes]:

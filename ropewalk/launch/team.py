@@ -25,8 +25,7 @@ from ropewalk.base.events import Event, events_path, parse_event
 from ropewalk.base.progress import Progress
 from ropewalk.base.relay import LOGS, PROGRESS, Tail, replay
 
-from .local_worker import Started, command, start_detached
-from .worker import guarded, log_of
+from .worker import DetachedProcess, command, guarded, log_of, start_detached
 
 AGENT_LOG, WORKER_LOG = "launcher.log", "rank-RANK.log"
 LOOK_EVERY_S = 0.1
@@ -92,7 +91,7 @@ def follow(run: Path, team: Team, *, progress: Progress, say: Callable[[str], No
         raise WorkersFailed(_post_mortem(run, team, agent.returncode))
 
 
-def start_team_detached(run: Path, team: Team) -> Started:
+def start_team_detached(run: Path, team: Team) -> DetachedProcess:
     """Starts `train_together` in a process that outlives this one; output goes to a log."""
     numbers = (str(team.processes), str(team.max_restarts), str(team.grace_s))
     return start_detached(run, [sys.executable, "-m", "ropewalk.launch", str(run), *numbers])

@@ -7,12 +7,40 @@ process, no process between that would have to pass signals on.
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from ropewalk.base.parent import die_with_parent
 from ropewalk.config.ranks import ranks
+
+LOG = "worker.log"
+
+
+@dataclass(frozen=True, slots=True)
+class DetachedProcess:
+    """A worker that runs by itself."""
+
+    pid: int
+    log: Path
+
+
+def command(run: Path) -> list[str]:
+    """What starts the worker of `run`."""
+    return [sys.executable, "-m", "ropewalk.train", str(run)]
+
+
+def start_detached(run: Path, words: Sequence[str] | None = None) -> DetachedProcess:
+    """Starts the worker, or another command, in a session of its own, so that it outlives this process and its
+    terminal; output goes to a log.
+    """
+    with open(run / LOG, "ab") as log:
+        process = subprocess.Popen(
+            words or command(run), stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+        )
+    return DetachedProcess(process.pid, run / LOG)
 
 
 def guarded(log: Path, command: Sequence[str]) -> list[str]:

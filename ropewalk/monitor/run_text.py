@@ -13,7 +13,7 @@ from .report.run_report import FILE
 from .run_view import NOT_YET, RunView, Stage
 
 WORKER_LOG = "worker.log"
-"""What a detached worker prints; launch/local_worker.py writes it."""
+"""What a detached worker prints; launch/worker.py writes it."""
 _REACHED = {
     "prepare": ("prepared", "trains it"),
     "plan": ("planned", "trains it"),

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from ropewalk.base.errors import DamagedCheckpoint
-from ropewalk.checkpoint.tensors import State
+from ropewalk.checkpoint.run_state import State
 from ropewalk.load.stalls import Stalls
 from ropewalk.model.decoder import Decoder
 from ropewalk.model.spec import Spec

@@ -17,28 +17,20 @@ from ropewalk.base.files import PARTIAL
 from ropewalk.checkpoint.commit import Attempt, publish_newest
 from ropewalk.checkpoint.config import Checkpoints
 from ropewalk.checkpoint.coordinator import Alone, Coordinator, decided
-from ropewalk.checkpoint.disk import Disk, LocalDisk, Watched
-from ropewalk.checkpoint.format import CheckpointManifest, list_checkpoints, step_path
+from ropewalk.checkpoint.disk import Disk, LocalDisk, WatchedDisk
+from ropewalk.checkpoint.format import CheckpointManifest, list_checkpoints, step_of, step_path
 from ropewalk.checkpoint.policy.frequency import Decision
-from ropewalk.checkpoint.policy.prune import step_of
-from ropewalk.checkpoint.policy.retention import Verified, retain
+from ropewalk.checkpoint.policy.retention import VerifiedCheckpoints, retain
+from ropewalk.checkpoint.read.load import CheckpointReader, LazyTensors, set_aside
 from ropewalk.checkpoint.read.load_latest import Candidates, DiskCheckpoints, Search
 from ropewalk.checkpoint.read.tiered_load import Check, Report
-from ropewalk.checkpoint.shard_compression import Packer
-from ropewalk.checkpoint.shard_file import Pace
-from ropewalk.checkpoint.shard_layout import Held, written
-from ropewalk.checkpoint.tensors import (
-    Reader,
-    State,
-    Stream,
-    groups_of,
-    manifest_of,
-    save,
-    set_aside,
-)
+from ropewalk.checkpoint.run_state import State, TensorShard, groups_of, manifest_of, shards_to_write
+from ropewalk.checkpoint.shard_compression import CompressionPolicy
 from ropewalk.checkpoint.tiers.tier import plain_name
-from ropewalk.checkpoint.tiers.tier_writer import Copied, TierWriter, run_name
-from ropewalk.checkpoint.write.persist import Persister, Saved
+from ropewalk.checkpoint.tiers.tier_writer import CopyResult, TierWriter, run_name
+from ropewalk.checkpoint.write.persist import Persister, SaveResult
+from ropewalk.checkpoint.write.save import save
+from ropewalk.checkpoint.write.shard_writer import RateLimiter
 from ropewalk.checkpoint.write.snapshot import Snapshot, Stager
 from ropewalk.config.ranks import Ranks
 from ropewalk.parallel.comm import Moment, Traffic
@@ -78,11 +70,11 @@ class Checkpointer:
         )
         self._saves = 0
         self._damaged: queue.SimpleQueue[str] = queue.SimpleQueue()
-        self._verified = Verified(tell=self._damaged.put)
+        self._verified = VerifiedCheckpoints(tell=self._damaged.put)
         self._folder = run / "checkpoints"
         self._best = self._folder / "best"
         self._settings, self._warn = settings, warn
-        self._disk = Watched(disk or LocalDisk())
+        self._disk = WatchedDisk(disk or LocalDisk())
         self.interval = Interval(
             run, settings, place=self._place, coordinator=self._coordinator, ranks=ranks, clock=clock
         )
@@ -90,7 +82,7 @@ class Checkpointer:
         self._clock = clock
         self._failures = 0
         self._spared: int | None = None
-        self._untold: list[Saved] = []
+        self._untold: list[SaveResult] = []
         self._persist_s = 0.0
         self._deadline: float | None = None
         self._stager: Stager | None = None
@@ -221,7 +213,7 @@ class Checkpointer:
         if copying:
             copying.wait()
 
-    def finished(self) -> list[Saved]:
+    def finished(self) -> list[SaveResult]:
         """Saves that have become durable, or failed, since the last call; StorageError when too many have failed."""
         found = [*self._untold, *(self._persister.finished() if self._persister else [])]
         self._untold = []
@@ -246,7 +238,7 @@ class Checkpointer:
             self._warn(f"step {saved.step} could not be saved: {saved.error} ({left} more may fail)")
         return found
 
-    def copied(self) -> list[Copied]:
+    def copied(self) -> list[CopyResult]:
         """Copies elsewhere than on the disk that have been made, or have failed, since the last call."""
         found = self._tier_writer.finished() if self._tier_writer else []
         for copy in found:
@@ -332,10 +324,10 @@ class Checkpointer:
         # Only now may every rank read it.
         self._coordinator.barrier()
 
-    def best_weights(self, step: int, wants: Choose | None = None) -> Stream:
+    def best_weights(self, step: int, wants: Choose | None = None) -> LazyTensors:
         """The weights of the best validation, made at `step`, read as they are asked for: of each the part that this
         rank `wants`, without it all."""
-        return Stream(Reader(step_path(self._best, step)), "model", wants)
+        return LazyTensors(CheckpointReader(step_path(self._best, step)), "model", wants)
 
     def spare(self, step: int | None) -> None:
         """The checkpoint of `step` stays, whatever the settings say, until another one is spared."""
@@ -426,13 +418,15 @@ class Checkpointer:
     def _give_up(self, step: int) -> None:
         """Counts a save that found no buffer free, or waited for a disk that hangs, among those that failed."""
         path = step_path(self._folder, step)
-        failed = Saved(step=step, path=path, bytes=0, blocked_s=0.0, copy_s=0.0, persist_s=0.0, error=self._stuck())
+        failed = SaveResult(
+            step=step, path=path, bytes=0, blocked_s=0.0, copy_s=0.0, persist_s=0.0, error=self._stuck()
+        )
         self._untold.append(failed)
 
-    def _parts(self, state: State) -> dict[str, list[Held]]:
+    def _parts(self, state: State) -> dict[str, list[TensorShard]]:
         """What this rank writes of each group."""
         rank = self._place.rank
-        return {group: list(written(tensors, rank=rank)) for group, tensors in groups_of(state).items()}
+        return {group: list(shards_to_write(tensors, rank=rank)) for group, tensors in groups_of(state).items()}
 
     def _next_attempt(self) -> Attempt:
         """Of the next save. Ranks save the same steps in the same order, so they agree on its name, and a save that
@@ -460,11 +454,11 @@ class Checkpointer:
             keep_every=self._settings.keep_every_steps,
         )
 
-    def _workers(self, parts: Mapping[str, Sequence[Held]]) -> tuple[Stager, Persister]:
+    def _workers(self, parts: Mapping[str, Sequence[TensorShard]]) -> tuple[Stager, Persister]:
         if self._stager is None or self._persister is None:
-            pace = Pace(self._settings.bytes_per_s) if self._settings.bytes_per_s else None
+            pace = RateLimiter(self._settings.bytes_per_s) if self._settings.bytes_per_s else None
             self._stager = Stager(buffers=2 if self._settings.write == "background" else 1)
             self._stager.prepare(parts)
-            packer = Packer(self._settings.compression) if self._settings.compression != "off" else None
+            packer = CompressionPolicy(self._settings.compression) if self._settings.compression != "off" else None
             self._persister = Persister(self._disk, threads=self._settings.threads, pace=pace, packer=packer)
         return self._stager, self._persister

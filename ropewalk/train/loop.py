@@ -18,7 +18,7 @@ from ropewalk.base.files import point
 from ropewalk.base.progress import Progress, Silent, counted, duration
 from ropewalk.base.rendezvous import Rendezvous
 from ropewalk.checkpoint.disk import Disk
-from ropewalk.checkpoint.tensors import State
+from ropewalk.checkpoint.run_state import State
 from ropewalk.config.ranks import ranks
 from ropewalk.load.batch import Batch
 from ropewalk.load.expected import Expected, Kind

@@ -12,8 +12,9 @@ import torch
 
 from ropewalk.base.errors import RunConflict
 from ropewalk.checkpoint.format import FILE, step_path
+from ropewalk.checkpoint.read.load import Fill
 from ropewalk.checkpoint.read.model_check import check_weights
-from ropewalk.checkpoint.tensors import Fill, State
+from ropewalk.checkpoint.run_state import State
 from ropewalk.load.stalls import Stalls
 from ropewalk.parallel.comm import Group, alone
 from ropewalk.parallel.executor import Points

@@ -12,9 +12,8 @@ from typing import Any
 from ropewalk.base.errors import StorageError
 from ropewalk.checkpoint.config import Checkpoints
 from ropewalk.checkpoint.coordinator import Coordinator, decided
-from ropewalk.checkpoint.policy.frequency import Decision, Frequency
-from ropewalk.checkpoint.policy.learned import read_learned, write_learned
-from ropewalk.checkpoint.write.persist import Saved
+from ropewalk.checkpoint.policy.frequency import Decision, Frequency, read_learned, write_learned
+from ropewalk.checkpoint.write.persist import SaveResult
 from ropewalk.config.ranks import Ranks
 
 from .hooks.watchdog import heartbeat_path
@@ -119,7 +118,7 @@ class Interval:
         save counts `blocked_s` as waiting."""
         self._under_way[step] = spent_s, blocked_s
 
-    def saved(self, saved: Saved) -> None:
+    def saved(self, saved: SaveResult) -> None:
         """A save has become durable, or failed."""
         spent_s, known_s = self._under_way.pop(saved.step, (saved.blocked_s, saved.blocked_s))
         if saved.error is None:

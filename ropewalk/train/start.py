@@ -16,11 +16,11 @@ from pathlib import Path
 from torch import Tensor
 
 from ropewalk.base.errors import UserError
+from ropewalk.checkpoint.format import TOKENIZER
 from ropewalk.checkpoint.policy.lease import leased
-from ropewalk.checkpoint.read.advice import advising
-from ropewalk.checkpoint.read.model_check import check_weights
-from ropewalk.checkpoint.shard_layout import Tensors
-from ropewalk.checkpoint.tensors import TOKENIZER, Reader, Stream, head_of
+from ropewalk.checkpoint.read.load import CheckpointReader, LazyTensors
+from ropewalk.checkpoint.read.model_check import advise_on_damage, check_weights
+from ropewalk.checkpoint.run_state import Tensors, head_of
 from ropewalk.model.hugging_face.configs import CONFIG
 from ropewalk.model.hugging_face.convert import Imported
 from ropewalk.model.init import initial_value
@@ -43,10 +43,10 @@ def load_start(
         source = _open_directory(path) if hugging_face else _open_checkpoint(path)
         _check(source, spec, tokenizer)
         carrying = Carrying(source.spec, spec, choose, seed=seed)
-        with advising(source.path):
+        with advise_on_damage(source.path):
             weights = source.weights(carrying.wants)
             load(carrying.weights(weights))
-            if isinstance(weights, Stream):
+            if isinstance(weights, LazyTensors):
                 weights.check()
         return str(source.path)
 
@@ -168,15 +168,15 @@ def _open_directory(path: Path) -> _Source:
 
 
 def _open_checkpoint(path: Path) -> _Source:
-    with advising(path):
-        reader = Reader(path)
+    with advise_on_damage(path):
+        reader = CheckpointReader(path)
         check_weights(reader.manifest, path)
         tokenizer = reader.file(TOKENIZER)
     return _Source(
         path=path,
         spec=head_of(reader.manifest).spec,
         tokenizer=tokenizer,
-        weights=lambda choose: Stream(reader, "model", choose),
+        weights=lambda choose: LazyTensors(reader, "model", choose),
     )
 
 

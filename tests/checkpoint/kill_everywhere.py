@@ -17,7 +17,8 @@ import torch
 
 from ropewalk.checkpoint.format import list_checkpoints, verify_checkpoint
 from ropewalk.checkpoint.policy.retention import retain
-from ropewalk.checkpoint.tensors import State, save
+from ropewalk.checkpoint.run_state import State
+from ropewalk.checkpoint.write.save import save
 from ropewalk.model.config import Model
 from ropewalk.model.spec import resolve
 from tests.checkpoint.newest import load_newest

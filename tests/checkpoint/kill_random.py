@@ -19,7 +19,7 @@ import torch
 
 from ropewalk.checkpoint.config import Checkpoints
 from ropewalk.checkpoint.format import list_checkpoints, verify_checkpoint
-from ropewalk.checkpoint.tensors import State
+from ropewalk.checkpoint.run_state import State
 from ropewalk.model.config import Model
 from ropewalk.model.spec import resolve
 from ropewalk.train.checkpointer import Checkpointer

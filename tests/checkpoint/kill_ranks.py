@@ -28,8 +28,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from ropewalk.checkpoint.config import Checkpoints
 from ropewalk.checkpoint.format import list_checkpoints, verify_checkpoint
-from ropewalk.checkpoint.shard_layout import held
-from ropewalk.checkpoint.tensors import State
+from ropewalk.checkpoint.run_state import State, local_shards
 from ropewalk.config.ranks import Ranks
 from ropewalk.model.config import Model
 from ropewalk.model.spec import resolve
@@ -60,7 +59,7 @@ def part(local: torch.Tensor, mesh: DeviceMesh, dimension: int) -> DTensor:
 
 def warm_up() -> None:
     """Imports what every child would."""
-    assert len(list(held({"w": part(torch.zeros(SIDE, SIDE), mesh_of(0, 1), 0)}))) == 1
+    assert len(list(local_shards({"w": part(torch.zeros(SIDE, SIDE), mesh_of(0, 1), 0)}))) == 1
     dist.destroy_process_group()
 
 

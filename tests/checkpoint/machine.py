@@ -11,7 +11,7 @@ import sys
 import time
 from pathlib import Path
 
-from ropewalk.checkpoint.tiers.memory_tier import Memory
+from ropewalk.checkpoint.tiers.memory_tier import MemoryTier
 from ropewalk.checkpoint.tiers.peer_tier import Peer, PeerServer
 from tests.checkpoint.shards import keep
 
@@ -20,7 +20,7 @@ STEPS = (10, 20)
 
 
 def main(folder: Path, rank: int, world: int) -> None:
-    memory = Memory(folder)
+    memory = MemoryTier(folder)
     server = PeerServer(memory, "127.0.0.1:0", secret=SECRET)
     print(server.address, flush=True)
     addresses = json.loads(sys.stdin.readline())

@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from ropewalk.checkpoint.coordinator import Alone
+from ropewalk.checkpoint.read.load import Fill, Wants, want_all
 from ropewalk.checkpoint.read.load_latest import Candidates, DiskCheckpoints, Search
 from ropewalk.checkpoint.read.tiered_load import Check
-from ropewalk.checkpoint.tensors import Fill, State, Wants, whole
+from ropewalk.checkpoint.run_state import State
 from ropewalk.train.checkpointer import Checkpointer
 
 
@@ -29,7 +30,7 @@ def searched(candidates: Candidates, *, fill: Fill | None = None) -> Search:
 def continued(
     checkpointer: Checkpointer,
     *,
-    wants: Wants = whole,
+    wants: Wants = want_all,
     fill: Fill | None = None,
     check: Check = lambda *_: None,
 ) -> State | None:

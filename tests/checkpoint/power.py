@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ropewalk.checkpoint.disk import LocalDisk, Open
+from ropewalk.checkpoint.disk import LocalDisk, WritableFile
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class RecordingDisk(LocalDisk):
         self.ops: list[Op] = []
 
     @contextlib.contextmanager
-    def create(self, path: Path) -> Iterator[Open]:
+    def create(self, path: Path) -> Iterator[WritableFile]:
         self.ops.append(Op("create", path))
         with super().create(path) as file:
             yield _Recording(file, path, self.ops)
@@ -67,7 +67,7 @@ class RecordingDisk(LocalDisk):
 
 @dataclass(slots=True)
 class _Recording:
-    file: Open
+    file: WritableFile
     path: Path
     ops: list[Op]
 

@@ -8,10 +8,10 @@ import torch
 
 from ropewalk.checkpoint.commit import Attempt
 from ropewalk.checkpoint.regions import Region
-from ropewalk.checkpoint.shard_layout import Held
-from ropewalk.checkpoint.tensors import State, manifest_of, write_parts
-from ropewalk.checkpoint.tiers.memory_tier import Memory
-from ropewalk.checkpoint.tiers.tier import Key
+from ropewalk.checkpoint.run_state import State, TensorShard, manifest_of
+from ropewalk.checkpoint.tiers.memory_tier import MemoryTier
+from ropewalk.checkpoint.tiers.tier import ShardKey
+from ropewalk.checkpoint.write.save import write_tensor_files
 from tests.tiny import small_spec
 
 ROWS, COLUMNS = 24, 5
@@ -32,13 +32,13 @@ def state(step: int, *, rows: int = ROWS) -> State:
     )
 
 
-def parts_of(of: State, *, rank: int, world: int) -> dict[str, list[Held]]:
+def parts_of(of: State, *, rank: int, world: int) -> dict[str, list[TensorShard]]:
     """What rank `rank` of `world` holds: its share of the rows."""
 
-    def part(name: str, tensor: torch.Tensor) -> Held:
+    def part(name: str, tensor: torch.Tensor) -> TensorShard:
         rows = tensor.shape[0] // world
         region = Region((rank * rows, 0), (rows, tensor.shape[1]))
-        return Held(name, tuple(tensor.shape), region, tensor[rank * rows : (rank + 1) * rows].clone())
+        return TensorShard(name, tuple(tensor.shape), region, tensor[rank * rows : (rank + 1) * rows].clone())
 
     return {
         group: [part(name, tensor) for name, tensor in tensors.items()]
@@ -47,7 +47,7 @@ def parts_of(of: State, *, rank: int, world: int) -> dict[str, list[Held]]:
 
 
 def keep(
-    memory: Memory,
+    memory: MemoryTier,
     step: int,
     *,
     rank: int = 0,
@@ -55,16 +55,16 @@ def keep(
     attempt: str = "a",
     run: str = "run",
     rows: int = ROWS,
-) -> Key:
+) -> ShardKey:
     """Puts a rank's shard of a step into memory."""
-    key = Key(run=run, step=step, rank=rank, world=world, attempt=attempt)
+    key = ShardKey(run=run, step=step, rank=rank, world=world, attempt=attempt)
     of = state(step, rows=rows)
     parts = parts_of(of, rank=rank, world=world)
     memory.keep(
         key,
         manifest_of(of),
         size=2 * rows * COLUMNS * 4 // world,
-        write=lambda place, disk: write_parts(
+        write=lambda place, disk: write_tensor_files(
             place, parts, tokenizer=of.tokenizer, disk=disk, attempt=Attempt(rank=rank, world=world)
         ),
     )

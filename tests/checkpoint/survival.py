@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Sequence
 
-from ropewalk.checkpoint.tiers.replica_placement import Holders, Kind, rings
+from ropewalk.checkpoint.tiers.peer_tier import Holders, PlacementKind, rings
 
 
 def survives(holders: Holders, lost: Collection[int]) -> bool:
@@ -17,7 +17,7 @@ def survives(holders: Holders, lost: Collection[int]) -> bool:
     return all(not gone.issuperset(held) for held in holders)
 
 
-def survival(machines: int, *, copies: int, kind: Kind, lost: int) -> float:
+def survival(machines: int, *, copies: int, kind: PlacementKind, lost: int) -> float:
     """Probability that every shard has a copy left when `lost` machines, any of them alike, are gone. Exact."""
     ways = [1]
     for size in rings(machines, copies=copies, kind=kind):

@@ -18,12 +18,11 @@ import ropewalk.checkpoint.write.snapshot as snapshot_module
 from ropewalk.checkpoint.config import Checkpoints
 from ropewalk.checkpoint.disk import LocalDisk
 from ropewalk.checkpoint.format import list_checkpoints, verify_checkpoint
-from ropewalk.checkpoint.shard_file import Pace
-from ropewalk.checkpoint.shard_layout import held
-from ropewalk.checkpoint.tensors import State, load, manifest_of
+from ropewalk.checkpoint.read.load import load
+from ropewalk.checkpoint.run_state import State, local_shards, manifest_of
 from ropewalk.checkpoint.write.persist import Persister
-from ropewalk.checkpoint.write.pinned import PinnedBuffer
-from ropewalk.checkpoint.write.snapshot import Stager
+from ropewalk.checkpoint.write.shard_writer import RateLimiter
+from ropewalk.checkpoint.write.snapshot import HostBuffer, Stager
 from ropewalk.train.checkpointer import Checkpointer
 from tests.tiny import small_spec
 
@@ -44,7 +43,7 @@ def state(step: int) -> State:
 
 
 def parts_of(of: State) -> dict[str, list]:
-    return {"model": list(held(of.model)), "optimizer": list(held(of.optimizer))}
+    return {"model": list(local_shards(of.model)), "optimizer": list(local_shards(of.optimizer))}
 
 
 @pytest.fixture
@@ -97,7 +96,7 @@ def two_threads() -> Iterator[None]:
 def test_a_snapshot_is_copied_by_one_thread_and_takes_none_from_others(two_threads: None) -> None:
     """Helpers of the copying thread would slow training down for good."""
     made = Stager()
-    taken = made.take({"model": list(held({"w": torch.ones(1_000_000)}))})
+    taken = made.take({"model": list(local_shards({"w": torch.ones(1_000_000)}))})
     taken.wait()
     taken.release()
     assert made._pool.submit(torch.get_num_threads).result() == 1
@@ -109,7 +108,7 @@ def test_a_snapshot_is_copied_by_one_thread_and_takes_none_from_others(two_threa
 def test_a_large_state_lies_in_pieces_each_part_in_one(stager: Stager, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(snapshot_module, "ROOM_BYTES", 100)
     live = {f"w{n}": torch.full((11,), float(n)) for n in range(20)} | {"narrow": torch.ones(7, dtype=torch.bfloat16)}
-    parts = {"model": list(held(live))}
+    parts = {"model": list(local_shards(live))}
     assert stager.prepare(parts).result() == 2 * (20 * 44 + 14)
     assert sorted(room.bytes for room in stager._slots[0].rooms.values()) == [14, 88] + [132] * 6
     taken = stager.take(parts)
@@ -120,15 +119,15 @@ def test_a_large_state_lies_in_pieces_each_part_in_one(stager: Stager, monkeypat
 
 def test_a_snapshot_waits_for_buffers_that_are_being_made(stager: Stager, monkeypatch: pytest.MonkeyPatch) -> None:
     began, go_on = threading.Event(), threading.Event()
-    real, made = snapshot_module.PinnedBuffer, []
+    real, made = snapshot_module.HostBuffer, []
 
-    def slow(*arguments: Any, **options: Any) -> PinnedBuffer:
+    def slow(*arguments: Any, **options: Any) -> HostBuffer:
         made.append(threading.current_thread())
         began.set()
         assert go_on.wait(10)
         return real(*arguments, **options)
 
-    monkeypatch.setattr(snapshot_module, "Room", slow)
+    monkeypatch.setattr(snapshot_module, "HostBuffer", slow)
     live = state(1)
     bytes_there = stager.prepare(parts_of(live))
     assert began.wait(10)
@@ -147,7 +146,7 @@ def test_a_snapshot_waits_for_buffers_that_are_being_made(stager: Stager, monkey
 
 def test_memory_made_ahead_is_as_large_as_asked_for_and_zero() -> None:
     for count in (0, 1, 5_000_001):
-        room = PinnedBuffer(count, torch.float32, locked=False)
+        room = HostBuffer(count, torch.float32, locked=False)
         assert room.tensor.numel() == count
         assert room.bytes == 4 * count
         assert not room.tensor.any()
@@ -158,7 +157,7 @@ def test_memory_made_ahead_is_as_large_as_asked_for_and_zero() -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_memory_for_a_gpu_is_page_locked_and_given_back() -> None:
     for _ in range(3):  # at the same address, if it was given back
-        room = PinnedBuffer(1 << 20, torch.float32, locked=True)
+        room = HostBuffer(1 << 20, torch.float32, locked=True)
         assert room.tensor.is_pinned()
         assert room.tensor[1000:].is_pinned()
         source = torch.randn(1 << 20, device="cuda")
@@ -229,7 +228,7 @@ def test_retention_runs_only_after_the_new_one_is_durable(tmp_path: Path, stager
 
 def test_a_pace_spreads_bytes_over_time() -> None:
     now = 0.0
-    pace = Pace(100.0, clock=lambda: now)
+    pace = RateLimiter(100.0, clock=lambda: now)
     waits = []
     for _ in range(5):
         wait = pace.delay(50)

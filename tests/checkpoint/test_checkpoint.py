@@ -22,7 +22,9 @@ from ropewalk.checkpoint.format import (
     verify_checkpoint,
 )
 from ropewalk.checkpoint.policy.retention import retain
-from ropewalk.checkpoint.tensors import State, load, save, set_aside
+from ropewalk.checkpoint.read.load import load, set_aside
+from ropewalk.checkpoint.run_state import State
+from ropewalk.checkpoint.write.save import save
 from tests.checkpoint.newest import load_newest
 from tests.tiny import small_spec
 

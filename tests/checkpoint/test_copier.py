@@ -16,12 +16,13 @@ import pytest
 from ropewalk.base.errors import ConfigError
 from ropewalk.checkpoint.config import Tiers
 from ropewalk.checkpoint.policy.retention import retain
-from ropewalk.checkpoint.tensors import manifest_of, save
-from ropewalk.checkpoint.tiers.gap_scheduler import Learner
-from ropewalk.checkpoint.tiers.memory_tier import Memory
-from ropewalk.checkpoint.tiers.remote_tier import Remote
-from ropewalk.checkpoint.tiers.tier import Key
+from ropewalk.checkpoint.run_state import manifest_of
+from ropewalk.checkpoint.tiers.gap_scheduler import TrafficLearner
+from ropewalk.checkpoint.tiers.memory_tier import MemoryTier
+from ropewalk.checkpoint.tiers.remote_tier import RemoteTier
+from ropewalk.checkpoint.tiers.tier import ShardKey
 from ropewalk.checkpoint.tiers.tier_writer import TierWriter, memory_folder
+from ropewalk.checkpoint.write.save import save
 from ropewalk.config.ranks import Ranks
 from tests.checkpoint.newest import searched
 from tests.checkpoint.shards import COLUMNS, ROWS, flip, parts_of, same, state
@@ -66,8 +67,8 @@ class Machines:
         shutil.rmtree(self.folder / f"machine{rank}")
         self.copiers[rank] = self.start(rank)
 
-    def memory(self, rank: int) -> Memory:
-        return Memory(memory_folder(str(self.folder / f"machine{rank}")))
+    def memory(self, rank: int) -> MemoryTier:
+        return MemoryTier(memory_folder(str(self.folder / f"machine{rank}")))
 
     def close(self) -> None:
         for tier_writer in self.copiers:
@@ -153,14 +154,14 @@ def test_the_end_of_a_run_gives_all_memory_back(machines: Machines) -> None:
 
 def test_what_is_on_its_way_to_the_store_is_not_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     begun, go = threading.Event(), threading.Event()
-    upload = Remote.upload
+    upload = RemoteTier.upload
 
-    def slow(self: Remote, path: Path, **options: Any) -> Any:
+    def slow(self: RemoteTier, path: Path, **options: Any) -> Any:
         begun.set()
         assert go.wait(20)
         return upload(self, path, **options)
 
-    monkeypatch.setattr(Remote, "upload", slow)
+    monkeypatch.setattr(RemoteTier, "upload", slow)
     folder = tmp_path / "checkpoints"
     tier_writer = TierWriter(Tiers(remote=f"file://{tmp_path}/store", run="run"), folder)
     for step in range(1, 6):
@@ -197,14 +198,14 @@ def test_a_missing_secret_is_named(tmp_path: Path) -> None:
 def test_every_slice_that_goes_to_a_peer_asks_whether_training_uses_the_network(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[Learner] = []
-    real = Learner.wait_free
+    asked: list[TrafficLearner] = []
+    real = TrafficLearner.wait_free
 
-    def wait_free(self: Learner, most_s: float) -> bool:
+    def wait_free(self: TrafficLearner, most_s: float) -> bool:
         asked.append(self)
         return real(self, most_s)
 
-    monkeypatch.setattr(Learner, "wait_free", wait_free)
+    monkeypatch.setattr(TrafficLearner, "wait_free", wait_free)
     machines = Machines(tmp_path)
     machines.keep(3)
     for tier_writer in machines.copiers:
@@ -216,6 +217,6 @@ def test_every_slice_that_goes_to_a_peer_asks_whether_training_uses_the_network(
 
 def test_a_copy_that_newer_ones_have_replaced_before_it_could_be_sent_is_told(machines: Machines) -> None:
     tier_writer = machines.copiers[0]
-    tier_writer._replicate(Key(run="run", step=1, rank=0, world=WORLD, attempt="first"))
+    tier_writer._replicate(ShardKey(run="run", step=1, rank=0, world=WORLD, attempt="first"))
     (told,) = tier_writer.finished()
     assert (told.step, told.bytes, told.error) == (1, 0, "newer copies took its place")

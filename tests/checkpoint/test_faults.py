@@ -10,11 +10,10 @@ import pytest
 import torch
 
 from ropewalk.base.errors import StorageError
-from ropewalk.checkpoint.disk import LocalDisk, Watched
+from ropewalk.checkpoint.disk import LocalDisk, WatchedDisk
 from ropewalk.checkpoint.faulty import Fault, FaultyDisk
 from ropewalk.checkpoint.format import list_checkpoints, verify_checkpoint
-from ropewalk.checkpoint.shard_layout import held
-from ropewalk.checkpoint.tensors import manifest_of
+from ropewalk.checkpoint.run_state import local_shards, manifest_of
 from ropewalk.checkpoint.write.persist import Persister
 from ropewalk.checkpoint.write.snapshot import Stager
 from ropewalk.train.loop import train
@@ -126,7 +125,7 @@ def test_a_hanging_disk_does_not_hold_training_up_for_ever(tmp_path: Path, write
 
 def test_a_call_under_way_is_timed_and_one_that_ended_is_not() -> None:
     disk = FaultyDisk(Fault(kind="hang", on=("remove",)))
-    watched = Watched(disk)
+    watched = WatchedDisk(disk)
     assert watched.waiting_s() == 0.0
     thread = threading.Thread(target=watched.remove, args=(Path("nothing"),))
     thread.start()
@@ -147,7 +146,7 @@ def test_a_bit_that_flips_in_the_staging_buffer_is_found_before_anything_is_comm
 
     stager, persister = Stager(), Persister(Flips())
     live = state(1)
-    snapshot = stager.take({"model": list(held(live.model)), "optimizer": list(held(live.optimizer))})
+    snapshot = stager.take({"model": list(local_shards(live.model)), "optimizer": list(local_shards(live.optimizer))})
     assert snapshot
     snapshot.wait_copied()
     persister.submit(tmp_path, manifest_of(live), snapshot, tokenizer=b"{}")

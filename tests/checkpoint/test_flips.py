@@ -11,13 +11,14 @@ import pytest
 import torch
 
 from ropewalk.base.errors import DataError, StorageError
-from ropewalk.checkpoint import shard_file as payload
+from ropewalk.checkpoint import shard_file
 from ropewalk.checkpoint.disk import LocalDisk
 from ropewalk.checkpoint.format import read_checkpoint_manifest, verify_checkpoint
+from ropewalk.checkpoint.read.load import CheckpointReader, load
 from ropewalk.checkpoint.read.reshard import reshard
-from ropewalk.checkpoint.shard_layout import as_bytes
-from ropewalk.checkpoint.tensors import Reader, load, manifest_of, save
+from ropewalk.checkpoint.run_state import as_bytes, manifest_of
 from ropewalk.checkpoint.write.persist import Persister
+from ropewalk.checkpoint.write.save import save
 from ropewalk.checkpoint.write.snapshot import Stager
 from tests.checkpoint.newest import load_newest
 from tests.checkpoint.test_background import parts_of
@@ -31,7 +32,7 @@ FLIPS = [pytest.param(200, id="200"), pytest.param(1000, id="1000", marks=pytest
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Checkpoints of steps 5 and 9, the second written by four ranks, in chunks so small that files have many."""
-    monkeypatch.setattr(payload, "CHUNK_BYTES", 64)
+    monkeypatch.setattr(shard_file, "CHUNK_BYTES", 64)
     save(tmp_path, state(5))
     reshard(save(tmp_path / "one", state(9)), tmp_path, mesh=(2, 2))
     return tmp_path
@@ -97,8 +98,8 @@ def test_a_reader_that_wants_one_tensor_meets_the_flips_of_that_one_alone(folder
     data[(begin + end) // 2] ^= 16
     file.write_bytes(data)
     with pytest.raises(DataError, match=r"model/turned"):
-        Reader(path).tensor("model", "turned")
-    assert torch.equal(Reader(path).tensor("optimizer", "step/embedding.weight"), torch.tensor(4.0))
+        CheckpointReader(path).tensor("model", "turned")
+    assert torch.equal(CheckpointReader(path).tensor("optimizer", "step/embedding.weight"), torch.tensor(4.0))
 
 
 @pytest.mark.parametrize("flips", [pytest.param(50, id="50"), pytest.param(1000, id="1000", marks=pytest.mark.slow)])

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ropewalk.checkpoint.policy.frequency import GPU_HOURS_A_FAILURE, Frequency
-from ropewalk.checkpoint.policy.learned import LEARNED, read_learned, write_learned
+from ropewalk.checkpoint.policy.frequency import GPU_HOURS_A_FAILURE, LEARNED, Frequency, read_learned, write_learned
 
 HOUR = 3600.0
 

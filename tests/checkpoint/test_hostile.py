@@ -18,14 +18,14 @@ from ropewalk.base.errors import DamagedCheckpoint, DamagedTokenizer, DataError,
 from ropewalk.checkpoint.commit import Attempt, commit
 from ropewalk.checkpoint.disk import LocalDisk
 from ropewalk.checkpoint.format import parse_checkpoint_manifest, read_checkpoint_manifest, verify_checkpoint
-from ropewalk.checkpoint.read.coverage import tiles
+from ropewalk.checkpoint.read.load import CheckpointReader, load, load_weights
 from ropewalk.checkpoint.read.load_latest import DiskCheckpoints
 from ropewalk.checkpoint.read.model_check import check_weights, verify_model
 from ropewalk.checkpoint.read.reshard import reshard
-from ropewalk.checkpoint.regions import Region
-from ropewalk.checkpoint.shard_compression import Packer
-from ropewalk.checkpoint.shard_layout import written
-from ropewalk.checkpoint.tensors import Reader, State, groups_of, load, load_weights, manifest_of, save, write_parts
+from ropewalk.checkpoint.regions import Region, tiles
+from ropewalk.checkpoint.run_state import State, groups_of, manifest_of, shards_to_write
+from ropewalk.checkpoint.shard_compression import CompressionPolicy
+from ropewalk.checkpoint.write.save import save, write_tensor_files
 from ropewalk.evaluate.from_checkpoint import load_model
 from ropewalk.flow import export_model, reshard_checkpoint
 from ropewalk.model.decoder import build
@@ -59,12 +59,12 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("good")
     one = save(folder / "one", state())
     attempt, disk = Attempt(), LocalDisk()
-    parts = {group: list(written(tensors)) for group, tensors in groups_of(state()).items()}
+    parts = {group: list(shards_to_write(tensors)) for group, tensors in groups_of(state()).items()}
     packed = commit(
         folder / "packed",
         manifest_of(state()),
-        write=lambda place: write_parts(
-            place, parts, tokenizer=state().tokenizer, disk=disk, attempt=attempt, packer=Packer("on")
+        write=lambda place: write_tensor_files(
+            place, parts, tokenizer=state().tokenizer, disk=disk, attempt=attempt, packer=CompressionPolicy("on")
         ),
         disk=disk,
     )
@@ -198,7 +198,7 @@ def test_memory_that_nobody_filled_is_no_weight(good: dict[str, Path], tmp_path:
     path = changed(good, tmp_path, empty)
     assert "norm.weight: its" in verify_checkpoint(path)[0]
     with pytest.raises(DamagedCheckpoint, match=r"norm\.weight"):
-        Reader(path).tensor("model", "norm.weight")
+        CheckpointReader(path).tensor("model", "norm.weight")
 
 
 def test_a_model_of_a_billion_layers_is_refused_at_once(good: dict[str, Path], tmp_path: Path) -> None:
@@ -264,7 +264,7 @@ def test_tiles_are_told_from_gaps_and_overlaps() -> None:
 
 
 def test_more_than_the_machine_has_is_no_traceback(good: dict[str, Path]) -> None:
-    reader = Reader(good["one"])
+    reader = CheckpointReader(good["one"])
     with pytest.raises(StorageError, match="more than this machine has"):
         reader._memory(1 << 60, "x")
 

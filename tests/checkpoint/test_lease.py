@@ -15,10 +15,9 @@ import pytest
 from ropewalk.checkpoint.disk import LocalDisk
 from ropewalk.checkpoint.format import list_checkpoints
 from ropewalk.checkpoint.policy.lease import leased
-from ropewalk.checkpoint.policy.prune import prune, retire
-from ropewalk.checkpoint.policy.retention import retain
+from ropewalk.checkpoint.policy.retention import prune, retain, retire
 from ropewalk.checkpoint.read.model_check import verify_model
-from ropewalk.checkpoint.tensors import save
+from ropewalk.checkpoint.write.save import save
 from ropewalk.flow import export_model, generate, reshard_checkpoint
 from tests.checkpoint.test_hostile import state
 

@@ -15,9 +15,9 @@ import pytest
 
 from ropewalk.base.errors import DataError
 from ropewalk.checkpoint.read.tiered_load import restore
-from ropewalk.checkpoint.tiers.memory_tier import Memory, MemorySource
+from ropewalk.checkpoint.tiers.memory_tier import MemorySource, MemoryTier
 from ropewalk.checkpoint.tiers.peer_tier import Peer, PeerServer, PeerSource
-from ropewalk.checkpoint.tiers.tier import Source
+from ropewalk.checkpoint.tiers.tier import CopySource
 from tests.checkpoint.machine import SECRET
 from tests.checkpoint.shards import flip, same, state
 
@@ -59,7 +59,7 @@ class Cluster:
         self.processes[rank].kill()
         self.processes[rank].wait()
 
-    def source(self, rank: int) -> Source:
+    def source(self, rank: int) -> CopySource:
         return PeerSource(Peer(self.addresses[rank], secret=SECRET, timeout_s=5), "run")
 
     def close(self) -> None:
@@ -107,7 +107,7 @@ def test_machines_that_die_together_leave_enough_and_what_is_damaged_is_not_used
 
     # The process dies, its memory stays: served by the next process, or read on the spot.
     cluster.kill(2)
-    memory = Memory(cluster.folder / "2")
+    memory = MemoryTier(cluster.folder / "2")
     server = PeerServer(memory, "127.0.0.1:0", secret=SECRET)
     source = PeerSource(Peer(server.address, secret=SECRET), "run")
     for place in (source, MemorySource(memory, "run")):

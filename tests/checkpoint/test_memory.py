@@ -14,23 +14,23 @@ import pytest
 
 from ropewalk.base.errors import DataError, StorageError
 from ropewalk.checkpoint.format import verify_checkpoint
-from ropewalk.checkpoint.tensors import load
-from ropewalk.checkpoint.tiers.memory_tier import Memory, MemorySource
-from ropewalk.checkpoint.tiers.tier import Key
+from ropewalk.checkpoint.read.load import load
+from ropewalk.checkpoint.tiers.memory_tier import MemorySource, MemoryTier
+from ropewalk.checkpoint.tiers.tier import ShardKey
 from tests.checkpoint.shards import flip, keep, same, state
 
 
 def test_what_is_kept_comes_back_bit_for_bit_and_names_its_owner(tmp_path: Path) -> None:
-    memory = Memory(tmp_path / "memory")
+    memory = MemoryTier(tmp_path / "memory")
     key = keep(memory, 7)
     assert memory.path(key) == tmp_path / "memory/run/rank-00000-of-00001/step-00000007.a"
     assert same(load(memory.path(key)), state(7))
-    assert Memory(tmp_path / "memory").shards("run") == [key]
+    assert MemoryTier(tmp_path / "memory").shards("run") == [key]
     assert (tmp_path / "memory").stat().st_mode & 0o777 == 0o700
 
 
 def test_the_third_shard_is_written_over_the_first_in_place(tmp_path: Path) -> None:
-    memory = Memory(tmp_path)
+    memory = MemoryTier(tmp_path)
     first, second = keep(memory, 1), keep(memory, 2)
     page = (memory.path(first) / "model.safetensors").stat().st_ino
     third = keep(memory, 3)
@@ -41,7 +41,7 @@ def test_the_third_shard_is_written_over_the_first_in_place(tmp_path: Path) -> N
 
 
 def test_a_smaller_shard_over_a_larger_one_is_whole(tmp_path: Path) -> None:
-    memory = Memory(tmp_path)
+    memory = MemoryTier(tmp_path)
     keep(memory, 1, rows=100)
     keep(memory, 2, rows=100)
     key = keep(memory, 3, rows=4)
@@ -53,7 +53,7 @@ def test_a_kill_at_any_point_leaves_an_older_shard_whole(tmp_path: Path) -> None
     survived, killed_at = False, 0
     while not survived:
         killed_at += 1
-        memory = Memory(tmp_path / str(killed_at))
+        memory = MemoryTier(tmp_path / str(killed_at))
         for step in (1, 2):
             keep(memory, step)
         child = os.fork()
@@ -63,7 +63,7 @@ def test_a_kill_at_any_point_leaves_an_older_shard_whole(tmp_path: Path) -> None
             os._exit(0)
         survived = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         # A new process, as it were, finds what the dead one left.
-        found = Memory(tmp_path / str(killed_at))
+        found = MemoryTier(tmp_path / str(killed_at))
         whole = found.shards("run")
         assert whole
         assert whole[-1].step >= 2
@@ -89,7 +89,7 @@ def _die_at(number: int) -> None:
 
 def test_flipped_bits_anywhere_are_found_and_the_shard_is_taken_out_of_sight(tmp_path: Path) -> None:
     draw = random.Random(0)
-    memory = Memory(tmp_path)
+    memory = MemoryTier(tmp_path)
     for _ in range(60):
         key = keep(memory, 5)
         path = draw.choice(sorted(memory.path(key).iterdir()))
@@ -101,7 +101,7 @@ def test_flipped_bits_anywhere_are_found_and_the_shard_is_taken_out_of_sight(tmp
 
 
 def test_a_damaged_manifest_is_named_and_offers_the_rest(tmp_path: Path) -> None:
-    memory = Memory(tmp_path)
+    memory = MemoryTier(tmp_path)
     good, bad = keep(memory, 1), keep(memory, 2)
     flip(memory.path(bad) / "manifest.json", bit=4000)
     offers, wrong = MemorySource(memory, "run").offers()
@@ -110,7 +110,7 @@ def test_a_damaged_manifest_is_named_and_offers_the_rest(tmp_path: Path) -> None
 
 
 def test_the_limit_holds_and_what_was_there_stays(tmp_path: Path) -> None:
-    memory = Memory(tmp_path, limit_bytes=12_000)
+    memory = MemoryTier(tmp_path, limit_bytes=12_000)
     key = keep(memory, 1)
     with pytest.raises(StorageError, match=r"memory_bytes"):
         keep(memory, 2, rows=1000)
@@ -122,7 +122,7 @@ def test_the_limit_holds_and_what_was_there_stays(tmp_path: Path) -> None:
 
 
 def test_a_shard_in_use_is_not_written_over(tmp_path: Path) -> None:
-    memory = Memory(tmp_path)
+    memory = MemoryTier(tmp_path)
     first = keep(memory, 1)
     with memory.pinned(first) as path:
         for step in (2, 3, 4):
@@ -132,11 +132,11 @@ def test_a_shard_in_use_is_not_written_over(tmp_path: Path) -> None:
 
 
 def test_two_writers_of_one_rank_do_not_mix(tmp_path: Path) -> None:
-    memory = Memory(tmp_path)
+    memory = MemoryTier(tmp_path)
     begun, go = threading.Event(), threading.Event()
 
     def slow() -> None:
-        with memory.filling(Key(run="run", step=9), size=1):
+        with memory.filling(ShardKey(run="run", step=9), size=1):
             begun.set()
             go.wait(10)
 
@@ -150,7 +150,7 @@ def test_two_writers_of_one_rank_do_not_mix(tmp_path: Path) -> None:
 
 
 def test_the_next_start_reclaims_idle_runs_but_not_its_own(tmp_path: Path) -> None:
-    memory = Memory(tmp_path)
+    memory = MemoryTier(tmp_path)
     for run in ("idle", "live", "mine"):
         keep(memory, 1, run=run)
     day_ago = time.time() - 90_000
@@ -164,7 +164,7 @@ def test_the_next_start_reclaims_idle_runs_but_not_its_own(tmp_path: Path) -> No
 
 
 def test_nothing_is_removed_that_was_not_made_here(tmp_path: Path) -> None:
-    memory = Memory(tmp_path / "memory")
+    memory = MemoryTier(tmp_path / "memory")
     keep(memory, 1, run="idle")
     notes = [
         tmp_path / "memory" / name for name in ("thesis/one.txt", "idle/two.txt", "idle/rank-00000-of-00001/three")
@@ -187,7 +187,7 @@ def test_nothing_is_removed_that_was_not_made_here(tmp_path: Path) -> None:
 
 
 def test_no_file_of_a_shard_is_read_or_written_through_a_link(tmp_path: Path) -> None:
-    memory, secret = Memory(tmp_path / "memory"), tmp_path / "secret"
+    memory, secret = MemoryTier(tmp_path / "memory"), tmp_path / "secret"
     secret.write_text("private")
     key = keep(memory, 1)
     (memory.path(key) / "model.safetensors").unlink()
@@ -203,4 +203,4 @@ def test_no_file_of_a_shard_is_read_or_written_through_a_link(tmp_path: Path) ->
 @pytest.mark.parametrize("name", ["../etc", "a/b", "", ".hidden", "x" * 200])
 def test_names_that_are_not_names_are_refused(name: str) -> None:
     with pytest.raises(DataError):
-        Key(run=name, step=1)
+        ShardKey(run=name, step=1)

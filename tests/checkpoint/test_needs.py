@@ -12,16 +12,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ropewalk.base.errors import DataError
-from ropewalk.checkpoint import shard_file as payload
+from ropewalk.checkpoint import shard_file
 from ropewalk.checkpoint.format import list_checkpoints, read_checkpoint_manifest
-from ropewalk.checkpoint.read.read_plan import needed_chunks
+from ropewalk.checkpoint.read.load import load, needed_chunks
 from ropewalk.checkpoint.read.reshard import box_of, reshard
 from ropewalk.checkpoint.read.tiered_load import DiskSource, Report, restore
 from ropewalk.checkpoint.regions import Region
-from ropewalk.checkpoint.tensors import State, load, save
-from ropewalk.checkpoint.tiers.memory_tier import Memory, MemorySource
+from ropewalk.checkpoint.run_state import State
+from ropewalk.checkpoint.tiers.memory_tier import MemorySource, MemoryTier
 from ropewalk.checkpoint.tiers.peer_tier import Peer, PeerServer, PeerSource
-from ropewalk.checkpoint.tiers.remote_tier import Remote, RemoteSource
+from ropewalk.checkpoint.tiers.remote_tier import RemoteSource, RemoteTier
+from ropewalk.checkpoint.write.save import save
 from ropewalk.parallel.placement import Choose, Placement, Shard
 from tests.checkpoint.newest import continued
 from tests.checkpoint.shards import flip, keep, state
@@ -33,7 +34,7 @@ ROWS, CHUNK = 240, 256
 
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(payload, "CHUNK_BYTES", CHUNK)
+    monkeypatch.setattr(shard_file, "CHUNK_BYTES", CHUNK)
 
 
 def rows_of_rank(rank: int, world: int) -> Choose:
@@ -59,13 +60,13 @@ def is_part(found: State, whole: State, *, rank: int, world: int) -> bool:
 def touched(monkeypatch: pytest.MonkeyPatch) -> set[tuple[str, int]]:
     """(File, chunk) of all that is hashed to be checked, as it happens."""
     seen: set[tuple[str, int]] = set()
-    wrong = payload.Payload._wrong
+    wrong = shard_file.ShardFile._wrong
 
-    def counting(self: payload.Payload, number: int) -> str:
+    def counting(self: shard_file.ShardFile, number: int) -> str:
         seen.add((self._path.name, number))
         return wrong(self, number)
 
-    monkeypatch.setattr(payload.Payload, "_wrong", counting)
+    monkeypatch.setattr(shard_file.ShardFile, "_wrong", counting)
     return seen
 
 
@@ -80,7 +81,7 @@ def test_needed_chunks_are_those_of_the_rows_that_hold_a_number_of_the_part(
 ) -> None:
     """Against a walk over every number of the part, in files of any layout."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(payload, "CHUNK_BYTES", 64)
+        patch.setattr(shard_file, "CHUNK_BYTES", 64)
         folder = tmp_path_factory.mktemp("needs")
         weight = torch.arange(shape[0] * shape[1], dtype=torch.float32).reshape(shape)
         source = State(**{**vars_of(state(1)), "model": {"w": weight}, "optimizer": {"m": weight}})
@@ -190,11 +191,11 @@ def at_most() -> int:
 @pytest.mark.parametrize("packed_in", [1, 4])
 def test_memory_peers_disk_and_store_give_a_part_and_no_more(tmp_path: Path, packed_in: int) -> None:
     whole = state(5, rows=ROWS)
-    theirs, secret = Memory(tmp_path / "theirs"), b"0123456789abcdef"
+    theirs, secret = MemoryTier(tmp_path / "theirs"), b"0123456789abcdef"
     for rank in range(packed_in):
         keep(theirs, 5, rank=rank, world=packed_in, rows=ROWS)
     path = save(tmp_path / "disk", whole)
-    store = Remote(f"file://{tmp_path}/store", "run")
+    store = RemoteTier(f"file://{tmp_path}/store", "run")
     store.upload(path)
     server = PeerServer(theirs, "127.0.0.1:0", secret=secret, timeout_s=5)
     try:
@@ -215,9 +216,9 @@ def test_memory_peers_disk_and_store_give_a_part_and_no_more(tmp_path: Path, pac
 
 def test_a_damaged_part_comes_from_the_next_place(tmp_path: Path) -> None:
     whole = state(5, rows=ROWS)
-    memory = Memory(tmp_path / "memory")
+    memory = MemoryTier(tmp_path / "memory")
     key = keep(memory, 5, rows=ROWS)
-    store = Remote(f"file://{tmp_path}/store", "run")
+    store = RemoteTier(f"file://{tmp_path}/store", "run")
     store.upload(save(tmp_path / "disk", whole))
     sources = [MemorySource(memory, "run"), RemoteSource(store, "run")]
     box_flip(memory.path(key), row=150)  # of rank 2

@@ -13,18 +13,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ropewalk.base.errors import DataError
-from ropewalk.checkpoint import shard_compression as packing
-from ropewalk.checkpoint import shard_file as payload
+from ropewalk.checkpoint import shard_compression, shard_file
 from ropewalk.checkpoint.commit import Attempt, commit
 from ropewalk.checkpoint.disk import LocalDisk
 from ropewalk.checkpoint.format import read_checkpoint_manifest, verify_checkpoint
+from ropewalk.checkpoint.read.load import load
 from ropewalk.checkpoint.read.reshard import reshard
-from ropewalk.checkpoint.shard_compression import Packer, pack, unpack
-from ropewalk.checkpoint.shard_file import FileEntry, Payload
-from ropewalk.checkpoint.shard_layout import held
-from ropewalk.checkpoint.tensors import groups_of, load, manifest_of, write_parts
-from ropewalk.checkpoint.write.shard_writer import Block, PayloadFile
-from ropewalk.checkpoint.write.task_graph import Graph, run
+from ropewalk.checkpoint.run_state import groups_of, local_shards, manifest_of
+from ropewalk.checkpoint.shard_compression import CompressionPolicy, compress, decompress
+from ropewalk.checkpoint.shard_file import FileEntry, ShardFile
+from ropewalk.checkpoint.write.save import write_tensor_files
+from ropewalk.checkpoint.write.shard_writer import FileBlock, ShardWriter
+from ropewalk.checkpoint.write.task_graph import TaskGraph, run_graph
 from ropewalk.train.loop import train
 from tests.checkpoint.test_checkpoint import identical, state
 from tests.tiny import make_run
@@ -33,19 +33,19 @@ from tests.train.runs import final_files, quick, train_until
 
 @given(st.binary(max_size=300), st.sampled_from([1, 2, 4, 8]))
 def test_what_is_packed_is_unpacked(raw: bytes, item: int) -> None:
-    assert unpack(memoryview(pack(raw, item=item))) == raw
+    assert decompress(memoryview(compress(raw, item=item))) == raw
 
 
 def test_planes_hold_the_first_bytes_of_all_numbers_first() -> None:
     raw = bytes(range(8)) * 200
-    frame = pack(raw, item=4)
+    frame = compress(raw, item=4)
     planes = pyarrow.decompress(frame[5:], decompressed_size=len(raw), codec="zstd", asbytes=True)
     assert planes == b"".join(raw[place::4] for place in range(4))
 
 
 def test_what_does_not_get_smaller_is_left_as_it_is() -> None:
     noise = random.Random(0).randbytes(1000)
-    assert pack(noise, item=4) == b"\0" + (1000).to_bytes(4, "little") + noise
+    assert compress(noise, item=4) == b"\0" + (1000).to_bytes(4, "little") + noise
 
 
 @settings(deadline=None)  # each example syncs a file
@@ -57,16 +57,19 @@ def test_any_range_of_a_packed_file_is_that_of_the_file(
     blocks = [bytes(draw.choices(b"\0\0\0abc", k=size)) for size in sizes]
     raw = b"".join(blocks)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(packing, "FRAME_BYTES", 48)
-        patch.setattr(payload, "CHUNK_BYTES", chunk)
+        patch.setattr(shard_compression, "FRAME_BYTES", 48)
+        patch.setattr(shard_file, "CHUNK_BYTES", chunk)
         path = tmp_path_factory.mktemp("packed") / "file"
-        file, graph = PayloadFile(LocalDisk(), path, [Block(data=memoryview(b)) for b in blocks], packed=4), Graph()
+        file, graph = (
+            ShardWriter(LocalDisk(), path, [FileBlock(data=memoryview(b)) for b in blocks], packed=4),
+            TaskGraph(),
+        )
         with contextlib.ExitStack() as opened:
             file.add_to(graph, opened)
-            run(graph, threads=2, memory_bytes=200)
+            run_graph(graph, threads=2, memory_bytes=200)
         entry = file.close()
     entry = FileEntry(bytes=entry.bytes, chunks=entry.chunks, chunk_bytes=chunk, frames=entry.frames, frame_bytes=48)
-    opened = Payload(path, entry)
+    opened = ShardFile(path, entry)
     for _ in range(10):
         begin, end = sorted(draw.choices(range(len(raw) + 1), k=2))
         assert bytes(opened.raw(begin, end)) == raw[begin:end]
@@ -75,12 +78,12 @@ def test_any_range_of_a_packed_file_is_that_of_the_file(
 
 def packed_state(folder: Path) -> Path:
     what = state()
-    parts = {group: list(held(tensors)) for group, tensors in groups_of(what).items()}
+    parts = {group: list(local_shards(tensors)) for group, tensors in groups_of(what).items()}
     return commit(
         folder,
         manifest_of(what),
-        write=lambda place: write_parts(
-            place, parts, tokenizer=what.tokenizer, disk=LocalDisk(), attempt=Attempt(), packer=Packer("on")
+        write=lambda place: write_tensor_files(
+            place, parts, tokenizer=what.tokenizer, disk=LocalDisk(), attempt=Attempt(), packer=CompressionPolicy("on")
         ),
         disk=LocalDisk(),
     )
@@ -120,7 +123,7 @@ def test_every_flip_in_a_packed_file_is_found_and_its_tensors_named(tmp_path: Pa
 
 def test_auto_packs_for_a_slow_disk_and_not_for_a_fast_one() -> None:
     sample = torch.randn(1 << 18).numpy().data.cast("B")
-    packer = Packer("auto")
+    packer = CompressionPolicy("auto")
     assert not packer.chooses(sample, item=4)  # the disk is not known yet
     packer.wrote(1 << 30, seconds=1000.0)
     assert packer.chooses(sample, item=4)

@@ -16,13 +16,13 @@ from pathlib import Path
 import pytest
 
 from ropewalk.base.errors import DataError, StorageError
-from ropewalk.checkpoint import shard_file as payload
+from ropewalk.checkpoint import shard_file
 from ropewalk.checkpoint.format import read_checkpoint_manifest, verify_checkpoint
-from ropewalk.checkpoint.tensors import load
-from ropewalk.checkpoint.tiers.gap_scheduler import Gate
-from ropewalk.checkpoint.tiers.memory_tier import Memory
+from ropewalk.checkpoint.read.load import load
+from ropewalk.checkpoint.tiers.gap_scheduler import TransferGate
+from ropewalk.checkpoint.tiers.memory_tier import MemoryTier
 from ropewalk.checkpoint.tiers.peer_tier import Peer, PeerServer, PeerSource
-from ropewalk.checkpoint.tiers.tier import Key
+from ropewalk.checkpoint.tiers.tier import ShardKey
 from tests.checkpoint.shards import flip, keep, same, state
 
 SECRET = b"0123456789abcdef"
@@ -31,21 +31,21 @@ SECRET = b"0123456789abcdef"
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunks of a kilobyte: small shards have several."""
-    monkeypatch.setattr(payload, "CHUNK_BYTES", 1024)
+    monkeypatch.setattr(shard_file, "CHUNK_BYTES", 1024)
 
 
 @pytest.fixture
-def own(tmp_path: Path) -> Memory:
-    return Memory(tmp_path / "own")
+def own(tmp_path: Path) -> MemoryTier:
+    return MemoryTier(tmp_path / "own")
 
 
 @pytest.fixture
-def theirs(tmp_path: Path) -> Memory:
-    return Memory(tmp_path / "theirs")
+def theirs(tmp_path: Path) -> MemoryTier:
+    return MemoryTier(tmp_path / "theirs")
 
 
 @pytest.fixture
-def server(theirs: Memory) -> Iterator[PeerServer]:
+def server(theirs: MemoryTier) -> Iterator[PeerServer]:
     served = PeerServer(theirs, "127.0.0.1:0", secret=SECRET, timeout_s=5)
     yield served
     served.close()
@@ -55,7 +55,9 @@ def peer_of(address: str, *, secret: bytes = SECRET, timeout_s: float = 5.0) -> 
     return Peer(address, secret=secret, timeout_s=timeout_s)
 
 
-def test_a_shard_goes_to_a_peer_and_comes_back(own: Memory, theirs: Memory, server: PeerServer, tmp_path: Path) -> None:
+def test_a_shard_goes_to_a_peer_and_comes_back(
+    own: MemoryTier, theirs: MemoryTier, server: PeerServer, tmp_path: Path
+) -> None:
     key, peer = keep(own, 3, rows=300), peer_of(server.address)
     sent = peer.put(key, own.path(key))
     assert sent.bytes == read_checkpoint_manifest(own.path(key)).bytes
@@ -70,12 +72,12 @@ def test_a_shard_goes_to_a_peer_and_comes_back(own: Memory, theirs: Memory, serv
     assert peer.shards("run") == []
 
 
-def test_what_a_server_keeps_is_served_by_the_next_one(own: Memory, theirs: Memory) -> None:
+def test_what_a_server_keeps_is_served_by_the_next_one(own: MemoryTier, theirs: MemoryTier) -> None:
     key = keep(own, 3)
     first = PeerServer(theirs, "127.0.0.1:0", secret=SECRET)
     peer_of(first.address).put(key, own.path(key))
     first.close()
-    second = PeerServer(Memory(theirs.folder), "127.0.0.1:0", secret=SECRET)
+    second = PeerServer(MemoryTier(theirs.folder), "127.0.0.1:0", secret=SECRET)
     assert peer_of(second.address).shards("run") == [key]
     second.close()
 
@@ -112,14 +114,14 @@ class Proxy:
         self._listener.close()
 
 
-def weights_at(own: Memory, key: Key) -> bytes:
+def weights_at(own: MemoryTier, key: ShardKey) -> bytes:
     """Bytes of the shard that come up nowhere else on the wire."""
     return (own.path(key) / "model.safetensors").read_bytes()[-900:-860]
 
 
 @pytest.mark.parametrize("direction", ["up", "down"])
 def test_a_chunk_that_is_damaged_on_the_way_is_sent_again(
-    own: Memory, theirs: Memory, server: PeerServer, tmp_path: Path, direction: str
+    own: MemoryTier, theirs: MemoryTier, server: PeerServer, tmp_path: Path, direction: str
 ) -> None:
     key = keep(own, 4, rows=300)
     mark, hits = weights_at(own, key), []
@@ -144,7 +146,9 @@ def test_a_chunk_that_is_damaged_on_the_way_is_sent_again(
     assert verify_checkpoint(theirs.path(key)) == []
 
 
-def test_flipped_bits_on_the_way_never_become_a_replica(own: Memory, theirs: Memory, server: PeerServer) -> None:
+def test_flipped_bits_on_the_way_never_become_a_replica(
+    own: MemoryTier, theirs: MemoryTier, server: PeerServer
+) -> None:
     draw = random.Random(1)
     for step in range(40):
         key = keep(own, step)
@@ -163,7 +167,9 @@ def test_flipped_bits_on_the_way_never_become_a_replica(own: Memory, theirs: Mem
             assert same(load(theirs.path(held)), state(held.step))
 
 
-def test_a_way_that_always_damages_is_given_up_and_named(own: Memory, theirs: Memory, server: PeerServer) -> None:
+def test_a_way_that_always_damages_is_given_up_and_named(
+    own: MemoryTier, theirs: MemoryTier, server: PeerServer
+) -> None:
     key = keep(own, 4, rows=300)
     mark = weights_at(own, key)
 
@@ -180,7 +186,7 @@ def test_a_way_that_always_damages_is_given_up_and_named(own: Memory, theirs: Me
 
 
 def test_a_damaged_replica_is_refused_by_whoever_fetches_it_and_goes_out_of_sight(
-    own: Memory, theirs: Memory, server: PeerServer, tmp_path: Path
+    own: MemoryTier, theirs: MemoryTier, server: PeerServer, tmp_path: Path
 ) -> None:
     key, peer = keep(own, 5), peer_of(server.address)
     peer.put(key, own.path(key))
@@ -192,14 +198,14 @@ def test_a_damaged_replica_is_refused_by_whoever_fetches_it_and_goes_out_of_sigh
     assert peer.shards("run") == []
 
 
-def test_who_does_not_know_the_secret_is_turned_away_both_ways(own: Memory, server: PeerServer) -> None:
+def test_who_does_not_know_the_secret_is_turned_away_both_ways(own: MemoryTier, server: PeerServer) -> None:
     key = keep(own, 1)
     with pytest.raises(StorageError, match=server.address):
         peer_of(server.address, secret=b"another secret!!").put(key, own.path(key))
     assert peer_of(server.address).shards("run") == []
 
 
-def test_strangers_and_nonsense_do_not_end_the_server(own: Memory, server: PeerServer) -> None:
+def test_strangers_and_nonsense_do_not_end_the_server(own: MemoryTier, server: PeerServer) -> None:
     host, _, port = server.address.rpartition(":")
     draw = random.Random(2)
     for data in (b"", b"GET / HTTP/1.1\r\n\r\n", struct.pack("!II", 2**32 - 1, 2**32 - 1), draw.randbytes(5000)):
@@ -209,14 +215,14 @@ def test_strangers_and_nonsense_do_not_end_the_server(own: Memory, server: PeerS
     peer = peer_of(server.address)
     with peer._talk() as wire, pytest.raises(StorageError, match=r"no such operation"):
         wire.ask("format the disk")
-    hostile = {**dataclasses.asdict(Key(run="run", step=1)), "run": "../../etc"}
+    hostile = {**dataclasses.asdict(ShardKey(run="run", step=1)), "run": "../../etc"}
     with peer._talk() as wire, pytest.raises(StorageError, match=r"cannot name a copy"):
         wire.ask("manifest", key=hostile)
     key = keep(own, 1)
     assert peer.put(key, own.path(key)).bytes
 
 
-def test_a_peer_that_is_silent_or_gone_is_named_in_time(own: Memory) -> None:
+def test_a_peer_that_is_silent_or_gone_is_named_in_time(own: MemoryTier) -> None:
     key = keep(own, 1)
     silent = socket.create_server(("127.0.0.1", 0))
     address = f"127.0.0.1:{silent.getsockname()[1]}"
@@ -227,8 +233,8 @@ def test_a_peer_that_is_silent_or_gone_is_named_in_time(own: Memory) -> None:
         peer_of(address, timeout_s=0.2).shards("run")
 
 
-def test_a_full_peer_says_so_and_keeps_what_it_has(own: Memory, tmp_path: Path) -> None:
-    theirs = Memory(tmp_path / "small", limit_bytes=8_000)
+def test_a_full_peer_says_so_and_keeps_what_it_has(own: MemoryTier, tmp_path: Path) -> None:
+    theirs = MemoryTier(tmp_path / "small", limit_bytes=8_000)
     server = PeerServer(theirs, "127.0.0.1:0", secret=SECRET)
     small, large = keep(own, 1), keep(own, 2, rows=1000)
     peer = peer_of(server.address)
@@ -239,7 +245,7 @@ def test_a_full_peer_says_so_and_keeps_what_it_has(own: Memory, tmp_path: Path) 
     server.close()
 
 
-def test_half_a_shard_does_not_count(own: Memory, theirs: Memory, server: PeerServer) -> None:
+def test_half_a_shard_does_not_count(own: MemoryTier, theirs: MemoryTier, server: PeerServer) -> None:
     whole, half = keep(own, 1), keep(own, 2, rows=300)
     peer = peer_of(server.address)
     peer.put(whole, own.path(whole))
@@ -258,8 +264,8 @@ def test_half_a_shard_does_not_count(own: Memory, theirs: Memory, server: PeerSe
     assert verify_checkpoint(theirs.path(half)) == []
 
 
-def test_a_gate_decides_on_every_slice(own: Memory, server: PeerServer) -> None:
-    class Counting(Gate):
+def test_a_gate_decides_on_every_slice(own: MemoryTier, server: PeerServer) -> None:
+    class Counting(TransferGate):
         def __init__(self) -> None:
             super().__init__(slice_bytes=300)
             self.sizes: list[int] = []
@@ -273,7 +279,7 @@ def test_a_gate_decides_on_every_slice(own: Memory, server: PeerServer) -> None:
     assert max(gate.sizes) == 300
 
 
-def test_connections_leave_no_files_open(own: Memory, server: PeerServer) -> None:
+def test_connections_leave_no_files_open(own: MemoryTier, server: PeerServer) -> None:
     key, peer = keep(own, 1), peer_of(server.address)
     peer.put(key, own.path(key))
     before = len(os.listdir("/proc/self/fd"))

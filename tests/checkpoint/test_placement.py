@@ -7,18 +7,18 @@ from itertools import combinations
 
 import pytest
 
-from ropewalk.checkpoint.tiers.replica_placement import Holders, Kind, place, rings
+from ropewalk.checkpoint.tiers.peer_tier import Holders, PlacementKind, place_replicas, rings
 
 from .survival import survival, survives
 
-KINDS: list[Kind] = ["groups", "ring"]
+KINDS: list[PlacementKind] = ["groups", "ring"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("copies", [1, 2, 3, 4])
-def test_the_closed_form_equals_trying_every_set_of_lost_machines(kind: Kind, copies: int) -> None:
+def test_the_closed_form_equals_trying_every_set_of_lost_machines(kind: PlacementKind, copies: int) -> None:
     for machines in range(copies, 11):
-        holders = place(machines, copies=copies, kind=kind)
+        holders = place_replicas(machines, copies=copies, kind=kind)
         for lost in range(machines + 1):
             outcomes = [survives(holders, gone) for gone in combinations(range(machines), lost)]
             exact = survival(machines, copies=copies, kind=kind, lost=lost)
@@ -26,10 +26,10 @@ def test_the_closed_form_equals_trying_every_set_of_lost_machines(kind: Kind, co
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_machine_keeps_its_own_and_holds_as_many_as_the_others(kind: Kind) -> None:
+def test_every_machine_keeps_its_own_and_holds_as_many_as_the_others(kind: PlacementKind) -> None:
     for machines in range(1, 12):
         for copies in range(1, machines + 1):
-            holders = place(machines, copies=copies, kind=kind)
+            holders = place_replicas(machines, copies=copies, kind=kind)
             assert all(held[0] == machine for machine, held in enumerate(holders))
             assert all(len(set(held)) == copies for held in holders)
             held_by = [sum(machine in held for held in holders) for machine in range(machines)]
@@ -65,8 +65,8 @@ def survives_any_rack(holders: Holders, racks: list[int]) -> bool:
 def test_losing_any_rack_loses_no_shard_where_racks_allow_it() -> None:
     for sizes in ([4, 4], [3, 3, 3], [4, 2, 2], [2, 2, 2, 2], [1, 2, 3]):
         racks = [rack for rack, size in enumerate(sizes) for _ in range(size)]
-        holders = place(len(racks), copies=2, kind="groups", racks=racks)
+        holders = place_replicas(len(racks), copies=2, kind="groups", racks=racks)
         if max(sizes) <= len(racks) // 2 and len(racks) % 2 == 0:
             assert all(racks[a] != racks[b] for a, b in holders), sizes
             assert survives_any_rack(holders, racks)
-    assert not survives_any_rack(place(4, copies=2, kind="groups"), [0, 0, 1, 1])
+    assert not survives_any_rack(place_replicas(4, copies=2, kind="groups"), [0, 0, 1, 1])

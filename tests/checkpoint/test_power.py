@@ -12,7 +12,8 @@ from ropewalk.checkpoint.commit import Attempt
 from ropewalk.checkpoint.disk import LocalDisk
 from ropewalk.checkpoint.format import list_checkpoints
 from ropewalk.checkpoint.policy.retention import retain
-from ropewalk.checkpoint.tensors import State, save
+from ropewalk.checkpoint.run_state import State
+from ropewalk.checkpoint.write.save import save
 from tests.checkpoint.newest import load_newest
 from tests.checkpoint.power import RecordingDisk, states
 from tests.checkpoint.power import State as After

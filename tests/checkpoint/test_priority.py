@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ropewalk.checkpoint.config import Checkpoints
-from ropewalk.checkpoint.write.priority import NICE, give_way
+from ropewalk.checkpoint.write.task_graph import NICE, lower_priority
 from ropewalk.train.checkpointer import Checkpointer
 from tests.checkpoint.test_background import state
 
@@ -25,8 +25,8 @@ def test_a_thread_gives_way_and_its_process_does_not() -> None:
     seen: list[int] = []
 
     def work() -> None:
-        give_way()
-        give_way()
+        lower_priority()
+        lower_priority()
         seen.append(nice_of(threading.get_native_id()))
 
     before = nice_of(0)

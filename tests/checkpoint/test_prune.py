@@ -8,8 +8,8 @@ import pytest
 
 from ropewalk.base.errors import DataError
 from ropewalk.checkpoint.format import list_checkpoints
-from ropewalk.checkpoint.policy.prune import prune
-from ropewalk.checkpoint.tensors import save
+from ropewalk.checkpoint.policy.retention import prune
+from ropewalk.checkpoint.write.save import save
 from tests.checkpoint.test_checkpoint import state
 
 

@@ -19,9 +19,11 @@ from ropewalk.checkpoint.config import Checkpoints, Tiers
 from ropewalk.checkpoint.disk import Disk
 from ropewalk.checkpoint.faulty import Fault, FaultyDisk
 from ropewalk.checkpoint.format import list_checkpoints, verify_checkpoint
-from ropewalk.checkpoint.tensors import State, load, save
-from ropewalk.checkpoint.tiers.memory_tier import Memory
+from ropewalk.checkpoint.read.load import load
+from ropewalk.checkpoint.run_state import State
+from ropewalk.checkpoint.tiers.memory_tier import MemoryTier
 from ropewalk.checkpoint.tiers.tier_writer import memory_folder
+from ropewalk.checkpoint.write.save import save
 from ropewalk.config.ranks import Ranks
 from ropewalk.train.checkpointer import Checkpointer
 from tests.checkpoint.meeting import Threads
@@ -177,7 +179,7 @@ def test_ranks_take_the_newest_state_that_all_can_put_together(tmp_path: Path, b
     folders = [tmp_path / "memory-0", tmp_path / "memory-1"]
     for rank, folder in enumerate(folders):
         folder.mkdir()
-        memory = Memory(memory_folder(str(folder)), limit_bytes=1 << 20)
+        memory = MemoryTier(memory_folder(str(folder)), limit_bytes=1 << 20)
         for shard in (0, 1) if both or rank == 0 else ():
             keep(memory, 20, rank=shard, world=2, attempt="before")
     save(tmp_path / "run/checkpoints", state(10))

@@ -13,8 +13,8 @@ from fsspec.registry import register_implementation
 
 from ropewalk.base.errors import DataError, MissingPackage, StorageError
 from ropewalk.checkpoint.read.tiered_load import restore
-from ropewalk.checkpoint.tensors import save
-from ropewalk.checkpoint.tiers.remote_tier import Remote, RemoteSource
+from ropewalk.checkpoint.tiers.remote_tier import RemoteSource, RemoteTier
+from ropewalk.checkpoint.write.save import save
 from tests.checkpoint.shards import flip, same, state
 
 
@@ -47,12 +47,12 @@ def empty() -> None:
     Unreliable.trouble = staticmethod(lambda operation, path: None)
 
 
-def remote(url: str = "unreliable://bucket/deep", **options: Any) -> Remote:
+def remote(url: str = "unreliable://bucket/deep", **options: Any) -> RemoteTier:
     waits: list[float] = []
-    return Remote(url, "run", sleep=waits.append, **options)
+    return RemoteTier(url, "run", sleep=waits.append, **options)
 
 
-def found_in(place: Remote, folder: Path) -> Any:
+def found_in(place: RemoteTier, folder: Path) -> Any:
     return restore([RemoteSource(place, "run")], scratch=folder / "scratch")
 
 
@@ -101,7 +101,7 @@ def test_what_fails_is_tried_again_and_then_told(tmp_path: Path) -> None:
 
     Unreliable.trouble = staticmethod(always)
     waits: list[float] = []
-    place = Remote("unreliable://other", "run", retries=3, pause_s=1.0, sleep=waits.append)
+    place = RemoteTier("unreliable://other", "run", retries=3, pause_s=1.0, sleep=waits.append)
     with pytest.raises(StorageError, match=r"503 slow down \(tried 4 times\)"):
         place.upload(path)
     assert waits == [1.0, 2.0, 4.0]

@@ -23,8 +23,10 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from ropewalk.base.errors import DataError, StorageError
 from ropewalk.checkpoint.commit import Attempt
 from ropewalk.checkpoint.format import verify_checkpoint
-from ropewalk.checkpoint.regions import Region, whole
-from ropewalk.checkpoint.tensors import Reader, State, load, save
+from ropewalk.checkpoint.read.load import CheckpointReader, load
+from ropewalk.checkpoint.regions import Region, whole_region
+from ropewalk.checkpoint.run_state import State
+from ropewalk.checkpoint.write.save import save
 from tests.tiny import small_spec
 
 Layout = tuple[tuple[int, ...], dict[str, tuple[Placement, ...]]]
@@ -105,7 +107,7 @@ def test_what_one_layout_wrote_every_other_reads(tmp_path: Path, source: str) ->
     for target, layout in LAYOUTS.items():
         for rank in range(torch.Size(layout[0]).numel()):
             filled, expected = parts(layout, rank, None), parts(layout, rank, WHOLE)
-            Reader(path).into("model", filled)
+            CheckpointReader(path).into("model", filled)
             for name, tensor in filled.items():
                 same = torch.equal(_local(tensor), _local(expected[name]))
                 assert same, f"{name} of rank {rank}, {source} -> {target}"
@@ -130,10 +132,10 @@ def test_any_box_is_read_as_the_slice_of_the_whole(
     assert torch.equal(reader.tensor("model", name, region), wanted)
 
 
-def _reader(factory: pytest.TempPathFactory) -> Reader:
+def _reader(factory: pytest.TempPathFactory) -> CheckpointReader:
     folder = factory.getbasetemp() / "boxes"
     path = folder / "step-00000007"
-    return Reader(path if path.exists() else saved(folder, LAYOUTS["2 x 4"]))
+    return CheckpointReader(path if path.exists() else saved(folder, LAYOUTS["2 x 4"]))
 
 
 def test_only_the_chunks_that_hold_a_box_are_read(tmp_path: Path) -> None:
@@ -147,18 +149,18 @@ def test_only_the_chunks_that_hold_a_box_are_read(tmp_path: Path) -> None:
     data[-1] ^= 1
     file.write_bytes(data)
     first = Region((0, 0), (1024, 1024))
-    assert torch.equal(Reader(path).tensor("model", "big", first), big[:1024])
+    assert torch.equal(CheckpointReader(path).tensor("model", "big", first), big[:1024])
     with pytest.raises(DataError, match=r"bytes 25165824 to \d+ \(model/big\) are not what was written"):
-        Reader(path).tensor("model", "big")
+        CheckpointReader(path).tensor("model", "big")
 
 
 def test_another_type_or_shape_is_refused(tmp_path: Path) -> None:
     path = saved(tmp_path, LAYOUTS["one"])
     for wrong in (torch.zeros(7, 12, dtype=torch.float64), torch.zeros(12, 7)):
         with pytest.raises(DataError, match=r"model/matrix holds \('float32', \(7, 12\)\)"):
-            Reader(path).into("model", {"matrix": wrong})
+            CheckpointReader(path).into("model", {"matrix": wrong})
     with pytest.raises(DataError, match="model/other holds nothing"):
-        Reader(path).into("model", {"other": torch.zeros(1)})
+        CheckpointReader(path).into("model", {"other": torch.zeros(1)})
 
 
 def test_a_rank_that_does_not_come_leaves_no_checkpoint(tmp_path: Path) -> None:
@@ -192,4 +194,4 @@ def test_meeting_boxes_count_the_numbers_that_both_hold() -> None:
     assert meet is not None
     assert meet.size == len(points[0] & points[1])
     assert a.meet(Region((5, 0), (1, 9))) is None
-    assert whole(()).size == 1
+    assert whole_region(()).size == 1

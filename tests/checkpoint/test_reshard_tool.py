@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from ropewalk.base.errors import StorageError
 from ropewalk.checkpoint.format import read_checkpoint_manifest, verify_checkpoint
 from ropewalk.checkpoint.read import reshard as module
+from ropewalk.checkpoint.read.load import CheckpointReader, load
 from ropewalk.checkpoint.read.reshard import box_of, reshard
-from ropewalk.checkpoint.tensors import Reader, load, save
+from ropewalk.checkpoint.write.save import save
 from tests.checkpoint.test_checkpoint import identical, state
 
 shapes = st.lists(st.integers(0, 5), max_size=3).map(tuple)
@@ -58,4 +59,4 @@ def test_what_comes_back_altered_is_refused(tmp_path: Path) -> None:
     other = state()
     other.model["embedding.weight"][0, 0] += 1
     with pytest.raises(StorageError, match=r"model/embedding\.weight came back altered"):
-        module._compare(Reader(path), Reader(save(tmp_path / "two", other)))
+        module._compare(CheckpointReader(path), CheckpointReader(save(tmp_path / "two", other)))

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from ropewalk.base.errors import DataError, StorageError
 from ropewalk.checkpoint.format import list_checkpoints
 from ropewalk.checkpoint.read.tiered_load import DiskSource, restore
-from ropewalk.checkpoint.tensors import save
-from ropewalk.checkpoint.tiers.memory_tier import Memory, MemorySource
-from ropewalk.checkpoint.tiers.tier import Offer
+from ropewalk.checkpoint.tiers.memory_tier import MemorySource, MemoryTier
+from ropewalk.checkpoint.tiers.tier import CopyOffer
+from ropewalk.checkpoint.write.save import save
 from tests.checkpoint.shards import flip, keep, same, state
 
 STEPS, RANKS, PLACES = (1, 2, 3), 2, 3
@@ -24,7 +24,7 @@ STEPS, RANKS, PLACES = (1, 2, 3), 2, 3
 class Named(MemorySource):
     """A memory tier that stands for any place."""
 
-    def __init__(self, memory: Memory, name: str) -> None:
+    def __init__(self, memory: MemoryTier, name: str) -> None:
         super().__init__(memory, "run")
         self.name = name
 
@@ -41,7 +41,7 @@ def test_any_mix_of_places_gives_the_newest_step_that_is_whole(
     tmp_path_factory: pytest.TempPathFactory, copies: dict[tuple[int, int, int], str]
 ) -> None:
     folder = tmp_path_factory.mktemp("places")
-    memories = [Memory(folder / str(place)) for place in range(PLACES)]
+    memories = [MemoryTier(folder / str(place)) for place in range(PLACES)]
     for (step, rank, place), health in copies.items():
         key = keep(memories[place], step, rank=rank, world=RANKS)
         if health != "whole":
@@ -90,7 +90,7 @@ def test_any_mix_of_places_gives_the_newest_step_that_is_whole(
 
 
 def test_the_disk_serves_what_memory_lacks_and_the_report_says_so(tmp_path: Path) -> None:
-    memory = Memory(tmp_path / "memory")
+    memory = MemoryTier(tmp_path / "memory")
     save(tmp_path / "disk", state(5))
     key = keep(memory, 5)
     flip(memory.path(key) / "optimizer.safetensors", bit=2000)
@@ -112,7 +112,7 @@ def test_the_disk_serves_what_memory_lacks_and_the_report_says_so(tmp_path: Path
 
 
 def test_a_newer_step_in_memory_comes_before_an_older_one_on_the_disk(tmp_path: Path) -> None:
-    memory = Memory(tmp_path / "memory")
+    memory = MemoryTier(tmp_path / "memory")
     save(tmp_path / "disk", state(5))
     keep(memory, 8)
     sources = [MemorySource(memory, "run"), DiskSource(tmp_path / "disk", "run")]
@@ -122,7 +122,7 @@ def test_a_newer_step_in_memory_comes_before_an_older_one_on_the_disk(tmp_path: 
 
 
 def test_a_damaged_checkpoint_on_the_disk_is_set_aside_after_it_served_what_it_could(tmp_path: Path) -> None:
-    memory = Memory(tmp_path / "memory")
+    memory = MemoryTier(tmp_path / "memory")
     path = save(tmp_path / "disk", state(5))
     key = keep(memory, 5)
     flip(path / "model.safetensors", bit=1500)
@@ -137,7 +137,7 @@ def test_a_damaged_checkpoint_on_the_disk_is_set_aside_after_it_served_what_it_c
 
 
 def test_shards_of_two_launches_are_not_mixed(tmp_path: Path) -> None:
-    memory = Memory(tmp_path)
+    memory = MemoryTier(tmp_path)
     keep(memory, 1, rank=0, world=2, attempt="first")
     keep(memory, 1, rank=1, world=2, attempt="first")
     keep(memory, 2, rank=0, world=2, attempt="first")
@@ -153,13 +153,13 @@ def test_a_place_that_does_not_answer_is_told_and_passed_over(tmp_path: Path) ->
         name = "peer 10.0.0.9:1"
         checks = True
 
-        def offers(self) -> tuple[list[Offer], list[str]]:
+        def offers(self) -> tuple[list[CopyOffer], list[str]]:
             raise StorageError("timed out")
 
-        def fetch(self, offer: Offer, file: str, target: Path, chunks: Sequence[int]) -> None:
+        def fetch(self, offer: CopyOffer, file: str, target: Path, chunks: Sequence[int]) -> None:
             raise AssertionError
 
-        def quarantine(self, offer: Offer) -> None:
+        def quarantine(self, offer: CopyOffer) -> None:
             raise AssertionError
 
     save(tmp_path / "disk", state(5))
@@ -169,6 +169,6 @@ def test_a_place_that_does_not_answer_is_told_and_passed_over(tmp_path: Path) ->
 
 
 def test_nothing_anywhere_is_a_fresh_start(tmp_path: Path) -> None:
-    found, report = restore([MemorySource(Memory(tmp_path / "memory"), "run")], scratch=tmp_path / "scratch")
+    found, report = restore([MemorySource(MemoryTier(tmp_path / "memory"), "run")], scratch=tmp_path / "scratch")
     assert found is None
     assert report.files == {}

@@ -13,11 +13,10 @@ from hypothesis import strategies as st
 from ropewalk.base.files import PARTIAL
 from ropewalk.checkpoint.config import Checkpoints
 from ropewalk.checkpoint.disk import LocalDisk
-from ropewalk.checkpoint.format import list_checkpoints
+from ropewalk.checkpoint.format import list_checkpoints, step_of
 from ropewalk.checkpoint.policy import retention
-from ropewalk.checkpoint.policy.prune import step_of
-from ropewalk.checkpoint.policy.retention import Verified, retain
-from ropewalk.checkpoint.tensors import save
+from ropewalk.checkpoint.policy.retention import VerifiedCheckpoints, retain
+from ropewalk.checkpoint.write.save import save
 from ropewalk.train.checkpointer import Checkpointer
 from tests.checkpoint.newest import continued
 from tests.checkpoint.test_checkpoint import state
@@ -53,7 +52,7 @@ def test_what_stays_is_the_rule_and_the_newest_whole_ones(
 
 
 def test_the_last_whole_one_outlives_any_number_of_damaged_ones(tmp_path: Path) -> None:
-    verified = Verified()
+    verified = VerifiedCheckpoints()
     for step in range(1, 8):
         save(tmp_path, state(step))
         if step > 2:
@@ -67,7 +66,7 @@ def test_each_checkpoint_is_read_once_and_only_before_another_goes(
 ) -> None:
     read: list[int] = []
     monkeypatch.setattr(retention, "verify_checkpoint", lambda path: read.append(step_of(path)) or [])
-    verified = Verified()
+    verified = VerifiedCheckpoints()
     for step in (1, 2, 3, 4):
         save(tmp_path, state(step))
         retain(tmp_path, keep_last=2, keep_verified=2, verified=verified)
@@ -77,7 +76,7 @@ def test_each_checkpoint_is_read_once_and_only_before_another_goes(
 
 def test_a_step_that_is_saved_again_is_read_again(tmp_path: Path) -> None:
     told: list[str] = []
-    verified = Verified(tell=told.append)
+    verified = VerifiedCheckpoints(tell=told.append)
     path = save(tmp_path, state(1))
     assert verified.holds(path)
     damage(tmp_path, 1)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ropewalk.checkpoint.config import Checkpoints
-from ropewalk.checkpoint.disk import LocalDisk, Open
+from ropewalk.checkpoint.disk import LocalDisk, WritableFile
 from ropewalk.checkpoint.format import list_checkpoints, verify_checkpoint
 from ropewalk.train.checkpointer import Checkpointer
 from ropewalk.train.loop import train
@@ -82,7 +82,7 @@ class Meeting(LocalDisk):
         self._coordinator = threading.Barrier(threads)
         self.met = 0
 
-    def create(self, path: Path) -> Open:
+    def create(self, path: Path) -> WritableFile:
         if path.name.endswith(".safetensors"):
             self._coordinator.wait(PATIENCE_S)
             self.met += 1

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from ropewalk.checkpoint.config import Checkpoints
-from ropewalk.checkpoint.tensors import State
+from ropewalk.checkpoint.run_state import State
 from ropewalk.train.checkpointer import Checkpointer
 from tests.tiny import small_spec
 

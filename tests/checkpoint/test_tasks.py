@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ropewalk.checkpoint.write.task_graph import Graph, Task, run
+from ropewalk.checkpoint.write.task_graph import SaveTask, TaskGraph, run_graph
 
 Edges = list[tuple[set[int], int]]
 """Of each task those it follows, all before it, and the bytes that it holds."""
@@ -65,11 +65,11 @@ class Witness:
 def test_every_task_runs_once_after_those_it_follows_and_within_the_memory(
     edges: Edges, threads: int, limit: int
 ) -> None:
-    graph, seen = Graph(), Witness(edges, limit)
-    made: list[Task] = []
+    graph, seen = TaskGraph(), Witness(edges, limit)
+    made: list[SaveTask] = []
     for number, (after, holds) in enumerate(edges):
         made.append(graph.add("kind", seen.work(number), after=[made[n] for n in sorted(after)], holds=holds))
-    run(graph, threads=threads, memory_bytes=limit)
+    run_graph(graph, threads=threads, memory_bytes=limit)
     assert seen.wrong == []
     assert sorted(seen.order) == list(range(len(edges)))
     heavy = [number for number in seen.order if edges[number][1]]
@@ -80,9 +80,9 @@ def test_every_task_runs_once_after_those_it_follows_and_within_the_memory(
 @pytest.mark.parametrize("threads", [1, 2, 5])
 def test_chains_of_chunks_never_hold_more_than_the_memory(threads: int) -> None:
     """As a packed file is written: chunk i is packed at any time, and written after chunk i - 1."""
-    graph, lock = Graph(), threading.Lock()
+    graph, lock = TaskGraph(), threading.Lock()
     held, most, order = 0, 0, []
-    before: list[Task] = []
+    before: list[SaveTask] = []
 
     def pack() -> None:
         nonlocal held, most
@@ -99,7 +99,7 @@ def test_chains_of_chunks_never_hold_more_than_the_memory(threads: int) -> None:
     for number in range(50):
         packed = graph.add("pack", pack, holds=10)
         before = [graph.add("write", lambda number=number: write(number), after=[packed, *before])]
-    seconds = run(graph, threads=threads, memory_bytes=30)
+    seconds = run_graph(graph, threads=threads, memory_bytes=30)
     assert order == list(range(50))
     assert most <= 30
     assert seconds.keys() == {"pack", "write"}
@@ -111,8 +111,8 @@ def test_an_error_is_raised_once_and_nothing_that_follows_it_runs(
     edges: Edges, threads: int, data: st.DataObject
 ) -> None:
     broken = data.draw(st.integers(0, len(edges) - 1))
-    graph, ran, before = Graph(), [], threading.active_count()
-    made: list[Task] = []
+    graph, ran, before = TaskGraph(), [], threading.active_count()
+    made: list[SaveTask] = []
 
     def work(number: int) -> None:
         if number == broken:
@@ -123,7 +123,7 @@ def test_an_error_is_raised_once_and_nothing_that_follows_it_runs(
         follows = [made[n] for n in sorted(after)]
         made.append(graph.add("kind", lambda number=number: work(number), after=follows, holds=holds))
     with pytest.raises(OSError, match="full"):
-        run(graph, threads=threads, memory_bytes=100)
+        run_graph(graph, threads=threads, memory_bytes=100)
     lost = {broken}
     for number, (after, _) in enumerate(edges):
         if after & lost:
@@ -134,14 +134,14 @@ def test_an_error_is_raised_once_and_nothing_that_follows_it_runs(
 
 
 def test_independent_tasks_run_side_by_side() -> None:
-    graph, meeting = Graph(), threading.Barrier(3, timeout=60)
+    graph, meeting = TaskGraph(), threading.Barrier(3, timeout=60)
     for _ in range(3):
         graph.add("meet", meeting.wait)
-    run(graph, threads=3, memory_bytes=0)
+    run_graph(graph, threads=3, memory_bytes=0)
 
 
 def test_a_task_waits_for_what_happens_elsewhere() -> None:
-    graph, there, seen = Graph(), Future[None](), []
+    graph, there, seen = TaskGraph(), Future[None](), []
 
     def early() -> None:
         seen.append("early")
@@ -149,20 +149,20 @@ def test_a_task_waits_for_what_happens_elsewhere() -> None:
 
     graph.add("late", lambda: seen.append("late"), after=[there])
     graph.add("early", early)
-    run(graph, threads=2, memory_bytes=0)
+    run_graph(graph, threads=2, memory_bytes=0)
     assert seen == ["early", "late"]
 
 
 def test_what_fails_elsewhere_ends_the_run() -> None:
-    graph, there = Graph(), Future[None]()
+    graph, there = TaskGraph(), Future[None]()
     graph.add("late", lambda: pytest.fail("must not run"), after=[there])
     there.set_exception(ValueError("no copy"))
     with pytest.raises(ValueError, match="no copy"):
-        run(graph, threads=2, memory_bytes=0)
+        run_graph(graph, threads=2, memory_bytes=0)
 
 
 def test_what_is_larger_than_the_memory_runs_alone() -> None:
-    graph, under_way, most = Graph(), [], []
+    graph, under_way, most = TaskGraph(), [], []
 
     def work() -> None:
         under_way.append(1)
@@ -171,5 +171,5 @@ def test_what_is_larger_than_the_memory_runs_alone() -> None:
 
     for _ in range(6):
         graph.add("large", work, holds=100)
-    run(graph, threads=3, memory_bytes=10)
+    run_graph(graph, threads=3, memory_bytes=10)
     assert most == [1] * 6

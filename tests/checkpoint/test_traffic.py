@@ -11,25 +11,25 @@ from hypothesis import strategies as st
 
 from ropewalk.checkpoint.tiers.gap_scheduler import (
     HOLD_S,
-    Forecast,
-    Gate,
-    Learner,
-    Link,
-    Profile,
+    StepTraffic,
     Tier,
+    TrafficLearner,
+    TransferForecast,
+    TransferGate,
+    TransferLink,
     choose,
     intervals,
     learn,
     simulate,
 )
 
-FREE = Profile(step_s=1.0)
+FREE = StepTraffic(step_s=1.0)
 MB = 1 << 20
 
 
 @pytest.mark.parametrize("chunk", [MB, 3 * MB, 10 * MB, 64 * MB])
 def test_one_tier_without_contention_takes_what_the_closed_form_says(chunk: int) -> None:
-    size, link = 50 * MB, Link(bytes_per_s=100e6, latency_s=2e-3)
+    size, link = 50 * MB, TransferLink(bytes_per_s=100e6, latency_s=2e-3)
     outcome = simulate([Tier(name="disk", link="disk")], {"disk": link}, FREE, size=size, chunk=chunk)
     assert outcome.done_s["disk"][0] == pytest.approx(math.ceil(size / chunk) * 2e-3 + size / 100e6)
     assert outcome.stall_s == 0
@@ -38,7 +38,7 @@ def test_one_tier_without_contention_takes_what_the_closed_form_says(chunk: int)
 @given(fast=st.floats(1e6, 1e9), slow=st.floats(1e6, 1e9), chunks=st.integers(1, 40))
 def test_two_tiers_in_a_row_are_a_pipeline(fast: float, slow: float, chunks: int) -> None:
     tiers = [Tier(name="memory", link="bus"), Tier(name="remote", link="net", after="memory")]
-    links = {"bus": Link(bytes_per_s=fast), "net": Link(bytes_per_s=slow)}
+    links = {"bus": TransferLink(bytes_per_s=fast), "net": TransferLink(bytes_per_s=slow)}
     outcome = simulate(tiers, links, FREE, size=chunks * MB, chunk=MB)
     first, second = MB / fast, MB / slow
     assert outcome.done_s["memory"][0] == pytest.approx(chunks * first)
@@ -47,7 +47,7 @@ def test_two_tiers_in_a_row_are_a_pipeline(fast: float, slow: float, chunks: int
 
 def test_the_order_says_who_is_served_first_on_a_link_of_two() -> None:
     tiers = [Tier(name="peer", link="net"), Tier(name="remote", link="net")]
-    links = {"net": Link(bytes_per_s=MB)}
+    links = {"net": TransferLink(bytes_per_s=MB)}
     by_tier = simulate(tiers, links, FREE, size=10 * MB, chunk=MB, order="tier")
     by_chunk = simulate(tiers, links, FREE, size=10 * MB, chunk=MB, order="chunk")
     assert by_tier.done_s == {"peer": (pytest.approx(10),), "remote": (pytest.approx(20),)}
@@ -72,8 +72,8 @@ def in_gaps(size: int, chunk: int, *, rate: float, latency: float, step: float, 
 def test_the_chosen_chunk_is_the_best_of_all_and_keeps_out_of_the_way(latency: float, busy: float) -> None:
     size, rate, step = 40 * MB, 200e6, 1 / 8
     sizes = [MB * part // 8 for part in range(1, 161, 3)]
-    profile = Profile(step_s=step, busy=((0.0, busy * step),))
-    link = Link(bytes_per_s=rate, latency_s=latency, shared=True)
+    profile = StepTraffic(step_s=step, busy=((0.0, busy * step),))
+    link = TransferLink(bytes_per_s=rate, latency_s=latency, shared=True)
     chosen = choose([Tier(name="peer", link="net")], {"net": link}, profile, size=size, sizes=sizes)
     times = {chunk: in_gaps(size, chunk, rate=rate, latency=latency, step=step, busy=busy * step) for chunk in sizes}
     best = min(time for time in times.values() if time is not None)
@@ -83,9 +83,9 @@ def test_the_chosen_chunk_is_the_best_of_all_and_keeps_out_of_the_way(latency: f
 
 
 def test_what_fits_in_no_gap_goes_in_the_longest_and_is_counted() -> None:
-    profile = Profile(step_s=1.0, busy=((0.0, 0.5), (0.6, 0.9)))
+    profile = StepTraffic(step_s=1.0, busy=((0.0, 0.5), (0.6, 0.9)))
     assert profile.longest_gap_s == pytest.approx(0.1)
-    link = Link(bytes_per_s=MB / 0.4, shared=True)
+    link = TransferLink(bytes_per_s=MB / 0.4, shared=True)
     outcome = simulate([Tier(name="peer", link="net")], {"net": link}, profile, size=MB, chunk=MB)
     assert outcome.stall_s == pytest.approx(0.3)
 
@@ -98,7 +98,7 @@ def test_what_fits_in_no_gap_goes_in_the_longest_and_is_counted() -> None:
 )
 def test_a_start_is_the_first_moment_with_room(at: float, need: float, edges: list[int]) -> None:
     a, b, c, d = (edge / 20 for edge in edges)
-    profile = Profile(step_s=1.0, busy=((a, b), (c, d)))
+    profile = StepTraffic(step_s=1.0, busy=((a, b), (c, d)))
     start = profile.start(at, need)
     if need <= profile.longest_gap_s:
         assert profile.overlap(start, start + need) == pytest.approx(0, abs=1e-9)
@@ -108,8 +108,8 @@ def test_a_start_is_the_first_moment_with_room(at: float, need: float, edges: li
 
 
 def test_intervals_are_the_smallest_with_which_a_tier_keeps_up() -> None:
-    profile = Profile(step_s=1.0, busy=((0.0, 0.5),))
-    links = {"net": Link(bytes_per_s=10 * MB, shared=True), "disk": Link(bytes_per_s=4 * MB)}
+    profile = StepTraffic(step_s=1.0, busy=((0.0, 0.5),))
+    links = {"net": TransferLink(bytes_per_s=10 * MB, shared=True), "disk": TransferLink(bytes_per_s=4 * MB)}
     one = [Tier(name="peer", link="net")]
     # 2.4 s of the link a copy, of which half a second a step is free: five steps.
     found = intervals(one, links, profile, size=24 * MB, chunk=MB)
@@ -140,7 +140,7 @@ class Time:
 
 def test_the_gate_keeps_the_busy_windows_of_a_learned_step_free() -> None:
     time = Time()
-    learner = Learner(clock=time)
+    learner = TrafficLearner(clock=time)
     for _ in range(6):
         learner.step()
         time.now += 0.2
@@ -152,20 +152,20 @@ def test_the_gate_keeps_the_busy_windows_of_a_learned_step_free() -> None:
     assert profile is not None
     assert profile.step_s == pytest.approx(1.0)
     assert profile.busy == ((pytest.approx(0.2, abs=1.01 / 200), pytest.approx(0.7, abs=1.01 / 200)),)
-    gate = Gate(bytes_per_s=20.0, slice_bytes=1, learner=learner, clock=time, sleep=time.sleep)
+    gate = TransferGate(bytes_per_s=20.0, slice_bytes=1, learner=learner, clock=time, sleep=time.sleep)
     began, sent = time.now, []
     for _ in range(81):
         gate.wait(1)
         sent.append(time.now)
         time.now += 0.05
-    true = Profile(step_s=1.0, busy=((0.2, 0.7),))
+    true = StepTraffic(step_s=1.0, busy=((0.2, 0.7),))
     assert all(true.overlap(moment - began, moment + 0.05 - began) < 1e-6 for moment in sent)
     # A gap of nearly half a second holds nine slices of a twentieth: 81 of them need nine gaps.
     assert sent[-1] - began == pytest.approx(9.0, abs=0.2)
     assert gate.waited_s == pytest.approx(sent[-1] - began - 80 * 0.05)
 
 
-class InFlight(Learner):
+class InFlight(TrafficLearner):
     """Waits on a clock that waiting moves: what is in flight ends after `seconds`."""
 
     def __init__(self, time: Time, *, seconds: float) -> None:
@@ -186,7 +186,7 @@ class InFlight(Learner):
 def test_a_slice_waits_for_what_is_in_flight_but_not_for_ever() -> None:
     time = Time()
     learner = InFlight(time, seconds=0.25)
-    gate = Gate(slice_bytes=1, learner=learner, clock=time, sleep=time.sleep)
+    gate = TransferGate(slice_bytes=1, learner=learner, clock=time, sleep=time.sleep)
     learner.begin_use(time.now)
     start = time.now
     gate.wait(1)
@@ -195,7 +195,7 @@ def test_a_slice_waits_for_what_is_in_flight_but_not_for_ever() -> None:
     assert gate.waited_s == pytest.approx(0.25)
     stuck = InFlight(time, seconds=math.inf)
     stuck.begin_use(time.now)
-    gate = Gate(slice_bytes=1, learner=stuck, clock=time, sleep=time.sleep)
+    gate = TransferGate(slice_bytes=1, learner=stuck, clock=time, sleep=time.sleep)
     gate.wait(1)
     assert gate.waited_s == pytest.approx(HOLD_S)
     # What nobody waits for in a whole step is forgotten.
@@ -207,7 +207,7 @@ def test_a_slice_waits_for_what_is_in_flight_but_not_for_ever() -> None:
 
 def test_a_gate_without_a_profile_only_limits_the_rate() -> None:
     time = Time()
-    gate = Gate(bytes_per_s=100.0, slice_bytes=10, clock=time, sleep=time.sleep)
+    gate = TransferGate(bytes_per_s=100.0, slice_bytes=10, clock=time, sleep=time.sleep)
     start = time.now
     for _ in range(11):
         gate.wait(10)
@@ -222,18 +222,18 @@ def test_windows_that_come_in_few_steps_are_not_learned() -> None:
 
 
 def test_a_forecast_learns_the_rate_of_the_link_without_the_waiting() -> None:
-    forecast = Forecast()
+    forecast = TransferForecast()
     assert forecast.seconds(100, None, chunk=10) is None
     forecast.saw(1000, seconds=4.0, waited_s=2.0)
     assert forecast.bytes_per_s == 500
     assert forecast.seconds(2000, None, chunk=100) == pytest.approx(4.0)
     # Half of every step is busy: what takes 4 s of the link takes 8.
-    half_busy = Profile(step_s=1.0, busy=((0.0, 0.5),))
+    half_busy = StepTraffic(step_s=1.0, busy=((0.0, 0.5),))
     assert forecast.seconds(2000, half_busy, chunk=50) == pytest.approx(8.0, abs=0.01)
 
 
 def test_marks_and_readers_may_be_in_different_threads() -> None:
-    learner = Learner()
+    learner = TrafficLearner()
     stop = threading.Event()
 
     def read() -> None:

@@ -10,17 +10,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from ropewalk.checkpoint import shard_compression as packing
-from ropewalk.checkpoint import shard_file as payload
+from ropewalk.checkpoint import shard_compression, shard_file
 from ropewalk.checkpoint.commit import Attempt, commit
 from ropewalk.checkpoint.disk import Disk, LocalDisk
 from ropewalk.checkpoint.faulty import Fault, FaultyDisk
 from ropewalk.checkpoint.format import list_checkpoints, verify_checkpoint
-from ropewalk.checkpoint.shard_compression import Packer
-from ropewalk.checkpoint.shard_layout import held
-from ropewalk.checkpoint.tensors import State, groups_of, load, manifest_of, write_parts
+from ropewalk.checkpoint.read.load import load
+from ropewalk.checkpoint.run_state import State, groups_of, local_shards, manifest_of
+from ropewalk.checkpoint.shard_compression import CompressionPolicy
 from ropewalk.checkpoint.write import snapshot
 from ropewalk.checkpoint.write.persist import Persister
+from ropewalk.checkpoint.write.save import write_tensor_files
 from ropewalk.checkpoint.write.snapshot import Stager
 from tests.checkpoint.power import RecordingDisk
 from tests.checkpoint.test_checkpoint import identical
@@ -31,8 +31,8 @@ from tests.tiny import small_spec
 
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(payload, "CHUNK_BYTES", 1000)
-    monkeypatch.setattr(packing, "FRAME_BYTES", 700)
+    monkeypatch.setattr(shard_file, "CHUNK_BYTES", 1000)
+    monkeypatch.setattr(shard_compression, "FRAME_BYTES", 700)
 
 
 def state(step: int = 1) -> State:
@@ -51,13 +51,15 @@ def state(step: int = 1) -> State:
     )
 
 
-def saved(folder: Path, what: State, *, threads: int, packer: Packer | None = None, disk: Disk | None = None) -> Path:
-    parts = {group: list(held(tensors)) for group, tensors in groups_of(what).items()}
+def saved(
+    folder: Path, what: State, *, threads: int, packer: CompressionPolicy | None = None, disk: Disk | None = None
+) -> Path:
+    parts = {group: list(local_shards(tensors)) for group, tensors in groups_of(what).items()}
     disk = disk or LocalDisk()
     return commit(
         folder,
         manifest_of(what),
-        write=lambda place: write_parts(
+        write=lambda place: write_tensor_files(
             place,
             parts,
             tokenizer=what.tokenizer,
@@ -75,10 +77,10 @@ def files(path: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("mode", ["off", "on"])
-def test_files_are_the_same_for_any_number_of_threads(tmp_path: Path, mode: packing.Mode) -> None:
-    alone = files(saved(tmp_path / "1", state(), threads=1, packer=Packer(mode)))
+def test_files_are_the_same_for_any_number_of_threads(tmp_path: Path, mode: shard_compression.Mode) -> None:
+    alone = files(saved(tmp_path / "1", state(), threads=1, packer=CompressionPolicy(mode)))
     for threads in (2, 3, 8):
-        path = saved(tmp_path / str(threads), state(), threads=threads, packer=Packer(mode))
+        path = saved(tmp_path / str(threads), state(), threads=threads, packer=CompressionPolicy(mode))
         assert files(path) == alone
     if mode == "off":  # with chunks of the usual size packed files are read back too, in test_packing.py
         assert verify_checkpoint(path) == []
@@ -94,7 +96,7 @@ def test_an_error_of_any_task_cancels_the_save_and_leaves_older_ones(
     fault = Fault(kind="error", code=errno.ENOSPC, on=(call,), after=after)
     stager, persister = Stager(), Persister(FaultyDisk(fault), threads=threads)
     for _ in range(3):  # buffers come back: a third snapshot finds one
-        taken = stager.take({group: list(held(tensors)) for group, tensors in groups_of(state(2)).items()})
+        taken = stager.take({group: list(local_shards(tensors)) for group, tensors in groups_of(state(2)).items()})
         assert taken
         persister.submit(tmp_path, manifest_of(state(2)), taken, tokenizer=b"{}")
     persister.close()
@@ -118,7 +120,7 @@ def test_a_power_cut_is_borne_with_many_threads(tmp_path: Path) -> None:
 def test_writing_begins_before_the_copy_has_ended(tmp_path: Path) -> None:
     """The first file is durable while a part of the second is still to come."""
     what, came = state(), Future[None]()
-    parts = {group: list(held(tensors)) for group, tensors in groups_of(what).items()}
+    parts = {group: list(local_shards(tensors)) for group, tensors in groups_of(what).items()}
     synced = threading.Event()
 
     class Tells(LocalDisk):
@@ -135,7 +137,7 @@ def test_writing_begins_before_the_copy_has_ended(tmp_path: Path) -> None:
     thread.start()
     path = tmp_path / "place"
     path.mkdir()
-    write_parts(
+    write_tensor_files(
         path,
         parts,
         tokenizer=what.tokenizer,
@@ -154,7 +156,7 @@ def test_writing_begins_before_the_copy_has_ended(tmp_path: Path) -> None:
 def test_a_snapshot_in_many_batches_is_the_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(snapshot, "BATCH_BYTES", 3000)
     stager, persister = Stager(), Persister(LocalDisk(), threads=2)
-    taken = stager.take({group: list(held(tensors)) for group, tensors in groups_of(state()).items()})
+    taken = stager.take({group: list(local_shards(tensors)) for group, tensors in groups_of(state()).items()})
     assert taken
     assert len({id(arrival) for group in taken.there.values() for arrival in group.values()}) > 4
     persister.submit(tmp_path, manifest_of(state()), taken, tokenizer=state().tokenizer)

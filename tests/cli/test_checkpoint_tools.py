@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ropewalk.checkpoint.format import list_checkpoints, read_checkpoint_manifest
-from ropewalk.checkpoint.tensors import load
+from ropewalk.checkpoint.read.load import load
 from tests.checkpoint import hostile
 
 from .conftest import Call

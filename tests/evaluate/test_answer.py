@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ropewalk.base.errors import UserError
-from ropewalk.checkpoint.tensors import State, save
+from ropewalk.checkpoint.run_state import State
+from ropewalk.checkpoint.write.save import save
 from ropewalk.evaluate.from_checkpoint import answer_text, load_model, until
 from ropewalk.evaluate.generate import generate
 from ropewalk.flow import answer

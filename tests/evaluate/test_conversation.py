@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from ropewalk.base.errors import UserError
-from ropewalk.checkpoint.tensors import State, save
+from ropewalk.checkpoint.run_state import State
+from ropewalk.checkpoint.write.save import save
 from ropewalk.evaluate.conversation import Conversation
 from ropewalk.evaluate.from_checkpoint import load_model
 from ropewalk.evaluate.generate import generate

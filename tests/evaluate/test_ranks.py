@@ -13,7 +13,8 @@ import pytest
 from ropewalk.base.errors import DamagedCheckpoint, UserError
 from ropewalk.base.progress import Silent
 from ropewalk.checkpoint.format import list_checkpoints
-from ropewalk.checkpoint.tensors import State, save
+from ropewalk.checkpoint.run_state import State
+from ropewalk.checkpoint.write.save import save
 from ropewalk.cli.main import main
 from ropewalk.evaluate import sharded_model as loading
 from ropewalk.evaluate.config import Evaluate

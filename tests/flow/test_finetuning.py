@@ -17,7 +17,7 @@ from ropewalk.base.errors import ConfigError
 from ropewalk.base.events import read_events
 from ropewalk.base.progress import Silent
 from ropewalk.checkpoint.format import list_checkpoints, read_checkpoint_manifest
-from ropewalk.checkpoint.tensors import load_weights
+from ropewalk.checkpoint.read.load import load_weights
 from ropewalk.config.read import flatten, read
 from ropewalk.config.resolved import load_resolved
 from ropewalk.evaluate.from_checkpoint import load_model

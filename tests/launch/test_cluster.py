@@ -15,8 +15,7 @@ import yaml
 from ropewalk.base.errors import UserError
 from ropewalk.cli.main import main
 from ropewalk.flow import launch_kubernetes, launch_slurm
-from ropewalk.launch.kubernetes import KubernetesSettings, object_name
-from ropewalk.launch.slurm import SlurmSettings
+from ropewalk.launch.cluster_jobs import KubernetesSettings, SlurmSettings, object_name
 
 RECIPE = """\
 name = "Two_Ropes"  # with "quotes": and a colon

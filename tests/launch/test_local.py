@@ -9,11 +9,11 @@ import time
 from pathlib import Path
 
 from ropewalk.checkpoint.format import list_checkpoints, verify_checkpoint
-from ropewalk.launch.local_worker import command, start_detached
+from ropewalk.launch.worker import command, start_detached
 from tests.tiny import make_run
 
 ROOT = Path(__file__).parents[2]
-START = "import sys; from pathlib import Path; from ropewalk.launch.local_worker import start_detached; "
+START = "import sys; from pathlib import Path; from ropewalk.launch.worker import start_detached; "
 START += "print(start_detached(Path(sys.argv[1])).pid)"
 
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from ropewalk.checkpoint.format import read_checkpoint_manifest, resolve_checkpoint
-from ropewalk.checkpoint.tensors import State, save
+from ropewalk.checkpoint.run_state import State
+from ropewalk.checkpoint.write.save import save
 from ropewalk.flow import export_model, import_model
 from ropewalk.model.decoder import build
 from ropewalk.prepare import tokenizer as tokenizers

@@ -15,8 +15,10 @@ import safetensors.torch
 import torch
 
 from ropewalk.base.errors import DamagedModel, DamagedTokenizer, RopewalkError
+from ropewalk.checkpoint.read.load import load
 from ropewalk.checkpoint.read.model_check import verify_model
-from ropewalk.checkpoint.tensors import State, load, save
+from ropewalk.checkpoint.run_state import State
+from ropewalk.checkpoint.write.save import save
 from ropewalk.flow import export_model, import_model
 from ropewalk.model.decoder import build
 from tests.checkpoint.hostile import VALUES, Hang, _places, copied, watched

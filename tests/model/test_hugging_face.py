@@ -13,7 +13,9 @@ from torch import Tensor
 
 from ropewalk.base.errors import DataError, UserError
 from ropewalk.checkpoint.format import read_checkpoint_manifest, verify_checkpoint
-from ropewalk.checkpoint.tensors import State, load, save
+from ropewalk.checkpoint.read.load import load
+from ropewalk.checkpoint.run_state import State
+from ropewalk.checkpoint.write.save import save
 from ropewalk.evaluate.generate import generate
 from ropewalk.flow import export_model, import_model
 from ropewalk.model.config import Lora

@@ -8,11 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from ropewalk.checkpoint import shard_file as payload
+from ropewalk.checkpoint import shard_file
 from ropewalk.checkpoint.commit import Attempt
 from ropewalk.checkpoint.format import read_checkpoint_manifest
+from ropewalk.checkpoint.read.load import CheckpointReader, load
 from ropewalk.checkpoint.regions import Region
-from ropewalk.checkpoint.tensors import Reader, State, load, save
+from ropewalk.checkpoint.run_state import State
+from ropewalk.checkpoint.write.save import save
 from ropewalk.parallel.mesh import Mesh
 from tests.parallel.plans import CASES, Case
 from tests.parallel.pool import POOL
@@ -62,7 +64,9 @@ def case_of(name: str) -> Case:
     return dataclasses.replace(CASES[name.replace("adamw-8bit", "adafactor")], optimizer="adamw-8bit")
 
 
-def hand_over(rank: int, name: str, source: Path | None, target: Path, chunk_bytes: int = payload.CHUNK_BYTES) -> None:
+def hand_over(
+    rank: int, name: str, source: Path | None, target: Path, chunk_bytes: int = shard_file.CHUNK_BYTES
+) -> None:
     """Takes the state from `source`, or trains one, and saves it below `target`."""
     case = case_of(name)
     mesh = Mesh(case.plan, rank)
@@ -85,13 +89,13 @@ def hand_over(rank: int, name: str, source: Path | None, target: Path, chunk_byt
         tokenizer=b"{}",
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(payload, "CHUNK_BYTES", chunk_bytes)
+        patch.setattr(shard_file, "CHUNK_BYTES", chunk_bytes)
         save(target, state, attempt=Attempt(rank=rank, world=case.plan.world))
 
 
 def read_own(rank: int, name: str, source: Path) -> tuple[int, int, int]:
     """Bytes that a rank reads to go on from `source`, bytes of what it then holds, and the pieces it lies in."""
-    case, reader = CASES[name], Reader(source)
+    case, reader = CASES[name], CheckpointReader(source)
     choose = start(case, Mesh(case.plan, rank))[0].wants()
     held = [part for group in ("model", "optimizer") for part in reader.parts(group, choose).values()]
     pieces = sum(

@@ -13,7 +13,8 @@ from ropewalk.base.errors import DamagedCheckpoint, DamagedData, DamagedTokenize
 from ropewalk.base.seal import write_sealed
 from ropewalk.checkpoint.format import list_checkpoints, verify_checkpoint
 from ropewalk.checkpoint.read.load_latest import DiskCheckpoints
-from ropewalk.checkpoint.tensors import State, save
+from ropewalk.checkpoint.run_state import State
+from ropewalk.checkpoint.write.save import save
 from ropewalk.config.stages import FORMAT, read_stage
 from ropewalk.train.loop import train
 from tests.checkpoint import hostile

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 from ropewalk.base.errors import UserError
 from ropewalk.base.events import read_events, steps
 from ropewalk.checkpoint.format import list_checkpoints, read_checkpoint_manifest
-from ropewalk.checkpoint.tensors import load
+from ropewalk.checkpoint.read.load import load
 from ropewalk.config.schema import fields_of
 from ropewalk.flow.models import export_model
 from ropewalk.model.config import Lora, Model

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ropewalk.base.errors import UserError
-from ropewalk.checkpoint.tensors import load
+from ropewalk.checkpoint.read.load import load
 from ropewalk.load.batch import Batch
 from ropewalk.load.loader import Loader
 from ropewalk.parallel.anomaly_guard import GRADIENT, LOSS, OVERFLOW, SPIKE, SpikeRule, Watch

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from ropewalk.checkpoint.format import list_checkpoints
-from ropewalk.checkpoint.tensors import State, load
+from ropewalk.checkpoint.read.load import load
+from ropewalk.checkpoint.run_state import State
 from ropewalk.checkpoint.write import snapshot
 from ropewalk.train.hooks.hook import Hook
 from ropewalk.train.loop import train

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from ropewalk.base.errors import ConfigError
-from ropewalk.checkpoint.tensors import load
+from ropewalk.checkpoint.read.load import load
 from ropewalk.config.read import parse
 from ropewalk.flow.recipe import Recipe
 from ropewalk.load.batch import Batch

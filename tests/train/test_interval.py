@@ -19,7 +19,7 @@ from ropewalk.base.errors import Preempted
 from ropewalk.base.events import Event
 from ropewalk.checkpoint.config import Checkpoints
 from ropewalk.checkpoint.disk import LocalDisk
-from ropewalk.checkpoint.policy.learned import LEARNED, read_learned
+from ropewalk.checkpoint.policy.frequency import LEARNED, read_learned
 from ropewalk.train.checkpointer import Checkpointer
 from ropewalk.train.hooks.hook import Hook
 from ropewalk.train.loop import train

@@ -11,7 +11,9 @@ import pytest
 import torch
 
 from ropewalk.checkpoint.config import Checkpoints
-from ropewalk.checkpoint.tensors import State, load, save
+from ropewalk.checkpoint.read.load import load
+from ropewalk.checkpoint.run_state import State
+from ropewalk.checkpoint.write.save import save
 from ropewalk.config.ranks import ranks
 from ropewalk.flow.models import export_model
 from ropewalk.load.stalls import Stalls

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from ropewalk.checkpoint.tensors import State, load
+from ropewalk.checkpoint.read.load import load
+from ropewalk.checkpoint.run_state import State
 from ropewalk.flow.recipe import Recipe
 from ropewalk.flow.run_dir import free_keys
 from ropewalk.load.mixture import Mixture

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from ropewalk.base.errors import RunConflict, UserError
-from ropewalk.checkpoint.tensors import load
+from ropewalk.checkpoint.read.load import load
 from ropewalk.flow.models import export_model
 from ropewalk.load.loader import Loader
 from ropewalk.model.config import Lora

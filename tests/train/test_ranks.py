@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from ropewalk.base.events import EventLog, events_path, read_events
 from ropewalk.base.progress import Silent
-from ropewalk.checkpoint.tiers.gap_scheduler import Gate
+from ropewalk.checkpoint.tiers.gap_scheduler import TransferGate
 from ropewalk.parallel.comm import Group, Traffic
 from ropewalk.parallel.executor import StepResult
 from ropewalk.train import loop
@@ -181,7 +181,7 @@ def _kept_free(trainer: Trainer, calls: list[tuple[float, Any, bool]], read: lis
     assert began is not None
     begin, end = max(profile.busy, key=lambda window: window[1] - window[0])
     slept: list[float] = []
-    Gate(slice_bytes=1, learner=learner, clock=lambda: began + (begin + end) / 2, sleep=slept.append).wait(1)
+    TransferGate(slice_bytes=1, learner=learner, clock=lambda: began + (begin + end) / 2, sleep=slept.append).wait(1)
     return slept == [pytest.approx((end - begin) / 2, rel=1e-3)]
 
 

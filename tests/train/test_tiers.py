@@ -17,7 +17,7 @@ import pytest
 from ropewalk.base.errors import ConfigError
 from ropewalk.checkpoint.config import Tiers
 from ropewalk.checkpoint.format import identity, list_checkpoints, read_checkpoint_manifest, step_path
-from ropewalk.checkpoint.tiers.memory_tier import Memory
+from ropewalk.checkpoint.tiers.memory_tier import MemoryTier
 from ropewalk.checkpoint.tiers.peer_tier import PeerServer
 from ropewalk.checkpoint.tiers.tier_writer import memory_folder
 from ropewalk.load.cache.config import Cache
@@ -63,7 +63,7 @@ def tiers(folder: Path, **settings: Any) -> Tiers:
 class Patient(Hook):
     """Waits in step 7 until a memory holds what was saved before."""
 
-    def __init__(self, memory: Memory, run: str, *, steps: list[int]) -> None:
+    def __init__(self, memory: MemoryTier, run: str, *, steps: list[int]) -> None:
         self._memory, self._run, self._steps = memory, run, steps
 
     def after_step(self, step: int) -> None:
@@ -139,7 +139,7 @@ def test_a_machine_that_is_lost_is_replaced_from_a_peer_and_traffic_is_told(tmp_
     secret = tmp_path / "secret"
     secret.write_text("0123456789abcdef")
     secret.chmod(0o600)
-    theirs = Memory(tmp_path / "theirs")
+    theirs = MemoryTier(tmp_path / "theirs")
     server = PeerServer(theirs, "127.0.0.1:0", secret=secret.read_bytes())
     settings = tiers(
         tmp_path, peers=("127.0.0.1:0", server.address), secret_file=str(secret), run="precious", timeout_s=5.0
@@ -193,7 +193,7 @@ def test_a_copy_of_a_run_directory_has_copies_of_its_own(tmp_path: Path) -> None
     train_until(run, 7)
     shutil.copytree(run, tmp_path / "twin")
     train(tmp_path / "twin")
-    memory = Memory(memory_folder(str(tmp_path / "shm")))
+    memory = MemoryTier(memory_folder(str(tmp_path / "shm")))
     name = json.loads((run / "checkpoints/copies.json").read_text())["run"]
     assert [key.step for key in memory.shards(name)] == [3, 6], "the copy took what belongs to the run"
 

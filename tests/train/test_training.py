@@ -16,7 +16,7 @@ import torch
 from ropewalk.base.errors import DataError, RunConflict, UserError
 from ropewalk.base.events import Event, read_events
 from ropewalk.checkpoint.format import list_checkpoints, verify_checkpoint
-from ropewalk.checkpoint.tensors import load
+from ropewalk.checkpoint.read.load import load
 from ropewalk.checkpoint.write.snapshot import Stager
 from ropewalk.load.batch import Batch
 from ropewalk.parallel.executor import StepResult

@@ -75,13 +75,13 @@ max_new_tokens = 6
 SPIED: list[tuple[str, str, str]] = [
     # What is constructed in a run, where it is defined, and the argument that is looked at.
     ("ropewalk.checkpoint.write.persist", "Persister", "threads"),
-    ("ropewalk.checkpoint.shard_file", "Pace", "bytes_per_s"),
+    ("ropewalk.checkpoint.write.shard_writer", "RateLimiter", "bytes_per_s"),
     ("ropewalk.checkpoint.commit", "Attempt", "patience_s"),
     ("ropewalk.checkpoint.policy.frequency", "Frequency", "overhead"),
     ("ropewalk.checkpoint.policy.frequency", "Frequency", "mtbf_hours"),
-    ("ropewalk.checkpoint.tiers.memory_tier", "Memory", "folder"),
-    ("ropewalk.checkpoint.tiers.memory_tier", "Memory", "limit_bytes"),
-    ("ropewalk.checkpoint.tiers.memory_tier", "Memory.reclaim", "idle_s"),
+    ("ropewalk.checkpoint.tiers.memory_tier", "MemoryTier", "folder"),
+    ("ropewalk.checkpoint.tiers.memory_tier", "MemoryTier", "limit_bytes"),
+    ("ropewalk.checkpoint.tiers.memory_tier", "MemoryTier.reclaim", "idle_s"),
     ("ropewalk.checkpoint.tiers.tier_writer", "_Way", "most_bytes_per_s"),
     ("ropewalk.checkpoint.write.snapshot", "Stager", "buffers"),
     ("ropewalk.train.checkpointer", "retain", "keep_verified"),
@@ -292,7 +292,7 @@ def left(run: Path) -> Facts:
     """The events and files of a run."""
     from ropewalk.base.events import read_events
     from ropewalk.checkpoint.format import list_checkpoints
-    from ropewalk.checkpoint.tensors import load
+    from ropewalk.checkpoint.read.load import load
 
     events = list(read_events(run / "events.jsonl"))
     steps = [event for event in events if event["kind"] == "step"]

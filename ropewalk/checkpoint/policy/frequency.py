@@ -22,17 +22,36 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import fmean, median
 from typing import Any, Literal
 
+from ropewalk.base.errors import DataError
+from ropewalk.base.seal import read_sealed, write_sealed
+
+LEARNED = "frequency.json"
+
+
+FORMAT = 1
+
+
 GPU_HOURS_A_FAILURE = 50_000.0
+
+
 MEMORY = 16
 """Saves that medians look back on."""
+
+
 STEPS = 64
 """Steps without background writing that the mean looks back on."""
+
+
 FIRST_STEPS = 10
 """Before the first save, which measures what saving costs."""
+
+
 LEAST_MTBF_S = 1.0
+
 
 Bound = Literal["persist", "overhead", "failures", "first"]
 
@@ -186,6 +205,29 @@ class Frequency:
         yield "blocked_s", self._blocked
         yield "slowed_s", self._slowed
         yield "persist_s", self._persist
+
+
+def write_learned(folder: Path, state: dict[str, Any], *, alive: bool, time: float) -> None:
+    """Keeps the `state` of a Frequency at `time`. `alive`: the run goes on; False: it has stopped well."""
+    write_sealed(folder / LEARNED, {"format": FORMAT, "alive": alive, "time": time, **state})
+
+
+def read_learned(folder: Path, *, warn: Callable[[str], Any]) -> dict[str, Any] | None:
+    """What was kept last; None when there is nothing, or, with a warning, nothing that can be read."""
+    path = folder / LEARNED
+    if not path.exists():
+        return None
+    try:
+        return read_sealed(
+            path,
+            what="record of saves and failures",
+            remedy="nothing need be done: `checkpoint.save_every` learns anew",
+            current=FORMAT,
+            sealed_since=1,
+        )
+    except DataError as error:
+        warn(str(error))
+        return None
 
 
 def _mean(seconds: Iterable[float]) -> float:

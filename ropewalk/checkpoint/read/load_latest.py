@@ -17,7 +17,8 @@ from ropewalk.parallel.placement import Choose
 
 from ..coordinator import Coordinator, decided
 from ..format import list_checkpoints, read_checkpoint_manifest
-from ..tensors import Fill, State, head_of, take
+from ..run_state import State, head_of
+from .load import Fill, take
 from .tiered_load import Check
 
 T = TypeVar("T")

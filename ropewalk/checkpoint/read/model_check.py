@@ -7,6 +7,8 @@ the model. `verify_model` asks for all of it, so that it says "whole" when every
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Collection, Iterator
 from math import prod
 from pathlib import Path
 
@@ -14,13 +16,23 @@ from ropewalk.base.errors import DamagedCheckpoint, DataError
 from ropewalk.model.hugging_face.strict import read_spec
 from ropewalk.model.spec import Spec
 
-from ..format import CheckpointManifest, read_checkpoint_manifest, verify_checkpoint
-from ..shard_file import Payload
+from ..format import (
+    TOKENIZER,
+    CheckpointManifest,
+    list_checkpoints,
+    read_checkpoint_manifest,
+    step_of,
+    verify_checkpoint,
+)
+from ..shard_file import ShardFile
 
-TOKENIZER = "tokenizer.json"
 MODEL, OPTIMIZER = "model", "optimizer"
+
+
 WEIGHTS = ("float64", "float32", "bfloat16", "float16")
 """Types of numbers that a model computes in."""
+
+
 LOOSE = ("guard", "loss_scale", "compression", "sampler")
 """Kinds of the optimizer's tensors that belong to no parameter, or whose shapes depend on the layout of ranks."""
 
@@ -57,12 +69,37 @@ def verify_model(path: Path) -> list[str]:
     return wrong
 
 
+@contextlib.contextmanager
+def advise_on_damage(path: Path) -> Iterator[None]:
+    """Whoever reads the checkpoint `path` in this block and finds it damaged is told what to do about it."""
+    try:
+        yield
+    except DamagedCheckpoint as error:
+        raise DamagedCheckpoint(f"{error}; {damage_advice(path)}") from None
+
+
+def damage_advice(path: Path, *, damaged: Collection[Path] = ()) -> str:
+    """What to do about the damaged checkpoint `path`: which other one to use, and how its run makes it again.
+
+    Of the others only the manifests are read, of those in `damaged` nothing.
+    """
+    path = path if path.name else path.resolve()
+    others = [other for other in list_checkpoints(path.parent) if other.name != path.name]
+    newest = all(other.name < path.name for other in others)
+    use = next((other for other in reversed(others) if other not in damaged and _is_readable(other)), None)
+    of_a_run, again = path.parent.name == "checkpoints", "away and give the run's command again, which then trains from"
+    if not use:
+        return "no other checkpoint is whole" + (f"; move {path.parent} {again} the beginning" if of_a_run else "")
+    words = f"use {'an older' if newest else 'another'} checkpoint, {use}"
+    return words + (f", or move {path} {again} step {step_of(use)}" if newest and of_a_run else "")
+
+
 def _check_tokenizer(path: Path, manifest: CheckpointManifest, spec: Spec) -> None:
     # The package `tokenizers` is not needed by those who only train.
     from ropewalk.prepare.foreign import load_foreign
 
     entry = manifest.files[TOKENIZER]
-    content = bytes(Payload(path / TOKENIZER, entry).read(0, entry.bytes))
+    content = bytes(ShardFile(path / TOKENIZER, entry).read(0, entry.bytes))
     load_foreign(content, path=path / TOKENIZER, vocabulary=spec.vocabulary)
 
 
@@ -97,3 +134,11 @@ def _moments_problem(spec: Spec, manifest: CheckpointManifest) -> str:
             return f"the tensor {name} of its optimizer belongs to no parameter"
     strange = manifest.tensors.keys() - {MODEL, OPTIMIZER}
     return f"the tensors of {min(strange)} belong to nothing" if strange else ""
+
+
+def _is_readable(path: Path) -> bool:
+    try:
+        read_checkpoint_manifest(path)
+    except DataError:
+        return False
+    return True

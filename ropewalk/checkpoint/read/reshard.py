@@ -13,13 +13,13 @@ import torch
 
 from ropewalk.base.errors import StorageError
 
-from ..commit import Attempt, Record, commit
+from ..commit import Attempt, RankRecord, commit
 from ..disk import Disk, LocalDisk
-from ..format import Piece, TensorEntry, item_bytes, piece_bytes
-from ..regions import Region, whole
-from ..shard_file import layout, write_payload
-from ..shard_layout import as_bytes
-from ..tensors import TOKENIZER, Reader
+from ..format import TOKENIZER, Piece, TensorEntry, piece_bytes
+from ..regions import Region, whole_region
+from ..run_state import as_bytes
+from ..shard_file import item_bytes, layout, write_shard_file
+from .load import CheckpointReader
 
 BLOCK_BYTES = 64 << 20
 """What is held of a tensor at a time."""
@@ -32,7 +32,7 @@ def reshard(path: Path, folder: Path, *, mesh: Sequence[int], disk: Disk | None 
     ranks may have less or nothing. A tensor with fewer sides is written by the first rank along the other axes. What
     was written is read back and compared with what it was made of.
     """
-    disk, source = disk or LocalDisk(), Reader(path)
+    disk, source = disk or LocalDisk(), CheckpointReader(path)
     manifest = dataclasses.replace(source.manifest, files={}, tensors={})
     world = math.prod(mesh)
     made = folder
@@ -41,13 +41,13 @@ def reshard(path: Path, folder: Path, *, mesh: Sequence[int], disk: Disk | None 
         attempt = Attempt(rank=rank, world=world, name="reshard")
         write = functools.partial(_write_rank, source=source, mesh=tuple(mesh), attempt=attempt, disk=disk)
         made = commit(folder, manifest, write=write, disk=disk, attempt=attempt)
-    _compare(source, Reader(made))
+    _compare(source, CheckpointReader(made))
     return made
 
 
 def box_of(shape: tuple[int, ...], *, mesh: tuple[int, ...], rank: int) -> Region | None:
     """The part of a tensor that a rank of the mesh writes; None when that is nothing."""
-    sides = list(whole(shape).shape)
+    sides = list(whole_region(shape).shape)
     offset = [0] * len(shape)
     for axis, (place, ranks) in enumerate(zip(_coordinates(mesh, rank), mesh, strict=True)):
         if axis >= len(shape):
@@ -67,7 +67,9 @@ def _coordinates(mesh: tuple[int, ...], rank: int) -> tuple[int, ...]:
     return next(itertools.islice(itertools.product(*map(range, mesh)), rank, None))
 
 
-def _write_rank(place: Path, *, source: Reader, mesh: tuple[int, ...], attempt: Attempt, disk: Disk) -> Record:
+def _write_rank(
+    place: Path, *, source: CheckpointReader, mesh: tuple[int, ...], attempt: Attempt, disk: Disk
+) -> RankRecord:
     files, tensors = {}, {}
     for group, entries in source.manifest.tensors.items():
         name = f"{group}.safetensors" if attempt.world == 1 else f"{group}-{attempt.rank:05d}.safetensors"
@@ -79,7 +81,7 @@ def _write_rank(place: Path, *, source: Reader, mesh: tuple[int, ...], attempt: 
         ]
         header, begins = layout(parts)
         blocks = (block for tensor, region in regions.items() for block in _blocks(source, group, tensor, region))
-        files[name] = write_payload(disk, place / name, itertools.chain([header], blocks))
+        files[name] = write_shard_file(disk, place / name, itertools.chain([header], blocks))
         tensors[group] = {
             tensor: TensorEntry(
                 dtype=entries[tensor].dtype,
@@ -89,11 +91,11 @@ def _write_rank(place: Path, *, source: Reader, mesh: tuple[int, ...], attempt: 
             for (tensor, region), begin in zip(regions.items(), begins, strict=True)
         }
     if attempt.rank == 0:
-        files[TOKENIZER] = write_payload(disk, place / TOKENIZER, [source.file(TOKENIZER)])
-    return Record(files=files, tensors=tensors)
+        files[TOKENIZER] = write_shard_file(disk, place / TOKENIZER, [source.file(TOKENIZER)])
+    return RankRecord(files=files, tensors=tensors)
 
 
-def _blocks(source: Reader, group: str, tensor: str, region: Region) -> Iterator[memoryview]:
+def _blocks(source: CheckpointReader, group: str, tensor: str, region: Region) -> Iterator[memoryview]:
     """The bytes of a box in row-major order, a few rows at a time."""
     for part in _rows(region, item_bytes(source.manifest.tensors[group][tensor].dtype)):
         yield as_bytes(source.tensor(group, tensor, part))
@@ -110,10 +112,10 @@ def _rows(region: Region, item: int) -> Iterator[Region]:
         yield Region((region.offset[0] + first, *region.offset[1:]), (count, *region.shape[1:]))
 
 
-def _compare(source: Reader, made: Reader) -> None:
+def _compare(source: CheckpointReader, made: CheckpointReader) -> None:
     for group, entries in source.manifest.tensors.items():
         for name, entry in entries.items():
-            for region in _rows(whole(entry.shape), item_bytes(entry.dtype)):
+            for region in _rows(whole_region(entry.shape), item_bytes(entry.dtype)):
                 left, right = (reader.tensor(group, name, region) for reader in (source, made))
                 if not torch.equal(left.reshape(-1).view(torch.uint8), right.reshape(-1).view(torch.uint8)):
                     raise StorageError(f"{made.path}: {group}/{name} came back altered; is the memory sound? Try again")

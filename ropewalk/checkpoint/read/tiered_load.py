@@ -23,12 +23,21 @@ from ropewalk.base.files import storage
 from ropewalk.base.untrusted import Refused, open_inside
 from ropewalk.parallel.placement import Choose
 
-from ..commit import Record, joined
-from ..format import FILE, CheckpointManifest, identity, list_checkpoints, read_checkpoint_manifest, sealed, step_path
-from ..shard_file import FileEntry, Payload
-from ..tensors import TOKENIZER, Fill, State, Wants, head_of, set_aside, take, whole
-from ..tiers.tier import Key, Offer, Source, plain_name
-from .read_plan import needed_chunks
+from ..commit import RankRecord, joined
+from ..format import (
+    FILE,
+    TOKENIZER,
+    CheckpointManifest,
+    identity,
+    list_checkpoints,
+    read_checkpoint_manifest,
+    sealed,
+    step_path,
+)
+from ..run_state import State, head_of
+from ..shard_file import FileEntry, ShardFile
+from ..tiers.tier import CopyOffer, CopySource, ShardKey, plain_name
+from .load import Fill, Wants, needed_chunks, set_aside, take, want_all
 
 Check = Callable[[CheckpointManifest, Path], object]
 """Raises DamagedCheckpoint when a manifest is not of a checkpoint that can be used."""
@@ -81,8 +90,8 @@ class Report:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Copy:
-    source: Source
-    offer: Offer
+    source: CopySource
+    offer: CopyOffer
 
 
 _Bad = tuple[_Copy, str]
@@ -97,7 +106,7 @@ class Offered:
     turned out to be damaged are then out of sight. A place that does not answer is told in the report.
     """
 
-    def __init__(self, sources: Sequence[Source], *, scratch: Path, check: Check = lambda *_: None) -> None:
+    def __init__(self, sources: Sequence[CopySource], *, scratch: Path, check: Check = lambda *_: None) -> None:
         self._start, self.report, self._scratch, self._check = time.perf_counter(), Report(), scratch, check
         self._copies = list(_copies(sources, self.report))
         self._candidates = _candidates(self._copies, self.report)
@@ -155,7 +164,7 @@ class Offered:
         _quarantine(self._bad, self.report)
 
 
-def restore(sources: Sequence[Source], *, scratch: Path, wants: Wants = whole) -> tuple[State | None, Report]:
+def restore(sources: Sequence[CopySource], *, scratch: Path, wants: Wants = want_all) -> tuple[State | None, Report]:
     """The newest state that `sources` have together, on one rank; None when they have none."""
     refused: list[str] = []
     with contextlib.closing(Offered(sources, scratch=scratch)) as offered:
@@ -168,7 +177,7 @@ def restore(sources: Sequence[Source], *, scratch: Path, wants: Wants = whole) -
     return None, offered.report
 
 
-def _copies(sources: Sequence[Source], report: Report) -> Iterator[_Copy]:
+def _copies(sources: Sequence[CopySource], report: Report) -> Iterator[_Copy]:
     for source in sources:
         try:
             offers, wrong = source.offers()
@@ -191,7 +200,7 @@ def _candidates(copies: Iterable[_Copy], report: Report) -> dict[str, Checkpoint
         if len(parts) < world:
             report.passed_over.append(f"step {step}: shards of {world - len(parts)} of {world} ranks are nowhere")
             continue
-        records = [Record(files=parts[rank].files, tensors=parts[rank].tensors) for rank in range(world)]
+        records = [RankRecord(files=parts[rank].files, tensors=parts[rank].tensors) for rank in range(world)]
         try:
             coordinator = joined(parts[0], records, path=Path(f"step {step}"))
         except StorageError as error:
@@ -250,7 +259,9 @@ def _take(
             copy.source.fetch(copy.offer, target.name, target, chunks)
             # The load checks every chunk in any case; what comes unchecked is checked here, while others can be asked.
             wrong = (
-                [] if copy.source.checks else list(Payload(target, entry, owners=owners, linked=True).problems(chunks))
+                []
+                if copy.source.checks
+                else list(ShardFile(target, entry, owners=owners, linked=True).problems(chunks))
             )
         except DataError as error:
             wrong = [str(error)]
@@ -297,7 +308,7 @@ class DiskSource:
         """`renames`: damaged checkpoints are set aside; of ranks that share the folder, one may."""
         self._folder, self._run, self._renames = folder, run, renames
 
-    def offers(self) -> tuple[list[Offer], list[str]]:
+    def offers(self) -> tuple[list[CopyOffer], list[str]]:
         found, wrong = [], []
         for path in list_checkpoints(self._folder):
             try:
@@ -306,10 +317,10 @@ class DiskSource:
                 wrong.append(f"{self.name}: {error}")
                 self._set_aside(path)
                 continue
-            found.append(Offer(Key(run=self._run, step=manifest.step, attempt="disk"), manifest, str(path)))
+            found.append(CopyOffer(ShardKey(run=self._run, step=manifest.step, attempt="disk"), manifest, str(path)))
         return found, wrong
 
-    def fetch(self, offer: Offer, file: str, target: Path, chunks: Sequence[int]) -> None:
+    def fetch(self, offer: CopyOffer, file: str, target: Path, chunks: Sequence[int]) -> None:
         source = Path(offer.where) / file
         try:
             os.close(open_inside(source))
@@ -319,7 +330,7 @@ class DiskSource:
             raise DamagedCheckpoint(f"{source}: damaged checkpoint: {error}") from None
         target.symlink_to(source.resolve())
 
-    def quarantine(self, offer: Offer) -> None:
+    def quarantine(self, offer: CopyOffer) -> None:
         self._set_aside(Path(offer.where))
 
     def _set_aside(self, path: Path) -> None:

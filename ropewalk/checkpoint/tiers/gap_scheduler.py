@@ -35,7 +35,7 @@ Windows = tuple[tuple[float, float], ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Profile:
+class StepTraffic:
     """When, in a step, training uses a link itself; every step alike."""
 
     step_s: float
@@ -85,7 +85,7 @@ class Profile:
         return [(end, begin) for (_, end), begin in zip(self.busy, nexts, strict=True) if begin > end]
 
 
-def learn(steps: Sequence[tuple[float, Windows]], *, share: float = 0.5) -> Profile:
+def learn(steps: Sequence[tuple[float, Windows]], *, share: float = 0.5) -> StepTraffic:
     """The profile of steps of (seconds, windows seen): busy is what was busy in at least `share` of them.
 
     Steps differ in length; windows are compared by their place in the step.
@@ -106,7 +106,7 @@ def learn(steps: Sequence[tuple[float, Windows]], *, share: float = 0.5) -> Prof
                 busy[-1] = (busy[-1][0], end)
             else:
                 busy.append((begin, end))
-    return Profile(step_s=length, busy=tuple(busy))
+    return StepTraffic(step_s=length, busy=tuple(busy))
 
 
 @dataclass(slots=True)
@@ -119,7 +119,7 @@ class _Seen:
     """From its beginning."""
 
 
-class Learner:
+class TrafficLearner:
     """Marks of the loop -> profile. The loop marks, other threads read."""
 
     def __init__(self, *, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -127,7 +127,7 @@ class Learner:
         self._steps: deque[_Seen] = deque(maxlen=MEMORY)
         self._open: _Seen | None = None
         self._count = 0
-        self._learned: tuple[int, Profile | None] = (0, None)
+        self._learned: tuple[int, StepTraffic | None] = (0, None)
         self._in_flight: set[float] = set()
         self._free = threading.Event()
         self._free.set()
@@ -187,7 +187,7 @@ class Learner:
         finally:
             self.mark(start, self._clock())
 
-    def profile(self) -> Profile | None:
+    def profile(self) -> StepTraffic | None:
         """What was learned; None before the first step is over. Asked for every slice, so learned once a step."""
         count = self._count
         if self._learned[0] != count:
@@ -195,7 +195,7 @@ class Learner:
         return self._learned[1]
 
 
-class Gate:
+class TransferGate:
     """Lets slices of a transfer go: never faster than the link allows, and into the gaps of the step."""
 
     def __init__(
@@ -204,7 +204,7 @@ class Gate:
         slice_bytes: int,
         bytes_per_s: float | None = None,
         expected_bytes_per_s: float | None = None,
-        learner: Learner | None = None,
+        learner: TrafficLearner | None = None,
         clock: Callable[[], float] = time.perf_counter,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
@@ -254,7 +254,7 @@ Order = Literal["tier", "chunk"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Link:
+class TransferLink:
     """A way that carries one chunk at a time."""
 
     bytes_per_s: float
@@ -298,8 +298,8 @@ class Outcome:
 
 def simulate(
     tiers: Sequence[Tier],
-    links: Mapping[str, Link],
-    profile: Profile,
+    links: Mapping[str, TransferLink],
+    profile: StepTraffic,
     *,
     size: int,
     chunk: int,
@@ -322,8 +322,8 @@ class Choice:
 
 def choose(
     tiers: Sequence[Tier],
-    links: Mapping[str, Link],
-    profile: Profile,
+    links: Mapping[str, TransferLink],
+    profile: StepTraffic,
     *,
     size: int,
     sizes: Sequence[int] = SIZES,
@@ -344,7 +344,7 @@ def choose(
 
 
 def intervals(
-    tiers: Sequence[Tier], links: Mapping[str, Link], profile: Profile, *, size: int, chunk: int
+    tiers: Sequence[Tier], links: Mapping[str, TransferLink], profile: StepTraffic, *, size: int, chunk: int
 ) -> dict[str, int]:
     """The smallest number of steps between copies with which each tier keeps up.
 
@@ -364,7 +364,7 @@ def intervals(
     return found
 
 
-class Forecast:
+class TransferForecast:
     """How long a transfer to a tier will take, by what earlier ones took."""
 
     def __init__(self) -> None:
@@ -375,13 +375,13 @@ class Forecast:
         """Of the link alone, waiting left out; None before the first transfer."""
         return median(self._rates) if self._rates else None
 
-    def seconds(self, size: int, profile: Profile | None, *, chunk: int, most: float | None = None) -> float | None:
+    def seconds(self, size: int, profile: StepTraffic | None, *, chunk: int, most: float | None = None) -> float | None:
         """Of a transfer of `size` bytes in the gaps of the profile, at `most` bytes a second; None before the first."""
         if self.bytes_per_s is None:
             return None
-        link = Link(bytes_per_s=min(self.bytes_per_s, most or math.inf), shared=profile is not None)
+        link = TransferLink(bytes_per_s=min(self.bytes_per_s, most or math.inf), shared=profile is not None)
         tier = Tier(name="it", link="way")
-        outcome = simulate([tier], {"way": link}, profile or Profile(step_s=1.0), size=size, chunk=chunk)
+        outcome = simulate([tier], {"way": link}, profile or StepTraffic(step_s=1.0), size=size, chunk=chunk)
         return outcome.done_s["it"][0]
 
     def saw(self, size: int, *, seconds: float, waited_s: float = 0.0) -> None:
@@ -395,7 +395,7 @@ _ORDERS: tuple[Order, ...] = ("tier", "chunk")
 
 @dataclass(slots=True)
 class _Way:
-    link: Link
+    link: TransferLink
     waiting: list[tuple[tuple[int, ...], int, int, int]] = field(default_factory=list)
     """Heap of (rank in the order, snapshot, tier, chunk)."""
     taken: bool = False
@@ -405,8 +405,8 @@ class _Simulation:
     def __init__(
         self,
         tiers: Sequence[Tier],
-        links: Mapping[str, Link],
-        profile: Profile,
+        links: Mapping[str, TransferLink],
+        profile: StepTraffic,
         *,
         size: int,
         chunk: int,

@@ -34,10 +34,10 @@ from ropewalk.base.errors import DataError, StorageError
 from ropewalk.base.files import PARTIAL, point, storage
 from ropewalk.base.private import open_file, open_folder, open_private, remove_below
 
-from ..commit import Record
-from ..disk import Disk, LocalDisk, Open
+from ..commit import RankRecord
+from ..disk import Disk, LocalDisk, WritableFile
 from ..format import FILE, CheckpointManifest, read_checkpoint_manifest, sealed, verify_checkpoint
-from .tier import Key, Offer, plain_name
+from .tier import CopyOffer, ShardKey, plain_name
 
 SLOTS = 2
 DAMAGED = ".damaged"
@@ -48,7 +48,7 @@ MARK = ".ropewalk-memory"
 """File in the folder of each run that was made here."""
 
 
-class Memory:
+class MemoryTier:
     """The memory tier of one machine; any number of processes may hold it open."""
 
     def __init__(self, folder: Path, *, limit_bytes: int | None = None) -> None:
@@ -63,7 +63,9 @@ class Memory:
         self._pinned: list[Path] = []
         self._guard = threading.Lock()
 
-    def keep(self, key: Key, manifest: CheckpointManifest, *, size: int, write: Callable[[Path, Disk], Record]) -> Path:
+    def keep(
+        self, key: ShardKey, manifest: CheckpointManifest, *, size: int, write: Callable[[Path, Disk], RankRecord]
+    ) -> Path:
         """Makes a shard of what `write` puts into the folder it is given, about `size` bytes; returns its path."""
         with self.filling(key, size=size) as partial:
             record = write(partial, self._disk)
@@ -72,7 +74,7 @@ class Memory:
         return self.path(key)
 
     @contextlib.contextmanager
-    def filling(self, key: Key, *, size: int) -> Iterator[Path]:
+    def filling(self, key: ShardKey, *, size: int) -> Iterator[Path]:
         """A folder to fill, manifest included, which becomes the shard `key` when the block ends well.
 
         It may hold files of an older shard, to be written over. StorageError when the tier is full.
@@ -94,26 +96,26 @@ class Memory:
         finally:
             busy.release()
 
-    def path(self, key: Key) -> Path:
+    def path(self, key: ShardKey) -> Path:
         """Where a shard lies."""
         rank = f"rank-{key.rank:05d}-of-{key.world:05d}"
         return self.folder / key.run / rank / f"step-{key.step:08d}.{key.attempt}"
 
-    def shards(self, run: str) -> list[Key]:
+    def shards(self, run: str) -> list[ShardKey]:
         """What is whole here of a run; newest steps last."""
         found = []
         with contextlib.suppress(FileNotFoundError), self._opened(plain_name(run)) as folder:
             for name in os.listdir(folder):
                 if rank := _RANK.fullmatch(name):
                     found += [
-                        Key(run=run, step=int(step[1]), rank=int(rank[1]), world=int(rank[2]), attempt=step[2])
+                        ShardKey(run=run, step=int(step[1]), rank=int(rank[1]), world=int(rank[2]), attempt=step[2])
                         for step in map(_STEP.fullmatch, self._listed(folder, name))
                         if step and not step[0].endswith((PARTIAL, DAMAGED))
                     ]
         return sorted(found)
 
     @contextlib.contextmanager
-    def opened(self, key: Key, name: str) -> Iterator[BinaryIO]:
+    def opened(self, key: ShardKey, name: str) -> Iterator[BinaryIO]:
         """A file of a shard; DataError when it is not here. No link is followed, so nothing else is ever read."""
         path = self.path(key).relative_to(self.folder)
         try:
@@ -129,7 +131,7 @@ class Memory:
             return self.folder / run / f"restore-{rank}{PARTIAL}"
 
     @contextlib.contextmanager
-    def pinned(self, key: Key) -> Iterator[Path]:
+    def pinned(self, key: ShardKey) -> Iterator[Path]:
         """The shard's path; it is not written over within the block."""
         path = self.path(key)
         with self._guard:
@@ -140,14 +142,14 @@ class Memory:
             with self._guard:
                 self._pinned.remove(path)
 
-    def check(self, key: Key) -> list[str]:
+    def check(self, key: ShardKey) -> list[str]:
         """Reads every byte of a shard; what is wrong, after which it is out of sight."""
         wrong = verify_checkpoint(self.path(key), shard=True)
         if wrong:
             self.quarantine(key)
         return wrong
 
-    def quarantine(self, key: Key) -> None:
+    def quarantine(self, key: ShardKey) -> None:
         """Renames a damaged shard, for people to look at; the rank's next copy is written over it."""
         name = self.path(key).name
         # Written over in the meantime, or the whole run was dropped.
@@ -236,7 +238,7 @@ class Memory:
             yield folder
 
     @contextlib.contextmanager
-    def _rank_folder(self, key: Key, *, make: bool = False) -> Iterator[int]:
+    def _rank_folder(self, key: ShardKey, *, make: bool = False) -> Iterator[int]:
         with self._run_folder(key.run) if make else self._opened(key.run) as folder:
             descriptor = open_folder(folder, self.path(key).parent.name, make=make)
             try:
@@ -296,24 +298,24 @@ class MemorySource:
     name = "own memory"
     checks = False
 
-    def __init__(self, memory: Memory, run: str) -> None:
+    def __init__(self, memory: MemoryTier, run: str) -> None:
         self._memory, self._run = memory, run
 
-    def offers(self) -> tuple[list[Offer], list[str]]:
+    def offers(self) -> tuple[list[CopyOffer], list[str]]:
         found, wrong = [], []
         for key in self._memory.shards(self._run):
             path = self._memory.path(key)
             try:
-                found.append(Offer(key, read_checkpoint_manifest(path, shard=True), str(path)))
+                found.append(CopyOffer(key, read_checkpoint_manifest(path, shard=True), str(path)))
             except DataError as error:
                 wrong.append(str(error))
                 self._memory.quarantine(key)
         return found, wrong
 
-    def fetch(self, offer: Offer, file: str, target: Path, chunks: Sequence[int]) -> None:
+    def fetch(self, offer: CopyOffer, file: str, target: Path, chunks: Sequence[int]) -> None:
         target.symlink_to(Path(offer.where) / file)
 
-    def quarantine(self, offer: Offer) -> None:
+    def quarantine(self, offer: CopyOffer) -> None:
         self._memory.quarantine(offer.key)
 
 
@@ -321,7 +323,7 @@ class _Pages(LocalDisk):
     """Files whose pages are used again; nothing is ever synced, because nothing here outlives the machine."""
 
     @contextlib.contextmanager
-    def create(self, path: Path) -> Iterator[Open]:
+    def create(self, path: Path) -> Iterator[WritableFile]:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
             file = _OpenPages(descriptor)

@@ -14,10 +14,10 @@ import dataclasses
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import xxhash
 
@@ -26,17 +26,27 @@ from ropewalk.base.network import Service, connect, field
 
 from ..format import FILE, CheckpointManifest, parse_checkpoint_manifest
 from ..shard_file import FileEntry
-from .memory_tier import Memory, finish_shard
-from .tier import Key, Offer, plain_name
-from .wire import BODY_BYTES, PURPOSE, Gate, Wire
+from .gap_scheduler import TransferGate
+from .memory_tier import MemoryTier, finish_shard
+from .tier import CopyOffer, ShardKey, plain_name
+from .wire import BODY_BYTES, PURPOSE, Wire
+
+PlacementKind = Literal["groups", "ring"]
+
+
+Holders = tuple[tuple[int, ...], ...]
+"""For each machine, the machines that hold its shard; itself first."""
+
 
 _ROUNDS = 3
 """How often a chunk is sent before the way there is given up."""
+
+
 _MOST_PEERS = 256
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Sent:
+class PeerTransfer:
     """How sending a shard went."""
 
     bytes: int
@@ -51,7 +61,7 @@ class Peer:
     def __init__(self, address: str, *, secret: bytes, timeout_s: float = 30.0) -> None:
         self.address, self._secret, self._timeout = address, secret, timeout_s
 
-    def put(self, key: Key, folder: Path, *, gate: Gate | None = None) -> Sent:
+    def put(self, key: ShardKey, folder: Path, *, gate: TransferGate | None = None) -> PeerTransfer:
         """Sends the shard in `folder`; returns when the peer has every chunk of it, checked."""
         start, sent, resent = time.perf_counter(), 0, 0
         text = (folder / FILE).read_bytes()
@@ -68,14 +78,14 @@ class Peer:
                             sent += end - begin
                 todo = _missing(wire.ask("done")[0], manifest)
                 if not todo:
-                    return Sent(bytes=sent, seconds=time.perf_counter() - start, resent=resent)
+                    return PeerTransfer(bytes=sent, seconds=time.perf_counter() - start, resent=resent)
                 resent += len(todo)
         raise StorageError(
             f"peer {self.address}: {len(todo)} chunks of {key} arrive damaged again and again ({todo[0][0]}, chunk "
             f"{todo[0][1]}, ...); the copy in memory or the network is broken"
         )
 
-    def shards(self, run: str) -> list[Key]:
+    def shards(self, run: str) -> list[ShardKey]:
         """What the peer has of a run."""
         with self._talk() as wire:
             try:
@@ -83,12 +93,14 @@ class Peer:
             except DataError as error:
                 raise ValueError(str(error)) from None
 
-    def manifest(self, key: Key) -> bytes:
+    def manifest(self, key: ShardKey) -> bytes:
         """The text of a shard's manifest."""
         with self._talk() as wire:
             return bytes(wire.ask("manifest", key=dataclasses.asdict(key))[1])
 
-    def get(self, key: Key, name: str, entry: FileEntry, target: Path, *, chunks: Sequence[int] | None = None) -> None:
+    def get(
+        self, key: ShardKey, name: str, entry: FileEntry, target: Path, *, chunks: Sequence[int] | None = None
+    ) -> None:
         """Makes `target` a file of the shard, or of its `chunks` at their places, every one checked; DataError when the
         peer's copy is damaged."""
         told = dataclasses.asdict(key)
@@ -110,7 +122,7 @@ class Peer:
         begin, end = chunk_range(entry, todo[0])
         raise DataError(f"peer {self.address}: {name} of {key}: bytes {begin} to {end} are not what was written")
 
-    def check(self, key: Key) -> list[str]:
+    def check(self, key: ShardKey) -> list[str]:
         """Has the peer read every byte of a shard; what is wrong, after which it is out of sight there."""
         with self._talk() as wire:
             return [str(line) for line in field(wire.ask("check", key=dataclasses.asdict(key))[0], "wrong", list)]
@@ -134,7 +146,7 @@ class Peer:
 class PeerServer:
     """Keeps in `memory` what other machines send, and gives it back; a thread for each connection that is known."""
 
-    def __init__(self, memory: Memory, address: str, *, secret: bytes, timeout_s: float = 30.0) -> None:
+    def __init__(self, memory: MemoryTier, address: str, *, secret: bytes, timeout_s: float = 30.0) -> None:
         host, _, port = address.rpartition(":")
         self._memory, self._timeout = memory, timeout_s
         try:
@@ -183,7 +195,7 @@ class PeerServer:
         else:
             raise DataError(f"no such operation: {operation:.100}")
 
-    def _receive(self, wire: Wire, key: Key, text: bytes) -> None:
+    def _receive(self, wire: Wire, key: ShardKey, text: bytes) -> None:
         """Takes a shard in; it counts when every chunk is there and right."""
         manifest = _manifest(text, self._memory.path(key))
         missing = {
@@ -207,7 +219,7 @@ class PeerServer:
             pass
         wire.send({"missing": []})
 
-    def _give(self, wire: Wire, key: Key, name: str, numbers: list[Any]) -> None:
+    def _give(self, wire: Wire, key: ShardKey, name: str, numbers: list[Any]) -> None:
         with self._memory.pinned(key):
             with self._memory.opened(key, FILE) as file:
                 entry = _manifest(file.read(), self._memory.path(key)).files.get(name)
@@ -232,24 +244,59 @@ class PeerSource:
     def name(self) -> str:
         return f"peer {self._peer.address}"
 
-    def offers(self) -> tuple[list[Offer], list[str]]:
+    def offers(self) -> tuple[list[CopyOffer], list[str]]:
         found, wrong = [], []
         for key in self._peer.shards(self._run):
             try:
-                found.append(Offer(key, self._manifest(key), self._peer.address))
+                found.append(CopyOffer(key, self._manifest(key), self._peer.address))
             except DataError as error:
                 self._peer.check(key)
                 wrong.append(f"{self.name}: {error}")
         return found, wrong
 
-    def fetch(self, offer: Offer, file: str, target: Path, chunks: Sequence[int]) -> None:
+    def fetch(self, offer: CopyOffer, file: str, target: Path, chunks: Sequence[int]) -> None:
         self._peer.get(offer.key, file, offer.manifest.files[file], target, chunks=chunks)
 
-    def quarantine(self, offer: Offer) -> None:
+    def quarantine(self, offer: CopyOffer) -> None:
         self._peer.check(offer.key)
 
-    def _manifest(self, key: Key) -> CheckpointManifest:
+    def _manifest(self, key: ShardKey) -> CheckpointManifest:
         return _manifest(self._peer.manifest(key), Path(str(key)))
+
+
+def place_replicas(
+    machines: int, *, copies: int, kind: PlacementKind = "groups", racks: Sequence[Hashable] = ()
+) -> Holders:
+    """Where the shards go. With `racks`, one a machine, copies lie in different racks as far as that can be."""
+    assert 1 <= copies <= machines, f"{copies} copies on {machines} machines"
+    order = _spread(racks, groups=machines // copies) if racks else list(range(machines))
+    holders: list[tuple[int, ...]] = [()] * machines
+    start = 0
+    for size in rings(machines, copies=copies, kind=kind):
+        ring = order[start : start + size]
+        for place, machine in enumerate(ring):
+            holders[machine] = tuple(ring[(place + i) % size] for i in range(copies))
+        start += size
+    return tuple(holders)
+
+
+def rings(machines: int, *, copies: int, kind: PlacementKind) -> tuple[int, ...]:
+    """Lengths of the rings that make up a placement."""
+    if kind == "ring":
+        return (machines,)
+    groups = machines // copies
+    return (*[copies] * (groups - 1), machines - copies * (groups - 1))
+
+
+def _spread(racks: Sequence[Hashable], *, groups: int) -> list[int]:
+    """Machines in an order in which those of one rack lie far apart.
+
+    Sorted by rack and dealt to the groups in turn, machines of one rack come to different groups as long as it has no
+    more machines than there are groups: no order does better.
+    """
+    sizes = {rack: sum(other == rack for other in racks) for rack in racks}
+    ordered = sorted(range(len(racks)), key=lambda machine: (-sizes[racks[machine]], str(racks[machine]), machine))
+    return [machine for group in range(groups) for machine in ordered[group::groups]]
 
 
 def chunk_range(entry: FileEntry, number: int) -> tuple[int, int]:
@@ -279,14 +326,14 @@ def _reused(path: Path, size: int) -> Iterator[int]:
         os.close(descriptor)
 
 
-def _key(told: Any) -> Key:
+def _key(told: Any) -> ShardKey:
     """The key of a shard as the other end spells it; DataError when there can be no such shard."""
     kinds = {"run": str, "step": int, "rank": int, "world": int, "attempt": str}
     if not isinstance(told, dict) or not set(told) <= set(kinds) or not {"run", "step"} <= set(told):
         raise DataError("not the key of a shard")
     if any(type(value) is not kinds[name] for name, value in told.items()):
         raise DataError("not the key of a shard")
-    key = Key(**told)
+    key = ShardKey(**told)
     if key.step >= 10**8 or key.world >= 10**5:
         raise DataError(f"{key}: no such shard")
     return key

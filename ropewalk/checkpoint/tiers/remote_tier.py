@@ -24,9 +24,9 @@ from ropewalk.base.errors import DamagedCheckpoint, DataError, MissingPackage, R
 from ropewalk.base.files import NO_FILE, point
 
 from ..format import FILE, CheckpointManifest, identity, parse_checkpoint_manifest, read_checkpoint_manifest
-from ..shard_file import CHUNK_BYTES, FileEntry, Payload
-from .tier import Key, Offer, plain_name
-from .wire import Gate
+from ..shard_file import CHUNK_BYTES, FileEntry, ShardFile
+from .gap_scheduler import TransferGate
+from .tier import CopyOffer, ShardKey, plain_name
 
 _EXTRA = ("aiohttp", "s3fs")
 """What the extra `remote` installs."""
@@ -35,7 +35,7 @@ _AT_ONCE = 16
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Uploaded:
+class Upload:
     """How sending a checkpoint went."""
 
     name: str
@@ -44,7 +44,7 @@ class Uploaded:
     seconds: float
 
 
-class Remote:
+class RemoteTier:
     """The checkpoints of a run behind a URL. What fails is tried again; then it is a StorageError that names it."""
 
     def __init__(
@@ -70,22 +70,22 @@ class Remote:
             raise DataError(f"{url}: {error}; change `checkpoint.tiers.remote`") from None
         self._root = f"{path.rstrip('/')}/{self._run}"
 
-    def upload(self, path: Path, *, gate: Gate | None = None) -> Uploaded:
+    def upload(self, path: Path, *, gate: TransferGate | None = None) -> Upload:
         """Sends the checkpoint folder `path`, every chunk checked on the way out; returns when it counts there."""
         start = time.perf_counter()
         manifest = read_checkpoint_manifest(path)
         name = f"step-{manifest.step:08d}-{identity(manifest)[:8]}"
         folder = f"{self._root}/{name}"
         if self._manifest_there(folder, manifest):
-            return Uploaded(name=name, bytes=0, seconds=time.perf_counter() - start)
+            return Upload(name=name, bytes=0, seconds=time.perf_counter() - start)
         self._try(lambda: self._store.makedirs(folder, exist_ok=True))
         for file, entry in manifest.files.items():
-            source = Payload(path / file, entry, owners=manifest.places(file))
+            source = ShardFile(path / file, entry, owners=manifest.places(file))
             self._try(functools.partial(self._send, f"{folder}/{file}", source, entry, gate))
             point(f"remote.file:{file}")
         self._publish(folder, (path / FILE).read_bytes(), manifest)
         point(f"remote.committed:{name}")
-        return Uploaded(name=name, bytes=manifest.bytes, seconds=time.perf_counter() - start)
+        return Upload(name=name, bytes=manifest.bytes, seconds=time.perf_counter() - start)
 
     def names(self) -> list[str]:
         """Every checkpoint that counts, oldest step first."""
@@ -140,7 +140,7 @@ class Remote:
         if self._try(lambda: self._store.info(file))["type"] != "file":
             raise DamagedCheckpoint(f"{file}: damaged checkpoint: {NO_FILE}")
 
-    def _send(self, target: str, source: Payload, entry: FileEntry, gate: Gate | None) -> None:
+    def _send(self, target: str, source: ShardFile, entry: FileEntry, gate: TransferGate | None) -> None:
         size = min(gate.slice_bytes, CHUNK_BYTES) if gate else CHUNK_BYTES
         with self._store.open(target, "wb") as out:
             for begin in range(0, entry.bytes, size):
@@ -209,14 +209,14 @@ class RemoteSource:
 
     checks = False
 
-    def __init__(self, remote: Remote, run: str) -> None:
+    def __init__(self, remote: RemoteTier, run: str) -> None:
         self._remote, self._run = remote, run
 
     @property
     def name(self) -> str:
         return f"remote {self._remote.url}"
 
-    def offers(self) -> tuple[list[Offer], list[str]]:
+    def offers(self) -> tuple[list[CopyOffer], list[str]]:
         found, wrong = [], []
         for name in self._remote.names():
             try:
@@ -225,11 +225,11 @@ class RemoteSource:
                 wrong.append(f"{self.name}: {error}")
                 self._remote.set_aside(name)
                 continue
-            key = Key(run=self._run, step=manifest.step, attempt=f"remote-{name.rpartition('-')[2]}")
-            found.append(Offer(key, manifest, name))
+            key = ShardKey(run=self._run, step=manifest.step, attempt=f"remote-{name.rpartition('-')[2]}")
+            found.append(CopyOffer(key, manifest, name))
         return found, wrong
 
-    def fetch(self, offer: Offer, file: str, target: Path, chunks: Sequence[int]) -> None:
+    def fetch(self, offer: CopyOffer, file: str, target: Path, chunks: Sequence[int]) -> None:
         entry = offer.manifest.files[file]
         try:
             if len(chunks) == len(entry.chunks):
@@ -239,7 +239,7 @@ class RemoteSource:
         except FileNotFoundError:
             raise DataError(f"{self.name}/{offer.where}/{file}: damaged checkpoint: this file is missing") from None
 
-    def quarantine(self, offer: Offer) -> None:
+    def quarantine(self, offer: CopyOffer) -> None:
         self._remote.set_aside(offer.where)
 
 

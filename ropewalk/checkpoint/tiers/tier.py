@@ -20,7 +20,7 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 
 
 @dataclass(frozen=True, order=True, kw_only=True, slots=True)
-class Key:
+class ShardKey:
     """Whose shard it is, and of which step."""
 
     run: str
@@ -49,16 +49,16 @@ def plain_name(name: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
+class CopyOffer:
     """A copy that a place says it has."""
 
-    key: Key
+    key: ShardKey
     manifest: CheckpointManifest
     where: str
     """How the place itself finds it."""
 
 
-class Source(Protocol):
+class CopySource(Protocol):
     """A place that has copies. What it cannot do is a StorageError; what it has and is damaged, a DataError."""
 
     @property
@@ -71,14 +71,14 @@ class Source(Protocol):
         """Whether `fetch` checks every chunk as it comes; else whoever asks does."""
         ...
 
-    def offers(self) -> tuple[list[Offer], list[str]]:
+    def offers(self) -> tuple[list[CopyOffer], list[str]]:
         """Every copy of the run, and what is wrong with those whose manifests are damaged (out of sight now)."""
         ...
 
-    def fetch(self, offer: Offer, file: str, target: Path, chunks: Sequence[int]) -> None:
+    def fetch(self, offer: CopyOffer, file: str, target: Path, chunks: Sequence[int]) -> None:
         """Makes `target` the file, or a link to it; of a file that must travel, only `chunks` need be there."""
         ...
 
-    def quarantine(self, offer: Offer) -> None:
+    def quarantine(self, offer: CopyOffer) -> None:
         """Takes a copy that was found damaged out of sight."""
         ...

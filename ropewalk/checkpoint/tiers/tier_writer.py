@@ -26,18 +26,16 @@ from ropewalk.config.ranks import Ranks
 
 from ..commit import Attempt
 from ..config import Tiers
-from ..format import CheckpointManifest
-from ..policy.prune import step_of
+from ..format import CheckpointManifest, step_of
 from ..read.tiered_load import Check, DiskSource, Offered
-from ..shard_layout import Held
-from ..tensors import write_parts
-from ..write.priority import give_way
-from .gap_scheduler import Forecast, Gate, Learner, Link, Tier, choose, intervals
-from .memory_tier import Memory, MemorySource
-from .peer_tier import Peer, PeerServer, PeerSource
-from .remote_tier import Remote, RemoteSource
-from .replica_placement import place
-from .tier import Key, Source, plain_name
+from ..run_state import TensorShard
+from ..write.save import write_tensor_files
+from ..write.task_graph import lower_priority
+from .gap_scheduler import Tier, TrafficLearner, TransferForecast, TransferGate, TransferLink, choose, intervals
+from .memory_tier import MemorySource, MemoryTier
+from .peer_tier import Peer, PeerServer, PeerSource, place_replicas
+from .remote_tier import RemoteSource, RemoteTier
+from .tier import CopySource, ShardKey, plain_name
 
 _log = logging.getLogger(__name__)
 
@@ -53,7 +51,7 @@ _CHOOSE_EVERY = 16
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Copied:
+class CopyResult:
     """How one copy went."""
 
     step: int
@@ -92,20 +90,20 @@ class TierWriter:
         )
         self.run = run or run_name(settings, folder)
         self._attempt = attempt or secrets.token_hex(4)
-        self.learner = Learner()
-        self._done: queue.SimpleQueue[Copied] = queue.SimpleQueue()
+        self.learner = TrafficLearner()
+        self._done: queue.SimpleQueue[CopyResult] = queue.SimpleQueue()
         self._ways: dict[str, _Way] = {}
         self._memory, self._server = self._open_memory()
         self._peers = self._open_peers()
-        self._remote = Remote(settings.remote, self.run) if settings.remote else None
+        self._remote = RemoteTier(settings.remote, self.run) if settings.remote else None
         self._stored, self._sent_step = 0, -1
-        self._replicating: _Latest[Key] = _Latest(self._replicate, "replicate")
+        self._replicating: _Latest[ShardKey] = _Latest(self._replicate, "replicate")
         self._uploading: _Latest[Path] = _Latest(self._upload, "upload")
 
     def keep(
         self,
         manifest: CheckpointManifest,
-        parts: Mapping[str, Iterable[Held]],
+        parts: Mapping[str, Iterable[TensorShard]],
         *,
         tokenizer: bytes,
         size: int,
@@ -115,7 +113,7 @@ class TierWriter:
         if self._memory is None:
             return
         ranks = self._ranks
-        key = Key(run=self.run, step=manifest.step, rank=ranks.rank, world=ranks.world, attempt=self._attempt)
+        key = ShardKey(run=self.run, step=manifest.step, rank=ranks.rank, world=ranks.world, attempt=self._attempt)
         attempt = Attempt(rank=ranks.rank, world=ranks.world)
         start, error = time.perf_counter(), ""
         try:
@@ -123,7 +121,7 @@ class TierWriter:
                 key,
                 manifest,
                 size=size,
-                write=lambda place, disk: write_parts(
+                write=lambda place, disk: write_tensor_files(
                     place, parts, tokenizer=tokenizer, disk=disk, attempt=attempt, digests=digests
                 ),
             )
@@ -145,7 +143,7 @@ class TierWriter:
         """Checkpoints on the disk that are on their way to the store, or next."""
         return self._uploading.jobs()
 
-    def finished(self) -> list[Copied]:
+    def finished(self) -> list[CopyResult]:
         """What has ended since the last call, in order."""
         found = []
         while not self._done.empty():
@@ -154,7 +152,7 @@ class TierWriter:
 
     def offered(self, *, check: Check = lambda *_: None) -> contextlib.closing[Offered]:
         """What all places have together; see `Offered`."""
-        sources: list[Source] = []
+        sources: list[CopySource] = []
         if self._memory:
             sources.append(MemorySource(self._memory, self.run))
         sources += [PeerSource(peer, self.run) for peer in self._others()]
@@ -188,11 +186,11 @@ class TierWriter:
         if self._server:
             self._server.close()
 
-    def _open_memory(self) -> tuple[Memory | None, PeerServer | None]:
+    def _open_memory(self) -> tuple[MemoryTier | None, PeerServer | None]:
         settings = self._settings
         if settings.memory == "off":
             return None, None
-        memory = Memory(memory_folder(settings.folder), limit_bytes=settings.memory_bytes)
+        memory = MemoryTier(memory_folder(settings.folder), limit_bytes=settings.memory_bytes)
         memory.reclaim(own=self.run, idle_s=3600 * settings.idle_hours)
         server = None
         if settings.peers and self._ranks.local_rank == 0:
@@ -210,9 +208,9 @@ class TierWriter:
         settings = self._settings
         if not settings.peers:
             return []
-        holders = place(len(settings.peers), copies=settings.copies, kind=settings.placement, racks=settings.racks)[
-            self._machine
-        ]
+        holders = place_replicas(
+            len(settings.peers), copies=settings.copies, kind=settings.placement, racks=settings.racks
+        )[self._machine]
         return [self._peer(number) for number in holders[1:]]
 
     def _others(self) -> list[Peer]:
@@ -234,7 +232,7 @@ class TierWriter:
             timeout_s=settings.timeout_s,
         )
 
-    def _replicate(self, key: Key) -> None:
+    def _replicate(self, key: ShardKey) -> None:
         assert self._memory
         with self._memory.pinned(key) as folder:
             try:
@@ -269,11 +267,11 @@ class TierWriter:
         if self._sent_step < 0 or profile is None or remote is None or not remote.forecast.bytes_per_s:
             return True
         tiers = [Tier(name=name, link="network") for name in self._ways]
-        links = {"network": Link(bytes_per_s=remote.rate or math.inf, shared=True)}
+        links = {"network": TransferLink(bytes_per_s=remote.rate or math.inf, shared=True)}
         steps = intervals(tiers, links, profile, size=remote.size, chunk=remote.slice_bytes)["remote"]
         return step - self._sent_step >= steps
 
-    def _carry(self, tier: str, step: int, size: int, work: Callable[[Gate], int]) -> None:
+    def _carry(self, tier: str, step: int, size: int, work: Callable[[TransferGate], int]) -> None:
         """One transfer through the gaps of the step, beside what was expected of it."""
         way = self._ways.setdefault(tier, _Way(self._settings.network_bytes_per_s))
         gate, predicted = way.gate(self.learner, size)
@@ -308,7 +306,7 @@ class TierWriter:
         waited_s: float = 0.0,
         slice_bytes: int = 0,
     ) -> None:
-        copied = Copied(
+        copied = CopyResult(
             step=step,
             tier=tier,
             bytes=0 if error else size,
@@ -321,7 +319,7 @@ class TierWriter:
         self._done.put(copied)
 
 
-def _put(peer: Peer, key: Key, folder: Path, gate: Gate) -> int:
+def _put(peer: Peer, key: ShardKey, folder: Path, gate: TransferGate) -> int:
     return peer.put(key, folder, gate=gate).bytes
 
 
@@ -335,7 +333,7 @@ class _Way:
     """What is known of the way to one tier."""
 
     most_bytes_per_s: float | None
-    forecast: Forecast = field(default_factory=Forecast)
+    forecast: TransferForecast = field(default_factory=TransferForecast)
     slice_bytes: int = SLICE_BYTES
     transfers: int = 0
     size: int = 0
@@ -347,14 +345,14 @@ class _Way:
         known = self.forecast.bytes_per_s
         return min(known, self.most_bytes_per_s) if known and self.most_bytes_per_s else known
 
-    def gate(self, learner: Learner, size: int) -> tuple[Gate, float | None]:
+    def gate(self, learner: TrafficLearner, size: int) -> tuple[TransferGate, float | None]:
         """For the next transfer of `size` bytes; and the seconds that it is expected to take."""
         profile, rate, self.size = learner.profile(), self.rate, size
         if profile and profile.busy and rate and self.transfers % _CHOOSE_EVERY == 1:
-            links = {"way": Link(bytes_per_s=rate, latency_s=SLICE_S, shared=True)}
+            links = {"way": TransferLink(bytes_per_s=rate, latency_s=SLICE_S, shared=True)}
             self.slice_bytes = choose([Tier(name="it", link="way")], links, profile, size=size).chunk_bytes
         self.transfers += 1
-        gate = Gate(
+        gate = TransferGate(
             slice_bytes=self.slice_bytes,
             bytes_per_s=self.most_bytes_per_s,
             expected_bytes_per_s=rate,
@@ -400,7 +398,7 @@ class _Latest(Generic[J]):
             self._changed.notify_all()
 
     def _run(self) -> None:
-        give_way()
+        lower_priority()
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._closed or self._waiting is not None)

@@ -11,12 +11,14 @@ import json
 import socket
 import struct
 import time
-from typing import Any, Protocol
+from typing import Any
 
 import xxhash
 
 from ropewalk.base.errors import StorageError
 from ropewalk.base.network import allowed_s, parse_json, receive
+
+from .gap_scheduler import TransferGate
 
 PURPOSE = b"rwpeers2"
 HEADER_BYTES = 16 << 20
@@ -25,19 +27,6 @@ BODY_BYTES = 64 << 20
 _FRAME = struct.Struct("!IIQ")
 """Bytes of the header, bytes of the body, xxh3-64 of the header."""
 _MOST_ERROR = 2000
-
-
-class Gate(Protocol):
-    """Says when bytes may go out."""
-
-    @property
-    def slice_bytes(self) -> int:
-        """The most that may go at once."""
-        ...
-
-    def wait(self, size: int) -> None:
-        """Returns when the next `size` bytes may go."""
-        ...
 
 
 class Wire:
@@ -60,7 +49,9 @@ class Wire:
         if body:
             self._link.sendall(body)
 
-    def send_file(self, header: dict[str, Any], file: Any, begin: int, end: int, gate: Gate | None = None) -> None:
+    def send_file(
+        self, header: dict[str, Any], file: Any, begin: int, end: int, gate: TransferGate | None = None
+    ) -> None:
         """A message whose body is a range of a file, in slices as the gate lets them."""
         self._link.settimeout(self._timeout_s)
         self._link.sendall(_framed(header, end - begin))

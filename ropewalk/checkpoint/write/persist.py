@@ -15,15 +15,15 @@ from ropewalk.base.files import storage
 from ..commit import Attempt, commit
 from ..disk import Disk
 from ..format import CheckpointManifest
-from ..shard_compression import Packer
-from ..shard_file import Pace
-from ..tensors import write_parts
-from .priority import give_way
+from ..shard_compression import CompressionPolicy
+from .save import write_tensor_files
+from .shard_writer import RateLimiter
 from .snapshot import Snapshot
+from .task_graph import lower_priority
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Saved:
+class SaveResult:
     """How one save went."""
 
     step: int
@@ -68,13 +68,13 @@ class Persister:
         disk: Disk,
         *,
         threads: int = 1,
-        pace: Pace | None = None,
-        packer: Packer | None = None,
+        pace: RateLimiter | None = None,
+        packer: CompressionPolicy | None = None,
     ) -> None:
         """`threads`: that hash, pack and write at once."""
         self._disk, self._threads, self._pace, self._packer = disk, threads, pace, packer
         self._jobs: queue.SimpleQueue[_Job | _Loan | None] = queue.SimpleQueue()
-        self._done: queue.SimpleQueue[tuple[Saved, Snapshot]] = queue.SimpleQueue()
+        self._done: queue.SimpleQueue[tuple[SaveResult, Snapshot]] = queue.SimpleQueue()
         self._idle = threading.Condition()
         self._open = 0
         self._thread = threading.Thread(target=self._work, name="persist", daemon=True)
@@ -110,7 +110,7 @@ class Persister:
         with self._idle:
             return self._open == 0
 
-    def finished(self) -> list[Saved]:
+    def finished(self) -> list[SaveResult]:
         """What has ended since the last call, in order."""
         found = []
         while not self._done.empty():
@@ -139,7 +139,7 @@ class Persister:
             self._thread.join()
 
     def _work(self) -> None:
-        give_way()
+        lower_priority()
         while (job := self._jobs.get()) is not None:
             try:
                 saved = _lend(job) if isinstance(job, _Loan) else self._persist(job)
@@ -150,7 +150,7 @@ class Persister:
                     self._open -= 1
                     self._idle.notify_all()
 
-    def _persist(self, job: _Job) -> Saved:
+    def _persist(self, job: _Job) -> SaveResult:
         snapshot, path = job.snapshot, job.folder
         error: Exception | None = None
         start = time.perf_counter()
@@ -162,7 +162,7 @@ class Persister:
             path = commit(
                 job.folder,
                 job.manifest,
-                write=lambda place: write_parts(
+                write=lambda place: write_tensor_files(
                     place,
                     snapshot.parts,
                     tokenizer=job.tokenizer,
@@ -189,7 +189,7 @@ class Persister:
         end = time.perf_counter()
         durable = durable or end
         tasks |= {"copy": snapshot.copy_s, "hash": snapshot.hash_s + tasks.get("hash", 0.0)}
-        return Saved(
+        return SaveResult(
             step=job.manifest.step,
             path=path,
             bytes=size,
@@ -202,13 +202,13 @@ class Persister:
         )
 
 
-def _lend(loan: _Loan) -> Saved | None:
+def _lend(loan: _Loan) -> SaveResult | None:
     """Does the work; how it failed, or nothing."""
     try:
         loan.snapshot.wait_copied()
         loan.work()
     except Exception as failure:  # told to whoever trains
-        return Saved(
+        return SaveResult(
             step=loan.step,
             path=Path(),
             bytes=0,

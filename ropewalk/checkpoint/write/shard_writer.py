@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
@@ -21,18 +22,17 @@ from pathlib import Path
 
 from ropewalk.base.files import point
 
-from .. import shard_compression as packing
-from .. import shard_file as payload
-from ..disk import Disk, Open
-from ..shard_file import FileEntry, Hashes, Pace
-from .task_graph import Graph, Task
+from .. import shard_compression, shard_file
+from ..disk import Disk, WritableFile
+from ..shard_file import ChunkHasher, FileEntry
+from .task_graph import SaveTask, TaskGraph
 
 BUFFER_BYTES = 64 << 20
 """Memory for packed chunks on their way to the disk: four at a time, more than threads that training can spare."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Block:
+class FileBlock:
     """Bytes of a file that belong together: a tensor's, or a header."""
 
     data: memoryview
@@ -42,33 +42,35 @@ class Block:
     """Called when they are written; raises when they are no longer what they should be."""
 
 
-class PayloadFile:
+class ShardWriter:
     """A file that tasks write, `blocks` one after the other."""
 
     def __init__(
-        self, disk: Disk, path: Path, blocks: Sequence[Block], *, packed: int = 0, pace: Pace | None = None
+        self, disk: Disk, path: Path, blocks: Sequence[FileBlock], *, packed: int = 0, pace: RateLimiter | None = None
     ) -> None:
         """`packed`: as numbers of so many bytes; 0: as they are."""
         self._disk, self._path, self._blocks, self._item, self._pace = disk, path, blocks, packed, pace
         self._stored: dict[int, Sequence[bytes | memoryview]] = {}
         """What is to be written of each chunk."""
-        self._hashes = Hashes()
+        self._hashes = ChunkHasher()
         self._frames: list[int] = []
-        self._file: Open | None = None
+        self._file: WritableFile | None = None
         self.began, self.ended = 0.0, 0.0
         """When the first byte was written, and when all were durable."""
 
-    def add_to(self, graph: Graph, opened: contextlib.ExitStack) -> None:
+    def add_to(self, graph: TaskGraph, opened: contextlib.ExitStack) -> None:
         """Adds the tasks; the file stays open as long as `opened` does."""
         written = graph.add("write", functools.partial(self._create, opened))
-        hashed: list[Task] = []
-        for number, spans in enumerate(_cut(self._blocks, packing.FRAME_BYTES if self._item else payload.CHUNK_BYTES)):
-            ready: list[Task | Future[None]] = [block.there for block, _, _ in spans if block.there]
+        hashed: list[SaveTask] = []
+        for number, spans in enumerate(
+            _cut(self._blocks, shard_compression.FRAME_BYTES if self._item else shard_file.CHUNK_BYTES)
+        ):
+            ready: list[SaveTask | Future[None]] = [block.there for block, _, _ in spans if block.there]
             views = [view for _, view, _ in spans]
             if self._item:
                 # The chunk gathered, its planes, those with the numbers' rest, and the frame.
                 pack = functools.partial(self._pack, number, views)
-                ready = [graph.add("pack", pack, after=ready, holds=4 * packing.FRAME_BYTES)]
+                ready = [graph.add("pack", pack, after=ready, holds=4 * shard_compression.FRAME_BYTES)]
             else:
                 self._stored[number] = views
             hashed = [graph.add("hash", functools.partial(self._hash, number), after=[*ready, *hashed])]
@@ -82,14 +84,14 @@ class PayloadFile:
         """What the manifest says of it; for once, when its tasks are done."""
         chunks = self._hashes.close()
         frames = tuple(self._frames)
-        return FileEntry(bytes=self._hashes.size, chunks=chunks, chunk_bytes=payload.CHUNK_BYTES, frames=frames)
+        return FileEntry(bytes=self._hashes.size, chunks=chunks, chunk_bytes=shard_file.CHUNK_BYTES, frames=frames)
 
     def _create(self, opened: contextlib.ExitStack) -> None:
         self._file = opened.enter_context(self._disk.create(self._path))
 
     def _pack(self, number: int, views: Sequence[memoryview]) -> None:
         raw = views[0] if len(views) == 1 else b"".join(views)
-        self._stored[number] = [packing.pack(raw, item=self._item)]
+        self._stored[number] = [shard_compression.compress(raw, item=self._item)]
 
     def _hash(self, number: int) -> None:
         stored = self._stored[number]
@@ -114,9 +116,26 @@ class PayloadFile:
         self.ended = time.perf_counter()
 
 
-def _cut(blocks: Sequence[Block], size: int) -> Iterator[list[tuple[Block, memoryview, bool]]]:
+class RateLimiter:
+    """Lets bytes pass at most at a given rate, for storage that others use too; any number of threads may ask."""
+
+    def __init__(self, bytes_per_s: float, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._rate, self._clock = bytes_per_s, clock
+        self._due = clock()
+        self._turn = threading.Lock()
+
+    def delay(self, size: int) -> float:
+        """Seconds to wait before the next `size` bytes."""
+        with self._turn:
+            now = self._clock()
+            wait = max(0.0, self._due - now)
+            self._due = max(self._due, now) + size / self._rate
+        return wait
+
+
+def _cut(blocks: Sequence[FileBlock], size: int) -> Iterator[list[tuple[FileBlock, memoryview, bool]]]:
     """What `blocks` hold, in chunks of `size` bytes: of each the parts of blocks, and whether a block ends there."""
-    chunk: list[tuple[Block, memoryview, bool]] = []
+    chunk: list[tuple[FileBlock, memoryview, bool]] = []
     room = size
     for block in blocks:
         left = block.data.cast("B")

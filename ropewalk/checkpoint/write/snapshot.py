@@ -14,30 +14,44 @@ for the copy of all.
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
+import ctypes
+import mmap
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
+from torch import Tensor
 
+from ..run_state import TensorShard, as_bytes
 from ..shard_file import digest
-from ..shard_layout import Held, as_bytes
-from .pinned import PinnedBuffer
-from .priority import give_way
+from .task_graph import lower_priority
 
 Overlap = Literal["step", "none"]
 """`step`: the copy runs during the next forward and backward pass. `none`: the caller waits for it."""
+
+
 BATCH_BYTES = 256 << 20
 """Copied by one call. Each takes the interpreter from training once; fewer bytes would take it more often."""
+
 
 ROOM_BYTES = 512 << 20
 """Of one piece of a buffer, or a little more. One call of the driver page-locks it, for which others may wait."""
 
-_Pair = tuple[str, Held, Held]
+
+PIECE_BYTES = 64 << 20
+"""Cleared by one call."""
+
+
+_Pair = tuple[str, TensorShard, TensorShard]
 """Group, part of the state, and its place in the buffer."""
+
+
 _Key = tuple[str, torch.dtype, int]
 """Group and type of the parts that a piece of a buffer holds, and its number among those."""
 
@@ -46,7 +60,7 @@ _Key = tuple[str, torch.dtype, int]
 class Snapshot:
     """Parts of a state as they were at one moment, in host memory."""
 
-    parts: dict[str, list[Held]]
+    parts: dict[str, list[TensorShard]]
     """By group; the tensors lie in a buffer that is free again after `release`."""
     began: float
     _slot: _Slot
@@ -110,7 +124,7 @@ class Snapshot:
 class _Slot:
     """A buffer in pieces, and whether it is free."""
 
-    rooms: dict[_Key, PinnedBuffer] = field(default_factory=dict)
+    rooms: dict[_Key, HostBuffer] = field(default_factory=dict)
     free: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(1))
 
 
@@ -123,12 +137,12 @@ class Stager:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="snapshot")
         _keep_to_one_thread(self._pool)
         # Training waits for copies, never for hashes.
-        self._hashing = ThreadPoolExecutor(1, thread_name_prefix="hash", initializer=give_way)
+        self._hashing = ThreadPoolExecutor(1, thread_name_prefix="hash", initializer=lower_priority)
         self._stream: torch.cuda.Stream | None = None
         self._taken = 0
         self._prepared: Future[int] | None = None
 
-    def prepare(self, parts: Mapping[str, Sequence[Held]]) -> Future[int]:
+    def prepare(self, parts: Mapping[str, Sequence[TensorShard]]) -> Future[int]:
         """Begins to make the buffers for such parts; their bytes, when they are there. A snapshot waits for them."""
         if self._prepared:
             return self._prepared
@@ -137,7 +151,7 @@ class Stager:
         return self._prepared
 
     def take(
-        self, parts: Mapping[str, Sequence[Held]], *, give_up: Callable[[], bool] = lambda: False
+        self, parts: Mapping[str, Sequence[TensorShard]], *, give_up: Callable[[], bool] = lambda: False
     ) -> Snapshot | None:
         """Begins a snapshot of `parts`. When both buffers are still on their way, waits for one, or until `give_up`
         says so: then there is none."""
@@ -277,15 +291,15 @@ def _fit(slot: _Slot, counts: Mapping[_Key, int], *, locked: bool) -> int:
         room = slot.rooms.get(key)
         if room is None or room.tensor.numel() < count:
             slot.rooms.pop(key, None)
-            slot.rooms[key] = PinnedBuffer(count, key[1], locked=locked)
+            slot.rooms[key] = HostBuffer(count, key[1], locked=locked)
     return sum(room.bytes for room in slot.rooms.values())
 
 
-def _on_gpu(parts: Mapping[str, Sequence[Held]]) -> bool:
+def _on_gpu(parts: Mapping[str, Sequence[TensorShard]]) -> bool:
     return any(part.local.is_cuda for group in parts.values() for part in group)
 
 
-def _counts(parts: Mapping[str, Sequence[Held]]) -> dict[_Key, int]:
+def _counts(parts: Mapping[str, Sequence[TensorShard]]) -> dict[_Key, int]:
     """How many numbers each piece of a buffer holds."""
     counts: dict[_Key, int] = {}
     for _, part, key, begin in _layout(parts):
@@ -293,7 +307,7 @@ def _counts(parts: Mapping[str, Sequence[Held]]) -> dict[_Key, int]:
     return counts
 
 
-def _layout(parts: Mapping[str, Sequence[Held]]) -> Iterator[tuple[str, Held, _Key, int]]:
+def _layout(parts: Mapping[str, Sequence[TensorShard]]) -> Iterator[tuple[str, TensorShard, _Key, int]]:
     """Group, part, the piece that holds it, and where it begins there: pieces of ROOM_BYTES or a little more."""
     for group, group_parts in parts.items():
         filled: dict[torch.dtype, tuple[int, int]] = {}
@@ -306,10 +320,36 @@ def _layout(parts: Mapping[str, Sequence[Held]]) -> Iterator[tuple[str, Held, _K
             yield group, part, (group, dtype, number), begin
 
 
-def _places(slot: _Slot, parts: Mapping[str, Sequence[Held]]) -> list[_Pair]:
+def _places(slot: _Slot, parts: Mapping[str, Sequence[TensorShard]]) -> list[_Pair]:
     """Each part and its place in the slot's buffer."""
     pairs = []
     for group, part, key, begin in _layout(parts):
         target = slot.rooms[key].tensor[begin : begin + part.local.numel()].view(part.local.shape)
         pairs.append((group, part, replace(part, local=target)))
     return pairs
+
+
+class HostBuffer:
+    """Memory for `count` numbers of `dtype`, all zero."""
+
+    def __init__(self, count: int, dtype: torch.dtype, *, locked: bool) -> None:
+        self.bytes = count * dtype.itemsize
+        memory = mmap.mmap(-1, max(1, self.bytes), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            # Large pages are made in less time, and there are fewer to lock. A kernel may do without.
+            with contextlib.suppress(OSError):
+                memory.madvise(mmap.MADV_HUGEPAGE)
+        self.tensor: Tensor = (
+            torch.frombuffer(memory, dtype=dtype, count=count) if count else torch.empty(0, dtype=dtype)
+        )
+        address = self.tensor.data_ptr()
+        for begin in range(0, self.bytes, PIECE_BYTES):
+            # Without the interpreter's lock, and by this thread alone.
+            ctypes.memset(address + begin, 0, min(PIECE_BYTES, self.bytes - begin))
+        if locked and count:
+            torch.cuda.check_error(int(torch.cuda.cudart().cudaHostRegister(address, self.bytes, 0)))
+            weakref.finalize(self, _unlock, address)
+
+
+def _unlock(address: int) -> None:
+    torch.cuda.cudart().cudaHostUnregister(address)

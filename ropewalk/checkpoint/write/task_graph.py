@@ -8,6 +8,8 @@ wherever order matters, one task follows the other.
 from __future__ import annotations
 
 import heapq
+import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -15,9 +17,13 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
+NICE = 5
+"""A third of the share of a thread that trains, where both want the same core; all of a core that nobody else wants.
+At 10 or 19 a save on a machine that others use too would hardly get on."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Task:
+class SaveTask:
     """One piece of work."""
 
     number: int
@@ -25,27 +31,27 @@ class Task:
     kind: str
     """What it does, for the account of seconds: `pack`, `write`."""
     work: Callable[[], None]
-    after: tuple[Task | Future[Any], ...]
+    after: tuple[SaveTask | Future[Any], ...]
     holds: int
     """Bytes of memory that it makes: held from its start until the tasks that follow it are done."""
 
 
-class Graph:
+class TaskGraph:
     """Tasks, each added after those that it follows, so that there are no cycles."""
 
     def __init__(self) -> None:
-        self.tasks: list[Task] = []
+        self.tasks: list[SaveTask] = []
 
     def add(
-        self, kind: str, work: Callable[[], None], *, after: Sequence[Task | Future[Any]] = (), holds: int = 0
-    ) -> Task:
+        self, kind: str, work: Callable[[], None], *, after: Sequence[SaveTask | Future[Any]] = (), holds: int = 0
+    ) -> SaveTask:
         """A task that runs when `after` is done: tasks of this graph, or something that happens elsewhere."""
-        task = Task(number=len(self.tasks), kind=kind, work=work, after=tuple(dict.fromkeys(after)), holds=holds)
+        task = SaveTask(number=len(self.tasks), kind=kind, work=work, after=tuple(dict.fromkeys(after)), holds=holds)
         self.tasks.append(task)
         return task
 
 
-def run(graph: Graph, *, threads: int = 1, memory_bytes: int) -> dict[str, float]:
+def run_graph(graph: TaskGraph, *, threads: int = 1, memory_bytes: int) -> dict[str, float]:
     """Runs every task once and returns the seconds spent in each kind; the calling thread is one of `threads`.
 
     Tasks that hold memory start in the order in which they were added, and only while all that is held stays within
@@ -65,13 +71,20 @@ def run(graph: Graph, *, threads: int = 1, memory_bytes: int) -> dict[str, float
     return it.seconds
 
 
+def lower_priority() -> None:
+    """Lowers the priority of the calling thread for good. Only Linux has priorities by thread; elsewhere nothing."""
+    if sys.platform == "linux":
+        thread = threading.get_native_id()
+        os.setpriority(os.PRIO_PROCESS, thread, max(NICE, os.getpriority(os.PRIO_PROCESS, thread)))
+
+
 class _Run:
-    def __init__(self, graph: Graph, memory_bytes: int) -> None:
+    def __init__(self, graph: TaskGraph, memory_bytes: int) -> None:
         self.seconds: dict[str, float] = {}
         self.error: BaseException | None = None
         self._changed = threading.Condition()
         self._memory_bytes, self._held = memory_bytes, 0
-        self._followers: dict[Task | Future[Any], list[Task]] = {}
+        self._followers: dict[SaveTask | Future[Any], list[SaveTask]] = {}
         self._missing = {task: len(task.after) for task in graph.tasks}
         """How much each task still waits for."""
         self._users = {task: 0 for task in graph.tasks}
@@ -79,7 +92,7 @@ class _Run:
         for task in graph.tasks:
             for before in task.after:
                 self._followers.setdefault(before, []).append(task)
-                if isinstance(before, Task):
+                if isinstance(before, SaveTask):
                     self._users[before] += 1
         self._light = [(task.number, task) for task in graph.tasks if not task.holds and not task.after]
         """Heap of those that could run at once."""
@@ -99,7 +112,7 @@ class _Run:
                 error = failure
             self._end(task, error, time.perf_counter() - start)
 
-    def _next(self) -> Task | None:
+    def _next(self) -> SaveTask | None:
         with self._changed:
             while self._left and not self.error:
                 task = self._choose()
@@ -110,7 +123,7 @@ class _Run:
                 self._changed.wait()
             return None
 
-    def _choose(self) -> Task | None:
+    def _choose(self) -> SaveTask | None:
         """Takes the first task that may start."""
         heavy = self._heavy[-1] if self._heavy and not self._missing[self._heavy[-1]] else None
         fits = heavy is not None and self._held + heavy.holds <= self._memory_bytes
@@ -121,14 +134,14 @@ class _Run:
             return self._heavy.pop()
         return heapq.heappop(self._light)[1] if light else None
 
-    def _end(self, task: Task, error: BaseException | None, seconds: float) -> None:
+    def _end(self, task: SaveTask, error: BaseException | None, seconds: float) -> None:
         with self._changed:
             self._left -= 1
             self._under_way -= 1
             self.seconds[task.kind] = self.seconds.get(task.kind, 0.0) + seconds
             self.error = self.error or error
             for made in (task, *task.after):
-                if isinstance(made, Task):
+                if isinstance(made, SaveTask):
                     self._users[made] -= made is not task
                     self._held -= made.holds if not self._users[made] else 0
             self._release(task)
@@ -139,7 +152,7 @@ class _Run:
             self.error = self.error or before.exception()
             self._release(before)
 
-    def _release(self, before: Task | Future[Any]) -> None:
+    def _release(self, before: SaveTask | Future[Any]) -> None:
         for task in self._followers.get(before, ()):
             self._missing[task] -= 1
             if not self._missing[task] and not task.holds:

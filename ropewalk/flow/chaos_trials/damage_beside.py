@@ -24,8 +24,7 @@ from ropewalk.base.files import committed_file
 from ropewalk.base.progress import Silent
 from ropewalk.checkpoint.config import Tiers
 from ropewalk.checkpoint.format import FILE, list_checkpoints, read_checkpoint_manifest
-from ropewalk.checkpoint.policy.frequency import Frequency
-from ropewalk.checkpoint.policy.learned import read_learned, write_learned
+from ropewalk.checkpoint.policy.frequency import Frequency, read_learned, write_learned
 from ropewalk.load.cache.disk import Disk
 from ropewalk.load.cache.importance import publish, published
 from ropewalk.load.config import Corpus, Load
@@ -204,12 +203,12 @@ def _substring_work(place: DamagedRun, path: Path) -> Any:
 
 def _leave_copies(place: DamagedRun) -> None:
     from ropewalk.checkpoint.tiers.memory_tier import finish_shard
-    from ropewalk.checkpoint.tiers.tier import Key
+    from ropewalk.checkpoint.tiers.tier import ShardKey
 
     newest = list_checkpoints(place.run / "checkpoints")[-1]
     manifest = read_checkpoint_manifest(newest)
     _remote(place).upload(newest)
-    key = Key(run=COPIES, step=manifest.step, attempt="first")
+    key = ShardKey(run=COPIES, step=manifest.step, attempt="first")
     with _memory(place).filling(key, size=manifest.bytes) as partial:
         for name in manifest.files:
             shutil.copyfile(newest / name, partial / name)
@@ -249,15 +248,15 @@ def _restored(place: DamagedRun, source: Any) -> Any:
 
 
 def _memory(place: DamagedRun) -> Any:
-    from ropewalk.checkpoint.tiers.memory_tier import Memory
+    from ropewalk.checkpoint.tiers.memory_tier import MemoryTier
 
-    return Memory(place.root / "memory")
+    return MemoryTier(place.root / "memory")
 
 
 def _remote(place: DamagedRun) -> Any:
-    from ropewalk.checkpoint.tiers.remote_tier import Remote
+    from ropewalk.checkpoint.tiers.remote_tier import RemoteTier
 
-    return Remote(str(place.root / "remote"), run=COPIES, retries=0)
+    return RemoteTier(str(place.root / "remote"), run=COPIES, retries=0)
 
 
 # Corpora of other programs

@@ -13,7 +13,7 @@ from ropewalk.base.errors import MissingPackage, UserError
 from ropewalk.base.files import read_json, write_json
 from ropewalk.base.progress import Progress, Silent
 from ropewalk.config.ranks import Ranks, ranks
-from ropewalk.launch.processes import Failed, run_ranks
+from ropewalk.launch.processes import RankFailure, run_ranks
 from ropewalk.plan.machine import this_machine
 from ropewalk.train.cluster.brief import FILE, TABLE, Brief
 
@@ -123,7 +123,7 @@ def _launched(
     return _result(table, {}, stuck=examination.stuck)
 
 
-def _on_this_machine(brief: Brief, run: Path, progress: Progress) -> tuple[dict[str, Any], dict[int, Failed]]:
+def _on_this_machine(brief: Brief, run: Path, progress: Progress) -> tuple[dict[str, Any], dict[int, RankFailure]]:
     with tempfile.TemporaryDirectory(prefix="ropewalk-doctor-") as made:
         folder = Path(made)
         write_json(folder / FILE, brief.tree())
@@ -135,7 +135,7 @@ def _on_this_machine(brief: Brief, run: Path, progress: Progress) -> tuple[dict[
     return nothing, failed
 
 
-def _result(table: dict[str, Any], failed: dict[int, Failed], *, stuck: bool) -> dict[str, Any]:
+def _result(table: dict[str, Any], failed: dict[int, RankFailure], *, stuck: bool) -> dict[str, Any]:
     findings = judge(table, failed={rank: str(end) for rank, end in failed.items()})
     return {
         "format": FORMAT,

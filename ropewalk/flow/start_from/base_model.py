@@ -13,11 +13,10 @@ from typing import Any
 
 from ropewalk.base.errors import DamagedModel, DataError
 from ropewalk.base.untrusted import Refused, open_inside
-from ropewalk.checkpoint.format import identity, read_checkpoint_manifest, resolve_checkpoint
+from ropewalk.checkpoint.format import TOKENIZER, identity, read_checkpoint_manifest, resolve_checkpoint
 from ropewalk.checkpoint.policy.lease import leased
-from ropewalk.checkpoint.read.advice import advising
-from ropewalk.checkpoint.read.model_check import TOKENIZER, check_weights
-from ropewalk.checkpoint.shard_file import Payload
+from ropewalk.checkpoint.read.model_check import advise_on_damage, check_weights
+from ropewalk.checkpoint.shard_file import ShardFile
 from ropewalk.model.hugging_face.configs import CONFIG
 from ropewalk.model.spec import model_values
 
@@ -92,11 +91,11 @@ def _is_directory(place: str) -> bool:
 
 def _open_checkpoint(place: str) -> Base:
     path = resolve_checkpoint(Path(place))
-    with advising(path):
+    with advise_on_damage(path):
         manifest = read_checkpoint_manifest(path)
         spec = check_weights(manifest, path)
         for name, entry in manifest.files.items():
-            payload = Payload(path / name, entry)  # it is there, and of its size
+            payload = ShardFile(path / name, entry)  # it is there, and of its size
             if name == TOKENIZER:
                 payload.read(0, entry.bytes)
     return Base(

@@ -21,8 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from ropewalk.base.errors import DamagedCheckpoint, DataError, Problem, UserError
-from ropewalk.checkpoint.format import list_checkpoints, read_checkpoint_manifest
-from ropewalk.checkpoint.read.model_check import TOKENIZER
+from ropewalk.checkpoint.format import TOKENIZER, list_checkpoints, read_checkpoint_manifest
 from ropewalk.config.layer import Beneath, Layer, Where
 from ropewalk.config.read import Resolved, flatten, laid_over
 from ropewalk.config.resolved import FILE as CONFIG

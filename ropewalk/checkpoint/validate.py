@@ -23,12 +23,11 @@ from ropewalk.base.errors import ConfigError, DamagedCheckpoint
 from ropewalk.base.untrusted import plain_text, plain_tree
 from ropewalk.model.hugging_face.strict import read_spec
 
-from ..regions import Region
-from ..shard_file import CODES, FileEntry
-from .coverage import tiles
+from .regions import Region, tiles
+from .shard_file import CODES, FileEntry, item_bytes
 
 if TYPE_CHECKING:
-    from ..format import CheckpointManifest, TensorEntry
+    from .format import CheckpointManifest, TensorEntry
 
 MANIFEST_BYTES = 256 << 20
 """The most of a manifest; one of a hundred thousand tensors has 30 MB. Peers send no more at once."""
@@ -157,8 +156,6 @@ def _refuser(path: Path) -> Callable[[str], NoReturn]:
 
 
 def _item(entry: TensorEntry) -> int:
-    from ..format import item_bytes  # that module calls this one
-
     return item_bytes(entry.dtype)
 
 

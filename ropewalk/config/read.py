@@ -22,10 +22,12 @@ from ropewalk.base.errors import ConfigError, DamagedFile, Problem
 from ropewalk.base.files import NO_FILE, read_regular
 
 from .layer import Beneath, lay, nearest, path_of
+from .plugins import Plugin, plugin_of
 from .positions import Path as KeyPath
 from .positions import key_lines, lines_of, paths_in
+from .registry import Registry
 from .renames import new_key
-from .schema import Field, describe, fields_of, item_of, options_of, section_of
+from .schema import Field, describe, fields_of, item_of, options_of, plugin_fields, section_of, values_of
 from .synonyms import leaves_of, meant_by, table_meant_by
 
 T = TypeVar("T")
@@ -48,6 +50,8 @@ class Resolved(Generic[T]):
 
     value: T
     origins: Mapping[str, str]
+    plugins: Mapping[str, Plugin] = dataclasses.field(default_factory=dict)
+    """Modules of the user's that lie beside the recipe, by name."""
 
     def origin(self, key: str) -> str:
         """Where the value of the dotted `key` came from."""
@@ -63,7 +67,7 @@ def read(
     """
     if path is None:
         return parse(cls, "", "", overrides, beneath=beneath)
-    return parse(cls, read_text(path), str(path), overrides, beneath=beneath)
+    return parse(cls, read_text(path), str(path), overrides, beneath=beneath, folders=[path.parent])
 
 
 def read_text(path: Path) -> str:
@@ -84,23 +88,35 @@ def read_text(path: Path) -> str:
 
 
 def parse(
-    cls: type[T], text: str, name: str, overrides: Sequence[str] = (), *, beneath: Beneath | None = None
+    cls: type[T],
+    text: str,
+    name: str,
+    overrides: Sequence[str] = (),
+    *,
+    beneath: Beneath | None = None,
+    folders: Sequence[Path] = (),
 ) -> Resolved[T]:
-    """As `read`, from a text; `name` stands for the file in messages and origins."""
+    """As `read`, from a text; `name` stands for the file in messages and origins. Modules of the user's are looked for
+    in `folders` first (config/plugins.py)."""
     tree = parse_toml(text, name)
     lines = key_lines(text)
     origins = {path: f"{name}:{line}" for path, line in lines.items()}
     problems: list[Problem] = []
     for override in overrides:
         _override(cls, tree, override, origins, problems)
-    return _parsed(cls, tree, origins, name, problems, beneath)
+    return _parsed(cls, tree, origins, name, problems, beneath, folders)
 
 
 def laid_over(resolved: Resolved[T], beneath: Beneath, *, name: str = "recipe") -> Resolved[T]:
     """`resolved` with a layer beneath: what has no origin and equals its default gives way to the layer's value."""
     origins = {path_of(key): where for key, where in resolved.origins.items()}
     tree = _given(resolved.value, resolved.origins, "")
-    return _parsed(type(resolved.value), tree, origins, name, [], beneath)
+    return _parsed(type(resolved.value), tree, origins, name, [], beneath, folders_of(resolved.plugins))
+
+
+def folders_of(plugins: Mapping[str, Plugin]) -> list[Path]:
+    """The folders in which modules of the user's lie."""
+    return list(dict.fromkeys(Path(plugin.folder) for plugin in plugins.values()))
 
 
 def _parsed(
@@ -110,15 +126,15 @@ def _parsed(
     name: str,
     problems: list[Problem],
     beneath: Beneath | None,
+    folders: Sequence[Path],
 ) -> Resolved[T]:
     if beneath:
         problems += lay(beneath, tree, origins, name)
-    reader = _Reader(cls, name, origins, problems)
+    reader = _Reader(cls, name, origins, problems, folders)
     value = reader.section(cls, tree, ())
     if problems:
         raise ConfigError(problems)
-    flat = {".".join(map(str, path)): where for path, where in reader.used.items()}
-    return Resolved(value, flat)
+    return reader.resolved(value)
 
 
 def parse_toml(text: str, name: str) -> dict[str, Any]:
@@ -140,9 +156,8 @@ def parse_toml(text: str, name: str) -> dict[str, Any]:
 def _given(value: Any, origins: Mapping[str, str], prefix: str) -> dict[str, Any]:
     """The values of a config that somebody gave, as TOML has them."""
     tree: dict[str, Any] = {}
-    for field in fields_of(type(value)):
-        child, key = getattr(value, field.name), f"{prefix}{field.name}"
-        item = item_of(field.kind)
+    for field, child in values_of(value):
+        key, item = f"{prefix}{field.name}", item_of(field.kind)
         if dataclasses.is_dataclass(child):
             inner = _given(child, origins, f"{key}.")
             if inner or field.default is None:
@@ -161,7 +176,13 @@ def _as_toml(value: Any) -> Any:
 
 
 def parse_saved(
-    cls: type[T], tree: dict[str, Any], name: str, *, origins: Mapping[str, str], overrides: Sequence[str]
+    cls: type[T],
+    tree: dict[str, Any],
+    name: str,
+    *,
+    origins: Mapping[str, str],
+    overrides: Sequence[str] = (),
+    folders: Sequence[Path] = (),
 ) -> Resolved[T]:
     """A config from plain values with the origins that they had, changed by `overrides`; `name` stands for the place in
     messages."""
@@ -169,17 +190,13 @@ def parse_saved(
     problems: list[Problem] = []
     for override in overrides:
         _override(cls, tree, override, places, problems)
-    reader = _Reader(cls, name, places, problems)
-    value = reader.section(cls, tree, ())
-    if problems:
-        raise ConfigError(problems)
-    return Resolved(value, {".".join(map(str, path)): where for path, where in reader.used.items()})
+    return _parsed(cls, tree, places, name, problems, None, folders)
 
 
-def parse_tree(cls: type[T], tree: Mapping[str, Any], name: str) -> T:
+def parse_tree(cls: type[T], tree: Mapping[str, Any], name: str, *, folders: Sequence[Path] = ()) -> T:
     """A config from plain values, as `tomllib` gives them; `name` stands for the place in messages."""
     problems: list[Problem] = []
-    value = _Reader(cls, name, {}, problems).section(cls, dict(tree), ())
+    value = _Reader(cls, name, {}, problems, folders).section(cls, dict(tree), ())
     if problems:
         raise ConfigError(problems)
     return value
@@ -213,12 +230,25 @@ _COMMON_CHOICES = ("auto", "none", "off", "on")
 class _Reader:
     """Walks dataclass and tree together, collecting problems and the origins of the leaves it used."""
 
-    def __init__(self, root: type, name: str, origins: Mapping[KeyPath, str], problems: list[Problem]) -> None:
+    def __init__(
+        self,
+        root: type,
+        name: str,
+        origins: Mapping[KeyPath, str],
+        problems: list[Problem],
+        folders: Sequence[Path] = (),
+    ) -> None:
         self._root = root
         self._name = name
         self._origins = origins
         self._problems = problems
-        self.used: dict[KeyPath, str] = {}
+        self._folders = folders
+        self._used: dict[KeyPath, str] = {}
+        self._plugins: dict[str, Plugin] = {}
+
+    def resolved(self, value: T) -> Resolved[T]:
+        """`value`, the root, with the origins of what was used for it."""
+        return Resolved(value, {".".join(map(str, path)): where for path, where in self._used.items()}, self._plugins)
 
     def section(self, cls: type[T], tree: Any, path: KeyPath, base: T | None = None) -> T:
         """The table `tree` as a `cls`, `_UNSOUND` where it is wrong; keys not written come from `base`, else `cls`."""
@@ -226,9 +256,10 @@ class _Reader:
             what = f"`{_dotted(path)}` must be a table, not {_show(tree)}"
             return self._unsound(path, what, _table_remedy(cls, tree, path))  # type: ignore[no-any-return]
         fields = {field.name: field for field in fields_of(cls)}
+        own = {field.name: field for field in plugin_fields(cls)}
         renamed = set()
         for key in tree:
-            if key not in fields:
+            if key not in fields and key not in own:
                 full = (*path, key)
                 now = new_key(full)
                 renamed.add(now)
@@ -251,9 +282,43 @@ class _Reader:
                 values[name] = self._unsound(path, f"`{_dotted((*path, name))}` is missing", _addition(field, path))
             else:
                 values[name] = default
+        for name, field in own.items():
+            default = field.default if base is None else getattr(base, name)
+            kind, registry = values[field.settings_of], fields[field.settings_of].registry
+            found = self._settings_class(registry, kind)
+            values[name] = self._own_settings(kind, found, tree.get(name), (*path, name), default)
         value = cls(**values)
         if isinstance(value, Checked):
             self._check(value, path)
+        return value
+
+    def _settings_class(self, registry: Registry[Any] | None, kind: Any) -> type | None:
+        """The dataclass of the settings of `kind`; None for a kind of ours, one without settings, or a wrong name."""
+        if registry is None or not isinstance(kind, str) or kind in registry:
+            return None
+        found: type | None = registry.find(kind, self._folders).settings
+        return found
+
+    def _own_settings(self, kind: Any, found: type | None, tree: Any, path: KeyPath, default: Any) -> Any:
+        """The table `tree` as a `found`, the settings of the user's `kind`."""
+        if found is not None:
+            base = default if isinstance(default, found) else None
+            return self.section(found, {} if tree is None else tree, path, base)
+        if tree is not None and isinstance(kind, str):
+            remedy = "remove the table; the settings of a built-in kind stand beside its name"
+            self._report(path, f'`{_dotted(path)}`: "{kind}" has no settings table', remedy)
+        return None
+
+    def _named(self, field: Field, value: str, path: KeyPath) -> Any:
+        """A name from the field's table, or of the user's."""
+        assert field.registry is not None
+        try:
+            field.registry.find(value, self._folders)
+        except ConfigError as error:
+            (problem,) = error.problems
+            return self._unsound(path, f"`{_dotted(path)}`: {problem.what}", problem.remedy)
+        if ":" in value and (plugin := plugin_of(value, self._folders)):
+            self._plugins[value.split(":")[0].split(".")[0]] = plugin
         return value
 
     def _check(self, value: Checked, path: KeyPath) -> None:
@@ -276,6 +341,8 @@ class _Reader:
                 self._note(path)
             return tuple(self._value(field, item, child, (*path, i)) for i, child in enumerate(value))
         self._note(path)
+        if field.registry is not None and isinstance(value, str):
+            return self._named(field, value, path)
         for choice in options_of(kind):
             accepted, result = _accept(choice, value)
             if accepted:
@@ -292,7 +359,7 @@ class _Reader:
     def _note(self, path: KeyPath) -> None:
         where = self._origins.get(path)
         if where:
-            self.used[path] = where
+            self._used[path] = where
 
     def _unsound(self, path: KeyPath, what: str, remedy: str) -> Any:
         """Reports what is wrong and gives what stands for the value."""
@@ -454,8 +521,7 @@ def _kind_at(cls: Any, path: KeyPath) -> Any:
 
 def flatten(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Every leaf of a config by dotted key; the items of a list of tables are numbered."""
-    for field in dataclasses.fields(value):
-        child = getattr(value, field.name)
+    for field, child in values_of(value):
         key = f"{prefix}{field.name}"
         if dataclasses.is_dataclass(child):
             yield from flatten(child, f"{key}.")

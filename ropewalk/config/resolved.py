@@ -12,7 +12,8 @@ from ropewalk.base.errors import DataError
 from ropewalk.base.files import committed_file, read_regular, storage, upgraded
 from ropewalk.base.seal import damaged, parse_sealed_toml, sealed_toml
 
-from .read import Resolved, parse_saved, parse_tree
+from .plugins import Plugin, load_module
+from .read import Resolved, folders_of, parse_saved, parse_tree
 from .renames import new_key
 from .renames import upgraded as renamed
 from .write import dump
@@ -36,15 +37,21 @@ def load_resolved(run: Path, cls: type[T], overrides: Sequence[str] = ()) -> Res
     """The config that was saved in `run`, changed by `overrides`; DamagedFile when it is not what was written."""
     tree = _tree(run)
     origins: Mapping[str, str] = tree.pop("origins", {})
+    plugins = _plugins(tree.pop("plugins", {}))
+    folders = folders_of(plugins)
     tree.pop("format")
     if overrides:
-        return parse_saved(cls, tree, str(run / FILE), origins=origins, overrides=overrides)
-    return Resolved(parse_tree(cls, tree, str(run / FILE)), origins)
+        return parse_saved(cls, tree, str(run / FILE), origins=origins, overrides=overrides, folders=folders)
+    return Resolved(parse_tree(cls, tree, str(run / FILE), folders=folders), origins, plugins)
 
 
 def load_section(run: Path, key: str, cls: type[T]) -> T:
     """One table of the saved config as its dataclass; its defaults when the run did not know the table."""
-    return parse_tree(cls, _tree(run).get(key, {}), f"{run / FILE}: [{key}]")
+    tree = _tree(run)
+    plugins = _plugins(tree.get("plugins", {}))
+    for name, plugin in plugins.items():  # other tables, and the plan, may name them too
+        load_module(name, [Path(plugin.folder)])
+    return parse_tree(cls, tree.get(key, {}), f"{run / FILE}: [{key}]", folders=folders_of(plugins))
 
 
 def load_value(run: Path, key: str) -> Any:
@@ -53,6 +60,10 @@ def load_value(run: Path, key: str) -> Any:
     if key not in tree:
         raise DataError(f"{run / FILE}: it holds no `{key}`; run `ropewalk run` again to write it anew")
     return tree[key]
+
+
+def _plugins(table: Mapping[str, Any]) -> dict[str, Plugin]:
+    return {name: Plugin(**values) for name, values in table.items()}
 
 
 def _tree(run: Path) -> dict[str, Any]:

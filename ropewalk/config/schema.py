@@ -15,8 +15,11 @@ import dataclasses
 import functools
 import inspect
 import types
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from .registry import Registry
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +58,18 @@ EXTENDS = Extends()
 
 
 @dataclass(frozen=True, slots=True)
+class SettingsOf:
+    """Marks a field with the settings of a user's own kind: the dataclass of what the field `kind` beside it names,
+    None for a kind of ours."""
+
+    kind: str
+
+
+class PluginName(str):
+    """The type of a name of the user's: "module:attr", or an entry point of an installed package."""
+
+
+@dataclass(frozen=True, slots=True)
 class Field:
     """One field of a config dataclass."""
 
@@ -68,6 +83,10 @@ class Field:
     extends: bool
     owner: type
     """The dataclass that declares the field."""
+    registry: Registry[Any] | None = None
+    """The table of the names that the field takes."""
+    settings_of: str = ""
+    """The field beside it whose kind has these settings."""
 
     @property
     def doc(self) -> str:
@@ -81,9 +100,24 @@ class Field:
 
 
 def fields_of(cls: type) -> tuple[Field, ...]:
-    """The fields of `cls` in order."""
+    """The fields of `cls` in order, but for those of a user's own kinds (`plugin_fields`)."""
     key: Any = cls  # mypy does not see that classes can be hashed
-    return _fields_of(key)
+    return tuple(field for field in _fields_of(key) if not field.settings_of)
+
+
+def plugin_fields(cls: type) -> tuple[Field, ...]:
+    """The fields of `cls` with the settings of users' own kinds."""
+    key: Any = cls
+    return tuple(field for field in _fields_of(key) if field.settings_of)
+
+
+def values_of(config: Any) -> Iterator[tuple[Field, Any]]:
+    """Every field of a config with its value; settings of users' own kinds where there are any."""
+    for field in fields_of(type(config)):
+        yield field, getattr(config, field.name)
+    for field in plugin_fields(type(config)):
+        if getattr(config, field.name) is not None:
+            yield field, getattr(config, field.name)
 
 
 def section_of(kind: Any) -> type | None:
@@ -111,7 +145,7 @@ def options_of(kind: Any) -> tuple[Any, ...]:
 
 def describe(kind: Any) -> str:
     """The type in the words of a recipe's author."""
-    names = {int: "integer", float: "number", str: "text", bool: "true or false"}
+    names = {int: "integer", float: "number", str: "text", bool: "true or false", PluginName: '"module:attr"'}
     words = []
     for choice in options_of(kind):
         if get_origin(choice) is Literal:
@@ -132,21 +166,34 @@ def _fields_of(cls: Any) -> tuple[Field, ...]:
     for field in dataclasses.fields(cls):
         kind, _ = _unwrap(hints[field.name])
         marks = _marks(hints[field.name])
+        registry = next((mark for mark in marks if isinstance(mark, Registry)), None)
         default = field.default
         if field.default_factory is not dataclasses.MISSING:
             default = field.default_factory()
         found.append(
             Field(
                 name=field.name,
-                kind=kind,
+                kind=kind if registry is None else _with_names(kind, registry),
                 default=default,
                 range=next((mark for mark in marks if isinstance(mark, Range)), None),
                 continues=any(isinstance(mark, Continues) for mark in marks),
                 extends=any(isinstance(mark, Extends) for mark in marks),
                 owner=cls,
+                registry=registry,
+                settings_of=next((mark.kind for mark in marks if isinstance(mark, SettingsOf)), ""),
             )
         )
     return tuple(found)
+
+
+def _with_names(kind: Any, registry: Registry[Any]) -> Any:
+    """`kind` with the names of a table, and any of the user's, in the place of text."""
+    if get_origin(kind) in (Union, types.UnionType):
+        return Union[tuple(_with_names(arg, registry) for arg in get_args(kind))]  # noqa: UP007
+    if get_origin(kind) is tuple:
+        return tuple[_with_names(_unwrap(get_args(kind)[0])[0], registry), ...]  # type: ignore[misc]
+    names: Any = Literal.__getitem__(tuple(registry))
+    return (names | PluginName if registry else PluginName) if kind is str else kind
 
 
 def _unwrap(hint: Any) -> tuple[Any, tuple[Any, ...]]:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from .read import DEFAULT, Resolved
-from .schema import Field, describe, fields_of, item_of, section_of
+from .schema import Field, describe, item_of, section_of, values_of
 
 Remark = Callable[[str, Field], str]
 
@@ -17,11 +17,15 @@ Remark = Callable[[str, Field], str]
 def dump(resolved: Resolved[Any]) -> str:
     """Every value with its origin as a trailing comment, and the same origins as the table `[origins]`.
 
-    Reading the text back (without `[origins]` and `format`) gives the same config.
+    Reading the text back (without `[origins]`, `[plugins]` and `format`) gives the same config.
     """
     lines = list(_table(resolved.value, "", lambda key, _: resolved.origin(key)))
     lines += ["", "[origins]", "# Where each value that is not a default came from."]
     lines += [f"{literal(key)} = {literal(where)}" for key, where in sorted(resolved.origins.items())]
+    if resolved.plugins:
+        lines += ["", "[plugins]", "# Modules of the user's: where they lie, and the SHA-256 of their source."]
+    for name, plugin in sorted(resolved.plugins.items()):
+        lines.append(f"{name} = {{folder = {literal(plugin.folder)}, digest = {literal(plugin.digest)}}}")
     return "\n".join(lines).strip() + "\n"
 
 
@@ -43,11 +47,10 @@ def _table(
     """The lines of one table: its own keys first, then its sub-tables, as TOML demands."""
     rows: list[tuple[str, str]] = []
     tables: list[tuple[str, Any]] = []
-    for field in fields_of(type(value)):
-        child = getattr(value, field.name)
+    for field, child in values_of(value):
         key = f"{prefix}{field.name}"
         item = item_of(field.kind)
-        if child not in (None, ()) and (section_of(field.kind) or (item is not None and section_of(item))):
+        if child not in (None, ()) and (dataclasses.is_dataclass(child) or (item is not None and section_of(item))):
             tables.append((key, child))
         elif not wanted(key, child):
             continue
@@ -93,7 +96,7 @@ def literal(value: Any) -> str:
 def plain(value: Any) -> Any:
     """A config as dicts, lists and scalars, for JSON."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        return {field.name: plain(child) for field, child in values_of(value)}
     if isinstance(value, tuple):
         return [plain(item) for item in value]
     return value

@@ -228,7 +228,9 @@ class _Change:
         for name in _KEPT_KEYS:
             if getattr(recipe.train.schedule, name) != getattr(before.value.train.schedule, name):
                 origins[f"train.schedule.{name}"] = KEPT
-        return dataclasses.replace(self._found, resolved=Resolved(recipe, origins), how=how, message=message)
+        return dataclasses.replace(
+            self._found, resolved=dataclasses.replace(before, value=recipe, origins=origins), how=how, message=message
+        )
 
     def _add_phase(self) -> Continuation:
         """A phase that has come down, in a recipe that lists its phases."""
@@ -330,7 +332,7 @@ def _with_kept(resolved: Resolved[Recipe], saved: Resolved[Recipe]) -> Resolved[
     schedule = dataclasses.replace(train.schedule, **kept)
     value = dataclasses.replace(resolved.value, train=dataclasses.replace(train, schedule=schedule))
     origins: Mapping[str, str] = {**resolved.origins, **{f"train.schedule.{name}": KEPT for name in kept}}
-    return Resolved(value, origins)
+    return dataclasses.replace(resolved, value=value, origins=origins)
 
 
 def _phases(recipe: Recipe) -> tuple[PhaseSpec, ...]:

@@ -212,7 +212,8 @@ def open_run(run: Path, found: Continuation, events: EventLog) -> None:
 def _changes(run: Path, resolved: Resolved[Recipe]) -> Iterator[tuple[str, Any, Any, bool]]:
     """(key, value before, value now, whether it may change) for every setting that differs from the saved config."""
     try:
-        before = dict(flatten(load_resolved(run, Recipe).value))
+        saved = load_resolved(run, Recipe)
+        before = dict(flatten(saved.value))
     except ConfigError:
         # Written by a version with other settings: nothing comparable, treat every key as it is now.
         return
@@ -222,6 +223,10 @@ def _changes(run: Path, resolved: Resolved[Recipe]) -> Iterator[tuple[str, Any, 
         if before.get(key) != now.get(key):
             name = ".".join(part for part in key.split(".") if not part.isdigit())
             yield key, before.get(key), now.get(key), name in free
+    for module in sorted(saved.plugins.keys() & resolved.plugins.keys()):
+        one, other = saved.plugins[module].digest[:12], resolved.plugins[module].digest[:12]
+        if one != other:
+            yield f"plugins.{module}", f"source {one}", f"source {other}", False
 
 
 def free_keys(cls: type, prefix: str = "") -> Iterator[str]:

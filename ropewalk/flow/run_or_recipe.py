@@ -99,7 +99,7 @@ def narrowed(folder: Path, resolved: Resolved[Recipe], *, keys: Collection[str])
         for key in sorted(made.keys() | asked.keys())
         if made.get(key) != asked.get(key) and saved.origin(key) != KEPT
     ]
-    return Resolved(value, origins), others
+    return dataclasses.replace(saved, value=value, origins=origins), others
 
 
 def _given_run(path: Path, overrides: Sequence[str]) -> Given:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ropewalk.base.progress import Progress
-from ropewalk.config.read import Resolved, parse, parse_tree
+from ropewalk.config.read import Resolved, parse, parse_saved
 from ropewalk.config.write import plain
 from ropewalk.launch.team import start_team_detached
 from ropewalk.launch.worker import start_detached
@@ -228,7 +228,7 @@ def chat(
 
 def recipe_from(value: Recipe) -> Resolved[Recipe]:
     """A recipe built in Python, checked as one from a file would be."""
-    return Resolved(parse_tree(Recipe, _given(plain(value)), "recipe"), {})
+    return parse_saved(Recipe, _given(plain(value)), "recipe", origins={})
 
 
 def _given(tree: Any) -> Any:

@@ -182,7 +182,7 @@ class Campaign:
     def make(cls, resolved: Resolved[Recipe], scratch: Path, progress: Progress) -> Campaign:
         """Prepares, trains and reports a run with an older one beside it."""
         before = dataclasses.replace(resolved.value, seed=resolved.value.seed + 1)
-        _made(Resolved(before, resolved.origins), scratch / "older", progress)
+        _made(dataclasses.replace(resolved, value=before), scratch / "older", progress)
         newer = _made(resolved, scratch / "live", progress)
         made = cls(newer[0], scratch, newer[1])
         shutil.copytree(scratch / "live", scratch / "sound")
@@ -381,7 +381,7 @@ def _made(resolved: Resolved[Recipe], root: Path, progress: Progress) -> tuple[R
     """A finished run below `root`, with all that is made on request, as the doctor's and the report's files."""
     recipe = resolved.value
     prepare = dataclasses.replace(recipe.prepare, folder=str(root / "prepared"), artifacts="keep")
-    own = Resolved(dataclasses.replace(recipe, prepare=prepare), resolved.origins)
+    own = dataclasses.replace(resolved, value=dataclasses.replace(recipe, prepare=prepare))
     advance(own, runs=root / "runs", progress=progress)
     run = root / "runs" / recipe.name
     data = next(path.parent for path in (root / "prepared").glob("*/manifest.json"))

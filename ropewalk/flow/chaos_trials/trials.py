@@ -219,7 +219,7 @@ def _restless(resolved: Resolved[Recipe]) -> Resolved[Recipe]:
         timeout_s=TIMEOUT_S,
         failures=1,
     )
-    return Resolved(dataclasses.replace(recipe, checkpoint=checkpoint), resolved.origins)
+    return dataclasses.replace(resolved, value=dataclasses.replace(recipe, checkpoint=checkpoint))
 
 
 # The trials

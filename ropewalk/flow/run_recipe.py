@@ -363,12 +363,9 @@ class Flow:
             if wanted > 1 and ranks().world == 1:
                 return self._train_in_a_team(wanted)
             self._rendezvous.announce("train")
-            if self._profile_steps:
-                module = needs_torch("ropewalk.train.measure.step_profiler", "training")
-                made = module.train_profiled(self._folder, steps=self._profile_steps, progress=self._progress)
-                self.profile = made.table
-                return dict(made.figures)
             loop = needs_torch("ropewalk.train.loop", "training")
+            if self._profile_steps:
+                return self._train_profiled(loop)
             several = ranks().world > 1
             return dict(loop.train(self._folder, progress=self._progress, rendezvous=self._rendezvous, stays=several))
 
@@ -388,6 +385,15 @@ class Flow:
                 "is kept beside it), or give the recipe another `name`"
             )
         return result
+
+    def _train_profiled(self, loop: Any) -> Result:
+        """Trains with the profiler hook; one process."""
+        hooks = needs_torch("ropewalk.train.hooks.profiler", "training")
+        profiler = hooks.Profiler(self._folder, steps=self._profile_steps, progress=self._progress)
+        with contextlib.closing(profiler):
+            figures = loop.train(self._folder, progress=self._progress, hooks=[profiler])
+        self.profile = profiler.table
+        return dict(figures)
 
     def _note_bases(self) -> None:
         """Writes down what training is about to start from."""

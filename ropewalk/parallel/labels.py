@@ -1,4 +1,4 @@
-"""Names for the parts of a step, as a profiler shows them (`ropewalk train --profile`) or a timeline (`--timeline`)."""
+"""Labels of the parts of a step, for the profiler (`ropewalk train --profile`) and the timeline (`--timeline`)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from torch.profiler import record_function
 
 PREFIX = "ropewalk: "
-"""What the names of our labels begin with in a trace."""
+"""Prefix of our labels in a trace."""
 
 Part = Literal[
     "data wait",
@@ -34,7 +34,7 @@ _NOTHING = contextlib.nullcontext()
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class LabelSpan:
     """One part of a step; seconds of `time.perf_counter`."""
 
     part: Part
@@ -42,14 +42,13 @@ class Span:
     end: float
 
 
-_SPANS: ContextVar[list[Span] | None] = ContextVar("spans", default=None)
+_SPANS: ContextVar[list[LabelSpan] | None] = ContextVar("spans", default=None)
 
 
 def label(part: Part) -> contextlib.AbstractContextManager:
-    """Names the block in the trace of a running profiler, or for who keeps spans. Blocks lie beside each other, never
-    inside.
+    """Labels the block in a running profiler's trace, or in the list given to `keep_spans`. Labels must not be nested.
 
-    `record_function` takes 6.0 us when nobody profiles, this question 0.3 us (torch 2.13, one core): a step of 4
+    Without a profiler `record_function` takes 6.0 us and this check 0.3 us (torch 2.13, one core); a step of 4
     microbatches has about 20 labels.
     """
     if torch._C._autograd._profiler_enabled():
@@ -58,15 +57,15 @@ def label(part: Part) -> contextlib.AbstractContextManager:
     return _NOTHING if spans is None else _kept(part, spans)
 
 
-def keep_spans(spans: list[Span] | None) -> None:
-    """From now on the blocks of this thread are written down there; None: nowhere."""
+def keep_spans(spans: list[LabelSpan] | None) -> None:
+    """Appends labelled blocks of this thread to `spans` from now on; None stops that."""
     _SPANS.set(spans)
 
 
 @contextlib.contextmanager
-def _kept(part: Part, spans: list[Span]) -> Iterator[None]:
+def _kept(part: Part, spans: list[LabelSpan]) -> Iterator[None]:
     begin = time.perf_counter()
     try:
         yield
     finally:
-        spans.append(Span(part, begin, time.perf_counter()))
+        spans.append(LabelSpan(part, begin, time.perf_counter()))

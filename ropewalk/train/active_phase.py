@@ -28,7 +28,7 @@ from .data import Data, open_data
 from .hooks.plateau import Plateau, Stopper
 from .importance import ByImportance
 from .lr_schedule import Extent, learning_rate
-from .measure.peak_flops import expected_seconds
+from .measure.ceilings import expected_seconds
 from .optim.groups import Parameters
 from .optim.optimizers import make_optimizer
 from .phase_spec import PhaseSpec

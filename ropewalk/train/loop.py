@@ -40,7 +40,7 @@ from .hooks.pipeline_balance import StageWatch
 from .hooks.timeline import Timeline
 from .hooks.watchdog import Watchdog
 from .interrupt import Interrupt
-from .measure.peak_flops import peak_flops
+from .measure.ceilings import peak_flops
 from .mesh_coordinator import MeshCoordinator, StopFlag
 from .metrics import Meter, RankWatch, all_finite, line
 from .phase_runner import PhaseRunner
@@ -142,6 +142,7 @@ class Trainer:
         self._timeline = Timeline(
             run,
             steps=settings.train.timeline_steps,
+            last_step=settings.planned.steps,
             rank=place.rank,
             world=plan.world,
             traffic=self._mesh.traffic,
@@ -435,6 +436,7 @@ class Trainer:
         self._progress.advance(step)
         self._first = step
         if self._phase_runner.running:
+            self._timeline.before_training(step)
             for hook in self._hooks:
                 hook.before_training(step)
         self._start = time.perf_counter()

@@ -24,6 +24,7 @@ from ropewalk.flow.data_doctor.data_probe import Examined
 from ropewalk.flow.run_or_recipe import given, resolve_recipe
 from ropewalk.load.config import Load
 from ropewalk.train.measure import throughput as pace
+from ropewalk.train.measure.step_profiler import MIN_STEPS
 
 from .tiny import write_tiny
 
@@ -119,8 +120,8 @@ class FakeBench:
     def __init__(self, settings: Any) -> None:
         self.closed = False
 
-    def fed(self, load: Load, *, seconds: float) -> pace.StepPace:
-        return pace.StepPace(tokens_per_s=1000.0 * min(2, load.threads), jitter=0.0, steps=10)
+    def fed(self, load: Load, *, seconds: float) -> pace.Throughput:
+        return pace.Throughput(tokens_per_s=1000.0 * min(2, load.threads), jitter=0.0, steps=10)
 
     def close(self) -> None:
         self.closed = True
@@ -168,5 +169,5 @@ def test_real_steps_are_fed_by_the_loader_under_other_settings(recipe: Path) -> 
     bench = pace.Bench(settings)
     fed = bench.fed(settings.load, seconds=0.02)
     bench.close()
-    assert fed.steps >= pace.LEAST_STEPS
+    assert fed.steps >= MIN_STEPS
     assert fed.tokens_per_s > 0

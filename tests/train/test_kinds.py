@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ropewalk.parallel.labels import PREFIX
-from ropewalk.train.measure.op_classes import kind_times
+from ropewalk.train.measure.trace import kind_times
 
 TRAINER, OTHER_THREAD, GPU = 1, 2, 7
 

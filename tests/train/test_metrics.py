@@ -10,7 +10,7 @@ import torch
 
 from ropewalk.parallel.comm import Traffic
 from ropewalk.parallel.executor import StepResult
-from ropewalk.train.measure.peak_flops import peak_flops
+from ropewalk.train.measure.ceilings import peak_flops
 from ropewalk.train.metrics import Meter, all_finite, line
 
 

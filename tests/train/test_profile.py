@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 from pathlib import Path
@@ -15,8 +16,8 @@ from ropewalk.base.progress import Silent
 from ropewalk.load.batch import Batch
 from ropewalk.parallel.labels import PREFIX, label
 from ropewalk.train.hooks.hook import Hook
+from ropewalk.train.hooks.profiler import Profiler
 from ropewalk.train.loop import train
-from ropewalk.train.measure.step_profiler import train_profiled
 from ropewalk.train.measure.trace import step_time
 from tests.tiny import make_run
 from tests.train.runs import Stop, StopAfter, final_files, quick, train_until
@@ -29,10 +30,16 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     quick(monkeypatch)
 
 
+def train_profiled(run: Path, *others: Hook, steps: int = 5) -> tuple[dict[str, float], dict[str, Any] | None]:
+    """The figures of the training, and the table of its profile."""
+    with contextlib.closing(Profiler(run, steps=steps, progress=Silent())) as profiler:
+        return train(run, hooks=[profiler, *others]), profiler.table
+
+
 def profiled(run: Path, *, steps: int = 5) -> dict[str, Any]:
-    made = train_profiled(run, steps=steps, progress=Silent())
+    _, made = train_profiled(run, steps=steps)
     table = read_json(run / "profile" / "table.json", what="table")
-    assert json.loads(json.dumps(made.table)) == table
+    assert json.loads(json.dumps(made)) == table
     return table
 
 
@@ -80,8 +87,8 @@ def test_operators_are_torch_s_own_the_longest_first(tmp_path: Path) -> None:
 @pytest.mark.parametrize("steps", [1, 5, 100])
 def test_a_profiled_run_ends_with_the_bits_of_one_that_is_not(tmp_path: Path, steps: int) -> None:
     run, other = make_run(tmp_path / "profiled"), make_run(tmp_path / "plain")
-    made = train_profiled(run, steps=steps, progress=Silent())
-    assert made.figures == train(other)
+    figures, _ = train_profiled(run, steps=steps)
+    assert figures == train(other)
     assert final_files(run) == final_files(other)
 
 
@@ -98,16 +105,14 @@ def test_with_few_steps_left_those_are_profiled_and_the_last_at_least(
 def test_a_finished_run_has_no_step_to_profile(tmp_path: Path) -> None:
     run = make_run(tmp_path)
     train(run)
-    assert train_profiled(run, steps=5, progress=Silent()).table is None
+    assert train_profiled(run)[1] is None
     assert not (run / "profile").exists()
 
 
-def test_an_error_in_a_profiled_step_leaves_no_profiler_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_in_a_profiled_step_leaves_no_profiler_behind(tmp_path: Path) -> None:
     run = make_run(tmp_path)
-    stopped = lambda *given, hooks, **settings: train(*given, hooks=[*hooks, StopAfter(5)], **settings)  # noqa: E731
-    monkeypatch.setattr("ropewalk.train.measure.step_profiler.train", stopped)
     with pytest.raises(Stop):
-        train_profiled(run, steps=5, progress=Silent())
+        train_profiled(run, StopAfter(5))
     assert label("log") is label("save"), "the profiler is still running"
     # Steps 3 to 5 were made; what began of step 6 is no step.
     table = read_json(run / "profile" / "table.json", what="table")
@@ -115,20 +120,16 @@ def test_an_error_in_a_profiled_step_leaves_no_profiler_behind(tmp_path: Path, m
 
 
 @pytest.mark.parametrize("step", [1, 2, 3])
-def test_an_error_before_a_whole_step_was_profiled_is_the_error_that_is_seen(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
-) -> None:
+def test_an_error_before_a_whole_step_was_profiled_is_the_error_that_is_seen(tmp_path: Path, step: int) -> None:
     class Fail(Hook):
         def on_batch(self, number: int, batch: Batch) -> Batch:
             if number == step:
                 raise Stop
             return batch
 
-    failing = lambda *given, hooks, **settings: train(*given, hooks=[*hooks, Fail()], **settings)  # noqa: E731
-    monkeypatch.setattr("ropewalk.train.measure.step_profiler.train", failing)
     run = make_run(tmp_path)
     with pytest.raises(Stop):
-        train_profiled(run, steps=5, progress=Silent())
+        train_profiled(run, Fail())
     assert label("log") is label("save"), "the profiler is still running"
     assert not (run / "profile").exists()
 

@@ -13,7 +13,8 @@ from ropewalk.plan.plan import Plan
 from ropewalk.plan.roofline import KINDS
 from ropewalk.train.config import Optimizer
 from ropewalk.train.measure.hf_baseline import transformers_model, transformers_step
-from ropewalk.train.measure.step_benchmark import DOCUMENT_TOKENS, measure_steps, own_step, random_rows, scaled
+from ropewalk.train.measure.step_benchmark import DOCUMENT_TOKENS, own_step, random_batch
+from ropewalk.train.measure.step_profiler import profile_steps, scale_times
 from tests.tiny import small_spec
 
 CPU = torch.device("cpu")
@@ -24,21 +25,21 @@ times = st.fixed_dictionaries({kind: st.floats(0.01, 1e3) for kind in KINDS})
 
 @given(times, st.floats(0.01, 1e4), st.booleans())
 def test_scaled_times_add_up_to_the_step(found: dict, step_ms: float, on_gpu: bool) -> None:
-    made = scaled(found, step_ms=step_ms, on_gpu=on_gpu)
+    made = scale_times(found, step_ms=step_ms, on_gpu=on_gpu)
     assert sum(made.values()) == pytest.approx(step_ms)
     assert min(made.values()) >= 0
 
 
 def test_a_profiler_makes_a_gpu_idle_and_not_slower() -> None:
     found = dict.fromkeys(KINDS, 2.0)
-    assert scaled(found, step_ms=11.0, on_gpu=True) == {**found, "idle": 1.0}
-    assert scaled(found, step_ms=5.0, on_gpu=False) == {**dict.fromkeys(KINDS, 1.0), "idle": 0.0}
+    assert scale_times(found, step_ms=11.0, on_gpu=True) == {**found, "idle": 1.0}
+    assert scale_times(found, step_ms=5.0, on_gpu=False) == {**dict.fromkeys(KINDS, 1.0), "idle": 0.0}
 
 
 def test_every_kind_of_work_is_found_in_a_step_of_ours() -> None:
     step = own_step(small_spec(), PLAN, device=CPU, optimizer=Optimizer(), clip_norm=1.0)
     before = step().item()
-    found = measure_steps(step, device=CPU, steps=2)
+    found = profile_steps(step, device=CPU, steps=2)
     assert found.loss < before, "the steps train"
     assert sum(found.kinds.values()) == pytest.approx(found.step_ms)
     assert {kind for kind, ms in found.kinds.items() if ms > 0} == set(KINDS) - {"idle"}
@@ -58,7 +59,7 @@ def test_a_peer_trains_a_model_of_the_same_size(settings: dict[str, object]) -> 
 
 def test_rows_of_a_spec_that_separates_documents_have_several() -> None:
     apart, coordinator = (
-        random_rows(small_spec(sequence_length=4000, documents=kind), rows=8, device=CPU).documents
+        random_batch(small_spec(sequence_length=4000, documents=kind), rows=8, device=CPU).documents
         for kind in ("separate", "ignore")
     )
     assert not coordinator.any()

@@ -14,10 +14,11 @@ import torch
 from ropewalk.base.events import Event, events_path, read_events
 from ropewalk.parallel.comm import Moment, Traffic, alone
 from ropewalk.parallel.executor import StepResult
-from ropewalk.parallel.labels import Span
+from ropewalk.parallel.labels import LabelSpan
 from ropewalk.train.hooks.hook import Hook
-from ropewalk.train.hooks.timeline import ALL, FOLDER, WARMUP_STEPS, Step, merged, trace
+from ropewalk.train.hooks.timeline import ALL, FOLDER, TimelineStep, merged, trace
 from ropewalk.train.loop import train
+from ropewalk.train.measure.step_profiler import WARMUP_STEPS
 from ropewalk.train.metrics import Meter, all_ranks
 from ropewalk.train.settings import read_settings
 from tests.parallel.pool import POOL
@@ -110,11 +111,11 @@ def test_a_run_without_a_timeline_writes_none(tmp_path: Path) -> None:
 
 
 def test_a_trace_keeps_collectives_that_overlap_apart() -> None:
-    step = Step(
+    step = TimelineStep(
         7,
         10.0,
         11.0,
-        [Span("forward", 10.0, 10.25)],
+        [LabelSpan("forward", 10.0, 10.25)],
         [Moment("g", "send", 8, 10.1, 10.9), Moment("g", "send", 4, 10.2, 10.8)],
     )
     found = trace([step], rank=3, zero=10.0)["traceEvents"]

@@ -14,8 +14,8 @@ import torch
 from ropewalk.parallel.kernels.matmul_tuning import Tuning
 from ropewalk.train import active_phase as phase
 from ropewalk.train.loop import train
-from ropewalk.train.measure import peak_flops as peak
-from ropewalk.train.measure.peak_flops import REACHED, expected_seconds
+from ropewalk.train.measure import ceilings
+from ropewalk.train.measure.ceilings import REACHED, expected_seconds
 from tests.heard import Heard
 from tests.tiny import make_run
 from tests.train.runs import events
@@ -52,5 +52,5 @@ def test_a_run_takes_its_flops_at_half_of_the_peak(monkeypatch: pytest.MonkeyPat
     seconds = functools.partial(expected_seconds, device=torch.device("cuda"), precision="bf16")
     assert seconds(989e12 * 60, ranks=4) == pytest.approx(60 / 4 / REACHED)
     assert seconds(1.0, ranks=1, device=torch.device("cpu")) == math.inf
-    monkeypatch.setattr(peak, "DENSE_BF16", {})
+    monkeypatch.setattr(ceilings, "DENSE_BF16", {})
     assert seconds(1.0, ranks=1) == math.inf

@@ -1,9 +1,9 @@
-"""A timeline of some steps: what every rank computed, sent and waited for, side by side (as Horovod's shows it).
+"""`--timeline`: what every rank computed, sent and waited for during a few steps, side by side (as Horovod's timeline).
 
-In Chrome's trace format, which https://ui.perfetto.dev opens: a process for each rank, in it a row of steps, a row of
-their parts, and a row for each group of ranks with the collectives that were under way. A collective lasts from when it
-was begun until its result was waited for and there: what overlaps with computing ends late, not slowly. On a GPU these
-are moments of its stream, while steps and their parts are those of the host, which queues them.
+In Chrome's trace format, which https://ui.perfetto.dev opens: one process per rank, with a row of steps, a row of their
+parts, and a row per group of ranks with its collectives. A collective lasts from its launch until its result has been
+waited for; one that overlaps with compute therefore ends late without being slow. On a GPU, collectives have the times
+of its stream, while steps and parts have those of the host, which queues them.
 """
 
 from __future__ import annotations
@@ -16,38 +16,37 @@ from typing import Any
 
 from ropewalk.base.files import read_json, write_json
 from ropewalk.parallel.comm import Moment, Traffic
-from ropewalk.parallel.labels import Span, keep_spans
+from ropewalk.parallel.labels import LabelSpan, keep_spans
 
+from ..measure.step_profiler import StepWindow
 from ..mesh_coordinator import MeshCoordinator
 
 FOLDER, ALL = "timeline", "all.json"
-WARMUP_STEPS = 2
-"""Steps before those of the timeline: the first ask the system for memory and a GPU for its libraries."""
-
 STEPS_ROW, PARTS_ROW = 0, 1
 ROWS = {STEPS_ROW: "steps", PARTS_ROW: "parts"}
 
 
 @dataclass(slots=True)
-class Step:
+class TimelineStep:
     """One step as this rank saw it; seconds of `time.perf_counter`."""
 
     number: int
     begin: float
     end: float = 0.0
-    parts: list[Span] = field(default_factory=list)
+    parts: list[LabelSpan] = field(default_factory=list)
     collectives: list[Moment] = field(default_factory=list)
 
 
 class Timeline:
-    """Writes down `steps` steps of this rank after `WARMUP_STEPS`, counted from where the run goes on. Every rank
-    commits `timeline/rank-00000.json`, the first one also `timeline/all.json`. Costs nothing before and after."""
+    """Records `steps` steps of this rank after a warm-up. Every rank commits `timeline/rank-00000.json`, rank 0 also
+    `timeline/all.json`. Costs nothing before and after. All ranks must call every method."""
 
     def __init__(
         self,
         run: Path,
         *,
         steps: int,
+        last_step: int,
         rank: int,
         world: int,
         traffic: Traffic,
@@ -56,38 +55,35 @@ class Timeline:
     ) -> None:
         self._folder, self._rank, self._world = run / FOLDER, rank, world
         self._traffic, self._coordinator, self._say = traffic, coordinator, say
-        self._warmup_left, self._left = WARMUP_STEPS, steps
-        self._steps: list[Step] = []
+        self._window, self._last_step = StepWindow(steps), last_step
+        self._steps: list[TimelineStep] = []
         self._zero = 0.0
 
+    def before_training(self, step: int) -> None:
+        self._window.place(remaining=self._last_step - step)
+
     def step_began(self, step: int) -> None:
-        """All ranks must call, every step."""
-        if not self._left or self._warmup_left:
+        if not self._window.is_open:
             return
         if not self._steps:
-            # Clocks of machines agree on the time of day alone; the first rank's is the beginning of all.
+            # Clocks of machines agree on the time of day only; rank 0's is the origin for all.
             self._zero = self._coordinator.broadcast(time.time()) - (time.time() - time.perf_counter())
-        now = Step(step, time.perf_counter())
+        now = TimelineStep(step, time.perf_counter())
         self._steps.append(now)
         self._traffic.timeline = now.collectives
         keep_spans(now.parts)
 
     def step_ended(self) -> None:
-        """All ranks must call, every step. After the last one of the timeline it is written."""
-        if not self._left:
-            return
-        if self._warmup_left:
-            self._warmup_left -= 1
-            return
-        self._steps[-1].end = time.perf_counter()
-        self._left -= 1
-        if not self._left:
+        """Writes the files after the last recorded step."""
+        if self._window.is_open:
+            self._steps[-1].end = time.perf_counter()
+        self._window.step_ended()
+        if self._steps and not self._window.left:
             self._write()
 
     def finish(self) -> None:
-        """Writes what there is, when the run ends before the timeline does. All ranks must call."""
-        if self._left and any(step.end for step in self._steps):
-            self._left = 0
+        """Writes the steps recorded so far, when the run ends before the window does."""
+        if any(step.end for step in self._steps):
             self._write()
 
     def _write(self) -> None:
@@ -95,7 +91,7 @@ class Timeline:
         self._traffic.settle(wait=True)
         keep_spans(None)
         # A step that was rolled back has no end.
-        steps = [step for step in self._steps if step.end]
+        steps, self._steps = [step for step in self._steps if step.end], []
         write_json(_file(self._folder, self._rank), trace(steps, rank=self._rank, zero=self._zero))
         self._coordinator.barrier()
         if self._rank == 0:
@@ -104,8 +100,8 @@ class Timeline:
             self._say(f"timeline of steps {first} to {last}: https://ui.perfetto.dev opens {self._folder / ALL}")
 
 
-def trace(steps: list[Step], *, rank: int, zero: float) -> dict[str, Any]:
-    """The steps of a rank in Chrome's format; `zero` is where time begins."""
+def trace(steps: list[TimelineStep], *, rank: int, zero: float) -> dict[str, Any]:
+    """The steps of a rank in Chrome's format; `zero` is the origin of time."""
     events: list[dict[str, Any]] = [
         {"ph": "M", "name": "process_name", "pid": rank, "args": {"name": f"rank {rank}"}},
         {"ph": "M", "name": "process_sort_index", "pid": rank, "args": {"sort_index": rank}},
@@ -135,7 +131,7 @@ def _block(name: str, begin: float, end: float, *, rank: int, row: int, zero: fl
 
 
 def _collective(moment: Moment, *, step: int, rank: int, name: str, zero: float) -> Iterator[dict[str, Any]]:
-    """Begin and end: several of one group may be under way at once, which blocks of one row cannot show."""
+    """Begin and end events: collectives of one group may overlap, which blocks in one row cannot show."""
     for phase, at in (("b", moment.begin), ("e", moment.end)):
         event = {"ph": phase, "name": moment.kind, "cat": moment.group, "id": name, "pid": rank, "tid": PARTS_ROW}
         yield {**event, "ts": _microseconds(at - zero), "args": {"bytes": moment.bytes, "step": step}}

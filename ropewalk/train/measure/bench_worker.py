@@ -28,7 +28,8 @@ from ropewalk.plan.plan import Plan
 
 from ..config import Optimizer, OptimizerKind
 from .hf_baseline import transformers_step
-from .step_benchmark import Step, device_figures, measure_steps, own_step
+from .step_benchmark import device_figures, own_step
+from .step_profiler import StepFunction, profile_steps
 
 Contender = Literal["ropewalk", "transformers", "transformers compiled"]
 CLIP_NORM = 1.0
@@ -78,7 +79,7 @@ def answer(job: Job) -> dict[str, Any]:
     try:
         found = device_figures(device, job.precision) if job.contender == "ropewalk" else {}
         step = _STEPS[job.contender](job, device)
-        return found | dataclasses.asdict(measure_steps(step, device=device, steps=job.steps))
+        return found | dataclasses.asdict(profile_steps(step, device=device, steps=job.steps))
     except torch.OutOfMemoryError:
         memory_bytes = torch.cuda.get_device_properties(device).total_memory
         return {"error": "out of memory", "memory_bytes": memory_bytes}
@@ -86,18 +87,18 @@ def answer(job: Job) -> dict[str, Any]:
         return {"error": str(error)}
 
 
-def _own(job: Job, device: torch.device) -> Step:
+def _own(job: Job, device: torch.device) -> StepFunction:
     return own_step(job.spec, job.plan, device=device, optimizer=Optimizer(kind=job.optimizer), clip_norm=CLIP_NORM)
 
 
-def _peer(job: Job, device: torch.device) -> Step:
+def _peer(job: Job, device: torch.device) -> StepFunction:
     compiled = job.contender == "transformers compiled"
     return transformers_step(
         job.spec, job.plan, device=device, optimizer=Optimizer(), clip_norm=CLIP_NORM, compiled=compiled
     )
 
 
-_STEPS: dict[Contender, Callable[[Job, torch.device], Step]] = {
+_STEPS: dict[Contender, Callable[[Job, torch.device], StepFunction]] = {
     "ropewalk": _own,
     "transformers": _peer,
     "transformers compiled": _peer,

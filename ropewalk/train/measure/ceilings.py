@@ -1,7 +1,8 @@
-"""What this device can do at best, measured in about a second: the ceilings of a roofline."""
+"""The limits of this device: measured in about a second (the ceilings of a roofline), or from its data sheet."""
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 
@@ -10,6 +11,23 @@ import torch
 from ropewalk.plan.forecast import Precision
 from ropewalk.plan.roofline import Ceilings
 
+DENSE_BF16 = {
+    "H200 NVL": 835e12,
+    "H200": 989e12,
+    "H100 PCIe": 756e12,
+    "H100 NVL": 835e12,
+    "H100": 989e12,
+    "H800": 989e12,
+    "A100": 312e12,
+    "A800": 312e12,
+    "L40S": 362e12,
+    "4090": 165e12,
+}
+"""Dense FLOP/s in bfloat16 and float16 by a part of the GPU's name (the first that fits), from the makers' data
+sheets."""
+
+REACHED = 0.5
+"""Share of the peak that steps reach, for a first guess: 0.42 to 0.64 on an H200 (docs/benchmarks.md)."""
 NOMINAL_BYTES = {"H200": 4.8e12, "H100 PCIe": 2.0e12, "H100 NVL": 3.9e12, "H100": 3.35e12, "A100": 2.04e12}
 """Bytes a second of the memory by a part of the GPU's name (the first that fits), from the makers' data sheets."""
 PRODUCT_SIZE = {"cuda": 8192, "cpu": 1024}
@@ -17,6 +35,25 @@ PRODUCT_SIZE = {"cuda": 8192, "cpu": 1024}
 COPIED_BYTES = {"cuda": 1 << 30, "cpu": 1 << 27}
 """More than caches hold, and little enough for any machine."""
 REPEATS = {"cuda": 100, "cpu": 5}
+
+
+def expected_seconds(flops: float, device: torch.device, precision: Precision, *, ranks: int) -> float:
+    """About how long `ranks` GPUs take for `flops`; infinite where their peak is not known, and on a CPU."""
+    peak = peak_flops(device, precision) if device.type == "cuda" else None
+    return flops / (ranks * peak * REACHED) if peak else math.inf
+
+
+def peak_flops(device: torch.device, precision: Precision) -> float | None:
+    """FLOP/s: the data sheet's for a known GPU in two-byte numbers, else None; measured on a CPU, where no sheet tells
+    it, but not in fp16, which CPUs only imitate."""
+    if device.type == "cuda":
+        if precision == "fp32":
+            return None
+        name = torch.cuda.get_device_name(device)
+        return next((peak for part, peak in DENSE_BF16.items() if part in name), None)
+    if precision == "fp16":
+        return None
+    return product_flops(device, torch.float32 if precision == "fp32" else torch.bfloat16)
 
 
 def measure_ceilings(device: torch.device, precision: Precision) -> Ceilings:

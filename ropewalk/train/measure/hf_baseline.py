@@ -19,12 +19,13 @@ from ropewalk.parallel.precision import autocast
 from ropewalk.plan.plan import Plan
 
 from ..config import Optimizer
-from .step_benchmark import LEARNING_RATE, Step, random_rows
+from .step_benchmark import LEARNING_RATE, random_batch
+from .step_profiler import StepFunction
 
 
 def transformers_step(
     spec: Spec, plan: Plan, *, device: torch.device, optimizer: Optimizer, clip_norm: float, compiled: bool
-) -> Step:
+) -> StepFunction:
     """A step of Hugging Face transformers."""
     with device:  # first values for billions of weights would take a CPU minutes
         model = transformers_model(spec).train()
@@ -48,7 +49,7 @@ def transformers_step(
         weight_decay=optimizer.weight_decay,
         fused=True,
     )
-    pieces = random_rows(spec, rows=plan.batch_size, device=device).tokens.split(plan.microbatch_size)
+    pieces = random_batch(spec, rows=plan.batch_size, device=device).tokens.split(plan.microbatch_size)
 
     def step() -> Tensor:
         total = torch.zeros((), device=device)

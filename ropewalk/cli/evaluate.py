@@ -8,7 +8,7 @@ from ropewalk import flow
 
 from .options import Json, Nproc, Overrides, RecipeOrRun, Runs, verb
 from .progress_lines import Console, emit
-from .run_results import evaluation_line
+from .run_results import evaluation_text
 
 app = verb()
 
@@ -30,4 +30,4 @@ def evaluate(
     training; under torchrun, srun or mpirun it uses the processes they launched.
     """
     result = flow.evaluate(recipe, overrides or (), runs=runs, progress=Console(), nproc=nproc)
-    emit(result, as_json=json, text=evaluation_line(result) if result else "")
+    emit(result, as_json=json, text=evaluation_text(result))

@@ -119,8 +119,7 @@ def _runs_text(found: list[RunLine], runs: Path) -> str:
         step = "-" if each.step is None else f"{each.step:,}" + (f" of {each.steps:,}" if each.steps else "")
         loss = "-" if each.loss is None else f"{each.loss:.4f}"
         measured = "-" if each.validation_loss is None else f"validation loss {each.validation_loss:.4f}"
-        if each.bits_per_byte is not None:
-            measured = f"{each.bits_per_byte:.3f} held-out bits per byte"
+        measured = each.evaluation or measured
         age = duration(max(0.0, now - each.changed))
         rows.append((each.folder, each.state, step, loss, measured, f"{age} ago"))
     return "\n".join(aligned(rows))

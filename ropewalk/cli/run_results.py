@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from ropewalk.base.metric import read_tasks, task_line
 from ropewalk.base.progress import amount, counted, duration
 
 from .progress_lines import table
@@ -18,16 +19,10 @@ def run_text(summary: dict[str, Any]) -> str:
     rows = [
         ("parameters", amount(summary["parameters"])),
         ("trained on", f"{amount(summary['tokens'], 'tokens')} in {summary['steps']} steps"),
-        ("evaluation", evaluation_line(summary)),
-        (
-            "for scale",
-            f"zlib {summary['zlib_bits_per_byte']:.3f}, xz {summary['xz_bits_per_byte']:.3f} bits per byte",
-        ),
+        *(("evaluation", line) for line in evaluation_text(summary).splitlines()),
+        ("time", ", ".join(f"{stage} {duration(value)}" for stage, value in summary["seconds"].items())),
+        ("report", summary["report"]),
     ]
-    if summary.get("parse_rate") is not None:
-        rows.append(("Python", f"{summary['parse_rate']:.0%} of sampled completions parse"))
-    rows.append(("time", ", ".join(f"{stage} {duration(value)}" for stage, value in summary["seconds"].items())))
-    rows.append(("report", summary["report"]))
     return table(rows)
 
 
@@ -115,10 +110,6 @@ def aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
     ]
 
 
-def evaluation_line(results: dict[str, Any]) -> str:
-    """Bits per byte and accuracy in one line."""
-    measured = counted(results["documents"], "whole document")
-    return (
-        f"{results['bits_per_byte']:.3f} held-out bits per byte ({measured}), "
-        f"{results['accuracy']:.1%} of tokens guessed first"
-    )
+def evaluation_text(results: dict[str, Any]) -> str:
+    """The key figures of each task in one line."""
+    return "\n".join(task_line(task, metrics) for task, metrics in read_tasks(results).items() if metrics)

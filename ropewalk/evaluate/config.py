@@ -5,22 +5,41 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
+from ropewalk.config.registry import Kind, Registry
 from ropewalk.config.schema import Range
+
+TASKS = Registry(
+    "task",
+    {
+        "held-out": Kind(
+            target="ropewalk.evaluate.tasks.likelihood:HeldOutText",
+            doc="Bits per byte beside zlib and xz, loss, perplexity and token accuracy of held-out documents.",
+        ),
+        "completions": Kind(
+            target="ropewalk.evaluate.tasks.completions:Completions",
+            doc="Completions of held-out documents; how many of those in domain `code` parse as Python.",
+        ),
+    },
+)
+"""Evaluation tasks: each target makes a `Task` (evaluate/task.py) from the held-out text of the run."""
+BUILT_IN = ("held-out", "completions")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Evaluate:
-    """Checkpoint -> held-out loss, accuracy, compression beside zlib and xz, samples."""
+    """Checkpoint -> metrics of the tasks: held-out loss, accuracy, compression beside zlib and xz, samples."""
 
+    tasks: Annotated[tuple[str, ...], TASKS] = BUILT_IN
+    """Tasks to run, by name; your own as `module:attr`. The first metric of the first task is the headline."""
     max_bytes: Annotated[int, Range(least=1000)] = 400_000
-    """Most UTF-8 bytes of held-out text that are scored, whole documents in a seeded order."""
+    """Maximum UTF-8 bytes of held-out text to score: whole documents in a seeded order."""
     samples: Annotated[int, Range(least=0, most=1_000_000)] = 24
-    """Completions drawn from beginnings of held-out documents; those in domain `code` are parsed as Python."""
+    """Completions of the beginnings of held-out documents; those in domain `code` are parsed as Python."""
     prompt_tokens: Annotated[int, Range(least=1)] = 48
-    """Tokens of the document that a completion starts from."""
+    """Tokens of the document in the prompt of a completion, at most half of the document."""
     max_new_tokens: Annotated[int, Range(least=1, most=1 << 20)] = 96
-    """Maximum tokens drawn for a completion; it ends earlier at the end of text."""
+    """Maximum tokens per completion; the end of text ends it earlier."""
     temperature: Annotated[float, Range(least=0)] = 0.7
-    """Sharpness of sampling; 0 takes the likeliest token."""
+    """Sampling temperature; 0 takes the most likely token."""
     top_k: Annotated[int, Range(least=0)] = 50
-    """Only the k likeliest tokens are drawn from; 0 means all."""
+    """Draw from the k most likely tokens; 0 draws from all."""

@@ -31,29 +31,23 @@ from ropewalk.prepare.tokenizer import encode, end_of_text, vocabulary_size
 from .config import Evaluate
 from .evaluation import evaluate, write_evaluation
 from .generate import stream
+from .held_out import HeldOut
 from .results import read_results
-from .sharded_model import load_generator
+from .sharded_model import PlannedModel, load_generator
 
 
 def evaluate_checkpoint(
     path: Path, *, run: Path, data: Path, settings: Evaluate, seed: int, progress: Progress
 ) -> dict[str, Any]:
     """Measures the checkpoint on the held-out text in `data`, writes the results into `run` and returns them."""
-    plan = alone(load_plan(run).phases[-1].plan)
-    model, step, _ = load_model(path, device=pick_device(plan, Ranks()))
-    plan = inference(plan, length=model.spec.sequence_length)
+    trained = alone(load_plan(run).phases[-1].plan)
+    model, step, _ = load_model(path, device=pick_device(trained, Ranks()))
+    length = model.spec.sequence_length
+    plan = inference(trained, length=length)
     executor = apply(plan, model, None, None)
-    measured = evaluate(
-        executor,
-        model,
-        folder=data,
-        settings=settings,
-        sequence_length=model.spec.sequence_length,
-        rows=plan.microbatch_size,
-        seed=seed,
-        progress=progress,
-    )
-    write_evaluation(run, measured, step=step)
+    held_out = HeldOut(data, settings, seed=seed, progress=progress)
+    planned = PlannedModel(plan, lambda wanted: executor if wanted == plan else model, length=length, held_out=held_out)
+    write_evaluation(run, evaluate(planned, held_out), step=step)
     return read_results(run)
 
 

@@ -1,7 +1,8 @@
-"""Which held-out documents are measured."""
+"""The held-out documents of a run, which its evaluation tasks share."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,10 +10,12 @@ from pathlib import Path
 import numpy as np
 
 from ropewalk.base.errors import DataError
+from ropewalk.base.progress import Progress, Silent
 from ropewalk.base.seeds import seed_for
-from ropewalk.store.manifest import Manifest, SourceEntry
+from ropewalk.store.manifest import Manifest, SourceEntry, read_manifest
 from ropewalk.store.shards import Shard
 
+from .config import Evaluate
 from .text import Detokenizer
 
 
@@ -28,6 +31,31 @@ class Document:
     """The text that the other tokens stand for."""
 
 
+class HeldOut:
+    """The validation split of a prepared corpus and its tokenizer, with the settings of the evaluation."""
+
+    def __init__(self, folder: Path, settings: Evaluate, *, seed: int, progress: Progress | None = None) -> None:
+        self.settings, self.seed, self.progress = settings, seed, progress or Silent()
+        self._folder, self._manifest = folder, read_manifest(folder)
+        self.end_of_text = self._manifest.tokenizer.end_of_text
+        self.detokenizer = Detokenizer(folder, self._manifest.tokenizer)
+
+    @functools.cached_property
+    def documents(self) -> list[Document]:
+        """Those of at most `evaluate.max_bytes`; chosen when a task first asks."""
+        found = held_out_documents(
+            self._folder, self._manifest, self.detokenizer, max_bytes=self.settings.max_bytes, seed=self.seed
+        )
+        measured = {document.source for document in found}
+        absent = [source.name for source in self._manifest.sources if source.name not in measured]
+        if absent:
+            self.progress.say(
+                f"not measured: {', '.join(absent)} (no held-out document, or none that fits into its share of "
+                f"{self.settings.max_bytes} bytes; see `evaluate.max_bytes` and `prepare.validation_share`)"
+            )
+        return found
+
+
 @dataclass(frozen=True, slots=True)
 class _Candidate:
     shard: Shard
@@ -40,9 +68,9 @@ def held_out_documents(
 ) -> list[Document]:
     """Whole validation documents of at most `max_bytes` bytes together, each source with its share of the bytes.
 
-    Documents are taken in an order drawn from (seed, document id), which does not depend on how shards are cut; one
-    that no longer fits into its source's share is passed over, so very long documents are rarer here than in the split.
-    Where none fits, the shortest is taken.
+    The order is drawn from (seed, document id) and does not depend on how shards are cut. A document that exceeds what
+    is left of its source's share is skipped, so very long documents are rarer here than in the split. If none fits, the
+    shortest is taken.
     """
     candidates = {source.name: _candidates(folder, manifest, source, detokenizer) for source in manifest.sources}
     sizes = {name: sum(c.size for c in found) for name, found in candidates.items()}

@@ -1,18 +1,23 @@
-"""How far what was measured would move with other held-out documents of the same kind: percentile bootstrap."""
+"""95 % intervals: percentile bootstrap over documents, and the Wilson score interval of a proportion."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from ropewalk.base.metric import SHARE, Metric
 
 RESAMPLES = 1000
 LEVEL = 0.95
 LEAST_DOCUMENTS = 2
 _AT_ONCE = 1 << 22
-"""Counts that are held in memory."""
+"""Counts in memory at a time."""
+_Z = 1.959963984540054
+"""The normal quantile of 97.5 %."""
 
 Interval = tuple[float, float]
 
@@ -24,10 +29,10 @@ def intervals(
     tokens: npt.NDArray[np.int64],
     correct: npt.NDArray[np.int64],
 ) -> Mapping[str, Interval] | None:
-    """95 % intervals of `bits_per_byte`, `loss` and `accuracy` over documents drawn whole; None of fewer than two.
+    """95 % intervals of `bits_per_byte`, `loss` and `accuracy` under resampling of whole documents; None for fewer than
+    two.
 
-    The same documents give the same intervals. They say nothing about another training run: for that, train with
-    another `train.seed`.
+    Deterministic. Another training run may differ by more: to see by how much, train with another `train.seed`.
     """
     count = len(sizes)
     if count < LEAST_DOCUMENTS:
@@ -50,3 +55,14 @@ def intervals(
 
 def _quantiles(drawn: Mapping[str, npt.NDArray[np.float64]], tails: list[float]) -> list[tuple[str, list[float]]]:
     return [(name, np.quantile(values, tails).tolist()) for name, values in drawn.items()]
+
+
+def proportion(name: str, successes: int, n: int, **described: Any) -> Metric:
+    """The share of `successes` with its Wilson score interval; `described` are further fields of the metric."""
+    share = successes / n
+    centre = share + _Z * _Z / (2 * n)
+    margin = _Z * math.sqrt(share * (1 - share) / n + _Z * _Z / (4 * n * n))
+    low, high = ((centre + sign * margin) / (1 + _Z * _Z / n) for sign in (-1, 1))
+    # Without rounding these are exact.
+    low, high = 0.0 if successes == 0 else low, 1.0 if successes == n else high
+    return Metric(name, share, (low, high), n=n, unit=SHARE, **described)

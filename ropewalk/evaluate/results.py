@@ -9,10 +9,11 @@ from typing import Any
 
 from ropewalk.base.errors import DataError
 from ropewalk.base.files import committed_file, read_regular, storage
+from ropewalk.base.metric import upgrade_results
 from ropewalk.base.seal import damaged, parse_sealed_lines, read_sealed, sealed_lines, write_sealed
 from ropewalk.store.sealed import checksum_of
 
-FORMAT = 2
+FORMAT = 3
 SEALED_SINCE = 2
 RESULTS = "evaluation/results.json"
 SAMPLES = "samples.jsonl"
@@ -43,7 +44,7 @@ def read_results(run: Path) -> dict[str, Any]:
         remedy=_REMEDY,
         current=FORMAT,
         sealed_since=SEALED_SINCE,
-        upgrades={1: lambda tree: tree},
+        upgrades={1: lambda tree: tree, 2: upgrade_results},
     )
 
 

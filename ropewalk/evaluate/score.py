@@ -1,15 +1,16 @@
-"""How likely the model finds whole documents.
+"""Log-likelihood of whole documents.
 
-Every token of a document is predicted exactly once, the closing end-of-text token too, from its own document alone: the
-text before the first token is one end-of-text token. A document longer than a row is read in windows that overlap by
-half, so that a token has at least half a row of context before it (as much as there is, near the beginning). The price
-is that long documents are read twice.
+Every token of a document is predicted exactly once, the closing end-of-text token too, from its own document alone,
+which follows one end-of-text token. A document longer than a sequence is read in windows that overlap by half, so that
+every token has at least half a sequence of context (near the beginning: all there is). The price: long documents are
+read twice.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,17 +20,7 @@ from ropewalk.base.progress import Progress, Silent
 from ropewalk.load.batch import Batch
 from ropewalk.parallel.executor import Executor
 
-
-@dataclass(frozen=True, slots=True)
-class DocumentScores:
-    """One number a document in each array."""
-
-    log_probabilities: npt.NDArray[np.float64]
-    """Natural logarithm of the probability of the whole document."""
-    tokens: npt.NDArray[np.int64]
-    """Tokens scored."""
-    correct: npt.NDArray[np.int64]
-    """Tokens that were the model's first choice."""
+from .task import Likelihood
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,25 +41,22 @@ def score_documents(
     rows: int,
     end_of_text: int,
     progress: Progress | None = None,
-) -> DocumentScores:
-    """Scores of documents given as tokens that end with `end_of_text`, `rows` rows at a time. All ranks must call."""
+) -> list[Likelihood]:
+    """Likelihoods of documents given as tokens that end with `end_of_text`, `rows` sequences at a time. All ranks must
+    call."""
     progress = progress or Silent()
     everything = [w for index, tokens in enumerate(documents) for w in windows(index, len(tokens), sequence_length)]
-    scores = DocumentScores(
-        log_probabilities=np.zeros(len(documents)),
-        tokens=np.zeros(len(documents), np.int64),
-        correct=np.zeros(len(documents), np.int64),
-    )
+    sums = _Sums(np.zeros(len(documents)), *np.zeros((2, len(documents)), np.int64))
     progress.begin("score", sum(window.stop - window.fresh for window in everything), "tokens")
     done = 0
     for first in range(0, len(everything), rows):
         here = everything[first : first + rows]
         batch = _batch(documents, here, length=sequence_length, rows=rows, end_of_text=end_of_text)
-        _add(scores, executor, batch, here)
+        _add(sums, executor, batch, here)
         done += sum(window.stop - window.fresh for window in here)
         progress.advance(done)
     progress.end()
-    return scores
+    return [Likelihood(*found) for found in zip(*(values.tolist() for values in sums), strict=True)]
 
 
 def windows(document: int, tokens: int, length: int) -> Iterator[Window]:
@@ -81,6 +69,14 @@ def windows(document: int, tokens: int, length: int) -> Iterator[Window]:
         if stop == tokens:
             return
         fresh, start = stop, start + max(1, length // 2)
+
+
+class _Sums(NamedTuple):
+    """Per document, as in `Likelihood`."""
+
+    log_probabilities: npt.NDArray[np.float64]
+    tokens: npt.NDArray[np.int64]
+    correct: npt.NDArray[np.int64]
 
 
 def _batch(documents: Sequence[np.ndarray], here: list[Window], *, length: int, rows: int, end_of_text: int) -> Batch:
@@ -97,13 +93,13 @@ def _batch(documents: Sequence[np.ndarray], here: list[Window], *, length: int, 
     return Batch.of_rows(torch.from_numpy(tokens), weight=torch.from_numpy(weight))
 
 
-def _add(scores: DocumentScores, executor: Executor, batch: Batch, here: list[Window]) -> None:
+def _add(sums: _Sums, executor: Executor, batch: Batch, here: list[Window]) -> None:
     result = executor.score(batch)
     counts = batch.weight > 0
     # `where` and not a product: a padded place may be anything, and 0 x -inf is not 0.
     log_probabilities = torch.where(counts, result.log_probabilities.cpu().double(), 0.0).sum(1).numpy()
     correct = (result.first_choice.cpu() & counts).sum(1).numpy()
     of = [window.document for window in here]
-    np.add.at(scores.log_probabilities, of, log_probabilities[: len(here)])
-    np.add.at(scores.correct, of, correct[: len(here)])
-    np.add.at(scores.tokens, of, counts.sum(1).numpy()[: len(here)])
+    np.add.at(sums.log_probabilities, of, log_probabilities[: len(here)])
+    np.add.at(sums.correct, of, correct[: len(here)])
+    np.add.at(sums.tokens, of, counts.sum(1).numpy()[: len(here)])

@@ -5,13 +5,15 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
 
 from ropewalk.base.errors import DamagedCheckpoint, UserError
-from ropewalk.base.progress import Progress, Silent
+from ropewalk.base.progress import Progress
 from ropewalk.checkpoint.format import TOKENIZER, list_checkpoints, read_checkpoint_manifest
 from ropewalk.checkpoint.read.load import CheckpointReader, LazyTensors
 from ropewalk.checkpoint.read.model_check import advise_on_damage, check_weights
@@ -27,9 +29,61 @@ from ropewalk.plan.inference_plan import inference
 from ropewalk.plan.plan import Plan, load_plan
 
 from .config import Evaluate
-from .evaluation import Evaluating, write_evaluation
+from .evaluation import evaluate, write_evaluation
+from .generate import generate
 from .generation_plan import generation_plan
+from .held_out import HeldOut
 from .results import read_results
+from .score import score_documents
+from .task import Likelihood, Sampling
+
+
+class PlannedModel:
+    """A model under a plan as tasks see it: all ranks call its methods. It scores in the precision of the plan and
+    generates in float32, so that every plan draws the same tokens."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        load: Callable[[Plan], Executor | Decoder],
+        *,
+        length: int,
+        held_out: HeldOut,
+    ) -> None:
+        """`load` gives the model under a plan of any precision. One of them at a time is in memory."""
+        self._plan, self._load, self._length, self._held_out = plan, load, length, held_out
+        self._loaded: tuple[Plan, Executor | Decoder] | None = None
+
+    def rolling(self, documents: Sequence[np.ndarray]) -> list[Likelihood]:
+        executor = self._under(self._plan)
+        assert not isinstance(executor, Decoder), "an executor scores"
+        return score_documents(
+            executor,
+            documents,
+            sequence_length=self._length,
+            rows=self._plan.batch_size,
+            end_of_text=self._held_out.end_of_text,
+            progress=self._held_out.progress,
+        )
+
+    def generate(self, prompts: Sequence[Sequence[int]], sampling: Sampling, *, seed: int) -> list[list[int]]:
+        return generate(
+            self._under(dataclasses.replace(self._plan, precision="fp32")),
+            [list(prompt) for prompt in prompts],
+            new_tokens=sampling.max_new_tokens,
+            temperature=sampling.temperature,
+            top_k=sampling.top_k,
+            seed=seed,
+            end=self._held_out.end_of_text,
+            vocabulary=self._held_out.detokenizer.vocabulary,
+        )
+
+    def _under(self, plan: Plan) -> Executor | Decoder:
+        if self._loaded is None or self._loaded[0] != plan:
+            self._loaded = None
+            gc.collect()
+            self._loaded = plan, self._load(plan)
+        return self._loaded[1]
 
 
 def evaluate_run(run: Path, *, progress: Progress | None = None) -> dict[str, Any]:
@@ -45,20 +99,17 @@ def evaluate_run(run: Path, *, progress: Progress | None = None) -> dict[str, An
     path = run / "checkpoints" / mesh.control.broadcast_json(list_checkpoints(run / "checkpoints")[-1].name)
     head = head_of(read_checkpoint_manifest(path))
     length = head.spec.sequence_length
-    plan = inference(planned, length=length)
-    evaluating = Evaluating(Path(prepared["result"]["folder"]), settings, seed=seed, progress=progress or Silent())
-    executor = load_executor(path, plan, mesh, device=device)
-    evaluating.score(executor, sequence_length=length, rows=plan.batch_size)
-    if settings.samples and plan.precision != "fp32":
-        # Completions are computed in float32, as on one device. One executor at a time has its parts.
-        del executor
-        gc.collect()
-        executor = load_executor(path, dataclasses.replace(plan, precision="fp32"), mesh, device=device)
-    evaluating.sample(executor)
-    measured = evaluating.result()
+    held_out = HeldOut(Path(prepared["result"]["folder"]), settings, seed=seed, progress=progress)
+    model = PlannedModel(
+        inference(planned, length=length),
+        lambda plan: load_executor(path, plan, mesh, device=device),
+        length=length,
+        held_out=held_out,
+    )
+    measured = evaluate(model, held_out)
     if place.rank == 0:
         write_evaluation(run, measured, step=head.step)
-    mesh.control.gather_numbers(place.rank)  # nobody reads the results before they are written
+    mesh.control.gather_numbers(place.rank)  # no rank reads the results before they are written
     return read_results(run)
 
 

@@ -44,6 +44,15 @@ class Detokenizer:
         """The same for reading: bytes that are not UTF-8 are shown as U+FFFD."""
         return self.data(tokens).decode(errors="replace")
 
+    def continuation(self, prompt: Sequence[int], rest: Sequence[int]) -> bytes:
+        """The bytes of `rest` after `prompt`: a tokenizer may decode the first token of a text differently."""
+        return self.data([*prompt, *rest])[len(self.data(prompt)) :]
+
+    def encode(self, text: str) -> list[int]:
+        """The tokens of `text`, without end of text."""
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        return ids
+
     def document_bytes(self, shard: Shard, entry: ShardEntry) -> npt.NDArray[np.int64]:
         """Text bytes of every document of a shard, without the closing end-of-text token.
 

@@ -16,6 +16,7 @@ from ropewalk.base.blame import traceback_in
 from ropewalk.base.errors import DamagedCheckpoint, DamagedFile, DataError, MissingPackage, RunConflict, UserError
 from ropewalk.base.events import EventLog, events_path, read_events
 from ropewalk.base.files import locked, read_json
+from ropewalk.base.metric import upgrade_results
 from ropewalk.base.progress import Progress, Silent
 from ropewalk.base.rendezvous import Rendezvous
 from ropewalk.base.seal import write_sealed
@@ -25,6 +26,7 @@ from ropewalk.config.read import Resolved
 from ropewalk.config.renames import old_names, old_plan
 from ropewalk.config.resolved import FILE as CONFIG
 from ropewalk.config.write import plain
+from ropewalk.evaluate.config import BUILT_IN
 from ropewalk.evaluate.results import BESIDE, RESULTS, SAMPLES, read_results, read_whole
 from ropewalk.launch.team import Team, train_together
 from ropewalk.launch.worker import command
@@ -438,7 +440,7 @@ class Flow:
         checkpoint = identity(read_checkpoint_manifest(path))
         inputs = {
             "checkpoint": checkpoint,
-            "settings": old_names(plain(self._recipe.evaluate), "evaluate"),
+            "settings": old_names(_without_default_tasks(plain(self._recipe.evaluate)), "evaluate"),
             "seed": self._recipe.seed,
         }
 
@@ -469,7 +471,7 @@ class Flow:
         except DamagedFile as error:
             self._progress.say(f"{error.fault}; it is measured again")
             return False
-        return {**found, "format": None} == {**result, "format": None}
+        return {**found, "format": None} == {**upgrade_results(result), "format": None}
 
     def _evaluate_together(self) -> Result:
         """Evaluation by all processes of the plan: those of the launch, or a team of this machine."""
@@ -545,6 +547,12 @@ def team_of(recipe: Recipe, processes: int) -> Team:
 def planned_processes(folder: Path) -> int:
     """How many processes the plan of a run is for."""
     return load_plan(folder).phases[0].plan.world
+
+
+def _without_default_tasks(settings: dict[str, Any]) -> dict[str, Any]:
+    """Runs that were evaluated before there were tasks stay evaluated."""
+    tasks = settings["tasks"]
+    return {key: value for key, value in settings.items() if key != "tasks" or list(tasks) != list(BUILT_IN)}
 
 
 def _without_split(planned: Planned) -> Planned:

@@ -7,6 +7,7 @@ from typing import Any
 
 from ropewalk import __version__
 from ropewalk.base.events import events_path, read_events, steps
+from ropewalk.base.metric import flat_results
 from ropewalk.evaluate.results import BESIDE, read_results
 from ropewalk.plan.machine import this_machine
 from ropewalk.prepare.pipeline import Prepared
@@ -25,7 +26,7 @@ def summarize(folder: Path, recipe: Recipe) -> Result:
     seconds = {stage: record.seconds for stage, record in records.items() if record}
     trained = (records["train"] and records["train"].result) or {}
     planned = (records["plan"] and records["plan"].result) or {}
-    results = read_results(folder)
+    results = flat_results(read_results(folder))
     events = list(read_events(events_path(folder)))
     paces = sorted(event["tokens_per_s"] for event in steps(events))
     started = [event for event in events if event["kind"] == "train_started"]
@@ -49,7 +50,7 @@ def summarize(folder: Path, recipe: Recipe) -> Result:
         "tokens_per_s": paces[len(paces) // 2] if paces else None,
         **({"importance": cached[-1]} if cached else {}),
         **{key: value for key, value in results.items() if key not in ("format", "step", "tokens", *BESIDE)},
-        "evaluated_tokens": results["tokens"],
+        "evaluated_tokens": results.get("tokens"),
     }
 
 

@@ -9,6 +9,7 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ropewalk.base.metric import flat_results
 from ropewalk.base.progress import Progress
 from ropewalk.config.read import Resolved, parse, parse_saved
 from ropewalk.config.write import plain
@@ -173,8 +174,10 @@ def evaluate(
     """
     meant = given(recipe, overrides, runs=runs)
     if meant.is_run or is_trained(meant.folder):
-        return measure_run(meant, progress=progress, processes=nproc)
-    return advance(meant, until="evaluate", progress=progress, processes=nproc)
+        found = measure_run(meant, progress=progress, processes=nproc)
+    else:
+        found = advance(meant, until="evaluate", progress=progress, processes=nproc)
+    return flat_results(found)
 
 
 def generate(

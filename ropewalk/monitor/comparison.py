@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from ropewalk.base.metric import Metric, titled
 from ropewalk.base.progress import amount, duration
 
 from .headline import median_pace, parameters, tokens, total_steps
 from .run_view import RunView
-from .values import mapping, number
 
 Axis = Literal["step", "tokens", "flops", "time"]
 AXES: tuple[Axis, ...] = get_args(Axis)
@@ -25,15 +25,6 @@ _ROWS = 8
 """Places along the axis that a table shows."""
 _OWN = ("name", "prepare.folder", "prepare.artifacts", "prepare.workers")
 """Settings that tell nothing about a result."""
-
-
-@dataclass(frozen=True, slots=True)
-class Result:
-    """A measurement with its interval of 95 %, where there is one."""
-
-    value: float | None
-    low: float | None = None
-    high: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +54,6 @@ class Side:
     view: RunView
     training: LossCurve
     validation: LossCurve
-    results: dict[str, Result]
 
     @property
     def state(self) -> str:
@@ -133,7 +123,6 @@ def _side(folder: Path, view: RunView) -> Side:
         view=view,
         training=training,
         validation=_validation(view, training),
-        results={name: _result(view, name) for name in ("bits_per_byte", "accuracy", "loss")},
     )
 
 
@@ -181,11 +170,14 @@ def _validation(view: RunView, training: LossCurve) -> LossCurve:
     return LossCurve({axis: tuple(values) for axis, values in columns.items()}, tuple(losses))
 
 
-def _result(view: RunView, name: str) -> Result:
-    intervals = mapping(view.summary.get("intervals")) or mapping(view.evaluation.get("intervals"))
-    found = intervals.get(name)
-    low, high = (number(found[0]), number(found[1])) if isinstance(found, list) and len(found) == 2 else (None, None)
-    return Result(view.measured(name), low, high)
+def _results(view: RunView) -> dict[str, Metric]:
+    """The metrics that may be compared, by their titles."""
+    return {
+        titled(task, metric): metric
+        for task, metrics in view.tasks.items()
+        for metric in metrics
+        if metric.better != "neither" and not metric.group
+    }
 
 
 def _differences(views: Sequence[RunView]) -> dict[str, tuple[Any, ...]]:
@@ -204,11 +196,16 @@ def _notes(sides: Sequence[Side]) -> list[str]:
         )
     if len({side.measured_on for side in sides if side.measured_on}) > 1:
         found.append("validation losses were measured on different numbers of sequences")
-    bits = [side.results["bits_per_byte"] for side in sides]
-    intervals = [(one.low, one.high) for one in bits if one.low is not None and one.high is not None]
-    if len(intervals) == len(bits) and max(low for low, _ in intervals) <= min(high for _, high in intervals):
-        found.append("the intervals of held-out bits per byte overlap: this does not show which run is better")
+    for title in _titles(sides)[:1]:
+        metrics = [_results(side.view).get(title) for side in sides]
+        intervals = [metric.interval for metric in metrics if metric and metric.interval]
+        if len(intervals) == len(sides) and max(low for low, _ in intervals) <= min(high for _, high in intervals):
+            found.append(f"the intervals of {title} overlap: this does not show which run is better")
     return found
+
+
+def _titles(sides: Sequence[Side]) -> list[str]:
+    return list(dict.fromkeys(title for side in sides for title in _results(side.view)))
 
 
 def _data(view: RunView) -> str:
@@ -231,9 +228,10 @@ def _side_tree(side: Side) -> dict[str, Any]:
         "tokens_per_s": median_pace(side.view),
         "train_loss": side.training.loss[-1] if side.training.loss else None,
         "validation_loss": side.validation.loss[-1] if side.validation.loss else None,
-        "results": {
-            name: {"value": one.value, "interval": None if one.low is None else [one.low, one.high]}
-            for name, one in side.results.items()
+        "results": {metric.name: _result_tree(metric) for metric in reversed(_results(side.view).values())},
+        "tasks": {
+            task: {metric.name: _result_tree(metric) for metric in metrics if not metric.group}
+            for task, metrics in side.view.tasks.items()
         },
         "curves": {
             name: {**{axis: list(values) for axis, values in curve.x.items()}, "loss": list(curve.loss)}
@@ -272,13 +270,20 @@ def figures(comparison: Comparison) -> list[tuple[str, ...]]:
         row("tokens/s", amount, "tokens_per_s"),
         row("training loss", "{:.4f}".format, "train_loss"),
         row("validation loss", "{:.4f}".format, "validation_loss"),
-        ("held-out bits per byte", *(_interval(side.results["bits_per_byte"], "{:.3f}") for side in comparison.sides)),
-        ("accuracy", *(_interval(side.results["accuracy"], "{:.1%}") for side in comparison.sides)),
+        *(
+            (title, *(metric_text(_results(side.view).get(title)) for side in comparison.sides))
+            for title in _titles(comparison.sides)
+        ),
     ]
 
 
-def _interval(result: Result, shown: str) -> str:
-    if result.value is None:
-        return "-"
-    text = shown.format(result.value)
-    return text if result.low is None else f"{text} ({shown.format(result.low)} to {shown.format(result.high)})"
+def metric_text(metric: Metric | None) -> str:
+    """The value with its interval, where there is one."""
+    if metric is None or metric.interval is None:
+        return "-" if metric is None else metric.text()
+    low, high = map(metric.text, metric.interval)
+    return f"{metric.text()} ({low} to {high})"
+
+
+def _result_tree(metric: Metric) -> dict[str, Any]:
+    return {"value": metric.value, "interval": list(metric.interval) if metric.interval else None}

@@ -6,6 +6,7 @@ import math
 import statistics
 from dataclasses import dataclass
 
+from ropewalk.base.metric import Metric, headline, titled
 from ropewalk.base.progress import amount, counted, duration
 
 from .run_view import RunView
@@ -31,15 +32,15 @@ def verdict(view: RunView) -> str:
         parts.append(f"{amount(count)} parameters")
     if (count := tokens(view)) is not None:
         parts.append(f"{amount(count)} tokens")
-    bits = view.measured("bits_per_byte")
-    if bits is None:
+    first = headline(view.tasks)
+    if first is None:
         parts.append(progress(view))
         if view.steps:
             parts.append(f"training loss {view.steps[-1].loss:.3f}")
         return ", ".join(parts) + "; not evaluated yet"
-    others = [(name, view.measured(f"{name}_bits_per_byte")) for name in ("zlib", "xz")]
-    beside = ", ".join(f"{name} {value:.2f}" for name, value in others if value is not None)
-    return ", ".join([*parts, f"{bits:.2f} held-out bits per byte"]) + (f"; {beside}" if beside else "")
+    task, metric = first
+    beside = ", ".join(f"{name} {metric.text(value, digits=2)}" for name, value in metric.references.items())
+    return ", ".join([*parts, f"{metric.text(digits=2)} {titled(task, metric)}"]) + (f"; {beside}" if beside else "")
 
 
 def progress(view: RunView) -> str:
@@ -53,9 +54,7 @@ def progress(view: RunView) -> str:
 def key_figures(view: RunView) -> list[KeyFigure]:
     """The figures of the tiles, in reading order; what is not known yet is a dash."""
     return [
-        _bits(view),
-        _against(view, "xz"),
-        _accuracy(view),
+        *(_evaluation(view) or [KeyFigure("Evaluation", "–", "not evaluated yet")]),
         _validation(view),
         KeyFigure("Parameters", _amount(parameters(view)), _vocabulary(view)),
         KeyFigure("Tokens trained on", _amount(tokens(view)), _seen(view)),
@@ -147,35 +146,35 @@ def _amount(value: float | None) -> str:
     return "–" if value is None else amount(value)
 
 
-def _bits(view: RunView) -> KeyFigure:
-    bits = view.measured("bits_per_byte")
-    size, loss, perplexity = finite(view.evaluation.get("bytes")), view.measured("loss"), view.measured("perplexity")
-    note = "not evaluated yet" if bits is None else "whole documents"
-    note += f", {amount(size, 'B')}" if size else ""
-    note += f", loss {loss:.3f}" if loss is not None else ""
-    note += f", perplexity {perplexity:.3g}" if perplexity is not None else ""
-    return KeyFigure("Held-out bits per byte", "–" if bits is None else f"{bits:.3f}", note)
+def _evaluation(view: RunView) -> list[KeyFigure]:
+    """Metrics with a note, each with those that follow it without one; the first also beside its best reference."""
+    found: list[KeyFigure] = []
+    for task, metrics in view.tasks.items():
+        for metric in (each for each in metrics if not each.group):
+            title = titled(task, metric).capitalize()
+            if metric.note or not found:
+                found.append(KeyFigure(title, metric.text(), metric.note))
+            else:
+                before = found[-1]
+                size = metric.better == "neither"
+                more = metric.text() if size else f"{metric.label} {metric.text()}"
+                found[-1] = KeyFigure(before.name, before.value, ", ".join(filter(None, (before.note, more))))
+    first = headline(view.tasks)
+    return [found[0], *_beside(first[1]), *found[1:]] if first else found
 
 
-def _against(view: RunView, name: str) -> KeyFigure:
-    """How much shorter the model's code of the held-out text is than a compressor's."""
-    bits, other = view.measured("bits_per_byte"), view.measured(f"{name}_bits_per_byte")
-    if bits is None or not other:
-        return KeyFigure(f"Beside {name}", "–", "not evaluated yet")
-    change = 100 * (bits / other - 1)
-    return KeyFigure(f"Beside {name}", f"{change:+.1f} %".replace("-", "−"), f"{name} needs {other:.3f} bits per byte")
-
-
-def _accuracy(view: RunView) -> KeyFigure:
-    share, parses = view.measured("accuracy"), view.measured("parse_rate")
-    note = "next token is the first choice" if share is not None else "not evaluated yet"
-    if parses is not None:
-        note += f"; {100 * parses:.0f} % of code parses"
-    return KeyFigure("Accuracy", "–" if share is None else f"{100 * share:.1f} %", note)
+def _beside(metric: Metric) -> list[KeyFigure]:
+    """How much more or less than the best reference."""
+    references = {name: value for name, value in metric.references.items() if value}
+    if not references:
+        return []
+    best = (min if metric.better == "lower" else max)(references, key=lambda name: references[name])
+    change = f"{100 * (metric.value / references[best] - 1):+.1f} %".replace("-", "−")
+    return [KeyFigure(f"Beside {best}", change, f"{best} has {metric.text(references[best])} {metric.label}")]
 
 
 def _validation(view: RunView) -> KeyFigure:
-    """The last one of training; the evaluation measures other text, and tells bits per byte."""
+    """The last one of training; evaluation measures other text."""
     last = view.validations[-1] if view.validations else None
     loss = _first(last.loss if last else None, view.summary.get("validation_loss"))
     if loss is None:

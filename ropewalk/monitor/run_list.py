@@ -12,6 +12,7 @@ from typing import Any, Literal
 from ropewalk.base.errors import DataError
 from ropewalk.base.events import Event, events_path, parse_event
 from ropewalk.base.files import lock_owner, read_regular
+from ropewalk.base.metric import headline, read_tasks, titled
 from ropewalk.base.seal import parse_sealed
 
 from .run_view import SEALED_SINCE, reached_end
@@ -35,6 +36,8 @@ class RunLine:
     validation_loss: float | None
     bits_per_byte: float | None
     """Of whole held-out documents, at the end."""
+    evaluation: str
+    """The headline of the evaluation at the end: "1.317 held-out bits per byte"."""
     changed: float
     """Time of the last event, in seconds since 1970."""
 
@@ -64,6 +67,7 @@ def _line(folder: Path, changed: float) -> RunLine:
     finished = bool(reached_end(events, idle=not running))
     summary = _object(folder / "summary.json") if finished else {}
     state: Literal["running", "finished", "stopped"] = "finished" if finished else "stopped"
+    first = headline(read_tasks(summary))
     if running:
         state = "running"
     return RunLine(
@@ -74,6 +78,7 @@ def _line(folder: Path, changed: float) -> RunLine:
         loss=finite(step.get("loss")),
         validation_loss=finite(validation.get("loss")),
         bits_per_byte=finite(summary.get("bits_per_byte")),
+        evaluation=f"{first[1].text()} {titled(*first)}" if first else "",
         changed=changed,
     )
 

@@ -19,6 +19,7 @@ from typing import Any, Literal
 from ropewalk.base.errors import ConfigError, DamagedFile, DataError
 from ropewalk.base.events import Event, events_path
 from ropewalk.base.files import NO_FILE, lock_owner, read_regular
+from ropewalk.base.metric import Tasks, read_tasks
 from ropewalk.base.progress import counted
 from ropewalk.base.seal import ALTERED, parse_sealed, parse_sealed_lines, parse_sealed_toml
 from ropewalk.config.read import DEFAULT
@@ -171,6 +172,8 @@ class RunView:
     manifest: Json
     manifest_folder: str
     evaluation: Json
+    tasks: Tasks
+    """What evaluation measured: from its own file, else from the summary."""
     summary: Json
     samples: tuple[Completion, ...]
     missing: tuple[str, ...]
@@ -178,11 +181,6 @@ class RunView:
     def setting(self, key: str) -> Any:
         """The value of the dotted `key` in the resolved config, None when it is not there."""
         return next((setting.value for setting in self.settings if setting.key == key), None)
-
-    def measured(self, key: str) -> float | None:
-        """A number of the final evaluation: from its own file, else from the summary."""
-        value = number(self.evaluation.get(key))
-        return number(self.summary.get(key)) if value is None else value
 
 
 def runs_in(folder: Path) -> list[Path]:
@@ -230,6 +228,7 @@ def read_run(run: Path, *, stream: EventStream | None = None) -> RunView:
     stages = tuple(_stages(run / "stages", events, missing))
     summary = _object(run / "summary.json", missing)
     folder, manifest = _manifest(run, stages, missing)
+    evaluation = _object(run / "evaluation" / "results.json", missing)
     started = [event for event in events if event["kind"] == "run_started"]
     saved = stream.of("saved")
     return RunView(
@@ -256,7 +255,8 @@ def read_run(run: Path, *, stream: EventStream | None = None) -> RunView:
         plan=_object(run / "plan.json", missing),
         manifest=manifest,
         manifest_folder=folder,
-        evaluation=_object(run / "evaluation" / "results.json", missing),
+        evaluation=evaluation,
+        tasks=read_tasks(evaluation) or read_tasks(summary),
         summary=summary,
         samples=tuple(_samples(run / "samples.jsonl", missing)),
         missing=tuple(missing),

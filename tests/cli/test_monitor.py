@@ -15,6 +15,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from ropewalk.base.events import EventLog, read_events, steps
 from ropewalk.base.files import locked
+from ropewalk.base.metric import flat_results
 from ropewalk.cli.main import main
 from tests.screen import Screen, terminal, written
 
@@ -60,7 +61,7 @@ def test_curves_of_a_real_run_are_those_of_its_events(trained: Path, call: Call)
 
 
 def test_a_run_tells_its_two_measures_apart(trained: Path, call: Call) -> None:
-    results = json.loads(Path(RUN, "evaluation/results.json").read_text())
+    results = flat_results(json.loads(Path(RUN, "evaluation/results.json").read_text()))
     told = call("run", "tiny.toml").out
     assert f"{results['bits_per_byte']:.3f} held-out bits per byte ({results['documents']} whole documents)" in told
     validation = steps(list(read_events(Path(RUN, "events.jsonl"))), "validation")[-1]

@@ -10,20 +10,29 @@ import pytest
 import torch
 
 from ropewalk.base.errors import UserError
+from ropewalk.base.metric import flat_results, read_tasks
+from ropewalk.base.seal import write_sealed
 from ropewalk.evaluate.config import Evaluate
 from ropewalk.evaluate.evaluation import evaluate, write_evaluation
-from ropewalk.evaluate.results import read_documents, read_whole
+from ropewalk.evaluate.held_out import HeldOut
+from ropewalk.evaluate.results import read_documents, read_results, read_whole
 from ropewalk.model.decoder import build
 from ropewalk.store.manifest import read_manifest
 
-from .tiny import CODE, PROSE, one_device, small
+from .tiny import CODE, PROSE, planned, small
 
 SETTINGS = Evaluate(max_bytes=10**6, samples=4, prompt_tokens=6, max_new_tokens=8)
 TEXT_BYTES = sum(len(text.encode()) for text in CODE + PROSE)
 
 
+def evaluated(corpus, model):
+    held_out = HeldOut(corpus, SETTINGS, seed=0)
+    return evaluate(planned(model, held_out), held_out)
+
+
 def measured(corpus, model):
-    return evaluate(one_device(model), model, folder=corpus, settings=SETTINGS, sequence_length=16, rows=4, seed=0)
+    """The metrics of the task `held-out` over all documents, by name."""
+    return {metric.name: metric for metric in evaluated(corpus, model).tasks["held-out"] if not metric.group}
 
 
 @pytest.fixture
@@ -38,10 +47,11 @@ def test_a_uniform_model_costs_log_v_a_token(corpus, model):
     result = measured(corpus, model)
     manifest = read_manifest(corpus)
     tokens, vocabulary = manifest.tokens("validation"), manifest.tokenizer.vocabulary
-    assert (result.tokens, result.bytes, result.documents) == (tokens, TEXT_BYTES, 16)
-    assert result.bits_per_byte == pytest.approx(math.log2(vocabulary) * tokens / TEXT_BYTES, rel=1e-12)
-    assert result.loss == pytest.approx(math.log(vocabulary), rel=1e-12)
-    assert result.perplexity == pytest.approx(vocabulary, rel=1e-12)
+    sizes = (result["loss"].n, result["bytes"].value, result["bits_per_byte"].n)
+    assert sizes == (tokens, TEXT_BYTES, 16)
+    assert result["bits_per_byte"].value == pytest.approx(math.log2(vocabulary) * tokens / TEXT_BYTES, rel=1e-12)
+    assert result["loss"].value == pytest.approx(math.log(vocabulary), rel=1e-12)
+    assert result["perplexity"].value == pytest.approx(vocabulary, rel=1e-12)
 
 
 def test_a_unigram_model_costs_its_entropy(corpus, model):
@@ -56,10 +66,10 @@ def test_a_unigram_model_costs_its_entropy(corpus, model):
     result = measured(corpus, model)
     manifest = read_manifest(corpus)
     nats = -sum(float(log_probabilities[token]) for token in validation_tokens(corpus, manifest))
-    assert result.bits_per_byte == pytest.approx(nats / math.log(2) / TEXT_BYTES, rel=1e-12)
+    assert result["bits_per_byte"].value == pytest.approx(nats / math.log(2) / TEXT_BYTES, rel=1e-12)
     favourite = int(log_probabilities.argmax())
     hits = sum(token == favourite for token in validation_tokens(corpus, manifest))
-    assert result.accuracy == hits / result.tokens
+    assert result["accuracy"].value == hits / result["accuracy"].n
 
 
 def validation_tokens(corpus, manifest) -> list[int]:
@@ -70,45 +80,71 @@ def validation_tokens(corpus, manifest) -> list[int]:
 
 def test_an_untrained_model_costs_about_log_v_a_token(corpus, model):
     result = measured(corpus, model)
-    expected = math.log2(model.spec.vocabulary) * result.tokens / result.bytes
+    expected = math.log2(model.spec.vocabulary) * result["loss"].n / result["bytes"].value
     # Logits of the first values have a standard deviation of 0.02 sqrt(width) = 0.08: the loss is log V + 0.003.
-    assert result.bits_per_byte == pytest.approx(expected, rel=0.01)
+    assert result["bits_per_byte"].value == pytest.approx(expected, rel=0.01)
 
 
 def test_domains_add_up_and_compressors_see_each_domain_joined(corpus, model):
-    result = measured(corpus, model)
-    assert set(result.domains) == {"code", "prose"}
-    assert sum(part.bytes for part in result.domains.values()) == result.bytes
-    for name in ("bits_per_byte", "zlib_bits_per_byte", "xz_bits_per_byte"):
-        bits = sum(getattr(part, name) * part.bytes for part in result.domains.values())
-        assert getattr(result, name) == pytest.approx(bits / result.bytes)
-    code = result.domains["code"]
-    joined = 8 * len(zlib.compress("".join(CODE).encode(), 9)) / code.bytes
+    metrics = evaluated(corpus, model).tasks["held-out"]
+    found = {(metric.group, metric.name): metric for metric in metrics}
+    sizes = {group: metric.value for (group, name), metric in found.items() if name == "bytes" and group}
+    assert set(sizes) == {"code", "prose"}
+    assert sum(sizes.values()) == found["", "bytes"].value
+    for show in (lambda m: m.value, lambda m: m.references["zlib"], lambda m: m.references["xz"]):
+        bits = sum(show(found[group, "bits_per_byte"]) * size for group, size in sizes.items())
+        assert show(found["", "bits_per_byte"]) == pytest.approx(bits / found["", "bytes"].value)
+    joined = 8 * len(zlib.compress("".join(CODE).encode(), 9)) / sizes["code"]
     # The documents come in another order here.
-    assert code.zlib_bits_per_byte == pytest.approx(joined, rel=0.05)
+    assert found["code", "bits_per_byte"].references["zlib"] == pytest.approx(joined, rel=0.05)
 
 
 def test_results_and_samples_are_written(corpus, model, tmp_path):
-    result = measured(corpus, model)
+    result = evaluated(corpus, model)
+    metrics = measured(corpus, model)
     write_evaluation(tmp_path, result, step=7)
     written = json.loads((tmp_path / "evaluation/results.json").read_text())
-    assert list(written)[:2] == ["format", "step"]
-    assert (written["format"], written["step"]) == (2, 7)
-    assert written["bits_per_byte"] == result.bits_per_byte
-    assert written["domains"]["code"]["bytes"] == result.domains["code"].bytes
-    assert "samples" not in written
+    assert (written["format"], written["step"], set(written["tasks"])) == (3, 7, {"held-out", "completions"})
+    bits = written["tasks"]["held-out"]["bits_per_byte"]
+    assert (bits["value"], bits["n"], bits["better"]) == (metrics["bits_per_byte"].value, 16, "lower")
+    for task, read in read_tasks(written).items():
+        order = [(metric.name, metric.group) for metric in read]
+        assert sorted(result.tasks[task], key=lambda metric: order.index((metric.name, metric.group))) == read
     lines = (tmp_path / "samples.jsonl").read_text(encoding="utf-8").split("\n")[1:-1]
     assert [json.loads(line)["domain"] for line in lines] == ["code", "prose", "code", "prose"]
     assert set(json.loads(lines[0])) >= {"prompt", "completion", "domain", "source", "parses"}
     rows = read_documents(tmp_path)
-    assert len(rows) == result.documents == len({row["key"] for row in rows})
+    assert len(rows) == 16 == len({row["key"] for row in rows})
     totals = {name: sum(row[name] for row in rows) for name in ("bytes", "tokens", "nats", "correct")}
-    assert (totals["bytes"], totals["tokens"]) == (result.bytes, result.tokens)
-    assert totals["nats"] / totals["tokens"] == pytest.approx(result.loss)
-    assert totals["correct"] / totals["tokens"] == result.accuracy
-    low, high = written["intervals"]["bits_per_byte"]
-    assert low < result.bits_per_byte < high
+    assert (totals["bytes"], totals["tokens"]) == (TEXT_BYTES, metrics["loss"].n)
+    assert totals["nats"] / totals["tokens"] == pytest.approx(metrics["loss"].value)
+    assert totals["correct"] / totals["tokens"] == metrics["accuracy"].value
+    low, high = bits["interval"]
+    assert low < bits["value"] < high
     assert read_whole(tmp_path).items() <= written.items()
+
+
+def test_results_of_older_formats_are_read_as_tasks(corpus, model, tmp_path):
+    """Format 2 had the same numbers without tasks; `summary.json` still has its keys."""
+    write_evaluation(tmp_path, evaluated(corpus, model), step=7)
+    new = read_results(tmp_path)
+    old = {key: value for key, value in flat_results(new).items() if key != "tasks"} | {"format": 2}
+    assert (old["documents"], old["bytes"], old["intervals"].keys()) == (
+        16,
+        TEXT_BYTES,
+        {"bits_per_byte", "loss", "accuracy"},
+    )
+    assert old["domains"]["code"].keys() == {
+        "bits_per_byte",
+        "accuracy",
+        "bytes",
+        "zlib_bits_per_byte",
+        "xz_bits_per_byte",
+    }
+    write_sealed(tmp_path / "evaluation/results.json", {key: old[key] for key in old if key != "seal"})
+    upgraded = read_results(tmp_path)
+    assert (upgraded["format"], upgraded["step"]) == (3, 7)
+    assert {**flat_results(upgraded), "tasks": None} == {**flat_results(new), "tasks": None}
 
 
 def test_a_diverged_model_is_reported(corpus, model):

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from ropewalk.base.errors import DamagedCheckpoint, UserError
+from ropewalk.base.metric import flat_results
 from ropewalk.base.progress import Silent
 from ropewalk.checkpoint.format import list_checkpoints
 from ropewalk.checkpoint.run_state import State
@@ -76,12 +77,14 @@ def test_every_plan_measures_and_samples_what_one_process_does(name: str, tmp_pa
     (run / "samples.jsonl").unlink()
     make_run(tmp_path, **settings)
     world = read_settings(run).planned.phases[0].plan.world
-    for found in POOL.run(measured, run, world, world=world):
+    one = flat_results(one)
+    for results in POOL.run(measured, run, world, world=world):
+        found = flat_results(results)
         assert (found["tokens"], found["documents"], found["step"]) == (one["tokens"], one["documents"], 7)
         # bf16 rounds each product at 4e-3; the sums have another order.
         close = pytest.approx(one["bits_per_byte"], rel=1e-6 if precision == "fp32" else 1e-3)
         assert found["bits_per_byte"] == close
-        assert read_results(run) == found
+        assert read_results(run) == results
     assert (run / "samples.jsonl").read_text() == samples
 
 
@@ -91,7 +94,7 @@ def test_a_last_phase_with_shorter_rows_is_evaluated(tmp_path: Path) -> None:
     run = make_run(tmp_path, evaluate=SETTINGS, train__steps=None, train__phases=phases)
     path = write_checkpoint(run, read_settings(run).model(1))
     found = evaluate_checkpoint(path, run=run, data=tmp_path / "prepared", settings=SETTINGS, seed=3, progress=Silent())
-    assert found["tokens"] > 100
+    assert flat_results(found)["tokens"] > 100
 
 
 def refused(rank: int, run: Path, world: int) -> str:
@@ -181,11 +184,11 @@ def test_run_and_evaluate_under_a_launcher_use_all_of_its_processes(
     words = ["tiny.toml", "parallel.shard=2", "train.precision=fp32"]
     assert POOL.run(called, ["run", *words], tmp_path, world=2) == [(0, 1), (0, 1)]
     run = tmp_path / "runs" / "tiny"
-    together = json.loads((run / "evaluation" / "results.json").read_text())
+    together = flat_results(json.loads((run / "evaluation" / "results.json").read_text()))
     samples = (run / "samples.jsonl").read_text()
     shutil.rmtree(run / "evaluation")
     assert POOL.run(called, ["evaluate", *words], tmp_path, world=2) == [(0, 1), (0, 1)]
-    assert json.loads((run / "evaluation" / "results.json").read_text()) == together
+    assert flat_results(json.loads((run / "evaluation" / "results.json").read_text())) == together
     # One process, without the launcher.
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as stop:

@@ -35,9 +35,9 @@ def test_scores_equal_one_token_at_a_time(position):
     scores = score_documents(one_device(model), documents, sequence_length=8, rows=4, end_of_text=END)
     for index, document in enumerate(documents):
         total, correct = one_by_one(model, document.tolist(), length=8)
-        assert scores.log_probabilities[index] == pytest.approx(total, rel=1e-12)
-        assert scores.correct[index] == correct
-    assert scores.tokens.tolist() == [len(document) for document in documents]
+        assert scores[index].log_probability == pytest.approx(total, rel=1e-12)
+        assert scores[index].correct == correct
+    assert [score.tokens for score in scores] == [len(document) for document in documents]
 
 
 def one_by_one(model, document: list[int], *, length: int) -> tuple[float, int]:
@@ -59,5 +59,5 @@ def test_rows_and_company_do_not_matter():
     options = {"sequence_length": 12, "end_of_text": END}
     together = score_documents(one_device(model), documents, rows=5, **options)
     alone = [score_documents(one_device(model), [d], rows=1, **options) for d in documents]
-    apart = np.concatenate([scores.log_probabilities for scores in alone])
-    np.testing.assert_allclose(together.log_probabilities, apart, rtol=1e-12)
+    apart = [score.log_probability for (score,) in alone]
+    np.testing.assert_allclose([score.log_probability for score in together], apart, rtol=1e-12)

@@ -10,6 +10,8 @@ import torch
 import xxhash
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from ropewalk.evaluate.held_out import HeldOut
+from ropewalk.evaluate.sharded_model import PlannedModel
 from ropewalk.model.config import Model
 from ropewalk.model.decoder import Decoder, build
 from ropewalk.model.spec import Spec, resolve
@@ -51,6 +53,12 @@ def one_device(model: Decoder, *, rows: int = 4) -> RankExecutor:
     """An executor for scoring."""
     plan = Plan(device="cpu", precision="fp32", batch_size=rows, microbatch_size=rows)
     return apply(plan, model, None, None)
+
+
+def planned(model: Decoder, held_out: HeldOut, *, length: int = 16, rows: int = 4) -> PlannedModel:
+    """What tasks ask."""
+    plan = Plan(device="cpu", precision="fp32", batch_size=rows, microbatch_size=rows)
+    return PlannedModel(plan, lambda plan: apply(plan, model, None, None), length=length, held_out=held_out)
 
 
 def train_tokenizer(texts: Iterable[str], *, prefix_space: bool = False) -> Tokenizer:

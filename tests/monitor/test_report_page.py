@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ropewalk.base.events import EventLog
-from ropewalk.cli.run_results import evaluation_line
+from ropewalk.cli.run_results import evaluation_text
 from ropewalk.monitor.draw.markup import element, escape
 from ropewalk.monitor.headline import key_figures
 from ropewalk.monitor.report.run_report import render, write_report
@@ -115,7 +115,7 @@ def test_the_validation_loss_and_the_evaluation_have_different_names_everywhere(
     lines = "\n".join(status_lines(view))
     assert re.search(r"validation loss +2\.5000 \(64 held-out sequences\), step 300", lines)
     assert "1.32 held-out bits per byte" in lines
-    assert "1.317 held-out bits per byte (33 whole documents)" in evaluation_line({**summary, "documents": 33})
+    assert "1.317 held-out bits per byte (33 whole documents)" in evaluation_text({**summary, "documents": 33})
 
 
 def test_the_loss_curve_carries_every_logged_loss_that_counts(run: Path) -> None:

@@ -38,6 +38,7 @@ ROWS = [
     Row("plan.deterministic", "true", "deterministic(device)"),
     Row("plan.fp8", "all", "plan", by=planned),
     Row("plan.tuning", "off", "plan", by=planned),
+    Row("evaluate.tasks", '["held-out"]', "tasks", by=evaluated),
     Row("evaluate.max_bytes", "1000", "bytes", by=evaluated),
     Row("evaluate.samples", "1", "samples", by=evaluated),
     Row("evaluate.prompt_tokens", "3", "prompts", by=evaluated),

@@ -120,24 +120,19 @@ def evaluated(recipe: Recipe) -> Facts:
     import torch
 
     from ropewalk.evaluate.evaluation import evaluate
-    from tests.evaluate.tiny import CODE, PROSE, one_device, small, train_tokenizer, vivid, write_corpus
+    from ropewalk.evaluate.held_out import HeldOut
+    from tests.evaluate.tiny import CODE, PROSE, planned, small, train_tokenizer, vivid, write_corpus
 
     torch.set_num_threads(1)
     with folder() as place:
         tokenizer = train_tokenizer(CODE + PROSE)
         write_corpus(place / "data", {"py": ("code", CODE), "book": ("prose", PROSE)}, tokenizer)
         model = vivid(small(vocabulary=tokenizer.get_vocab_size(), sequence_length=16))
-        result = evaluate(
-            one_device(model),
-            model,
-            folder=place / "data",
-            settings=recipe.evaluate,
-            sequence_length=16,
-            rows=4,
-            seed=recipe.seed,
-        )
+        held_out = HeldOut(place / "data", recipe.evaluate, seed=recipe.seed)
+        result = evaluate(planned(model, held_out), held_out)
     return {
-        "bytes": result.bytes,
+        "tasks": list(result.tasks),
+        "bytes": sum(document.bytes for document in result.documents),
         "samples": len(result.samples),
         "prompts": [sample.prompt for sample in result.samples],
         "completions": [sample.completion for sample in result.samples],

@@ -1,16 +1,17 @@
-"""Sections about what the model can do: compression beside zlib and xz, by domain, and samples."""
+"""Sections about the quality of the model: the metrics of evaluation tasks, and samples."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Sequence
 
-from ropewalk.base.progress import amount
+from ropewalk.base.metric import Metric, titled
+from ropewalk.base.progress import counted
 
+from ..comparison import metric_text
 from ..draw.bars import Bar, BarGroup, bar_figure
 from ..draw.markup import Child, Markup, element
 from ..run_view import Completion, RunView
-from ..values import finite, mapping
+from ..values import finite
 from .page import badge, empty, section, table
 
 SHOWN_SAMPLES = 8
@@ -21,29 +22,10 @@ MOST_CHARACTERS = 3000
 
 
 def quality_section(view: RunView) -> Markup:
-    """Bits per byte of model, xz and zlib, overall and by domain, with accuracy beside."""
-    if view.measured("bits_per_byte") is None:
+    """The metrics of every task, with their intervals, references and groups."""
+    if not view.tasks:
         return section("Evaluation", empty("The run has not been evaluated yet."))
-    overall = {
-        key: view.measured(key) for key in ("bits_per_byte", "zlib_bits_per_byte", "xz_bits_per_byte", "accuracy")
-    }
-    overall["bytes"] = finite(view.evaluation.get("bytes"))
-    parts: dict[str, Mapping[str, Any]] = {"all held-out text": overall}
-    domains = mapping(view.evaluation.get("domains")) or mapping(view.summary.get("domains"))
-    parts.update((name, mapping(values)) for name, values in domains.items())
-    bars = bar_figure(
-        "Held-out bits per byte",
-        "whole documents; shorter is better",
-        [_group(title, values) for title, values in parts.items()],
-    )
-    rows = [(name, *_row(values)) for name, values in parts.items()]
-    heads = ("domain", "held-out bits per byte", "accuracy", "measured")
-    numbers = element(
-        "figure",
-        element("figcaption", element("strong", "By domain"), element("span", _step_note(view), class_="unit")),
-        table(heads, rows, numeric=(1, 2, 3)),
-    )
-    return section("Evaluation", element("div", bars, numbers, class_="pair"))
+    return section("Evaluation", [_task(view, task, metrics) for task, metrics in view.tasks.items() if metrics])
 
 
 def samples_section(view: RunView) -> Markup:
@@ -69,25 +51,49 @@ def samples_section(view: RunView) -> Markup:
     return section("Samples", legend, element("div", cards[:SHOWN_SAMPLES], class_="pair cards"), rest)
 
 
-def _group(title: str, values: Mapping[str, Any]) -> BarGroup:
-    rows = (
-        ("model", "bits_per_byte", "tone-0"),
-        ("xz", "xz_bits_per_byte", "plain"),
-        ("zlib", "zlib_bits_per_byte", "plain"),
-    )
-    found = [(label, finite(values.get(key)), tone) for label, key, tone in rows]
-    return BarGroup(
-        title, [Bar(label, value, f"{value:.3f}", tone) for label, value, tone in found if value is not None]
-    )
+def _task(view: RunView, task: str, metrics: Sequence[Metric]) -> Markup:
+    bars = [_bars(task, [each for each in metrics if each.name == metric.name]) for metric in metrics if _leads(metric)]
+    whole = [metric for metric in metrics if not metric.group]
+    rows = [(metric.label, metric_text(metric), _measured(metric), metric.unit) for metric in whole]
+    tables = [_table(view, task, ("metric", "value (95 % interval)", "over", "unit"), rows)]
+    if groups := list(dict.fromkeys(metric.group for metric in metrics if metric.group)):
+        names = list(dict.fromkeys(metric.name for metric in metrics if metric.group))
+        found = {(metric.group, metric.name): metric.text() for metric in metrics}
+        lines = [(group, *(found.get((group, name), "–") for name in names)) for group in groups]
+        tables.append(_table(view, f"{task}, by group", ("group", *(name.replace("_", " ") for name in names)), lines))
+    return element("div", *bars, element("div", tables), class_="pair")
 
 
-def _row(values: Mapping[str, Any]) -> tuple[str, str, str]:
-    bits, accuracy, size = (finite(values.get(key)) for key in ("bits_per_byte", "accuracy", "bytes"))
-    return (
-        "–" if bits is None else f"{bits:.3f}",
-        "–" if accuracy is None else f"{100 * accuracy:.1f} %",
-        "–" if size is None else amount(size, "B"),
+def _leads(metric: Metric) -> bool:
+    return bool(metric.references) and not metric.group
+
+
+def _bars(task: str, metrics: Sequence[Metric]) -> Markup:
+    """The whole and its groups, each beside its references."""
+    groups = [
+        BarGroup(
+            metric.group or "all",
+            [
+                Bar(name, value, metric.text(value), "tone-0" if name == "model" else "plain")
+                for name, value in {"model": metric.value, **metric.references}.items()
+            ],
+        )
+        for metric in metrics
+    ]
+    first = metrics[0]
+    note = f"{first.note}; {first.better} is better" if first.note else f"{first.better} is better"
+    return bar_figure(titled(task, first).capitalize(), note, groups)
+
+
+def _table(view: RunView, title: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Markup:
+    caption = element(
+        "figcaption", element("strong", title.capitalize()), element("span", _step_note(view), class_="unit")
     )
+    return element("figure", caption, table(heads, rows, numeric=range(1, len(heads))))
+
+
+def _measured(metric: Metric) -> str:
+    return "–" if metric.n is None else counted(metric.n, metric.of)
 
 
 def _step_note(view: RunView) -> str:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import pytest
 
 from ropewalk.evaluate.config import Evaluate
-from ropewalk.evaluate.held_out import held_out_documents
-from ropewalk.evaluate.samples import accepts, draw_samples, rate
-from ropewalk.evaluate.text import Detokenizer
-from ropewalk.store.manifest import read_manifest
+from ropewalk.evaluate.evaluation import evaluate
+from ropewalk.evaluate.held_out import HeldOut
+from ropewalk.evaluate.tasks.completions import accepts
 
-from .tiny import small, vivid
+from .tiny import planned, small, vivid
 
 ACCEPTED = {
     "a whole statement": ("x = ", "1\n"),
@@ -53,30 +52,26 @@ def test_the_last_line_counts_when_the_text_ended_there():
     assert not judge("x = ", "1 +", closed=True)
 
 
-def test_the_rate_counts_judged_samples_only():
-    assert rate([True, None, False, None]) == 0.5
-    assert rate([None]) is None
+def measured(corpus, **settings):
+    held_out = HeldOut(corpus, Evaluate(tasks=("completions",), **settings), seed=5)
+    model = vivid(small(vocabulary=held_out.detokenizer.vocabulary, sequence_length=32))
+    return evaluate(planned(model, held_out, length=32), held_out)
 
 
-@pytest.fixture
-def samples(corpus):
-    manifest = read_manifest(corpus)
-    detokenizer = Detokenizer(corpus, manifest.tokenizer)
-    documents = held_out_documents(corpus, manifest, detokenizer, max_bytes=10**6, seed=0)
-    model = vivid(small(vocabulary=manifest.tokenizer.vocabulary, sequence_length=32))
-    settings = Evaluate(samples=9, prompt_tokens=10, max_new_tokens=24)
-    return draw_samples(model, documents, detokenizer, settings=settings, end_of_text=0, seed=5)
-
-
-def test_samples_take_the_domains_in_turn(samples):
-    assert [sample.domain for sample in samples] == ["code", "prose"] * 4 + ["code"]
-    assert len({sample.prompt for sample in samples}) > 5
-
-
-def test_only_code_is_judged_and_the_truth_parses(samples):
-    for sample in samples:
+def test_samples_take_the_domains_in_turn_and_only_code_is_judged(corpus):
+    found = measured(corpus, samples=9, prompt_tokens=10, max_new_tokens=24)
+    assert [sample.domain for sample in found.samples] == ["code", "prose"] * 4 + ["code"]
+    assert len({sample.prompt for sample in found.samples}) > 5
+    for sample in found.samples:
         assert (sample.parses is None) == (sample.domain == "prose")
         # Every true continuation in this corpus holds a whole function.
         assert sample.parses_reference is (True if sample.domain == "code" else None)
+    (rate,) = found.tasks["completions"]
     # An untrained model writes no Python.
-    assert rate([sample.parses for sample in samples]) == 0
+    assert (rate.name, rate.value, rate.n, rate.references) == ("parse_rate", 0, 5, {"true continuations": 1})
+    assert rate.interval == (0, pytest.approx(0.434, abs=1e-3))  # Wilson, 0 of 5
+
+
+def test_without_samples_nothing_is_measured(corpus):
+    found = measured(corpus, samples=0)
+    assert (found.tasks, found.samples) == ({"completions": []}, [])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import platform
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -13,7 +12,7 @@ from torch import Tensor
 
 from ropewalk import __version__
 from ropewalk.model.hugging_face.strict import read_spec
-from ropewalk.model.spec import Spec
+from ropewalk.model.spec import Spec, spec_tree
 from ropewalk.parallel.placement import LocalShard
 
 from .format import CheckpointManifest
@@ -56,7 +55,7 @@ def manifest_of(state: State) -> CheckpointManifest:
         step=state.step,
         tokens=state.tokens,
         seed=state.seed,
-        spec=dataclasses.asdict(state.spec),
+        spec=spec_tree(state.spec),
         data=state.data,
         files={},
         tensors={},

@@ -6,15 +6,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from ropewalk.config.schema import Range
+from ropewalk.config.schema import Range, SettingsOf
 
-Norm = Literal["rms", "layer", "none"]
+from .components import ACTIVATIONS, MODELS, NORMS, POSITIONS
+from .init_laws import INITS
+
 NormPlace = Literal["pre", "post", "both"]
-Mlp = Literal["swiglu", "geglu", "gelu", "gelu-tanh", "relu2"]
-Position = Literal["rope", "learned", "sinusoidal", "alibi", "none"]
 RopeScaling = Literal["none", "linear", "ntk"]
 Documents = Literal["ignore", "separate"]
-Init = Literal["gaussian", "depth-scaled", "lipschitz", "ds-init", "t-fixup", "zero-projection"]
 LoraTargets = Literal["attention", "all"]
 
 
@@ -35,6 +34,10 @@ class Lora:
 class Model:
     """A decoder-only transformer. With `train.start_from`, what is not set here is that of the model there."""
 
+    kind: Annotated[str, MODELS] = "decoder"
+    """Kind of model: a decoder-only transformer, or your own (`"module:attr"`), which reads the sizes below."""
+    kind_settings: Annotated[object, SettingsOf("kind")] = None
+    """Settings of a kind of model of your own."""
     layers: Annotated[int, Range(least=1, most=1 << 16)] = 4
     """Blocks of attention and feed-forward."""
     width: Annotated[int, Range(least=8)] = 256
@@ -50,22 +53,28 @@ class Model:
     for the gated kinds (`swiglu`, `geglu`); 4 x width for the others."""
     bias: bool = False
     """Whether the linear layers of the blocks add a bias, as those of GPT-2."""
-    norm: Norm = "rms"
+    norm: Annotated[str, NORMS] = "rms"
     """Normalisation: root mean square (Zhang and Sennrich 2019), mean and variance (Ba et al. 2016), or none; a deep
     model without any needs `init = "t-fixup"`."""
+    norm_settings: Annotated[object, SettingsOf("norm")] = None
+    """Settings of a norm of your own (`model.norm = "module:attr"`)."""
     norm_position: NormPlace = "pre"
     """Where a block normalises. `pre`: x + f(norm(x)), and once more before the head. `post`: norm(x + f(x)), as in
     Vaswani et al. 2017; deep models then need `init = "lipschitz"` or `"ds-init"`. `both`: x + norm(f(norm(x)))."""
     qk_norm: bool = False
     """Whether each head's queries and keys are brought to root mean square 1, times a learned scale, before they are
     rotated: bounds the attention scores (Henry et al. 2020; Dehghani et al. 2023)."""
-    mlp: Mlp = "swiglu"
+    mlp: Annotated[str, ACTIVATIONS] = "swiglu"
     """Feed-forward part: gated by SiLU or GeLU (Shazeer 2020), GeLU, its tanh form (GPT-2), or the square of ReLU
     (So et al. 2021)."""
-    position: Position = "rope"
+    mlp_settings: Annotated[object, SettingsOf("mlp")] = None
+    """Settings of an activation of your own (`model.mlp = "module:attr"`)."""
+    position: Annotated[str, POSITIONS] = "rope"
     """How attention knows positions: rotation of queries and keys, a vector added to the embedding (learned, or the
     sinusoids of Vaswani et al. 2017 with the embedding times sqrt(width)), a penalty proportional to the distance
     (ALiBi, Press et al. 2022), or not at all."""
+    position_settings: Annotated[object, SettingsOf("position")] = None
+    """Settings of a kind of position of your own (`model.position = "module:attr"`)."""
     rope_theta: Annotated[float, Range(above=1)] = 10_000.0
     """Base of the rotation frequencies (theta)."""
     rope_scaling: RopeScaling = "none"
@@ -81,8 +90,10 @@ class Model:
     dropout: Annotated[float, Range(least=0, below=1)] = 0.0
     """Chance that a feature is dropped in training: after the embedding, after attention, after feed-forward. Masks
     are a function of seed, step and place, the same under any layout of devices."""
-    init: Init = "depth-scaled"
+    init: Annotated[str, INITS] = "depth-scaled"
     """First values of the weights, by name of the rule; model/init_laws.py has each with its paper."""
+    init_settings: Annotated[object, SettingsOf("init")] = None
+    """Settings of a rule of your own for first values (`model.init = "module:attr"`)."""
     tie_embeddings: bool = True
     """Whether the head shares the embedding's weights."""
     vocabulary: Annotated[int, Range(least=1)] | None = None
@@ -95,9 +106,9 @@ class Model:
         size = self.head_size or self.width // self.heads
         if self.width % self.heads and not self.head_size:
             yield "heads", f"{self.heads} heads do not divide the width {self.width}; choose a divisor"
-        elif self.position == "rope" and size % 2:
+        elif POSITIONS[self.position].how == "rotate" and size % 2:
             key, what = ("head_size", "it") if self.head_size else ("heads", "width / heads")
-            yield key, f"rope needs an even head size, {what} is {size}"
+            yield key, f"{self.position} needs an even head size, {what} is {size}"
         elif self.rope_scaling == "ntk" and size == 2:
             yield "rope_scaling", "ntk needs a head size above 2; choose fewer heads or linear scaling"
         if self.positions and self.position != "learned":

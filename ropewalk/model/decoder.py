@@ -10,11 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from .attend import Attend, CachedAttend, attend_for
+from .components import POSITIONS, made
 from .dropout import Dropout
 from .init import initialize
 from .loss import token_scores, weighted_loss
 from .modules import Block, make_norm
-from .positions import rotation, sinusoids
+from .positions import Rotation
 from .protocol import Edge, Edges, ForwardPass, ModelStage, RunBlock, SplitVocabulary, run_plainly
 from .spec import Spec
 
@@ -32,6 +33,12 @@ class Decoder(ModelStage):
         super().__init__()
         self.spec, self.first, self.last = spec, first, last
         self.embedding = _table(spec.vocabulary, spec.width) if first else None
+        position = POSITIONS[spec.position]
+        function = made(position, spec.position_settings) if position.how in ("rotate", "add") else None
+        self.rotation: Callable[..., Rotation] | None = function if position.how == "rotate" else None
+        self.add_positions: Callable[[Tensor, Tensor, Spec], Tensor] | None = (
+            function if position.how == "add" else None
+        )
         learned = spec.learned_positions if first else 0
         self.positions = _table(learned, spec.width) if learned else None
         self.embed: Callable[[Tensor], Tensor] | None = None
@@ -69,9 +76,9 @@ class Decoder(ModelStage):
             x = self.lookup(x, positions_BT)
             x = x if dropout is None else dropout(x, site="embedding")
         turn = None
-        if self.spec.position == "rope":
+        if self.rotation is not None:
             wide = torch.promote_types(x.dtype, torch.float32)
-            turn = rotation(positions_BT.t() if self.positions_first else positions_BT, self.spec, dtype=wide)
+            turn = self.rotation(positions_BT.t() if self.positions_first else positions_BT, self.spec, dtype=wide)
 
         def forward(block: Block, x: Tensor) -> Tensor:
             return block(x, turn=turn, attend=attend, dropout=dropout.at(block.layer) if dropout else None)
@@ -91,11 +98,7 @@ class Decoder(ModelStage):
         positions_BT = self.keep(positions_BT) if self.keep else positions_BT
         if self.positions is not None:
             return x_BTC + self.positions(positions_BT)
-        if self.spec.position == "sinusoidal":
-            # Vaswani et al. 2017, section 3.4: without the factor the sinusoids would drown the embedding.
-            waves_BTC = sinusoids(positions_BT, width=self.spec.width, dtype=x_BTC.dtype)
-            return x_BTC * self.spec.width**0.5 + waves_BTC
-        return x_BTC
+        return x_BTC if self.add_positions is None else self.add_positions(x_BTC, positions_BT, self.spec)
 
     def edges(self, sequences: int, positions: int) -> Edges:
         shape = (positions, sequences) if self.positions_first else (sequences, positions)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .activations import is_whole_head
+from .components import is_whole_head
 from .matmul import times
 from .positions import Rotation, rotate
 

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 from ropewalk.base.seeds import seed_for
 
-from .init_laws import LAWS, Matrix, adapter
+from .components import made
+from .init_laws import INITS, Law, Matrix, adapter
 from .sharding import split_of, whole_name
 from .spec import Spec
 
@@ -63,14 +64,15 @@ def initial_value(name: str, shape: tuple[int, ...], spec: Spec, *, seed: int) -
     generator = torch.Generator().manual_seed(seed_for(seed, "init", source))
     if name.endswith(".lora_a"):
         return torch.empty(shape).normal_(std=adapter(shape[1]).std, generator=generator)
-    laws = [(rows, LAWS[spec.init](matrix, spec)) for rows, matrix in matrices(source, shape, spec)]
-    (kind,) = {law.kind for _, law in laws}
+    law: Law = made(INITS[spec.init], spec.init_settings)
+    laws = [(rows, law(matrix, spec)) for rows, matrix in matrices(source, shape, spec)]
+    (kind,) = {each.kind for _, each in laws}
     if kind == "normal":
         drawn = torch.empty(shape).normal_(generator=generator)
-        scales = [law.std for _, law in laws]
+        scales = [each.std for _, each in laws]
     else:
         drawn = torch.empty(shape).uniform_(-1, 1, generator=generator)
-        scales = [law.bound for _, law in laws]
+        scales = [each.bound for _, each in laws]
     of_unit = torch.tensor(scales).repeat_interleave(torch.tensor([rows for rows, _ in laws]))
     return drawn.mul_(of_unit.repeat(shape[0] // len(of_unit)).unsqueeze(1))
 

@@ -1,4 +1,4 @@
-"""The laws by which weights start: one function per paper in `LAWS`, from a matrix to a distribution. No torch.
+"""The laws by which weights start: one function per paper in `INITS`, from a matrix to a distribution. No torch.
 
 Biases start at 0 and norms at 1 under every law; a law speaks of matrices. A fused matrix is asked about part by part
 (query, key, value; gate, up), because papers speak of those.
@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import sqrt
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from .config import Init
-from .spec import Spec
+from ropewalk.config.registry import Kind, Registry
+
+if TYPE_CHECKING:
+    from .spec import Spec
 
 Part = Literal["embedding", "positions", "head", "query", "key", "value", "out", "gate", "up", "down"]
 
@@ -57,7 +59,7 @@ class Distribution:
         return self.std * sqrt(3)
 
 
-Law = Callable[[Matrix, Spec], Distribution]
+Law = Callable[[Matrix, "Spec"], Distribution]
 
 
 def gaussian(matrix: Matrix, spec: Spec) -> Distribution:
@@ -128,11 +130,15 @@ def adapter(inputs: int) -> Distribution:
     return Distribution("normal", sqrt(1 / (3 * inputs)))
 
 
-LAWS: dict[Init, Law] = {
-    "gaussian": gaussian,
-    "depth-scaled": depth_scaled,
-    "lipschitz": lipschitz,
-    "ds-init": ds_init,
-    "t-fixup": t_fixup,
-    "zero-projection": zero_projection,
-}
+INITS: Registry[Kind] = Registry(
+    "init",
+    {
+        "gaussian": Kind(target=gaussian, doc="The same deviation everywhere."),
+        "depth-scaled": Kind(target=depth_scaled, doc="GPT-2: smaller where matrices write to the residual stream."),
+        "lipschitz": Kind(target=lipschitz, doc="Xu et al. 2020, for `post`."),
+        "ds-init": Kind(target=ds_init, doc="Zhang, Titov and Sennrich 2019, for `post`."),
+        "t-fixup": Kind(target=t_fixup, doc='Huang et al. 2020, for `norm = "none"`.'),
+        "zero-projection": Kind(target=zero_projection, doc="Matrices that write to the residual stream start at 0."),
+    },
+)
+"""The target is a `Law`."""

@@ -13,24 +13,20 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .attend import Attend
-from .config import Mlp
+from .components import ACTIVATIONS, NORMS, made
 from .dropout import Dropout
-from .gated import gated
-from .gelu import gelu
+from .feed_forward import gated, gelu, gelu_tanh
 from .heads import Heads, has_head_kernel, split_biased_heads, split_heads, turned_heads, turned_projection
 from .matmul import product
-from .norms import LayerNorm, RmsNorm, has_norm_kernel, passing
+from .norms import has_norm_kernel, passing
 from .positions import Rotation, rotate
 from .spec import Spec
 
 
 def make_norm(spec: Spec) -> nn.Module:
     """The spec's normalisation over the width."""
-    if spec.norm == "none":
-        return nn.Identity()
-    if spec.norm == "rms":
-        return RmsNorm(spec.width, eps=1e-6)
-    return LayerNorm(spec.width, eps=1e-5)
+    norm: nn.Module = made(NORMS[spec.norm], spec.norm_settings)(spec.width)
+    return norm
 
 
 def make_linear(spec: Spec, name: str, *, inputs: int, outputs: int) -> Linear:
@@ -168,25 +164,6 @@ class Attention(nn.Module):
         return split_heads(self.qkv(x_BTC), **sizes)
 
 
-def _relu2(x: Tensor) -> Tensor:
-    positive = F.relu(x)
-    # A product, because autocast would widen a power to float32.
-    return positive * positive
-
-
-def _gelu_tanh(x: Tensor) -> Tensor:
-    return F.gelu(x, approximate="tanh")
-
-
-ACTIVATIONS: dict[Mlp, Callable[[Tensor], Tensor]] = {
-    "swiglu": F.silu,
-    "geglu": F.gelu,
-    "gelu": F.gelu,
-    "gelu-tanh": _gelu_tanh,
-    "relu2": _relu2,
-}
-
-
 class FeedForward(nn.Module):
     """down(f(up(x))), or gated: down(f(gate(x)) x up(x)).
 
@@ -195,9 +172,9 @@ class FeedForward(nn.Module):
 
     def __init__(self, spec: Spec) -> None:
         super().__init__()
-        self.activation = ACTIVATIONS[spec.mlp]
+        self.activation: Callable[[Tensor], Tensor] = made(ACTIVATIONS[spec.mlp], spec.mlp_settings)
         self.gated = spec.gated
-        self.tanh = {"gelu": False, "gelu-tanh": True}.get(spec.mlp)
+        self.has_kernel = self.activation in (F.gelu, gelu_tanh)
         self.chunk = spec.mlp_chunk
         self.up = make_linear(spec, "mlp.up", inputs=spec.width, outputs=spec.mlp_width * (2 if spec.gated else 1))
         self.down = make_linear(spec, "mlp.down", inputs=spec.mlp_width, outputs=spec.width)
@@ -209,8 +186,8 @@ class FeedForward(nn.Module):
     def _hidden(self, x_BTC: Tensor) -> Tensor:
         if self.gated:
             return gated(self.up(x_BTC), self.activation, chunk=self.chunk)
-        if self.tanh is not None and x_BTC.is_cuda:
-            return gelu(self.up(x_BTC, biased=False), self.up.bias, tanh=self.tanh)
+        if self.has_kernel and x_BTC.is_cuda:
+            return gelu(self.up(x_BTC, biased=False), self.up.bias, tanh=self.activation is gelu_tanh)
         return self.activation(self.up(x_BTC))
 
 

@@ -11,11 +11,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .activations import NORM_WIDTH
+from .components import NORM_WIDTH
 
 
 class RmsNorm(nn.RMSNorm):
     """Root mean square 1 over the width, times a scale."""
+
+    def __init__(self, width: int, *, eps: float = 1e-6) -> None:
+        super().__init__(width, eps=eps)
 
     def forward(self, x: Tensor) -> Tensor:
         return _kernel(x, self) if has_norm_kernel(x, self) else normed_plainly(x, self)

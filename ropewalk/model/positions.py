@@ -45,6 +45,13 @@ def sinusoids(positions_BT: Tensor, *, width: int, dtype: torch.dtype) -> Tensor
     return torch.where(feature_C % 2 == 0, angles_BTC.sin(), angles_BTC.cos()).to(dtype)
 
 
+def with_sinusoids(x_BTC: Tensor, positions_BT: Tensor, spec: Spec) -> Tensor:
+    """Embedded tokens times sqrt(width), plus their sinusoids (Vaswani et al. 2017, section 3.4): without the factor
+    these would drown the embedding."""
+    waves_BTC = sinusoids(positions_BT, width=spec.width, dtype=x_BTC.dtype)
+    return x_BTC * spec.width**0.5 + waves_BTC
+
+
 def alibi_slopes(heads: int, *, device: torch.device | str = "cpu") -> Tensor:
     """How much each head dislikes distance, H in float64 (Press et al. 2022, section 3; their code for other counts).
 

@@ -2,7 +2,7 @@
 
 A pipeline stage and a whole model are the same class: a `ModelStage` of some layers, which may hold the first part of
 the model (embeddings), the last (final norm, head), both or neither. `parallel`, `train` and `evaluate` know no other
-class. How parameters may be split is declared beside the shapes (model/sharding.py).
+class. A kind's components declare how its parameters may be split (model/component.py).
 
 Shapes: B sequences, T tokens, V vocabulary, N = B T.
 """
@@ -10,7 +10,6 @@ Shapes: B sequences, T tokens, V vocabulary, N = B T.
 from __future__ import annotations
 
 import abc
-import importlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
@@ -19,13 +18,11 @@ import torch
 from torch import Tensor, nn
 
 from .attend import Attend, attend_for
+from .components import MODELS, made
 from .dropout import Dropout
 from .init import initialize
 from .modules import Linear
 from .spec import Spec
-
-MODELS: dict[str, str] = {"decoder": "ropewalk.model.decoder:Decoder"}
-"""Kinds of model by name: a `ModelStage` class, imported when a model of the kind is built."""
 
 RunBlock = Callable[[Any, Tensor, Callable[[Any, Tensor], Tensor]], Tensor]
 """Runs a block on its input by calling the function given last; may recompute it, or store elsewhere what it saves."""
@@ -210,9 +207,8 @@ def build_stage(
 ) -> ModelStage:
     """A stage with uninitialised parameters on torch's default device; the whole model without `layers`. Under
     `torch.device("meta")` it takes no memory."""
-    module, _, name = MODELS["decoder"].partition(":")
-    kind: Callable[..., ModelStage] = getattr(importlib.import_module(module), name)
-    return kind(spec, layers=layers, first=first, last=last)
+    stage: ModelStage = made(MODELS[spec.kind], spec.kind_settings)(spec, layers=layers, first=first, last=last)
+    return stage
 
 
 def build_model(

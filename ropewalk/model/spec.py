@@ -6,14 +6,21 @@ test compares them name by name.
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass
+import functools
+from collections import Counter
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass
 from math import prod
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from ropewalk.base.errors import UserError
+from ropewalk.config.registry import Registry
+from ropewalk.config.schema import SettingsOf
 
-from .config import Documents, Init, LoraTargets, Mlp, Model, Norm, NormPlace, Position, RopeScaling
+from .component import Component, GradientFlow, ParameterSpec
+from .components import ACTIVATIONS, MODELS, NORMS, POSITIONS
+from .config import Documents, LoraTargets, Model, NormPlace, RopeScaling
+from .init_laws import INITS
 
 Optimizer = Literal["adamw", "adamw-8bit", "lamb", "adafactor", "muon"]
 
@@ -42,9 +49,9 @@ class Spec:
     kv_heads: int
     head_size: int
     mlp_width: int
-    norm: Norm
-    mlp: Mlp
-    position: Position
+    norm: Annotated[str, NORMS]
+    mlp: Annotated[str, ACTIVATIONS]
+    position: Annotated[str, POSITIONS]
     rope_theta: float
     tie_embeddings: bool
     # Below: what came later, with the value that older checkpoints and plans mean by leaving it out.
@@ -56,18 +63,25 @@ class Spec:
     window: int | None = None
     documents: Documents = "ignore"
     dropout: float = 0.0
-    init: Init = "depth-scaled"
+    init: Annotated[str, INITS] = "depth-scaled"
     lora_rank: int = 0
     """Rank of the adapters; 0: there are none."""
     lora_alpha: float = 16.0
     lora_targets: LoraTargets = "all"
     positions: int | None = None
     """Learned positions; None: `sequence_length`."""
+    # Left out of checkpoints and plans by models without components of the user's own (`spec_tree`).
+    kind: Annotated[str, MODELS] = "decoder"
+    kind_settings: Annotated[object, SettingsOf("kind")] = None
+    norm_settings: Annotated[object, SettingsOf("norm")] = None
+    mlp_settings: Annotated[object, SettingsOf("mlp")] = None
+    position_settings: Annotated[object, SettingsOf("position")] = None
+    init_settings: Annotated[object, SettingsOf("init")] = None
 
     @property
     def learned_positions(self) -> int:
         """Rows of the table of learned positions; 0: the model has none."""
-        return (self.positions or self.sequence_length) if self.position == "learned" else 0
+        return (self.positions or self.sequence_length) if POSITIONS[self.position].how == "table" else 0
 
     @property
     def adapted(self) -> tuple[str, ...]:
@@ -80,7 +94,7 @@ class Spec:
     @property
     def gated(self) -> bool:
         """Whether the feed-forward part multiplies two projections."""
-        return self.mlp in ("swiglu", "geglu")
+        return ACTIVATIONS[self.mlp].gated
 
     @property
     def group_heads(self) -> int:
@@ -96,32 +110,18 @@ class Spec:
         """
         return next((size for size in (128, 64, 32, 16, 8, 4, 2) if self.mlp_width % (8 * size) == 0), 1)
 
+    @property
+    def rotates(self) -> bool:
+        """Whether queries and keys turn by their positions."""
+        return POSITIONS[self.position].how == "rotate"
+
+    def parameter_specs(self) -> Mapping[str, ParameterSpec]:
+        """What components declare of every parameter, by name, in the order of the modules."""
+        return _declared(self).parameters
+
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """The shape of every parameter by name, in the order of the modules."""
-        width = self.width
-        vectors = {"rms": ("weight",), "layer": ("weight", "bias"), "none": ()}[self.norm]
-        norm: dict[str, tuple[int, ...]] = {vector: (width,) for vector in vectors}
-        block: dict[str, tuple[int, ...]] = {}
-        block |= _inside("attention_norm", norm)
-        block |= self._linear("attention.qkv", self.kv_heads * self.group_heads * self.head_size, width)
-        if self.qk_norm:
-            block |= {f"attention.{part}_norm.weight": (self.head_size,) for part in ("query", "key")}
-        block |= self._linear("attention.out", width, self.heads * self.head_size)
-        block |= _inside("attention_post_norm", norm) if self.norm_position == "both" else {}
-        block |= _inside("mlp_norm", norm)
-        block |= self._linear("mlp.up", self.mlp_width * (2 if self.gated else 1), width)
-        block |= self._linear("mlp.down", width, self.mlp_width)
-        block |= _inside("mlp_post_norm", norm) if self.norm_position == "both" else {}
-        shapes: dict[str, tuple[int, ...]] = {"embedding.weight": (self.vocabulary, width)}
-        if self.learned_positions:
-            shapes["positions.weight"] = (self.learned_positions, width)
-        for layer in range(self.layers):
-            shapes |= _inside(f"blocks.{layer}", block)
-        # `post` ends each block with a norm: the last of them is the final one.
-        shapes |= _inside("norm", norm) if self.norm_position != "post" else {}
-        if not self.tie_embeddings:
-            shapes["head.weight"] = (self.vocabulary, width)
-        return shapes
+        return {name: parameter.shape for name, parameter in self.parameter_specs().items()}
 
     def parameters(self, *, trained: Collection[str] | None = None) -> int:
         """Numbers of all parameters, shared ones counted once; or of those named by `trained`."""
@@ -129,10 +129,18 @@ class Spec:
 
     def matmul_parameters(self) -> int:
         """Numbers that multiply every token: all matrices but the embedding and positions, with the head."""
-        blocks = sum(
-            prod(shape) for name, shape in self.shapes().items() if name.startswith("blocks.") and len(shape) == 2
-        )
-        return blocks + self.vocabulary * self.width
+        matrices = (p for name, p in self.parameter_specs().items() if name != "head.weight" and p.is_matmul)
+        return sum(prod(matrix.shape) for matrix in matrices) + self.vocabulary * self.width
+
+    def layer_sizes(self, layer: int) -> tuple[int, int]:
+        """Numbers of the matrices of one layer, and the features over which its queries meet keys."""
+        declared, names = _declared(self), (f"blocks.{layer}", f"blocks.{layer}.")
+        flow, matrices, features = declared.flow(()), 0, 0
+        for name, component in declared.components.items():
+            if name == names[0] or name.startswith(names[1]):
+                matrices += sum(prod(p.shape) for p in component.parameters().values() if p.is_matmul)
+                features += component.flops(name, flow).score_features
+        return matrices, features
 
     def attended_pairs(self) -> int:
         """Pairs of a query and a key that it sees, in a full row of one document."""
@@ -160,13 +168,17 @@ class Spec:
         """The terms of `flops_per_token`."""
         length = self.sequence_length
         keys = min(self.window or length, length) if attention == "full" else self.attended_pairs() / length
-        gradients = _Gradients(self, trained)
-        matrices = {n: s for n, s in self.shapes().items() if n.startswith("blocks.") and len(s) == 2}
-        scores = sum(gradients.score_products(layer) for layer in range(self.layers))
+        flow = _declared(self).flow(self.shapes() if trained is None else trained)
+        blocks, scores = 0, Counter[int]()
+        for name, component in _declared(self).components.items():
+            if name.startswith("blocks."):
+                flops = component.flops(name, flow)
+                blocks += flops.linear
+                scores[flops.score_features] += flops.score_matmuls
         return TokenFlops(
-            blocks=2 * sum(prod(shape) * gradients.products(name) for name, shape in matrices.items()),
-            head=2 * self.vocabulary * self.width * gradients.products("head.weight"),
-            attention=2 * self.heads * self.head_size * keys * scores,
+            blocks=blocks,
+            head=2 * self.vocabulary * self.width * flow.matmuls("head.weight"),
+            attention=sum(2 * features * keys * matmuls for features, matmuls in scores.items()),
         )
 
     def weight_bytes(self, number_bytes: int = 4) -> int:
@@ -198,20 +210,38 @@ class Spec:
                 total += 2 * prod(shape)
         return 4 * total + narrow
 
-    def _linear(self, name: str, outputs: int, inputs: int) -> dict[str, tuple[int, ...]]:
-        shapes: dict[str, tuple[int, ...]] = {f"{name}.weight": (outputs, inputs)}
-        if self.bias:
-            shapes[f"{name}.bias"] = (outputs,)
-        if name in self.adapted:
-            shapes |= {f"{name}.lora_a": (self.lora_rank, inputs), f"{name}.lora_b": (outputs, self.lora_rank)}
-        return shapes
-
     def _trained_shapes(self, trained: Collection[str] | None) -> dict[str, tuple[int, ...]]:
         shapes = self.shapes()
         if trained is None:
             return shapes
         assert shapes.keys() >= set(trained), "parameters of another model"
         return {name: shapes[name] for name in trained}
+
+
+TABLES: dict[str, Registry[Any]] = {
+    "kind": MODELS,
+    "norm": NORMS,
+    "mlp": ACTIVATIONS,
+    "position": POSITIONS,
+    "init": INITS,
+}
+"""Settings of a model that name a component, which may be the user's own."""
+
+
+def spec_tree(spec: Spec) -> dict[str, Any]:
+    """Plain values for JSON; a model of built-in components is written as before there were others."""
+    tree = {name: value for name, value in asdict(spec).items() if value is not None or not name.endswith("_settings")}
+    return tree if spec.kind != "decoder" else {name: value for name, value in tree.items() if name != "kind"}
+
+
+def spec_of_tree(tree: Mapping[str, Any]) -> Spec:
+    """The inverse, of a trusted tree."""
+    own = {
+        key: TABLES[key.removesuffix("_settings")][tree[key.removesuffix("_settings")]].settings(**value)
+        for key, value in tree.items()
+        if key.endswith("_settings")
+    }
+    return Spec(**{**tree, **own})
 
 
 CHANGEABLE = ("dropout", "documents", "window", "rope_theta", "rope_scaling", "rope_factor", "init")
@@ -227,7 +257,7 @@ def resolve(model: Model, *, vocabulary: int, sequence_length: int) -> Spec:
         )
     mlp_width = model.mlp_width
     if mlp_width is None:
-        gated = model.mlp in ("swiglu", "geglu")
+        gated = ACTIVATIONS[model.mlp].gated
         mlp_width = -(-8 * model.width // 3 // 64) * 64 if gated else 4 * model.width
     return Spec(
         vocabulary=model.vocabulary or vocabulary,
@@ -253,64 +283,45 @@ def resolve(model: Model, *, vocabulary: int, sequence_length: int) -> Spec:
         dropout=model.dropout,
         init=model.init,
         positions=model.positions,
+        kind=model.kind,
+        kind_settings=model.kind_settings,
+        norm_settings=model.norm_settings,
+        mlp_settings=model.mlp_settings,
+        position_settings=model.position_settings,
+        init_settings=model.init_settings,
     )
 
 
 def model_values(spec: Spec) -> dict[str, Any]:
     """The values of `[model]` that `resolve` makes `spec` of, adapters apart; those that are not set are left out."""
-    values = {name: getattr(spec, name) for name in Model.__dataclass_fields__}
-    values["positions"] = spec.learned_positions or None
-    return {name: value for name, value in values.items() if value is not None}
+    values = {**spec_tree(spec), "positions": spec.learned_positions or None}
+    return {name: values[name] for name in Model.__dataclass_fields__ if values.get(name) is not None}
 
 
-class _Gradients:
-    """Where gradients flow when only some parameters are trained.
+@dataclass(frozen=True, slots=True)
+class _Declared:
+    """What the components of a spec declare."""
 
-    Whatever a parameter does reaches all that comes after it, through the residual stream: a gradient flows through
-    everything above the lowest trained parameter and through nothing below.
-    """
+    components: Mapping[str, Component]
+    parameters: Mapping[str, ParameterSpec]
+    order: tuple[str, ...]
+    """Parameters as the forward pass meets them; the tied matrix twice, as `head.weight` the second time."""
 
-    def __init__(self, spec: Spec, trained: Collection[str] | None) -> None:
-        names = list(spec.shapes())
-        self._trained = set(names if trained is None else trained)
-        if spec.tie_embeddings:
-            # The same matrix twice: first as the embedding, last as the head.
-            names.append("head.weight")
-            if "embedding.weight" in self._trained:
-                self._trained.add("head.weight")
-        order = sorted(names, key=lambda name: _place(name, spec))
-        self._places = {name: place for place, name in enumerate(order)}
-        self._lowest = min((self._places[name] for name in self._trained), default=len(order))
-
-    def products(self, name: str) -> int:
-        """Matrix products of one linear map: for its output, for the gradient of its input where one flows there, and
-        for its own where it is trained."""
-        part, _, kind = name.rpartition(".")
-        input_flows = self._flows_below(part) or (kind == "lora_b" and f"{part}.lora_a" in self._trained)
-        return 1 + input_flows + (name in self._trained)
-
-    def score_products(self, layer: int) -> int:
-        """Products of one layer's queries with keys and of their scores with values: for the outputs, and for each
-        factor where a gradient flows."""
-        part = f"blocks.{layer}.attention"
-        inside = {f"{part}.qkv.{kind}" for kind in ("weight", "bias", "lora_a", "lora_b")}
-        values = self._flows_below(f"{part}.qkv") or not inside.isdisjoint(self._trained)
-        queries, keys = (values or f"{part}.{of}_norm.weight" in self._trained for of in ("query", "key"))
-        return 2 + queries + keys + (queries or keys) + values
-
-    def _flows_below(self, part: str) -> bool:
-        """Whether a gradient flows through the input of a linear map."""
-        return self._lowest < self._places[f"{part}.weight"]
+    def flow(self, trained: Collection[str]) -> GradientFlow:
+        """Where gradients flow when these parameters are trained."""
+        assert self.parameters.keys() >= set(trained), "parameters of another model"
+        tied = {"head.weight"} if "embedding.weight" in trained and "head.weight" not in self.parameters else set()
+        return GradientFlow(self.order, {*trained, *tied})
 
 
-def _place(name: str, spec: Spec) -> tuple[int, ...]:
-    """Sorts parameters into the order of the forward pass; those of one place keep theirs."""
-    words = name.split(".")
-    if words[0] != "blocks":
-        return (0,) if words[0] in ("embedding", "positions") else (2,)
-    last = spec.norm_position == "post" and words[2].endswith("_norm")
-    return (1, int(words[1]), words[2].startswith("mlp"), last)
-
-
-def _inside(name: str, shapes: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
-    return {f"{name}.{inner}": shape for inner, shape in shapes.items()}
+@functools.lru_cache(maxsize=64)
+def _declared(spec: Spec) -> _Declared:
+    kind = MODELS[spec.kind]
+    components = kind.components(spec)
+    names = kind.order(spec) if kind.order else list(components)
+    order = [f"{name}.{inner}" for name in names for inner in components[name].parameters()]
+    return _Declared(
+        components=components,
+        parameters={f"{n}.{inner}": p for n, each in components.items() for inner, p in each.parameters().items()},
+        order=tuple(dict.fromkeys([*order, "head.weight"])),
+    )

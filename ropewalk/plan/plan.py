@@ -10,7 +10,7 @@ from typing import Any, Literal
 from ropewalk.base.seal import damaged, read_sealed, write_sealed
 from ropewalk.config.renames import PLAN, upgraded_model
 from ropewalk.model.activations import Activations
-from ropewalk.model.spec import Spec
+from ropewalk.model.spec import Spec, spec_of_tree, spec_tree
 
 from .config import Backend, Compression, ContextKind, Fp8, Offload, Recompute, ScheduleKind, Switch
 from .forecast import Memory, Precision
@@ -112,7 +112,7 @@ class PhasePlan:
             "flops_per_token_causal": self.spec.flops_per_token("causal", trained=self.trained),
             "flops": self.flops,
         }
-        return {**dataclasses.asdict(self), "derived": derived}
+        return {**dataclasses.asdict(self), "spec": spec_tree(self.spec), "derived": derived}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -186,7 +186,7 @@ def load_plan(run: Path) -> Planned:
 def _phase(tree: dict[str, Any]) -> PhasePlan:
     return PhasePlan(
         plan=_plan(tree["plan"]),
-        spec=Spec(**upgraded_model(tree["spec"])),
+        spec=spec_of_tree(upgraded_model(tree["spec"])),
         memory=Memory(**tree["memory"]),
         steps=tree["steps"],
         tokens=tree["tokens"],

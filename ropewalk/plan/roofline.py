@@ -103,7 +103,7 @@ def step_work(
     factor = PRODUCT_BYTES[precision]
     narrow = max(2, factor)  # what is not a factor of an fp8 product is in bfloat16
     wide = 2 if precision in PURE else WIDE
-    maps = [s for name, s in spec.shapes().items() if name.startswith("blocks.") and len(s) == 2]
+    matrices = [p.shape for n, p in spec.parameter_specs().items() if n.startswith("blocks.") and p.is_matmul]
     return {
         # Forward reads q, k, v and writes o; backward reads these and the gradient by o, and writes those by q, k, v.
         "attention": Work(
@@ -113,7 +113,9 @@ def step_work(
         # Three products: each reads two of input, output and weight (or their gradients) and writes the third.
         "gemm": Work(
             flops=tokens * flops.blocks,
-            bytes=sum(3 * tokens * sum(shape) * factor + _matrix_bytes(prod(shape), factor, wide) for shape in maps),
+            bytes=sum(
+                3 * tokens * sum(shape) * factor + _matrix_bytes(prod(shape), factor, wide) for shape in matrices
+            ),
         ),
         "loss": Work(
             flops=tokens * flops.head,
@@ -148,7 +150,7 @@ def _elementwise_bytes(spec: Spec, tokens: int, narrow: int, stream: int) -> int
     branch = spec.width * ((2 * stream + 2 * narrow) + (3 * stream + 2 * narrow))
     inner = spec.mlp_width * (2 if spec.gated else 1)
     activation = narrow * ((inner + spec.mlp_width) + (2 * inner + spec.mlp_width))
-    rotation = narrow * 4 * (spec.heads + spec.kv_heads) * spec.head_size if spec.position == "rope" else 0
+    rotation = narrow * 4 * (spec.heads + spec.kv_heads) * spec.head_size if spec.rotates else 0
     embedding = spec.width * 3 * stream
     gradient = stream * spec.vocabulary * spec.width
     return tokens * (spec.layers * (2 * branch + activation + rotation) + embedding) + gradient

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 from itertools import accumulate, pairwise
-from math import prod
 from typing import TypeAlias
 
 from ropewalk.base.errors import UserError
@@ -29,14 +28,16 @@ def layer_passes(spec: Spec) -> tuple[StageTimes, ...]:
     softmax of the loss) is less than a `width`-th of each part. Looking up is no product: the embedding costs its
     gradient's addition.
     """
-    inside = "blocks.0."
-    maps = sum(prod(shape) for name, shape in spec.shapes().items() if name.startswith(inside) and len(shape) == 2)
-    # Queries with keys, or scores with values: one of them in the mean query. Backward each has two products.
-    scores = round(2 * spec.heads * spec.head_size * spec.attended_pairs() / spec.sequence_length)
-    layer = StageTimes(forward=2 * maps + 2 * scores, input=2 * maps + 4 * scores, weight=2 * maps)
+    layers = []
+    for number in range(spec.layers):
+        numbers, features = spec.layer_sizes(number)
+        # Queries with keys, or scores with values: one of them in the mean query. Backward each has two matmuls.
+        scores = round(2 * features * spec.attended_pairs() / spec.sequence_length)
+        linear = 2 * numbers
+        layers.append(StageTimes(forward=linear + 2 * scores, input=linear + 4 * scores, weight=linear))
     head = 2 * spec.vocabulary * spec.width
     end = StageTimes(forward=head, input=head, weight=head)
-    return (StageTimes(forward=0, input=0, weight=spec.width), *[layer] * spec.layers, end)
+    return (StageTimes(forward=0, input=0, weight=spec.width), *layers, end)
 
 
 def layer_costs(spec: Spec) -> tuple[float, ...]:

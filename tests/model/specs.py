@@ -8,19 +8,17 @@ from typing import get_args
 import torch
 from hypothesis import strategies as st
 
+from ropewalk.model.components import ACTIVATIONS, NORMS, POSITIONS
 from ropewalk.model.config import (
     Documents,
-    Init,
     Lora,
     LoraTargets,
-    Mlp,
     Model,
-    Norm,
     NormPlace,
-    Position,
     RopeScaling,
 )
 from ropewalk.model.decoder import Decoder, build
+from ropewalk.model.init_laws import INITS
 from ropewalk.model.lora import adapter_names, with_lora
 from ropewalk.model.spec import Spec, resolve
 
@@ -30,7 +28,7 @@ def specs(draw: st.DrawFn, *, least_length: int = 1) -> Spec:
     """Any small spec, every option free, with adapters and without."""
     heads = draw(st.sampled_from([1, 2, 3, 4, 6, 8]))
     size = 2 * draw(st.integers(1, 5))
-    position = draw(st.sampled_from(get_args(Position)))
+    position = draw(st.sampled_from(list(POSITIONS)))
     scaling = draw(st.sampled_from(get_args(RopeScaling))) if position == "rope" else "none"
     length, vocabulary = draw(st.integers(least_length, 64)), draw(st.integers(2, 500))
     settings = Model(
@@ -40,17 +38,17 @@ def specs(draw: st.DrawFn, *, least_length: int = 1) -> Spec:
         kv_heads=draw(st.sampled_from([None, *(n for n in range(1, heads + 1) if heads % n == 0)])),
         mlp_width=draw(st.none() | st.integers(8, 300)),
         bias=draw(st.booleans()),
-        norm=draw(st.sampled_from(get_args(Norm))),
+        norm=draw(st.sampled_from(list(NORMS))),
         norm_position=draw(st.sampled_from(get_args(NormPlace))),
         qk_norm=draw(st.booleans()),
-        mlp=draw(st.sampled_from(get_args(Mlp))),
+        mlp=draw(st.sampled_from(list(ACTIVATIONS))),
         position=position,
         rope_scaling=scaling,
         rope_factor=1.0 if scaling == "none" else draw(st.floats(1, 8)),
         window=draw(st.none() | st.integers(1, 70)),
         documents=draw(st.sampled_from(get_args(Documents))),
         dropout=draw(st.sampled_from([0.0, 0.1])),
-        init=draw(st.sampled_from(get_args(Init))),
+        init=draw(st.sampled_from(list(INITS))),
         tie_embeddings=draw(st.booleans()),
         head_size=draw(st.sampled_from([None, None, 4, 6])),
         vocabulary=draw(st.sampled_from([None, vocabulary, vocabulary + 7])),

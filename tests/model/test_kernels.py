@@ -13,8 +13,7 @@ import torch.nn.functional as F
 from ropewalk.model import fp8, heads, loss, modules, norms
 from ropewalk.model import matmul as products
 from ropewalk.model.decoder import build
-from ropewalk.model.gated import gated_plainly
-from ropewalk.model.gelu import gelu_plainly
+from ropewalk.model.feed_forward import gated_plainly, gelu_plainly
 from tests.tiny import small_spec
 
 pytest.importorskip("triton")

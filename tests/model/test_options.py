@@ -9,20 +9,22 @@ import torch
 from torch import Tensor
 
 from ropewalk.model.attend import attend_for
-from ropewalk.model.config import Documents, Init, Lora, Mlp, Norm, NormPlace, Position
+from ropewalk.model.components import ACTIVATIONS, NORMS, POSITIONS
+from ropewalk.model.config import Documents, Lora, NormPlace
 from ropewalk.model.decoder import Decoder, build
 from ropewalk.model.dropout import Dropout, dropout_key
+from ropewalk.model.init_laws import INITS
 from ropewalk.model.loss import token_losses
 
 from .specs import small
 
 CHOICES: dict[str, tuple[Any, ...]] = {
-    "norm": get_args(Norm),
+    "norm": list(NORMS),
     "norm_position": get_args(NormPlace),
-    "mlp": get_args(Mlp),
-    "position": get_args(Position),
+    "mlp": list(ACTIVATIONS),
+    "position": list(POSITIONS),
     "documents": get_args(Documents),
-    "init": get_args(Init),
+    "init": list(INITS),
     "rope_scaling": ("linear", "ntk"),
     "window": (None, 1, 4),
     "dropout": (0.0, 0.2),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection
-from typing import get_args
 
 import pytest
 import torch
@@ -15,7 +14,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from ropewalk.base.errors import UserError
 from ropewalk.model.attend import additive_mask
-from ropewalk.model.config import Lora, Mlp, Model
+from ropewalk.model.components import ACTIVATIONS
+from ropewalk.model.config import Lora, Model
 from ropewalk.model.decoder import Decoder, build
 from ropewalk.model.frozen import trained_names
 from ropewalk.model.lora import with_lora
@@ -68,7 +68,7 @@ def counted(spec, attend, trained: Collection[str] | None = None) -> int:
 
 
 @pytest.mark.parametrize("kv_heads", [4, 2, 1])
-@pytest.mark.parametrize("mlp", get_args(Mlp))
+@pytest.mark.parametrize("mlp", list(ACTIVATIONS))
 def test_flops_equal_those_that_torch_counts(kv_heads, mlp):
     spec = small(kv_heads=kv_heads, mlp=mlp, bias=kv_heads == 2, qk_norm=kv_heads == 1)
     tokens = 2 * spec.sequence_length

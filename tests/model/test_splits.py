@@ -10,7 +10,8 @@ import torch
 from hypothesis import given, settings
 
 from ropewalk.model.attend import attend_for
-from ropewalk.model.config import Lora, Mlp, NormPlace, Position
+from ropewalk.model.components import ACTIVATIONS, POSITIONS
+from ropewalk.model.config import Lora, NormPlace
 from ropewalk.model.decoder import Decoder, build
 from ropewalk.model.init import initialize
 from ropewalk.model.modules import Block
@@ -34,7 +35,7 @@ def test_every_parameter_has_a_split_that_fits_it(spec):
 
 
 @pytest.mark.parametrize("hidden", [704, 5632, 11008, 14336, 40, 1000])
-@pytest.mark.parametrize("mlp", get_args(Mlp))
+@pytest.mark.parametrize("mlp", list(ACTIVATIONS))
 def test_usual_tensor_degrees_divide_the_feed_forward_units(hidden, mlp):
     spec = small(mlp_width=hidden, mlp=mlp)
     for name in ("blocks.0.mlp.up.weight", "blocks.0.mlp.down.weight"):
@@ -42,7 +43,7 @@ def test_usual_tensor_degrees_divide_the_feed_forward_units(hidden, mlp):
 
 
 @pytest.mark.parametrize("degree", [2, 4])
-@pytest.mark.parametrize("mlp", get_args(Mlp))
+@pytest.mark.parametrize("mlp", list(ACTIVATIONS))
 @pytest.mark.parametrize("place", get_args(NormPlace))
 @pytest.mark.parametrize(
     "changes", [{}, {"position": "alibi", "window": 4}, {"qk_norm": True, "bias": True}, {"bias": True, "lora": Lora()}]
@@ -99,7 +100,7 @@ def tensor_part(block: Block, spec, rank: int, degree: int) -> Block:
 
 
 @pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize("position", get_args(Position))
+@pytest.mark.parametrize("position", list(POSITIONS))
 @pytest.mark.parametrize("place", get_args(NormPlace))
 def test_two_pipeline_stages_equal_the_whole(tied, position, place):
     spec = small(layers=4, tie_embeddings=tied, position=position, norm="layer", norm_position=place, window=5)

@@ -9,6 +9,7 @@ UNCHANGING = {
     "prepare.deduplicate.near.device": "a GPU makes the same signatures (tests/prepare/test_gpu_minhash.py)",
     "prepare.deduplicate.substring.memory_bytes": "a bound of memory; the result does not depend on it",
     "prepare.deduplicate.substring.method": "both find the same spans (tests/prepare/test_substring.py)",
+    "model.kind": "one kind is built in; tests/extend trains one of the user's own",
 }
 """Key -> why nothing may differ."""
 

@@ -15,6 +15,7 @@ to say than the smaller. `noise` parts them at the price of an exact start.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -104,7 +105,8 @@ class Widening:
     """Which unit of the smaller model each unit of the larger one copies."""
 
     def __init__(self, spec: Spec, larger: Spec) -> None:
-        self._spec, self._larger = spec, larger
+        # New layers have the parts of old ones.
+        self._spec, self._larger = dataclasses.replace(spec, layers=larger.layers), larger
         stream = torch.arange(larger.width) % spec.width
         hidden = torch.arange(larger.mlp_width) % spec.mlp_width
         groups = torch.arange(larger.kv_heads) % spec.kv_heads

@@ -54,7 +54,7 @@ def larger(spec: Spec, sizes: Sizes) -> Spec:
         kv_heads=sizes.kv_heads or spec.kv_heads * times,
         mlp_width=sizes.mlp_width or spec.mlp_width,
     )
-    problems = list(_problems(spec, grown))
+    problems = list(_problems(spec, grown)) if spec.kind == "decoder" else [f"`{spec.kind}` is no decoder"]
     if problems:
         raise UserError("\n".join(problems))
     return grown
@@ -94,6 +94,8 @@ def _is_whole(spec: Spec, grown: Spec) -> bool:
 def _width_problems(spec: Spec) -> Iterator[str]:
     if spec.position in ("alibi", "sinusoidal"):
         yield f"`model.width`: `{spec.position}` positions are others at another width; grow layers or mlp_width"
+    if ":" in spec.norm + spec.position:
+        yield "`model.width`: what a norm or position of your own computes at another width is not known"
     if spec.tie_embeddings and spec.norm == "none":
         yield (
             "`model.width`: a tied head would give larger logits, and without norms nothing can take that back; "

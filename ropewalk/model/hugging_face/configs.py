@@ -16,15 +16,15 @@ from typing import Any, Literal
 from ropewalk.base.errors import DamagedModel, UserError
 from ropewalk.base.untrusted import plain_tree
 
-from ..config import Mlp, RopeScaling
+from ..config import RopeScaling
 from ..spec import Spec
 from .strict import MOST_SIDE, spec_problems
 
 Layout = Literal["llama", "gpt2"]
 LAYOUTS: tuple[Layout, ...] = ("llama", "gpt2")
 
-LLAMA_ACTIVATIONS: dict[Mlp, str] = {"swiglu": "silu", "geglu": "gelu"}
-GPT2_ACTIVATIONS: dict[Mlp, str] = {"gelu": "gelu", "gelu-tanh": "gelu_new", "relu2": "relu2"}
+LLAMA_ACTIVATIONS: dict[str, str] = {"swiglu": "silu", "geglu": "gelu"}
+GPT2_ACTIVATIONS: dict[str, str] = {"gelu": "gelu", "gelu-tanh": "gelu_new", "relu2": "relu2"}
 # Other names in use for the same functions.
 SYNONYMS = {"swish": "silu", "gelu_pytorch_tanh": "gelu_new", "gelu_fast": "gelu_new"}
 
@@ -60,6 +60,7 @@ def misfits(spec: Spec, layout: Layout) -> Iterator[str]:
     """What `layout` needs and the spec has not, option by option."""
     activations = LLAMA_ACTIVATIONS if layout == "llama" else GPT2_ACTIVATIONS
     wanted: dict[str, tuple[object, ...]] = {
+        "kind": ("decoder",),
         "norm": ("rms",) if layout == "llama" else ("layer",),
         "norm_position": ("pre",),
         "position": ("rope",) if layout == "llama" else ("learned",),
@@ -192,7 +193,7 @@ class _Reader:
         if value != wanted:
             raise DamagedModel(f"{self._path}: `{key}` is {_shown(value)}; models with it cannot be imported")
 
-    def activation(self, key: str, default: str, known: Mapping[Mlp, str]) -> Mlp:
+    def activation(self, key: str, default: str, known: Mapping[str, str]) -> str:
         name = self._config.get(key, default)
         for mlp, theirs in known.items():
             if isinstance(name, str) and SYNONYMS.get(name, name) == theirs:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping
 from math import prod
 from typing import Any
@@ -10,7 +11,7 @@ from ropewalk.base.errors import ConfigError, Problem
 from ropewalk.config.read import parse_tree
 from ropewalk.config.renames import upgraded_model
 
-from ..spec import Spec
+from ..spec import TABLES, Spec
 
 MOST_LAYERS = 1 << 16
 MOST_SIDE = 1 << 31
@@ -24,11 +25,24 @@ def read_spec(tree: Mapping[str, Any], *, name: str) -> Spec:
     type and value out of range. `name` stands for the place in messages. Cheap whatever the values are."""
     # The reader suggests what a wrong word may have meant, which takes long for long words.
     for key, value in tree.items():
-        text = value if isinstance(value, str) else ""
-        if isinstance(value, (dict, list)) or max(len(key), len(text)) > _MOST_TEXT or len(tree) > _MOST_TEXT:
+        text, own = value if isinstance(value, str) else "", key.removesuffix("_settings") in TABLES
+        if (
+            (isinstance(value, (dict, list)) and not own)
+            or max(len(key), len(text)) > _MOST_TEXT
+            or len(tree) > _MOST_TEXT
+        ):
             raise ConfigError([Problem(name, f"`{key[:_MOST_TEXT]}` is not a setting of a model")])
+        if own and ":" in text and not _is_imported(text):
+            remedy = "name the run's directory or its recipe, which says where that module lies"
+            raise ConfigError([Problem(name, f"its `{key}` is `{text}`, which nothing here has imported", remedy)])
     given = {key: value for key, value in upgraded_model(tree).items() if value is not None}
     return parse_tree(_Checked, given, name).plain()
+
+
+def _is_imported(name: str) -> bool:
+    """Whether a recipe has brought the module of `module:attr`: a stranger's model must not choose what is imported."""
+    module = name.split(":")[0]
+    return module in sys.modules and module.split(".")[0] not in sys.stdlib_module_names
 
 
 def spec_problems(spec: Spec) -> Iterator[tuple[str, str]]:
@@ -51,8 +65,8 @@ def spec_problems(spec: Spec) -> Iterator[tuple[str, str]]:
     if not 0 <= spec.lora_rank <= MOST_SIDE:
         yield "lora_rank", f"{spec.lora_rank} is not between 0 and {MOST_SIDE}"
         return
-    if spec.position == "rope" and spec.head_size % 2:
-        yield "head_size", f"rope needs an even head size, not {spec.head_size}"
+    if spec.rotates and spec.head_size % 2:
+        yield "head_size", f"{spec.position} needs an even head size, not {spec.head_size}"
     if spec.rope_scaling == "ntk" and spec.head_size <= 2:
         yield "rope_scaling", "ntk needs a head size above 2"
     for key, least, below in (("rope_theta", 1e-6, 1e30), ("rope_factor", 1e-6, 1e9), ("dropout", 0.0, 1.0)):

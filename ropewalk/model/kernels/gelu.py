@@ -1,4 +1,4 @@
-"""GELU of a sum with a bias, and its gradients, that by the bias included. Twin: `gelu_plainly` of model/gelu.py.
+"""GELU of a sum with a bias, and its gradients, that by the bias included. Twin: `gelu_plainly`, model/feed_forward.py.
 
 A program owns some columns of some rows and adds up the gradients of its columns as it writes them: the bias costs no
 reading of its own.

@@ -1,4 +1,4 @@
-"""silu(gate) x up and its gradient. Twin: `gated_plainly` of model/gated.py."""
+"""silu(gate) x up and its gradient. Twin: `gated_plainly` of model/feed_forward.py."""
 
 from __future__ import annotations
 

@@ -1,29 +1,42 @@
-"""`evaluate` of a run as it is: its newest checkpoint, whatever the settings that evaluation does not use say."""
+"""The run stage `evaluate`, and `evaluate` of a run as it is: its newest checkpoint, trained to the end or not."""
 
 from __future__ import annotations
 
-from ropewalk.base.errors import DataError, UserError
+from typing import Any
+
+from ropewalk.base.errors import DamagedCheckpoint, DamagedFile, DataError, UserError
 from ropewalk.base.events import EventLog
 from ropewalk.base.files import locked
+from ropewalk.base.metric import upgrade_results
 from ropewalk.base.progress import Progress, Silent
-from ropewalk.checkpoint.format import list_checkpoints
+from ropewalk.checkpoint.format import identity, list_checkpoints, read_checkpoint_manifest
 from ropewalk.config.ranks import ranks
+from ropewalk.config.read import Resolved
+from ropewalk.config.renames import old_names
+from ropewalk.config.write import plain
+from ropewalk.evaluate.config import BUILT_IN
+from ropewalk.evaluate.results import BESIDE, RESULTS, SAMPLES, read_whole
 from ropewalk.train.failures import meet
 
 from .continue_run import Continuation
+from .plan_recipe import plan_stage
+from .preflight import check_inputs
+from .prepare_stage import is_prepared, prepare_stage
 from .run_dir import open_run
 from .run_or_recipe import Given, narrowed
-from .run_recipe import Flow, assist, leave_world
-from .run_stages import Result
+from .run_processes import assist, evaluate_run, leave_world
+from .run_stages import OpenRun, Result, read_record
+from .train_stage import is_trained, train_stage
 
 USED = ("evaluate", "plan", "parallel")
-"""The settings of evaluation, by table."""
+"""Tables whose settings evaluation uses."""
 MOST_LISTED = 4
 """Settings that a line names."""
 
 
 def measure_run(meant: Given, *, progress: Progress | None = None, processes: int | None = None) -> Result:
-    """Measures the newest checkpoint of a run; nothing is trained, and settings that this does not use are the run's.
+    """Evaluates the newest checkpoint of a run. Nothing is trained, and settings that evaluation does not use are the
+    run's.
 
     Where a launcher started several processes, all must call, as for `advance`.
     """
@@ -42,14 +55,72 @@ def measure_run(meant: Given, *, progress: Progress | None = None, processes: in
             if others:
                 more = f" and {len(others) - MOST_LISTED} more" if len(others) > MOST_LISTED else ""
                 say.say(f"evaluating with the run's own settings ({', '.join(others[:MOST_LISTED])}{more})")
-            flow = Flow(
-                *(folder, resolved.value, events, say),
-                prepared=None,
-                profile_steps=0,
-                processes=place.world if place.world > 1 else processes,
+            run = OpenRun(
+                folder=folder,
+                recipe=resolved.value,
+                events=events,
+                progress=say,
                 rendezvous=rendezvous,
+                processes=place.world if place.world > 1 else processes,
+                until="evaluate",
             )
-            result = flow.evaluate()
+            result = _measure_as_it_is(run)
             rendezvous.announce("nothing")
             leave_world(place)
             return result
+
+
+def _measure_as_it_is(run: OpenRun) -> Result:
+    record = read_record(run.folder, "prepare")
+    if not (record and record.result and is_prepared(run, record.result)):
+        check_inputs(Resolved(run.recipe, {}))
+        prepare_stage(run)
+    plan_stage(run)
+    if is_trained(run.folder):
+        return evaluate_stage(run)
+    step = read_checkpoint_manifest(list_checkpoints(run.folder / "checkpoints")[-1]).step
+    run.progress.say(f"{run.folder}: training stands at step {step}, which is measured")
+    return _evaluate_newest(run)
+
+
+def evaluate_stage(run: OpenRun) -> Result:
+    """Evaluates the newest checkpoint; if it is damaged, trains it again from an older one."""
+    try:
+        return _evaluate_newest(run)
+    except DamagedCheckpoint:
+        if run.has_trained:
+            raise  # damaged right after it was written: the disk cannot be trusted
+        run.progress.say("the newest checkpoint is damaged: training it again from an older one")
+        train_stage(run, again=True)
+        return _evaluate_newest(run)
+
+
+def _evaluate_newest(run: OpenRun) -> Result:
+    checkpoint = list_checkpoints(run.folder / "checkpoints")[-1]
+    inputs = {
+        "checkpoint": identity(read_checkpoint_manifest(checkpoint)),
+        "settings": old_names(_without_default_tasks(plain(run.recipe.evaluate)), "evaluate"),
+        "seed": run.recipe.seed,
+    }
+    return run.stages.do(
+        "evaluate", inputs, lambda: evaluate_run(run, checkpoint), whole=lambda result: _is_evaluated(run, result)
+    )
+
+
+def _is_evaluated(run: OpenRun, result: Result) -> bool:
+    """Whether results and samples are whole, and the results are those of the stage."""
+    beside = [file for key, file in BESIDE.items() if key in result or file == SAMPLES]
+    if not all((run.folder / file).exists() for file in (RESULTS, *beside)):
+        return False
+    try:
+        found = read_whole(run.folder)
+    except DamagedFile as error:
+        run.progress.say(f"{error.fault}; it is measured again")
+        return False
+    return {**found, "format": None} == {**upgrade_results(result), "format": None}
+
+
+def _without_default_tasks(settings: dict[str, Any]) -> dict[str, Any]:
+    """Runs that were evaluated before there were tasks stay evaluated."""
+    tasks = settings["tasks"]
+    return {key: value for key, value in settings.items() if key != "tasks" or list(tasks) != list(BUILT_IN)}

@@ -19,7 +19,7 @@ from ropewalk.launch.cluster_jobs import (
 )
 from ropewalk.plan.layout import degrees
 
-from .run_dir import read_recipe
+from .run_or_recipe import read_recipe
 from .run_stages import Result
 
 RUNS = Path("runs")

@@ -1,24 +1,27 @@
-"""The plans of a recipe, before anything runs; and the modules that need torch, when something does."""
+"""The plans of a recipe, and the run stage `plan`."""
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 from pathlib import Path
 from typing import Any
 
-from ropewalk.base.errors import MissingPackage, UserError
+from ropewalk.base.errors import DamagedFile, MissingPackage, UserError
 from ropewalk.config.read import Resolved
+from ropewalk.config.renames import old_plan
 from ropewalk.config.threads import share_cores
 from ropewalk.model.frozen import trained_names
 from ropewalk.model.lora import with_lora
 from ropewalk.model.spec import resolve
 from ropewalk.plan.choose import choose
 from ropewalk.plan.machine import Machine, this_machine
-from ropewalk.plan.plan import Planned
+from ropewalk.plan.plan import FILE, Planned, load_plan, save_plan
 from ropewalk.train.phase_spec import phases_of
 
+from .preflight import located
 from .recipe import Recipe
-from .run_dir import located
+from .run_stages import OpenRun, Result
 
 
 def plan_recipe(
@@ -49,13 +52,54 @@ def plan_recipe(
     return Planned(phases=tuple(plans))
 
 
-def check_plan(resolved: Resolved[Recipe], *, machine: Machine | None = None, processes: int | None = None) -> None:
-    """Raises ConfigError for what `plan_recipe` cannot plan: before hours of preparing, rather than after."""
+def check_plan(resolved: Resolved[Recipe], *, machine: Machine | None = None, processes: int | None = None) -> Planned:
+    """The plan for the expected vocabulary; raises ConfigError for what cannot be planned, before hours of preparing
+    rather than after."""
     vocabulary = expected_vocabulary(resolved.value)
     try:
-        plan_recipe(resolved.value, vocabulary=vocabulary, machine=machine, processes=processes)
+        return plan_recipe(resolved.value, vocabulary=vocabulary, machine=machine, processes=processes)
     except UserError as error:
         raise located(error, resolved) from None
+
+
+def plan_stage(run: OpenRun) -> Result:
+    """Writes `plan.json`, unless it already holds the plan of this recipe on this machine."""
+    vocabulary, planned = run.prepared_result("vocabulary"), run.expected_plan
+    if planned is None or planned.phases[0].spec.vocabulary != vocabulary:
+        planned = plan_recipe(run.recipe, vocabulary=vocabulary, processes=run.processes)
+
+    def work() -> Result:
+        save_plan(run.folder, planned)
+        return {
+            "parameters": planned.phases[-1].spec.parameters(),
+            "memory_bytes": planned.fullest.memory.total,
+            "flops": planned.flops,
+        }
+
+    inputs = {"planned": old_plan(dataclasses.asdict(planned))}
+    return run.stages.do("plan", inputs, work, whole=lambda _: _is_planned(run, planned))
+
+
+def _is_planned(run: OpenRun, planned: Planned) -> bool:
+    """Whether `plan.json` is whole and holds `planned`, except for layers that `parallel.resplit` moved."""
+    path = run.folder / FILE
+    if not path.exists():
+        return False
+    try:
+        found = load_plan(run.folder)
+    except DamagedFile as error:
+        run.progress.say(f"{error.fault}; it is made anew")
+        return False
+    same = _without_split(found) == _without_split(planned)
+    if not same:
+        run.progress.say(f"{path}: it is another plan than that of this run; it is made anew")
+    return same
+
+
+def _without_split(planned: Planned) -> Planned:
+    """The plans without the layers of pipeline stages, which `parallel.resplit` moves while a run trains."""
+    phases = (dataclasses.replace(phase, plan=dataclasses.replace(phase.plan, stages=())) for phase in planned.phases)
+    return dataclasses.replace(planned, phases=tuple(phases))
 
 
 def expected_vocabulary(recipe: Recipe) -> int:

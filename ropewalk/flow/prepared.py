@@ -20,9 +20,8 @@ from ropewalk.prepare.what_if import WhatIf
 from ropewalk.prepare.what_if import what_if as compare
 from ropewalk.store.manifest import read_manifest
 
-from .recipe_name import recipe_words
-from .run_or_recipe import Given, RecipeLike, given, resolve_recipe
-from .writable import check_outputs
+from .preflight import check_outputs
+from .run_or_recipe import Given, RecipeLike, given, recipe_words, resolve_recipe
 
 _SHORT, _FULL = "filter.", "prepare.filter."
 

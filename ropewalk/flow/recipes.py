@@ -17,8 +17,8 @@ from ropewalk.model.spec import resolve
 from ropewalk.plan.machine import Gpu, this_machine
 
 from .plan_recipe import check_plan
+from .preflight import check_contents, check_trainable
 from .recipe import Recipe
-from .run_dir import check_contents, check_trainable
 from .run_or_recipe import given, resolve_recipe
 
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-from collections.abc import Collection, Sequence
+import re
+import shlex
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ropewalk.base.errors import ConfigError, DataError, Problem
-from ropewalk.config.read import Resolved, flatten
+from ropewalk.config.read import COMMAND_LINE, Resolved, flatten, read
 from ropewalk.config.resolved import FILE, load_resolved
 from ropewalk.config.write import shown
 from ropewalk.monitor.run_view import MOST_LISTED, runs_in
@@ -18,13 +20,15 @@ from ropewalk.store.manifest import read_manifest
 
 from .continue_run import KEPT
 from .plan_recipe import expected_vocabulary
+from .preflight import check_inputs, missing_in_broken
 from .recipe import Recipe
-from .run_dir import check_inputs, read_recipe
 from .run_stages import read_record
-from .start_from.start_from import RUNS, started
+from .start_from.start_from import RUNS, beneath, started
 
 RecipeLike = Path | str | Resolved[Recipe]
 """A recipe file, a run directory, or a recipe made in Python."""
+_TYPED = f"{COMMAND_LINE}: "
+_FILTER = "prepare.filter."
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,6 +78,25 @@ def resolve_recipe(
 ) -> Resolved[Recipe]:
     """The checked recipe, or that of a run, with its origins."""
     return given(recipe, overrides, runs=runs, new=new).resolved
+
+
+def read_recipe(path: Path, overrides: Sequence[str] = (), *, runs: Path = RUNS, new: bool = False) -> Resolved[Recipe]:
+    """The recipe in `path`, with what its sources supply (flow/start_from/start_from.py); a ConfigError names its
+    missing files too, where `[prepare]` can be read by itself. Its run, if there is one, lies in `runs`; with `new` it
+    does not count."""
+    try:
+        return read(Recipe, path, overrides, beneath=beneath(runs=runs, new=new))
+    except ConfigError as error:
+        raise ConfigError([*error.problems, *missing_in_broken(path)]) from None
+
+
+def recipe_words(resolved: Resolved[Recipe]) -> str:
+    """The recipe's file and the overrides that decide what is prepared, as words of a shell; empty without a file.
+
+    Overrides of filter rules are left out: commands that take these words try others.
+    """
+    file = _recipe_file(resolved)
+    return shlex.join([file, *_preparing_overrides(resolved)]) if file else ""
 
 
 def is_run(path: Path) -> bool:
@@ -164,3 +187,18 @@ def _hint(path: Path, runs: Path) -> str:
         return "`ropewalk new` writes a recipe"
     listed = ", ".join(str(run) for run in list(found.values())[:MOST_LISTED])
     return f"there are the runs {listed}" + (f" and {len(found) - MOST_LISTED} more" * (len(found) > MOST_LISTED))
+
+
+def _recipe_file(resolved: Resolved[Recipe]) -> str:
+    places = (resolved.origins.get(key, "") for key in ("name", *resolved.origins))
+    files = (found[1] for place in places if (found := re.fullmatch(r"(.+):\d+", place)))
+    return next((file for file in files if Path(file).is_file()), "")
+
+
+def _preparing_overrides(resolved: Resolved[Recipe]) -> Iterator[str]:
+    given = {
+        origin.removeprefix(_TYPED): None
+        for key, origin in resolved.origins.items()
+        if origin.startswith(_TYPED) and key.partition(".")[0] in ("seed", "prepare")
+    }
+    return (text for text in given if not text.startswith(_FILTER))

@@ -10,20 +10,26 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import xxhash
 
 from ropewalk.base.errors import DamagedFile, RunConflict
 from ropewalk.base.events import Event, EventLog, events_path, read_events
+from ropewalk.base.progress import Progress
+from ropewalk.base.rendezvous import Rendezvous
 from ropewalk.base.seal import write_sealed
 from ropewalk.config.stages import FORMAT, read_stage
+from ropewalk.plan.plan import Planned
+
+from .recipe import Recipe
 
 _log = logging.getLogger(__name__)
 
 Result = dict[str, Any]
+RunStage = Literal["prepare", "plan", "train", "evaluate", "report"]
 REOPENED = ""
-"""The input of a stage whose result is to grow: what it has made is kept, and other inputs are no conflict."""
+"""The input of a stage that continues: its output is kept, and other inputs are no conflict."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,7 +43,7 @@ class StageRecord:
 
 
 class Stages:
-    """The stages of the run in `run`, and the events that tell of them."""
+    """The records of a run's stages, and their events."""
 
     def __init__(self, run: Path, events: EventLog) -> None:
         self._run = run
@@ -52,11 +58,10 @@ class Stages:
         whole: Callable[[Result], bool] = lambda result: True,
         precious: bool = False,
     ) -> Result:
-        """The result of `stage`: read back when `inputs` are those of the last time and its files are `whole`, else
-        made.
+        """The result of `stage`: the recorded one if `inputs` have not changed and its files are `whole`, else that of
+        `work`.
 
-        The unfinished or finished output of a `precious` stage is not thrown away for new inputs: that is a
-        RunConflict.
+        New inputs never discard the output of a `precious` stage, finished or not: they raise RunConflict.
         """
         key = fingerprint(inputs)
         record = read_record(self._run, stage)
@@ -84,7 +89,7 @@ class Stages:
         self._events.write("stage_started", stage=stage)
 
     def reopen(self, stage: str) -> None:
-        """Lets `stage` go on with other inputs: the run continues."""
+        """Lets `stage` continue with other inputs."""
         record = read_record(self._run, stage)
         if record:
             self._write(dataclasses.replace(record, input=REOPENED, result=None))
@@ -99,9 +104,46 @@ class Stages:
         write_sealed(self._run / "stages" / f"{record.stage}.json", {"format": FORMAT, **value})
 
 
+@dataclass(kw_only=True, slots=True)
+class OpenRun:
+    """A run whose directory is open and locked: what its stages share."""
+
+    folder: Path
+    recipe: Recipe
+    events: EventLog
+    progress: Progress
+    rendezvous: Rendezvous
+    processes: int | None
+    """None: as many as `[parallel]` asks for."""
+    until: RunStage
+    """The last stage that was asked for."""
+    prepared: Path | None = None
+    """Prepared data that a given run already has; its raw files are not needed."""
+    recipe_words: str = ""
+    """The recipe as words of a shell, for warnings that print a command."""
+    expected_plan: Planned | None = None
+    """The plan for the expected vocabulary, made before anything is prepared."""
+    profile_steps: int = 0
+    profile: Result | None = None
+    """The table of the profiled steps, once they ran."""
+    has_trained: bool = False
+    """Whether this process has trained the run."""
+
+    @property
+    def stages(self) -> Stages:
+        return Stages(self.folder, self.events)
+
+    def prepared_result(self, key: str) -> Any:
+        """A value of the result of `prepare`, which must have finished."""
+        record = read_record(self.folder, "prepare")
+        assert record is not None, "prepare comes first"
+        assert record.result is not None, "prepare comes first"
+        return record.result[key]
+
+
 def read_record(run: Path, stage: str) -> StageRecord | None:
-    """What is known of a stage; None when it never began, or, with a warning, when its record is damaged: the stage is
-    then gone through again, which keeps all that is whole."""
+    """The record of a stage; None if it never began, or, with a warning, if its record is damaged: the stage then runs
+    again and keeps everything that is whole."""
     if not (run / "stages" / f"{stage}.json").exists():
         return None
     try:

@@ -1,4 +1,4 @@
-"""One function per verb. A recipe is a path to a TOML file, a run directory for that run and its settings, or a
+"""One function per verb. A recipe is a path to a TOML file, a run directory (for that run and its settings), or a
 `Resolved[Recipe]` made in Python."""
 
 from __future__ import annotations
@@ -24,9 +24,11 @@ from .generation import checked_text, draw_text, open_conversation
 from .plan_recipe import plan_recipe
 from .recipe import Recipe
 from .run_or_recipe import RecipeLike, given
-from .run_recipe import Stage, advance, is_trained, planned_processes, team_of
-from .run_stages import Result
+from .run_processes import planned_processes, team_of
+from .run_recipe import advance
+from .run_stages import Result, RunStage
 from .start_from.start_from import RUNS
+from .train_stage import is_trained
 
 if TYPE_CHECKING:
     from ropewalk.evaluate.conversation import Conversation
@@ -41,15 +43,14 @@ def run(
     runs: Path = RUNS,
     new: bool = False,
     progress: Progress | None = None,
-    until: Stage = "report",
+    until: RunStage = "report",
     nproc: int | None = None,
 ) -> Result:
-    """Raw files to report, or as far as stage `until`; the result of the last stage. The same call continues a run.
+    """Raw files to report, or up to the stage `until`; the result of the last stage. The same call continues a run.
 
     `nproc` processes of this machine train; None: as many as `[parallel]` asks for.
     """
-    meant = given(recipe, overrides, runs=runs, new=new)
-    return advance(meant, until=until, new=new, progress=progress, processes=nproc)
+    return advance(recipe, overrides, runs=runs, until=until, new=new, progress=progress, nproc=nproc)
 
 
 def quickstart(
@@ -79,7 +80,7 @@ def prepare(
     progress: Progress | None = None,
 ) -> Result:
     """Raw files to token shards; where they are and how many tokens they hold."""
-    return run(recipe, overrides, runs=runs, new=new, progress=progress, until="prepare")
+    return advance(recipe, overrides, runs=runs, until="prepare", new=new, progress=progress)
 
 
 def plan(
@@ -90,9 +91,9 @@ def plan(
     nproc: int | None = None,
     speed: Speed | None = None,
 ) -> dict[str, Any]:
-    """What the recipe's run will need on this machine, with `nproc` processes or as many as `[parallel]` asks for; also
-    checks that its input files exist. The time is estimated from the `speed` of the machine (None: it is measured, in
-    0.2 s) and from the finished runs in `runs`."""
+    """Forecast of a run's memory and time on this machine, with `nproc` processes (None: as many as `[parallel]` asks
+    for); also checks that its input files exist. The time is estimated from the `speed` of the machine (None: measured,
+    in 0.2 s) and from the finished runs in `runs`."""
     meant = given(recipe, overrides, runs=runs)
     meant.check_inputs()
     planned = plan_recipe(meant.resolved.value, vocabulary=meant.vocabulary(), processes=nproc)
@@ -111,16 +112,17 @@ def train(
     profile: int = 0,
     nproc: int | None = None,
 ) -> Result:
-    """As far as the trained model; steps, tokens and last losses.
+    """Up to the trained model; steps, tokens and last losses.
 
-    `nproc` processes of this machine train, one of which may die: all then go on from the newest checkpoint. None: as
-    many as `[parallel]` asks for.
+    `nproc` processes of this machine train; if one dies, all restart from the newest checkpoint. None: as many as
+    `[parallel]` asks for.
 
-    `profile` says how many steps to profile: the result then has their table as `profile`, and the run a folder
+    `profile` is a number of steps to profile: the result then has their table as `profile`, and the run a folder
     `profile/` with the trace. The weights are the same.
     """
-    meant = given(recipe, overrides, runs=runs, new=new)
-    return advance(meant, until="train", new=new, progress=progress, profile_steps=profile, processes=nproc)
+    return advance(
+        recipe, overrides, runs=runs, until="train", new=new, progress=progress, nproc=nproc, profile_steps=profile
+    )
 
 
 def verify(
@@ -132,11 +134,10 @@ def verify(
     progress: Progress | None = None,
     nproc: int | None = None,
 ) -> Result:
-    """Whether the recipe's model under the recipe's plan computes what one device does: three steps in float64 on a few
-    short rows of its data, without training. The verdict has `equal`, the largest differences and, where there is one,
-    the first parameter that differs (docs/formats.md)."""
-    meant = given(recipe, overrides, runs=runs, new=new)
-    return advance(meant, until="plan", new=new, progress=progress, processes=nproc, verify=True)
+    """Checks that the recipe's model computes the same under its plan as on a single device: three steps in float64 on
+    a few short sequences of its data, without training. The verdict has `equal`, the largest differences and the first
+    parameter that differs, if one does (docs/formats.md)."""
+    return advance(recipe, overrides, runs=runs, until="plan", new=new, progress=progress, nproc=nproc, verify=True)
 
 
 def detach(
@@ -148,9 +149,10 @@ def detach(
     progress: Progress | None = None,
     nproc: int | None = None,
 ) -> Result:
-    """As far as the plan here, then training in a process of its own: its number, its log and how to watch it."""
+    """Prepares and plans here, then starts a process that trains and outlives this one: its pid, its log and the
+    command that shows it."""
     meant = given(recipe, overrides, runs=runs, new=new)
-    advance(meant, until="plan", new=new, progress=progress, begin_training=True, processes=nproc)
+    advance(meant, until="plan", new=new, progress=progress, begin_training=True, nproc=nproc)
     folder = meant.folder
     processes = planned_processes(folder)
     team = team_of(meant.resolved.value, processes)
@@ -166,17 +168,16 @@ def evaluate(
     progress: Progress | None = None,
     nproc: int | None = None,
 ) -> Result:
-    """What was measured of the recipe's model, which is trained first where that is not done; of a run that is given,
-    its newest checkpoint as it is. `nproc` processes of this machine measure it under the run's plan; None: as many as
-    `[parallel]` asks for.
+    """Evaluates the recipe's model, training it first if needed; of a given run, its newest checkpoint as it is.
+    `nproc` processes of this machine evaluate under the run's plan; None: as many as `[parallel]` asks for.
 
-    Of the settings, those of `evaluate`, `plan` and `parallel` are used; the others are the run's.
+    Only settings of `evaluate`, `plan` and `parallel` are used; the others are the run's.
     """
     meant = given(recipe, overrides, runs=runs)
     if meant.is_run or is_trained(meant.folder):
         found = measure_run(meant, progress=progress, processes=nproc)
     else:
-        found = advance(meant, until="evaluate", progress=progress, processes=nproc)
+        found = advance(meant, until="evaluate", progress=progress, nproc=nproc)
     return flat_results(found)
 
 
@@ -190,8 +191,8 @@ def generate(
     seed: int = 0,
     nproc: int | None = None,
 ) -> Iterator[str]:
-    """Pieces of text as they are drawn; `checkpoint` is a checkpoint or a run directory. `nproc` processes of this
-    machine share the model (flow/generation.py); where a launcher started several, all must call."""
+    """Yields text as it is sampled; `checkpoint` is a checkpoint or a run directory. `nproc` processes of this machine
+    share the model (flow/generation.py); where a launcher started several, all must call."""
     settings = {"tokens": tokens, "temperature": temperature, "top_k": top_k, "seed": seed}
     return draw_text(checkpoint, {"prompt": checked_text(prompt), **settings}, nproc=nproc)
 
@@ -207,8 +208,8 @@ def answer(
     seed: int = 0,
     nproc: int | None = None,
 ) -> Iterator[str]:
-    """Pieces of the answer of a chat model as they are drawn; `template` names its chat template when it has none.
-    `nproc` as in `generate`."""
+    """Yields the answer of a chat model as it is sampled; `template` names its chat template if it has none. `nproc` as
+    in `generate`."""
     settings = {"tokens": tokens, "temperature": temperature, "top_k": top_k, "seed": seed}
     asked = {"question": checked_text(question), "template": template, **settings}
     return draw_text(checkpoint, asked, nproc=nproc)
@@ -224,18 +225,18 @@ def chat(
     top_k: int = 50,
     seed: int = 0,
 ) -> Conversation:
-    """A conversation with the model of a checkpoint or a run directory. Its first answer is the one of `answer`."""
+    """A conversation with the model of a checkpoint or a run directory. Its first answer is that of `answer`."""
     settings: dict[str, Any] = {"tokens": tokens, "temperature": temperature, "top_k": top_k, "seed": seed}
     return open_conversation(checkpoint, template=template, system=system, **settings)
 
 
 def recipe_from(value: Recipe) -> Resolved[Recipe]:
     """A recipe built in Python, checked as one from a file would be."""
-    return parse_saved(Recipe, _given(plain(value)), "recipe", origins={})
+    return parse_saved(Recipe, _without_none(plain(value)), "recipe", origins={})
 
 
-def _given(tree: Any) -> Any:
-    """Plain values without those that are not set."""
+def _without_none(tree: Any) -> Any:
+    """Plain values without unset ones."""
     if isinstance(tree, dict):
-        return {key: _given(value) for key, value in tree.items() if value is not None}
-    return [_given(item) for item in tree] if isinstance(tree, list) else tree
+        return {key: _without_none(value) for key, value in tree.items() if value is not None}
+    return [_without_none(item) for item in tree] if isinstance(tree, list) else tree

@@ -83,7 +83,7 @@ def test_what_ends_a_run_leaves_its_traceback_in_the_run(
     def prepare(*_: object, **__: object) -> None:
         pa.ipc.open_file(pa.py_buffer(b"x" * 100))
 
-    monkeypatch.setattr("ropewalk.flow.run_recipe.prepare", prepare)
+    monkeypatch.setattr("ropewalk.flow.prepare_stage.prepare", prepare)
     line = told(call("prepare", "tiny.toml"))
     assert "damaged or foreign Arrow data" in line
     assert "runs/tiny/ropewalk-traceback-" in line

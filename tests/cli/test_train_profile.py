@@ -54,5 +54,5 @@ def test_so_many_steps_are_profiled_without_another_word(call: Call, tiny: Path)
 def test_several_processes_are_refused_before_anything_is_prepared(call: Call, tiny: Path) -> None:
     ended = call("train", "tiny.toml", "--profile", "--nproc", "2")
     assert ended.status == 2
-    assert "--profile looks at one process" in ended.err
+    assert "--profile supports a single process" in ended.err
     assert not (tiny / "prepared").exists()

@@ -23,7 +23,7 @@ from ropewalk.evaluate.from_checkpoint import evaluate_checkpoint
 from ropewalk.evaluate.generation_plan import generation_plan
 from ropewalk.evaluate.results import read_results
 from ropewalk.evaluate.sharded_model import evaluate_run
-from ropewalk.flow import run_recipe as pipeline
+from ropewalk.flow import run_processes
 from ropewalk.launch.team import Team
 from ropewalk.model.config import Model
 from ropewalk.model.decoder import build
@@ -205,7 +205,7 @@ def test_run_and_evaluate_under_a_launcher_use_all_of_its_processes(
         teams.append((team.processes, team.worker[-1], load_plan(folder).phases[-1].plan.replicate))
         (run / "evaluation" / "results.json").write_bytes(results)
 
-    monkeypatch.setattr(pipeline, "train_together", measured_by)
+    monkeypatch.setattr(run_processes, "train_together", measured_by)
     with pytest.raises(SystemExit) as stop:
         main(["evaluate", "tiny.toml", "train.precision=fp32", "evaluate.max_bytes=2998", "--nproc", "2", "--json"])
     assert not stop.value.code

@@ -18,7 +18,7 @@ from ropewalk.plan.machine import this_machine
 from ropewalk.train.cluster.brief import FILE, TABLE, Brief
 
 from ..plan_recipe import needs_torch, plan_recipe
-from ..run_dir import located
+from ..preflight import located
 from ..run_or_recipe import Given, RecipeLike, given
 from ..start_from.start_from import RUNS
 from .verdict import judge

@@ -33,9 +33,9 @@ from ropewalk.train.settings import Settings, training_seed
 
 from ..external_corpus import adopt, plan_adoption
 from ..plan_recipe import needs_torch, plan_recipe
+from ..preflight import check_outputs
 from ..recipe import Recipe
 from ..run_or_recipe import Given
-from ..writable import check_outputs
 from .predictions import compute_speed
 
 PAGE_READ = 128 << 10

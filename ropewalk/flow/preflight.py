@@ -1,0 +1,183 @@
+"""Checks before any work is done: whether a recipe's inputs are there and fit it, and its outputs can be written."""
+
+from __future__ import annotations
+
+import errno
+import glob
+import os
+import re
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from ropewalk.base.errors import ConfigError, Problem, UserError
+from ropewalk.base.install import install_command
+from ropewalk.config.positions import key_lines
+from ropewalk.config.read import Resolved, parse_toml, parse_tree, read_text
+from ropewalk.load.config import Load
+from ropewalk.prepare.config import Prepare
+from ropewalk.prepare.sources import missing_packages, missing_paths
+from ropewalk.store.origin import is_url
+
+from .recipe import Recipe
+
+FOLDER_KEY = "prepare.folder"
+
+
+def check_inputs(resolved: Resolved[Recipe], *, data: bool = True) -> None:
+    """Raises ConfigError naming, with their lines, all files and packages that the recipe needs and that are not
+    there; without `data` none that its data are prepared from."""
+    problems = _missing_data(resolved) if data else []
+    if problems:
+        raise ConfigError(problems)
+
+
+def check_outputs(resolved: Resolved[Recipe], *, run: Path | None = None) -> None:
+    """Makes the folder of prepared data and that in which the `run` will lie; ConfigError, a line for each that cannot
+    be written, names the setting."""
+    problems = [*_unwritable_data(resolved), *([] if run is None else _unwritable_run(run))]
+    if problems:
+        raise ConfigError(problems)
+
+
+def check_contents(resolved: Resolved[Recipe], *, remotely: bool = False) -> list[Problem]:
+    """Tries the sources on the first records of some files: remarks on what is odd. Raises ConfigError naming, with
+    their lines, the settings by which a path gives no document; paths that are URLs are tried only `remotely`."""
+    from ropewalk.prepare.inspection.verdicts import findings
+
+    remarks: list[Problem] = []
+    problems: list[Problem] = []
+    for finding in findings(resolved.value.prepare, remotely=remotely):
+        table = f"prepare.sources.{finding.source}"
+        key = f"{table}.{finding.key}"
+        where = resolved.origins.get(key) or resolved.origins.get(f"{table}.paths", "")
+        told = Problem(where, f"`{key}`: {finding.what}", finding.remedy)
+        (problems if finding.fatal else remarks).append(told)
+    if problems:
+        raise ConfigError(problems)
+    return remarks
+
+
+def check_trainable(resolved: Resolved[Recipe]) -> None:
+    """Raises ConfigError naming, with their lines, the settings of `[load]` that training cannot follow."""
+    problems = []
+    for index, media in enumerate(resolved.value.load.media):
+        key = f"load.media.{index}"
+        where = next((place for name, place in resolved.origins.items() if name.startswith(f"{key}.")), "")
+        what = f'`load.media`: training reads tokens; no model here reads the images of "{media.name}"'
+        remedy = "remove the table; `ropewalk doctor data` measures it, and `open_media` reads it in Python"
+        problems.append(Problem(where, what, remedy))
+    if problems:
+        raise ConfigError(problems)
+
+
+def located(error: UserError, resolved: Resolved[Recipe]) -> ConfigError:
+    """`error`, one problem a line, as problems of the recipe: each where a setting that it names was set."""
+    problems = []
+    for line in str(error).splitlines():
+        places = [resolved.origins[key] for key in re.findall(r"`([a-z_.]+)", line) if key in resolved.origins]
+        problems.append(Problem(places[0] if places else "", line.removeprefix("plan: ") if places else line))
+    return ConfigError(problems)
+
+
+def missing_in_broken(path: Path) -> list[Problem]:
+    """The missing files of a recipe that has other problems; none when its `[prepare]` is one of them."""
+    try:
+        text = read_text(path)
+        settings = parse_tree(Prepare, parse_toml(text, str(path))["prepare"], str(path))
+    except (OSError, ValueError, LookupError, ConfigError):
+        return []
+    lines = {".".join(map(str, key)): line for key, line in key_lines(text).items()}
+    return list(_missing_files(settings, lambda key: f"{path}:{lines[key]}"))
+
+
+def _missing_data(resolved: Resolved[Recipe]) -> list[Problem]:
+    recipe, origin = resolved.value, resolved.origin
+    packages = [] if recipe.load.corpus else _missing_packages(recipe.prepare, origin)
+    return [*_missing_files(recipe.prepare, origin), *packages, *_missing_corpora(recipe.load, origin)]
+
+
+def _missing_files(settings: Prepare, origin: Callable[[str], str]) -> Iterator[Problem]:
+    for index, path in missing_paths(settings):
+        key = f"prepare.sources.{index}.paths"
+        if Path(path).is_dir():
+            yield Problem(origin(key), f'`{key}`: the folder "{path}" holds no text file', "put some into it")
+            continue
+        remedy = f"paths are relative to the working folder, {Path.cwd()}"
+        yield Problem(origin(key), f'`{key}`: nothing matches "{path}"', remedy)
+    file = settings.tokenizer.file
+    if file and not _is_tokenizer(Path(file)):
+        key = "prepare.tokenizer.file"
+        yield Problem(origin(key), f'`{key}`: no file "{file}"', "leave it out to train a tokenizer")
+    for table, names in (("urls", ("domains", "words", "soft_words", "parts")), ("words", ("files",))):
+        lists = getattr(settings.filter, table)
+        for name in names if lists else ():
+            key = f"prepare.filter.{table}.{name}"
+            for file in getattr(lists, name):
+                if not Path(file).is_file():
+                    yield Problem(origin(key), f'`{key}`: no file "{file}"', "write the list, or correct its name")
+
+
+def _missing_packages(settings: Prepare, origin: Callable[[str], str]) -> Iterator[Problem]:
+    missing = missing_packages(settings)
+    extras = ",".join(sorted({extra for _, _, extra in missing}))
+    for name, package, _ in missing:
+        key = f"prepare.{name}"
+        remedy = f"install all that is missing with: {install_command(extras)}"
+        yield Problem(origin(key), f"`{key}` needs the package `{package}`", remedy)
+
+
+def _missing_corpora(settings: Load, origin: Callable[[str], str]) -> Iterator[Problem]:
+    for index, corpus in enumerate(settings.corpus):
+        key = f"load.corpus.{index}.path"
+        beside = (corpus.path, f"{corpus.path}.idx")
+        if not is_url(corpus.path) and not any(os.path.exists(path) for path in beside) and not glob.glob(corpus.path):
+            remedy = f"paths are relative to the working folder, {Path.cwd()}"
+            yield Problem(origin(key), f'`{key}`: nothing is at "{corpus.path}"', remedy)
+    if settings.corpus and settings.tokenizer and not _is_tokenizer(Path(settings.tokenizer)):
+        key = "load.tokenizer"
+        yield Problem(origin(key), f'`{key}`: no file "{settings.tokenizer}"', "name the corpus' tokenizer.json")
+
+
+def _is_tokenizer(place: Path) -> bool:
+    from ropewalk.prepare.tokenizer import file_of  # not needed by recipes that train one
+
+    return file_of(place).is_file()
+
+
+def _unwritable_data(resolved: Resolved[Recipe]) -> Iterator[Problem]:
+    name = resolved.value.prepare.folder
+    where = resolved.origin(FOLDER_KEY)
+    if is_url(name):
+        remedy = "prepared data is written to a local folder; name one"
+        yield Problem(where, f'`{FOLDER_KEY}`: "{name}" is a URL', remedy)
+    elif reason := _refusal(Path(name)):
+        remedy = "name a folder that you can write, such as `prepared`"
+        yield Problem(where, f'`{FOLDER_KEY}`: "{name}" cannot be written: {reason}', remedy)
+
+
+def _unwritable_run(run: Path) -> Iterator[Problem]:
+    # A run that is not there yet is not begun here: what comes before it may still refuse the recipe.
+    if reason := _refusal(run if run.exists() else run.parent):
+        remedy = "name another folder of runs with --runs, or give the recipe another `name`"
+        yield Problem("", f'the run directory "{run}" cannot be written: {reason}', remedy)
+
+
+def _refusal(folder: Path) -> str:
+    """Makes `folder`; why no file can be written there, empty when one can."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return ""
+    except (FileExistsError, NotADirectoryError):
+        stands = next((place for place in (folder, *folder.parents) if place.exists() and not place.is_dir()), folder)
+        return f"{stands} is not a folder"
+    except FileNotFoundError:
+        above = next((place for place in folder.parents if place.is_dir()), Path("/"))
+        return f"the system makes no folders in {above}"
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            return "it is a link that leads in a circle"
+        return error.strerror or str(error)
+    except ValueError as error:  # a NUL
+        return str(error)

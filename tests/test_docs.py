@@ -170,7 +170,9 @@ class Workshop:
         if block.language == "bash":
             lines = block.text.replace("\\\n", " ").splitlines()
             return "".join(self.command(line) for line in lines if shlex.split(line, comments=True))
-        if block.language == "python":
+        if block.language == "python" and (named := re.match(r"# (\S+\.py)\n", block.text)):
+            self._write(named[1], block.text)
+        elif block.language == "python":
             with contextlib.redirect_stdout(io.StringIO()) as output:
                 exec(compile(block.text, "page", "exec"), self.names)
             return output.getvalue()

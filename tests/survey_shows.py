@@ -45,7 +45,7 @@ COMMANDS: dict[str, Show] = {
     ),
     "The page cache does not help random epochs: page cache, LRU and keep-all compared": Show(
         "ropewalk doctor data tiny.toml --data-bytes 800000000000 --memory-bytes 400000000000",
-        r"page cache answers 36%, LRU 15%, a cache that keeps what came first 50%",
+        r"page cache serves 36%, LRU 15%, a cache that never evicts 50%",
     ),
     "Data stalls, measured": Show("ropewalk monitor runs/tiny", r"tokens/s, \d+\.\d % data wait"),
     "Choice of medium, cache size and number of loading threads": Show(

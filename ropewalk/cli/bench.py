@@ -22,45 +22,55 @@ app = verb(
 
 @app.callback()
 def _group() -> None:
-    """A group, also while it has one command."""
+    """Makes `bench` a group although it has a single command."""
 
 
 @app.command()
 def train(
     size: Annotated[
         list[str] | None,
-        typer.Option("--size", help="124M, 350M, 1.3B, 7B or tiny; may come several times.", show_default=False),
+        typer.Option("--size", help="124M, 350M, 1.3B, 7B or tiny; may be repeated.", show_default=False),
     ] = None,
-    batch: Annotated[int | None, typer.Option("--batch", min=1, help="Rows of a step.", show_default=False)] = None,
+    batch: Annotated[int | None, typer.Option("--batch", min=1, help="Sequences per step.", show_default=False)] = None,
     microbatch: Annotated[
-        int | None, typer.Option("--microbatch", min=1, help="Rows computed at once.", show_default=False)
+        int | None, typer.Option("--microbatch", min=1, help="Sequences per microbatch.", show_default=False)
     ] = None,
-    length: Annotated[int | None, typer.Option("--length", min=1, help="Tokens of a row.", show_default=False)] = None,
+    length: Annotated[
+        int | None, typer.Option("--length", min=1, help="Tokens per sequence.", show_default=False)
+    ] = None,
     precision: Annotated[
         Literal["auto", "fp32", "bf16", "bf16-pure", "fp16", "fp8"],
-        typer.Option("--precision", help="As train.precision."),
+        typer.Option("--precision", help="Numeric precision, as train.precision."),
     ] = "auto",
-    steps: Annotated[int, typer.Option("--steps", min=1, help="Steps that are timed, after three of warm-up.")] = 12,
+    steps: Annotated[int, typer.Option("--steps", min=1, help="Steps to time, after three warm-up steps.")] = 12,
     compile: Annotated[
         bool | None,
-        typer.Option("--compile/--no-compile", help="Compile our blocks. Default: on a GPU.", show_default=False),
+        typer.Option(
+            "--compile/--no-compile",
+            help="Compile our model's blocks. Default: on a GPU.",
+            show_default=False,
+        ),
     ] = None,
     optimizer: Annotated[
         Literal["adamw", "adamw-8bit", "adafactor", "lamb", "muon"],
-        typer.Option("--optimizer", help="As train.optimizer.kind; a peer has AdamW."),
+        typer.Option("--optimizer", help="Optimizer, as train.optimizer.kind; a peer always uses AdamW."),
     ] = "adamw",
     recompute: Annotated[
         Literal["none", "attention", "full"] | None,
         typer.Option(
-            "--recompute", help="As parallel.recompute. Default: full for 7B, otherwise none.", show_default=False
+            "--recompute",
+            help="As parallel.recompute. Default: full for 7B, otherwise none.",
+            show_default=False,
         ),
     ] = None,
     device: Annotated[
-        Literal["auto", "cpu", "cuda"], typer.Option("--device", help="`auto` takes a GPU when there is one.")
+        Literal["auto", "cpu", "cuda"], typer.Option("--device", help="Device; `auto` uses a GPU if there is one.")
     ] = "auto",
     peer: Annotated[
         list[str] | None,
-        typer.Option("--peer", help="Another library beside it, on the same shapes: transformers.", show_default=False),
+        typer.Option(
+            "--peer", help="Also benchmark this library on the same shapes: transformers.", show_default=False
+        ),
     ] = None,
     json: Json = False,
 ) -> None:
@@ -68,8 +78,8 @@ def train(
 
     Example: ropewalk bench train --size tiny --steps 3
 
-    Trains each model on random tokens and prints tokens/s, both MFUs, memory, the time of each kind of operation,
-    and the distance of each from this device's measured limits. Without --size: 124M on a GPU, tiny on a CPU.
+    Trains each model on random tokens and prints tokens/s, both MFUs, memory, and the time per class of operations
+    with its distance from this device's measured limits. Without --size: 124M on a GPU, tiny on a CPU.
     """
     found = flow.bench_train(
         size or (),

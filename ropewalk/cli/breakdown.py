@@ -1,4 +1,4 @@
-"""The steps of `bench train` and `profile` as text."""
+"""Text of a step measured by `bench train` or `profile`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .run_results import aligned
 
 
 def setting_lines(found: dict[str, Any], *, name: str) -> list[str]:
-    """What was trained, and on what."""
+    """The model, the batch and the device."""
     ceilings = found["ceilings"]
     sheets = [
         f" (data sheet {_speed(nominal, unit)})" if nominal else ""
@@ -22,7 +22,7 @@ def setting_lines(found: dict[str, Any], *, name: str) -> list[str]:
     imitated = " (imitated)" if found["precision"] == "fp8" and found["device"] == "cpu" else ""
     narrow = f", in 8 bits {_speed(ceilings['gemm_flops'], 'FLOP/s')}" if ceilings["gemm_flops"] else ""
     return [
-        f"{name}: {amount(found['parameters'])} parameters, {counted(found['batch_size'], 'row')} of "
+        f"{name}: {amount(found['parameters'])} parameters, {counted(found['batch_size'], 'sequence')} of "
         f"{counted(found['sequence_length'], 'token')} in {parts} {'microbatch' if parts == 1 else 'microbatches'}, "
         f"{found['precision']}{imitated}, {found['optimizer']}{compiled}{_saved(found)}",
         f"{found['device']}, {found['device_name']}, torch {found['torch']}: matmuls "
@@ -32,7 +32,7 @@ def setting_lines(found: dict[str, Any], *, name: str) -> list[str]:
 
 
 def speed_lines(contenders: Sequence[dict[str, Any]], *, peak_flops: float, peak_from: str) -> list[str]:
-    """Speed and memory, a line for each contender, ours first; and how many times as fast ours is."""
+    """Speed and memory, one line per contender, and how many times faster ropewalk is."""
     ours = contenders[0]
     head = ("", "tokens/s", "step ms", "MFU full", "MFU causal", "memory")
     compared = len(contenders) > 1
@@ -55,7 +55,7 @@ def speed_lines(contenders: Sequence[dict[str, Any]], *, peak_flops: float, peak
 
 
 def kind_lines(contenders: Sequence[dict[str, Any]]) -> list[str]:
-    """Where the time of a step goes, beside the least that this device needs for the same work."""
+    """Time per op class, beside the least time that this device needs for the same work."""
     sound = [each for each in contenders if not each["error"]]
     ours = sound[0]
     head = ["ms of a step", "least"]
@@ -64,7 +64,7 @@ def kind_lines(contenders: Sequence[dict[str, Any]]) -> list[str]:
     rows = [tuple(head)]
     for number, kind in enumerate(ours["kinds"]):
         if kind["kind"] == "idle" and not any(each["kinds"][number]["ms"] for each in sound):
-            continue  # a CPU never idles; any other kind without time is something to wonder about
+            continue  # a CPU is never idle; any other class without time is worth a look
         row = [kind["kind"], f"{kind['least_ms']:.2f}"]
         for each in sound:
             its = each["kinds"][number]
@@ -77,13 +77,13 @@ def kind_lines(contenders: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def _saved(found: dict[str, Any]) -> str:
-    """How the step saves memory, each way after a comma; a bench knows recomputation alone."""
-    again = {"none": "", "auto": "", "full": "blocks", "attention": "attention"}[found["recompute"]]
+    """How the step saves memory, comma-separated; a bench has recomputation only."""
+    recomputed = {"none": "", "auto": "", "full": "blocks", "attention": "attention"}[found["recompute"]]
     if found["recompute"] == "auto" and found["blocks_again"]:
-        again = counted(found["blocks_again"], "block")
+        recomputed = counted(found["blocks_again"], "block")
     activations, offload = found.get("activations", "whole"), found.get("offload", ())
     ways = [
-        f"{again} computed again in the backward pass" if again else "",
+        f"{recomputed} recomputed in the backward pass" if recomputed else "",
         f"{activations} activations" if activations != "whole" else "",
         f"{' and '.join(offload)} offloaded" if offload else "",
     ]

@@ -13,7 +13,6 @@ from ropewalk import flow
 from ropewalk.base.errors import UserError
 from ropewalk.base.progress import amount
 
-from .cluster_text import cluster_text
 from .options import MOST_RANKS, Json, Overrides, RecipeOrRun, Runs, verb
 from .progress_lines import Console, emit, table
 from .run_results import aligned
@@ -31,30 +30,30 @@ def data(
     overrides: Overrides = None,
     runs: Runs = Path("runs"),
     cores: Annotated[
-        int | None, typer.Option("--cores", min=1, max=MOST_RANKS, help="Predict for so many cores.")
+        int | None, typer.Option("--cores", min=1, max=MOST_RANKS, help="Predict the speed with this many cores.")
     ] = None,
     gpu_speed: Annotated[
-        float, typer.Option("--gpu-speed", min=0.001, help="Predict for a step that is so many times as fast.")
+        float, typer.Option("--gpu-speed", min=0.001, help="Predict the speed with a step this many times as fast.")
     ] = 1.0,
     medium: Annotated[
-        str | None, typer.Option("--medium", help="Predict for data on hdd, ssd, nvme, nfs or object.")
+        str | None, typer.Option("--medium", help="Predict the speed with data on hdd, ssd, nvme, nfs or object.")
     ] = None,
     tokens_per_s: Annotated[
         float | None,
-        typer.Option("--tokens-per-s", min=1e-9, help="Speed of the step alone; else of the last run, or measured."),
+        typer.Option("--tokens-per-s", min=1e-9, help="Step speed. Default: that of the last run, or measured."),
     ] = None,
     samples_per_s: Annotated[
         float | None,
-        typer.Option("--samples-per-s", min=1e-9, help="Speed of a step on images, for `load.media`."),
+        typer.Option("--samples-per-s", min=1e-9, help="Speed of a step on images or sound, for `load.media`."),
     ] = None,
     memory_bytes: Annotated[
-        int | None, typer.Option("--memory-bytes", min=0, help="Memory for caches; else what is free here.")
+        int | None, typer.Option("--memory-bytes", min=0, help="Memory for caches. Default: what is free here.")
     ] = None,
     data_bytes: Annotated[
-        int | None, typer.Option("--data-bytes", min=1, help="Size of the data to cache; else the recipe's.")
+        int | None, typer.Option("--data-bytes", min=1, help="Size of the data to cache. Default: the recipe's.")
     ] = None,
     tune: Annotated[
-        bool, typer.Option("--tune", help="Measure other settings of `load` and write the best into the recipe.")
+        bool, typer.Option("--tune", help="Measure other settings of `load` and write the best ones into the recipe.")
     ] = False,
     json: Json = False,
 ) -> None:
@@ -64,8 +63,8 @@ def data(
 
     Measures batches per second from memory and from the store, and the speed of the step; names the stage that
     limits the run, predicts its speed with other cores, stores and GPUs, and lists remedies with their gains. The
-    next call reports the error of the last prediction. --tune applies the remedy. Also reports which share of an
-    epoch's reads memory serves with the page cache, with LRU, and with a cache that keeps what came first.
+    next call reports the error of the last prediction. --tune applies the remedy. Also reports the share of an
+    epoch's reads served from memory by the page cache, by LRU, and by a cache that never evicts.
     """
     settings = overrides or ()
     if tune and (cores or medium or gpu_speed != 1.0):
@@ -94,7 +93,7 @@ def data(
 def cluster(
     recipe: Annotated[
         Path | None,
-        typer.Argument(help="The recipe or a run directory. Default: a single axis of all ranks.", show_default=False),
+        typer.Argument(help="A recipe or a run directory. Default: one axis of all ranks.", show_default=False),
     ] = None,
     overrides: Overrides = None,
     runs: Runs = Path("runs"),
@@ -109,7 +108,7 @@ def cluster(
     ] = None,
     seconds: Annotated[float, typer.Option("--seconds", min=0.001, help="Time for each measurement.")] = 0.5,
     timeout: Annotated[
-        float, typer.Option("--timeout", min=1, help="Seconds after which a rank that does not answer is named.")
+        float, typer.Option("--timeout", min=1, help="Seconds without an answer before a rank is reported.")
     ] = 60.0,
     json: Json = False,
 ) -> None:
@@ -125,9 +124,9 @@ def cluster(
         recipe, overrides or (), runs=runs, nproc=nproc, seconds=seconds, timeout_s=timeout, progress=Console()
     )
     if "findings" in found:
-        emit(found, as_json=json, text=cluster_text(found))
+        emit(found, as_json=json, text=_cluster_text(found))
     if found["stuck"]:
-        # A thread still waits in a collective; the interpreter's ordinary end would wait for it.
+        # A thread still waits in a collective; a normal exit of the interpreter would wait for it.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(1)
@@ -140,14 +139,14 @@ STAGES = {
     "prepare": "preparing batches",
     "fetch": "the store",
     "copy": "handing batches to the device",
-    "queue": "too few batches begun ahead",
+    "queue": "too few batches in flight",
 }
-"""What decides the speed, in words."""
+"""What limits the speed, in words."""
 
 
 def _text(found: dict[str, Any]) -> str:
     rates = found["rates"]
-    store = _speed(rates["fetch"]) if rates["fetch"] else "not seen beside preparing"
+    store = _speed(rates["fetch"]) if rates["fetch"] else "hidden by preparing"
     lines = table(
         [
             ("step", f"{_speed(rates['compute'])} alone ({rates['step_from']}, {found['device']})"),
@@ -161,7 +160,7 @@ def _text(found: dict[str, Any]) -> str:
         ]
     ).splitlines()
     if found["tuning_is_stale"]:
-        lines.append("the step's speed has changed since settings were tuned for it; run --tune again")
+        lines.append("the step's speed has changed since the settings were tuned; run --tune again")
     if found["asked"]:
         lines += ["", f"as asked: {_forecast_line(found['asked'])}"]
     lines += ["", *aligned([("what if", "tokens/s", "waits", "decided by"), *map(_what_if, found["what_ifs"])])]
@@ -175,20 +174,20 @@ def _forecast_line(made: dict[str, Any]) -> str:
 
 def _unseen(found: dict[str, Any]) -> str:
     if found["store_measured"]:
-        return "not seen beside preparing"
-    return "not measured: the kernel kept the data in memory"
+        return "hidden by preparing"
+    return "not measured: the data stayed in the page cache"
 
 
 def _caches(found: dict[str, float]) -> list[str]:
     memory, data = found["memory_bytes"], found["data_bytes"]
     sizes = f"{amount(data, 'B')} of data, {amount(memory, 'B')} of memory"
     if memory >= data:
-        return [f"{sizes}: all fit; from the second epoch on every read is answered from memory"]
+        return [f"{sizes}: all fit; from the second epoch on memory serves every read"]
     return [
-        f"{sizes}: of an epoch's reads the page cache answers {found['page_cache']:.0%}, LRU {found['lru']:.0%}, a "
-        f"cache that keeps what came first {found['keep']:.0%}",
-        "each epoch reads all data in another order: the operating system drops much of what is about to be read; "
-        'a cache that never evicts loses nothing (`load.cache.policy = "keep"`, for shards that are not mapped)',
+        f"{sizes}: of an epoch's reads the page cache serves {found['page_cache']:.0%}, LRU {found['lru']:.0%}, a "
+        f"cache that never evicts {found['keep']:.0%}",
+        "each epoch reads all data in another order, so the operating system evicts much of what is read next; "
+        'a cache that never evicts does not (`load.cache.policy = "keep"`, for shards that are not memory-mapped)',
     ]
 
 
@@ -204,7 +203,7 @@ def _what_if(row: dict[str, Any]) -> tuple[str, str, str, str]:
 
 def _remedies(found: dict[str, Any]) -> str:
     if not found["remedies"]:
-        return "no remedy is worth it: the step is the limit"
+        return "no remedy helps: the step is the limit"
     best = found["cheapest"]
     rows = [("remedy", "tokens/s", "gain", "costs")]
     rows += [
@@ -238,7 +237,29 @@ def _tuned_text(tuned: dict[str, Any]) -> str:
         f"{tuned['recipe']}: {change['key']} {change['before']} -> {change['after']} ({change['gain']:+.0%})"
         for change in tuned["changes"]
     ]
-    return "\n".join([*aligned(rows), "", *(changes or ["nothing gained; the recipe stays as it is"])])
+    return "\n".join([*aligned(rows), "", *(changes or ["no setting was faster; the recipe is unchanged"])])
+
+
+def _cluster_text(found: dict[str, Any]) -> str:
+    """The findings as a table, each problem with its remedy, and the verdict."""
+    rows = [(each["check"], each["outcome"], each["found"]) for each in found["findings"]]
+    first, second = (max(len(row[column]) for row in rows) for column in (0, 1))
+    indent = " " * (first + second + 4)
+    lines = []
+    for (check, outcome, text), each in zip(rows, found["findings"], strict=True):
+        expected = f"; expected {each['expected']}" if outcome == "ok" and each["expected"] else ""
+        lines.append(f"{check:<{first}}  {outcome:<{second}}  " + text.replace("\n", f"\n{indent}  ") + expected)
+        if outcome != "ok":
+            lines += [f"{indent}{name}: {each[name]}" for name in ("expected", "remedy") if each[name]]
+    return "\n".join([*lines, "", _cluster_verdict(found)])
+
+
+def _cluster_verdict(found: dict[str, Any]) -> str:
+    outcomes = [each["outcome"] for each in found["findings"]]
+    counts = ", ".join(f"{outcomes.count(kind)} {kind}" for kind in ("missing", "wrong", "slow") if kind in outcomes)
+    if not counts:
+        return f"all {len(outcomes)} checks are ok"
+    return f"{counts}: " + ("the launch can start" if found["ok"] else "do not launch yet")
 
 
 def _speed(value: float) -> str:

@@ -19,15 +19,15 @@ app = verb()
 def profile(
     recipe: RecipeOrRun,
     overrides: Overrides = None,
-    steps: Annotated[int, typer.Option("--steps", min=1, help="Steps that are timed, after three of warm-up.")] = 12,
+    steps: Annotated[int, typer.Option("--steps", min=1, help="Steps to time, after three warm-up steps.")] = 12,
     json: Json = False,
 ) -> None:
     """Profile the training step of a recipe's model.
 
     Example: ropewalk profile recipes/books.toml
 
-    Runs a few steps on random tokens and prints tokens/s, both MFUs, memory, the time of each kind of operation,
-    and the distance of each from this device's measured limits. Needs no data and does not touch the run.
+    Runs a few steps on random tokens and prints tokens/s, both MFUs, memory, and the time per class of operations
+    with its distance from this device's measured limits. Needs no data and does not touch the run.
     """
     found = flow.profile(recipe, overrides or (), steps=steps, progress=Console())
     contender = [{"contender": found["recipe"], "error": None, **found}]

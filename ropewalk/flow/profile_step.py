@@ -1,4 +1,4 @@
-"""`profile`: what the step of a recipe's own model consists of, and how far each kind of work is from the roofline."""
+"""`profile`: where a recipe's training step spends its time, and each op class's distance from the roofline."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from .training_bench import FORMAT, device_summary, step_figures
 def profile(
     recipe: RecipeLike, overrides: Sequence[str] = (), *, steps: int = 12, progress: Progress | None = None
 ) -> dict[str, Any]:
-    """Steps of the recipe's first phase on random rows, as planned for one process of this machine.
+    """Profiles steps of the recipe's first phase on random tokens, as planned for one process on this machine.
 
-    Nothing is prepared, and a run of the recipe is not touched: the model has fresh weights.
+    Prepares no data and leaves runs of the recipe alone; the model has fresh weights.
     """
     meant = given(recipe, overrides)
     settings = meant.resolved.value
@@ -29,16 +29,16 @@ def profile(
     plan, spec = planned.plan, planned.spec
     if plan.world > 1:
         raise UserError(
-            f"`[parallel]` asks for {plan.world} processes, and a profile looks at one; set its degrees to 1, or see "
-            "what processes wait for with `ropewalk train --timeline`"
+            f"profile supports a single process, but `[parallel]` asks for {plan.world}; set its degrees to 1, or "
+            "record what each rank waits for with `ropewalk train --timeline`"
         )
     if plan.devices > 1:
-        # The profiler does not see the threads that drive them: all work would count as `other`.
+        # The profiler does not see the threads that drive the devices: all work would count as `other`.
         raise UserError(
-            f"`parallel.devices` asks for {plan.devices} devices, and a profile looks at one; set `parallel.devices=1`"
+            f"profile supports a single device, but `parallel.devices` asks for {plan.devices}; set it to 1"
         )
-    rows = f"{counted(plan.batch_size, 'row')} of {counted(spec.sequence_length, 'token')}"
-    (progress or Silent()).say(f"{rows}, {plan.precision}")
+    batch = f"{counted(plan.batch_size, 'sequence')} of {counted(spec.sequence_length, 'token')}"
+    (progress or Silent()).say(f"{batch}, {plan.precision}")
     module = needs_torch("ropewalk.train.measure.step_benchmark", "a profile")
     seed = training_seed(settings.train, settings.seed)
     measured = module.measure_phase(planned, settings.train, seed=seed, steps=steps)

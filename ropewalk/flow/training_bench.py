@@ -1,5 +1,4 @@
-"""`bench train`: how fast models of well-known sizes train on this machine, how far that is from what the machine could
-do, and how fast others are in the same run."""
+"""`bench train`: training speed of well-known model sizes on this machine, beside its limits and other libraries."""
 
 from __future__ import annotations
 
@@ -23,8 +22,8 @@ from ropewalk.plan.machine import Machine, this_machine
 from ropewalk.plan.roofline import Ceilings, breakdown, step_work
 
 PEERS: dict[str, tuple[str, ...]] = {"transformers": ("transformers", "transformers compiled")}
-"""What runs for each `--peer`; a compiler is left out on a CPU, where it takes longer than the bench."""
-Again = Literal["none", "attention", "full"]
+"""Contenders per `--peer`. Compiled contenders are left out on a CPU, where compiling takes longer than the bench."""
+Recomputed = Literal["none", "attention", "full"]
 FORMAT = 1
 
 
@@ -39,25 +38,25 @@ def bench_train(
     steps: int = 12,
     compile: bool | None = None,
     optimizer: Optimizer = "adamw",
-    recompute: Again | None = None,
+    recompute: Recomputed | None = None,
     peers: Sequence[str] = (),
     progress: Progress | None = None,
 ) -> dict[str, Any]:
-    """Trains each size on random rows, and each peer beside it: speed, memory and where the time goes.
+    """Trains each size on random tokens, and each peer beside it: speed, memory and where the time goes.
 
-    Without `sizes` 124M on a GPU and `tiny` on a CPU; rows and their length are those of the size unless given.
-    `compile`, `optimizer` and `recompute` are for our steps, a peer has torch's AdamW. None: compiled on a GPU, unless
-    attention alone is computed again, as `plan.compile = "auto"`; computed again what the size says. Every contender
-    has a process of its own.
-    What a peer cannot do is told as its `error`; what we cannot do is raised.
+    Without `sizes`, 124M on a GPU and `tiny` on a CPU; batch size and sequence length default to those of the size.
+    `compile`, `optimizer` and `recompute` apply to ropewalk's steps; a peer uses torch's AdamW. By default blocks are
+    compiled on a GPU unless only attention is recomputed (as `plan.compile = "auto"`), and `recompute` is that of the
+    size. Every contender runs in its own process. A failing peer is reported as its `error`; a failure of ropewalk
+    is raised.
     """
     machine, progress = this_machine(), progress or Silent()
     device = ("cuda" if machine.gpus else "cpu") if device == "auto" else device
     if compile and recompute == "attention":
-        raise UserError("--compile hides what is inside a block, which --recompute attention must see; leave one out")
-    strange = sorted(set(peers) - PEERS.keys())
-    if strange:
-        raise UserError(f"no peer `{strange[0]}`; there are {', '.join(PEERS)}")
+        raise UserError("--compile does not work with --recompute attention, which needs uncompiled blocks; drop one")
+    unknown = sorted(set(peers) - PEERS.keys())
+    if unknown:
+        raise UserError(f"no peer `{unknown[0]}`; there are {', '.join(PEERS)}")
     for package in ("torch", *peers):
         if importlib.util.find_spec(package) is None:
             raise MissingPackage(package, "bench", "train" if package == "torch" else "dev")
@@ -77,8 +76,8 @@ def bench_train(
         )
         for size in sizes or [("124M" if device == "cuda" else "tiny")]
     ]
-    others = [who for peer in peers for who in PEERS[peer] if device == "cuda" or "compiled" not in who]
-    found = [_contest(job, others, machine, progress) for job in jobs]
+    others = [name for peer in peers for name in PEERS[peer] if device == "cuda" or "compiled" not in name]
+    found = [_compare(job, others, machine, progress) for job in jobs]
     return {"format": FORMAT, "machine": str(machine), "sizes": found}
 
 
@@ -93,8 +92,7 @@ def step_figures(
     optimizer: Optimizer = "adamw",
     trained: tuple[str, ...] | None = None,
 ) -> dict[str, Any]:
-    """What was measured of a step, with what follows: tokens a second, both MFUs, and the distance of each kind of work
-    from the roofline."""
+    """A measured step with derived figures: tokens/s, both MFUs, and each op class's distance from the roofline."""
     speed = rows * spec.sequence_length / (measured["step_ms"] / 1e3)
     work = step_work(spec, rows=rows, precision=precision, optimizer=optimizer, trained=trained)
     kinds = breakdown(measured["kinds"], work, ceilings)
@@ -111,7 +109,7 @@ def step_figures(
 
 
 def device_summary(measured: Mapping[str, Any]) -> dict[str, Any]:
-    """The device of a measurement: its ceilings, and the peak that MFU refers to."""
+    """The device of a measurement: its ceilings, and the peak used for MFU."""
     nominal = measured["nominal_flops"]
     return {
         **{key: measured[key] for key in ("device", "device_name", "torch")},
@@ -132,24 +130,22 @@ def _job(
     steps: int,
     compile: bool,
     optimizer: Optimizer,
-    recompute: Again,
+    recompute: Recomputed,
 ) -> dict[str, Any]:
-    """What `ropewalk.train.measure.bench_worker` reads, without the contender."""
+    """The job for `ropewalk.train.measure.bench_worker`, without the contender."""
     size = size_of(name)
     length = sequence_length or size.sequence_length
     rows = batch_size or size.batch_size
-    # As many tokens at once as the size has, in a number of rows that divides the batch.
+    # As many tokens per microbatch as the size has, in a number of sequences that divides the batch.
     most = max(1, size.microbatch_size * size.sequence_length // length)
-    at_once = microbatch_size or next(n for n in range(min(most, rows), 0, -1) if rows % n == 0)
-    if rows % at_once:
-        raise UserError(
-            f"{at_once} rows a microbatch do not divide the {counted(rows, 'row')} of the batch; choose a divisor"
-        )
+    micro = microbatch_size or next(n for n in range(min(most, rows), 0, -1) if rows % n == 0)
+    if rows % micro:
+        raise UserError(f"--microbatch {micro} does not divide --batch {rows}; choose a divisor")
     return {
         "size": name,
         "sequence_length": length,
         "batch_size": rows,
-        "microbatch_size": at_once,
+        "microbatch_size": micro,
         "precision": precision,
         "device": device,
         "steps": steps,
@@ -159,16 +155,16 @@ def _job(
     }
 
 
-def _contest(job: dict[str, Any], others: Sequence[str], machine: Machine, progress: Progress) -> dict[str, Any]:
-    """One size: ours, then the others."""
+def _compare(job: dict[str, Any], others: Sequence[str], machine: Machine, progress: Progress) -> dict[str, Any]:
+    """One size: ropewalk, then the others."""
     size, precision = size_of(job["size"]), job["precision"]
     spec = resolve(size.model, vocabulary=size.vocabulary, sequence_length=job["sequence_length"])
     if job["device"] == "cpu":
-        # A CPU has no error for this: the system would kill us, or somebody else.
+        # On a CPU the system would kill this process, or another one.
         needed = _needed(job, spec, rows=job["microbatch_size"])
         if needed > machine.memory_bytes:
             raise UserError(_does_not_fit(job, spec, machine.memory_bytes, needed=needed))
-    measured = {who: _measured(who, job, progress) for who in ("ropewalk", *others)}
+    measured = {name: _measured(name, job, progress) for name in ("ropewalk", *others)}
     ours = measured["ropewalk"]
     if ours.get("error") == "out of memory":
         raise UserError(_does_not_fit(job, spec, ours["memory_bytes"]))
@@ -176,9 +172,9 @@ def _contest(job: dict[str, Any], others: Sequence[str], machine: Machine, progr
         raise UserError(f"{job['size']}: {ours['error']}")
     device = device_summary(ours)
     contenders: list[dict[str, Any]] = []
-    for who, each in measured.items():
+    for name, each in measured.items():
         if "error" in each:
-            contenders.append({"contender": who, "error": each["error"]})
+            contenders.append({"contender": name, "error": each["error"]})
             continue
         figures = step_figures(
             spec,
@@ -187,9 +183,9 @@ def _contest(job: dict[str, Any], others: Sequence[str], machine: Machine, progr
             precision=precision,
             ceilings=Ceilings(**ours["ceilings"]),
             peak_flops=device["peak_flops"],
-            optimizer=job["optimizer"] if who == "ropewalk" else "adamw",
+            optimizer=job["optimizer"] if name == "ropewalk" else "adamw",
         )
-        contenders.append({"contender": who, "error": None, **figures})
+        contenders.append({"contender": name, "error": None, **figures})
     return {
         **{key: value for key, value in job.items() if key != "device"},
         "model": _written(size.model),
@@ -201,10 +197,10 @@ def _contest(job: dict[str, Any], others: Sequence[str], machine: Machine, progr
 
 
 def _measured(contender: str, job: dict[str, Any], progress: Progress) -> dict[str, Any]:
-    """The answer of a contender's process; one that failed otherwise than by an error of ours has its last words."""
-    progress.say(f"{job['size']}: {contender}, {_rows(job, 'batch_size')}")
-    asked = json.dumps({"contender": contender, **job})
-    command = [sys.executable, "-m", "ropewalk.train.measure.bench_worker", asked, str(os.getpid())]
+    """The answer of a contender's process; for a peer that crashed, the last line of its stderr as `error`."""
+    progress.say(f"{job['size']}: {contender}, {_sequences(job, 'batch_size')}")
+    request = json.dumps({"contender": contender, **job})
+    command = [sys.executable, "-m", "ropewalk.train.measure.bench_worker", request, str(os.getpid())]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode == 0:
         answer: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
@@ -216,39 +212,39 @@ def _measured(contender: str, job: dict[str, Any], progress: Progress) -> dict[s
 
 
 def _needed(job: Mapping[str, Any], spec: Spec, *, rows: int) -> int:
-    """Bytes by the forecast with `rows` rows a microbatch."""
+    """Forecast bytes with `rows` sequences per microbatch."""
     settings = {key: job[key] for key in ("precision", "optimizer", "recompute", "device")}
     return memory(spec, rows=rows, **settings).total
 
 
 def _does_not_fit(job: Mapping[str, Any], spec: Spec, memory_bytes: int, *, needed: int | None = None) -> str:
-    """For a job that ran out of memory; or with `needed`, for one that was not tried because of this forecast."""
+    """The error for a job that ran out of memory or, with `needed`, was not tried because of its forecast."""
     rows = [n for n in range(1, job["microbatch_size"]) if job["batch_size"] % n == 0]
     fitting = [n for n in rows if _needed(job, spec, rows=n) <= memory_bytes]
     remedy = "choose a smaller --size or --length"
     if fitting:
-        remedy = f"{fitting[-1]} would fit by the forecast: --microbatch {fitting[-1]}"
+        remedy = f"the forecast fits with --microbatch {fitting[-1]}"
     elif rows:
-        remedy = f"not even a smaller microbatch would by the forecast; {remedy}"
-    what = "forecast not to fit, and not tried," if needed else "out of memory"
-    wanted = f"{amount(needed, 'B')} needed, " if needed else ""
+        remedy = f"no smaller microbatch fits by the forecast; {remedy}"
+    what = "not started, because the forecast does not fit" if needed else "out of memory"
+    needs = f"{amount(needed, 'B')} needed, " if needed else ""
     return (
-        f"{job['size']}: {what} with {_rows(job, 'microbatch_size')} a microbatch "
-        f"({wanted}{amount(memory_bytes, 'B')} there); {remedy}"
+        f"{job['size']}: {what}, with {_sequences(job, 'microbatch_size')} per microbatch "
+        f"({needs}{amount(memory_bytes, 'B')} available); {remedy}"
     )
 
 
-def _rows(job: Mapping[str, Any], which: str) -> str:
-    return f"{counted(job[which], 'row')} of {counted(job['sequence_length'], 'token')}"
+def _sequences(job: Mapping[str, Any], key: str) -> str:
+    return f"{counted(job[key], 'sequence')} of {counted(job['sequence_length'], 'token')}"
 
 
 def _written(model: Model) -> dict[str, Any]:
-    """What one writes under `[model]` for it: all that is not the default."""
+    """The `[model]` section for it: settings that differ from the default."""
     default = dataclasses.asdict(Model())
     return {key: value for key, value in dataclasses.asdict(model).items() if value != default[key]}
 
 
 def _precision(machine: Machine, device: str) -> Precision:
-    """As `train.precision = "auto"`."""
+    """The same choice as `train.precision = "auto"`."""
     hardware = machine.gpus[0].capability >= 8.0 if device == "cuda" and machine.gpus else machine.bf16
     return "bf16" if hardware else "fp32"

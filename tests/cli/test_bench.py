@@ -75,7 +75,7 @@ def test_optimizer_and_recomputation_may_be_chosen(call: Call) -> None:
     ended = call("bench", "train", "--size", "tiny", *options, "--recompute", "attention")
     assert ended.status == 0, ended.err
     assert "adamw-8bit" in ended.out
-    assert "attention computed again" in ended.out
+    assert "attention recomputed" in ended.out
 
 
 def test_the_smallest_size_is_measured_beside_a_peer(call: Call) -> None:
@@ -128,8 +128,11 @@ def test_out_of_memory_says_which_microbatch_would_fit(call: Call, monkeypatch: 
     answers(monkeypatch, ropewalk={"error": "out of memory", "memory_bytes": room})
     ended = call("bench", "train", "--size", "124M", "--device", "cuda", "--precision", "bf16")
     assert ended.status == 2
-    assert f"124M: out of memory with 64 rows of 1024 tokens a microbatch ({amount(room, 'B')} there)" in ended.err
-    assert "would fit by the forecast: --microbatch 16" in ended.err
+    assert (
+        f"124M: out of memory, with 64 sequences of 1024 tokens per microbatch ({amount(room, 'B')} available)"
+        in ended.err
+    )
+    assert "the forecast fits with --microbatch 16" in ended.err
 
 
 def test_a_cpu_is_not_asked_for_more_memory_than_there_is(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,18 +140,18 @@ def test_a_cpu_is_not_asked_for_more_memory_than_there_is(call: Call, monkeypatc
     for size in ("1.3B", "7B"):
         ended = call("bench", "train", "--size", size, "--batch", "4096", "--microbatch", "4096", "--device", "cpu")
         assert ended.status == 2
-        assert f"{size}: forecast not to fit, and not tried, with 4096 rows of" in ended.err
+        assert f"{size}: not started, because the forecast does not fit, with 4096 sequences of" in ended.err
         assert "out of memory" not in ended.err
     assert asked == []
 
 
-def test_one_row_of_one_token_is_said_so(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_single_sequence_of_one_token_is_in_the_singular(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     answers(monkeypatch, ropewalk=step(idle=1.0))
     ended = call("bench", "train", "--size", "124M", "--device", "cuda", "--batch", "1", "--length", "1")
-    assert "parameters, 1 row of 1 token in 1 microbatch, " in ended.out
+    assert "parameters, 1 sequence of 1 token in 1 microbatch, " in ended.out
     ended = call("bench", "train", "--size", "7B", "--device", "cpu", "--batch", "1", "--length", "100000000")
-    assert "with 1 row of 100000000 tokens a microbatch" in ended.err
-    assert ended.err.rstrip().endswith("there); choose a smaller --size or --length")
+    assert "with 1 sequence of 100000000 tokens per microbatch" in ended.err
+    assert ended.err.rstrip().endswith("available); choose a smaller --size or --length")
 
 
 def test_only_idleness_is_left_out_of_the_table_where_it_takes_no_time(
@@ -164,7 +167,7 @@ def test_a_gpu_that_is_not_there_is_said_in_a_line(call: Call, monkeypatch: pyte
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     ended = call("bench", "train", "--size", "tiny", "--device", "cuda")
     assert ended.status == 2
-    assert ended.err.splitlines()[-1] == "tiny: torch sees no GPU; leave --device out, or say --device cpu"
+    assert ended.err.splitlines()[-1] == "tiny: torch sees no GPU; drop --device or use --device cpu"
 
 
 def test_the_model_of_a_size_may_be_written_in_a_recipe(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,8 +183,11 @@ def test_the_model_of_a_size_may_be_written_in_a_recipe(call: Call, monkeypatch:
     [
         (["--size", "125M"], "no size `125M`; did you mean `124M`? There are tiny, 124M, 350M, 1.3B, 7B"),
         (["--size", "tiny", "--peer", "keras"], "no peer `keras`; there are transformers"),
-        (["--size", "tiny", "--compile", "--recompute", "attention"], "--compile hides what is inside a block"),
-        (["--size", "tiny", "--batch", "6", "--microbatch", "4"], "4 rows a microbatch do not divide the 6 rows"),
+        (
+            ["--size", "tiny", "--compile", "--recompute", "attention"],
+            "--compile does not work with --recompute attention",
+        ),
+        (["--size", "tiny", "--batch", "6", "--microbatch", "4"], "--microbatch 4 does not divide --batch 6"),
     ],
 )
 def test_what_cannot_be_measured_is_said_before_anything_is(call: Call, options: list[str], message: str) -> None:
@@ -216,22 +222,22 @@ def test_a_recipe_is_profiled_without_its_data_or_a_run(call: Call, tiny: Path) 
 def test_a_recipe_for_several_processes_is_not_profiled(call: Call, tiny: Path) -> None:
     ended = call("profile", "tiny.toml", "plan.device=cpu", "parallel.replicate=2")
     assert ended.status == 2
-    assert "`[parallel]` asks for 2 processes, and a profile looks at one; set its degrees to 1" in ended.err
+    assert "profile supports a single process, but `[parallel]` asks for 2; set its degrees to 1" in ended.err
 
 
 def test_a_recipe_for_several_devices_of_one_process_is_not_profiled(call: Call, tiny: Path) -> None:
     """The profiler does not see into the threads that drive them."""
     ended = call("profile", "tiny.toml", "plan.device=cpu", "parallel.devices=2")
     assert ended.status == 2
-    assert "`parallel.devices` asks for 2 devices, and a profile looks at one; set `parallel.devices=1`" in ended.err
+    assert "profile supports a single device, but `parallel.devices` asks for 2; set it to 1" in ended.err
 
 
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
         (["parallel.recompute=auto"], ""),
-        (["parallel.recompute=auto", "plan.memory_bytes={tight}"], ", 1 block computed again in the backward pass"),
-        (["parallel.recompute=full"], ", blocks computed again in the backward pass"),
+        (["parallel.recompute=auto", "plan.memory_bytes={tight}"], ", 1 block recomputed in the backward pass"),
+        (["parallel.recompute=full"], ", blocks recomputed in the backward pass"),
         (
             ["parallel.saved_activations=8-bit", 'parallel.offload=["optimizer"]'],
             ", 8-bit activations, optimizer offloaded",
@@ -254,4 +260,4 @@ def test_a_profile_leaves_stderr_to_us(tiny: Path) -> None:
     command = [sys.executable, "-m", "ropewalk", "profile", "tiny.toml", *settings]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert done.stderr == "4 rows of 32 tokens, fp32\n"
+    assert done.stderr == "4 sequences of 32 tokens, fp32\n"

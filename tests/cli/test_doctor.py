@@ -70,8 +70,8 @@ def test_what_memory_is_worth_for_random_epochs_is_told_for_the_sizes_that_are_a
     sizes = ("--memory-bytes", "4000000000", "--data-bytes", "8000000000")
     half = ("doctor", "data", "tiny.toml", "--tokens-per-s", "1000", *sizes)
     out = call(*half).out
-    assert "8 GB of data, 4 GB of memory: of an epoch's reads the page cache answers" in out
-    assert "LRU 15%, a cache that keeps what came first 50%" in out
+    assert "8 GB of data, 4 GB of memory: of an epoch's reads the page cache serves" in out
+    assert "LRU 15%, a cache that never evicts 50%" in out
     found = json.loads(call(*half, "--json").out)["caches"]
     assert found["lru"] < found["page_cache"] < found["keep"] == 0.5
     assert "all fit" in call("doctor", "data", "tiny.toml", "--tokens-per-s", "1000").out

@@ -138,7 +138,7 @@ def test_missing_ranks_are_named_and_nothing_else_is_judged() -> None:
     table["steps"]["ranks"]["not_begun"] = [2, 5, 6]
     found = only_fault(table)
     assert (found.outcome, found.ranks) == ("missing", (2, 5, 6))
-    assert found.found == "ranks 2, 5-6 of 8 did not come"
+    assert found.found == "ranks 2, 5-6 of 8 did not start"
     assert "within 60 s" in found.expected
 
 
@@ -180,7 +180,7 @@ def test_differing_versions_are_named_against_the_majority() -> None:
     found = only_fault(table)
     assert (found.check, found.outcome, found.ranks) == ("versions", "wrong", (5,))
     assert found.found == "NCCL: rank 5 (jute): 2.21.5"
-    assert found.expected == "2.27.3, as the others"
+    assert found.expected == "2.27.3, as on the others"
 
 
 @pytest.mark.parametrize(("offset_s", "said"), [(3.2, "3.2 s behind"), (-1.6, "1.6 s ahead of")])
@@ -221,7 +221,7 @@ def test_two_ranks_on_one_gpu_are_named() -> None:
 @pytest.mark.parametrize(
     ("gpu", "outcome", "said"),
     [
-        ({"used_by_others_bytes": 5 << 30}, "wrong", "others use 5.37 GB"),
+        ({"used_by_others_bytes": 5 << 30}, "wrong", "other processes use 5.37 GB"),
         ({"ecc_errors": 2}, "wrong", "2 ECC errors"),
         ({"name": "A100"}, "slow", "rank 3 on hemp has A100"),
     ],

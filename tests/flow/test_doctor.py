@@ -19,7 +19,7 @@ from ropewalk.flow.data_doctor import data_doctor as doctor
 from ropewalk.flow.data_doctor import data_probe as examination
 from ropewalk.flow.data_doctor import loader_tuning as tuning
 from ropewalk.flow.data_doctor import predictions
-from ropewalk.flow.data_doctor.data_doctor import Asked
+from ropewalk.flow.data_doctor.data_doctor import Scenario
 from ropewalk.flow.data_doctor.data_probe import Examined
 from ropewalk.flow.run_or_recipe import given, resolve_recipe
 from ropewalk.load.config import Load
@@ -111,7 +111,7 @@ def test_another_world_is_predicted_on_request(recipe: Path) -> None:
 
 def test_an_unknown_medium_is_answered_with_those_there_are() -> None:
     with pytest.raises(UserError, match="no medium `tape`; there are hdd, ssd, nvme, nfs, object"):
-        Asked(medium="tape")
+        Scenario(medium="tape")
 
 
 class FakeBench:

@@ -58,13 +58,13 @@ def test_a_peer_trains_a_model_of_the_same_size(settings: dict[str, object]) -> 
 
 
 def test_rows_of_a_spec_that_separates_documents_have_several() -> None:
-    apart, coordinator = (
+    separate, ignored = (
         random_batch(small_spec(sequence_length=4000, documents=kind), rows=8, device=CPU).documents
         for kind in ("separate", "ignore")
     )
-    assert not coordinator.any()
-    assert 4000 / DOCUMENT_TOKENS / 2 < (apart[:, -1] - apart[:, 0]).float().mean() < 4000 / DOCUMENT_TOKENS * 2
-    assert (apart.diff() >= 0).all()
+    assert not ignored.any()
+    assert 4000 / DOCUMENT_TOKENS / 2 < (separate[:, -1] - separate[:, 0]).float().mean() < 4000 / DOCUMENT_TOKENS * 2
+    assert (separate.diff() >= 0).all()
 
 
 def test_more_microbatches_give_the_same_step() -> None:

@@ -15,7 +15,7 @@ from ropewalk.parallel.kernels.matmul_tuning import Tuning
 from ropewalk.train import active_phase as phase
 from ropewalk.train.loop import train
 from ropewalk.train.measure import ceilings
-from ropewalk.train.measure.ceilings import REACHED, expected_seconds
+from ropewalk.train.measure.ceilings import EXPECTED_MFU, expected_seconds
 from tests.heard import Heard
 from tests.tiny import make_run
 from tests.train.runs import events
@@ -50,7 +50,7 @@ def test_matmuls_that_were_left_out_are_told_and_the_length_of_the_run_decides(
 def test_a_run_takes_its_flops_at_half_of_the_peak(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H200")
     seconds = functools.partial(expected_seconds, device=torch.device("cuda"), precision="bf16")
-    assert seconds(989e12 * 60, ranks=4) == pytest.approx(60 / 4 / REACHED)
+    assert seconds(989e12 * 60, ranks=4) == pytest.approx(60 / 4 / EXPECTED_MFU)
     assert seconds(1.0, ranks=1, device=torch.device("cpu")) == math.inf
     monkeypatch.setattr(ceilings, "DENSE_BF16", {})
     assert seconds(1.0, ranks=1) == math.inf

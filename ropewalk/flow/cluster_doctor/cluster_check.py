@@ -1,4 +1,4 @@
-"""`ropewalk doctor cluster`: checks a launch before it costs anything."""
+"""`doctor cluster`: checks ranks, devices, network and storage before a launch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ropewalk.base.progress import Progress, Silent
 from ropewalk.config.ranks import Ranks, ranks
 from ropewalk.launch.processes import RankFailure, run_ranks
 from ropewalk.plan.machine import this_machine
-from ropewalk.train.cluster.brief import FILE, TABLE, Brief
+from ropewalk.train.cluster.brief import FILE, PLAN_FIELDS, TABLE, Brief
 
 from ..plan_recipe import needs_torch, plan_recipe
 from ..preflight import located
@@ -36,15 +36,15 @@ def doctor_cluster(
     timeout_s: float = 60.0,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
-    """Checks ranks, devices, versions, clocks, network and storage of a launch: `findings`, one for each check, and the
-    table of what was `measured`. `ok` is False where something is wrong or missing.
+    """Checks ranks, devices, versions, clocks, network and storage of a launch. Returns `findings`, one per check, and
+    the table `measured`; `ok` is False if something is wrong or missing.
 
-    `nproc` processes of this machine are started, or as many as the recipe's `[parallel]` asks for. Where a launcher
-    (torchrun, srun, mpirun) started several processes, all must call; the result of all but the first is empty but for
-    `stuck`: a measurement of this process never returned, so that it must end by `os._exit`.
+    Starts `nproc` processes on this machine, or as many as the recipe's `[parallel]` asks for. Under a launcher
+    (torchrun, srun, mpirun) all of its processes must call; rank 0 gets the result, the others only `stuck`: whether a
+    measurement of this process never returned, so that it must end by `os._exit`.
 
-    Without a recipe the ranks form one axis, `world`. Each measurement takes about `seconds`; a rank that has not done
-    a step after `timeout_s` is named.
+    Without a recipe the ranks form one axis, `world`. Each measurement takes about `seconds`; a rank that has not
+    finished a step after `timeout_s` is reported.
     """
     place, progress = ranks(), progress or Silent()
     if importlib.util.find_spec("torch") is None:
@@ -61,7 +61,7 @@ def doctor_cluster(
 
 
 def make_brief(meant: Given | None, *, processes: int | None, seconds: float, timeout_s: float) -> Brief:
-    """What to check for so many processes of a recipe, or without one."""
+    """What to check for `processes` ranks, with or without a recipe."""
     if meant is None:
         gpus = bool(this_machine().gpus)
         return Brief(
@@ -79,18 +79,10 @@ def make_brief(meant: Given | None, *, processes: int | None, seconds: float, ti
     phase = planned.fullest
     plan, optimizer = phase.plan, recipe.train.optimizer.kind
     return Brief(
-        device=plan.device,
-        pipeline=plan.pipeline,
-        replicate=plan.replicate,
-        shard=plan.shard,
-        context=plan.context,
-        tensor=plan.tensor,
-        chunks=plan.chunks,
-        context_method=plan.context_method,
-        backend=plan.backend,
+        **{field: getattr(plan, field) for field in PLAN_FIELDS},
         memory_bytes=phase.memory.total,
         checkpoint_bytes=phase.spec.weight_bytes() + phase.spec.optimizer_bytes(optimizer, trained=phase.trained),
-        # One more than is kept: the oldest goes when the newest is whole.
+        # One more than is kept: the oldest is deleted when the newest is complete.
         checkpoints=recipe.checkpoint.keep_last + 1,
         seconds=seconds,
         timeout_s=timeout_s,
@@ -106,7 +98,7 @@ def _launched(
     times: dict[str, float],
     progress: Progress,
 ) -> dict[str, Any]:
-    """The part of one process that a launcher started."""
+    """One process of a launcher."""
     module = needs_torch("ropewalk.train.cluster.examine", "checking a cluster")
     examination = module.Examination(place, timeout_s=times["timeout_s"], progress=progress)
 

@@ -1,4 +1,4 @@
-"""The outcome of one check of `doctor cluster`, and how ranks and hosts are named in it."""
+"""The finding of one check of `doctor cluster`, and how it names ranks and hosts."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any, Literal
 
 Outcome = Literal["ok", "slow", "wrong", "missing"]
 Table = Mapping[str, Any]
-"""What the ranks measured, by step and rank (`train/cluster/examine.py`); ranks are text, as JSON has them."""
+"""Measurements by step and rank (`train/cluster/examine.py`); ranks are strings, as in JSON."""
 SLOW = 0.5
-"""A rank or group is slow below this share of the median of the others."""
+"""A rank or group below this share of the others' median is slow."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,7 +25,7 @@ class Finding:
     expected: str = ""
     remedy: str = ""
     ranks: tuple[int, ...] = ()
-    """Those at fault."""
+    """The ranks at fault."""
 
     @property
     def is_fatal(self) -> bool:
@@ -37,7 +37,7 @@ class Finding:
 
 
 def values(table: Table, step: str) -> dict[int, Any]:
-    """What the ranks answered in a step."""
+    """The ranks' values of a step."""
     return {int(rank): value for rank, value in table["steps"].get(step, {"values": {}})["values"].items()}
 
 
@@ -53,8 +53,8 @@ def listed(ranks: Sequence[int]) -> str:
     return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(shown[:8])}" + (" and more" if len(shown) > 8 else "")
 
 
-def who(table: Table, rank: int) -> str:
-    """One rank with its host."""
+def on_host(table: Table, rank: int) -> str:
+    """A rank with its host."""
     return f"rank {rank} on {hosts_of(table, [rank])}"
 
 
@@ -67,21 +67,21 @@ def hosts_of(table: Table, ranks: Sequence[int]) -> str:
 
 
 def more(items: Sequence[Any], shown: int) -> str:
-    """How many items are not shown."""
+    """The number of items not shown, in words."""
     return f" and {len(items) - shown} more" if len(items) > shown else ""
 
 
 def within(table: Table) -> str:
-    """The time that a rank has for a step."""
+    """The time limit of a step, in words."""
     return f" within {table['timeout_s']:g} s"
 
 
 def backend_of(table: Table) -> str:
-    """The backend of the run's collectives, empty when the ranks did not come so far."""
+    """The backend of the run's collectives; empty if the ranks did not get that far."""
     return next((value["backend"] for value in values(table, "process group").values()), "")
 
 
 def median_of_others(figures: Mapping[int, float], rank: int) -> float:
-    """Of all figures but one; 0 where there are no others."""
+    """The median of all figures but that of `rank`; 0 if there are no others."""
     others = [figure for other, figure in figures.items() if other != rank]
     return statistics.median(others) if others else 0.0

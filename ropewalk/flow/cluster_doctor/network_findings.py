@@ -1,6 +1,6 @@
-"""The network of `doctor cluster`: latency and bandwidth per axis of the plan, and the slow group, host or link.
+"""Network findings of `doctor cluster`: latency and bandwidth per axis of the plan, and the slow group, host or link.
 
-Bandwidths are bus bandwidths (`train/cluster/network.py` gives the formulas), so groups of different sizes compare.
+Bandwidths are bus bandwidths (formulas in `train/cluster/network.py`), so that groups of different sizes compare.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from ropewalk.base.progress import amount, counted
 from .findings import SLOW, Finding, Table, backend_of, hosts_of, listed, median_of_others, values
 
 FLOORS = {("nccl", "one host"): 4e9, ("nccl", "hosts"): 1e9, ("", "one host"): 1e8, ("", "hosts"): 1e8}
-"""Bytes per second below which the network is not the one that it should be, by backend ("" any other) and place: half
-of PCIe 3.0 x8; less than 10 Gb/s Ethernet (1.25 GB/s); less than 1 Gb/s Ethernet (0.125 GB/s)."""
+"""Bytes per second below which the network must be misconfigured, by backend ("" for others) and place: half of PCIe
+3.0 x8; less than 10 Gb/s Ethernet (1.25 GB/s); less than 1 Gb/s Ethernet (0.125 GB/s)."""
 LATE = 4.0
-"""A group is late above this multiple of the others' median latency."""
+"""A group's latency above this multiple of the others' median is too high."""
 NOTICED_S = {"nccl": 5e-5, "": 2e-3}
-"""Latency below which no group counts as late, by backend: what NCCL takes within a host, and what a core that several
-processes share adds to a message (2 ms with four ranks on two cores)."""
+"""Latency that is never too high, by backend: NCCL's within a host; the delay of a message when processes share a core
+(2 ms with four ranks on two cores)."""
 LATENCY_S = 0.01
-"""A small message that takes longer than this holds up every step, whatever the others do."""
+"""Latency that delays every step, whatever the others' is."""
 
 Figures = dict[tuple[int, ...], dict[str, float]]
 """Latency and bandwidth by the ranks of a group, or by sender and receiver."""
@@ -39,7 +39,7 @@ def judge_network(table: Table) -> Iterator[Finding]:
 
 
 def figures_of(table: Table, step: str) -> Figures:
-    """What was measured of each group by its slowest rank, or of each link by its sender."""
+    """The measurement of each group by its slowest rank, or of each link by its sender."""
     found: Figures = {}
     for value in values(table, step).values():
         if value["operation"] == "send":
@@ -86,8 +86,8 @@ def _is_slow(table: Table, step: str, group: tuple[int, ...], figures: Figures) 
     if figure["bytes_per_s"] < _floor(table, step, group) or figure["latency_s"] > LATENCY_S:
         return True
     if _backend(table, step) != "nccl" and _place(table, group) == "one host":
-        return False  # the loopback has no slow part: what differs is who had the cores
-    # A link within a host is no measure for one between hosts.
+        return False  # the loopback has no slow part; differences come from sharing cores
+    # Links within a host and between hosts do not compare.
     alike = {i: each for i, each in enumerate(figures) if _place(table, each) == _place(table, group)}
     here = next(i for i, each in alike.items() if each == group)
     speeds, delays = ({i: figures[each][key] for i, each in alike.items()} for key in ("bytes_per_s", "latency_s"))
@@ -103,7 +103,7 @@ def _expected(table: Table, step: str, group: tuple[int, ...], rest: list[dict[s
 
 
 def _remedy(table: Table, slow: list[tuple[int, ...]], figures: Figures, links: bool) -> str:
-    """Names the host that the slow links have in common, where there is one."""
+    """Names the host that the slow links have in common, if there is one."""
     ranks = Counter(rank for link in slow for rank in link)
     fast = {rank for group in figures if group not in slow for rank in group}
     suspects = sorted(rank for rank in ranks if rank not in fast)

@@ -1,4 +1,4 @@
-"""Storage of `doctor cluster`: one folder for all ranks, soon visible, fast enough, large enough."""
+"""Storage findings of `doctor cluster`: one folder for all ranks, consistent, fast and large enough."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from typing import Any
 
 from ropewalk.base.progress import amount, counted
 
-from .findings import SLOW, Finding, Table, hosts_of, listed, median_of_others, values, who
+from .findings import SLOW, Finding, Table, hosts_of, listed, median_of_others, on_host, values
 
 VISIBLE_S = 5.0
-"""Other hosts' files that appear later than this are a slow file system's."""
+"""A file of another host that appears later than this shows a slow file system."""
 COMMIT_S = 0.5
 WRITE_BYTES_PER_S = 50e6
-"""Below this, and with commits above `COMMIT_S`, storage holds checkpoints up: slower than a single hard disk."""
+"""Slower writes, or commits above `COMMIT_S`, delay checkpoints; a single hard disk is faster."""
 
 
 def judge_storage(table: Table) -> Iterator[Finding]:
-    """Whether all ranks see one folder, how soon, how fast, and how much fits."""
+    """Whether all ranks see one folder, how soon, its speed and its free space."""
     seen = values(table, "storage")
     if not seen:
         return
@@ -94,7 +94,7 @@ def _slow_storage(table: Table, measured: Mapping[int, Any]) -> Iterator[Finding
             yield Finding(
                 check="storage",
                 outcome="slow",
-                found=f"{who(table, rank)}: {_speed({rank: value})}{others}",
+                found=f"{on_host(table, rank)}: {_speed({rank: value})}{others}",
                 expected=f"at least {amount(WRITE_BYTES_PER_S, 'B')}/s and commits within {COMMIT_S * 1e3:.0f} ms",
                 remedy="check this host's connection to the storage, or choose another folder with `--runs`",
                 ranks=(rank,),

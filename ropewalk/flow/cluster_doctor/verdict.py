@@ -1,8 +1,7 @@
-"""What the table of `doctor cluster` means: one finding per check, with a figure, what was expected and a remedy.
+"""Judges the table of `doctor cluster`: one finding per check, with the figure, the expectation and a remedy.
 
-Pure functions of the table (`train/cluster/examine.py`), in which ranks are text as JSON has them. Speeds are compared
-with those of the other ranks or groups: a slow one is named whatever the hardware is. Where there is nothing to compare
-with, a floor tells a network that is not the one it should be.
+Pure functions of the table (`train/cluster/examine.py`). Speeds are compared with those of the other ranks or groups,
+so that a slow one is found on any hardware; with nothing to compare, a fixed floor detects a wrong network.
 """
 
 from __future__ import annotations
@@ -13,20 +12,32 @@ from typing import Any
 
 from ropewalk.base.progress import amount, counted
 
-from .findings import SLOW, Finding, Table, backend_of, hosts_of, listed, median_of_others, more, values, who, within
+from .findings import (
+    SLOW,
+    Finding,
+    Table,
+    backend_of,
+    hosts_of,
+    listed,
+    median_of_others,
+    more,
+    on_host,
+    values,
+    within,
+)
 from .network_findings import judge_network
 from .storage_findings import judge_storage
 
 CLOCK_S = 1.0
-"""Clocks further apart than this make logs of different hosts unreadable and confuse file times on shared storage."""
+"""Larger clock differences garble merged logs and file times on shared storage."""
 OTHERS_BYTES = 1 << 30
-"""Memory of a GPU that others use before it is reported: more than an idle display or driver takes."""
+"""Memory of a GPU used by other processes before it is reported: more than an idle display or driver uses."""
 SHARED_MEMORY_BYTES = 1 << 29
-"""Free /dev/shm that NCCL needs per host with room to spare; a container's default is 64 MB."""
+"""Free /dev/shm per host that is ample for NCCL; a container's default is 64 MB."""
 
 
 def judge(table: Table, *, failed: Mapping[int, str] | None = None) -> list[Finding]:
-    """Everything that the table tells; `failed` are ranks that ended by themselves, and how."""
+    """All findings of a table; `failed` has the ranks whose processes failed, and how."""
     checks: list[Callable[[Table], Iterable[Finding]]] = [
         judge_devices,
         judge_hosts,
@@ -48,12 +59,12 @@ def _not_reached(table: Table) -> Iterator[Finding]:
             check="not checked",
             outcome="missing",
             found=", ".join(left),
-            remedy="mend what is wrong or missing above, then check again",
+            remedy="fix what is wrong or missing above, then check again",
         )
 
 
 def judge_ranks(table: Table, failed: Mapping[int, str]) -> Iterator[Finding]:
-    """Who came, and how they are spread over hosts."""
+    """Ranks that started, and their spread over hosts."""
     world, step = table["world"], table["steps"].get("ranks", {"values": {}, "errors": {}})
     present = {int(rank): value for rank, value in step["values"].items()}
     for rank, how in failed.items():
@@ -61,18 +72,18 @@ def judge_ranks(table: Table, failed: Mapping[int, str]) -> Iterator[Finding]:
             check=f"rank {rank}",
             outcome="missing",
             found=how,
-            expected="a process that runs",
+            expected="a running process",
             ranks=(rank,),
-            remedy="its output above tells why; start it by hand with the same environment",
+            remedy="see its output above, or start it by hand with the same environment",
         )
     missing = [rank for rank in range(world) if rank not in present and str(rank) not in step["errors"]]
     if missing:
         yield Finding(
             check="ranks",
             outcome="missing",
-            found=f"{listed(missing)} of {world} did not come",
+            found=f"{listed(missing)} of {world} did not start",
             expected=f"{world} ranks" + within(table),
-            remedy="look into the output of these processes, and whether their hosts reach MASTER_ADDR",
+            remedy="check the output of these processes, and that their hosts reach MASTER_ADDR",
             ranks=tuple(missing),
         )
     elif not step["errors"]:
@@ -90,17 +101,17 @@ def judge_ranks(table: Table, failed: Mapping[int, str]) -> Iterator[Finding]:
 
 
 def judge_steps(table: Table, failed: Mapping[int, str]) -> Iterator[Finding]:
-    """Steps that a rank did not take, or failed in."""
+    """Steps that a rank did not start or finish, or that failed."""
     for name, step in table["steps"].items():
         for rank, text in step["errors"].items():
             yield Finding(
                 check=name,
                 outcome="wrong",
-                found=f"{who(table, int(rank))}: {text}",
-                remedy=_STEP_REMEDIES.get(name, "mend what the message names"),
+                found=f"{on_host(table, int(rank))}: {text}",
+                remedy=_STEP_REMEDIES.get(name, "fix what the message names"),
                 ranks=(int(rank),),
             )
-        # Beside an error, those that began wait for the rank that met it.
+        # After an error, ranks that began the step wait for the failed rank.
         silent = step["not_begun"] or ([] if step["errors"] else step["not_ended"])
         if silent and name != "ranks":
             how = "did not begin" if step["not_begun"] else "began and did not end"
@@ -110,7 +121,7 @@ def judge_steps(table: Table, failed: Mapping[int, str]) -> Iterator[Finding]:
                 found=f"{listed(silent)} ({hosts_of(table, silent)}) {how} this step",
                 expected=f"an answer{within(table)}",
                 remedy=_STEP_REMEDIES.get(
-                    name, "see whether the process still runs, and on what it waits (py-spy dump)"
+                    name, "check that the process still runs, and what it waits for (py-spy dump)"
                 ),
                 ranks=tuple(silent),
             )
@@ -118,21 +129,21 @@ def judge_steps(table: Table, failed: Mapping[int, str]) -> Iterator[Finding]:
         yield Finding(
             check="launch",
             outcome="missing",
-            found="the launcher ended rank 0 before the check was done",
-            remedy="another rank failed: the launcher's output tells which",
+            found="the launcher ended rank 0 before the check was complete",
+            remedy="another rank failed; see the launcher's output",
         )
 
 
 _STEP_REMEDIES = {
     "process group": "check that hosts reach each other at any port; choose the interface with NCCL_SOCKET_IFNAME and "
-    "GLOO_SOCKET_IFNAME; NCCL_DEBUG=INFO tells more",
+    "GLOO_SOCKET_IFNAME; NCCL_DEBUG=INFO shows more",
     "storage": "check the folder of runs (`--runs`): every rank must be able to write it",
     "matmul": "check the device of this rank (`nvidia-smi`, LOCAL_RANK, CUDA_VISIBLE_DEVICES)",
 }
 
 
 def judge_devices(table: Table) -> Iterator[Finding]:
-    """GPUs: present, not shared, alike, free and sound."""
+    """GPUs: present, not shared, of one kind, free and without errors."""
     gpus = {rank: value["gpu"] for rank, value in values(table, "facts").items() if value["gpu"] is not None}
     if not gpus:
         return
@@ -144,7 +155,7 @@ def judge_devices(table: Table) -> Iterator[Finding]:
             outcome="missing",
             ranks=(rank,),
             expected="a GPU for each local rank",
-            found=f"{who(table, rank)}: LOCAL_RANK {local}, but torch sees {counted(gpus[rank]['gpus'], 'GPU')}",
+            found=f"{on_host(table, rank)}: LOCAL_RANK {local}, but torch sees {counted(gpus[rank]['gpus'], 'GPU')}",
             remedy="start fewer ranks on this host, or check CUDA_VISIBLE_DEVICES and the torch build",
         )
     there = {rank: gpu for rank, gpu in gpus.items() if "uuid" in gpu}
@@ -156,7 +167,7 @@ def judge_devices(table: Table) -> Iterator[Finding]:
                 Finding(
                     check="devices",
                     outcome="wrong",
-                    found=f"{who(table, rank)}: others use {used} of its GPU",
+                    found=f"{on_host(table, rank)}: other processes use {used} of its GPU",
                     expected=f"less than {amount(OTHERS_BYTES, 'B')}",
                     ranks=(rank,),
                     remedy="end the processes that `nvidia-smi` lists",
@@ -167,7 +178,7 @@ def judge_devices(table: Table) -> Iterator[Finding]:
                 Finding(
                     check="devices",
                     outcome="wrong",
-                    found=f"{who(table, rank)}: {gpu['ecc_errors']} ECC errors",
+                    found=f"{on_host(table, rank)}: {gpu['ecc_errors']} ECC errors",
                     expected="no uncorrected errors",
                     ranks=(rank,),
                     remedy="drain the host and reset or replace the GPU",
@@ -206,15 +217,15 @@ def _unlike(table: Table, kinds: Mapping[int, str]) -> Iterator[Finding]:
         yield Finding(
             check="devices",
             outcome="slow",
-            found="; ".join(f"{who(table, rank)} has {kinds[rank]}" for rank in others[:4]) + more(others, 4),
-            expected=f"{usual}, as most",
-            remedy="all wait for the slowest: use hosts of one kind",
+            found="; ".join(f"{on_host(table, rank)} has {kinds[rank]}" for rank in others[:4]) + more(others, 4),
+            expected=f"{usual}, as on most ranks",
+            remedy="all ranks wait for the slowest: use hosts of one kind",
             ranks=tuple(others),
         )
 
 
 def judge_hosts(table: Table) -> Iterator[Finding]:
-    """Threads, open files and shared memory of every host."""
+    """Threads, open files and shared memory of each host."""
     facts = {rank: value["host"] for rank, value in values(table, "facts").items()}
     if not facts:
         return
@@ -290,7 +301,7 @@ def judge_versions(table: Table) -> Iterator[Finding]:
                 check="versions",
                 outcome="wrong",
                 found=f"{name}: {listed(others)} ({hosts_of(table, others)}): {shown}",
-                expected=f"{usual}, as the others",
+                expected=f"{usual}, as on the others",
                 remedy="install the same environment on all hosts",
                 ranks=tuple(others),
             )
@@ -300,7 +311,7 @@ def judge_versions(table: Table) -> Iterator[Finding]:
 
 
 def judge_matmul(table: Table) -> Iterator[Finding]:
-    """Devices that compute slower than the others."""
+    """Devices slower than the others."""
     flops = {rank: value["flops"] for rank, value in values(table, "matmul").items()}
     if not flops:
         return
@@ -309,10 +320,10 @@ def judge_matmul(table: Table) -> Iterator[Finding]:
         yield Finding(
             check="matmul",
             outcome="slow",
-            found=f"{who(table, rank)}: {amount(flops[rank])}FLOP/s",
+            found=f"{on_host(table, rank)}: {amount(flops[rank])}FLOP/s",
             expected=f"at least half of the others' median, {amount(median)}FLOP/s",
             ranks=(rank,),
-            remedy="look for other processes, a hot or throttled device (`nvidia-smi -q -d PERFORMANCE`), few threads",
+            remedy="check for other processes, throttling (`nvidia-smi -q -d PERFORMANCE`) and too few threads",
         )
     if not slow:
         shown = f"{amount(min(flops.values()))}FLOP/s to {amount(max(flops.values()))}FLOP/s"
@@ -322,7 +333,7 @@ def judge_matmul(table: Table) -> Iterator[Finding]:
 
 
 def judge_clocks(table: Table) -> Iterator[Finding]:
-    """Hosts whose clock is off."""
+    """Hosts with a wrong clock."""
     offsets = values(table, "clocks")
     if not offsets:
         return
@@ -330,7 +341,7 @@ def judge_clocks(table: Table) -> Iterator[Finding]:
     best: dict[str, tuple[float, float]] = {}
     for rank, value in offsets.items():
         if rank == 0 and len(offsets) > 1:
-            continue  # it would be compared with itself
+            continue  # rank 0 would be compared with itself
         each = (value["error_s"], value["offset_s"])
         best[hosts[rank]] = min(best.get(hosts[rank], each), each)
     off = {host: offset for host, (error, offset) in best.items() if abs(offset) - error > CLOCK_S}
@@ -342,7 +353,7 @@ def judge_clocks(table: Table) -> Iterator[Finding]:
             outcome="wrong",
             found=f"{host}: {abs(offset):.3g} s {side} rank 0's host",
             expected=f"within {CLOCK_S:g} s",
-            remedy="synchronise its clock (chrony, ntpd)",
+            remedy="synchronize its clock (chrony, ntpd)",
             ranks=tuple(at),
         )
     if not off:
@@ -353,7 +364,7 @@ def judge_clocks(table: Table) -> Iterator[Finding]:
 
 
 def judge_memory(table: Table) -> Iterator[Finding]:
-    """The plan's forecast beside what is free: on a GPU, or in the memory that the ranks of a host share."""
+    """The plan's memory forecast against what is free: on the GPU, or in a host's memory shared by its ranks."""
     brief, facts = table["brief"], values(table, "facts")
     if not facts or not brief["memory_bytes"]:
         return
@@ -374,9 +385,9 @@ def judge_memory(table: Table) -> Iterator[Finding]:
             outcome="wrong",
             ranks=tuple(short),
             expected=f"{need} per rank, as the plan forecasts",
-            found=f"{listed(short)}: at least {who(table, least)} has {amount(free[least], 'B')} free",
-            remedy="end other processes, lower `plan.microbatch_size`, set `parallel.recompute`, or share the model "
-            "among more ranks (`parallel.shard`)",
+            found=f"{listed(short)}: at least {on_host(table, least)} has {amount(free[least], 'B')} free",
+            remedy="end other processes, lower `plan.microbatch_size`, set `parallel.recompute`, or shard the model "
+            "over more ranks (`parallel.shard`)",
         )
     else:
         found = f"{amount(min(free.values()), 'B')} free per rank"

@@ -1,8 +1,8 @@
-"""`doctor data`: why a recipe's run is as fast as it is, and what would make it faster.
+"""`doctor data`: what limits a run's speed, and what would make it faster.
 
-Measures the data path of the recipe (warm, cold, handing over) and takes the speed of the step from the last run or a
-few steps of its model, so that the forecast can be asked for other cores, stores and devices. What it predicts is kept
-in the run directory and compared with the steps that follow.
+Measures the data path (warm, cold, copy to the device) and takes the speed of the step from the last run or from a few
+steps of its model; the forecast then covers other cores, stores and devices too. The prediction is kept in the run
+directory and compared with the steps that follow.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ from .predictions import last_error, read_record, remember, tuning_is_stale
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Asked:
-    """Another world that the user asks about."""
+class Scenario:
+    """Another machine that the user asks about."""
 
     cores: int | None = None
     step_speed: float = 1.0
-    """How many times as fast the step is, as on another GPU."""
+    """Speed-up of the step, as on another GPU."""
     medium: str | None = None
-    """A kind of store, a key of `MEDIUMS`."""
+    """Storage medium, a key of `MEDIUMS`."""
 
     def __post_init__(self) -> None:
         if self.medium is not None and self.medium not in MEDIUMS:
             raise UserError(f"no medium `{self.medium}`; there are {', '.join(MEDIUMS)}")
 
     def __bool__(self) -> bool:
-        return self != Asked()
+        return self != Scenario()
 
 
 def doctor_data(
@@ -61,12 +61,12 @@ def doctor_data(
 ) -> dict[str, Any]:
     """Rates, forecast, what-ifs and remedies of the recipe's run, and the error of the last prediction.
 
-    `tokens_per_s` gives the speed of the step; else it is that of the run's last steps, or measured. `samples_per_s` is
-    the speed of a step on images, for the sources of `load.media`. What caches are worth is told for `data_bytes` and
-    `memory_bytes`; left out, for the recipe's data and the memory that is free. With `cores`, a step `step_speed` times
-    as fast or another `medium` (a key of `MEDIUMS`), the run is predicted there too.
+    `tokens_per_s` is the speed of the step; by default that of the run's last steps, or measured. `samples_per_s` is
+    the speed of a step on samples of `load.media`. The benefit of caches is computed for `data_bytes` and
+    `memory_bytes`, by default the recipe's data and the free memory. With `cores`, `step_speed` (a factor) or `medium`
+    (a key of `MEDIUMS`) the speed is also predicted for that machine.
     """
-    asked = Asked(cores=cores, step_speed=step_speed, medium=medium)
+    asked = Scenario(cores=cores, step_speed=step_speed, medium=medium)
     progress = progress or Silent()
     examined = examine(given(recipe, overrides, runs=runs), tokens_per_s=tokens_per_s, progress=progress)
     record = read_record(examined.run)
@@ -109,7 +109,7 @@ def doctor_data(
 
 
 def as_tree(made: Forecast) -> dict[str, Any]:
-    """A forecast as JSON; a stage without a limit has None."""
+    """A forecast as plain values; None for a stage without a limit."""
     return {
         "tokens_per_s": made.tokens_per_s,
         "binding": made.binding,
@@ -119,26 +119,26 @@ def as_tree(made: Forecast) -> dict[str, Any]:
 
 
 def reading(examined: Examined) -> list[str]:
-    """What is in flight and what overlaps with the step: the policy in force, in words."""
+    """The read policy in words: what is in flight, and what overlaps with the step."""
     load, setup = examined.settings.load, examined.setup
     lines = list(examined.policy) or [
-        f"memory-mapped shards; reads in flight: {setup.threads}, one a thread, with {PAGE_READ >> 10} KiB around each "
-        "by the kernel"
+        f"memory-mapped shards; reads in flight: {setup.threads}, one per thread; the kernel reads "
+        f"{PAGE_READ >> 10} KiB around each"
     ]
     return [
         *lines,
-        f"up to {setup.ahead} batches ({load.prefetch_bytes / 1e6:.3g} MB) are made ahead while the step computes; it "
-        "unfolds its batch itself",
+        f"up to {setup.ahead} batches ({load.prefetch_bytes / 1e6:.3g} MB) are prefetched while the step computes; "
+        "unpacking its batch is part of the step",
     ]
 
 
 def caches(*, memory_bytes: float, data_bytes: float) -> dict[str, float]:
-    """Share of an epoch's reads that the page cache, LRU and a cache that keeps what came first answer from memory."""
+    """Share of an epoch's reads that memory serves: by the page cache, LRU, and a cache that never evicts."""
     found = hits_per_epoch(memory_bytes=memory_bytes, data_bytes=data_bytes)
     return {"memory_bytes": memory_bytes, "data_bytes": data_bytes, **dataclasses.asdict(found)}
 
 
-def _asked(examined: Examined, asked: Asked) -> Forecast:
+def _asked(examined: Examined, asked: Scenario) -> Forecast:
     rates, setup, facts = examined.rates, examined.setup, examined.facts
     if asked.cores:
         rates, setup = with_cores(rates, setup, asked.cores)

@@ -1,4 +1,4 @@
-"""Measuring a recipe's run for the doctor: the rates of its stages, its choices, and what it reads."""
+"""Measures a recipe's run for `doctor data`: the rates of its stages, its settings, and what it reads."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ from ..run_or_recipe import Given
 from .predictions import compute_speed
 
 PAGE_READ = 128 << 10
-"""What Linux reads around a page that a memory-mapped row asks for (`read_ahead_kb`)."""
+"""Linux read-ahead around a page of a memory-mapped shard (`read_ahead_kb`)."""
 
 SAMPLE_BYTES = 4 << 20
-"""Of a shard, to see how far it can be compressed."""
+"""Of a shard, to measure its compression ratio."""
 PROBE_SECONDS = 0.5
 """Of each measurement of the data path."""
 STEP_SECONDS = 3.0
-"""Of steps, where there is no run to take their speed from."""
+"""Of steps, if there is no run to take their speed from."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,17 +59,17 @@ class Examined:
     setup: Setup
     facts: Facts
     step_from: str
-    """Where the speed of the step comes from."""
+    """Source of the step's speed, in words."""
     store_known: bool
     """Whether the store was measured."""
     mapped: bool
     policy: tuple[str, ...]
-    """How the store is read, in words; empty for memory-mapped shards."""
+    """Read policy of the store, in words; empty for memory-mapped shards."""
     device: str
 
 
 def examine(meant: Given, *, tokens_per_s: float | None, progress: Progress) -> Examined:
-    """Measures a recipe's run; its data are prepared where they are not."""
+    """Measures a recipe's run; prepares its data if needed."""
     recipe = meant.resolved.value
     prepared = prepared_data(meant, progress)
     settings = settings_of(recipe, prepared)
@@ -130,8 +130,7 @@ def examine(meant: Given, *, tokens_per_s: float | None, progress: Progress) -> 
 
 
 def examine_media(media: Media, examined: Examined, *, samples_per_s: float | None) -> dict[str, Any]:
-    """What the stages of a source of images do alone, and where its transforms are best done for a step that takes
-    `samples_per_s`."""
+    """Speed of the stages of a media source, and where its transforms should run for a step of `samples_per_s`."""
     probing = needs_torch("ropewalk.load.media.probe", "measuring")
     device = needs_torch("ropewalk.train.measure.throughput", "measuring").device_of(examined.settings)
     cores = examined.setup.cores
@@ -157,7 +156,7 @@ def examine_media(media: Media, examined: Examined, *, samples_per_s: float | No
 
 
 def prepared_data(meant: Given, progress: Progress) -> Prepared:
-    """The data of a recipe or a run, made where they are not there."""
+    """The prepared data of a recipe or a run; prepares them if needed."""
     meant.check_inputs()
     recipe = meant.resolved.value
     if meant.prepared:
@@ -170,7 +169,7 @@ def prepared_data(meant: Given, progress: Progress) -> Prepared:
 
 
 def settings_of(recipe: Recipe, prepared: Prepared) -> Settings:
-    """What a worker would read from the run directory."""
+    """The settings that a worker would read from the run directory."""
     return Settings(
         seed=training_seed(recipe.train, recipe.seed),
         load=recipe.load,
@@ -182,8 +181,8 @@ def settings_of(recipe: Recipe, prepared: Prepared) -> Settings:
 
 
 def _opened(settings: Settings, *, stalls: Any, requests_factor: int = 1, prefetch_bytes: int | None = None) -> Any:
-    """The loader of the recipe with one thread and other requests or bytes ahead, and without a cache that would hide
-    the store."""
+    """The recipe's loader with one thread, other requests or prefetch, and without a cache, which would hide the
+    store."""
     load = settings.load
     remote = dataclasses.replace(load.remote, max_requests=requests_factor * load.remote.max_requests)
     ahead = load.prefetch_bytes if prefetch_bytes is None else prefetch_bytes
@@ -192,7 +191,7 @@ def _opened(settings: Settings, *, stalls: Any, requests_factor: int = 1, prefet
 
 
 def _same_step(run: Path, recipe: Recipe) -> bool:
-    """Whether the run in `run` has the step of this recipe, so that its speed can be taken over."""
+    """Whether the run's step is that of this recipe, so that its speed applies."""
     if not (run / CONFIG).exists():
         return False
     before = load_resolved(run, Recipe).value
@@ -200,7 +199,7 @@ def _same_step(run: Path, recipe: Recipe) -> bool:
 
 
 def _step_of(recipe: Recipe) -> tuple[Any, ...]:
-    """The settings that decide how long a step takes."""
+    """The settings that determine the time of a step."""
     train = recipe.train
     return recipe.model, recipe.plan, recipe.load.sequence_length, train.batch_size, train.precision, train.threads
 
@@ -220,7 +219,7 @@ def _facts(settings: Settings, prepared: Prepared, files: Sequence[Path], machin
     tokens = manifest.tokens("train")
     row_bytes = phase.sequence_length * token_bytes
     request = max(PAGE_READ, row_bytes) if mapped else 1 << 20
-    # Rows in any order need a read of their own; neighbours share theirs.
+    # In random order every sequence is a read of its own; neighbours share reads.
     alone = settings.load.shuffle == "all" and row_bytes < request
     ratio, decompress_bytes_per_s = _compression(files)
     trained = sum(each.tokens(each.steps) for each in settings.phases)
@@ -239,8 +238,8 @@ def _facts(settings: Settings, prepared: Prepared, files: Sequence[Path], machin
 
 
 def _compression(files: Sequence[Path]) -> tuple[float, float]:
-    """How many times smaller the beginning of a file would be, and the bytes a second that one core unpacks; nothing
-    to gain where there is no local file or no compressor."""
+    """Compression ratio of a shard, and bytes per second that one core decompresses; no gain without a local file or a
+    compressor."""
     if not files:
         return 1.0, math.inf
     with open(files[0], "rb") as file:
@@ -255,8 +254,8 @@ def _compression(files: Sequence[Path]) -> tuple[float, float]:
 
 
 def _hits(settings: Settings, facts: Facts, machine: Machine, *, mapped: bool) -> float:
-    """Share of reads that a cache holds; for mapped shards the page cache, from the first epoch on where they are
-    verified."""
+    """Share of reads served by a cache: for memory-mapped shards by the page cache, already in the first epoch if they
+    are verified."""
     if not mapped:
         cache = settings.load.cache
         room = cache.ram_bytes + (cache.disk_bytes if cache.disk else 0) if cache and cache.policy != "once" else 0
@@ -266,12 +265,12 @@ def _hits(settings: Settings, facts: Facts, machine: Machine, *, mapped: bool) -
 
 
 def _ahead(settings: Settings, facts: Facts) -> int:
-    """Batches that the ring holds beside that of the step: what fits, and at least one."""
+    """Batches prefetched beside that of the step: as many as fit, at least one."""
     return max(1, min(AHEAD_BATCHES, int(settings.load.prefetch_bytes / facts.batch_bytes)) - 1)
 
 
 def available_bytes(machine: Machine) -> float:
-    """Memory that the system would give to a cache."""
+    """Memory that the system can use as a cache."""
     path = Path("/proc/meminfo")
     if not path.exists():
         return machine.memory_bytes / 2

@@ -1,8 +1,8 @@
-"""`doctor data --tune`: the loader's settings chosen by measurement, and written into the recipe.
+"""`doctor data --tune`: chooses the loader's settings by measurement and writes them into the recipe.
 
-Real steps of the recipe's model are fed by its loader under one candidate after the other. A setting is changed only
-for a gain beyond the noise, one at a time, and each change is told with what it gained. Settings that make the same
-batches in another time are the only ones touched, so a run that has begun continues with them.
+Feeds real steps of the recipe's model from its loader with one candidate after the other. Settings change one at a
+time, only for a gain beyond the noise, and each change is reported with its gain. Only settings that leave the batches
+unchanged are tuned, so a run that has started can continue with them.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from .data_probe import Examined, examine
 from .predictions import remember_tuning
 
 SECONDS = 2.0
-"""Of steps for each candidate."""
+"""Of steps per candidate."""
 MOST_THREADS = 16
 CHOSEN = ("load.remote.max_requests", "load.remote.prefetch_bytes", "load.threads", "load.prefetch_bytes")
-"""The settings that are tuned."""
+"""The tuned settings."""
 
 Change = dict[str, Any]
 
@@ -44,17 +44,17 @@ def tune_data(
     tokens_per_s: float | None = None,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
-    """Measures candidates for the loader's settings and writes the best into `recipe`; what was tried and changed."""
+    """Writes the fastest measured loader settings into `recipe`; returns what was tried and changed."""
     progress = progress or Silent()
     taken = sorted({item.split("=")[0] for item in overrides} & set(CHOSEN))
     if taken:
         raise UserError(f"--tune chooses {', '.join(taken)} itself and writes it into the recipe; leave it out")
     meant = given(recipe, overrides, runs=runs)
     if meant.is_run:
-        raise UserError(f"{recipe}: --tune writes the settings into a recipe, and this is a run; name its recipe")
+        raise UserError(f"{recipe}: --tune writes settings into a recipe, and this is a run; give its recipe")
     examined = examine(meant, tokens_per_s=tokens_per_s, progress=progress)
     before = forecast(examined.rates, examined.setup)
-    # A step that does not wait has nothing to gain.
+    # Without stalls there is nothing to gain.
     tried, changes = _search(examined, progress) if before.stall >= WORTH else ([], [])
     settings = {change["key"]: change["after"] for change in changes}
     if settings:
@@ -70,7 +70,7 @@ def tune_data(
 
 
 def _search(examined: Examined, progress: Progress) -> tuple[list[Change], list[Change]]:
-    """Every candidate with its speed, and the changes that gained."""
+    """Every candidate with its speed, and the changes that helped."""
     pace = needs_torch("ropewalk.train.measure.throughput", "measuring")
     load = examined.settings.load
     tried: list[Change] = []
@@ -85,7 +85,7 @@ def _search(examined: Examined, progress: Progress) -> tuple[list[Change], list[
                 speeds[value] = bench.fed(with_setting(load, key, value), seconds=SECONDS).tokens_per_s
                 tried.append({"key": key, "value": value, "tokens_per_s": speeds[value]})
             best = max(speeds, key=lambda value: speeds[value])
-            # Of values that do nearly as well, the smallest: what it takes is left for others.
+            # The smallest of nearly equal values: it leaves resources to others.
             chosen = min(value for value in speeds if speeds[value] >= (1.0 - WORTH / 2) * speeds[best])
             gain = speeds[chosen] / speed - 1.0
             if gain >= WORTH:
@@ -95,7 +95,7 @@ def _search(examined: Examined, progress: Progress) -> tuple[list[Change], list[
 
 
 def _candidates(examined: Examined) -> Iterator[tuple[str, list[int]]]:
-    """Settings and the values to try, the likeliest first."""
+    """Settings and their values to try, the most promising first."""
     load = examined.settings.load
     most = min(MOST_THREADS, examined.setup.cores * (2 if examined.mapped else 1))
     threads = [2**power for power in range(most.bit_length()) if 2**power != load.threads]

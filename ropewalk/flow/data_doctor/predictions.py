@@ -1,6 +1,6 @@
-"""What `doctor data` predicted for a run, and how wrong it was: `doctor.json` in the run directory.
+"""Predictions of `doctor data` for a run and their errors: `doctor.json` in the run directory.
 
-A prediction is compared with the steps that came after it, so the doctor can never copy its answer from them.
+A prediction is compared only with steps that came after it, so it cannot be copied from them.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ FILE = "doctor.json"
 FORMAT = 2
 SEALED_SINCE = 2
 KEPT = 20
-"""Predictions that are remembered."""
+"""Predictions to keep."""
 CHANGED = 0.1
-"""Difference in the step's speed from which on settings tuned for it should be measured again."""
+"""Relative change of the step's speed that makes tuned settings stale."""
 
 Record = dict[str, Any]
 
 
 def read_record(run: Path) -> Record:
-    """What is known of earlier predictions; empty for a run that the doctor has not seen."""
+    """Earlier predictions; empty for a run without any."""
     path = run / FILE
     if not path.exists():
         return {"format": FORMAT, "predictions": [], "tuned": None}
     return read_sealed(
         path,
         what="record of predictions",
-        remedy="delete it: the doctor then begins without earlier predictions",
+        remedy="delete it; the doctor then starts without earlier predictions",
         current=FORMAT,
         sealed_since=SEALED_SINCE,
         upgrades={1: lambda tree: tree},
@@ -40,25 +40,25 @@ def read_record(run: Path) -> Record:
 
 
 def remember(run: Path, record: Record, *, tokens_per_s: float, compute: float, binding: str) -> None:
-    """Adds a prediction made now."""
+    """Adds a prediction, with the present time."""
     made = {"time": time.time(), "tokens_per_s": tokens_per_s, "compute_tokens_per_s": compute, "binding": binding}
     predictions = [*record["predictions"], made][-KEPT:]
     write_sealed(run / FILE, {**record, "predictions": predictions})
 
 
 def remember_tuning(run: Path, *, compute: float, settings: dict[str, Any]) -> None:
-    """Notes for which speed of the step settings were chosen."""
+    """Records the step speed for which settings were tuned."""
     tuned = {"time": time.time(), "compute_tokens_per_s": compute, "settings": settings}
     write_sealed(run / FILE, {**read_record(run), "tuned": tuned})
 
 
 def last_error(record: Record, run: Path) -> Record | None:
-    """The newest prediction that steps have followed, beside the speed that they had; None when there is none."""
+    """The newest prediction followed by steps, with their measured speed; None if there is none."""
     events = step_events(run)
     for made in reversed(record["predictions"]):
         after = [event["tokens_per_s"] for event in events if event["time"] > made["time"]]
         if len(after) > 1:
-            after = after[1:]  # the first interval holds what a start costs
+            after = after[1:]  # the first interval includes the start-up
         if after:
             measured = statistics.median(after)
             predicted = made["tokens_per_s"]
@@ -67,7 +67,7 @@ def last_error(record: Record, run: Path) -> Record | None:
 
 
 def compute_speed(run: Path, *, intervals: int = 20) -> float | None:
-    """Tokens a second of the step alone in the last intervals of a run: without what it waited for data."""
+    """Tokens per second of the step alone, without data waits, over the last intervals of a run."""
     events = step_events(run)
     alone = [
         event["tokens_per_s"] * event["step_s"] / (event["step_s"] - event["data_wait_s"])
@@ -78,11 +78,11 @@ def compute_speed(run: Path, *, intervals: int = 20) -> float | None:
 
 
 def tuning_is_stale(record: Record, compute: float) -> bool:
-    """Whether the step has become faster or slower than settings were tuned for."""
+    """Whether the step's speed has changed since the settings were tuned."""
     tuned = record["tuned"]
     return tuned is not None and abs(compute / tuned["compute_tokens_per_s"] - 1.0) > CHANGED
 
 
 def step_events(run: Path) -> list[Event]:
-    """The intervals of training that count, oldest first."""
+    """The training intervals still in force, oldest first."""
     return steps(list(read_events(events_path(run))))

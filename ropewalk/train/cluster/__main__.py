@@ -1,6 +1,6 @@
 """A worker of `doctor cluster` on this machine: `python -m ropewalk.train.cluster FOLDER RUN`.
 
-FOLDER holds the brief and takes the table of rank 0; RUN is the run directory whose storage is checked.
+FOLDER has the brief; rank 0 writes its table there. RUN is the run directory whose storage is checked.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .brief import FILE, TABLE, Brief
 
 
 def main(arguments: list[str]) -> int:
-    """Checks, and writes the table where this is rank 0; the exit status."""
+    """Runs the checks, writes the table on rank 0, and returns the exit status."""
     folder, run = map(Path, arguments)
     brief, place = Brief(**read_json(folder / FILE, what="brief")), ranks()
     share_cores()
@@ -41,5 +41,5 @@ if __name__ == "__main__":
     status = main(sys.argv[1:])
     sys.stdout.flush()
     sys.stderr.flush()
-    # A measurement may still wait in a collective; threads of torch's now and then abort an ordinary end, too.
+    # A measurement may still wait in a collective, and torch's threads sometimes abort a normal exit.
     os._exit(status)

@@ -1,4 +1,4 @@
-"""What the ranks of `doctor cluster` are to check: the axes of the plan, the folder of runs, times. No torch."""
+"""What `doctor cluster` checks: the axes of the plan, sizes, time limits. No torch."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ from ropewalk.plan.config import Backend, ContextKind
 from ropewalk.plan.plan import Plan
 
 FILE, TABLE = "brief.json", "table.json"
-"""In the folder that a worker is started with: what to check, and what rank 0 found."""
+"""Files in the worker's folder: the brief, and rank 0's table."""
+PLAN_FIELDS = ["device", "pipeline", "replicate", "shard", "context", "tensor", "chunks", "context_method", "backend"]
+"""Fields that a brief takes from the plan."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Brief:
-    """The same on all ranks: rank 0's."""
+    """Rank 0's choice for all ranks."""
 
     device: Literal["cpu", "cuda"]
     pipeline: int = 1
@@ -28,38 +30,26 @@ class Brief:
     context_method: ContextKind = "ring"
     backend: Backend = "auto"
     recipe: bool = True
-    """Whether a recipe gave the axes; else there is one, `world`."""
+    """Whether the axes come from a recipe; else there is one axis, `world`."""
     memory_bytes: int = 0
-    """Forecast of a rank's memory; 0: not known."""
+    """Forecast memory of a rank; 0: unknown."""
     checkpoint_bytes: int = 0
-    """Forecast of one checkpoint; 0: not known."""
+    """Forecast size of a checkpoint; 0: unknown."""
     checkpoints: int = 0
-    """How many of them the run keeps at once."""
+    """Most checkpoints on disk at once."""
     seconds: float = 0.5
-    """Time for each measurement."""
+    """Time per measurement."""
     timeout_s: float = 60.0
-    """How long a step may take before the ranks that have not done it are named."""
+    """Time limit of a step; then ranks that have not finished it are reported."""
 
     @property
     def plan(self) -> Plan:
-        """A plan with these axes, for the groups of ranks that the run will use."""
-        return Plan(
-            device=self.device,
-            precision="fp32",
-            batch_size=1,
-            microbatch_size=1,
-            pipeline=self.pipeline,
-            replicate=self.replicate,
-            shard=self.shard,
-            context=self.context,
-            tensor=self.tensor,
-            chunks=self.chunks,
-            context_method=self.context_method,
-            backend=self.backend,
-        )
+        """A plan with these axes, for the run's groups of ranks."""
+        fields = {field: getattr(self, field) for field in PLAN_FIELDS}
+        return Plan(precision="fp32", batch_size=1, microbatch_size=1, **fields)
 
     def tree(self) -> dict[str, Any]:
-        """Plain values for JSON; `Brief(**tree)` reads them."""
+        """Plain values for JSON; `Brief(**tree)` is the inverse."""
         return dataclasses.asdict(self)
 
 

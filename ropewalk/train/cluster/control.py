@@ -1,7 +1,7 @@
 """Messages between the ranks of `doctor cluster`, through torch's TCPStore at the launcher's address.
 
-The store needs neither the shared folder nor a process group, which are among the things to be checked, and a rank that
-does not answer is known by the message that is missing.
+The store needs neither the shared folder nor a process group, which are to be checked; a rank that does not answer is
+recognised by its missing message.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LOOK_EVERY_S = 0.02
 
 
 class Control:
-    """The messages of one launch. Nothing here blocks for longer than one round trip unless it says so."""
+    """The messages of one launch. Only `wait` blocks for longer than a round trip."""
 
     def __init__(self, place: Ranks, *, timeout_s: float) -> None:
         self.rank, self.world = place.rank, place.world
@@ -31,27 +31,27 @@ class Control:
         self._prefix = f"ropewalk-doctor/{place.restart}"
 
     def post(self, key: str, value: Any) -> None:
-        """`value`, as JSON, under `key`."""
+        """Stores `value` as JSON under `key`."""
         self._store.set(f"{self._prefix}/{key}", json.dumps(value))
 
     def read(self, key: str) -> Any:
-        """What is under `key`; None when nothing is."""
+        """The value of `key`; None if there is none."""
         name = f"{self._prefix}/{key}"
         return json.loads(self._store.get(name)) if self._store.check([name]) else None
 
     def count(self, key: str) -> int:
-        """Adds one to a counter; its new value."""
+        """Increments a counter and returns its new value."""
         return int(self._store.add(f"{self._prefix}/{key}", 1))
 
     def wait(self, key: str, *, timeout_s: float, ended: Callable[[], bool] = lambda: False) -> Any:
-        """What is under `key` as soon as something is; None after `timeout_s` or when `ended`."""
+        """The value of `key` as soon as there is one; None after `timeout_s` or when `ended`."""
         deadline = time.monotonic() + timeout_s
         while (found := self.read(key)) is None and time.monotonic() < deadline and not ended():
             time.sleep(LOOK_EVERY_S)
         return found
 
     def connect(self) -> Store:
-        """Another connection to the store, for a process group: one that waits in it blocks nobody else."""
+        """Another connection to the store, for a process group, whose waits must not block this one."""
         # torch's own stub leaves it out.
         return self._store.clone()  # type: ignore[attr-defined]
 
@@ -67,10 +67,10 @@ def _open(place: Ranks, timeout_s: float) -> TCPStore:
         where = f"{address.host}:{address.port}"
         if serves:
             raise UserError(
-                f"rank 0 cannot listen at {where}, where the ranks are to meet: {error}; set MASTER_ADDR to this host "
+                f"rank 0 cannot listen at {where} for the rendezvous: {error}; set MASTER_ADDR to this host "
                 "and MASTER_PORT to a free port"
             ) from None
         raise UserError(
-            f"rank {place.rank} did not reach {where}, where the ranks are to meet, within {timeout_s:.0f} s; check "
+            f"rank {place.rank} did not reach the rendezvous at {where} within {timeout_s:.0f} s; check "
             "that rank 0 was started, MASTER_ADDR and MASTER_PORT, and the firewall between the hosts"
         ) from None

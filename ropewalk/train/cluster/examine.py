@@ -1,8 +1,8 @@
-"""One rank of `doctor cluster`: the steps of the check in order, every one with a timeout.
+"""One rank of `doctor cluster`: runs the steps of the check in order, each with a timeout.
 
-The main thread talks to the other ranks (`Control`), a second one measures. A measurement that never returns, because
-another rank does not take part, therefore blocks nothing: rank 0 sees which ranks began a step and which ended it,
-tells all to stop, and gives what was found so far.
+The main thread exchanges messages with the other ranks (`Control`); a second thread measures. A measurement that never
+returns because another rank does not take part therefore does not block the check: rank 0 sees which ranks started and
+finished a step, stops all ranks, and returns what was measured so far.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from ropewalk.base.progress import Progress, Silent
 from ropewalk.config.ranks import Ranks
 from ropewalk.parallel.mesh import Mesh, join, leave, pick_device
 
-from ..measure.ceilings import product_flops
+from ..measure.ceilings import matmul_flops
 from . import network, storage
 from .brief import Brief
 from .control import LOOK_EVERY_S, Control
 from .facts import facts, presence
 
 SETTLE_S = 2.0
-"""After the first error of a step, for those of other ranks: the consequence may be told before the cause."""
+"""Wait after the first error of a step for errors of other ranks: a consequence may arrive before its cause."""
 GOODBYE_S = 3.0
 LATE_S = 30.0
-"""How much longer than a step's timeout the others wait for rank 0."""
+"""Time that the other ranks wait for rank 0 beyond a step's timeout."""
 
 
 class Examination:
-    """One rank's part. `run` gives rank 0 the table of what all ranks found; the others get an empty one."""
+    """One rank of the check. `run` returns the table of all ranks on rank 0, and an empty one elsewhere."""
 
     def __init__(self, place: Ranks, *, timeout_s: float, progress: Progress | None = None) -> None:
         self._place, self._timeout_s = place, timeout_s
@@ -60,7 +60,7 @@ class Examination:
 
     def run(self, locate: Callable[[], Path], make_brief: Callable[[], Brief]) -> dict[str, Any]:
         """Checks what rank 0's `make_brief` asks for, and the storage of the run directory that `locate` gives on each
-        rank. All ranks must call; what rank 0 refuses with a UserError ends all of them."""
+        rank. All ranks must call; a UserError on rank 0 ends all of them."""
         self._listen()
         threading.Thread(target=self._measure, name="measure", daemon=True).start()
         try:
@@ -69,7 +69,7 @@ class Examination:
         except torch.distributed.DistError as error:
             raise PeerFailed(f"rank {self._place.rank} lost the connection to rank 0: {error}", 1) from None
         finally:
-            self._part()
+            self._leave()
         if self._place.rank > 0:
             return {}
         return {
@@ -83,8 +83,8 @@ class Examination:
             "steps": self._steps,
         }
 
-    def _part(self) -> None:
-        """Rank 0, which serves the messages of most launches, ends after the others have read the last."""
+    def _leave(self) -> None:
+        """Rank 0, which usually hosts the message store, ends after the others have read the last message."""
         if self._place.rank > 0:
             with contextlib.suppress(torch.distributed.DistError):
                 self._control.post(f"bye.{self._place.rank}", True)
@@ -131,7 +131,7 @@ class Examination:
                 raise
 
     def _agree(self, make_brief: Callable[[], Brief]) -> bool:
-        """Rank 0's brief reaches all ranks, or its error does."""
+        """Sends rank 0's brief, or its error, to all ranks."""
         if self._place.rank == 0:
             self._control.post(
                 "hosts", [self._steps["ranks"]["values"][str(r)]["host"] for r in range(self._place.world)]
@@ -145,27 +145,27 @@ class Examination:
             return True
         told = self._control.wait("brief", timeout_s=self._timeout_s + LATE_S, ended=lambda: self._terminated)
         if told is None:
-            raise PeerFailed(f"rank 0 gave no plan within {self._timeout_s + LATE_S:.0f} s", 1)
+            raise PeerFailed(f"rank 0 sent no plan within {self._timeout_s + LATE_S:.0f} s", 1)
         if "error" in told:
             raise PeerFailed(f"rank 0: {told['error']}", UserError.exit_code)
         self._brief = Brief(**told["brief"])
         return True
 
     def _step(self, name: str, work: Callable[[], Any]) -> bool:
-        """Does one step here and waits for the others; whether all go on."""
+        """Runs one step on this rank and waits for the others; whether all continue."""
         if self._place.rank == 0:
             self._progress.say(f"checking {name}")
         ended = threading.Event()
         self._work.put(lambda: self._do(name, work, ended))
-        goes_on = self._collect(name) if self._place.rank == 0 else self._hear(name)
-        # After an error elsewhere this rank may wait for a message that never comes.
-        self.stuck = not ended.wait(1.0 if not goes_on else self._timeout_s)
-        if goes_on and self._own_error:
+        continues = self._collect(name) if self._place.rank == 0 else self._receive_decision(name)
+        # After an error on another rank this one may wait for a message that never arrives.
+        self.stuck = not ended.wait(1.0 if not continues else self._timeout_s)
+        if continues and self._own_error:
             raise UserError(f"rank {self._place.rank}: {self._own_error}")
-        return goes_on and not self.stuck
+        return continues and not self.stuck
 
     def _do(self, name: str, work: Callable[[], Any], ended: threading.Event) -> None:
-        """In the measuring thread."""
+        """Runs in the measuring thread."""
         rank = self._place.rank
         try:
             point(f"cluster.step:{name}")
@@ -183,7 +183,7 @@ class Examination:
             work()
 
     def _collect(self, name: str) -> bool:
-        """Rank 0: the answers of all ranks, as far as they come; tells all whether to go on."""
+        """Rank 0: collects the ranks' answers until the timeout; tells all ranks whether to continue."""
         start, world = time.monotonic(), self._place.world
         deadline, waiting = start + self._timeout_s, set(range(world))
         answers: dict[int, Any] = {}
@@ -206,12 +206,12 @@ class Examination:
             "not_ended": begun,
             "seconds": round(time.monotonic() - start, 3),
         }
-        goes_on = not waiting and not errors
-        self._control.post(f"then.{name}", "go" if goes_on else "stop")
-        return goes_on
+        continues = not waiting and not errors
+        self._control.post(f"then.{name}", "go" if continues else "stop")
+        return continues
 
     def _duplicates(self) -> dict[str, str]:
-        """Ranks that several processes have; the first answer of each looks sound."""
+        """Ranks claimed by several processes; the first answer of each looks valid."""
         counts = {rank: self._control.read(f"came.{rank}") or 0 for rank in range(self._place.world)}
         return {
             str(rank): f"{count} processes have rank {rank}; start every rank once"
@@ -219,19 +219,21 @@ class Examination:
             if count > 1
         }
 
-    def _hear(self, name: str) -> bool:
-        """Another rank: what rank 0 decides after a step."""
+    def _receive_decision(self, name: str) -> bool:
+        """Other ranks: receives rank 0's decision after a step."""
         limit = self._timeout_s + LATE_S
         told = self._control.wait(f"then.{name}", timeout_s=limit, ended=lambda: self._terminated)
         if told is None and not self._terminated:
-            raise PeerFailed(f"rank 0 said nothing within {limit:.0f} s after the step `{name}`; is it still there?", 1)
+            raise PeerFailed(
+                f"no message from rank 0 within {limit:.0f} s after the step `{name}`; is it still running?", 1
+            )
         if isinstance(told, dict):
             raise PeerFailed(f"rank 0: {told['refused']}", UserError.exit_code)
         return bool(told == "go")
 
     def _listen(self) -> None:
-        """A launcher ends all ranks when one fails; rank 0 then tells what it knows, and ends by itself after that.
-        Signals need the main thread."""
+        """A launcher ends all ranks when one fails; rank 0 then reports what it knows before it ends. Signals need the
+        main thread."""
 
         def note(number: int, frame: Any) -> None:
             self._terminated = True
@@ -243,7 +245,7 @@ class Examination:
 
     def _arrive(self) -> dict[str, Any]:
         if self._control.count(f"came.{self._place.rank}") > 1:
-            raise UserError("another process has this rank too; start every rank once")
+            raise UserError("another process also has this rank; start every rank once")
         if self._refusal:
             raise self._refusal
         return presence(self._place)
@@ -260,7 +262,7 @@ class Examination:
                 )
             torch.cuda.set_device(self._device)
         dtype = torch.bfloat16 if self._device.type == "cuda" else torch.float32
-        return {"flops": product_flops(self._device, dtype)}
+        return {"flops": matmul_flops(self._device, dtype)}
 
     def _join(self) -> dict[str, str]:
         join(self._brief.plan, self._place, timeout_s=self._timeout_s, store=self._control.connect())
@@ -286,5 +288,5 @@ class Examination:
 
 
 def brief_hosts(control: Control) -> list[str]:
-    """The host of every rank, as rank 0 has told."""
+    """The host of every rank, as sent by rank 0."""
     return list(control.read("hosts"))

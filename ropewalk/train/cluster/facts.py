@@ -1,4 +1,4 @@
-"""What a rank knows of itself: host, device, versions, limits. Nothing here talks to another rank."""
+"""Facts about this rank: host, device, versions, limits. Needs no other rank."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ GPU_FIELDS = {
     "max_clock_mhz": "clocks.max.sm",
     "ecc_errors": "ecc.errors.uncorrected.volatile.total",
 }
-"""What nvidia-smi is asked for."""
+"""Fields queried from nvidia-smi."""
 
 
 def presence(place: Ranks) -> dict[str, Any]:
-    """Who this is; known before anything is imported or measured."""
+    """Identity of this process, before anything is measured."""
     return {
         "host": socket.gethostname(),
         "pid": os.getpid(),
@@ -43,7 +43,7 @@ def presence(place: Ranks) -> dict[str, Any]:
 
 def facts(place: Ranks, *, device: str) -> dict[str, Any]:
     """Versions, host and device of this rank under a plan for `device`."""
-    smi = _gpus() if device == "cuda" else {}  # before CUDA starts here: memory that is in use is others'
+    smi = _gpus() if device == "cuda" else {}  # before CUDA starts here, so used memory belongs to other processes
     gpu = _gpu(place, smi) if device == "cuda" else None
     return {"versions": _versions(gpu), "host": _host(), "gpu": gpu}
 
@@ -62,13 +62,13 @@ def _versions(gpu: dict[str, Any] | None) -> dict[str, str]:
 
 
 def source_hash() -> str:
-    """Differs where two hosts run different files under the same version."""
+    """Hash of the package's sources: hosts may run different files under the same version."""
     root = Path(ropewalk.__file__).parent
-    coordinator = xxhash.xxh3_64()
+    digest = xxhash.xxh3_64()
     for path in sorted(root.rglob("*.py")):
-        coordinator.update(path.relative_to(root).as_posix().encode())
-        coordinator.update(path.read_bytes())
-    return coordinator.hexdigest()
+        digest.update(path.relative_to(root).as_posix().encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
 
 
 def _commit() -> str:
@@ -102,7 +102,7 @@ def _host() -> dict[str, Any]:
 
 
 def _available_bytes(total: int) -> int:
-    """What the kernel can give without swapping, and a container's limit leaves."""
+    """Memory available without swapping, within a container's limit."""
     info = Path("/proc/meminfo")
     lines = info.read_text().splitlines() if info.exists() else []
     found = [int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:")]
@@ -129,7 +129,7 @@ def _gpu(place: Ranks, smi: dict[str, dict[str, Any]]) -> dict[str, Any]:
 
 
 def _gpus() -> dict[str, dict[str, Any]]:
-    """GPUs by UUID as nvidia-smi describes them; none without it."""
+    """GPUs by UUID as reported by nvidia-smi; none without it."""
     if shutil.which("nvidia-smi") is None:
         return {}
     text = _run(["nvidia-smi", f"--query-gpu={','.join(GPU_FIELDS.values())}", "--format=csv,noheader,nounits"])
@@ -147,7 +147,7 @@ def _number(cell: str) -> int | None:
 
 
 def _run(command: list[str]) -> str:
-    """The output of a command that may fail or hang; empty then."""
+    """The output of a command; empty if it fails or hangs."""
     try:
         return subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout
     except (subprocess.SubprocessError, OSError):

@@ -1,14 +1,14 @@
-"""Latency and bandwidth of the groups that a run communicates in, measured with the collectives that it calls.
+"""Latency and bandwidth of a run's groups of ranks, measured with the collectives that the run uses.
 
-Bandwidths are bus bandwidths as nccl-tests defines them (doc/PERFORMANCE.md there), so that groups of different sizes
-can be compared with each other and with the speed of a link. For n ranks, t seconds and S bytes:
+Bandwidths are bus bandwidths as defined by nccl-tests (doc/PERFORMANCE.md there), so that groups of different sizes
+compare with each other and with the speed of a link. For n ranks, t seconds and S bytes:
 
     all-reduce    S / t * 2 (n - 1) / n     S: the tensor
     all-gather    S / t * (n - 1) / n       S: the gathered tensor
     all-to-all    S / t * (n - 1) / n       S: what one rank sends
     send          S / t                     S: the message
 
-All groups of an axis are measured at the same time, as a step uses them.
+All groups of an axis are measured concurrently, as in a step.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from .brief import Brief
 
 Kind = Literal["all_reduce", "all_gather", "all_to_all", "send"]
 LARGE_BYTES = {"cuda": 64 << 20, "cpu": 4 << 20}
-"""Of the message whose bandwidth is measured: beyond the sizes at which latency counts."""
+"""Message size for bandwidth, at which latency does not matter."""
 SMALL_NUMBERS = 2
 BATCHES = 3
-"""The best of so many is told: what disturbs one does not count."""
+"""Batches of calls; the best counts, so that disturbances do not."""
 MOST = 2000
-"""Repetitions of one operation in a batch."""
+"""Most calls in a batch."""
 EXCHANGES = 16
-"""Questions to rank 0's clock; the quickest answer counts."""
+"""Round trips to rank 0's clock; the fastest counts."""
 
 
 def axis_kinds(brief: Brief) -> dict[Axis, Kind]:
-    """The axes of several ranks, each with the operation that carries most of its bytes."""
+    """Axes of more than one rank, each with the operation that carries most of its bytes."""
     kinds: dict[Axis, Kind] = {
         "pipeline": "send",
         "replicate": "all_reduce",
@@ -65,13 +65,13 @@ def measure_group(group: Group, kind: Kind, *, device: torch.device, seconds: fl
 
 
 def bus_factor(kind: Kind, size: int) -> float:
-    """What a message's bytes per second are multiplied with to give its bus bandwidth, for a group of `size` ranks."""
+    """Ratio of bus bandwidth to message bytes per second for a group of `size` ranks."""
     return {"all_reduce": 2 * (size - 1) / size, "send": 1.0}.get(kind, (size - 1) / size)
 
 
 def clock_offset(control: Group, clock: Callable[[], float] = time.time) -> dict[str, float]:
-    """How far rank 0's clock is ahead of this rank's, by the midpoint of the quickest of some round trips (as NTP
-    does), and the most that this may be wrong: half of that round trip. All ranks must call."""
+    """Seconds that rank 0's clock is ahead of this rank's, from the midpoint of the fastest round trip (as NTP does),
+    and its maximum error, half of that round trip. All ranks must call."""
     best = (float("inf"), 0.0)
     now, theirs = torch.zeros(1, dtype=torch.float64), torch.zeros(1, dtype=torch.float64)
     for rank in range(1, control.size):
@@ -92,7 +92,7 @@ def clock_offset(control: Group, clock: Callable[[], float] = time.time) -> dict
 
 
 def connect(mesh: Mesh, brief: Brief, device: torch.device) -> None:
-    """A first message in every group that is measured: NCCL makes its communicators here."""
+    """Sends a first message in every measured group, for which NCCL creates its communicators."""
     for group in (mesh.world, *(mesh.group(axis) for axis in axis_kinds(brief))):
         group.all_reduce(torch.ones(1, device=device))
     mesh.control.all_reduce(torch.ones(1))
@@ -100,7 +100,7 @@ def connect(mesh: Mesh, brief: Brief, device: torch.device) -> None:
 
 
 def _operation(group: Group, kind: Kind, numbers: int, device: torch.device) -> Callable[[], object]:
-    """One call of the collective on a tensor of so many float32 numbers, which stays zero."""
+    """A function that calls the collective on a tensor of `numbers` float32 zeros."""
     part = max(1, numbers // group.size)
     if kind == "all_reduce":
         x = torch.zeros(part * group.size, device=device)
@@ -113,7 +113,7 @@ def _operation(group: Group, kind: Kind, numbers: int, device: torch.device) -> 
 
 
 def _seconds_of(group: Group, work: Callable[[], object], device: torch.device, seconds: float) -> float:
-    """Of one call, the mean of the best batch; batches take `seconds` in all, the same number of calls on all ranks."""
+    """Seconds per call, from the best batch; batches take `seconds` in total, with equal call counts on all ranks."""
     work()
     once = torch.tensor([_timed(work, 1, device)], device=device)
     slowest = group.all_reduce(once, operation="max").item()
@@ -122,8 +122,8 @@ def _seconds_of(group: Group, work: Callable[[], object], device: torch.device, 
 
 
 def _ring(group: Group, *, device: torch.device, seconds: float) -> list[dict[str, Any]]:
-    """What this rank measures as the sender: from every rank to the next. Pairs of one round have no rank in common
-    and are measured at the same time."""
+    """Measures the links from each rank to the next; returns those that this rank sends on. Pairs of one round share no
+    rank and are measured concurrently."""
     found = []
     for round_of_pairs in rounds(group.size):
         for source, target in round_of_pairs:
@@ -131,7 +131,7 @@ def _ring(group: Group, *, device: torch.device, seconds: float) -> list[dict[st
                 found.append(_send(group, target, device=device, seconds=seconds / 2))
             elif group.rank == target:
                 _answer(group, source, device=device)
-        # A pair that is done early would disturb the others of its round with the next.
+        # Without this, a pair that finishes early would disturb the others with its next round.
         group.all_reduce(torch.zeros(1, device=device))
         _synchronize(device)
     return found
@@ -146,7 +146,7 @@ def rounds(size: int) -> Iterator[list[tuple[int, int]]]:
 
 
 PINGS = 20
-"""Round trips of a small message; a quarter of them are quicker than what is told: a busy core disturbs some."""
+"""Round trips of a small message; the first quartile is reported, because a busy core disturbs some."""
 
 
 def _send(group: Group, target: int, *, device: torch.device, seconds: float) -> dict[str, Any]:

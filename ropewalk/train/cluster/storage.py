@@ -1,7 +1,7 @@
-"""Whether all ranks see one folder, how soon they see what another host wrote, and how fast it is.
+"""Checks that all ranks see one folder, how soon they see another host's writes, and its speed.
 
-Rank 0 writes a file with a random token and then replaces it by renaming another over it, as checkpoints are
-committed; every other rank must see first the one and then the other token, and never anything else.
+Rank 0 writes a file with a random token and replaces it by renaming another file over it, as checkpoints are committed;
+every other rank must see the first token, then the second, and nothing else.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from .control import Control
 
 FILE = "token"
 VISIBLE_S = 10.0
-"""How long a rank looks for what rank 0 wrote. NFS shows other hosts' files after up to a minute at worst (acdirmax),
-a few seconds as a rule; a file that is later than this makes a rank miss a checkpoint."""
+"""Time limit for seeing rank 0's file. NFS shows other hosts' files after a few seconds, at worst a minute (acdirmax);
+with a longer delay a rank misses a checkpoint."""
 LOOK_EVERY_S = 0.01
 BLOCK_BYTES = 16 << 20
 MOST_BLOCKS = 32
@@ -38,8 +38,8 @@ def probe_folder(
     measures: bool,
     visible_s: float = VISIBLE_S,
 ) -> dict[str, Any]:
-    """What this rank sees of the folder that rank 0 made beside or in the run `folder`; with `measures` also its speed.
-    All ranks must call."""
+    """What this rank sees of the folder that rank 0 created in or next to the run `folder`; with `measures` also its
+    speed. All ranks must call."""
     if control.rank == 0:
         return _lead(folder, control, seconds=seconds, timeout_s=timeout_s)
     told = control.wait("storage.token", timeout_s=timeout_s) or {}
@@ -57,14 +57,14 @@ def probe_folder(
 
 
 def remove(folder: Path, control: Control) -> None:
-    """Removes what was written; for rank 0."""
+    """Removes the test files; rank 0 only."""
     told = control.read("storage.token")
     if told:
         shutil.rmtree(existing_folder(folder) / told["name"], ignore_errors=True)
 
 
 def measure_folder(place: Path, *, name: str, seconds: float) -> dict[str, Any]:
-    """Bytes per second written (with fsync) and read back, seconds of one commit of a small file, free bytes."""
+    """Bytes per second written (with fsync) and read back, seconds to commit a small file, free bytes."""
     with storage(f"writing {place}"):
         written, write_s = 0, 0.0
         block = secrets.token_bytes(BLOCK_BYTES)
@@ -77,7 +77,7 @@ def measure_folder(place: Path, *, name: str, seconds: float) -> dict[str, Any]:
                 write_s += time.perf_counter() - start
                 written += BLOCK_BYTES
             if hasattr(os, "posix_fadvise"):
-                # What the kernel keeps in memory says nothing of the storage; a file system may ignore this.
+                # Reads must not come from the page cache; a file system may ignore this.
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         start = time.perf_counter()
         with open(path, "rb", buffering=0) as file:
@@ -112,8 +112,8 @@ def _lead(folder: Path, control: Control, *, seconds: float, timeout_s: float) -
 
 
 def _look(path: Path, wanted: str, limit_s: float, *, before: str = "") -> tuple[bool, float, bool]:
-    """(whether the file came to hold what is wanted, after how many seconds, whether it ever held anything else than
-    that or `before`)."""
+    """(whether the file came to hold `wanted`, seconds until then, whether it ever held anything but that and
+    `before`)."""
     start, torn = time.monotonic(), False
     for text in _readings(path):
         if text == wanted:
@@ -128,7 +128,7 @@ def _look(path: Path, wanted: str, limit_s: float, *, before: str = "") -> tuple
 def _readings(path: Path) -> Iterator[str | None]:
     while True:
         try:
-            # Listing the folder makes a network file system look again for what it did not see a moment ago.
+            # Listing the folder makes a network file system refresh its cached view.
             os.listdir(path.parent.parent)
             yield path.read_text("utf-8")
         except OSError:

@@ -1,8 +1,8 @@
-"""One contender of `ropewalk bench train`, in a process of its own:
+"""One contender of `ropewalk bench train`, in its own process:
 `python -m ropewalk.train.measure.bench_worker JOB PARENT`.
 
-A process each, because memory that one has used would count for the next. The job is one JSON object; so is the answer,
-the last line of stdout. PARENT is the process that waits for it: without that one nobody would read the answer.
+Each contender has a process, because the peak memory of one would count for the next. The job is a JSON object; so is
+the answer, on the last line of stdout. The worker ends when the process PARENT ends.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ CLIP_NORM = 1.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
-    """What a contender trains."""
+    """The model and the settings that a contender trains."""
 
     contender: Contender
     size: str
@@ -48,9 +48,9 @@ class Job:
     device: Literal["cpu", "cuda"]
     steps: int
     compile: bool
-    """Of our blocks; a peer's name tells whether it is compiled."""
+    """Of ropewalk's blocks; for a peer, the contender's name says whether it is compiled."""
     optimizer: OptimizerKind
-    """Ours; a peer has torch's AdamW."""
+    """Ropewalk's optimizer; a peer uses torch's AdamW."""
     recompute: Recompute
 
     @property
@@ -72,9 +72,9 @@ class Job:
 
 
 def answer(job: Job) -> dict[str, Any]:
-    """What was measured; or `error`, and when the memory did not suffice `memory_bytes`, all that there is."""
+    """The measurement; or `error`, with the device's `memory_bytes` if it ran out of memory."""
     if job.device == "cuda" and not torch.cuda.is_available():
-        return {"error": "torch sees no GPU; leave --device out, or say --device cpu"}
+        return {"error": "torch sees no GPU; drop --device or use --device cpu"}
     device = pick_device(job.plan, ranks())
     try:
         found = device_figures(device, job.precision) if job.contender == "ropewalk" else {}
@@ -106,7 +106,7 @@ _STEPS: dict[Contender, Callable[[Job, torch.device], StepFunction]] = {
 
 
 def main(job: str, parent: str) -> None:
-    """Writes the answer to a job."""
+    """Writes the answer to a job to stdout."""
     die_with_parent(int(parent))
     sys.stdout.write(json.dumps(answer(Job(**json.loads(job)))) + "\n")
 

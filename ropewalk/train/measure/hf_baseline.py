@@ -1,7 +1,7 @@
-"""The step of another library on the same shapes, for `ropewalk bench train --peer`.
+"""The training step of Hugging Face transformers on the same shapes, for `ropewalk bench train --peer`.
 
-A peer trains as its users do: the library's model, autocast, torch's fused AdamW and clipping. Body and loss are called
-apart, so that a profile tells them apart; both are the library's own, and with `compiled` both are compiled.
+It trains as its users do: the library's model, autocast, torch's fused AdamW and gradient clipping. Body and loss are
+called separately so that a profile distinguishes them; both are the library's own, and `compiled` compiles both.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def transformers_step(
     spec: Spec, plan: Plan, *, device: torch.device, optimizer: Optimizer, clip_norm: float, compiled: bool
 ) -> StepFunction:
     """A step of Hugging Face transformers."""
-    with device:  # first values for billions of weights would take a CPU minutes
+    with device:  # initialization of billions of weights would take a CPU minutes
         model = transformers_model(spec).train()
     if plan.recompute == "full":
         model.gradient_checkpointing_enable()
@@ -73,7 +73,7 @@ def transformers_step(
 
 
 def transformers_model(spec: Spec) -> Any:
-    """The library's model of these shapes, GPT-2 or Llama, with torch's own attention, their default."""
+    """The library's model with these shapes, GPT-2 or Llama, with torch's attention (the library's default)."""
     try:
         import transformers
     except ModuleNotFoundError:
@@ -105,4 +105,4 @@ def transformers_model(spec: Spec) -> Any:
                 tie_word_embeddings=spec.tie_embeddings,
             )
         )
-    raise UserError("the peer `transformers` has models like GPT-2 and like Llama only; choose another size")
+    raise UserError("the peer `transformers` only has models like GPT-2 or Llama; choose another size")

@@ -25,8 +25,9 @@ from ropewalk.model.decoder import build
 from ropewalk.model.spec import Spec, resolve
 from ropewalk.parallel.apply import apply
 from ropewalk.plan.plan import Plan
-from ropewalk.train.config import Optimizer, OptimizerKind
+from ropewalk.train.config import Optimizer
 from ropewalk.train.optim.optimizers import make_optimizer
+from ropewalk.train.optim.table import OPTIMIZERS
 
 SEEDS = (0, 1, 2)
 WAYS: dict[str, dict[str, Any]] = {
@@ -35,7 +36,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "8-bit": {"saved_activations": "8-bit"},
     "again": {"recompute": "full"},
 }
-CURVES: dict[str, tuple[OptimizerKind, dict[str, Any]]] = {
+CURVES: dict[str, tuple[str, dict[str, Any]]] = {
     "wide": ("adamw", {}),
     "8-bit state": ("adamw-8bit", {}),
     "8-bit activations": ("adamw", {"saved_activations": "8-bit"}),
@@ -75,7 +76,7 @@ def main() -> None:
     finish("memory", ours=ours, peers={}, ratios={}, quality=quality)
 
 
-def state(kind: OptimizerKind, spec: Spec, device: torch.device, *, rounds: int) -> dict[str, float]:
+def state(kind: str, spec: Spec, device: torch.device, *, rounds: int) -> dict[str, float]:
     """Megabytes of moments and milliseconds of an update."""
     model = build(spec, seed=0, device=device)
     named = dict(model.named_parameters())
@@ -87,7 +88,7 @@ def state(kind: OptimizerKind, spec: Spec, device: torch.device, *, rounds: int)
     vars(optimizer).update(found_inf=torch.zeros((), device=device), grad_scale=None)
     milliseconds = timed(optimizer.step, device, rounds=rounds)
     kept = sum(t.nbytes for each in optimizer.state.values() for name, t in each.items() if name != "step")
-    assert kept == spec.optimizer_bytes(kind), "the forecast is wrong"
+    assert kept == spec.optimizer_bytes(OPTIMIZERS[kind].state_bytes), "the forecast is wrong"
     return {f"{kind}_mb": kept / 1e6, f"{kind}_ms": milliseconds}
 
 
@@ -116,7 +117,7 @@ def activations(
 
 
 def final_loss(
-    settings: Model, kind: OptimizerKind, way: dict[str, Any], *, seed: int, steps: int, device: torch.device
+    settings: Model, kind: str, way: dict[str, Any], *, seed: int, steps: int, device: torch.device
 ) -> float:
     """The mean loss of the last tenth of the steps."""
     rows, length = 16, 64

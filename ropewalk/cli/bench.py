@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
+import click
 import typer
 
 from ropewalk import flow
 from ropewalk.config.write import literal
+from ropewalk.train.optim.table import OPTIMIZERS
 
 from .breakdown import kind_lines, setting_lines, speed_lines
 from .options import Json, verb
@@ -52,8 +54,12 @@ def train(
         ),
     ] = None,
     optimizer: Annotated[
-        Literal["adamw", "adamw-8bit", "adafactor", "lamb", "muon"],
-        typer.Option("--optimizer", help="Optimizer, as train.optimizer.kind; a peer always uses AdamW."),
+        str,
+        typer.Option(
+            "--optimizer",
+            help="Optimizer, as train.optimizer.kind; a peer always uses AdamW.",
+            click_type=click.Choice(list(OPTIMIZERS)),
+        ),
     ] = "adamw",
     recompute: Annotated[
         Literal["none", "attention", "full"] | None,

@@ -53,6 +53,12 @@ class Kind:
     doc: str = ""
     """One sentence for the reference and for help."""
 
+    def settings_in(self, table: Any) -> Any:
+        """The settings of this kind alone, out of a config table that holds those of every built-in kind."""
+        if self.settings is None:
+            return None
+        return self.settings(**{each.name: getattr(table, each.name) for each in dataclasses.fields(self.settings)})
+
     def load(self) -> Any:
         """The target, imported when it is named as text."""
         if not isinstance(self.target, str):

@@ -87,12 +87,15 @@ class Field:
     """The table of the names that the field takes."""
     settings_of: str = ""
     """The field beside it whose kind has these settings."""
+    used_by: tuple[str, ...] = ()
+    """The kinds that have this setting, where others of the same table do not."""
 
     @property
     def doc(self) -> str:
         """The string under the field, on one line. The first call for a class reads its source."""
         owner: Any = self.owner
-        return _attribute_docs(owner).get(self.name, "")
+        text = _attribute_docs(owner).get(self.name, "")
+        return f"{text} Used by {', '.join(f'`{kind}`' for kind in self.used_by)}." if self.used_by else text
 
     @property
     def required(self) -> bool:
@@ -163,6 +166,8 @@ def describe(kind: Any) -> str:
 def _fields_of(cls: Any) -> tuple[Field, ...]:
     hints = get_type_hints(cls, include_extras=True)
     found = []
+    marked = (mark for hint in hints.values() for mark in _marks(hint))
+    tables = [mark for mark in marked if isinstance(mark, Registry)]
     for field in dataclasses.fields(cls):
         kind, _ = _unwrap(hints[field.name])
         marks = _marks(hints[field.name])
@@ -181,9 +186,21 @@ def _fields_of(cls: Any) -> tuple[Field, ...]:
                 owner=cls,
                 registry=registry,
                 settings_of=next((mark.kind for mark in marks if isinstance(mark, SettingsOf)), ""),
+                used_by=tuple(kind for table in tables for kind in _users(table, field.name)),
             )
         )
     return tuple(found)
+
+
+def _users(table: Registry[Any], name: str) -> list[str]:
+    """The built-in kinds that read the setting `name`; none when all do, or none."""
+    users = [kind for kind in table if name in {f.name for f in dataclasses.fields(table[kind].settings or _None)}]
+    return users if len(users) < len(table) else []
+
+
+@dataclass(frozen=True)
+class _None:
+    """No settings."""
 
 
 def _with_names(kind: Any, registry: Registry[Any]) -> Any:

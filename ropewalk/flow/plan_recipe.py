@@ -17,6 +17,7 @@ from ropewalk.model.spec import resolve
 from ropewalk.plan.choose import choose
 from ropewalk.plan.machine import Machine, this_machine
 from ropewalk.plan.plan import FILE, Planned, load_plan, save_plan
+from ropewalk.train.optim.table import OPTIMIZERS
 from ropewalk.train.phase_spec import phases_of
 
 from .preflight import located
@@ -44,7 +45,7 @@ def plan_recipe(
                 batch_size=phase.batch_size,
                 steps=phase.steps,
                 precision=recipe.train.precision,
-                optimizer=recipe.train.optimizer.kind,
+                optimizer=OPTIMIZERS[recipe.train.optimizer.kind].costs,
                 tokens=phase.tokens(phase.steps),
                 trained=trained_names(spec, phase.frozen) if phase.frozen or phase.lora else None,
             )

@@ -9,6 +9,7 @@ from ropewalk.base.errors import UserError
 from ropewalk.base.progress import Progress, Silent, counted
 from ropewalk.plan.recompute_planner import foreseen_again
 from ropewalk.plan.roofline import Ceilings
+from ropewalk.train.optim.table import OPTIMIZERS
 from ropewalk.train.settings import training_seed
 
 from .plan_recipe import needs_torch, plan_recipe
@@ -50,7 +51,7 @@ def profile(
         precision=plan.precision,
         ceilings=Ceilings(**measured["ceilings"]),
         peak_flops=device["peak_flops"],
-        optimizer=settings.train.optimizer.kind,
+        optimizer=OPTIMIZERS[settings.train.optimizer.kind].state_bytes,
         trained=planned.trained,
     )
     return {

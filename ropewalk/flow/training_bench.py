@@ -16,10 +16,11 @@ from ropewalk.base.progress import Progress, Silent, amount, counted
 from ropewalk.config.threads import share_cores
 from ropewalk.model.config import Model
 from ropewalk.model.sizes import size_of
-from ropewalk.model.spec import Optimizer, Spec, resolve
+from ropewalk.model.spec import Spec, StateBytes, resolve, two_moments
 from ropewalk.plan.forecast import Precision, memory
 from ropewalk.plan.machine import Machine, this_machine
 from ropewalk.plan.roofline import Ceilings, breakdown, step_work
+from ropewalk.train.optim.table import OPTIMIZERS
 
 PEERS: dict[str, tuple[str, ...]] = {"transformers": ("transformers", "transformers compiled")}
 """Contenders per `--peer`. Compiled contenders are left out on a CPU, where compiling takes longer than the bench."""
@@ -37,7 +38,7 @@ def bench_train(
     device: Literal["auto", "cpu", "cuda"] = "auto",
     steps: int = 12,
     compile: bool | None = None,
-    optimizer: Optimizer = "adamw",
+    optimizer: str = "adamw",
     recompute: Recomputed | None = None,
     peers: Sequence[str] = (),
     progress: Progress | None = None,
@@ -89,7 +90,7 @@ def step_figures(
     precision: Precision,
     ceilings: Ceilings,
     peak_flops: float,
-    optimizer: Optimizer = "adamw",
+    optimizer: StateBytes = two_moments,
     trained: tuple[str, ...] | None = None,
 ) -> dict[str, Any]:
     """A measured step with derived figures: tokens/s, both MFUs, and each op class's distance from the roofline."""
@@ -129,7 +130,7 @@ def _job(
     device: str,
     steps: int,
     compile: bool,
-    optimizer: Optimizer,
+    optimizer: str,
     recompute: Recomputed,
 ) -> dict[str, Any]:
     """The job for `ropewalk.train.measure.bench_worker`, without the contender."""
@@ -183,7 +184,7 @@ def _compare(job: dict[str, Any], others: Sequence[str], machine: Machine, progr
             precision=precision,
             ceilings=Ceilings(**ours["ceilings"]),
             peak_flops=device["peak_flops"],
-            optimizer=job["optimizer"] if name == "ropewalk" else "adamw",
+            optimizer=OPTIMIZERS[job["optimizer"] if name == "ropewalk" else "adamw"].state_bytes,
         )
         contenders.append({"contender": name, "error": None, **figures})
     return {

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass
 from math import prod
 from typing import Annotated, Any, Literal
@@ -22,7 +22,13 @@ from .components import ACTIVATIONS, MODELS, NORMS, POSITIONS
 from .config import Documents, LoraTargets, Model, NormPlace, RopeScaling
 from .init_laws import INITS
 
-Optimizer = Literal["adamw", "adamw-8bit", "lamb", "adafactor", "muon"]
+StateBytes = Callable[[str, tuple[int, ...]], int]
+"""Name and shape of a parameter -> bytes of an optimizer's state, without step counters."""
+
+
+def two_moments(name: str, shape: tuple[int, ...]) -> int:
+    """The state of AdamW and LAMB: two float32 numbers per weight."""
+    return 8 * prod(shape)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -189,26 +195,9 @@ class Spec:
         """Bytes of the gradients, of all weights or of those named by `trained`."""
         return number_bytes * self.parameters(trained=trained)
 
-    def optimizer_bytes(self, optimizer: Optimizer = "adamw", *, trained: Collection[str] | None = None) -> int:
-        """Bytes of the optimizer's moments, in float32 but for `adamw-8bit`; its step counters (a few bytes a parameter
-        tensor) left out.
-
-        AdamW and LAMB keep two numbers a weight. Adafactor (Shazeer and Stern 2018) keeps the row and column sums of a
-        matrix, one number a weight for the rest. Muon keeps one number for each weight of the blocks' matrices and
-        leaves the rest to AdamW. For these matrices `adamw-8bit` keeps two bytes a weight and two numbers a row.
-        """
-        total = narrow = 0
-        for name, shape in self._trained_shapes(trained).items():
-            if optimizer == "adafactor":
-                total += sum(shape)
-            elif optimizer == "muon" and len(shape) == 2 and name.startswith("blocks."):
-                total += prod(shape)
-            elif optimizer == "adamw-8bit" and len(shape) == 2 and name.startswith("blocks."):
-                narrow += 2 * prod(shape)
-                total += 2 * shape[0]
-            else:
-                total += 2 * prod(shape)
-        return 4 * total + narrow
+    def optimizer_bytes(self, state_bytes: StateBytes = two_moments, *, trained: Collection[str] | None = None) -> int:
+        """Bytes of the optimizer's state, by what it keeps of each parameter; AdamW's unless said otherwise."""
+        return sum(state_bytes(name, shape) for name, shape in self._trained_shapes(trained).items())
 
     def _trained_shapes(self, trained: Collection[str] | None) -> dict[str, tuple[int, ...]]:
         shapes = self.shapes()

@@ -8,10 +8,10 @@ from typing import Literal
 
 from ropewalk.base.errors import UserError
 from ropewalk.base.progress import amount
-from ropewalk.model.spec import Optimizer, Spec
+from ropewalk.model.spec import Spec
 
 from .config import Layout, Parallel, Recompute
-from .forecast import Memory, Precision, memory
+from .forecast import FUSED_ADAMW, Memory, OptimizerCosts, Precision, memory
 from .layout import compile_problems, degrees, laid_out
 from .machine import Machine
 from .memory_per_rank import of_rank
@@ -28,7 +28,7 @@ def choose(
     batch_size: int,
     steps: int,
     precision: Precision | Literal["auto"],
-    optimizer: Optimizer = "adamw",
+    optimizer: OptimizerCosts = FUSED_ADAMW,
     tokens: int | None = None,
     trained: tuple[str, ...] | None = None,
 ) -> PhasePlan:

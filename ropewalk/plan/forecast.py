@@ -10,7 +10,7 @@ from typing import Literal
 from ropewalk.model.activations import Activations, block_bytes, saved_bytes
 from ropewalk.model.activations import Precision as Products
 from ropewalk.model.activations import Recompute as Again
-from ropewalk.model.spec import Optimizer, Spec
+from ropewalk.model.spec import Spec, StateBytes, two_moments
 
 from .config import Recompute
 
@@ -42,12 +42,24 @@ class Memory:
         return self.weights + self.gradients + self.optimizer + self.activations + self.workspace
 
 
+@dataclass(frozen=True, slots=True)
+class OptimizerCosts:
+    """What an optimizer needs beside weights and gradients; the defaults are those of the fused AdamW."""
+
+    state_bytes: StateBytes = two_moments
+    update_copies: int = 0
+    """Copies of the largest parameter, in float32, that an update holds at once."""
+
+
+FUSED_ADAMW = OptimizerCosts()
+
+
 def memory(
     spec: Spec,
     *,
     rows: int,
     precision: Precision,
-    optimizer: Optimizer = "adamw",
+    optimizer: OptimizerCosts = FUSED_ADAMW,
     trained: Collection[str] | None = None,
     activations: Activations = "whole",
     recompute: Recompute = "none",
@@ -87,7 +99,7 @@ def memory(
     return Memory(
         weights=spec.weight_bytes() + (spec.weight_bytes(2) if pure else 0),
         gradients=gradients if accumulates else max(0, gradients - saved),
-        optimizer=spec.optimizer_bytes(optimizer, trained=trained),
+        optimizer=spec.optimizer_bytes(optimizer.state_bytes, trained=trained),
         activations=saved,
         workspace=max(
             _loss_workspace(spec, tokens, narrow, device) + copies,
@@ -141,7 +153,6 @@ def _embedding_workspace(spec: Spec) -> int:
     return (12 if spec.tie_embeddings else 4) * spec.vocabulary * spec.width
 
 
-def _update_workspace(spec: Spec, optimizer: Optimizer) -> int:
-    """Our own rules (train/optimizers) hold up to seven copies of the largest parameter; the fused AdamW none."""
-    largest = max(prod(shape) for shape in spec.shapes().values())
-    return 0 if optimizer == "adamw" else 7 * 4 * largest
+def _update_workspace(spec: Spec, optimizer: OptimizerCosts) -> int:
+    """Copies of the largest parameter."""
+    return optimizer.update_copies * 4 * max(prod(shape) for shape in spec.shapes().values())

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Literal
 
-from ropewalk.model.spec import Optimizer, Spec
+from ropewalk.model.spec import Spec, StateBytes, two_moments
 
 from .forecast import PURE, Precision
 
@@ -93,7 +93,7 @@ def step_work(
     *,
     rows: int,
     precision: Precision,
-    optimizer: Optimizer = "adamw",
+    optimizer: StateBytes = two_moments,
     trained: Collection[str] | None = None,
 ) -> dict[Kind, Work]:
     """The work of a step of `rows` full rows, each a single document; recomputation is not counted. Bytes of products
@@ -132,7 +132,7 @@ def _matrix_bytes(numbers: int, factor: int, gradient: int) -> int:
     return numbers * (2 * factor + gradient)
 
 
-def _update_bytes(spec: Spec, precision: Precision, optimizer: Optimizer, trained: Collection[str] | None) -> int:
+def _update_bytes(spec: Spec, precision: Precision, optimizer: StateBytes, trained: Collection[str] | None) -> int:
     """Gradients are read for their length and for the update, weights and moments are read and written: 32 bytes a
     weight for AdamW. Pure precisions have gradients of two bytes and write narrow weights too: 30."""
     weights = spec.parameters(trained=trained)

@@ -4,44 +4,46 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from ropewalk.config.schema import CONTINUES, EXTENDS, Range
+from ropewalk.config.schema import CONTINUES, EXTENDS, Range, SettingsOf
 from ropewalk.model.config import Lora
 
-OptimizerKind = Literal["adamw", "adamw-8bit", "adafactor", "lamb", "muon"]
+from .optim.table import OPTIMIZERS
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Optimizer:
     """How a gradient changes the weights; matrices decay, norms, biases and positions do not."""
 
-    kind: OptimizerKind = "adamw"
-    """`adamw` (Loshchilov and Hutter 2019): 8 bytes of state a parameter. `adamw-8bit` (Dettmers et
-    al. 2022): the same with 2 bytes for the matrices inside blocks. `lamb` (You et al. 2020): AdamW with steps in
-    proportion to each matrix, for very large batches; 8 bytes. `adafactor` (Shazeer and Stern 2018): almost no state
-    (two vectors a matrix). `muon` (Jordan et al. 2024): orthogonal updates of the matrices inside blocks, 4 bytes;
-    AdamW for the rest."""
+    kind: Annotated[str, OPTIMIZERS] = "adamw"
+    """The update rule."""
+    settings: Annotated[Any, SettingsOf("kind")] = None
+    """Settings of a user's own kind."""
     beta1: Annotated[float, Range(least=0, below=1)] = 0.9
-    """Decay of the mean of gradients. Not used by adafactor, which keeps no such mean; muon: of the rest only."""
+    """Decay of the mean of gradients; `muon`: outside the matrices of blocks."""
     beta2: Annotated[float, Range(least=0, below=1)] = 0.95
-    """Decay of the mean of squared gradients. Not used by adafactor (1 - step^-0.8); muon: of the rest only."""
+    """Decay of the mean of squared gradients; `muon`: outside the matrices of blocks."""
     epsilon: Annotated[float, Range(above=0)] = 1e-8
-    """Added to the root of the second moment. Not used by adafactor; muon: of the rest only."""
+    """Added to the root of the second moment; `muon`: outside the matrices of blocks."""
     momentum: Annotated[float, Range(least=0, below=1)] = 0.95
-    """Decay of the mean of gradients of the matrices inside blocks. Used by muon only."""
+    """Decay of the mean of gradients of the matrices inside blocks."""
     rest_lr_ratio: Annotated[float, Range(above=0)] = 1.0
-    """Learning rate of embedding, head, positions, norms and biases, as a multiple of the schedule's. Used by muon
-    only, whose updates are scaled to the usual size of AdamW's (Liu et al. 2025), so that 1 is a fair start."""
+    """Learning rate of embedding, head, positions, norms and biases, as a multiple of the schedule's. Muon's updates
+    are scaled to the usual size of AdamW's (Liu et al. 2025), so that 1 is a fair start."""
     weight_decay: Annotated[float, Range(least=0)] = 0.1
-    """Decoupled decay, multiplied by the learning rate. Every kind uses it."""
+    """Decoupled weight decay, multiplied by the learning rate; of matrices only."""
     relative_step: bool = False
-    """`adafactor`: a step is max(0.001, RMS of the parameter) times the learning rate, which is at most 1/sqrt(step)
-    (Shazeer and Stern 2018, section 8). The paper's rate is a constant 0.01; off: the learning rate alone."""
+    """Scale a step by max(0.001, RMS of the parameter) and limit the learning rate to 1/sqrt(step) (Shazeer and Stern
+    2018, section 8). The paper's rate is a constant 0.01. Off: the learning rate alone."""
+
+    def own_settings(self) -> Any:
+        """The settings of the chosen kind alone, as its dataclass."""
+        return self.settings if self.settings is not None else OPTIMIZERS[self.kind].settings_in(self)
 
     def check(self) -> Iterator[tuple[str, str]]:
         if self.relative_step and self.kind != "adafactor":
-            yield "relative_step", f"`{self.kind}` knows no relative step; set `kind` to `adafactor` or remove it"
+            yield "relative_step", f"`{self.kind}` has no relative step; set `kind` to `adafactor` or remove it"
 
 
 MilestoneUnit = Literal["steps", "tokens", "epochs"]

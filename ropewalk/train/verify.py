@@ -25,14 +25,14 @@ from ropewalk.config.ranks import ranks
 from ropewalk.model.spec import Spec
 from ropewalk.parallel.mesh import Mesh, join, leave, pick_device
 from ropewalk.parallel.placement import LocalShard
-from ropewalk.plan.forecast import memory
+from ropewalk.plan.forecast import OptimizerCosts, memory
 from ropewalk.plan.machine import available_memory
 from ropewalk.plan.memory_per_rank import of_rank
 from ropewalk.plan.plan import PhasePlan, Plan
 
-from .config import OptimizerKind
 from .equality_check import STEPS, Outcome, Trial, make_trial, run_plainly, run_plan, trial_plan
 from .mesh_coordinator import MeshCoordinator
+from .optim.table import OPTIMIZERS
 from .reduced import candidates
 from .settings import VERDICT, Settings, read_settings
 
@@ -115,7 +115,8 @@ def choose_candidate(
     settings: Settings, phase: int, room: PinnedBuffer, *, local_world: int, progress: Progress
 ) -> int:
     """The number of the largest model that fits, twice and in float64; says so where that is not the whole one."""
-    optimizer, on_gpu = settings.train.optimizer.kind, settings.planned.phases[phase].plan.device == "cuda"
+    optimizer = OPTIMIZERS[settings.train.optimizer.kind].costs
+    on_gpu = settings.planned.phases[phase].plan.device == "cuda"
     whole = 0
     for number, candidate in enumerate(candidates(settings.planned.phases[phase])):
         need = _memory_of(candidate.planned, optimizer, local_world=local_world)
@@ -134,7 +135,7 @@ def choose_candidate(
     )
 
 
-def _memory_of(planned: PhasePlan, optimizer: OptimizerKind, *, local_world: int) -> int:
+def _memory_of(planned: PhasePlan, optimizer: OptimizerCosts, *, local_world: int) -> int:
     plan, spec = _short_trial(planned)
     single, whole = (
         memory(spec, rows=1, precision="fp32", optimizer=optimizer, trained=planned.trained, recompute=again)
@@ -149,7 +150,7 @@ def _memory_of(planned: PhasePlan, optimizer: OptimizerKind, *, local_world: int
     return _left_by_plain_side(planned, optimizer) + 2 * max(single.total, of_ranks * local_world)
 
 
-def _left_by_plain_side(planned: PhasePlan, optimizer: OptimizerKind) -> int:
+def _left_by_plain_side(planned: PhasePlan, optimizer: OptimizerCosts) -> int:
     """Bytes of its gradients, and of its parameters after the first and the last step."""
     _, spec = _short_trial(planned)
     single = memory(spec, rows=1, precision="fp32", optimizer=optimizer, trained=planned.trained, recompute="none")

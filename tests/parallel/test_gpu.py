@@ -22,8 +22,9 @@ from ropewalk.parallel.kernels import matmul_tuning as tuning
 from ropewalk.parallel.kernels.kernel_choice import IN_8_BITS, gpu_milliseconds, measure_8_bits
 from ropewalk.plan.forecast import Precision
 from ropewalk.plan.plan import Plan
-from ropewalk.train.config import Optimizer, OptimizerKind
-from ropewalk.train.optim.optimizers import KINDS, make_optimizer
+from ropewalk.train.config import Optimizer
+from ropewalk.train.optim.optimizers import make_optimizer
+from ropewalk.train.optim.table import OPTIMIZERS
 
 from .quick_path import LARGE, SMALL, Narrow, check_float32, check_narrow
 
@@ -31,7 +32,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 
 
 def executor(
-    device: Literal["cpu", "cuda"], precision: Precision = "fp32", *, kind: OptimizerKind = "adamw", rows: int = 4
+    device: Literal["cpu", "cuda"], precision: Precision = "fp32", *, kind: str = "adamw", rows: int = 4
 ) -> Executor:
     spec = resolve(Model(layers=2, width=64, heads=4, kv_heads=2), vocabulary=128, sequence_length=32)
     plan = Plan(device=device, precision=precision, batch_size=8, microbatch_size=rows)
@@ -54,9 +55,9 @@ def batch() -> Batch:
     return Batch.of_rows(torch.randint(0, 128, (8, 33), generator=torch.Generator().manual_seed(0)))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", OPTIMIZERS)
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "bf16-pure", "fp16"])
-def test_a_step_does_not_wait_for_the_device(precision: Precision, kind: OptimizerKind) -> None:
+def test_a_step_does_not_wait_for_the_device(precision: Precision, kind: str) -> None:
     made, rows = executor("cuda", precision, kind=kind), batch().pinned()
     with deterministic(torch.device("cuda")):
         made.step(rows, lr=1e-3)
@@ -68,8 +69,8 @@ def test_a_step_does_not_wait_for_the_device(precision: Precision, kind: Optimiz
             torch.cuda.set_sync_debug_mode("default")
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_steps_on_a_gpu_equal_steps_on_the_cpu(kind: OptimizerKind) -> None:
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_steps_on_a_gpu_equal_steps_on_the_cpu(kind: str) -> None:
     here, there = executor("cpu", kind=kind), executor("cuda", kind=kind)
     for _ in range(3):
         ours, theirs = here.step(batch(), lr=1e-3), there.step(batch(), lr=1e-3)
@@ -77,9 +78,9 @@ def test_steps_on_a_gpu_equal_steps_on_the_cpu(kind: OptimizerKind) -> None:
     assert abs(ours.loss.item() - theirs.loss.item()) < (1e-3 if kind == "muon" else 1e-4)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", OPTIMIZERS)
 @pytest.mark.parametrize("precision", ["bf16", "bf16-pure", "fp16"])
-def test_narrow_numbers_follow_fp32(precision: Precision, kind: OptimizerKind) -> None:
+def test_narrow_numbers_follow_fp32(precision: Precision, kind: str) -> None:
     wide, narrow = executor("cuda", kind=kind), executor("cuda", precision, kind=kind)
     # LAMB's steps are in proportion to the weights, which start small.
     lr = 5e-2 if kind == "lamb" else 3e-3
@@ -89,8 +90,8 @@ def test_narrow_numbers_follow_fp32(precision: Precision, kind: OptimizerKind) -
     assert losses[0] < 4.7
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_gradient_that_is_not_finite_changes_nothing(kind: OptimizerKind) -> None:
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_a_gradient_that_is_not_finite_changes_nothing(kind: str) -> None:
     made = executor("cuda", kind=kind)
     made.step(batch(), lr=1e-3)
     before = {
@@ -104,8 +105,8 @@ def test_a_gradient_that_is_not_finite_changes_nothing(kind: OptimizerKind) -> N
 
 
 @pytest.mark.parametrize("rows", [4, 8], ids=["two microbatches", "one"])
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_model_computes_with_the_optimizers_weights_rounded(kind: OptimizerKind, rows: int) -> None:
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_the_model_computes_with_the_optimizers_weights_rounded(kind: str, rows: int) -> None:
     made = executor("cuda", "bf16-pure", kind=kind, rows=rows)
     for _ in range(2):
         made.step(batch(), lr=1e-2)

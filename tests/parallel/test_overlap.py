@@ -24,7 +24,7 @@ from ropewalk.parallel.executor import Points
 from ropewalk.parallel.mesh import Mesh
 from ropewalk.parallel.placement import whole_placement
 from ropewalk.plan.plan import Plan
-from ropewalk.train.config import Optimizer, OptimizerKind
+from ropewalk.train.config import Optimizer
 from ropewalk.train.optim.optimizers import make_optimizer
 from tests.parallel.plans import MODELS, Case, case
 from tests.parallel.pool import POOL
@@ -47,7 +47,7 @@ DATA: dict[str, dict[str, Any]] = {
 }
 
 
-def offloaded(name: str, model: str = "deep", *, optimizer: OptimizerKind = "adamw", **settings: Any) -> Case:
+def offloaded(name: str, model: str = "deep", *, optimizer: str = "adamw", **settings: Any) -> Case:
     chosen = {"bucket_bytes": SMALL, "offload": ("optimizer",), **DATA.get(name, {}), **settings}
     return case(name, model, optimizer=optimizer, **chosen)
 

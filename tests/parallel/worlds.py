@@ -23,7 +23,7 @@ from ropewalk.parallel.apply import apply
 from ropewalk.parallel.executor import Executor, Points
 from ropewalk.parallel.mesh import Mesh
 from ropewalk.parallel.placement import LocalShard
-from ropewalk.train.config import Optimizer, OptimizerKind
+from ropewalk.train.config import Optimizer
 from ropewalk.train.optim.optimizers import make_optimizer
 from tests.parallel.plans import MODELS, ROWS, Case
 from tests.parallel.pool import POOL, Pool
@@ -136,7 +136,7 @@ def _on_device(part: LocalShard) -> Tensor:
     return part.local.cuda() if communicates and dist.get_backend() == "nccl" else part.local
 
 
-def by_hand(rank: int, model: str, kind: OptimizerKind, trained: list[str] | None) -> Outcome:
+def by_hand(rank: int, model: str, kind: str, trained: list[str] | None) -> Outcome:
     """The same on one process: whole batches, no microbatches, nothing of `parallel`."""
     spec = MODELS[model]
     decoder = build(spec, seed=1, dtype=torch.float64)
@@ -175,7 +175,7 @@ def _log_probabilities(decoder: Decoder, batch: Batch, dropout: Dropout | None) 
 
 
 def _optimizer(
-    kind: OptimizerKind, spec: Spec, parameters: dict[str, nn.Parameter], placements: Mapping[str, object]
+    kind: str, spec: Spec, parameters: dict[str, nn.Parameter], placements: Mapping[str, object]
 ) -> torch.optim.Optimizer:
     return make_optimizer(parameters, Optimizer(kind=kind), spec=spec, placements=placements)  # type: ignore[arg-type]
 
@@ -185,8 +185,8 @@ class Proof:
 
     def __init__(self, pool: Pool = POOL) -> None:
         self._pool = pool
-        self._references: dict[tuple[str, OptimizerKind], Outcome] = {}
-        self._states: dict[tuple[str, OptimizerKind], tuple[Arrays, Arrays]] = {}
+        self._references: dict[tuple[str, str], Outcome] = {}
+        self._states: dict[tuple[str, str], tuple[Arrays, Arrays]] = {}
 
     def differences(self, case: Case) -> dict[str, float]:
         """How far the worst rank of a case is from one device, in each of `LIMITS`; `missing` counts tensors that no

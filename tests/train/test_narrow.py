@@ -12,7 +12,7 @@ from ropewalk.load.batch import Batch
 from ropewalk.model.decoder import build
 from ropewalk.parallel.apply import apply
 from ropewalk.plan.plan import Plan
-from ropewalk.train.config import Optimizer, OptimizerKind
+from ropewalk.train.config import Optimizer
 from ropewalk.train.optim.optimizers import make_optimizer
 from tests.tiny import small_spec
 
@@ -29,7 +29,7 @@ def text(rows: int, draw: torch.Generator) -> Tensor:
     return torch.stack(tokens, 1)
 
 
-def curve(kind: OptimizerKind, seed: int, **way: Any) -> list[float]:
+def curve(kind: str, seed: int, **way: Any) -> list[float]:
     """The loss of every step."""
     plan = Plan(device="cpu", precision="fp32", batch_size=ROWS, microbatch_size=ROWS, **way)
 
@@ -71,7 +71,7 @@ def wide() -> dict[int, list[float]]:
     ],
 )
 def test_eight_bits_end_nearer_to_wide_training_than_another_seed(
-    kind: OptimizerKind, way: dict[str, Any], wide: dict[int, list[float]]
+    kind: str, way: dict[str, Any], wide: dict[int, list[float]]
 ) -> None:
     ends = [end(losses) for losses in wide.values()]
     assert max(ends) < wide[0][0] - 1  # there was something to learn

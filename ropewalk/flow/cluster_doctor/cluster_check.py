@@ -16,6 +16,7 @@ from ropewalk.config.ranks import Ranks, ranks
 from ropewalk.launch.processes import RankFailure, run_ranks
 from ropewalk.plan.machine import this_machine
 from ropewalk.train.cluster.brief import FILE, PLAN_FIELDS, TABLE, Brief
+from ropewalk.train.optim.table import OPTIMIZERS
 
 from ..plan_recipe import needs_torch, plan_recipe
 from ..preflight import located
@@ -77,11 +78,11 @@ def make_brief(meant: Given | None, *, processes: int | None, seconds: float, ti
     except UserError as error:
         raise located(error, meant.resolved) from None
     phase = planned.fullest
-    plan, optimizer = phase.plan, recipe.train.optimizer.kind
+    plan, state_bytes = phase.plan, OPTIMIZERS[recipe.train.optimizer.kind].state_bytes
     return Brief(
         **{field: getattr(plan, field) for field in PLAN_FIELDS},
         memory_bytes=phase.memory.total,
-        checkpoint_bytes=phase.spec.weight_bytes() + phase.spec.optimizer_bytes(optimizer, trained=phase.trained),
+        checkpoint_bytes=phase.spec.weight_bytes() + phase.spec.optimizer_bytes(state_bytes, trained=phase.trained),
         # One more than is kept: the oldest is deleted when the newest is complete.
         checkpoints=recipe.checkpoint.keep_last + 1,
         seconds=seconds,

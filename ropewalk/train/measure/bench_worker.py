@@ -26,7 +26,7 @@ from ropewalk.plan.config import Recompute
 from ropewalk.plan.forecast import Precision
 from ropewalk.plan.plan import Plan
 
-from ..config import Optimizer, OptimizerKind
+from ..config import Optimizer
 from .hf_baseline import transformers_step
 from .step_benchmark import device_figures, own_step
 from .step_profiler import StepFunction, profile_steps
@@ -49,7 +49,7 @@ class Job:
     steps: int
     compile: bool
     """Of ropewalk's blocks; for a peer, the contender's name says whether it is compiled."""
-    optimizer: OptimizerKind
+    optimizer: str
     """Ropewalk's optimizer; a peer uses torch's AdamW."""
     recompute: Recompute
 

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from ropewalk.model.spec import Spec
 
-from ..config import Optimizer
 from .groups import Parameters, Placements, by_parameter, decay_groups
 from .guarded import Guarded, Moments, Update
+from .table import AdafactorSettings
 from .whole import Mean
 
 DECAY_POWER = 0.8
@@ -25,7 +25,7 @@ SMALLEST_RMS = 1e-3
 
 
 def make(
-    parameters: Parameters, settings: Optimizer, spec: Spec | None, placements: Placements
+    parameters: Parameters, settings: AdafactorSettings, spec: Spec | None, placements: Placements
 ) -> torch.optim.Optimizer:
     """Adafactor on every parameter."""
     rule = Adafactor(relative=settings.relative_step)

@@ -9,13 +9,13 @@ from torch import Tensor
 
 from ropewalk.model.spec import Spec
 
-from ..config import Optimizer
 from .groups import Parameters, Placements, by_parameter, decay_groups
 from .guarded import Guarded, Moments, Update
+from .table import AdamSettings, MuonSettings
 
 
 def make(
-    parameters: Parameters, settings: Optimizer, spec: Spec | None, placements: Placements
+    parameters: Parameters, settings: AdamSettings, spec: Spec | None, placements: Placements
 ) -> torch.optim.Optimizer:
     """AdamW in one fused kernel. Every number is updated by itself: how parameters are cut matters for the last bit of
     a few numbers at most."""
@@ -30,7 +30,7 @@ def make(
     )
 
 
-def _from_narrow(parameters: Parameters, settings: Optimizer, placements: Placements) -> torch.optim.Optimizer:
+def _from_narrow(parameters: Parameters, settings: AdamSettings, placements: Placements) -> torch.optim.Optimizer:
     """The same for gradients that are narrower than the weights."""
     from .fused import FusedAdam  # which knows the rule of this module
 
@@ -39,7 +39,7 @@ def _from_narrow(parameters: Parameters, settings: Optimizer, placements: Placem
     return Guarded(groups, by_parameter(parameters, placements))
 
 
-def make_exact(parameters: Parameters, settings: Optimizer, placements: Placements) -> torch.optim.Optimizer:
+def make_exact(parameters: Parameters, settings: AdamSettings, placements: Placements) -> torch.optim.Optimizer:
     """AdamW that gives a number the same bits wherever it stands in its tensor. The fused kernel of the CPU does not:
     what is left over of its vectors goes through other instructions, which round otherwise."""
     groups = decay_groups(parameters, settings.weight_decay, rule=adam(settings))
@@ -74,6 +74,6 @@ class Adam:
         return direction, {"exp_avg": mean, "exp_avg_sq": square}
 
 
-def adam(settings: Optimizer) -> Adam:
+def adam(settings: AdamSettings | MuonSettings) -> Adam:
     """The rule with the betas and epsilon of the settings."""
     return Adam(beta1=settings.beta1, beta2=settings.beta2, epsilon=settings.epsilon)

@@ -17,23 +17,22 @@ from torch import Tensor
 
 from ropewalk.model.spec import Spec
 
-from ..config import Optimizer
 from .adamw import Adam, adam
 from .codes import decode, encode, zero_code
 from .fused import FusedAdam, FusedAdam8
 from .groups import Parameters, Placements, by_parameter, decay_groups
 from .guarded import Guarded, Moments, Update
-from .muon import is_hidden_matrix
+from .table import AdamSettings, is_hidden
 from .whole import Largest
 
 
 def make(
-    parameters: Parameters, settings: Optimizer, spec: Spec | None, placements: Placements
+    parameters: Parameters, settings: AdamSettings, spec: Spec | None, placements: Placements
 ) -> torch.optim.Optimizer:
     """Eight bits for the matrices inside blocks, AdamW with float32 moments for the rest."""
     rule = adam(settings)
-    hidden = {name: p for name, p in parameters.items() if is_hidden_matrix(name, p)}
-    rest = {name: p for name, p in parameters.items() if not is_hidden_matrix(name, p)}
+    hidden = {name: p for name, p in parameters.items() if is_hidden(name, p.shape)}
+    rest = {name: p for name, p in parameters.items() if not is_hidden(name, p.shape)}
     groups = decay_groups(hidden, settings.weight_decay, rule=Adam8(adam=rule), in_place=FusedAdam8(adam=rule))
     groups += decay_groups(rest, settings.weight_decay, rule=rule, in_place=FusedAdam(adam=rule))
     return Guarded(groups, by_parameter(parameters, placements))

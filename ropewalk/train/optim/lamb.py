@@ -9,15 +9,15 @@ from torch import Tensor
 
 from ropewalk.model.spec import Spec
 
-from ..config import Optimizer
 from .adamw import Adam, adam
 from .groups import Parameters, Placements, by_parameter, decay_groups
 from .guarded import Guarded, Moments, Update
+from .table import AdamSettings
 from .whole import Norm
 
 
 def make(
-    parameters: Parameters, settings: Optimizer, spec: Spec | None, placements: Placements
+    parameters: Parameters, settings: AdamSettings, spec: Spec | None, placements: Placements
 ) -> torch.optim.Optimizer:
     """LAMB on every parameter."""
     groups = decay_groups(parameters, settings.weight_decay, rule=Lamb(adam=adam(settings)))

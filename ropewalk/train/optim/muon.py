@@ -20,10 +20,10 @@ from torch import Tensor
 from ropewalk.model.sharding import splits
 from ropewalk.model.spec import Spec
 
-from ..config import Optimizer
 from .adamw import adam
 from .groups import Group, Parameters, Placements, by_parameter, decay_groups
 from .guarded import Guarded, Moments, Update
+from .table import MuonSettings, is_hidden
 from .whole import Mapped
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
@@ -35,28 +35,23 @@ AdamW's usually are, so that one learning rate and one weight decay serve both."
 
 
 def make(
-    parameters: Parameters, settings: Optimizer, spec: Spec | None, placements: Placements
+    parameters: Parameters, settings: MuonSettings, spec: Spec | None, placements: Placements
 ) -> torch.optim.Optimizer:
     """Muon on the matrices inside blocks, AdamW on the rest."""
     assert spec is not None, "Muon must know which matrices are fused"
     known = splits(spec)
     hidden: dict[tuple[int, ...], Parameters] = {}
     for name, parameter in parameters.items():
-        if is_hidden_matrix(name, parameter):
+        if is_hidden(name, parameter.shape):
             parts = tuple(rows for _, rows in known[name].parts)
             hidden.setdefault(parts, {})[name] = parameter
     groups: list[Group] = []
     for parts, matrices in hidden.items():
         rule = Orthogonal(momentum=settings.momentum, parts=parts)
         groups += decay_groups(matrices, settings.weight_decay, rule=rule)
-    rest = {name: p for name, p in parameters.items() if not is_hidden_matrix(name, p)}
+    rest = {name: p for name, p in parameters.items() if not is_hidden(name, p.shape)}
     groups += decay_groups(rest, settings.weight_decay, rule=adam(settings), lr_ratio=settings.rest_lr_ratio)
     return Guarded(groups, by_parameter(parameters, placements))
-
-
-def is_hidden_matrix(name: str, parameter: Tensor) -> bool:
-    """Whether Muon updates this parameter; the others are AdamW's."""
-    return name.startswith("blocks.") and parameter.dim() == 2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

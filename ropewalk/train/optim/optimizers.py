@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 
 from ropewalk.model.spec import Spec
 
-from ..config import Optimizer, OptimizerKind
-from . import adafactor, adamw, adamw_8bit, lamb, muon
-from .groups import Parameters, Placements
-
-KINDS: dict[OptimizerKind, Callable[[Parameters, Optimizer, Spec | None, Placements], torch.optim.Optimizer]] = {
-    "adamw": adamw.make,
-    "adamw-8bit": adamw_8bit.make,
-    "adafactor": adafactor.make,
-    "lamb": lamb.make,
-    "muon": muon.make,
-}
+from ..config import Optimizer
+from .adamw import make_exact
+from .groups import Parameters, Placements, by_parameter, decay_groups
+from .guarded import Guarded
+from .table import OPTIMIZERS
 
 
 def make_optimizer(
@@ -31,10 +23,15 @@ def make_optimizer(
 ) -> torch.optim.Optimizer:
     """The optimizer of the settings; the learning rate is set by each step. Muon needs the model's `spec`.
 
-    `cuts` says of which parameters this rank holds a part. The update is that of the whole parameter, and all ranks
-    that share it must step together. With `exact`, AdamW gives the same bits however parameters are cut, and
+    `placements` says of which parameters this rank holds a part. The update is that of the whole parameter, and all
+    ranks that share it must step together. With `exact`, AdamW gives the same bits for every placement, and
     `adamw-8bit` always does; the others add up numbers of several ranks, in an order that depends on these.
     """
     if exact and settings.kind == "adamw":
-        return adamw.make_exact(parameters, settings, placements or {})
-    return KINDS[settings.kind](parameters, settings, spec, placements or {})
+        return make_exact(parameters, settings.own_settings(), placements or {})
+    own, target = settings.own_settings(), OPTIMIZERS[settings.kind].load()
+    if isinstance(target, type) and isinstance(own, target):  # a user's rule, which holds its settings itself
+        groups = decay_groups(parameters, settings.weight_decay, rule=own)
+        return Guarded(groups, by_parameter(parameters, placements or {}))
+    made: torch.optim.Optimizer = target(parameters, own, spec, placements or {})
+    return made

@@ -137,25 +137,22 @@ def _metric(name: str, group: str, values: Mapping[str, Any]) -> Metric | None:
     )
 
 
-_DOCUMENT, _DOCUMENTS = "whole document", "whole documents"
-_TRUE = "true continuations"
-_OLD: tuple[tuple[str, Metric, str], ...] = (
-    (
-        "held-out",
-        Metric("bits_per_byte", 0, of=_DOCUMENT, unit="bits", better="lower", note="whole documents"),
-        "documents",
-    ),
-    ("held-out", Metric("bytes", 0, of=_DOCUMENT, unit="B", better="neither"), "documents"),
-    ("held-out", Metric("loss", 0, of="token", unit="nats per token", better="lower"), "tokens"),
-    ("held-out", Metric("perplexity", 0, of="token", better="lower"), "tokens"),
-    ("held-out", Metric("accuracy", 0, of="token", unit=SHARE, note="next token is the first choice"), "tokens"),
-    ("completions", Metric("parse_rate", 0, of="code completion", unit=SHARE, note="accepted as Python"), ""),
-)
-"""Task, metric and the key of its `n`, of the results before format 3, which had no tasks. Their keys, such as
-`bits_per_byte`, stay in `summary.json` and in what verbs return."""
+_WHOLE = "whole documents"
+_DOCUMENTS, _TOKENS = {"of": "whole document"}, {"of": "token"}
+_SHARE = {"unit": SHARE, "better": "higher"}
+_OLD: dict[str, tuple[str, str, dict[str, str]]] = {
+    "bits_per_byte": ("held-out", "documents", {**_DOCUMENTS, "unit": "bits", "better": "lower", "note": _WHOLE}),
+    "bytes": ("held-out", "documents", {**_DOCUMENTS, "unit": "B", "better": "neither"}),
+    "loss": ("held-out", "tokens", {**_TOKENS, "unit": "nats per token", "better": "lower"}),
+    "perplexity": ("held-out", "tokens", {**_TOKENS, "better": "lower"}),
+    "accuracy": ("held-out", "tokens", {**_TOKENS, **_SHARE, "note": "next token is the first choice"}),
+    "parse_rate": ("completions", "", {"of": "code completion", **_SHARE, "note": "accepted as Python"}),
+}
+"""Keys of results before format 3, which had no tasks: task, key of `n`, description. These keys stay in `summary.json`
+and in what `flow.evaluate` returns."""
 _OLD_REFERENCES = {
     "bits_per_byte": {"zlib": "zlib_bits_per_byte", "xz": "xz_bits_per_byte"},
-    "parse_rate": {_TRUE: "parse_rate_reference"},
+    "parse_rate": {"true continuations": "parse_rate_reference"},
 }
 
 
@@ -163,52 +160,52 @@ def upgrade_results(tree: Mapping[str, Any]) -> dict[str, Any]:
     """Results of format 1 or 2, or a summary without tasks, as format 3 has them; others as they are."""
     if "tasks" in tree:
         return dict(tree)
-    tasks: dict[str, list[Metric]] = {}
-    for task, metric, count in _OLD:
-        intervals = _mapping(tree.get("intervals"))
-        n = tree.get("evaluated_tokens", tree.get(count)) if count == "tokens" else tree.get(count)
-        whole = {**_old_values(tree, metric), "interval": intervals.get(metric.name), "n": n}
-        parts = {
-            group: _old_values(_mapping(values), metric) for group, values in _mapping(tree.get("domains")).items()
+    tasks: dict[str, dict[str, Any]] = {}
+    for name, (task, count, described) in _OLD.items():
+        groups = {group: _old_values(name, _mapping(part)) for group, part in _mapping(tree.get("domains")).items()}
+        whole = {
+            **_old_values(name, tree),
+            "interval": _mapping(tree.get("intervals")).get(name),
+            # In a summary `tokens` are those of training.
+            "n": tree.get("evaluated_tokens" if count == "tokens" and "evaluated_tokens" in tree else count),
         }
-        described = {key: getattr(metric, key) for key in ("of", "unit", "better", "note")}
-        found = list(_metrics({metric.name: {**described, **whole, "groups": parts}}))
-        tasks.setdefault(task, []).extend(found)
-    gone = {"documents", "tokens", "intervals", "domains", *(metric.name for _, metric, _ in _OLD)}
-    gone |= {key for references in _OLD_REFERENCES.values() for key in references.values()}
-    kept = {key: value for key, value in tree.items() if key not in gone}
-    return {**kept, "tasks": {task: metrics_tree(metrics) for task, metrics in tasks.items() if metrics}}
+        tasks.setdefault(task, {})[name] = {**described, **whole, "groups": groups}
+    found = {task: metrics_tree(_metrics(metrics)) for task, metrics in tasks.items()}
+    kept = {key: value for key, value in tree.items() if key in ("format", "step") or key.endswith("_checksum")}
+    return {**kept, "tasks": {task: metrics for task, metrics in found.items() if metrics}}
 
 
-def _old_values(values: Mapping[str, Any], metric: Metric) -> dict[str, Any]:
-    references = _OLD_REFERENCES.get(metric.name, {})
+def _old_values(name: str, tree: Mapping[str, Any]) -> dict[str, Any]:
+    references = _OLD_REFERENCES.get(name, {})
     return {
-        "value": values.get(metric.name),
-        "references": {name: values[key] for name, key in references.items() if key in values},
+        "value": tree.get(name),
+        "references": {other: tree[key] for other, key in references.items() if key in tree},
         "n": None,
     }
 
 
 def flat_results(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """Results with the keys of the formats before 3 added, for the built-in tasks that were run: for programs that read
-    `summary.json` or what `flow.evaluate` returns."""
-    tasks = read_tasks(tree)
+    """Results with the keys of the formats before 3 added, for programs that read `summary.json` or what
+    `flow.evaluate` returns."""
     flat: dict[str, Any] = {}
     domains: dict[str, dict[str, float]] = {}
-    intervals: dict[str, list[float]] = {}
-    for task, old, count in _OLD:
-        for metric in (found for found in tasks.get(task, ()) if found.name == old.name):
+    intervals: dict[str, tuple[float, float]] = {}
+    for task, metrics in read_tasks(tree).items():
+        for metric in metrics:
+            of, count, _ = _OLD.get(metric.name, ("", "", {}))
+            if of != task:
+                continue
             into = domains.setdefault(metric.group, {}) if metric.group else flat
-            into[metric.name] = metric.value
             references = _OLD_REFERENCES.get(metric.name, {})
+            into[metric.name] = metric.value
             into.update((references[name], value) for name, value in metric.references.items() if name in references)
-            if not metric.group and count:
+            if count and not metric.group:
                 flat[count] = metric.n
-            if not metric.group and metric.interval and task == "held-out":
-                intervals[metric.name] = list(metric.interval)
+                intervals.update({metric.name: metric.interval} if metric.interval else {})
     if "bits_per_byte" in flat:
         nothing = dict.fromkeys(("parse_rate", "parse_rate_reference"))
-        flat = {**nothing, **flat, "domains": domains, "intervals": intervals or None}
+        lists = {name: list(interval) for name, interval in intervals.items()}
+        flat = {**nothing, **flat, "domains": domains, "intervals": lists or None}
     return {**flat, **tree}
 
 

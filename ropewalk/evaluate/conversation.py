@@ -13,11 +13,11 @@ import torch
 
 from ropewalk.base.errors import UserError
 from ropewalk.checkpoint.format import TOKENIZER
-from ropewalk.prepare.chat import ANSWERS, ChatEncoder, Turn, template_named
+from ropewalk.prepare.chat import ANSWERS, Turn
 from ropewalk.prepare.foreign import encoding, try_text
-from ropewalk.prepare.tokenizer import encode, end_of_text, read, vocabulary_size
+from ropewalk.prepare.tokenizer import end_of_text, read, vocabulary_size
 
-from .from_checkpoint import load_model, spelled, until
+from .from_checkpoint import chat_encoder, load_model, spelled, until
 from .generate import stream
 
 
@@ -42,12 +42,7 @@ class Conversation:
         self._tokenizer, self._content = tokenizer, read(path)
         self._end = end_of_text(tokenizer, path=self._path)
         with encoding(self._path):
-            self._chat = ChatEncoder(
-                template_named(template),
-                tokenizer,
-                lambda texts: encode(tokenizer, texts, dtype="uint32"),
-                end=self._end,
-            )
+            self._chat = chat_encoder(template, tokenizer, end=self._end)
         self.template, self.own_template = template, own_template
         """How turns are written, and how they were in the model's own data (empty: it had none)."""
         self.context: int = self._model.spec.sequence_length

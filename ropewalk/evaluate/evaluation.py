@@ -106,9 +106,12 @@ def _completions(model: LanguageModel, held_out: HeldOut, requests: Sequence[Req
 
 
 def _checked(task: Task, metrics: list[Metric]) -> list[Metric]:
-    for metric in metrics:
+    """`metrics`, if files can hold them."""
+    for index, metric in enumerate(metrics):
+        where = f"task `{task.name}`: metric `{metric.name}`"
         if not math.isfinite(metric.value):
-            raise UserError(
-                f"task `{task.name}` measured {metric.name} = {metric.value}; files keep finite values only"
-            )
+            raise UserError(f"{where} is {metric.value}; results must be finite")
+        whole = [each for each in metrics[:index] if each.name == metric.name and not each.group]
+        if bool(whole) != bool(metric.group):
+            raise UserError(f"{where} must be returned once, before the same metric of its groups")
     return metrics

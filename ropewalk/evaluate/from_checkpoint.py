@@ -1,7 +1,7 @@
-"""A checkpoint on disk -> a measured model, or a text continued.
+"""A checkpoint on disk -> a measured model, or generated text.
 
-One process builds the whole model on its device. Several that a launcher started generate under a plan
-(evaluate/sharded_model.py), all of them call, and all get the same text.
+One process builds the whole model on its device. Processes of a launcher share it under a plan
+(evaluate/sharded_model.py).
 """
 
 from __future__ import annotations
@@ -51,40 +51,31 @@ def evaluate_checkpoint(
     return read_results(run)
 
 
-def continue_text(path: Path, *, prompt: str, tokens: int, temperature: float, top_k: int, seed: int) -> Iterator[str]:
-    """Pieces of text that follow `prompt`, as the model draws them."""
-    model, tokenizer = _open(path, texts=[prompt])
-    end = end_of_text(tokenizer, path=path / TOKENIZER)
-    # Every document of the training text follows an end of text: so does a prompt.
-    with encoding(path / TOKENIZER):
-        prompt_ids = [end, *tokenizer.encode(prompt, add_special_tokens=False).ids]
-    drawn = stream(
-        model,
-        prompt_ids,
-        new_tokens=tokens,
-        temperature=temperature,
-        top_k=top_k,
-        seed=seed,
-        end=end,
-        vocabulary=vocabulary_size(tokenizer),
-    )
-    yield from spelled(drawn, tokenizer)
-
-
-def answer_text(
-    path: Path, *, question: str, template: str, tokens: int, temperature: float, top_k: int, seed: int
+def generate_text(
+    path: Path,
+    *,
+    prompt: str = "",
+    question: str | None = None,
+    template: str = "",
+    tokens: int,
+    temperature: float,
+    top_k: int,
+    seed: int,
 ) -> Iterator[str]:
-    """Pieces of the model's answer to `question`, rendered by the chat template; ends where the template closes it."""
-    model, tokenizer = _open(path, texts=[question])
-    end = end_of_text(tokenizer, path=path / TOKENIZER)
+    """Pieces of the text that follows `prompt`, or of the answer to `question` as the chat `template` writes it, as the
+    model draws them. Under a launcher all ranks must call, and all get the same text."""
+    model, tokenizer = _open(path, texts=[prompt if question is None else question])
+    end, chat = end_of_text(tokenizer, path=path / TOKENIZER), None
     with encoding(path / TOKENIZER):
-        chat = ChatEncoder(
-            template_named(template), tokenizer, lambda texts: encode(tokenizer, texts, dtype="uint32"), end=end
-        )
-        prompt_ids = [end, *chat.prompt([Turn("user", question)])]
+        if question is not None:
+            chat = chat_encoder(template, tokenizer, end=end)
+            text = chat.prompt([Turn("user", question)])
+        else:
+            text = tokenizer.encode(prompt, add_special_tokens=False).ids
     drawn = stream(
         model,
-        prompt_ids,
+        # Every document of the training text follows an end of text: so does a prompt.
+        [end, *text],
         new_tokens=tokens,
         temperature=temperature,
         top_k=top_k,
@@ -92,11 +83,18 @@ def answer_text(
         end=end,
         vocabulary=vocabulary_size(tokenizer),
     )
-    yield from spelled(until(drawn, chat.closing), tokenizer)
+    yield from spelled(until(drawn, chat.closing) if chat else drawn, tokenizer)
+
+
+def chat_encoder(template: str, tokenizer: Tokenizer, *, end: int) -> ChatEncoder:
+    """Encodes dialogues as the template named `template` writes them."""
+    return ChatEncoder(
+        template_named(template), tokenizer, lambda texts: encode(tokenizer, texts, dtype="uint32"), end=end
+    )
 
 
 def until(tokens: Iterable[int], closing: list[int]) -> Iterator[int]:
-    """`tokens` as far as the first place where `closing` begins; what may be its beginning is held back."""
+    """`tokens` up to where `closing` first begins; tokens that may be its beginning are held back."""
     held: list[int] = []
     for token in tokens:
         held.append(token)
@@ -114,15 +112,15 @@ def spelled(tokens: Iterable[int], tokenizer: Tokenizer) -> Iterator[str]:
     for token in tokens:
         drawn.append(token)
         text = tokenizer.decode(drawn)
-        # A character may take several tokens; hold the replacement mark back until it is whole.
+        # A character may take several tokens; the replacement mark is held back until it is whole.
         if not text.endswith("\ufffd"):
             yield text[len(shown) :]
             shown = text
 
 
 def load_model(path: Path, *, device: torch.device, texts: Sequence[str] = ()) -> tuple[Decoder, int, Tokenizer]:
-    """(the model of the checkpoint on `device`, its step, its tokenizer). A tokenizer that a stranger may have made is
-    tried out on `texts` before it is used."""
+    """(the model of the checkpoint on `device`, its step, its tokenizer). The tokenizer may be anybody's: it is tried
+    out on `texts` before it is used."""
     with advise_on_damage(path):
         state = load_weights(path)
     with torch.device("meta"):
@@ -133,7 +131,7 @@ def load_model(path: Path, *, device: torch.device, texts: Sequence[str] = ()) -
 
 
 def _open(path: Path, *, texts: Sequence[str]) -> tuple[Decoder | Executor, Tokenizer]:
-    """What generates, and its tokenizer, tried out on `texts`."""
+    """The model, on one device or under a plan, and its tokenizer, tried out on `texts`."""
     if ranks().world > 1:
         executor, file = load_generator(path)
         vocabulary = executor.model.spec.vocabulary

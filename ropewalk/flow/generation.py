@@ -53,8 +53,7 @@ def draw_text(checkpoint: Path, request: dict[str, Any], *, nproc: int | None) -
         team = functools.partial(_draw_in_a_team, request=request, processes=nproc)
         return _leased(checkpoint, team)
     module = needs_torch("ropewalk.evaluate.from_checkpoint", "generation")
-    draw = module.answer_text if "question" in request else module.continue_text
-    return _leased(checkpoint, lambda path: draw(path, **request))
+    return _leased(checkpoint, lambda path: module.generate_text(path, **request))
 
 
 def open_conversation(checkpoint: Path, *, template: str, system: str, **settings: Any) -> Conversation:

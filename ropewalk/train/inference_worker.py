@@ -1,4 +1,4 @@
-"""What a worker does with a trained model: evaluation of a run, generation from a checkpoint. All ranks must call."""
+"""Inference in worker processes: evaluation of a run, generation from a checkpoint. All ranks must call."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 from ropewalk.base.files import read_json
 from ropewalk.base.progress import Progress
-from ropewalk.evaluate.from_checkpoint import answer_text, continue_text
+from ropewalk.evaluate.from_checkpoint import generate_text
 from ropewalk.evaluate.sharded_model import evaluate_run
 from ropewalk.parallel.mesh import leave
 
@@ -25,11 +25,9 @@ def evaluate(run: Path, *, progress: Progress) -> None:
 
 
 def generate(folder: Path, *, progress: Progress) -> None:
-    """Says the pieces of the text that the request in `folder` asks for, the arguments of `answer_text` or of
-    `continue_text`."""
+    """Reports the pieces of the text for the request in `folder`, the arguments of `generate_text`."""
     request = read_json(folder / REQUEST, what="request")
     path = Path(request.pop("path"))
-    draw = answer_text if "question" in request else continue_text
-    for piece in draw(path, **request):
+    for piece in generate_text(path, **request):
         progress.say(piece)
     leave()

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from ropewalk.base.errors import UserError
 from ropewalk.checkpoint.run_state import State
 from ropewalk.checkpoint.write.save import save
-from ropewalk.evaluate.from_checkpoint import answer_text, load_model, until
+from ropewalk.evaluate.from_checkpoint import generate_text, load_model, until
 from ropewalk.evaluate.generate import generate
 from ropewalk.flow import answer
 from ropewalk.prepare import tokenizer as tokenizers
@@ -77,7 +77,7 @@ def test_an_answer_is_what_generation_gives_between_opening_and_closing(checkpoi
             break
     assert places or form != "chatml", "no seed draws the marker"
     expected = tokenizer.decode(drawn[: places[0]] if places else drawn)
-    found = "".join(answer_text(path, question="why? ", template=_template(form), tokens=60, **options))
+    found = "".join(generate_text(path, question="why? ", template=_template(form), tokens=60, **options))
     # Bytes that begin no character at the very end are held back.
     assert expected.startswith(found)
     assert set(expected.removeprefix(found)) <= {"\ufffd"}

@@ -76,7 +76,7 @@ class Registry(Mapping[str, K], Generic[K]):
     def __init__(self, noun: str, kinds: Mapping[str, K], *, kind: type[Kind] = Kind) -> None:
         self.noun = noun
         """In messages: "optimizer"."""
-        self.group = f"ropewalk.{noun.replace(' ', '_')}s"
+        self.group = f"ropewalk.{noun.lower().replace(' ', '_')}s"
         """The entry points that packages may declare."""
         self._kinds = dict(kinds)
         self._kind = kind

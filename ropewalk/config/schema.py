@@ -95,6 +95,8 @@ class Field:
         """The string under the field, on one line. The first call for a class reads its source."""
         owner: Any = self.owner
         text = _attribute_docs(owner).get(self.name, "")
+        kinds = [f"`{name}`: {kind.doc}" for name, kind in (self.registry or {}).items() if kind.doc]
+        text = " ".join([text, *kinds])
         return f"{text} Used by {', '.join(f'`{kind}`' for kind in self.used_by)}." if self.used_by else text
 
     @property

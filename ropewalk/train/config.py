@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from ropewalk.config.schema import CONTINUES, EXTENDS, Range, SettingsOf
 from ropewalk.model.config import Lora
 
+from .lr_schedule import SCHEDULES, MilestoneUnit
 from .optim.table import OPTIMIZERS
 
 
@@ -46,17 +47,14 @@ class Optimizer:
             yield "relative_step", f"`{self.kind}` has no relative step; set `kind` to `adafactor` or remove it"
 
 
-MilestoneUnit = Literal["steps", "tokens", "epochs"]
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Schedule:
     """Linear warm-up to the peak, then a shape."""
 
-    shape: Literal["cosine", "linear", "step", "wsd", "constant", "adaptive"] = "cosine"
-    """After warm-up. `cosine`, `linear`: down to `final_lr_ratio` at the last step. `step`: times `factor` at each of
-    `milestones`. `wsd`: the peak, then down to `final_lr_ratio` in the last `decay_share` of the run. `constant`: the
-    peak. `adaptive`: times `factor` whenever validation has stopped gaining."""
+    shape: Annotated[str, SCHEDULES] = "cosine"
+    """The learning rate after warm-up."""
+    settings: Annotated[Any, SettingsOf("shape")] = None
+    """Settings of a user's own shape."""
     peak_lr: Annotated[float, Range(above=0)] = 3e-3
     """Learning rate after warm-up."""
     warmup_steps: Annotated[int, Range(least=0)] | None = None
@@ -66,22 +64,25 @@ class Schedule:
     the end (warm restarts, Loshchilov and Hutter 2017). Optimizer and order of the data go on. Written by ropewalk when
     a finished run with a decayed schedule continues."""
     final_lr_ratio: Annotated[float, Range(least=0, most=1)] = 0.1
-    """Learning rate at the last step as a fraction of the peak; for `adaptive` the smallest fraction. Not used by
-    `step` and `constant`."""
+    """Learning rate at the last step as a fraction of the peak; `adaptive`: the smallest fraction."""
     milestones: tuple[Annotated[float, Range(above=0)], ...] = ()
-    """Where the rate falls, rising. Used by `step` only."""
+    """Points at which the rate falls, in rising order."""
     milestone_unit: MilestoneUnit = "steps"
-    """What milestones count; an epoch is as many tokens as there are for training. Used by `step` only."""
+    """Unit of the milestones; an epoch is as many tokens as there are for training."""
     factor: Annotated[float, Range(above=0, below=1)] = 0.3
-    """What the rate is multiplied by. Used by `step` and `adaptive`."""
+    """Factor of each fall of the rate."""
     decay_share: Annotated[float, Range(above=0, most=1)] = 0.2
-    """Share of all steps in which the rate falls. Used by `wsd` only."""
+    """Share of all steps in which the rate decays."""
     decay_form: Literal["1-sqrt", "linear"] = "1-sqrt"
-    """How it falls there. Used by `wsd` only."""
+    """Form of the decay."""
     patience: Annotated[int, Range(least=1)] = 3
-    """Validations in a row without gain before the rate falls. Used by `adaptive` only."""
+    """Consecutive validations without improvement before the rate falls."""
     min_delta: Annotated[float, Range(least=0)] = 0.0
-    """Minimum improvement over the best validation loss, in nats per token. Used by `adaptive` only."""
+    """Minimum improvement over the best validation loss, in nats per token."""
+
+    def own_settings(self) -> Any:
+        """The settings of the chosen shape alone, as its dataclass; None for a user's function."""
+        return self.settings if self.settings is not None else SCHEDULES[self.shape].settings_in(self)
 
     def check(self) -> Iterator[tuple[str, str]]:
         if self.shape == "step" and not self.milestones:
@@ -102,10 +103,6 @@ class Schedule:
         begins = (0, *(restart for restart in sorted(set(self.restarts)) if restart < steps))
         ends = (*begins[1:], steps)
         return tuple((begin, end - begin) for begin, end in zip(begins, ends, strict=True))
-
-    def decay_steps(self, steps: int) -> int:
-        """Steps of a cycle of `steps` in which `wsd` decays, at least one."""
-        return max(1, round(self.decay_share * steps))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

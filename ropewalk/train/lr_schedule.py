@@ -1,4 +1,9 @@
-"""The learning rate as a function of the step."""
+"""The learning rate as a function of the step, and every shape of it by its name in a recipe.
+
+A shape is a frozen dataclass of settings with `share`: the share of the peak after warm-up. A user's own,
+`train.schedule.shape = "mine:Sawtooth"`, is one too, with its settings in `[train.schedule.settings]`; or a function
+with the arguments of `share`, without settings.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +11,14 @@ import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, Protocol
 
-from .config import MilestoneUnit, Schedule
+from ropewalk.config.registry import Kind, Registry
+
+if TYPE_CHECKING:
+    from .config import Schedule
+
+MilestoneUnit = Literal["steps", "tokens", "epochs"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,6 +43,13 @@ class Extent:
         return {"steps": step, "tokens": tokens, "epochs": tokens / self.tokens_per_epoch}[unit]
 
 
+class Shape(Protocol):
+    """The learning rate after warm-up, as a share of the peak: a pure function of the step."""
+
+    def share(self, step: int, *, warmup: int, extent: Extent) -> float:
+        """The share at `step` of a cycle, counted from 0 with its `warmup` steps."""
+
+
 def learning_rate(step: int, *, extent: Extent, schedule: Schedule) -> float:
     """The rate for the update of `step` (counted from 0).
 
@@ -44,55 +62,128 @@ def learning_rate(step: int, *, extent: Extent, schedule: Schedule) -> float:
     warmup = schedule.warmup(extent.steps)
     if step < warmup:
         return schedule.peak_lr * (step + 1) / (warmup + 1)
-    return schedule.peak_lr * SHAPES[schedule.shape](step, extent, schedule)
+    own = schedule.own_settings()
+    share = SCHEDULES[schedule.shape].load() if own is None else own.share
+    return schedule.peak_lr * float(share(step, warmup=warmup, extent=extent))
 
 
-def _cosine(step: int, extent: Extent, schedule: Schedule) -> float:
-    """Half a cosine down to `final_lr_ratio` at the last step (Loshchilov and Hutter 2017, one cycle)."""
-    return _falling(0.5 * (1 + math.cos(math.pi * _progress(step, extent, schedule))), schedule)
+def steady_steps(schedule: Schedule, steps: int, warmup: int) -> int:
+    """Steps from the beginning of a cycle of `steps` that are the same in a longer one: warm-up, and after it as many
+    as the shape's `steady` says; a user's shape without it may change at once."""
+    steady = getattr(schedule.own_settings(), "steady", None)
+    return min(steps, warmup) if steady is None else steady(steps, warmup=warmup)
 
 
-def _linear(step: int, extent: Extent, schedule: Schedule) -> float:
-    """A line down to `final_lr_ratio` at the last step."""
-    return _falling(1 - _progress(step, extent, schedule), schedule)
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cosine:
+    """Half a cosine (Loshchilov and Hutter 2017, one cycle)."""
+
+    final_lr_ratio: float
+
+    def share(self, step: int, *, warmup: int, extent: Extent) -> float:
+        return _falling(0.5 * (1 + math.cos(math.pi * _progress(step, warmup, extent))), self.final_lr_ratio)
+
+    def steady(self, steps: int, *, warmup: int) -> int:
+        return min(steps, warmup + 1)  # the first step after warm-up is at the peak
 
 
-def _milestones(step: int, extent: Extent, schedule: Schedule) -> float:
-    """`factor` once more for each milestone that lies behind."""
-    behind = extent.read(step, schedule.milestone_unit)
-    return schedule.factor ** sum(milestone <= behind for milestone in schedule.milestones)
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Linear:
+    """A line."""
+
+    final_lr_ratio: float
+
+    def share(self, step: int, *, warmup: int, extent: Extent) -> float:
+        return _falling(1 - _progress(step, warmup, extent), self.final_lr_ratio)
+
+    def steady(self, steps: int, *, warmup: int) -> int:
+        return min(steps, warmup + 1)
 
 
-def _warmup_stable_decay(step: int, extent: Extent, schedule: Schedule) -> float:
-    """The peak, then down to `final_lr_ratio` at the last step within `decay_share` of the run (Hu et al. 2024)."""
-    span = schedule.decay_steps(extent.steps)
-    progress = max(0.0, (step - (extent.steps - 1 - span)) / span)
-    # Hägele et al. 2024 find 1 - sqrt better than the line.
-    return _falling(1 - (math.sqrt(progress) if schedule.decay_form == "1-sqrt" else progress), schedule)
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Milestones:
+    """Times `factor` at each milestone."""
+
+    factor: float
+    milestones: tuple[float, ...]
+    milestone_unit: MilestoneUnit
+
+    def share(self, step: int, *, warmup: int, extent: Extent) -> float:
+        behind = extent.read(step, self.milestone_unit)
+        return self.factor ** sum(milestone <= behind for milestone in self.milestones)
+
+    def steady(self, steps: int, *, warmup: int) -> int:
+        return steps
 
 
-def _constant(step: int, extent: Extent, schedule: Schedule) -> float:
-    return 1.0
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WarmupStableDecay:
+    """The peak, then down within `decay_share` of the steps (Hu et al. 2024)."""
+
+    final_lr_ratio: float
+    decay_share: float
+    decay_form: Literal["1-sqrt", "linear"]
+
+    def share(self, step: int, *, warmup: int, extent: Extent) -> float:
+        span = self.decay_steps(extent.steps)
+        progress = max(0.0, (step - (extent.steps - 1 - span)) / span)
+        # Hägele et al. 2024 find 1 - sqrt better than the line.
+        return _falling(1 - (math.sqrt(progress) if self.decay_form == "1-sqrt" else progress), self.final_lr_ratio)
+
+    def steady(self, steps: int, *, warmup: int) -> int:
+        return steps - self.decay_steps(steps)
+
+    def decay_steps(self, steps: int) -> int:
+        """Steps of a cycle of `steps` in which the rate decays, at least one."""
+        return max(1, round(self.decay_share * steps))
 
 
-SHAPES: dict[str, Callable[[int, Extent, Schedule], float]] = {
-    "cosine": _cosine,
-    "linear": _linear,
-    "step": _milestones,
-    "wsd": _warmup_stable_decay,
-    "constant": _constant,
-    "adaptive": _constant,  # times the share of train/hooks/plateau.py
-}
-"""The share of the peak after warm-up."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Constant:
+    """The peak."""
+
+    def share(self, step: int, *, warmup: int, extent: Extent) -> float:
+        return 1.0
+
+    def steady(self, steps: int, *, warmup: int) -> int:
+        return steps
 
 
-def _progress(step: int, extent: Extent, schedule: Schedule) -> float:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Adaptive(Constant):
+    """The peak; the hook train/hooks/plateau.py multiplies it by `factor` whenever validation stops improving."""
+
+    factor: float
+    final_lr_ratio: float
+    patience: int
+    min_delta: float
+
+
+SCHEDULES = Registry(
+    "LR schedule",
+    {
+        "cosine": Kind(target=Cosine, settings=Cosine, doc="Half a cosine down to `final_lr_ratio` at the last step."),
+        "linear": Kind(target=Linear, settings=Linear, doc="A line down to `final_lr_ratio` at the last step."),
+        "step": Kind(target=Milestones, settings=Milestones, doc="Times `factor` at each of `milestones`."),
+        "wsd": Kind(
+            target=WarmupStableDecay,
+            settings=WarmupStableDecay,
+            doc="The peak, then down to `final_lr_ratio` in the last `decay_share` of the run (Hu et al. 2024).",
+        ),
+        "constant": Kind(target=Constant, settings=Constant, doc="The peak."),
+        "adaptive": Kind(
+            target=Adaptive, settings=Adaptive, doc="Times `factor` whenever the validation loss stops improving."
+        ),
+    },
+)
+
+
+def _progress(step: int, warmup: int, extent: Extent) -> float:
     """0 at the end of warm-up, 1 at the last step."""
-    warmup = schedule.warmup(extent.steps)
     span = max(1, extent.steps - 1 - warmup)
     return min(1.0, (step - warmup) / span)
 
 
-def _falling(height: float, schedule: Schedule) -> float:
-    """`height`, from 1 down to 0, as a share from 1 down to `final_lr_ratio`."""
-    return schedule.final_lr_ratio + (1 - schedule.final_lr_ratio) * height
+def _falling(height: float, final: float) -> float:
+    """`height`, from 1 down to 0, as a share from 1 down to `final`."""
+    return final + (1 - final) * height

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from .config import Schedule
+from .lr_schedule import steady_steps
 from .phase_spec import PhaseSpec
 
 
@@ -28,18 +28,11 @@ def common_steps(one: PhaseSpec, other: PhaseSpec) -> int:
     for (begin, steps, warmup), (_, others, others_warmup) in zip(_cycles(one), _cycles(other), strict=False):
         if warmup != others_warmup:
             break
-        common = begin + min(_steady(one.schedule, steps, warmup), _steady(one.schedule, others, warmup))
+        common = begin + min(steady_steps(one.schedule, steps, warmup), steady_steps(one.schedule, others, warmup))
         if steps != others:
             break
         common = begin + steps
     return common
-
-
-def _steady(schedule: Schedule, steps: int, warmup: int) -> int:
-    """Steps from the beginning of a cycle that are the same in a longer one."""
-    if schedule.shape in ("cosine", "linear"):
-        return min(steps, warmup + 1)  # the first step after warm-up is at the peak
-    return steps - schedule.decay_steps(steps) if schedule.shape == "wsd" else steps
 
 
 def _kind(phase: PhaseSpec) -> PhaseSpec:

@@ -10,6 +10,7 @@ from ropewalk.base.seeds import seed_for
 from ropewalk.model.config import Lora
 
 from .config import BatchRamp, LengthRamp, Phase, Schedule, Share, Train
+from .lr_schedule import steady_steps
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,9 +43,11 @@ class PhaseSpec:
     def stable_steps(self) -> int | None:
         """The steps before `wsd` decays for good, whose checkpoint is kept: a longer run continues from it. None for
         other schedules."""
+        if self.schedule.shape != "wsd":
+            return None
         begin, steps = self.schedule.cycles(self.steps)[-1]
-        stable = steps - self.schedule.decay_steps(steps)
-        return begin + stable if self.schedule.shape == "wsd" and stable else None
+        stable = steady_steps(self.schedule, steps, self.schedule.warmup(steps))
+        return begin + stable if stable else None
 
     def tokens(self, steps: int) -> int:
         """Tokens that the first `steps` steps read."""

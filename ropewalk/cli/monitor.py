@@ -13,7 +13,7 @@ import typer
 from ropewalk import flow
 from ropewalk.base.progress import duration
 from ropewalk.config.terminal import redraws
-from ropewalk.flow.follow_run import RunWatch, newest_run, standing
+from ropewalk.flow.view_runs import RunWatch, newest_run, standing
 from ropewalk.monitor.run_list import RunLine, newest_runs
 from ropewalk.monitor.run_text import RunStatus, moment
 from ropewalk.monitor.run_view import RunView

@@ -44,10 +44,10 @@ if TYPE_CHECKING:
     from .verbs import run as run
     from .verbs import train as train
     from .verbs import verify as verify
-    from .viewing import compare as compare
-    from .viewing import monitor as monitor
-    from .viewing import report as report
-    from .viewing import watch as watch
+    from .view_runs import compare as compare
+    from .view_runs import monitor as monitor
+    from .view_runs import report as report
+    from .view_runs import watch as watch
 
 _HOMES = {
     "recipes": ("check", "describe", "diff", "show", "upgrade"),
@@ -58,7 +58,7 @@ _HOMES = {
     "chaos_trials.damage": ("damage_run",),
     "data_doctor.data_doctor": ("doctor_data",),
     "plan_drawing": ("draw_plan",),
-    "viewing": ("compare", "monitor", "report", "watch"),
+    "view_runs": ("compare", "monitor", "report", "watch"),
     "models": ("export_model", "grow_model", "import_model"),
     "prepared": ("explain", "prepare_report", "prune_stages", "what_if"),
     "profile_step": ("profile",),

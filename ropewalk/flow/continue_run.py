@@ -1,17 +1,17 @@
-"""A run that has begun gets more steps or phases.
+"""Continues a run with more steps or phases.
 
-What is trained stays: a change is taken when the steps that are done are the same under the new settings, or when
-another beginning can be found for those that follow.
+Trained steps stay: a change is accepted if the finished steps are the same under the new settings, or if the steps
+that follow can begin elsewhere.
 
 - In the same schedule: `constant`, `step` and `adaptive` at any step, `wsd` before its decay, every shape within its
-  warm-up. The weights end as the bits of a run that had the steps from the start.
-- `wsd` after its decay: from the checkpoint at the end of its stable part, which is kept for this. Those of the decay
-  move to `checkpoints/decayed`.
-- A schedule that has come down (`cosine`, `linear`, `wsd` without that checkpoint, a phase that stopped early): the
-  steps that are done stay, and a new cycle follows from the end. `train.schedule.restarts` records where it began.
+  warm-up. The weights equal those of a run with that many steps from the start, bit for bit.
+- `wsd` after its decay: from the checkpoint at the end of its stable part, which is kept for this. The
+  checkpoints of the decay move to `checkpoints/decayed`.
+- A schedule that has decayed (`cosine`, `linear`, `wsd` without that checkpoint, a phase that stopped early): finished
+  steps stay, and a new cycle follows. `train.schedule.restarts` records where it began.
 - Further `[[train.phases]]`, and changes to phases that have not begun.
 
-Anything else is refused: `train.start_from` makes another run of the weights.
+Anything else is refused; `train.start_from` starts another run from the weights.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ from ropewalk.train.phase_spec import PhaseSpec, phases_of
 from .recipe import Recipe
 
 KEPT = "kept when the run continued"
-"""Origin of settings that say how the first steps were trained."""
+"""Origin of settings by which the first steps were trained."""
 DECAYED = "decayed"
-"""Folder beside the checkpoints for those of a decay that a longer run does not have."""
+"""Folder for the checkpoints of a decay that the longer run does not have."""
 _KEPT_KEYS = ("warmup_steps", "restarts")
 
 How = Literal["same schedule", "before the decay", "new cycle", "phases"]
@@ -48,29 +48,29 @@ How = Literal["same schedule", "before the decay", "new cycle", "phases"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Continuation:
-    """What becomes of a run's steps and phases."""
+    """How a run continues under new settings."""
 
     resolved: Resolved[Recipe]
-    """The settings, with those that the run keeps."""
+    """The settings, including those that the run keeps."""
     how: How | None = None
-    """None: as before."""
+    """None: nothing changes."""
     message: str = ""
-    """The same for people."""
+    """`how` as a sentence."""
     step: int = 0
-    """Steps that are done."""
+    """Finished steps."""
     before: int = 0
-    """Steps of the run as it was."""
+    """Total steps under the saved settings."""
     aside: tuple[Path, ...] = ()
-    """Checkpoints that do not belong to the longer run, newest first."""
+    """Checkpoints that are not part of the longer run, newest first."""
     from_step: int = 0
-    """The step that training goes on from."""
+    """The step that training continues from."""
     allows: bool = False
-    """Whether changes of steps, phases, warm-up and restarts are those that are decided here."""
+    """Whether changes of steps, phases, warm-up and restarts are accepted."""
     refusal: str = ""
-    """Why they are not."""
+    """Why they are refused."""
 
     def covers(self, key: str) -> bool:
-        """Whether a change of the setting `key` is taken care of."""
+        """Whether a change of the setting `key` is accepted."""
         return self.allows and (
             key == "train.steps"
             or key.startswith("train.phases")
@@ -78,7 +78,7 @@ class Continuation:
         )
 
     def keeps(self, key: str) -> bool:
-        """Whether the setting `key` is the run's affair, of which the recipe says nothing."""
+        """Whether the run, not the recipe, decides the setting `key`."""
         return self.resolved.origin(key) == KEPT
 
     def event(self) -> dict[str, Any]:
@@ -93,17 +93,17 @@ class Continuation:
         }
 
     def move_aside(self) -> None:
-        """Moves the checkpoints of a decay away. Killed in the middle, the same is found again."""
+        """Moves the checkpoints of a decay away. If killed midway, the next call finds the same ones again."""
         for path in self.aside:
             with retiring(path) as free:
                 if not free:
-                    raise RunConflict(f"{path}: another process reads this checkpoint; give the command again later")
+                    raise RunConflict(f"{path}: another process reads this checkpoint; try again later")
                 _move(path, path.parent / DECAYED / path.name)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Reached:
-    """Where the newest checkpoint of a run stands."""
+    """Position of the newest checkpoint of a run."""
 
     phase: int
     phase_step: int
@@ -114,7 +114,7 @@ class _Reached:
 
 
 def continuation(run: Path, resolved: Resolved[Recipe]) -> Continuation:
-    """What `resolved` makes of the run in `run`, of which nothing is changed yet."""
+    """How the run in `run` continues under `resolved`; changes nothing yet."""
     saved = _saved(run)
     reached = _reached(run, saved.value.train) if saved else None
     if saved is None or reached is None:
@@ -136,7 +136,7 @@ def continuation(run: Path, resolved: Resolved[Recipe]) -> Continuation:
         longest = max(phase.sequence_length for phase in before)
         too_long = [phase for phase in now if phase.sequence_length > longest]
         if too_long and resolved.value.model.position == "learned":
-            text = f"the rows of phase {too_long[0].name} reach beyond the {longest} learned positions of the model"
+            text = f"the sequences of phase {too_long[0].name} are longer than the model's {longest} learned positions"
             return _refused(found, f"{text}; shorten them")
         return dataclasses.replace(found, how="phases", message=_phases_to_come(run, now[place:], reached))
     if place < reached.phase or place >= len(now):
@@ -147,7 +147,7 @@ def continuation(run: Path, resolved: Resolved[Recipe]) -> Continuation:
 
 
 class _Change:
-    """The phase at hand, or the last one that has ended, gets another number of steps."""
+    """A new number of steps for the current phase, or for the last one if it has ended."""
 
     def __init__(
         self, run: Path, found: Continuation, train: Train, before: PhaseSpec, now: PhaseSpec, reached: _Reached
@@ -203,7 +203,7 @@ class _Change:
         return dataclasses.replace(found, aside=aside, from_step=step)
 
     def _new_cycle(self, why: str) -> Continuation:
-        """The schedule begins anew after the steps that are done."""
+        """A new cycle of the schedule after the finished steps."""
         reached, schedule = self._reached, self._now.schedule
         begun = tuple(restart for restart in schedule.restarts if restart < reached.phase_step)
         train = self._found.resolved.value.train
@@ -233,7 +233,7 @@ class _Change:
         )
 
     def _add_phase(self) -> Continuation:
-        """A phase that has come down, in a recipe that lists its phases."""
+        """The phase has decayed, in a recipe that lists its phases."""
         more = self._now.steps - self._reached.phase_step
         text = (
             f"phase {self._before.name} ({self._before.schedule.shape}) has ended, and other steps would change its "
@@ -251,7 +251,7 @@ class _Change:
         return _refused(self._found, text)
 
     def _with_warmup_of_before(self) -> Recipe:
-        """The settings with the warm-up that the steps before had, where it follows from the number of steps."""
+        """The settings with the warm-up of the finished steps, where it follows from the number of steps."""
         recipe, before = self._found.resolved.value, self._before
         if self._has_phases or recipe.train.schedule.warmup_steps is not None:
             return recipe
@@ -268,14 +268,14 @@ class _Change:
         return f" with `train.schedule.warmup_steps={warmup}`, the warm-up of the first {done}"
 
     def _warmup_remedy(self) -> str:
-        """What to say where the warm-up alone is in the way."""
+        """The remedy if only the warm-up differs."""
         before, now = self._before, self._now
         old, new = (phase.schedule.warmup(phase.schedule.cycles(phase.steps)[-1][1]) for phase in (before, now))
         return f" (its warm-up would be {new} steps, not {old}: `warmup_steps = {old}` keeps it)" if old != new else ""
 
     def _before_the_decay(self, now: PhaseSpec) -> tuple[int, tuple[Path, ...]] | None:
-        """The step of the newest whole checkpoint from before the decay, and the checkpoints after it, newest first;
-        None when there is none, or when a copy elsewhere would be found instead."""
+        """The step of the newest whole checkpoint before the decay, and the checkpoints after it, newest first; None if
+        there is none, or if a copy elsewhere would be found instead."""
         if self._found.resolved.value.checkpoint.tiers.used:
             return None
         common, after = common_steps(self._before, now), list[Path]()
@@ -291,7 +291,7 @@ class _Change:
 
 
 def _saved(run: Path) -> Resolved[Recipe] | None:
-    """The settings of a run; None when it has none, or none that can be compared, about which others speak."""
+    """The saved settings of a run; None if there are none or they cannot be read, which `open_run` reports."""
     if not (run / FILE).exists():
         return None
     try:
@@ -301,7 +301,7 @@ def _saved(run: Path) -> Resolved[Recipe] | None:
 
 
 def _reached(run: Path, train: Train) -> _Reached | None:
-    """Where the newest checkpoint stands whose manifest can be read."""
+    """Position of the newest checkpoint with a readable manifest."""
     for path in reversed(list_checkpoints(run / "checkpoints")):
         try:
             manifest = read_checkpoint_manifest(path)
@@ -318,7 +318,7 @@ def _reached(run: Path, train: Train) -> _Reached | None:
 
 
 def _with_kept(resolved: Resolved[Recipe], saved: Resolved[Recipe]) -> Resolved[Recipe]:
-    """`resolved` with what the run keeps of its first steps, where the recipe says nothing of it."""
+    """`resolved` with the settings that the run keeps, where the recipe does not set them."""
     train, before = resolved.value.train, saved.value.train
     if train.phases:
         return resolved
@@ -356,7 +356,7 @@ def _phases_to_come(run: Path, phases: tuple[PhaseSpec, ...], reached: _Reached)
 
 
 def _phase_runner(schedule: Schedule, steps: int) -> str:
-    """What the learning rate does in a cycle."""
+    """The learning rate in a cycle, in words."""
     warmup = schedule.warmup(steps)
     up = f"learning rate up to {schedule.peak_lr:g} in {_steps(warmup)}" if warmup else f"from {schedule.peak_lr:g}"
     if schedule.shape in ("cosine", "linear", "wsd"):

@@ -1,7 +1,7 @@
-"""Existing corpora of tokens -> a manifest that refers to them; training reads them where they lie.
+"""Existing token corpora: a manifest that refers to them; training reads them in place.
 
-What is held out is copied, closed with the end of text where it is not and counted in bytes, because evaluation wants
-whole documents and their text; it is the last few documents of a corpus. Nothing else is copied or converted.
+Only held-out documents, the last few of a corpus, are copied: evaluation needs whole documents, so each gets an
+end-of-text token if it has none, and its bytes are counted. Nothing else is copied or converted.
 """
 
 from __future__ import annotations
@@ -45,24 +45,24 @@ from ropewalk.store.shards import Run, Shard, TokenType, Written, document_key, 
 from .run_stages import fingerprint
 
 VERSION = "adopt-1"
-"""Part of the hash: raise it when the same corpora and settings give another manifest."""
+"""Part of the hash: raise it when the same corpora and settings produce another manifest."""
 MOST_HELD_OUT = 4_000_000
-"""Tokens: enough for any validation loss, and little to copy."""
+"""Tokens; enough for a precise validation loss, and quick to copy."""
 
 
 @dataclass(frozen=True, slots=True)
 class Adoption:
-    """What will be referred to, and the hash that names it."""
+    """The corpora to refer to, and the hash that names them."""
 
     formats: tuple[Format, ...]
     hash: str
-    """Of settings and contents: the same wherever the files lie."""
+    """Hash of settings and contents; independent of where the files are."""
     place: str
-    """The same with the places of the files: the name of the folder."""
+    """Hash that includes the paths of the files; the name of the folder."""
 
 
 def plan_adoption(load: Load, *, origin: Origin | None = None) -> Adoption:
-    """The formats of the corpora and the hash of all that the manifest depends on. Reads indices and sizes of files."""
+    """The formats of the corpora and the hash of everything the manifest depends on. Reads indices and file sizes."""
     origin = origin or small_files(load.remote)
     formats = tuple(
         detect(absolute(corpus.path), origin=origin) if corpus.format == "auto" else corpus.format
@@ -82,7 +82,7 @@ def plan_adoption(load: Load, *, origin: Origin | None = None) -> Adoption:
 
 
 def adopt(load: Load, *, root: Path, adoption: Adoption, progress: Progress, origin: Origin | None = None) -> Prepared:
-    """The manifest of these corpora in a folder below `root`, made or found whole."""
+    """The manifest of these corpora in a folder below `root`, written if it is not there or damaged."""
     folder = root / adoption.place
     found = finished(folder, expected=adoption.hash)
     if found is not None:
@@ -97,7 +97,7 @@ def adopt(load: Load, *, root: Path, adoption: Adoption, progress: Progress, ori
 
 
 def check_mixtures(manifest: Manifest, mixtures: dict[str, Any]) -> None:
-    """Raises ConfigError for shares of sources that the corpora do not have; `mixtures` by the key of their table."""
+    """Raises ConfigError for mixtures that name unknown sources; `mixtures` by the key of their table."""
     known = [source.name for source in manifest.sources]
     problems = [
         Problem(f"{key}.{index}.source", f'no source "{share.source}"', f"there are {', '.join(known)}")
@@ -110,7 +110,7 @@ def check_mixtures(manifest: Manifest, mixtures: dict[str, Any]) -> None:
 
 
 class _Adopting:
-    """One pass over the corpora of a recipe."""
+    """Adopts the corpora of a recipe."""
 
     def __init__(self, load: Load, folder: Path, adoption: Adoption, progress: Progress, origin: Origin) -> None:
         self._load, self._folder, self._adoption = load, folder, adoption
@@ -150,7 +150,7 @@ class _Adopting:
         )
 
     def _adopt_tokenizer(self) -> TokenizerEntry:
-        """Copies the tokenizer of the corpora, which is one."""
+        """Copies the tokenizer, which all corpora share."""
         if self._load.tokenizer:
             content, chat = tokenizers.read(Path(self._load.tokenizer)), ""
         else:
@@ -185,7 +185,8 @@ class _Adopting:
         )
 
     def _weighted(self, corpus: Corpus, prepared: Manifest) -> Iterator[SourceEntry]:
-        """The sources of a prepared folder. Beside other corpora they share its weight as they shared the mixture."""
+        """The sources of a prepared folder. Next to other corpora, they divide its weight in the proportions of its
+        mixture."""
         if corpus.weight is None and len(self._load.corpus) == 1:
             yield from prepared.sources
             return
@@ -195,7 +196,7 @@ class _Adopting:
             yield dataclasses.replace(source, weight=whole * source.weight / total)
 
     def _referred(self, place: str, prepared: Manifest) -> Iterator[ShardEntry]:
-        """The shards of a prepared folder by absolute names; what is held out is copied from behind a URL."""
+        """The shards of a prepared folder by absolute path; held-out shards behind a URL are copied."""
         for entry in prepared.shards:
             file = entry.file if is_url(entry.file) or Path(entry.file).is_absolute() else f"{place}/{entry.file}"
             if is_url(file) and entry.split == "validation":
@@ -205,8 +206,8 @@ class _Adopting:
             yield dataclasses.replace(entry, file=file)
 
     def _catalogued(self, corpus: Corpus, format: Format) -> list[ShardEntry]:
-        """References to the training documents of a corpus of another program, and a copy of those held out."""
-        self._progress.say(f"{corpus.name}: looking through {corpus.path} ({format})")
+        """References to the training documents of another program's corpus, and a copy of the held-out ones."""
+        self._progress.say(f"{corpus.name}: scanning {corpus.path} ({format})")
         found = scan(corpus.path, format=format, origin=self._origin, column=corpus.column, dtype=corpus.dtype)
         catalogue = dataclasses.replace(found, vocabulary=self._tokenizer.vocabulary)
         split = _first_held_out(catalogue.length, corpus.validation_share)
@@ -242,7 +243,7 @@ class _Adopting:
 
 
 class _TextBytes:
-    """UTF-8 bytes behind tokens, as evaluation counts them."""
+    """UTF-8 bytes of the text of tokens, as evaluation counts them."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
@@ -256,8 +257,8 @@ class _TextBytes:
 
 
 def _first_held_out(lengths: npt.NDArray[np.int64], share: float) -> int:
-    """Number of the document from which on documents are held out: the last ones with `share` of the tokens, at least
-    one, and no more than MOST_HELD_OUT tokens unless one document has more."""
+    """Index of the first held-out document: the last ones with `share` of the tokens are held out, at least one, and at
+    most MOST_HELD_OUT tokens unless a single document has more."""
     behind = np.cumsum(lengths[::-1])
     wanted = min(share * float(behind[-1]), MOST_HELD_OUT) if len(behind) else 0.0
     return len(lengths) - int(np.searchsorted(behind, wanted, side="left")) - 1
@@ -290,8 +291,8 @@ def _source(corpus: Corpus, entries: list[ShardEntry]) -> SourceEntry:
 def finished(
     folder: Path, *, expected: str | None = None, say: Callable[[str], None] = lambda text: None
 ) -> Manifest | None:
-    """The manifest when what was written beside it is whole, and it is that of the `expected` hash; else `say` is told
-    what is wrong. The corpora are looked at when they are opened."""
+    """The manifest if it has the `expected` hash and the files beside it are whole; else None, after passing the fault
+    to `say`. The corpora themselves are checked when they are opened."""
     if not (folder / MANIFEST).exists():
         return None
     try:

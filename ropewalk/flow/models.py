@@ -1,4 +1,4 @@
-"""Checkpoints from and for elsewhere: `model export | import | grow`. Nothing is trained."""
+"""Converts checkpoints: `model export | import | grow`. Nothing is trained."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def export_model(checkpoint: Path, folder: Path, *, layout: Layout | Literal["au
     resolve_checkpoint(checkpoint)
     refuse_to_overwrite(folder)
     directory = needs_torch("ropewalk.model.hugging_face.directory", "exporting a model")
-    # Found only now: to load torch takes seconds, in which a run may prune.
+    # Resolved only now: importing torch takes seconds, in which a run may prune.
     path, state = _load(checkpoint)
     chosen = choose_layout(state.spec, layout)
     directory.write_directory(
@@ -90,14 +90,14 @@ def grow_model(
 
 
 def _load(checkpoint: Path) -> tuple[Path, Any]:
-    """The checkpoint that is meant, and its model."""
+    """Resolves and reads a checkpoint."""
     reading = needs_torch("ropewalk.checkpoint.read.load", "reading a checkpoint")
     with leased(checkpoint) as path, advise_on_damage(path):
         return path, reading.load_weights(path)
 
 
 def _save(folder: Path, *, spec: Spec, weights: Any, tokenizer: bytes, chat: str) -> Path:
-    """A checkpoint that no step led to: no optimizer, no place in the data."""
+    """Writes a checkpoint of step 0: no optimizer state, no position in the data."""
     writing = needs_torch("ropewalk.checkpoint.write.save", "writing a checkpoint")
     state = writing.State(
         step=0, tokens=0, seed=0, spec=spec, data={}, model=weights, optimizer={}, tokenizer=tokenizer, chat=chat
@@ -107,6 +107,6 @@ def _save(folder: Path, *, spec: Spec, weights: Any, tokenizer: bytes, chat: str
 
 
 def refuse_to_overwrite(folder: Path) -> None:
-    """Raises UserError when `folder` holds something."""
+    """Raises UserError if `folder` is not empty."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder}: exists; name a folder that does not, or move this one away")

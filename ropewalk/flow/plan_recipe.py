@@ -28,8 +28,8 @@ from .run_stages import OpenRun, Result
 def plan_recipe(
     recipe: Recipe, *, vocabulary: int, machine: Machine | None = None, processes: int | None = None
 ) -> Planned:
-    """The plans of a recipe's phases on this machine (or another) for a tokenizer of `vocabulary` tokens and so many
-    `processes` (None: as many as `[parallel]` asks for)."""
+    """The plans of a recipe's phases for a tokenizer of `vocabulary` tokens, on `machine` (None: this one), with
+    `processes` processes (None: as many as `[parallel]` asks for)."""
     machine = machine or this_machine()
     plans = []
     for phase in phases_of(recipe.train, sequence_length=recipe.load.sequence_length):
@@ -104,10 +104,10 @@ def _without_split(planned: Planned) -> Planned:
 
 
 def expected_vocabulary(recipe: Recipe) -> int:
-    """The tokenizer's size before anything is prepared: the file's, or what is asked for."""
+    """The vocabulary size before anything is prepared: that of the tokenizer file, or `vocab_size`."""
     given = recipe.load.tokenizer if recipe.load.corpus else recipe.prepare.tokenizer.file
     if recipe.load.corpus and not given:
-        # With numpy, which most recipes do not need here.
+        # Imports numpy, which most recipes do not need here.
         from ropewalk.load.remote import small_files
         from ropewalk.store.foreign.corpora import absolute, read_prepared
 
@@ -121,7 +121,7 @@ def expected_vocabulary(recipe: Recipe) -> int:
 
 
 def needs_torch(module: str, purpose: str) -> Any:
-    """A module that needs torch, imported when it is needed."""
+    """Imports a module that needs torch; raises MissingPackage if torch is not installed."""
     share_cores()
     try:
         return importlib.import_module(module)

@@ -25,24 +25,24 @@ FOLDER_KEY = "prepare.folder"
 
 
 def check_inputs(resolved: Resolved[Recipe], *, data: bool = True) -> None:
-    """Raises ConfigError naming, with their lines, all files and packages that the recipe needs and that are not
-    there; without `data` none that its data are prepared from."""
+    """Raises ConfigError with all missing files and packages that the recipe needs, by line; without `data`, ignores
+    those that prepare reads."""
     problems = _missing_data(resolved) if data else []
     if problems:
         raise ConfigError(problems)
 
 
 def check_outputs(resolved: Resolved[Recipe], *, run: Path | None = None) -> None:
-    """Makes the folder of prepared data and that in which the `run` will lie; ConfigError, a line for each that cannot
-    be written, names the setting."""
+    """Creates the folder of prepared data and the folder for the `run`; raises ConfigError, with the setting, for each
+    that cannot be written."""
     problems = [*_unwritable_data(resolved), *([] if run is None else _unwritable_run(run))]
     if problems:
         raise ConfigError(problems)
 
 
 def check_contents(resolved: Resolved[Recipe], *, remotely: bool = False) -> list[Problem]:
-    """Tries the sources on the first records of some files: remarks on what is odd. Raises ConfigError naming, with
-    their lines, the settings by which a path gives no document; paths that are URLs are tried only `remotely`."""
+    """Reads the first records of some files of every source; returns remarks on what looks odd. Raises ConfigError, by
+    line, for settings with which a path yields no document. URLs are read only if `remotely`."""
     from ropewalk.prepare.inspection.verdicts import findings
 
     remarks: list[Problem] = []
@@ -59,7 +59,7 @@ def check_contents(resolved: Resolved[Recipe], *, remotely: bool = False) -> lis
 
 
 def check_trainable(resolved: Resolved[Recipe]) -> None:
-    """Raises ConfigError naming, with their lines, the settings of `[load]` that training cannot follow."""
+    """Raises ConfigError, by line, for settings of `[load]` that training does not support."""
     problems = []
     for index, media in enumerate(resolved.value.load.media):
         key = f"load.media.{index}"
@@ -72,7 +72,7 @@ def check_trainable(resolved: Resolved[Recipe]) -> None:
 
 
 def located(error: UserError, resolved: Resolved[Recipe]) -> ConfigError:
-    """`error`, one problem a line, as problems of the recipe: each where a setting that it names was set."""
+    """The lines of `error` as problems of the recipe, each at the place where a setting that it names was set."""
     problems = []
     for line in str(error).splitlines():
         places = [resolved.origins[key] for key in re.findall(r"`([a-z_.]+)", line) if key in resolved.origins]
@@ -81,7 +81,7 @@ def located(error: UserError, resolved: Resolved[Recipe]) -> ConfigError:
 
 
 def missing_in_broken(path: Path) -> list[Problem]:
-    """The missing files of a recipe that has other problems; none when its `[prepare]` is one of them."""
+    """The missing files of a recipe with other problems; none if its `[prepare]` cannot be read."""
     try:
         text = read_text(path)
         settings = parse_tree(Prepare, parse_toml(text, str(path))["prepare"], str(path))
@@ -157,14 +157,14 @@ def _unwritable_data(resolved: Resolved[Recipe]) -> Iterator[Problem]:
 
 
 def _unwritable_run(run: Path) -> Iterator[Problem]:
-    # A run that is not there yet is not begun here: what comes before it may still refuse the recipe.
+    # A new run is not created yet: later checks may still refuse the recipe.
     if reason := _refusal(run if run.exists() else run.parent):
         remedy = "name another folder of runs with --runs, or give the recipe another `name`"
         yield Problem("", f'the run directory "{run}" cannot be written: {reason}', remedy)
 
 
 def _refusal(folder: Path) -> str:
-    """Makes `folder`; why no file can be written there, empty when one can."""
+    """Creates `folder`; returns why no file can be written there, empty if one can."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
@@ -177,7 +177,7 @@ def _refusal(folder: Path) -> str:
         return f"the system makes no folders in {above}"
     except OSError as error:
         if error.errno == errno.ELOOP:
-            return "it is a link that leads in a circle"
+            return "it is a symbolic link that leads to itself"
         return error.strerror or str(error)
     except ValueError as error:  # a NUL
         return str(error)

@@ -1,4 +1,4 @@
-"""Prepared data looked at: `prepare explain | what-if | report | prune`. It is made where it is not there."""
+"""Verbs about prepared data: `prepare explain | what-if | report | prune`. They prepare it first if needed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _SHORT, _FULL = "filter.", "prepare.filter."
 def explain(
     recipe: RecipeLike, document: str, overrides: Sequence[str] = (), *, progress: Progress | None = None
 ) -> Story:
-    """What became of one document of the recipe's corpus."""
+    """The outcome of one document of the recipe's corpus."""
     meant = given(recipe, overrides)
     folder = _prepared(meant, progress).folder
     return explain_document(folder, document, sources=meant.resolved.value.prepare.sources)
@@ -38,7 +38,7 @@ def explain(
 def what_if(
     recipe: RecipeLike, changes: Sequence[str], overrides: Sequence[str] = (), *, progress: Progress | None = None
 ) -> WhatIf:
-    """What other thresholds (`filter.min_characters=100`) would gain and lose, from the statistics alone."""
+    """Documents that other thresholds (`filter.min_characters=100`) would keep or remove, from the statistics alone."""
     wrong = [change for change in changes if not change.startswith((_SHORT, _FULL))]
     if wrong or not changes:
         others = [*wrong, *overrides]
@@ -63,7 +63,7 @@ def prepare_report(recipe: RecipeLike, overrides: Sequence[str] = (), *, progres
 def prune_stages(
     recipe: RecipeLike, overrides: Sequence[str] = (), *, dry_run: bool = False, progress: Progress | None = None
 ) -> Pruned:
-    """Deletes the stage results in the recipe's folder that its data was not made from; with `dry_run` counts them."""
+    """Deletes results of prepare stages that the recipe's data does not need; with `dry_run` only counts them."""
     folder = _prepared(given(recipe, overrides), progress).folder
     return prune(folder.parent / STAGES, folder.name, dry_run=dry_run)
 

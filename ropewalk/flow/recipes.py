@@ -1,4 +1,4 @@
-"""Reading recipes: `recipe check | show | diff | upgrade`, `model describe`. Nothing runs."""
+"""Verbs that only read recipes: `recipe check | show | diff | upgrade`, `model describe`."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from .run_or_recipe import given, resolve_recipe
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """A recipe with which nothing is wrong."""
+    """A recipe without problems."""
 
     resolved: Resolved[Recipe]
     remarks: tuple[Problem, ...]
-    """On what is odd about its files."""
+    """Remarks on what looks odd in its files."""
 
 
 def check(recipe: Path, overrides: Sequence[str] = (), *, remotely: bool = False) -> Checked:
-    """The recipe, when nothing is wrong with it; raises ConfigError with everything that is: also with settings that no
-    machine could follow, however large, and with those that do not fit the first records of its files. Files behind
-    URLs are looked at only `remotely`."""
+    """The recipe, if it has no problems; else raises ConfigError with all of them, including settings that no machine,
+    however large, could run, and those that do not fit the first records of its files. URLs are read only if
+    `remotely`."""
     meant = given(recipe, overrides)
     resolved = meant.resolved
     problems: list[Problem] = []
@@ -61,13 +61,13 @@ def check(recipe: Path, overrides: Sequence[str] = (), *, remotely: bool = False
 
 
 def show(recipe: Path, overrides: Sequence[str] = ()) -> Resolved[Recipe]:
-    """Every value that a run would use, or uses, and where it comes from; input files are not looked for."""
+    """Every setting of a recipe or run and where it comes from; does not check input files."""
     return resolve_recipe(recipe, overrides)
 
 
 def upgrade(path: Path) -> list[Change]:
-    """Gives the settings of the recipe in `path` the names they have now and keeps all else; what was changed."""
-    read_text(path)  # says what is wrong with the file
+    """Renames outdated keys of the recipe in `path` and keeps everything else; the changes."""
+    read_text(path)  # reports what is wrong with the file
     text, changes = upgraded_text(path.read_bytes().decode("utf-8-sig"), name=str(path))
     if changes:
         with committed_file(path) as file:

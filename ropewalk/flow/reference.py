@@ -14,7 +14,7 @@ from ropewalk.config.schema import Field, describe, fields_of, item_of, section_
 from ropewalk.config.write import literal
 from ropewalk.prepare.config import Source
 
-from .new.sizing import Decision
+from .new.sizing import DecidedSetting
 from .recipe import Recipe
 
 
@@ -31,12 +31,16 @@ def recipe_page() -> str:
 
 
 def commented_recipe(
-    name: str, *, head: Sequence[str], sources: Sequence[Mapping[str, Decision]], given: Mapping[str, Decision]
+    name: str,
+    *,
+    head: Sequence[str],
+    sources: Sequence[Mapping[str, DecidedSetting]],
+    given: Mapping[str, DecidedSetting],
 ) -> str:
     """A recipe with every setting and its meaning. Those that were decided are set, with their reasons: of each of the
     `sources` by key, of all else by dotted key. The others are comments with their defaults. It begins with `head`."""
     lines = [*(f"# {line}".rstrip() for line in head), ""]
-    lines += _commented(Recipe, "", {"name": Decision(value=name, reason=""), **given}, skip={"prepare"})
+    lines += _commented(Recipe, "", {"name": DecidedSetting(value=name, reason=""), **given}, skip={"prepare"})
     for number, source in enumerate(sources):
         lines += _commented_source(source, documented=number == 0)
     for field in fields_of(Recipe):
@@ -46,7 +50,7 @@ def commented_recipe(
     return "\n".join(lines) + "\n"
 
 
-def _commented_source(source: Mapping[str, Decision], *, documented: bool) -> Iterator[str]:
+def _commented_source(source: Mapping[str, DecidedSetting], *, documented: bool) -> Iterator[str]:
     """A `[[prepare.sources]]` table; what its settings mean stands above those of the first one."""
     yield from ("", "[[prepare.sources]]")
     yield from _commented(Source, "", source, documented=documented)
@@ -58,7 +62,9 @@ def _commented_source(source: Mapping[str, Decision], *, documented: bool) -> It
             yield from _commented(inner, "", {}, documented=documented)
 
 
-def _commented_section(section: type, key: str, given: Mapping[str, Decision], *, optional: bool) -> Iterator[str]:
+def _commented_section(
+    section: type, key: str, given: Mapping[str, DecidedSetting], *, optional: bool
+) -> Iterator[str]:
     """A table, with those inside it; one that is `optional` is there only when its header is, hence a comment too."""
     optional = optional and not any(name.startswith(f"{key}.") for name in given)
     yield from ("", f"#[{key}]" if optional else f"[{key}]")
@@ -71,7 +77,7 @@ def _commented_section(section: type, key: str, given: Mapping[str, Decision], *
 
 
 def _commented(
-    cls: type, prefix: str, given: Mapping[str, Decision], skip: Collection[str] = (), *, documented: bool = True
+    cls: type, prefix: str, given: Mapping[str, DecidedSetting], skip: Collection[str] = (), *, documented: bool = True
 ) -> Iterator[str]:
     """Meaning, reason and value of every setting of a table, those that were not `given` as comments."""
     for field in fields_of(cls):

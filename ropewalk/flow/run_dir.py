@@ -1,4 +1,4 @@
-"""Opening a run directory: new, continued, or in conflict with what was begun there."""
+"""Opens a run directory: new, continued, or in conflict with its saved settings."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 
 
 def set_aside(run: Path) -> Path | None:
-    """Moves an existing run out of the way; returns where it is now."""
+    """Renames an existing run out of the way; returns its new folder."""
     if not run.exists():
         return None
     number = next(n for n in range(1, 1_000_000) if not run.with_name(f"{run.name}.{n}").exists())
@@ -37,11 +37,11 @@ def set_aside(run: Path) -> Path | None:
 
 
 def open_run(run: Path, found: Continuation, events: EventLog) -> None:
-    """Makes `run` ready for the settings of `found`, saving the config; the caller holds its lock.
+    """Saves the settings of `found` in `run`; the caller holds its lock.
 
-    A setting that may change is changed and recorded, and so are more steps and phases where `found` allows them. Any
-    other change of what the model is trained on or how raises RunConflict once there is a checkpoint to lose, and a
-    saved config that is damaged cannot tell: DamagedFile.
+    Settings that may change are changed and recorded, and so are more steps and phases where `found` accepts them. Any
+    other change of the training data or method raises RunConflict once there is a checkpoint; DamagedFile if the saved
+    config cannot be read and there is a checkpoint.
     """
     resolved = found.resolved
     try:
@@ -49,7 +49,7 @@ def open_run(run: Path, found: Continuation, events: EventLog) -> None:
     except DamagedFile as error:
         if list_checkpoints(run / "checkpoints"):
             raise
-        _log.warning("%s; it is written anew from the recipe, which is the place to change settings", error.fault)
+        _log.warning("%s; it is rewritten from the recipe, which is the place to change settings", error.fault)
         changed = []
     fatal = [change for change in changed if not change[3] and not found.covers(change[0])]
     if fatal and list_checkpoints(run / "checkpoints"):
@@ -78,12 +78,13 @@ def open_run(run: Path, found: Continuation, events: EventLog) -> None:
 
 
 def _changes(run: Path, resolved: Resolved[Recipe]) -> Iterator[tuple[str, Any, Any, bool]]:
-    """(key, value before, value now, whether it may change) for every setting that differs from the saved config."""
+    """Yields (key, value before, value now, whether it may change) for every setting that differs from the saved
+    config."""
     try:
         saved = load_resolved(run, Recipe)
         before = dict(flatten(saved.value))
     except ConfigError:
-        # Written by a version with other settings: nothing comparable, treat every key as it is now.
+        # Written by a version with other settings: nothing can be compared.
         return
     now = dict(flatten(resolved.value))
     free = set(free_keys(Recipe))
@@ -98,7 +99,7 @@ def _changes(run: Path, resolved: Resolved[Recipe]) -> Iterator[tuple[str, Any, 
 
 
 def free_keys(cls: type, prefix: str = "") -> Iterator[str]:
-    """Dotted keys that may change when a run continues; evaluation is measured anew, so all of its keys may."""
+    """Dotted keys that may change when a run continues; those of evaluation all may, since it is measured again."""
     for field in fields_of(cls):
         key = f"{prefix}{field.name}"
         section = section_of(field.kind) or section_of(item_of(field.kind))

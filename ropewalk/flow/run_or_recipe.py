@@ -1,4 +1,5 @@
-"""A run in the place of a recipe: its own settings with overrides, and its own data. Which part of them a verb uses."""
+"""Resolves what a verb was given: a recipe file, a run directory with its settings and data, or a recipe from
+Python."""
 
 from __future__ import annotations
 
@@ -33,31 +34,30 @@ _FILTER = "prepare.filter."
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Given:
-    """What a verb was given."""
+    """A recipe or run that a verb was given."""
 
     resolved: Resolved[Recipe]
     folder: Path
-    """Of the run."""
+    """The run directory."""
     prepared: Path | None = None
-    """The run's prepared data, when a run was given, they are there and the settings that made them are its own: raw
-    files need not be there any more."""
+    """The prepared data of a given run, if it is there and the settings of its data are unchanged; the raw files are
+    then not needed."""
     is_run: bool = False
 
     def check_inputs(self) -> None:
-        """Raises ConfigError naming all files and packages that are needed and not there."""
+        """Raises ConfigError with all missing files and packages."""
         check_inputs(self.resolved, data=self.prepared is None)
 
     def vocabulary(self) -> int:
-        """The tokenizer's size: of the run's data, else as far as it is known before there are data."""
+        """The vocabulary size of the run's data, else the one expected before data is prepared."""
         if self.prepared is None:
             return expected_vocabulary(self.resolved.value)
         return read_manifest(self.prepared).tokenizer.vocabulary
 
 
 def given(recipe: RecipeLike, overrides: Sequence[str] = (), *, runs: Path = RUNS, new: bool = False) -> Given:
-    """The checked settings behind `recipe` with `overrides`, and the run that they are of: below `runs`, or the run
-    directory itself that is given. What `train.start_from` supplies is in them: as that run has taken it over, unless
-    it begins anew."""
+    """The checked settings of `recipe` with `overrides`, and its run: below `runs`, or the given run directory.
+    Includes the settings that `train.start_from` supplies, as the run recorded them unless it is `new`."""
     if isinstance(recipe, Resolved):
         if overrides:
             raise ValueError("overrides belong to a recipe file; change the dataclass instead")
@@ -76,14 +76,13 @@ def given(recipe: RecipeLike, overrides: Sequence[str] = (), *, runs: Path = RUN
 def resolve_recipe(
     recipe: RecipeLike, overrides: Sequence[str] = (), *, runs: Path = RUNS, new: bool = False
 ) -> Resolved[Recipe]:
-    """The checked recipe, or that of a run, with its origins."""
+    """The checked settings of a recipe or run, with their origins."""
     return given(recipe, overrides, runs=runs, new=new).resolved
 
 
 def read_recipe(path: Path, overrides: Sequence[str] = (), *, runs: Path = RUNS, new: bool = False) -> Resolved[Recipe]:
-    """The recipe in `path`, with what its sources supply (flow/start_from/start_from.py); a ConfigError names its
-    missing files too, where `[prepare]` can be read by itself. Its run, if there is one, lies in `runs`; with `new` it
-    does not count."""
+    """The recipe in `path`, with the settings its base model supplies (flow/start_from/start_from.py). A ConfigError
+    names missing files too, if `[prepare]` alone can be read. `runs` is the folder of its run, which `new` ignores."""
     try:
         return read(Recipe, path, overrides, beneath=beneath(runs=runs, new=new))
     except ConfigError as error:
@@ -91,26 +90,26 @@ def read_recipe(path: Path, overrides: Sequence[str] = (), *, runs: Path = RUNS,
 
 
 def recipe_words(resolved: Resolved[Recipe]) -> str:
-    """The recipe's file and the overrides that decide what is prepared, as words of a shell; empty without a file.
+    """The recipe file and the overrides that affect the prepared data, as words of a shell; empty without a file.
 
-    Overrides of filter rules are left out: commands that take these words try others.
+    Overrides of filter rules are left out, since the commands printed with these words try others.
     """
     file = _recipe_file(resolved)
     return shlex.join([file, *_preparing_overrides(resolved)]) if file else ""
 
 
 def is_run(path: Path) -> bool:
-    """Whether `path` is the directory of a run, whose settings can be read."""
+    """Whether `path` is a run directory with saved settings."""
     return path.is_dir() and (path / FILE).exists()
 
 
 def narrowed(folder: Path, resolved: Resolved[Recipe], *, keys: Collection[str]) -> tuple[Resolved[Recipe], list[str]]:
-    """The settings of the run in `folder`, with those below `keys` as `resolved` has them; and which others `resolved`
-    would have otherwise, in words."""
+    """The settings of the run in `folder` with those below `keys` taken from `resolved`; and the other settings in
+    which `resolved` differs, as text."""
     try:
         saved = load_resolved(folder, Recipe)
     except ConfigError:
-        return resolved, []  # of a version with other settings: nothing can be compared
+        return resolved, []  # written by a version with other settings: nothing can be compared
     value = saved.value
     for key in keys:
         value = _replaced(value, resolved.value, key.split("."))
@@ -136,7 +135,7 @@ def _given_run(path: Path, overrides: Sequence[str]) -> Given:
 
 
 def _prepared(run: Path) -> Path | None:
-    """The folder of the run's prepared data, when it is still what the run was told."""
+    """The folder of the run's prepared data, if it has not changed since."""
     record = read_record(run, "prepare")
     if not record or not record.result:
         return None
@@ -148,12 +147,12 @@ def _prepared(run: Path) -> Path | None:
 
 
 def _of_data(recipe: Recipe) -> tuple[Any, ...]:
-    """The settings that decide the prepared data."""
+    """The settings that affect the prepared data."""
     return recipe.prepare, recipe.load.corpus, recipe.load.tokenizer, recipe.seed
 
 
 def _replaced(value: Any, other: Any, path: Sequence[str]) -> Any:
-    """`value` with the setting at `path` as `other` has it."""
+    """`value` with the setting at `path` taken from `other`."""
     name, *rest = path
     mine, theirs = getattr(value, name), getattr(other, name)
     return dataclasses.replace(value, **{name: _replaced(mine, theirs, rest) if rest else theirs})
@@ -164,13 +163,13 @@ def _is_below(key: str, keys: Collection[str]) -> bool:
 
 
 def _no_such(path: Path, runs: Path) -> ConfigError:
-    """Nothing is at `path`, or a folder that is no run."""
+    """The error for a `path` that is missing, or a folder without a run."""
     what = "no such recipe" if path.suffix == ".toml" else "no such recipe or run"
     return ConfigError([Problem(str(path), f"a folder without {FILE}" if path.is_dir() else what, _hint(path, runs))])
 
 
 def _hint(path: Path, runs: Path) -> str:
-    """What may be meant: a recipe or a run of nearly the same name, else the runs that there are."""
+    """A recipe or run with a similar name, else the existing runs."""
     beside = path if path.is_dir() else path.parent
     recipes = {found.name: found for found in sorted(beside.glob("*.toml"))}
     found = {run.name: run for folder in (runs, beside) for run in runs_in(folder)}

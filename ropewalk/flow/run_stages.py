@@ -1,4 +1,4 @@
-"""Stages of a run: each is skipped when its inputs have not changed, and continues when it was interrupted."""
+"""Run stages: each is skipped if its inputs have not changed, and continues if it was interrupted."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ REOPENED = ""
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StageRecord:
-    """`stages/STAGE.json`. A stage that has begun and not finished has no result."""
+    """`stages/STAGE.json`. An unfinished stage has no result."""
 
     stage: str
     input: str
@@ -70,7 +70,7 @@ class Stages:
             return record.result
         if precious and record and record.input not in (key, REOPENED):
             raise RunConflict(
-                f"{self._run}: the inputs of `{stage}` are not those this run began with, by its stages/{stage}.json "
+                f"{self._run}: the inputs of `{stage}` differ from those in stages/{stage}.json "
                 "(settings or input files changed); give the recipe another `name`, or start anew with --new (the old "
                 "run is kept beside it)"
             )
@@ -84,7 +84,7 @@ class Stages:
         return result
 
     def begin(self, stage: str, inputs: Any, *, seconds: float = 0.0) -> None:
-        """Notes that `stage` has begun with `inputs`, after `seconds` of earlier attempts."""
+        """Records that `stage` has begun with `inputs`, after `seconds` in earlier attempts."""
         self._write(StageRecord(stage=stage, input=fingerprint(inputs), seconds=seconds, result=None))
         self._events.write("stage_started", stage=stage)
 
@@ -149,24 +149,24 @@ def read_record(run: Path, stage: str) -> StageRecord | None:
     try:
         return StageRecord(**read_stage(run, stage))
     except DamagedFile as error:
-        _warn(f"{error.fault}; the stage is gone through again, which keeps all that is whole")
+        _warn(f"{error.fault}; the stage runs again and keeps everything that is whole")
         return None
 
 
 @functools.lru_cache(maxsize=64)
 def _warn(text: str) -> None:
-    """Once: a record is looked at several times before it is written anew."""
+    """Warns once: a record is read several times before it is rewritten."""
     _log.warning("%s", text)
 
 
 def fingerprint(inputs: Any) -> str:
-    """A hash of plain values (dicts, lists, scalars) that does not depend on the order of keys."""
+    """A hash of plain values (dicts, lists, scalars), independent of the order of keys."""
     return xxhash.xxh3_128_hexdigest(json.dumps(inputs, sort_keys=True, ensure_ascii=False).encode())
 
 
 def _interrupted_seconds(run: Path, stage: str) -> float:
-    """Time that earlier, interrupted attempts at `stage` spent, by their events since it last finished; with the time
-    until then when the run has continued since."""
+    """Seconds spent in interrupted attempts at `stage` since it last finished, from their events; includes the time
+    before that if the run has continued since."""
     spent, begun, last, finished = 0.0, None, 0.0, 0.0
     event: Event
     for event in read_events(events_path(run)):

@@ -68,7 +68,7 @@ def test_the_command_that_a_warning_prints_works_as_printed(tiny: Path, call: Ca
         ),
         ("file", '"file" cannot be written: file is not a folder; '),
         ("file/x", '"file/x" cannot be written: file is not a folder; '),
-        ("loop/x", '"loop/x" cannot be written: it is a link that leads in a circle; '),
+        ("loop/x", '"loop/x" cannot be written: it is a symbolic link that leads to itself; '),
         ("closed/x", '"closed/x" cannot be written: Permission denied; '),
         ("s3://bucket/x", '"s3://bucket/x" is a URL; prepared data is written to a local folder'),
         ("", "it is empty; name a folder, such as `prepared`"),

@@ -222,7 +222,7 @@ def test_learned_positions_end_where_they_end(here: Path, call: Call) -> None:
     recipe.write_text(recipe.read_text().replace("steps = 6\n", "", 1) + PHASES)
     refused = call("train", "tiny.toml", "model.position=learned")
     assert refused.status == 2
-    assert "the rows of phase second reach beyond the 32 learned positions of the model; shorten them" in refused.err
+    assert "the sequences of phase second are longer than the model's 32 learned positions; shorten them" in refused.err
 
 
 def test_what_cannot_continue_is_refused_with_the_remedy_and_changes_nothing(here: Path, call: Call) -> None:

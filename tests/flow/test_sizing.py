@@ -47,7 +47,7 @@ def test_little_data_gets_a_small_model_and_is_read_a_few_times() -> None:
     assert sizing.epochs == pytest.approx(MOST_EPOCHS, rel=0.05)
     assert sizing.parameters < size_run(BOOKS, LAPTOP, seconds=TEN_MINUTES, cores=2).parameters
     assert sizing.total_s < TEN_MINUTES
-    assert "reading so little data more often gains little" in sizing.settings["train.steps"].reason
+    assert "more epochs over so little data gain little" in sizing.settings["train.steps"].reason
 
 
 def test_more_time_and_a_gpu_give_larger_models_and_longer_rows() -> None:
@@ -63,7 +63,7 @@ def test_more_time_and_a_gpu_give_larger_models_and_longer_rows() -> None:
 def test_chinese_gets_a_vocabulary_for_its_characters_and_short_poems_short_rows() -> None:
     sizing = size_run(POEMS, LAPTOP, seconds=TEN_MINUTES, cores=2)
     assert value(sizing, "prepare.tokenizer.vocab_size") == 4096
-    assert "2,100 different characters" in sizing.settings["prepare.tokenizer.vocab_size"].reason
+    assert "2,100 distinct characters" in sizing.settings["prepare.tokenizer.vocab_size"].reason
     assert value(sizing, "load.sequence_length") == 128
 
 

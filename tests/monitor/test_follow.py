@@ -20,7 +20,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from ropewalk.base.errors import UserError
 from ropewalk.base.events import EventLog, read_events, steps
 from ropewalk.base.files import locked
-from ropewalk.flow.follow_run import RunWatch
+from ropewalk.flow.view_runs import RunWatch
 from ropewalk.monitor.follow import CURVE_FIELDS
 
 START = 1_760_000_000.0

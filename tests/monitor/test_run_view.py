@@ -12,7 +12,7 @@ import pytest
 
 from ropewalk.base.errors import DataError
 from ropewalk.base.files import locked
-from ropewalk.flow.follow_run import standing
+from ropewalk.flow.view_runs import standing
 from ropewalk.monitor.headline import median_pace, recent_pace, seconds_left, verdict
 from ropewalk.monitor.report.run_report import write_report
 from ropewalk.monitor.run_list import newest_runs

@@ -1,9 +1,9 @@
 """`ropewalk chaos --damage`: is damage to any file of a run noticed?
 
-A run is made below a folder of its own, and an older one beside it. Each case damages one file, reads it as the product
-does (`damage_readers.py`), about every tenth time also by the whole command, and judges what came of it. Nothing may be
-read as something else without a word, nothing may end with a traceback, and no message may advise to delete what is
-intact. A case is a function of its number: `--damage 1 --seed NUMBER` repeats it.
+Trains a run in a folder of its own, with an older run beside it. Each case damages one file, reads it as the product
+does (`damage_readers.py`), in about one case of ten also runs the whole command, and judges the outcome. Damaged data
+must never be read silently, nothing may end with a traceback, and no message may advise deleting an intact file. A case
+is a function of its number: `--damage 1 --seed NUMBER` repeats it.
 """
 
 from __future__ import annotations
@@ -47,17 +47,18 @@ from .trials import clear
 Outcome = Literal["refused", "healed", "harmless", "silent", "traceback", "misleading"]
 OUTCOMES: tuple[Outcome, ...] = ("refused", "healed", "harmless", "silent", "traceback", "misleading")
 WRONG: tuple[Outcome, ...] = ("silent", "traceback", "misleading")
-"""Must not be. `misleading`: the file is not named, or something intact is to be deleted."""
+"""Outcomes that count as failures. `misleading`: the message does not name the file, or advises deleting an intact
+one."""
 GROWING = (
     "run/events*.jsonl",
     "run/doctor.json",
     "run/checkpoints/copies.json",
     "run/checkpoints/frequency.json",
 )
-"""Kinds that only record what has been: of them a part, or none, is what there was earlier (docs/formats.md)."""
+"""Kinds that only record the past: losing a part of them is an earlier state (docs/formats.md)."""
 COMMAND_EVERY = 10
 PATIENCE_S = 120
-"""A reader or a command that takes longer hangs; all of them take less than a second on a small run."""
+"""A reader or command that takes longer counts as hanging; all take less than a second on a small run."""
 _PASSING = (
     "run/events",
     "run/report.html",
@@ -71,7 +72,7 @@ _ADVICE = re.compile(r"\b(?:delete|remove|rm)\s+(\S+)")
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One damage and what came of it."""
+    """One damaged file and the outcome."""
 
     number: int
     kind: str
@@ -80,7 +81,7 @@ class Case:
     outcome: Outcome
     said: str
     command: bool
-    """Whether the whole command was given too."""
+    """Whether the whole command ran too."""
 
 
 def damage_run(
@@ -106,7 +107,7 @@ def damage_run(
         cases.append(campaign.case(number, command=by_command(number)))
         say.advance(len(cases), cases[-1].kind)
     wrong = [case for case in cases if case.outcome in WRONG]
-    say.end(f"{len(cases)} files damaged, {len(wrong)} not told as they should be")
+    say.end(f"{len(cases)} files damaged, {len(wrong)} not reported correctly")
     shutil.rmtree(scratch)
     return {
         "damages": len(cases),
@@ -117,12 +118,12 @@ def damage_run(
 
 
 def by_command(number: int, every: int = COMMAND_EVERY) -> bool:
-    """Whether the command is given in this case; drawn, so that all kinds of files meet it sooner or later."""
+    """Whether the command runs in this case; random, so that all kinds of files are covered over time."""
     return random.Random(f"command {number}").randrange(every) == 0
 
 
 def tabulate(cases: Sequence[Case]) -> dict[str, dict[str, int]]:
-    """How many cases of each kind of file came to what; the last row has them all."""
+    """Number of cases per kind of file and outcome; the last row has the totals."""
     table: dict[str, dict[str, int]] = {}
     for case in cases:
         for row in (case.kind, "in all"):
@@ -157,7 +158,7 @@ CHANGES: dict[str, Callable[[Path, random.Random], bytes]] = {
 }
 """Other bytes in the file."""
 IN_PLACE: dict[str, Callable[[Path], None]] = {"pipe": os.mkfifo, "folder": os.mkdir}
-"""Something else in place of the file."""
+"""Something that is not the file in its place."""
 DAMAGES = (*CHANGES, "delete", "older version", *IN_PLACE)
 
 
@@ -166,7 +167,7 @@ DAMAGES = (*CHANGES, "delete", "older version", *IN_PLACE)
 
 @dataclass(slots=True)
 class Campaign:
-    """A whole run to damage again and again."""
+    """A whole run whose files are damaged one at a time."""
 
     resolved: Resolved[Recipe]
     scratch: Path
@@ -192,17 +193,17 @@ class Campaign:
         for kind, paths in made.files.items():
             for path in paths:
                 made._values[path] = READERS[kind](made.place, path)
-                made._restore()  # readers make anew what they miss, and clear away what a kill has left
+                made._restore()  # readers rebuild missing files and remove leftovers of a kill
         return made
 
     def what(self, number: int) -> tuple[str, str]:
-        """Kind of file and damage of a case: all kinds in turn, and with each all damages in turn."""
+        """File kind and damage of a case: cycles through all kinds, and through all damages for each kind."""
         kinds = sorted(self.files)
         turn, index = divmod(number, len(kinds))
         return kinds[index], DAMAGES[(index + turn) % len(DAMAGES)]
 
     def case(self, number: int, *, command: bool = False) -> Case:
-        """Damages a file, reads it, puts everything back; with `command`, the same again with the command."""
+        """Damages a file, reads it and restores everything; with `command`, repeats this with the whole command."""
         kind, damage = self.what(number)
         path = random.Random(number).choice(self.files[kind])
         name = path.relative_to(self.scratch / "live").as_posix()
@@ -223,7 +224,7 @@ class Campaign:
         return Case(number, kind, name, damage, outcome, said, command or undecided)
 
     def _damage(self, path: Path, kind: str, damage: str, number: int) -> bool:
-        """Whether the file is another one now."""
+        """Whether the file has changed."""
         draw, before, data = random.Random(f"damage {number}"), path.read_bytes(), None
         if damage in CHANGES:
             data = CHANGES[damage](path, draw)
@@ -237,7 +238,7 @@ class Campaign:
         return data != before
 
     def _earlier(self, path: Path, kind: str, draw: random.Random) -> bytes | None:
-        """A sound file of this kind: by this name, or another; None when there is none."""
+        """An intact file of this kind, preferably of this name; None if there is none."""
         if kind == "run/events*.jsonl":
             lines = path.read_bytes().splitlines(keepends=True)
             return b"".join(lines[: draw.randrange(len(lines))])
@@ -263,10 +264,10 @@ class Campaign:
         if same:
             rewritten = before != _bytes(path)
             return ("healed" if named or rewritten else "harmless"), "; ".join(named)
-        return ("refused", "; ".join(named)) if named else ("silent", "read as something else, without a word")
+        return ("refused", "; ".join(named)) if named else ("silent", "read wrongly and silently")
 
     def _command(self, kind: str, path: Path) -> tuple[Outcome, str]:
-        """What `ropewalk run` makes of it. It is led to read the file, where a finished run would not."""
+        """The outcome of `ropewalk run`, in a state in which it reads the file."""
         if kind.startswith("prepared/stages/"):
             (self.place.data / "manifest.json").unlink(missing_ok=True)
         if kind.startswith("run/checkpoints/"):
@@ -292,13 +293,13 @@ class Campaign:
         return "healed", named or "after the command"
 
     def _is_same(self, path: Path) -> bool:
-        """Whether a file that a command wrote says what it said; those that tell of times may differ."""
+        """Whether a file that a command rewrote is equivalent; recorded times may differ."""
         name = self._name(path)
         if name.startswith(_PASSING) or path.name in ("latest.json", ".lock"):
             return True
         kind = kind_of(name)
         if kind is None or path not in self._values:
-            return True  # nobody reads it back, or it is new, as what is set aside
+            return True  # never read back, or new, such as a file that was set aside
         if (data := _bytes(path)) is None:
             return False
         if data == self._sound(path).read_bytes():
@@ -350,7 +351,7 @@ class Campaign:
             path.unlink(missing_ok=True)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)
-        # What was verified is remembered by size, time and inode: never the same twice, however coarse the clock is.
+        # Verification is cached by size, time and inode: they must differ even if the clock is coarse.
         self._ticks += 1
         os.utime(path, ns=(self._ticks, self._ticks))
 
@@ -372,13 +373,13 @@ class Campaign:
             else:
                 path.unlink(missing_ok=True)
                 with contextlib.suppress(OSError):
-                    path.parent.rmdir()  # of a checkpoint that was set aside
+                    path.parent.rmdir()  # in a checkpoint that was set aside
         for path in self.place.run.glob("checkpoints/*.damaged"):
             shutil.rmtree(path)
 
 
 def _made(resolved: Resolved[Recipe], root: Path, progress: Progress) -> tuple[Resolved[Recipe], DamagedRun]:
-    """A finished run below `root`, with all that is made on request, as the doctor's and the report's files."""
+    """A finished run below `root`, including files made on request, such as those of doctor and report."""
     recipe = resolved.value
     prepare = dataclasses.replace(recipe.prepare, folder=str(root / "prepared"), artifacts="keep")
     own = dataclasses.replace(resolved, value=dataclasses.replace(recipe, prepare=prepare))
@@ -396,12 +397,12 @@ def _made(resolved: Resolved[Recipe], root: Path, progress: Progress) -> tuple[R
 
 
 class Hang(BaseException):
-    """It takes longer than PATIENCE_S. No Exception: a reader must not take it for an error of the disk."""
+    """It takes longer than PATIENCE_S. Not an Exception: a reader must not handle it as a disk error."""
 
 
 @contextlib.contextmanager
 def _watched() -> Iterator[None]:
-    """Raises Hang in a block that does not end; in the main thread alone, which gets signals."""
+    """Raises Hang in a block that does not end; only in the main thread, which receives signals."""
 
     def ring(*_: object) -> None:
         raise Hang(f"it did not end within {PATIENCE_S} s")
@@ -419,7 +420,7 @@ def _watched() -> Iterator[None]:
 
 
 class _Says(Silent):
-    """Keeps what is said."""
+    """Keeps all messages."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
@@ -439,7 +440,7 @@ class _Handler(logging.Handler):
 
 @contextlib.contextmanager
 def _listening(lines: list[str] | None = None) -> Iterator[list[str]]:
-    """The warnings that are logged meanwhile, which go nowhere else."""
+    """Captures the warnings that are logged within the block."""
     lines = [] if lines is None else lines
     logger, handler = logging.getLogger("ropewalk"), _Handler(lines)
     logger.addHandler(handler)
@@ -452,7 +453,7 @@ def _listening(lines: list[str] | None = None) -> Iterator[list[str]]:
 
 
 def _bytes(path: Path) -> bytes | None:
-    """What is in a file; None when there is none."""
+    """The bytes of a file; None if there is none."""
     return path.read_bytes() if path.is_file() else None
 
 
@@ -461,7 +462,7 @@ def _walk(root: Path) -> list[Path]:
 
 
 def _worse(read: tuple[Outcome, str], command: tuple[Outcome, str]) -> tuple[Outcome, str]:
-    """What the reader and the command came to: the worst there is, else what the command did, if anything."""
+    """The outcome of reader and command: the worst of the two, else that of the command if it ran."""
     for outcome in WRONG:
         for one in (read, command):
             if one[0] == outcome:

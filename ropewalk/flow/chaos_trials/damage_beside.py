@@ -1,7 +1,7 @@
-"""What lies beside a run: indices, copies of checkpoints, caches, corpora of other programs, work that a kill has left.
+"""Files beside a run: indices, copies of checkpoints, caches, corpora of other programs, leftovers of a kill.
 
-`leave` puts one of each beside a run that `chaos --damage` is about to damage; READERS_BESIDE open them as the product
-does (`damage_readers.py` has those of the run itself).
+`leave` puts one of each beside the run that `chaos --damage` damages; READERS_BESIDE open them as the product does
+(`damage_readers.py` has the readers of the run itself).
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class DamagedRun:
     document: str
     """Id of one of its documents."""
     root: Path
-    """Folder that holds all this and what lies beside it."""
+    """Folder that holds the run, its data and the files beside them."""
 
 
 Reader = Callable[[DamagedRun, Path], Any]
@@ -117,7 +117,7 @@ def known_matmuls(folder: Path) -> Any:
 
 
 def fetch_through(cache: Path, data: Path) -> list[bytes | memoryview]:
-    """The shards in `data`, by way of a cache on the disk."""
+    """Reads the shards in `data` through a disk cache."""
     disk = Disk(_Files(), cache, budget_bytes=1 << 30)
     try:
         return disk.fetch([Item(str(path), 0, path.stat().st_size) for path in sorted(data.glob("*.tokens"))])
@@ -126,7 +126,7 @@ def fetch_through(cache: Path, data: Path) -> list[bytes | memoryview]:
 
 
 class _Files:
-    """Items straight from their files."""
+    """Reads items directly from their files."""
 
     def fetch(self, items: Sequence[Item]) -> list[bytes | memoryview]:
         return [item.checked(Path(item.file).read_bytes()[item.start : item.stop]) for item in items]
@@ -135,11 +135,11 @@ class _Files:
         pass
 
 
-# Indices, and work that a kill has left
+# Indices, and leftovers of a kill
 
 
 def _documents(place: DamagedRun) -> tuple[pa.Array, pa.LargeStringArray]:
-    """(ids, texts) of what prepare has read."""
+    """(ids, texts) that prepare has read."""
     files = sorted((place.data.parent / "stages" / "read").glob("*.arrow"))
     table = pa.concat_tables([read_table(path, ["id", "text"]) for path in files]).combine_chunks()
     return tuple(table[name].combine_chunks().cast(pa.large_string()) for name in ("id", "text"))
@@ -150,7 +150,7 @@ def _near(place: DamagedRun, path: Path) -> Any:
 
 
 def _leave_ngrams(place: DamagedRun) -> None:
-    """Entries of all shards, whose index is still to be made."""
+    """Entries of all shards, before their index is built."""
     manifest = read_manifest(place.data)
     for task in ngrams.index_tasks(
         place.data, manifest.shards, tokenizer=place.data / manifest.tokenizer.file, unit="tokens", length=LENGTH
@@ -238,7 +238,7 @@ def _in_store(place: DamagedRun, path: Path) -> Any:
 
 
 def _restored(place: DamagedRun, source: Any) -> Any:
-    """The state as a run takes it that lost its disk; damage is told."""
+    """The state as a run restores it after losing its disk; damage is reported."""
     restore = needs_torch("ropewalk.checkpoint.read.tiered_load", "training").restore
     state, report = restore([source], scratch=place.root / "scratch")
     told = [*report.damaged, *report.unreachable, *report.passed_over]
@@ -263,7 +263,7 @@ def _remote(place: DamagedRun) -> Any:
 
 
 def _load(place: DamagedRun) -> Load:
-    """A corpus of tokens in Parquet, made when it is not there."""
+    """A token corpus in Parquet, written if it is not there."""
     file = place.root / "corpus" / "tokens.parquet"
     if not file.exists():
         manifest = read_manifest(place.data)
@@ -280,7 +280,7 @@ def _adopt(place: DamagedRun) -> Path:
 
 
 def read_adopted(place: DamagedRun, path: Path) -> Any:
-    """As a run opens them that trains on this corpus; what is told of them, and made anew, counts as refused."""
+    """As a run that trains on this corpus opens them; a reported and rebuilt file counts as refused."""
     told: list[str] = []
     manifest = finished(path.parent, expected=plan_adoption(_load(place)).hash, say=told.append)
     if manifest is None:

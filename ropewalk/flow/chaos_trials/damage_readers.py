@@ -1,6 +1,6 @@
 """For each kind of file that is read back (`store/kinds.py`): the product's own way to open it.
 
-A reader gives something that can be compared, or raises what a user would see.
+A reader returns a value that can be compared, or raises what a user would see.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def _shard(place: DamagedRun, path: Path) -> Any:
 
 
 def _table(place: DamagedRun, path: Path) -> Any:
-    """As `prepare explain`, `what-if` and `report` do, each of those that opens it."""
+    """As those of `prepare explain`, `what-if` and `report` that open it."""
     told: list[Any] = [explain(place.data, place.document, sources=place.recipe.prepare.sources)]
     if path.name != "repeats.parquet":
         told.append(write_summary(place.data, place.recipe.prepare).read_bytes())
@@ -74,7 +74,7 @@ def _table(place: DamagedRun, path: Path) -> Any:
 
 
 def _page(place: DamagedRun, path: Path) -> Any:
-    """As `prepare report`, which writes the file anew each time."""
+    """As `prepare report`, which rewrites the file each time."""
     write_summary(place.data, place.recipe.prepare)
     return write_page(place.data).read_bytes()
 
@@ -84,7 +84,7 @@ def _ngrams(place: DamagedRun, path: Path) -> Any:
 
 
 def _layout(place: DamagedRun, path: Path) -> Any:
-    """As training opens its rows."""
+    """As training opens its sequences."""
     settings = read_settings(place.run)
     device = needs_torch("torch", "training").device("cpu")
     opened = needs_torch("ropewalk.train.data", "training").open_data(
@@ -147,7 +147,7 @@ def _scores(place: DamagedRun, path: Path) -> Any:
 
 
 def _pages(place: DamagedRun, path: Path) -> Any:
-    """As the report and the monitor show it; what is left out is named there."""
+    """As the report and the monitor show it; they name what is missing."""
     view = read_run(place.run)
     left_out = [line for line in view.missing if line.startswith(path.name)]
     if left_out:
@@ -163,7 +163,7 @@ def _checkpoint(place: DamagedRun, path: Path) -> Any:
     wrong = verify_model(path.parent)
     if wrong:
         raise DamagedCheckpoint("\n".join(wrong))
-    # Which checkpoint it was made from, a manifest says too; that differs when an interrupted run goes on.
+    # The manifest names the checkpoint before it, which differs when an interrupted run continues.
     return identity(read_checkpoint_manifest(path.parent)) if path.name == FILE else digest(path)
 
 

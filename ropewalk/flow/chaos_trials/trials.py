@@ -1,8 +1,8 @@
-"""`ropewalk chaos`: does the user's own run, on the user's own storage, outlive what machines do?
+"""`ropewalk chaos`: does the user's own run, on the user's own storage, survive faults?
 
-A copy of the run is trained without a fault once; its last checkpoint is what every other trial must end with, bit for
-bit. A trial strikes a copy (kills it, spoils its disk, flips bits of its files), checks that every checkpoint that is
-left is whole, then gives the same command again without a fault.
+One copy of the run is trained without a fault; every trial must end with the same last checkpoint, bit for bit. A trial
+injects a fault into a copy (a kill, a bad disk, flipped bits), checks that every remaining checkpoint is whole, then
+runs the same command again without a fault.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from ..start_from.start_from import RUNS
 from .trials_worker import Ended, TrialJob
 
 MARK = ".chaos"
-"""File in the folder of the copies, which says that it may be removed."""
+"""Marks the folder of the copies as ours to delete."""
 LEAST_SAVES = 4
-"""Checkpoints of a run that can be struck before, between and after them."""
+"""Minimum checkpoints of a run, so that faults can come before, between and after them."""
 TIMEOUT_S = 3.0
-"""`checkpoint.timeout_s` of the copies: what a hanging disk costs each trial."""
+"""`checkpoint.timeout_s` of the copies: the time a hanging disk costs each trial."""
 
 
 def chaos(
@@ -53,15 +53,15 @@ def chaos(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> Result:
-    """Strikes copies of the recipe's run below `runs`, in a folder of their own; what each came to.
+    """Injects faults into copies of the recipe's run, in a folder below `runs`; the result of each trial.
 
-    The run itself is not touched; data that is not prepared is prepared. `quick` strikes at one labelled point of each
-    kind, and at few random moments. The copies stay when something failed.
+    The run itself is not touched; missing data is prepared. `quick` kills at one labelled point of each kind and at few
+    random moments. The copies are kept if a trial failed.
     """
     resolved = _restless(resolve_recipe(recipe, overrides))
     if (steps := resolved.value.train.total_steps) < LEAST_SAVES:
         raise UserError(
-            f"{steps} steps in this run are too few to strike between; raise `train.steps` to {LEAST_SAVES} or more"
+            f"{steps} steps are too few to inject faults between; raise `train.steps` to {LEAST_SAVES} or more"
         )
     scratch = runs / f"{resolved.value.name}.chaos"
     clear(scratch)
@@ -85,7 +85,8 @@ def chaos(
 
 
 def clear(scratch: Path) -> None:
-    """Makes `scratch` an empty folder with our mark. One without it is not ours: a run may have any name."""
+    """Makes `scratch` an empty folder with our mark; a folder without the mark is not ours, since runs may have any
+    name."""
     if scratch.is_symlink() or (scratch.exists() and not (scratch / MARK).is_file()):
         raise UserError(
             f"{scratch}: not made by `ropewalk chaos`, which works there; move it away or use other `--runs`"
@@ -102,7 +103,7 @@ class Wrong(Exception):
 
 
 Strike = Callable[["Laboratory", Path], None]
-"""Does something bad to the copy it is given and checks how that was borne; raises Wrong."""
+"""Injects a fault into a copy and checks the result; raises Wrong."""
 
 
 @dataclass(slots=True)
@@ -113,9 +114,9 @@ class Laboratory:
     base: Path
     """The run, planned and not yet trained."""
     points: tuple[str, ...] = ()
-    """What an undisturbed run passes."""
+    """The labelled points of an undisturbed run."""
     seconds: float = 0.0
-    """How long that takes."""
+    """Duration of an undisturbed run."""
     expected: str = ""
     """Identity of its last checkpoint."""
     bytes: int = 0
@@ -124,7 +125,7 @@ class Laboratory:
 
     @contextlib.contextmanager
     def working(self) -> Iterator[Laboratory]:
-        """Starts the worker, and trains the reference and a run that was killed after three quarters of its saves."""
+        """Starts the worker; trains the reference, and a run that is killed after three quarters of its saves."""
         command = [sys.executable, "-m", "ropewalk.flow.chaos_trials.trials_worker"]
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as worker:
             self._worker = worker
@@ -136,7 +137,7 @@ class Laboratory:
                 worker.stdin.close()
 
     def train(self, run: Path, **how: object) -> Ended:
-        """Trains a copy in a child until it ends, one way or another."""
+        """Trains a copy in a child process until it ends or dies."""
         job = TrialJob(run=str(run), timeout_s=120 + 20 * self.seconds if self.seconds else 1e9, **how)  # type: ignore[arg-type]
         assert self._worker, "trains inside `working`"
         assert self._worker.stdin
@@ -149,7 +150,7 @@ class Laboratory:
         return Ended(**json.loads(answer))
 
     def attempt(self, strike: Strike) -> str:
-        """What went wrong when a fresh copy was struck; empty when all went well."""
+        """Runs a trial on a fresh copy; what went wrong, empty if nothing did."""
         copy = self.copy("base", "trial")
         try:
             strike(self, copy)
@@ -168,7 +169,7 @@ class Laboratory:
         return target
 
     def must_finish(self, run: Path) -> None:
-        """The same command again, without a fault, must end with the expected bits."""
+        """Runs the same command again without a fault; it must end with the expected bits."""
         must_be_whole(run)
         ended = self.train(run)
         if ended.status:
@@ -176,7 +177,7 @@ class Laboratory:
         self.must_be_expected(run)
 
     def must_be_expected(self, run: Path) -> None:
-        """The last checkpoint must be that of the undisturbed run."""
+        """Checks that the last checkpoint equals that of the undisturbed run."""
         must_be_whole(run)
         newest = list_checkpoints(run / "checkpoints")[-1]
         if identity(read_checkpoint_manifest(newest)) != self.expected:
@@ -194,21 +195,21 @@ class Laboratory:
         published = [label for label in self.points if label.startswith("checkpoint.published:")]
         if len(published) < LEAST_SAVES:
             raise UserError(
-                f"the run stopped early, after {len(published)} checkpoints, too few to strike between; leave "
+                f"the run stopped early, after {len(published)} checkpoints, too few to inject faults between; leave "
                 "`train.early_stop` out"
             )
         self.train(self.copy("base", "halfway"), at=published[-2])
 
 
 def must_be_whole(run: Path) -> None:
-    """Every checkpoint that is listed must be what was written."""
+    """Checks that every listed checkpoint is what was written."""
     wrong = [message for path in list_checkpoints(run / "checkpoints") for message in verify_checkpoint(path)]
     if wrong:
         raise Wrong("; ".join(wrong))
 
 
 def _restless(resolved: Resolved[Recipe]) -> Resolved[Recipe]:
-    """The recipe with settings under which trials are short: saves often, gives up soon. None decides the weights."""
+    """The recipe with settings for short trials: frequent saves, short timeouts. None of them changes the weights."""
     recipe = resolved.value
     often = min(recipe.checkpoint.save_every_steps, max(1, recipe.train.total_steps // 6))
     checkpoint = dataclasses.replace(
@@ -255,7 +256,7 @@ def _trials(laboratory: Laboratory, *, quick: bool, draw: random.Random) -> Iter
 
 
 def _labels(points: Sequence[str], *, quick: bool, draw: random.Random) -> list[str]:
-    """Where to kill: at every point of training, or at one of each kind."""
+    """Points to kill at: every point of training, or one of each kind."""
     distinct = list(dict.fromkeys(points))
     if not quick:
         return distinct
@@ -286,7 +287,7 @@ def _killed_after(moments: Sequence[float]) -> Strike:
 
 
 def _struck(fault: Fault, *, says: int | str = "") -> Strike:
-    """On a bad disk training ends with the stated error, or, when none is stated, as if nothing had been."""
+    """On a bad disk, training ends with the stated error; if none is stated, it ends normally."""
     words = os.strerror(says) if isinstance(says, int) else says
 
     def strike(laboratory: Laboratory, run: Path) -> None:
@@ -302,7 +303,7 @@ def _struck(fault: Fault, *, says: int | str = "") -> Strike:
 
 
 def _flipped(file: str, share: float, bit: int) -> Strike:
-    """One flipped bit is found in its file, and the older checkpoint is taken."""
+    """A flipped bit is reported with its file, and the older checkpoint is used."""
 
     def strike(laboratory: Laboratory, run: Path) -> None:
         laboratory.copy("halfway", run.name)
@@ -310,7 +311,7 @@ def _flipped(file: str, share: float, bit: int) -> Strike:
         flip(newest / file, share, bit)
         found = verify_checkpoint(newest)
         if not found or not all(message.startswith(f"{newest / file}:") for message in found):
-            raise Wrong(f"a flipped bit in {file} is told as {found}")
+            raise Wrong(f"a flipped bit in {file} is reported as {found}")
         ended = laboratory.train(run)
         if ended.status or newest.with_name(newest.name + ".damaged") not in newest.parent.iterdir():
             raise Wrong(f"status {ended.status}, the damaged checkpoint was not set aside: {_last(ended.output)}")
@@ -319,7 +320,7 @@ def _flipped(file: str, share: float, bit: int) -> Strike:
 
 
 def _all_flipped(laboratory: Laboratory, run: Path) -> None:
-    """When no checkpoint is whole the run says so and does not begin anew by itself."""
+    """If no checkpoint is whole, the run says so and does not start over by itself."""
     laboratory.copy("halfway", run.name)
     found = list_checkpoints(run / "checkpoints")
     for path in found:

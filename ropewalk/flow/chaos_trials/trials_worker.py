@@ -1,8 +1,8 @@
-"""Trains runs in children that are killed, signalled or given a bad disk:
+"""Trains runs in child processes that are killed, signalled or given a bad disk:
 `python -m ropewalk.flow.chaos_trials.trials_worker`.
 
-Reads one job a line from stdin and answers each with one JSON line when its child has ended. Torch is imported once; a
-child is a fork of this process, before any device is touched, and costs what its work costs.
+Reads one job per line from stdin and answers with one JSON line when its child has ended. Torch is imported once; a
+child is a fork of this process, made before any device is used.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from ropewalk.checkpoint.faulty import Fault, FaultyDisk
 from ropewalk.config.threads import share_cores
 
 TIMED_OUT = -1000
-"""Status of a child that did not end in its time."""
+"""Status of a child that timed out."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrialJob:
-    """One child."""
+    """One child process."""
 
     run: str
     timeout_s: float
@@ -40,10 +40,10 @@ class TrialJob:
     after_s: float | None = None
     """Seconds after its first step at which the child kills itself."""
     fault: Fault | None = None
-    """What is wrong with the disk of its checkpoints."""
+    """The fault of the disk with its checkpoints."""
 
     def line(self) -> str:
-        """As the worker reads it."""
+        """The job as a line of the worker's input."""
         return json.dumps(asdict(self)) + "\n"
 
 
@@ -62,7 +62,7 @@ class Ended:
 def serve() -> None:
     """Answers jobs until stdin ends."""
     share_cores()
-    # Once, for all children; the optimizer would import the second at its first step.
+    # Imported once for all children; the optimizer would import the second at its first step.
     for module in ("ropewalk.train.loop", "torch._dynamo"):
         importlib.import_module(module)
 
@@ -120,7 +120,7 @@ def _train(run: Path, disk: FaultyDisk | None) -> None:
 
 
 def _listen(job: TrialJob, record: int) -> None:
-    """Notes the points that are passed, and strikes at the one that was chosen."""
+    """Records the points that are passed, and injects the fault at the chosen one."""
     waiting = [job.after_s] if job.after_s is not None else []
 
     def hear(event: str, arguments: tuple[Any, ...]) -> None:

@@ -1,5 +1,5 @@
-"""Steps and learning rate for a model that is there, on some data, a machine and a time: what `ropewalk new
---start-from` writes. Rules of thumb; a recipe is a beginning, not an optimum.
+"""Steps and learning rate for fine-tuning: what `ropewalk new --start-from` writes for a base model, its data, a
+machine and a time. Rules of thumb: a starting point, not an optimum.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ropewalk.plan.speed import Speed
 from ..start_from.base_model import Base
 from .sizing import (
     VALIDATION_SHARE,
-    Decision,
+    DecidedSetting,
     Facts,
     Sizing,
     amount_of_steps,
@@ -29,13 +29,13 @@ from .sizing import (
 )
 
 MOST_EPOCHS = 3
-"""Of the data: what Stanford Alpaca and InstructGPT's supervised part were trained for, within a factor of five."""
+"""Epochs, as in Stanford Alpaca and InstructGPT's supervised training within a factor of five."""
 _LR_SHARE = 0.2
-"""Of the learning rate from random weights: what is learned already should stay."""
+"""Share of the learning rate for random weights, so that the base keeps what it learned."""
 
 
 def size_tuning(facts: Facts, speed: Speed, base: Base, *, seconds: float, cores: int = 1) -> Sizing:
-    """As many steps as `seconds` allow, at most `MOST_EPOCHS` times the data, of a model shaped as `base` is."""
+    """As many steps as `seconds` allow, at most `MOST_EPOCHS` epochs, for a model of the base's shape."""
     spec = _spec(base)
     prepare_s = prepare_seconds(facts, cores)
     data_tokens = token_count(facts, spec.vocabulary)
@@ -66,28 +66,30 @@ def _spec(base: Base) -> Spec:
 
 def _settings(
     base: Base, spec: Spec, *, batch: int, steps: int, data_tokens: float, limited_by: str
-) -> dict[str, Decision]:
+) -> dict[str, DecidedSetting]:
     row = spec.sequence_length
     seen = steps * batch * row / data_tokens
     reason = "more would be learned by heart" if limited_by == "data" else "as far as the time goes"
     found = {
-        "train.start_from": Decision(value=base.place, reason="shape, tokenizer and length of rows come from there"),
-        "train.steps": Decision(value=steps, reason=f"{seen:.2g} times the data; {reason}"),
-        "train.batch_size": Decision(value=batch, reason=f"{batch} x {row} = {batch * row:,} tokens a step"),
-        "train.validate_every_steps": Decision(value=every_for(steps), reason="about ten times in the run"),
-        "train.log_every_steps": Decision(value=max(1, nice(steps / 80)), reason=""),
-        "train.schedule.peak_lr": Decision(
-            value=float(f"{_LR_SHARE * lr_for(spec.width):.1e}"),
-            reason="a fifth of what this width takes from random weights",
+        "train.start_from": DecidedSetting(
+            value=base.place, reason="shape, tokenizer and sequence length come from it"
         ),
-        "checkpoint.save_every_steps": Decision(
-            value=every_for(steps), reason="an interrupted run repeats no more than this"
+        "train.steps": DecidedSetting(value=steps, reason=f"{seen:.2g} times the data; {reason}"),
+        "train.batch_size": DecidedSetting(value=batch, reason=f"{batch} x {row} = {batch * row:,} tokens per step"),
+        "train.validate_every_steps": DecidedSetting(value=every_for(steps), reason="about ten times in the run"),
+        "train.log_every_steps": DecidedSetting(value=max(1, nice(steps / 80)), reason=""),
+        "train.schedule.peak_lr": DecidedSetting(
+            value=float(f"{_LR_SHARE * lr_for(spec.width):.1e}"),
+            reason="a fifth of the rate for random weights of this width",
+        ),
+        "checkpoint.save_every_steps": DecidedSetting(
+            value=every_for(steps), reason="an interrupted run repeats at most this much"
         ),
     }
     share = share_for_validation(row, data_tokens)
     if share > VALIDATION_SHARE:
-        reason = "of so little data, a smaller share would not fill a few rows"
-        found["prepare.validation_share"] = Decision(value=share, reason=reason)
+        reason = "with so little data, a smaller share would not fill a few sequences"
+        found["prepare.validation_share"] = DecidedSetting(value=share, reason=reason)
     if row <= Evaluate().prompt_tokens:
-        found["evaluate.prompt_tokens"] = Decision(value=row // 2, reason="rows are short")
+        found["evaluate.prompt_tokens"] = DecidedSetting(value=row // 2, reason="rows are short")
     return found

@@ -1,4 +1,4 @@
-"""`new`: looks at somebody's data and writes a recipe for it, sized for this machine."""
+"""`ropewalk new`: inspects data and writes a recipe for it, sized for this machine."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from ropewalk.prepare.inspection.survey import Surveyed, survey
 from ..reference import commented_recipe
 from ..start_from.base_model import open_base
 from .fine_tuning_size import size_tuning
-from .sizing import Decision, Facts, Sizing, size_run
+from .sizing import DecidedSetting, Facts, Sizing, size_run
 
 MINUTES = 10
-"""That a recipe is sized for, unless hours are given."""
+"""Default training budget of a new recipe."""
 _DENSE_SHARE = 0.3
-"""Share of Chinese, Japanese and Korean from which on the vocabulary is made for their characters."""
+"""Minimum share of Chinese, Japanese and Korean text for a vocabulary with their characters."""
 _EVIDENT_SHARE = 0.04
-"""Of the text that a language has, to be named."""
+"""Minimum share of the text for a language to be named."""
 _NAMES = """
 en English, zh Chinese, de German, fr French, es Spanish, pt Portuguese, it Italian, nl Dutch, pl Polish, ru Russian,
 uk Ukrainian, ja Japanese, ko Korean, ar Arabic, hi Hindi, tr Turkish, vi Vietnamese, id Indonesian
 """
 _LANGUAGES: dict[str, str] = {words.split()[0]: words.split()[1] for words in _NAMES.split(",")}
-"""Names of the codes that are met most."""
+"""Names of the most frequent language codes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Written:
-    """A recipe that was written, and what it was decided by."""
+    """A new recipe and the facts behind it."""
 
     path: Path
     sources: tuple[Surveyed, ...]
@@ -44,9 +44,9 @@ class Written:
     speed: Speed
     sizing: Sizing
     seconds: float
-    """That were asked for."""
+    """The time that was asked for."""
     start_from: str = ""
-    """The model that is trained on."""
+    """The base model, empty if there is none."""
 
     def tree(self) -> dict[str, Any]:
         """As plain values, for JSON."""
@@ -67,7 +67,7 @@ class Written:
         }
 
     def lines(self) -> list[str]:
-        """What was found and decided, for people."""
+        """The findings and decisions as lines."""
         return [*self._found(), *self._decided()]
 
     def _found(self) -> list[str]:
@@ -94,10 +94,10 @@ def new_recipe(
     start_from: str = "",
     speed: Speed | None = None,
 ) -> Written:
-    """Writes a recipe that trains on `data` (files, folders, globs or URLs) to `path`: how the files are read is found
-    out, and the model is sized for `hours` of this machine (ten minutes when not given), or of a GPU.
+    """Writes a recipe that trains on `data` (files, folders, globs or URLs) to `path`. Detects how to read the files,
+    and sizes the model for `hours` on this machine (default: ten minutes) or on a GPU.
 
-    `speed` is measured when it is not given.
+    `speed` is measured if not given.
     """
     if path.suffix != ".toml":
         first = f"{path} exists and is not a TOML file; the recipe comes first: ropewalk new RECIPE.toml {path}"
@@ -143,7 +143,7 @@ def _facts(sources: Sequence[Surveyed]) -> Facts:
     def bytes_per_token(vocabulary: int) -> float:
         return 1 / sum(share / writing.bytes_per_token(vocabulary) for share, writing in shares)
 
-    # Rows of running text may be as long as they like: its pieces follow each other.
+    # Running text fills sequences of any length: its pieces follow each other.
     longest = [10**6 if "split" in source.settings else source.document_characters[1] for source in sources]
     dense = [s.writing.characters_95 for s in sources if s.writing.dense_share >= _DENSE_SHARE]
     return Facts(
@@ -157,25 +157,25 @@ def _facts(sources: Sequence[Surveyed]) -> Facts:
     )
 
 
-def _source_settings(source: Surveyed) -> dict[str, Decision]:
-    """Every setting of a source that was found, by key."""
-    settings = {key: Decision(value=found.value, reason=found.reason) for key, found in source.settings.items()}
+def _source_settings(source: Surveyed) -> dict[str, DecidedSetting]:
+    """Every detected setting of a source, by key."""
+    settings = {key: DecidedSetting(value=found.value, reason=found.reason) for key, found in source.settings.items()}
     return {
-        "name": Decision(value=source.name, reason=""),
-        "paths": Decision(value=source.paths, reason="; ".join(_source_lines(source, named=False))),
+        "name": DecidedSetting(value=source.name, reason=""),
+        "paths": DecidedSetting(value=source.paths, reason="; ".join(_source_lines(source, named=False))),
         **settings,
     }
 
 
-def _other_settings(speed: Speed, *, chat: bool, machine_has_gpu: bool) -> dict[str, Decision]:
-    found: dict[str, Decision] = {}
+def _other_settings(speed: Speed, *, chat: bool, machine_has_gpu: bool) -> dict[str, DecidedSetting]:
+    found: dict[str, DecidedSetting] = {}
     if chat:
-        found["prepare.chat.template"] = Decision(
-            value="chatml", reason="the tokenizer is trained here, so that it gets the markers of this template"
+        found["prepare.chat.template"] = DecidedSetting(
+            value="chatml", reason="the tokenizer is trained here and gets the markers of this template"
         )
     if speed.device == "cuda" and not machine_has_gpu:
-        found["plan.device"] = Decision(
-            value="cuda", reason="sized for a GPU: `auto` would train for days where there is none"
+        found["plan.device"] = DecidedSetting(
+            value="cuda", reason="sized for a GPU; with `auto` it would train for days on a CPU"
         )
     return found
 
@@ -195,7 +195,7 @@ def _advice(sources: Sequence[Surveyed], sizing: Sizing, seconds: float, *, tune
             f"{_minutes(sizing.prepare_s)} the first time; name fewer files for a quicker first run"
         )
     if sizing.data_tokens < 100_000:
-        found.append(f"about {amount(sizing.data_tokens)} tokens are very few: the model will learn them by heart")
+        found.append(f"about {amount(sizing.data_tokens)} tokens are very few: the model will memorise them")
     return found
 
 
@@ -205,11 +205,11 @@ def _head(written: Written) -> list[str]:
         f"A ropewalk recipe, written by `ropewalk new` for {counted(len(written.sources), 'source')} of "
         f"about {amount(sizing.data_tokens)} tokens.",
         *written.lines(),
-        "All of this is estimated from samples. What is set was decided for this data, for the reason behind the arrow",
+        "All of this is estimated from samples. Each setting was chosen for this data, for the reason after the arrow",
         "(->) above it. Every other setting is a comment with its meaning and default: remove the # to change it.",
         "",
-        f"  ropewalk recipe show {written.path.name} --changed   only what is set",
-        f"  ropewalk recipe check {written.path.name}            everything that is wrong with it",
+        f"  ropewalk recipe show {written.path.name} --changed   only what differs from the defaults",
+        f"  ropewalk recipe check {written.path.name}            all problems at once",
         f"  ropewalk run {written.path.name}                     from raw files to a report",
     ]
 
@@ -223,7 +223,7 @@ def _source_lines(source: Surveyed, *, named: bool = True) -> list[str]:
 
 
 def _languages(writing: Writing) -> str:
-    """`in English`, or shares of languages, with those of scripts where there are several."""
+    """`in English`, or the shares of languages, and of scripts if there are several."""
     languages = [(code, share) for code, share in writing.languages.items() if share >= _EVIDENT_SHARE][:3]
     if not languages:
         return f"in {writing.words()} letters"

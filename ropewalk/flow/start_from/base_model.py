@@ -1,4 +1,4 @@
-"""Base models: what training starts from, looked through before anything runs. No torch.
+"""Base models: what training starts from, checked before anything runs. No torch.
 
 A base is a run (its newest checkpoint), a checkpoint or a Hugging Face directory.
 """
@@ -23,8 +23,8 @@ from ropewalk.model.spec import model_values
 from ..run_stages import fingerprint
 
 MOST_TOKENS = 2048
-"""Tokens a row that a Hugging Face model without learned positions suggests at most. Such models name the longest row
-that they can read, up to 131,072 tokens: no length to train on unasked."""
+"""Maximum default sequence length for a Hugging Face model without learned positions. Such models state the longest
+sequence they can read, up to 131,072 tokens, which nobody should train on unasked."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,22 +34,22 @@ class Base:
     place: str
     """As the recipe names it."""
     path: str
-    """The checkpoint or directory that is meant."""
+    """The checkpoint or directory it resolves to."""
     model: Mapping[str, Any]
-    """Its values of `[model]`."""
+    """Its `[model]` settings."""
     sequence_length: int | None
-    """Tokens a row where the recipe does not say."""
+    """Sequence length if the recipe sets none."""
     tokenizer: str
     """Its `tokenizer.json`."""
     chat: str = ""
-    """Name of its chat template, empty when it has none."""
+    """Name of its chat template, empty if it has none."""
     taken: Mapping[str, tuple[Any, str]] | None = None
-    """Other values that a run has taken over from it, with their origins: the run remembers them, and the base itself
-    has not been looked at. None: it has."""
+    """Other values that a run took over from the base, with their origins, if the run remembers them and the base
+    itself was not read; None if it was read."""
 
 
 def open_base(place: str) -> Base:
-    """The base at `place`, looked through but for the bytes of its weights; a DataError says what is wrong with it."""
+    """The base at `place`, checked except for the bytes of its weights; raises DataError if it cannot be used."""
     if not Path(place).exists():
         remedy = "name a run, a checkpoint or a local Hugging Face directory; nothing is fetched from a hub"
         raise DataError(f"{place}: no such folder; {remedy}")
@@ -57,14 +57,14 @@ def open_base(place: str) -> Base:
 
 
 def can_grow(base: Base) -> bool:
-    """Whether `ropewalk model grow` takes it."""
+    """Whether `ropewalk model grow` accepts it."""
     return not _is_directory(base.path)
 
 
 def identity_of(place: str) -> str:
-    """A hash that tells the weights at `place` from others; empty when there are none."""
+    """A hash that identifies the weights at `place`; empty if there are none."""
     if _is_directory(place):
-        # Gigabytes need not be read to tell that they are the same files.
+        # Sizes and times identify the files without reading gigabytes.
         files = sorted(Path(place).glob("*.safetensors"))
         return fingerprint([(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files])
     try:
@@ -75,11 +75,11 @@ def identity_of(place: str) -> str:
 
 @contextlib.contextmanager
 def kept(places: Iterable[str]) -> Iterator[None]:
-    """Within the block no run deletes the checkpoints among `places`."""
+    """Protects the checkpoints among `places` from deletion within the block."""
     with contextlib.ExitStack() as leases:
         for place in places:
             if place and not _is_directory(place):
-                with contextlib.suppress(DataError):  # whoever needs it says that it is missing
+                with contextlib.suppress(DataError):  # reported by the code that needs it
                     leases.enter_context(leased(Path(place)))
         yield
 
@@ -95,7 +95,7 @@ def _open_checkpoint(place: str) -> Base:
         manifest = read_checkpoint_manifest(path)
         spec = check_weights(manifest, path)
         for name, entry in manifest.files.items():
-            payload = ShardFile(path / name, entry)  # it is there, and of its size
+            payload = ShardFile(path / name, entry)  # checks existence and size
             if name == TOKENIZER:
                 payload.read(0, entry.bytes)
     return Base(

@@ -1,11 +1,11 @@
 """What `train.start_from` supplies to a recipe. No torch.
 
-The base model has a shape, a tokenizer, a length of rows and perhaps a chat template. What the recipe does not set is
-taken from there, and has it as its origin; what contradicts it is reported with file and line before anything is
-prepared. So is a chat template that a given tokenizer cannot represent.
+The base model has a shape, a tokenizer, a sequence length and perhaps a chat template. Settings that the recipe leaves
+out are taken from the base, which becomes their origin. Contradictions, and a chat template that a given tokenizer
+cannot represent, are reported with file and line before anything is prepared.
 
-A run remembers in its `config.toml` what it took over and from which checkpoint. Once it has a checkpoint of its own it
-needs the base no more: the base may train on or disappear.
+A run stores in its `config.toml` which values it took over and from which checkpoint. Once it has a checkpoint of its
+own it no longer needs the base, which may train further or disappear.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ from .base_model import Base, can_grow, open_base
 RUNS = Path("runs")
 
 _FROM = "from "
-"""How the origin of a value begins that a base supplied."""
+"""Prefix of the origin of a value that a base supplied."""
 _SIZES = ("layers", "width", "heads", "kv_heads", "mlp_width")
-"""What `ropewalk model grow` makes larger."""
+"""Sizes that `ropewalk model grow` can increase."""
 
 _log = logging.getLogger(__name__)
 Tree = Mapping[str, Any]
 
 
 def beneath(*, runs: Path = RUNS, new: bool = False) -> Beneath:
-    """The layer beneath a recipe whose run lies in `runs`; `new`: a run that is there does not count."""
+    """The config layer beneath a recipe whose run lies in `runs`; with `new`, an existing run is ignored."""
     return functools.partial(_layer, runs=runs, new=new)
 
 
 def started(resolved: Resolved[Recipe], *, runs: Path = RUNS, new: bool = False) -> Resolved[Recipe]:
-    """A recipe that was made in Python, with what its bases supply."""
+    """A recipe built in Python, with the values its bases supply."""
     value = resolved.value
     starts = value.train.start_from or any(phase.start_from for phase in value.train.phases)
     chat = value.prepare.tokenizer.file and any(source.format == "chat" for source in value.prepare.sources)
@@ -58,7 +58,7 @@ def started(resolved: Resolved[Recipe], *, runs: Path = RUNS, new: bool = False)
 
 
 def starts_of(tree: Tree) -> dict[str, str]:
-    """What each phase starts from, by key, in the order of the phases."""
+    """The base of each phase, by key, in the order of the phases."""
     train = _table(tree, "train")
     found = {"train.start_from": train.get("start_from")}
     phases = train.get("phases")
@@ -97,24 +97,24 @@ def _layer(tree: Tree, where: Where, *, runs: Path, new: bool) -> Layer:
 
 
 def _is_itself(place: str, tree: Tree, runs: Path) -> bool:
-    """Whether a recipe would start from its own run."""
+    """Whether `place` is the recipe's own run."""
     name = tree.get("name")
     return isinstance(name, str) and bool(name) and Path(place).resolve().is_relative_to((runs / name).resolve())
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Begun:
-    """A run that is there."""
+    """An existing run."""
 
     resolved: Resolved[Recipe]
     newest: Path | None
     """Its newest checkpoint."""
     phase: int
-    """The phase it has reached; -1: it has no checkpoint and begins at its base."""
+    """The phase it has reached; -1: no checkpoint, so it starts from its base."""
 
 
 def _begun(tree: Tree, runs: Path) -> _Begun | None:
-    """The run of the recipe; None when there is none, or its config cannot be read, which `open_run` reports."""
+    """The run of the recipe; None if there is none, or if its config cannot be read, which `open_run` reports."""
     name = tree.get("name")
     folder = runs / name if isinstance(name, str) and name else None
     if folder is None or not (folder / CONFIG).is_file():
@@ -145,12 +145,12 @@ def _base(key: str, place: str, begun: _Begun | None) -> Base:
 
 
 def _is_of(path: str, place: str) -> bool:
-    """Whether `place` may have meant the checkpoint or directory `path`."""
+    """Whether `place` could have resolved to the checkpoint or directory `path`."""
     return bool(path) and (Path(path) == Path(place) or Path(path).parent in (Path(place), Path(place) / "checkpoints"))
 
 
 def _remembered(place: str, path: str, begun: _Begun) -> Base:
-    """The base as the run has taken it over."""
+    """The base as the run recorded it."""
     values, origins = dict(flatten(begun.resolved.value)), begun.resolved.origins
     supplied = {key for key, origin in origins.items() if origin.startswith(_FROM)}
     model = {name: values[f"model.{name}"] for name in Model.__dataclass_fields__}
@@ -211,7 +211,7 @@ def _supply_tokenizer(layer: Layer, tree: Tree, where: Where, base: Base) -> Non
 
 
 def _report_training(layer: Layer, table: Tree, where: Where, base: Base) -> None:
-    """Settings of a tokenizer to be trained, where that of the base is used."""
+    """Problems: settings for training a tokenizer although the base's is used."""
     kind = str((_tokenizer_tree(base.tokenizer).get("model") or {}).get("type", "")).lower()
     found: dict[str, Any] = {"kind": kind}
     if "vocab_size" in table:
@@ -226,7 +226,7 @@ def _report_training(layer: Layer, table: Tree, where: Where, base: Base) -> Non
 
 
 def _compare(layer: Layer, first: Base, other: Base, key: str, where: Where) -> None:
-    """Phases of one run train one model: every base must have it."""
+    """Problems: phases of a run train one model, so all bases must have its shape."""
     if other.taken is not None:
         return
     differing = {
@@ -244,7 +244,7 @@ def _compare(layer: Layer, first: Base, other: Base, key: str, where: Where) -> 
 
 
 def _supply_template(layer: Layer, tree: Tree, where: Where, *, chat: str) -> None:
-    """The chat template of the base; `plain` in the place of one that a given tokenizer cannot represent."""
+    """The chat template of the base; `plain` if the given tokenizer cannot represent it."""
     prepare = _table(tree, "prepare")
     sources = prepare.get("sources")
     tables = [source for source in sources if isinstance(source, dict)] if isinstance(sources, list) else []
@@ -258,7 +258,7 @@ def _supply_template(layer: Layer, tree: Tree, where: Where, *, chat: str) -> No
     wanted = given or chat or "chatml"
     added = _tokenizer_tree(file).get("added_tokens")
     if not isinstance(added, list) or wanted not in TEMPLATES:
-        return  # reported by whoever reads it
+        return  # reported by its reader
     known = {token.get("content") for token in added if isinstance(token, dict)}
     missing = [marker for marker in TEMPLATES[wanted].markers if marker not in known]
     fitting = next(name for name, template in TEMPLATES.items() if known.issuperset(template.markers))
@@ -273,7 +273,7 @@ def _supply_template(layer: Layer, tree: Tree, where: Where, *, chat: str) -> No
 
 
 def _tokenizer_tree(file: str) -> Tree:
-    """A `tokenizer.json` as JSON; empty when it cannot be read."""
+    """A `tokenizer.json` as JSON; empty if it cannot be read."""
     from ropewalk.prepare import tokenizer
 
     try:
@@ -284,8 +284,8 @@ def _tokenizer_tree(file: str) -> Tree:
 
 
 def _is_same(file: str, base: Base) -> bool:
-    """Whether the tokenizer `file` gives the token ids of the base; True when it cannot be read, which is reported by
-    whoever reads it."""
+    """Whether the tokenizer `file` produces the base's token ids; True if it cannot be read, which its reader
+    reports."""
     from ropewalk.prepare import tokenizer
     from ropewalk.prepare.foreign import same_meaning
 

@@ -1,4 +1,4 @@
-"""Runs that are looked at while they go on."""
+"""Verbs that only read runs: `monitor`, `compare`, `report`. They import little and answer at once."""
 
 from __future__ import annotations
 
@@ -9,23 +9,52 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from ropewalk.base.errors import DataError
+from ropewalk.base.errors import DataError, UserError
 from ropewalk.base.files import lock_owner
+from ropewalk.monitor.comparison import Comparison, compare_views
 from ropewalk.monitor.follow import Feed, LiveCurve, is_over, open_tracker
+from ropewalk.monitor.report.comparison_page import write_comparison
+from ropewalk.monitor.report.run_report import write_report
 from ropewalk.monitor.run_list import newest_runs
 from ropewalk.monitor.run_text import status_lines
 from ropewalk.monitor.run_view import RunView, check_run, read_run
 
 LOOK_EVERY_S = 1.0
 SHARE = 0.1
-"""Of its time a watch works at most: a very large run is looked at less often."""
+"""Maximum share of its time that a watch works: a very large run is polled less often."""
+
+
+def monitor(folder: Path) -> tuple[dict[str, Any], list[str]]:
+    """The status of the run in `folder`, as values and as lines."""
+    return standing(read_run(folder))
+
+
+def compare(runs: Sequence[Path], *, page: Path | None = None) -> Comparison:
+    """Compares runs: settings that differ, curves, results with intervals; also writes the HTML `page`, if given."""
+    if len(runs) < 2:
+        raise UserError("name two runs or more: ropewalk compare runs/ONE runs/OTHER")
+    found = compare_views([(folder, read_run(folder)) for folder in runs])
+    if page:
+        write_comparison(found, page)
+    return found
+
+
+def watch(folder: Path, *, to: Sequence[str] = ()) -> RunWatch:
+    """Follows the run in `folder`; `to` names trackers (`tensorboard=FOLDER`, `csv=FILE`) that receive its curves. A
+    context manager."""
+    return RunWatch(folder, to=to)
+
+
+def report(folder: Path) -> Path:
+    """Writes `report.html` of the run in `folder`."""
+    return write_report(folder)
 
 
 class RunWatch:
-    """A run that is looked at again and again; what its files say is read once.
+    """Follows a run by polling its files; every event is read once.
 
-    `to` names trackers, as `tensorboard=FOLDER` or `csv=FILE`, which always hold the true curve of the run: nothing
-    that a restart or a rollback undid, and every step once. `with Watch(...)` makes them durable at the end.
+    `to` names trackers, such as `tensorboard=FOLDER` or `csv=FILE`. They always hold the true curve of the run: every
+    step once, and nothing that a restart or rollback undid. `with RunWatch(...)` makes them durable at the end.
     """
 
     def __init__(self, folder: Path, *, to: Sequence[str] = ()) -> None:
@@ -43,11 +72,11 @@ class RunWatch:
 
     @property
     def points(self) -> int:
-        """How many points the curve has."""
+        """Number of points of the curve."""
         return len(self._curve)
 
     def update(self) -> None:
-        """Reads what was written since, and brings the trackers up to date."""
+        """Reads new events and updates the trackers."""
         if not self.folder.is_dir():
             raise DataError(f"{self.folder}: the run is gone")
         self._held = lock_owner(self.folder) is not None  # before its last events are read
@@ -55,12 +84,12 @@ class RunWatch:
         self._feed.update()
 
     def over(self, *, waits: bool = False) -> bool:
-        """Whether nobody works on the run any more; with `waits` one that was stopped is not over."""
+        """Whether the run has ended; with `waits`, a stopped run has not, since it may continue."""
         return is_over(self._curve.stream, held=self._held, waits=waits)
 
     def looks(self, *, waits: bool = False, pause: Callable[[float], None] | None = None) -> Iterator[bool]:
-        """Whether the run is over, again and again until it is; each time all that was written is read. Between two
-        times it pauses for a second, and longer where whoever asks takes long to draw."""
+        """Yields False while the run is alive and True when it is over, after reading all new events. Pauses for a
+        second between polls, longer if the caller takes long to draw."""
         while not self.over(waits=waits):
             start = time.monotonic()
             yield False
@@ -80,7 +109,7 @@ class RunWatch:
 
 
 def newest_run(runs: Path) -> Path:
-    """The run in `runs` that changed last."""
+    """The most recently changed run in `runs`."""
     newest = newest_runs(runs, most=1)
     if not newest:
         raise DataError(f"{runs}: there is no run yet")
@@ -91,7 +120,7 @@ _SAVING = ("step", "interval_s", "steps", "bound", "blocked_s", "slowed_s", "per
 
 
 def standing(view: RunView) -> tuple[dict[str, Any], list[str]]:
-    """Where a run stands: as values and as lines."""
+    """The status of a run, as values and as lines."""
     last = view.steps[-1] if view.steps else None
     value = {
         "run": str(view.folder),

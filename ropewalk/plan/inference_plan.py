@@ -1,4 +1,4 @@
-"""Plans for evaluation and generation: the layout of a training plan without what only training needs. No torch."""
+"""Plans for evaluation and generation: a training plan without its training-only options. No torch."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from .stage_split import split_layers
 
 
 def inference(plan: Plan, *, length: int) -> Plan:
-    """`plan` for scoring and generating rows of `length` tokens: every rank holds the parts that it trains.
+    """`plan` for scoring and generating sequences of `length` tokens; every rank keeps its shards of the model.
 
-    `batch_size` is what fills all ranks once: a microbatch for each data rank, and each stage of its pipeline.
-    `sequence` is left out too: it shares the positions of a row, and generation brings one at a time.
+    `batch_size` occupies every rank once: one microbatch per data-parallel rank and pipeline stage. `sequence` is off,
+    because it splits positions and generation has one at a time.
     """
     rows = max(1, plan.microbatch_size * (plan.sequence_length or length) // length)
     return dataclasses.replace(
@@ -43,22 +43,22 @@ def inference(plan: Plan, *, length: int) -> Plan:
 def generation(
     trained: Plan | None, spec: Spec, *, processes: int, device: Literal["cpu", "cuda"], where: str = ""
 ) -> Plan:
-    """The plan with which so many `processes` generate with a model that `trained` was made for (None: not known).
+    """The plan for generation in `processes` processes with a model trained under `trained` (None: unknown).
 
-    That plan, if it is for as many. Otherwise its tensor and pipeline degrees, and all other ranks share the weights
-    (ZeRO-3); UserError where the number is no multiple of these degrees. `where` names the run.
+    That plan if it is for this many processes. Otherwise its tensor and pipeline degrees, with the weights sharded over
+    the remaining ranks (ZeRO-3); UserError if the number is not a multiple of these degrees. `where` names the run.
     """
     known = trained or Plan(device=device, precision="fp32", batch_size=1, microbatch_size=1)
     if known.world != processes:
         cut = known.tensor * known.pipeline
         if processes % cut:
             raise UserError(
-                f"{processes} processes cannot share this model: {where} cuts it by tensor {known.tensor} x pipeline "
+                f"{processes} processes cannot share this model: {where} splits it by tensor {known.tensor} x pipeline "
                 f"{known.pipeline}; start {known.world} as in training, another multiple of {cut}, or one"
             )
         shard = processes // cut
         known = dataclasses.replace(known, replicate=1, context=1, shard=shard, zero=3 if shard > 1 else 0)
-    # In float32, whatever the run trained in: the same tokens as one process draws.
+    # Always in float32, so that the tokens are those of a single process.
     known = dataclasses.replace(known, device=device, precision="fp32", microbatch_size=1, sequence_length=None)
     plan = inference(known, length=spec.sequence_length)
     if plan.pipeline > 1 and sum(map(len, plan.stages)) != spec.layers:

@@ -1,4 +1,4 @@
-"""`[parallel]` and a number of processes become the degrees of a plan; what does not fit together is said at once."""
+"""Turns `[parallel]` and a number of processes into the degrees of a plan; reports all conflicts at once."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .stage_split import split_layers
 
 
 def degrees(parallel: Parallel, processes: int | None) -> dict[str, int]:
-    """The five degrees for so many processes (None: as many as they multiply to)."""
+    """The five degrees for `processes` (None: their product)."""
     fixed = parallel.shard * parallel.context * parallel.tensor * parallel.pipeline
     named = (
         f"shard {parallel.shard} x context {parallel.context} x tensor {parallel.tensor} x pipeline {parallel.pipeline}"
@@ -43,7 +43,7 @@ def degrees(parallel: Parallel, processes: int | None) -> dict[str, int]:
 
 
 def laid_out(plan: Plan, parallel: Parallel, spec: Spec, *, processes: int | None) -> Plan:
-    """`plan` with the degrees and options of `parallel`; UserError names all that does not fit."""
+    """`plan` with the degrees and options of `parallel`; UserError lists all problems."""
     sides = degrees(parallel, processes)
     chunks = parallel.chunks or (2 if parallel.schedule == "interleaved" and parallel.pipeline > 1 else 1)
     several = parallel.pipeline > 1
@@ -64,16 +64,16 @@ def laid_out(plan: Plan, parallel: Parallel, spec: Spec, *, processes: int | Non
 
 
 def problems(plan: Plan, spec: Spec) -> Iterator[str]:
-    """Why `plan` cannot train a model of `spec`, each with what to change."""
+    """The reasons why `plan` cannot train a model of `spec`, each with a remedy."""
     if plan.batch_size % plan.data:
         yield (
-            f"{plan.data} ranks cannot share the {plan.batch_size} rows of a step evenly; choose `train.batch_size` as "
-            "a multiple, or fewer replicas"
+            f"`train.batch_size` ({plan.batch_size}) is not a multiple of the {plan.data} data-parallel ranks; "
+            "choose a multiple, or fewer replicas"
         )
     elif plan.batch_size // plan.data % plan.microbatch_size:
         yield (
-            f"each of {plan.data} ranks has {plan.batch_size // plan.data} rows, which microbatches of "
-            f"{plan.microbatch_size} do not divide; choose another `plan.microbatch_size`"
+            f"`plan.microbatch_size` ({plan.microbatch_size}) does not divide the {plan.batch_size // plan.data} "
+            f"sequences of each of {plan.data} ranks; choose a divisor"
         )
     yield from _tensor_problems(plan, spec)
     yield from _context_problems(plan, spec)
@@ -99,23 +99,23 @@ def problems(plan: Plan, spec: Spec) -> Iterator[str]:
 def _tensor_problems(plan: Plan, spec: Spec) -> Iterator[str]:
     if plan.tensor == 1:
         if plan.partition_activations:
-            yield "`parallel.partition_activations` deals activations to tensor ranks, and there is one; leave it out"
+            yield "`parallel.partition_activations` needs `parallel.tensor` above 1; leave it out"
         return
     if spec.kv_heads % plan.tensor:
         yield (
-            f"`parallel.tensor` ({plan.tensor}) does not divide the {spec.kv_heads} key and value heads; choose "
-            "`model.kv_heads` as a multiple"
+            f"`parallel.tensor` ({plan.tensor}) does not divide `model.kv_heads` ({spec.kv_heads}); choose a "
+            "multiple of the tensor degree"
         )
     units = [split.units for name, split in splits(spec).items() if ".mlp." in name and split.units > 1]
     if any(unit % plan.tensor for unit in units):
-        yield f"`parallel.tensor` ({plan.tensor}) cuts `model.mlp_width` ({spec.mlp_width}) inside a chunk; lower it"
+        yield f"`parallel.tensor` ({plan.tensor}) cannot split `model.mlp_width` ({spec.mlp_width}) evenly; lower it"
     if plan.sequence and spec.sequence_length // plan.context % plan.tensor:
         yield (
-            f"`parallel.sequence` splits the {spec.sequence_length // plan.context} places of a row over "
-            f"{plan.tensor} tensor ranks; choose another `load.sequence_length`, or `parallel.sequence = false`"
+            f"`parallel.sequence` cannot split {spec.sequence_length // plan.context} positions over {plan.tensor} "
+            "tensor ranks; choose another `load.sequence_length`, or `parallel.sequence = false`"
         )
     if plan.partition_activations and plan.sequence:
-        yield "`parallel.sequence` shares activations already; leave `parallel.partition_activations` out"
+        yield "`parallel.sequence` already partitions activations; leave `parallel.partition_activations` out"
 
 
 def _context_problems(plan: Plan, spec: Spec) -> Iterator[str]:
@@ -124,100 +124,100 @@ def _context_problems(plan: Plan, spec: Spec) -> Iterator[str]:
     parts = plan.context * (2 if plan.context_method == "ring" else 1)
     if spec.sequence_length % parts:
         yield (
-            f"`parallel.context` ({plan.context}, {plan.context_method}) cuts rows in {parts} parts, which do not "
-            f"divide {spec.sequence_length} tokens; choose another `load.sequence_length`"
+            f"`parallel.context` ({plan.context}, {plan.context_method}) splits sequences into {parts} parts, but "
+            f"`load.sequence_length` ({spec.sequence_length}) is not a multiple of {parts}; choose one that is"
         )
     if plan.context_method == "ulysses" and spec.heads // plan.tensor % plan.context:
         yield (
-            f"ulysses deals the {spec.heads // plan.tensor} heads of a rank to {plan.context} ranks; choose "
-            '`model.heads` as a multiple, or `parallel.context_method = "ring"`'
+            f"ulysses cannot split the {spec.heads // plan.tensor} heads of a tensor rank over {plan.context} context "
+            'ranks; choose `model.heads` as a multiple, or `parallel.context_method = "ring"`'
         )
 
 
 def _data_problems(plan: Plan) -> Iterator[str]:
     if plan.gradient_compression != "none" and plan.zero:
-        yield "`parallel.gradient_compression` is for replicas, `parallel.shard` has none; leave one of them out"
+        yield "`parallel.gradient_compression` works with replicas, not with `parallel.shard`; drop one of them"
     whole = plan.tensor * plan.pipeline * plan.context == 1
     if plan.gradient_compression == "powersgd" and (plan.precision == "fp16" or not whole):
-        yield "`parallel.gradient_compression` powersgd needs whole models without loss scaling; choose bf16"
+        yield "`parallel.gradient_compression` powersgd needs unsplit models without loss scaling; use bf16"
     if "parameters" in plan.offload and plan.zero != 3:
-        yield "`parallel.offload` of parameters is for ranks that gather them: set `parallel.shard`, with `zero = 3`"
+        yield "`parallel.offload` of parameters needs ZeRO-3; set `parallel.shard`, with `zero = 3`"
     if "optimizer" in plan.offload and plan.precision == "fp16":
-        yield "`parallel.offload` of the optimizer knows no loss scaling; choose bf16"
+        yield "`parallel.offload` of the optimizer does not support loss scaling; use `train.precision` bf16"
     if plan.backend == "mpi" and plan.device == "cuda":
-        yield "`parallel.backend` mpi stages through the host; leave it to `auto` for GPUs"
+        yield "`parallel.backend` mpi copies through host memory; use `auto` for GPUs"
 
 
 def _packing_problems(plan: Plan) -> Iterator[str]:
-    said = f'`parallel.saved_activations = "{plan.saved_activations}"`'
+    setting = f'`parallel.saved_activations = "{plan.saved_activations}"`'
     if plan.recompute in ("full", "auto"):
         why = {
-            "8-bit": "a block computed again from rounded inputs would be another block",
-            "packed": "it packs what a block keeps, and one that is computed again keeps its input alone",
+            "8-bit": "recomputing a block from rounded inputs would change its result",
+            "packed": "it packs saved activations, and a recomputed block saves only its input",
         }
         yield (
-            f"{said} does not go together with `parallel.recompute` {plan.recompute}: {why[plan.saved_activations]}; "
-            "leave one of them out"
+            f"{setting} does not work with `parallel.recompute` {plan.recompute}: {why[plan.saved_activations]}; "
+            "drop one of them"
         )
     if "activations" in plan.offload:
-        yield f"{said} and `parallel.offload` of activations are two places for them; leave one of them out"
+        yield f"{setting} does not work with `parallel.offload` of activations; drop one of them"
     if plan.pipeline > 1 and plan.schedule == "zero-bubble":
-        yield f"{said} does not reach the inputs that the schedule zero-bubble keeps for later; choose 1f1b"
+        yield f"{setting} does not work with the schedule zero-bubble, which keeps inputs itself; use 1f1b"
     if plan.devices > 1:
-        yield f"{said} is for one device a process; leave `parallel.devices` out, and start processes with `--nproc`"
+        yield f"{setting} does not work with `parallel.devices`; start a process per device with `--nproc`"
 
 
 def compile_problems(plan: Plan) -> Iterator[str]:
-    """Why the blocks of `plan` cannot be compiled."""
-    said = '`plan.compile = "on"`'
+    """The reasons why the blocks of `plan` cannot be compiled."""
+    setting = '`plan.compile = "on"`'
     kept_elsewhere = "activations" in plan.offload or plan.saved_activations != "whole"
     if plan.recompute in ("attention", "auto") or kept_elsewhere:
-        # Full recomputation needs nothing from inside a block, but is no help to what is kept elsewhere.
+        # Full recomputation needs nothing inside a block, but does not help with offloaded or packed activations.
         other = "" if kept_elsewhere else ", or set `parallel.recompute` full"
         yield (
-            f"{said} hides what is inside a block, which `recompute` attention or auto and other places for "
-            f"activations must see; leave it to `auto`{other}"
+            f"{setting} does not work with `recompute` attention or auto, nor with offloaded or packed activations: "
+            f"they need the inside of a block; use `auto`{other}"
         )
     if plan.pipeline > 1 and plan.schedule == "zero-bubble":
-        yield f"{said} makes a backward pass of one piece, the schedule zero-bubble wants two; choose 1f1b"
+        yield f"{setting} does not work with the schedule zero-bubble, which splits the backward pass; use 1f1b"
     if plan.devices > 1:
-        yield f"{said} is for one device a process; leave `parallel.devices` out, and start processes with `--nproc`"
+        yield f"{setting} does not work with `parallel.devices`; start a process per device with `--nproc`"
 
 
 def _fp8_problems(plan: Plan) -> Iterator[str]:
     if plan.pipeline > 1 and plan.schedule == "zero-bubble":
-        yield "`train.precision` fp8 makes both gradients at once, the schedule zero-bubble wants two; choose 1f1b"
+        yield "`train.precision` fp8 does not work with the schedule zero-bubble; use 1f1b"
     if plan.saved_activations != "whole":
-        yield "`train.precision` fp8 keeps inputs in 8 bits already; leave `parallel.saved_activations` out"
+        yield "`train.precision` fp8 already saves inputs in 8 bits; leave `parallel.saved_activations` out"
 
 
 def _devices_problems(plan: Plan) -> Iterator[str]:
     if plan.world > 1:
-        yield "`parallel.devices` is for one process; leave it out, and start a process for each device with `--nproc`"
+        yield "`parallel.devices` needs a single process; leave it out, and start a process per device with `--nproc`"
     if plan.microbatches % plan.devices:
         yield (
-            f"{plan.devices} devices cannot share the {plan.microbatches} microbatches of a step evenly; choose "
-            "`train.batch_size` as a multiple, or another `plan.microbatch_size`"
+            f"{plan.devices} devices cannot share the {plan.microbatches} microbatches of a step evenly; choose a "
+            "multiple for `train.batch_size`, or another `plan.microbatch_size`"
         )
     if plan.offload or plan.recompute == "auto" or plan.precision in PURE:
         yield (
-            "`parallel.devices` knows no offload, no `recompute` by memory and no bfloat16 weights; leave it out, "
-            "and start a process for each device with `--nproc`"
+            "`parallel.devices` does not support offload, `recompute` auto or bfloat16 weights; leave it out, and "
+            "start a process per device with `--nproc`"
         )
 
 
 def _exact_problems(plan: Plan) -> Iterator[str]:
     if plan.tensor * plan.context * plan.pipeline > 1:
-        yield "`parallel.exact` holds for replicas and shards; tensor, context and pipeline must be 1"
+        yield "`parallel.exact` supports replicas and shards only; set tensor, context and pipeline to 1"
     total = plan.batch_size // plan.microbatch_size
     if plan.data & (plan.data - 1) or total & (total - 1):
         yield (
-            f"`parallel.exact` adds up in binary trees: {plan.data} data ranks and {total} microbatches must both be "
-            "powers of two"
+            f"`parallel.exact` sums in binary trees: {plan.data} data-parallel ranks and {total} microbatches must "
+            "both be powers of two"
         )
     if plan.gradient_compression != "none":
-        yield "`parallel.exact` has an order of sums of its own; leave `parallel.gradient_compression` out"
+        yield "`parallel.exact` does not work with `parallel.gradient_compression`; drop one of them"
     if plan.balance:
-        yield "`parallel.exact` fixes which rows are added up first, `parallel.balance` changes it; leave one out"
+        yield "`parallel.exact` does not work with `parallel.balance`, which reorders sums; drop one of them"
     if plan.devices > 1:
-        yield "`parallel.exact` holds for processes, not for the `parallel.devices` of one; leave one of them out"
+        yield "`parallel.exact` does not work with `parallel.devices`; start a process per device with `--nproc`"

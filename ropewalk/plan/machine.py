@@ -1,4 +1,4 @@
-"""What this machine offers, found without torch."""
+"""This machine's cores, memory and GPUs, found without torch."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from pathlib import Path
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Gpu:
-    """One GPU as its driver describes it."""
+    """A GPU as reported by its driver."""
 
     name: str
     memory_bytes: int
     capability: float
-    """CUDA compute capability; bfloat16 is in hardware from 8.0 on."""
+    """CUDA compute capability; 8.0 and later have bfloat16 in hardware."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,7 +28,7 @@ class Machine:
     cores: int
     memory_bytes: int
     bf16: bool
-    """Whether the CPU multiplies bfloat16 in hardware; without, float32 is faster."""
+    """Whether the CPU multiplies bfloat16 in hardware; otherwise float32 is faster."""
     gpus: tuple[Gpu, ...]
 
     def __str__(self) -> str:
@@ -37,7 +37,7 @@ class Machine:
 
 
 def this_machine() -> Machine:
-    """The machine we run on."""
+    """The machine of this process."""
     details = _cpuinfo()
     flags = details.get("flags", details.get("Features", "")).split()
     return Machine(
@@ -50,8 +50,7 @@ def this_machine() -> Machine:
 
 
 def available_memory(meminfo: Path = Path("/proc/meminfo"), root: Path = Path("/sys/fs/cgroup")) -> int:
-    """Bytes of the host's memory that nobody uses, or that the system gives up when they are asked for; all of it where
-    the system does not tell."""
+    """Bytes of the host's memory that are free or reclaimable; its total where the system does not report that."""
     found = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), *memory_limits(root)]
     if meminfo.exists():
         lines = (line.split() for line in meminfo.read_text().splitlines())
@@ -60,14 +59,14 @@ def available_memory(meminfo: Path = Path("/proc/meminfo"), root: Path = Path("/
 
 
 def memory_limits(root: Path = Path("/sys/fs/cgroup")) -> list[int]:
-    """What a container allows us, in cgroup version 2 or 1; empty when there is no limit."""
+    """Memory limits of the container, from cgroup version 2 or 1; empty without a limit."""
     files = (root / "memory.max", root / "memory" / "memory.limit_in_bytes")
     texts = (file.read_text().strip() for file in files if file.exists())
     return [int(text) for text in texts if text.isdigit()]
 
 
 def _cpuinfo() -> dict[str, str]:
-    """Keys of the first processor; empty where there is no /proc."""
+    """Fields of the first processor; empty without /proc."""
     path = Path("/proc/cpuinfo")
     if not path.exists():
         return {}
@@ -77,7 +76,7 @@ def _cpuinfo() -> dict[str, str]:
 
 
 def _gpus() -> tuple[Gpu, ...]:
-    """What `nvidia-smi` lists; none without it or when it fails or answers `N/A`."""
+    """GPUs listed by `nvidia-smi`; none if it is missing, fails or answers `N/A`."""
     if shutil.which("nvidia-smi") is None:
         return ()
     query = ["nvidia-smi", "--query-gpu=name,memory.total,compute_cap", "--format=csv,noheader,nounits"]

@@ -1,4 +1,4 @@
-"""A Plan: how the run is laid out on devices. Pure data, made on a laptop, executed by `parallel`."""
+"""A Plan: the layout of a run on devices. Pure data, made on any machine, executed by `parallel`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .forecast import Memory, Precision
 FORMAT = 4
 SEALED_SINCE = 3
 FILE = "plan.json"
-REMEDY = "run `ropewalk run` with the recipe again, which makes it anew; a plan is changed in the recipe"
+REMEDY = "run `ropewalk run` with the recipe again, which writes a new plan; to change a plan, edit the recipe"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,7 +30,7 @@ class Plan:
     batch_size: int
     microbatch_size: int
     sequence_length: int | None = None
-    """Tokens of the rows that the above count; shorter rows are taken more at a time. None: rows of any length."""
+    """Tokens per sequence at these sizes; microbatches have more of shorter sequences. None: any length."""
     pipeline: int = 1
     replicate: int = 1
     shard: int = 1
@@ -40,7 +40,7 @@ class Plan:
     deterministic: bool = False
     fp8: Fp8 = "quicker"
     tuning: Switch = "auto"
-    # Below: as in `Parallel`.
+    # The fields below are those of `Parallel`.
     zero: Literal[0, 1, 2, 3] = 0
     """0 where `shard` is 1."""
     sequence: bool = False
@@ -48,10 +48,10 @@ class Plan:
     schedule: ScheduleKind = "1f1b"
     chunks: int = 1
     stages: tuple[tuple[int, ...], ...] = ()
-    """The layers of every stage; empty without a pipeline. Stage s lies on pipeline rank s modulo `pipeline`."""
+    """Layers of every pipeline stage; empty without a pipeline. Stage s runs on pipeline rank s modulo `pipeline`."""
     recompute: Recompute = "none"
     recompute_bytes: int | None = None
-    """Memory for activations that `auto` may use."""
+    """Memory for saved activations with `recompute` auto."""
     saved_activations: Activations = "whole"
     partition_activations: bool = False
     offload: tuple[Offload, ...] = ()
@@ -67,37 +67,37 @@ class Plan:
 
     @property
     def data(self) -> int:
-        """Ranks that read different rows."""
+        """Data-parallel ranks, which read different sequences."""
         return self.replicate * self.shard
 
     @property
     def world(self) -> int:
-        """Processes."""
+        """The number of processes."""
         return self.pipeline * self.replicate * self.shard * self.context * self.tensor
 
     @property
     def microbatches(self) -> int:
-        """Forward and backward passes in one step of one data rank."""
+        """Microbatches per step and data-parallel rank."""
         return self.batch_size // (self.microbatch_size * self.replicate * self.shard)
 
     def microbatch_size_of(self, length: int) -> int:
-        """Rows of `length` tokens in one microbatch: as many tokens as in its full rows."""
+        """Sequences of `length` tokens in one microbatch, with as many tokens as at full length."""
         return self.microbatch_size * ((self.sequence_length or length) // length)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PhasePlan:
-    """The plan of one phase of a run, with what it was made from and what it will need."""
+    """The plan of one phase, with its model, memory forecast and length."""
 
     plan: Plan
     spec: Spec
-    """The model of this phase, with its longest row."""
+    """The model of this phase, with its longest sequence length."""
     memory: Memory
     steps: int
     tokens: int
     """Tokens of the whole phase."""
     trained: tuple[str, ...] | None = None
-    """Parameters that are trained; None: all of them."""
+    """Trained parameters; None: all."""
 
     @property
     def flops(self) -> int:
@@ -105,7 +105,7 @@ class PhasePlan:
         return self.tokens * self.spec.flops_per_token("causal", trained=self.trained)
 
     def tree(self) -> dict[str, Any]:
-        """Plain values for JSON, with what follows from them under `derived`."""
+        """Plain values for JSON, with derived values under `derived`."""
         derived = {
             "parameters": self.spec.parameters(),
             "flops_per_token": self.spec.flops_per_token(trained=self.trained),
@@ -117,7 +117,7 @@ class PhasePlan:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Planned:
-    """The plans of a run, one a phase."""
+    """The plans of a run, one per phase."""
 
     phases: tuple[PhasePlan, ...]
 
@@ -167,7 +167,7 @@ def save_plan(run: Path, planned: Planned) -> None:
 
 
 def load_plan(run: Path) -> Planned:
-    """The plan that was saved in `run`; DamagedFile when it is not what was written."""
+    """The plan saved in `run`; DamagedFile if it was changed after saving."""
     path = run / FILE
     tree = read_sealed(
         path,
@@ -196,11 +196,11 @@ def _phase(tree: dict[str, Any]) -> PhasePlan:
 
 def _plan(tree: dict[str, Any]) -> Plan:
     stages, offload = tree.get("stages", ()), tree.get("offload", ())
-    tree = {PLAN.get(key, key): value for key, value in tree.items()}  # as formats before 4 named them
+    tree = {PLAN.get(key, key): value for key, value in tree.items()}  # keys of formats before 4
     return Plan(**{**tree, "stages": tuple(tuple(layers) for layers in stages), "offload": tuple(offload)})
 
 
 def _list_of_phases(tree: dict[str, Any]) -> dict[str, Any]:
-    """Format 1 knew one phase, without its tokens."""
+    """Format 1 had a single phase, without its tokens."""
     phase = {key: tree[key] for key in ("plan", "spec", "memory", "steps")}
     return {"format": 2, "phases": [{**phase, "tokens": tree["derived"]["tokens"], "trained": None}]}

@@ -1,6 +1,6 @@
-"""How fast a machine trains: a matmul that is timed, or a GPU's data sheet, and what training makes of either.
+"""Estimates a machine's training speed from a timed matmul or a GPU's data sheet, and the share that training reaches.
 
-An estimate for sizing a run before anything exists. What a run then takes says its own progress.
+For sizing a run before anything exists; a run reports its own speed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ropewalk.model.spec import Spec
 from .machine import Gpu, Machine
 
 ASSUMED_GPU = Gpu(name="RTX 4090 (assumed)", memory_bytes=24 << 30, capability=8.9)
-"""Planned for when a GPU is asked for and none is there."""
+"""Assumed when a GPU is requested and none is present."""
 
 _TFLOPS = {
     "B200": 2250,
@@ -43,40 +43,39 @@ _TFLOPS = {
     "V100": 125,
     "T4": 65,
 }
-"""Dense bfloat16 (float16 where there is none) with sums in float32, by data sheet; the first name that fits counts."""
+"""Dense bfloat16 (else float16) with float32 accumulation, from data sheets; the first matching name counts."""
 _TFLOPS_BY_CAPABILITY = ((9.0, 500), (8.9, 100), (8.0, 70), (0.0, 30))
 _GPU_SHARE = 0.4
-"""Of the data sheet that a model of 768 features and more reaches; 124M reaches 47 % of it on an H200."""
+"""Share of the data sheet's FLOP/s that models of width 768 and more reach; 124M reaches 47 % on an H200."""
 _LAYER_S, _STEP_S = 1.5e-3, 5e-3
-"""The least that a layer and the rest of a step take on a GPU, however small."""
+"""Minimum time of a layer and of the rest of a step on a GPU."""
 _BF16 = (1.3, 90)
 _FP32 = (0.62, 65)
-"""(a, b): training in this precision reaches a W / (W + b) times the speed of a large float32 matmul, W the width. One
+"""(a, b): training in this precision reaches a W / (W + b) times the speed of a large float32 matmul for width W. One
 core of an EPYC: 0.54 at a width of 64, 0.75 at 128, 1.2 at 256 in bfloat16, 0.41 at 128 in float32 (docs/log.md)."""
 _RUN_SHARE = 0.7
-"""Of the time of a run that is spent in steps: the rest validates, saves and reads."""
+"""Share of a run's time spent in steps; the rest is validation, saving and reading."""
 _CORE_LOSS = 0.05
-"""What each further core loses of all of them: 8 cores are worth 6, 64 are worth 15; small models have little to
-share."""
-_PRODUCT = 512
-"""Rows and columns of the products that are timed: large enough for full speed, small enough for the cache."""
+"""Loss per additional core: 8 cores count as 6, 64 as 15, since small models parallelize poorly."""
+_MATMUL = 512
+"""Rows and columns of the timed matmul: large enough for full speed, small enough for the cache."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speed:
-    """What a machine can do."""
+    """A machine's speed."""
 
     device: Literal["cpu", "cuda"]
     flops: float
-    """FLOP/s of large matrix products: float32 on a CPU, bfloat16 on a GPU."""
+    """FLOP/s of large matmuls: float32 on a CPU, bfloat16 on a GPU."""
     words: str
-    """The machine and where the figure is from, for people."""
+    """The machine and the source of the figure, in words."""
     bf16: bool = False
-    """On a CPU: whether bfloat16 is in hardware."""
+    """Whether a CPU has bfloat16 in hardware."""
     memory_bytes: int = 8 << 30
 
     def tokens_per_s(self, spec: Spec, *, batch_tokens: int) -> float:
-        """Tokens a second of a run, validation and saving included."""
+        """Tokens per second of a run, including validation and saving."""
         flops = _token_flops(spec)
         if self.device == "cuda":
             work_s = batch_tokens * flops / (self.flops * _GPU_SHARE * min(1.0, spec.width / 768))
@@ -86,8 +85,8 @@ class Speed:
 
 
 def speed_of(machine: Machine, *, gpu: bool = False, seconds: float = 0.3) -> Speed:
-    """The speed of this machine: its GPU's by data sheet where it has one, else its cores', measured in so many
-    seconds. With `gpu` and none there, that of the assumed one."""
+    """The speed of `machine`: its GPU's from the data sheet, else its cores', measured within `seconds`. With `gpu` and
+    no GPU present, that of an assumed one."""
     if gpu or machine.gpus:
         chosen = machine.gpus[0] if machine.gpus else ASSUMED_GPU
         flops = 1e12 * _tflops(chosen)
@@ -95,23 +94,22 @@ def speed_of(machine: Machine, *, gpu: bool = False, seconds: float = 0.3) -> Sp
         return Speed(device="cuda", flops=flops, words=words, bf16=True, memory_bytes=chosen.memory_bytes)
     core_flops = measured_core_flops(seconds)
     cores = f"{machine.cores} core{'s' if machine.cores > 1 else ''}"
-    words = f"{machine.processor}, {cores}, {core_flops / 1e9:,.0f} GFLOP/s a core measured"
+    words = f"{machine.processor}, {cores}, {core_flops / 1e9:,.0f} GFLOP/s per core measured"
     flops = core_flops * machine.cores / (1 + _CORE_LOSS * (machine.cores - 1))
     return Speed(device="cpu", flops=flops, words=words, bf16=machine.bf16, memory_bytes=machine.memory_bytes)
 
 
 def measured_core_flops(seconds: float) -> float:
-    """FLOP/s of a float32 matmul on one core, which other work on the machine makes little slower: CPU time counts, and
-    the quickest of those that fit into so many seconds. In a process of its own, since the threads of a matmul cannot
-    be changed once numpy is there."""
+    """FLOP/s of a float32 matmul on one core: the fastest within `seconds` by CPU time, which other work on the machine
+    affects little. In its own process, since numpy's matmul threads are fixed once numpy is loaded."""
     command = [sys.executable, "-m", __name__, str(seconds)]
     done = subprocess.run(command, env=one_thread(), capture_output=True, text=True, timeout=120, check=True)
     return float(done.stdout)
 
 
 def _quickest(seconds: float) -> float:
-    """CPU seconds of the quickest product, of three at least."""
-    factor = np.full((_PRODUCT, _PRODUCT), 0.5, np.float32)
+    """CPU seconds of the fastest of at least three matmuls."""
+    factor = np.full((_MATMUL, _MATMUL), 0.5, np.float32)
     out = np.empty_like(factor)
     best = float("inf")
     start, number = time.thread_time(), 0
@@ -135,4 +133,4 @@ def _tflops(gpu: Gpu) -> float:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(f"{2.0 * _PRODUCT**3 / _quickest(float(sys.argv[1]))}\n")
+    sys.stdout.write(f"{2.0 * _MATMUL**3 / _quickest(float(sys.argv[1]))}\n")

@@ -103,7 +103,7 @@ def test_all_mistakes_are_told_at_once(tiny: Path, call: Call) -> None:
 @pytest.mark.parametrize(
     ("written", "line", "fragment"),
     [
-        ('recompute = "full"\nsaved_activations = "8-bit"', 'saved_activations = "8-bit"', "leave one of them out"),
+        ('recompute = "full"\nsaved_activations = "8-bit"', 'saved_activations = "8-bit"', "drop one of them"),
         ("tensor = 3", "tensor = 3", "3"),
         ("replicate = 3", "", "cannot share `train.batch_size` (4) evenly"),
     ],

@@ -91,11 +91,11 @@ def test_a_row_of_one_document_costs_what_the_model_says(layers: int, length: in
 @pytest.mark.parametrize(
     ("settings_", "message"),
     [
-        ({"exact": True, "balance": True, "shard": 2}, "`parallel.exact` fixes which rows are added up first"),
-        ({"exact": True, "devices": 2}, "`parallel.exact` holds for processes"),
-        ({"devices": 2, "shard": 2}, "`parallel.devices` is for one process"),
+        ({"exact": True, "balance": True, "shard": 2}, "`parallel.exact` does not work with `parallel.balance`"),
+        ({"exact": True, "devices": 2}, "`parallel.exact` does not work with `parallel.devices`"),
+        ({"devices": 2, "shard": 2}, "`parallel.devices` needs a single process"),
         ({"devices": 3}, "3 devices cannot share the 8 microbatches of a step evenly"),
-        ({"devices": 2, "offload": ("optimizer",)}, "`parallel.devices` knows no offload"),
+        ({"devices": 2, "offload": ("optimizer",)}, "`parallel.devices` does not support offload"),
     ],
 )
 def test_what_does_not_go_together_is_refused(settings_: dict[str, object], message: str) -> None:

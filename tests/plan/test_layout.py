@@ -1,4 +1,4 @@
-"""What is said of settings that do not fit together: the true reason, and only remedies that are one."""
+"""Errors about settings that do not fit together give the true reason, and only remedies that help."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ropewalk.plan.plan import Plan
 from tests.tiny import small_spec
 
 
-def said(**settings: Any) -> str:
+def found(**settings: Any) -> str:
     plan = Plan(device="cpu", precision="fp32", batch_size=4, microbatch_size=2, **settings)
     return "\n".join(problems(plan, small_spec()))
 
@@ -19,27 +19,25 @@ def said(**settings: Any) -> str:
 @pytest.mark.parametrize(
     "settings", [{"saved_activations": "8-bit"}, {"saved_activations": "packed"}, {"offload": ("activations",)}]
 )
-def test_recomputation_is_no_remedy_where_something_else_hinders_compiling(settings: dict[str, Any]) -> None:
-    assert said(compile=True, **settings).endswith("must see; leave it to `auto`")
-    assert said(compile=True, recompute="full", **settings) != ""
+def test_recomputation_is_no_remedy_where_something_else_prevents_compiling(settings: dict[str, Any]) -> None:
+    assert found(compile=True, **settings).endswith("need the inside of a block; use `auto`")
+    assert found(compile=True, recompute="full", **settings) != ""
 
 
 @pytest.mark.parametrize("recompute", ["attention", "auto"])
 def test_full_recomputation_is_a_remedy_where_it_makes_compiling_possible(recompute: str) -> None:
-    assert said(compile=True, recompute=recompute).endswith("leave it to `auto`, or set `parallel.recompute` full")
-    assert said(compile=True, recompute="full") == ""
+    assert found(compile=True, recompute=recompute).endswith("use `auto`, or set `parallel.recompute` full")
+    assert found(compile=True, recompute="full") == ""
 
 
 @pytest.mark.parametrize("recompute", ["full", "auto"])
-def test_why_blocks_with_packed_activations_are_not_computed_again(recompute: str) -> None:
-    eight = said(saved_activations="8-bit", recompute=recompute)
-    assert (
-        f"`parallel.recompute` {recompute}: a block computed again from rounded inputs would be another block" in eight
-    )
-    packed = said(saved_activations="packed", recompute=recompute)
-    assert "one that is computed again keeps its input alone" in packed
+def test_packed_activations_and_recomputation_are_refused_with_the_reason(recompute: str) -> None:
+    eight = found(saved_activations="8-bit", recompute=recompute)
+    assert f"`parallel.recompute` {recompute}: recomputing a block from rounded inputs would change its result" in eight
+    packed = found(saved_activations="packed", recompute=recompute)
+    assert "a recomputed block saves only its input" in packed
 
 
 @pytest.mark.parametrize("settings", [{"tensor": 2}, {"tensor": 2, "sequence": True}, {"context": 2}], ids=str)
 def test_blocks_that_communicate_may_be_compiled(settings: dict[str, Any]) -> None:
-    assert said(compile=True, **settings) == ""
+    assert found(compile=True, **settings) == ""

@@ -19,11 +19,11 @@ from ropewalk.base.progress import Progress, Silent
 from ropewalk.load.cache.simulate import hits_per_epoch
 from ropewalk.load.forecast import MEDIUMS, Forecast, forecast, on_medium
 from ropewalk.load.remedies import Remedy, cheapest, remedies, what_ifs, with_cores
-from ropewalk.plan.machine import this_machine
+from ropewalk.plan.machine import available_memory
 
 from ..run_or_recipe import RecipeLike, given
 from ..start_from.start_from import RUNS
-from .data_probe import PAGE_READ, Examined, available_bytes, examine, examine_media
+from .data_probe import PAGE_READ, Examined, examine, examine_media
 from .predictions import last_error, read_record, remember, tuning_is_stale
 
 
@@ -89,7 +89,7 @@ def doctor_data(
         "cheapest": _remedy(best) if best else None,
         "reading": reading(examined),
         "caches": caches(
-            memory_bytes=available_bytes(this_machine()) if memory_bytes is None else float(memory_bytes),
+            memory_bytes=float(available_memory()) if memory_bytes is None else float(memory_bytes),
             data_bytes=examined.facts.data_bytes if data_bytes is None else float(data_bytes),
         ),
         "media": [

@@ -23,7 +23,7 @@ from ropewalk.load.forecast import Rates, Setup, cache_hits
 from ropewalk.load.gather import RowForm
 from ropewalk.load.media.config import Media
 from ropewalk.load.remedies import Facts
-from ropewalk.plan.machine import Machine, this_machine
+from ropewalk.plan.machine import available_memory, this_machine
 from ropewalk.prepare.pipeline import Prepared
 from ropewalk.prepare.pipeline import prepare as prepare_data
 from ropewalk.store.compression import compress, decompress
@@ -90,7 +90,7 @@ def examine(meant: Given, *, tokens_per_s: float | None, progress: Progress) -> 
         with contextlib.closing(pace.Bench(settings)) as bench:
             alone = bench.alone(seconds=STEP_SECONDS)
         compute, step_jitter, step_from = alone.tokens_per_s, alone.jitter, f"{alone.steps} steps just now"
-    facts = _facts(settings, prepared, files, machine, mapped=data.mapped)
+    facts = _facts(settings, prepared, files, mapped=data.mapped)
     batch_tokens = phase.batch_size * phase.sequence_length
     requests = settings.load.remote.max_requests
     rates = Rates(
@@ -110,7 +110,7 @@ def examine(meant: Given, *, tokens_per_s: float | None, progress: Progress) -> 
         cores=machine.cores,
         requests=requests,
         ahead=_ahead(settings, facts),
-        hits=_hits(settings, facts, machine, mapped=data.mapped),
+        hits=_hits(settings, facts, mapped=data.mapped),
         joined=data.mapped,
         copies_in_step=True,
         cores_of_step=0 if device.type == "cuda" else machine.cores,
@@ -212,7 +212,7 @@ def _files(prepared: Prepared, settings: Settings) -> Iterator[Path]:
             yield prepared.folder / shard.file
 
 
-def _facts(settings: Settings, prepared: Prepared, files: Sequence[Path], machine: Machine, *, mapped: bool) -> Facts:
+def _facts(settings: Settings, prepared: Prepared, files: Sequence[Path], *, mapped: bool) -> Facts:
     phase = settings.phases[0]
     manifest = prepared.manifest
     token_bytes = 2 if manifest.dtype == "uint16" else 4
@@ -230,7 +230,7 @@ def _facts(settings: Settings, prepared: Prepared, files: Sequence[Path], machin
         request_bytes=request,
         read_bytes_per_token=request / phase.sequence_length if alone else float(token_bytes),
         epochs=max(1.0, trained / max(1, tokens)),
-        memory_bytes=available_bytes(machine) / 2 if remote else 0.0,
+        memory_bytes=available_memory() / 2 if remote else 0.0,
         disk_bytes=shutil.disk_usage(Path.cwd()).free / 2 if remote else 0.0,
         compression=ratio,
         decompress=decompress_bytes_per_s / token_bytes,
@@ -253,26 +253,17 @@ def _compression(files: Sequence[Path]) -> tuple[float, float]:
     return len(sample) / len(packed), len(sample) / max(time.perf_counter() - start, 1e-9)
 
 
-def _hits(settings: Settings, facts: Facts, machine: Machine, *, mapped: bool) -> float:
+def _hits(settings: Settings, facts: Facts, *, mapped: bool) -> float:
     """Share of reads served by a cache: for memory-mapped shards by the page cache, already in the first epoch if they
     are verified."""
     if not mapped:
         cache = settings.load.cache
         room = cache.ram_bytes + (cache.disk_bytes if cache.disk else 0) if cache and cache.policy != "once" else 0
         return cache_hits(room, facts.data_bytes, epochs=facts.epochs)
-    held = hits_per_epoch(memory_bytes=available_bytes(machine), data_bytes=facts.data_bytes).page_cache
+    held = hits_per_epoch(memory_bytes=available_memory(), data_bytes=facts.data_bytes).page_cache
     return held if settings.load.verify == "open" else held * (1.0 - 1.0 / facts.epochs)
 
 
 def _ahead(settings: Settings, facts: Facts) -> int:
     """Batches prefetched beside that of the step: as many as fit, at least one."""
     return max(1, min(AHEAD_BATCHES, int(settings.load.prefetch_bytes / facts.batch_bytes)) - 1)
-
-
-def available_bytes(machine: Machine) -> float:
-    """Memory that the system can use as a cache."""
-    path = Path("/proc/meminfo")
-    if not path.exists():
-        return machine.memory_bytes / 2
-    fields = dict(line.split(":", 1) for line in path.read_text().splitlines())
-    return min(float(machine.memory_bytes), 1024.0 * int(fields["MemAvailable"].split()[0]))

@@ -16,7 +16,7 @@ import xxhash
 
 import ropewalk
 from ropewalk.config.ranks import Ranks
-from ropewalk.plan.machine import memory_limits, this_machine
+from ropewalk.plan.machine import available_memory, this_machine
 
 SHARED_MEMORY = Path("/dev/shm")
 GPU_FIELDS = {
@@ -94,19 +94,11 @@ def _host() -> dict[str, Any]:
         "cores": machine.cores,
         "threads": torch.get_num_threads(),
         "memory_bytes": machine.memory_bytes,
-        "available_bytes": _available_bytes(machine.memory_bytes),
+        "available_bytes": available_memory(),
         "shared_memory_bytes": shutil.disk_usage(SHARED_MEMORY).free if SHARED_MEMORY.is_dir() else 0,
         "open_files": unlimited if hard == resource.RLIM_INFINITY else hard,
         "open_files_now": unlimited if soft == resource.RLIM_INFINITY else soft,
     }
-
-
-def _available_bytes(total: int) -> int:
-    """Memory available without swapping, within a container's limit."""
-    info = Path("/proc/meminfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    found = [int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:")]
-    return min([*found, *memory_limits(), total])
 
 
 def _gpu(place: Ranks, smi: dict[str, dict[str, Any]]) -> dict[str, Any]:

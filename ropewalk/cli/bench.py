@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-import click
 import typer
 
 from ropewalk import flow
@@ -20,6 +19,12 @@ app = verb(
 
     Example: ropewalk bench train --size tiny --steps 3"""
 )
+
+
+def _optimizer(name: str) -> str:
+    if name not in OPTIMIZERS:
+        raise typer.BadParameter(f"no optimizer `{name}`; there are {', '.join(OPTIMIZERS)}")
+    return name
 
 
 @app.callback()
@@ -58,7 +63,8 @@ def train(
         typer.Option(
             "--optimizer",
             help="Optimizer, as train.optimizer.kind; a peer always uses AdamW.",
-            click_type=click.Choice(list(OPTIMIZERS)),
+            parser=_optimizer,
+            metavar="|".join(OPTIMIZERS),
         ),
     ] = "adamw",
     recompute: Annotated[

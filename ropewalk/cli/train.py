@@ -27,10 +27,10 @@ def train(
     nproc: Nproc = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Resolve, check, print the plan and stop.")] = False,
     detach: Annotated[
-        bool, typer.Option("--detach", help="Train in a process of its own that outlives this one.")
+        bool, typer.Option("--detach", help="Train in a separate process that outlives this one.")
     ] = False,
     profile: Annotated[
-        bool, typer.Option("--profile", help="Profile the step: print a table, write a trace into the run.")
+        bool, typer.Option("--profile", help="Profile the step: print a table and write a trace into the run.")
     ] = False,
     profile_steps: Annotated[
         int | None,
@@ -45,7 +45,7 @@ def train(
         bool,
         typer.Option(
             "--verify",
-            help="Do not train; compare three steps of the plan (of a large model, a part) with one device in float64.",
+            help="Do not train; compare three float64 steps of the plan (of part of a large model) with one device.",
         ),
     ] = False,
     timeline: Annotated[
@@ -59,14 +59,14 @@ def train(
 
     Continues from the newest checkpoint: there is no resume, the same command continues. A finished run continues
     with more steps: ropewalk train runs/books train.steps=800. With --nproc several processes share the work as
-    [parallel] says; under torchrun, srun or mpirun it uses the processes they launched.
+    configured in [parallel]; under torchrun, srun or mpirun it uses the processes they launched.
     """
     settings = [*(overrides or ()), *([f"train.timeline_steps={timeline}"] if timeline else [])]
     profile = profile or profile_steps is not None
     if profile and detach:
-        raise UserError("--profile prints a table at the end, which a detached process cannot; leave one of them out")
+        raise UserError("--profile prints a table at the end, which a detached process cannot do; drop one of them")
     if verify and (profile or detach):
-        raise UserError("--verify trains nothing; leave out --profile and --detach")
+        raise UserError("--verify does not train; leave out --profile and --detach")
     if dry_run:
         planned = flow.plan(recipe, settings, runs=runs, nproc=nproc)
         emit(planned, as_json=json, text=plan_text(planned))

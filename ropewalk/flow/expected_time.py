@@ -1,8 +1,7 @@
-"""How long a plan's training will take, as an interval with its reasons.
+"""Estimates the training time of a plan, as an interval with its basis.
 
-The speed is that of a matmul timed on this machine, or of its GPU's data sheet, and what training makes of it
-(plan/speed.py). Finished runs of this machine correct the estimate by how much quicker or slower they were than
-estimated, and how much they differ makes the interval.
+The speed comes from a matmul timed on this machine or from its GPU's data sheet (plan/speed.py). Finished runs on this
+machine correct it by their ratio of actual to estimated speed; the spread of these ratios gives the interval.
 """
 
 from __future__ import annotations
@@ -31,47 +30,47 @@ from ropewalk.plan.speed import Speed, speed_of
 FILE = "speed.json"
 FORMAT = 1
 MEASURE_S = 0.05
-"""For three products; what starting a process for them takes comes on top."""
+"""For three matmuls, without the start of their process."""
 KEEP_S = 7 * 86400.0
-"""How long a measured speed is used."""
+"""Lifetime of a measured speed."""
 MOST_RUNS = 20
 UNTRIED = (0.6, 2.5)
-"""What training reaches of the estimated speed where no run has told. Six models of 32 to 384 features reached 1.4 to
-2.8 by the CPU time of their steps on one core of an EPYC; several cores, validating and saving make it less."""
+"""Ratio of actual to estimated speed without earlier runs. Six models of width 32 to 384 reached 1.4 to 2.8 by the CPU
+time of their steps on one core of an EPYC; several cores, validation and saving lower it."""
 LAYER_S, MICROBATCH_S = 1.5e-3, 3e-3
-"""The least that a layer and the rest of a microbatch take on a CPU, however few tokens there are."""
+"""Minimum time of a layer and of the rest of a microbatch on a CPU."""
 MARGIN = 1.25
-"""By which the next run may be quicker or slower than all before it."""
+"""Factor by which the next run may be faster or slower than all earlier ones."""
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExpectedTime:
-    """Seconds of training; preparing before it and evaluating after it come on top."""
+    """Seconds of training, without preparation and evaluation."""
 
     low_s: float
     high_s: float
     basis: str
-    """What the interval was made from, in words."""
+    """The source of the interval, in words."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Past:
-    """A finished run of this machine: its speed over what was estimated for it."""
+    """A finished run on this machine: the ratio of its speed to the estimate."""
 
     name: str
     low: float
-    """With validating and saving."""
+    """Including validation and saving."""
     high: float
-    """Of its steps alone."""
+    """Of its steps only."""
     same: bool
-    """Whether its model is the one that is planned."""
+    """Whether it has the planned model."""
 
 
 def expected_time(planned: Planned, machine: Machine, *, runs: Path, speed: Speed | None = None) -> ExpectedTime | None:
-    """The training time of `planned` on `machine`; `runs` holds earlier runs, `speed` is measured when not given. None
-    where it cannot be measured."""
+    """The training time of `planned` on `machine`, using earlier runs in `runs`; measures `speed` by default. None if
+    that fails."""
     device = planned.phases[0].plan.device
     if speed is None:
         try:
@@ -92,25 +91,24 @@ def expected_time(planned: Planned, machine: Machine, *, runs: Path, speed: Spee
 
 
 def _speed(machine: Machine) -> Speed:
-    """The speed of `machine`, which is measured once a week: starting a process for it takes longer than planning."""
+    """The speed of `machine`, measured once a week: starting a process for it takes longer than planning."""
     known = f"{machine}, numpy {np.__version__}"
     kept = read_speed(cache_folder(), known)
     if kept is None:
         kept = speed_of(machine, seconds=MEASURE_S)
-        with contextlib.suppress(StorageError):  # then it is measured the next time
+        with contextlib.suppress(StorageError):  # it is measured again next time
             keep_speed(cache_folder(), known, kept)
     return kept
 
 
 def keep_speed(folder: Path, known: str, speed: Speed) -> None:
-    """Keeps what was measured on the machine `known`."""
+    """Saves the measured speed of the machine `known`."""
     value = {"format": FORMAT, "machine": known, "time": time.time(), "speed": dataclasses.asdict(speed)}
     write_sealed(folder / FILE, value)
 
 
 def read_speed(folder: Path, known: str) -> Speed | None:
-    """What was measured on the machine `known` not long ago; None when there is nothing or, with a warning, when it is
-    damaged."""
+    """The saved speed of the machine `known`; None if there is none, it is too old or, with a warning, damaged."""
     path, remedy = folder / FILE, "this machine is measured again"
     try:
         kept = read_sealed(path, what="speed", remedy=remedy, current=FORMAT, sealed_since=FORMAT)
@@ -124,7 +122,7 @@ def read_speed(folder: Path, known: str) -> Speed | None:
 
 
 def _seconds(phase: PhasePlan, speed: Speed) -> float:
-    """By the estimate alone."""
+    """The estimate without earlier runs."""
     plan, spec = phase.plan, phase.spec
     speed = dataclasses.replace(speed, bf16=plan.precision not in ("fp32", "fp16"))
     if speed.device == "cuda":
@@ -138,8 +136,8 @@ def _seconds(phase: PhasePlan, speed: Speed) -> float:
 
 
 def _past(runs: Path, planned: Planned, machine: Machine, speed: Speed) -> list[_Past]:
-    """The finished runs in `runs` that this machine made with the device, precision and number of processes of
-    `planned`, the newest first."""
+    """This machine's finished runs in `runs` with the device, precision and number of processes of `planned`, newest
+    first."""
     if not runs.is_dir():
         return []
     found = []
@@ -148,7 +146,7 @@ def _past(runs: Path, planned: Planned, machine: Machine, speed: Speed) -> list[
         try:
             run = _run(folder, load_plan(folder), planned, machine, speed)
         except (DataError, StorageError, OSError, ArithmeticError, LookupError, TypeError):
-            continue  # damaged, or of another version: another one tells as much
+            continue  # damaged, or of another version
         found += [run] if run else []
     return found
 

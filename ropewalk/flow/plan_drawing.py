@@ -1,4 +1,4 @@
-"""A recipe's pipeline drawn before it runs: `ropewalk plan draw`."""
+"""`plan draw`: draws a recipe's pipeline schedule without running it."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def draw_plan(
     chunks: int | None = None,
     microbatches: int | None = None,
 ) -> dict[str, Any]:
-    """Simulates the pipeline of a recipe's last phase and draws it as SVG; where it lies, and the figures in it.
+    """Simulates the pipeline of a recipe's last phase and draws it as SVG; returns its path and figures.
 
-    What is given replaces what the plan says. Stages take as long as their FLOPs, messages take no time.
+    Arguments override the plan. Stage times are proportional to FLOPs; messages take no time.
     """
     meant = given(recipe, overrides)
     meant.check_inputs()
@@ -69,7 +69,7 @@ def _asked(
     if ranks == 1:
         raise UserError("this recipe has no pipeline to draw; set `parallel.pipeline`, or try one with --ranks 4")
     if chunks is None:
-        # As `parallel.chunks` left out: the plan's own number belongs to the plan's own schedule.
+        # The default of `parallel.chunks`: the plan's own number belongs to the plan's own schedule.
         chunks = plan.chunks if kind == plan.schedule else 1
         chunks = max(2, chunks) if kind == "interleaved" else chunks
     return kind, Shape(ranks=ranks, chunks=chunks, microbatches=microbatches or plan.microbatches)
@@ -86,7 +86,7 @@ def _mean(times: Sequence[StageTimes]) -> StageTimes:
 def _drawing(
     kind: str, shape: Shape, split: Split, simulated: Simulation, *, equal: float | None, unit: float
 ) -> Drawing:
-    """The simulation as plain values, its time counted in `unit`."""
+    """The simulation as plain values, with time in units of `unit`."""
     closed = "" if equal is None else f"; {equal:.1%} in closed form for equal stages"
     stages = f", {shape.chunks} stages each" if shape.chunks > 1 else ""
     lanes = [

@@ -7,7 +7,7 @@ from math import prod
 from typing import Literal
 
 from ropewalk.base.errors import UserError
-from ropewalk.base.progress import amount
+from ropewalk.base.progress import amount, counted
 from ropewalk.model.spec import Spec
 
 from .config import Layout, Parallel, Recompute
@@ -32,11 +32,11 @@ def choose(
     tokens: int | None = None,
     trained: tuple[str, ...] | None = None,
 ) -> PhasePlan:
-    """The plan of a phase: the device, the degrees of `parallel` for so many `processes` (None: what they multiply to),
-    and the largest microbatch whose forecast fits the memory of a rank.
+    """The plan of a phase: the device, the degrees of `parallel` for `processes` (None: their product), and the largest
+    microbatch whose memory forecast fits a rank.
 
-    `spec` has the phase's row length; `tokens` is given where ramps make it less than all steps in full; `trained`
-    where not every parameter is.
+    `spec` has the phase's sequence length; `tokens` is less than that of full steps where ramps shorten them; `trained`
+    names the trained parameters if not all are.
     """
     device = layout.device
     if device == "auto":
@@ -46,7 +46,7 @@ def choose(
     parallel = parallel or Parallel()
     sides = degrees(parallel, processes)
     world, readers = prod(sides.values()), sides["replicate"] * sides["shard"] * parallel.devices
-    # Processes on the CPU of one machine share its memory, and so do its threads; each GPU has its own.
+    # Processes and threads on a CPU share its memory; each GPU has its own.
     share = machine.gpus[0].memory_bytes if device == "cuda" else machine.memory_bytes // (world * parallel.devices)
     budget = layout.memory_bytes or round(0.8 * share)
     if precision == "auto":
@@ -100,31 +100,31 @@ def choose(
     needed, least = needed_with(rows), needed_with(rows, "full")
     plan = planned_with(rows)
     if parallel.recompute == "auto":
-        # What the rest of the memory leaves for activations.
+        # The memory that is left for activations.
         left = max(0, budget - needed.total + needed.activations)
         plan = dataclasses.replace(plan, recompute_bytes=left)
         kept = min(needed.activations, left)
         needed = least if least.total > budget else dataclasses.replace(needed, activations=kept)
     if needed.total > budget:
-        again = least.total <= budget and parallel.saved_activations == "whole"
-        raise UserError(_does_not_fit(needed, budget, rows, again=again))
+        recompute_fits = least.total <= budget and parallel.saved_activations == "whole"
+        raise UserError(_does_not_fit(needed, budget, rows, recompute_fits=recompute_fits))
     read = steps * batch_size * spec.sequence_length if tokens is None else tokens
     return PhasePlan(plan=plan, spec=spec, memory=needed, steps=steps, tokens=read, trained=trained)
 
 
 CPU_MICROBATCH_TOKENS = 4096
-"""On a CPU a larger microbatch gains nothing (the matrices are big enough) and loses cache: flat above this."""
+"""Largest useful microbatch on a CPU: the matrices are big enough, and larger ones miss the cache."""
 
 
 EXACT_MICROBATCHES = 8
-"""Microbatches of a step in exact mode, whatever the number of ranks: up to so many may share them."""
+"""Microbatches per step in exact mode for any number of ranks; also the most ranks that can share a step."""
 
 
 def _candidates(spec: Spec, rank_rows: int, device: str, *, parallel: Parallel, batch_size: int) -> list[int]:
-    """Rows of a microbatch worth trying, largest first."""
+    """Microbatch sizes to try, largest first."""
     if parallel.exact:
         return [max(1, batch_size // EXACT_MICROBATCHES)]
-    # A pipeline wants several microbatches a rank: with four the bubble is at most (p - 1) / (p + 3).
+    # A pipeline needs several microbatches per rank: with four the bubble is at most (p - 1) / (p + 3).
     least = 4 * parallel.pipeline if parallel.pipeline > 1 else 1
     most = max(1, rank_rows // least)
     if parallel.pipeline > 1 and parallel.schedule == "interleaved":
@@ -138,15 +138,14 @@ def _candidates(spec: Spec, rank_rows: int, device: str, *, parallel: Parallel, 
     return divisors
 
 
-def _does_not_fit(needed: Memory, budget: int, rows: int, *, again: bool) -> str:
-    """`again`: it would fit if blocks were computed again."""
+def _does_not_fit(needed: Memory, budget: int, rows: int, *, recompute_fits: bool) -> str:
     parts = ", ".join(f"{name} {amount(value, 'B')}" for name, value in dataclasses.asdict(needed).items())
-    remedy = "set a smaller `plan.microbatch_size`" if rows > 1 else "choose a smaller model or a shorter row"
+    remedy = "set a smaller `plan.microbatch_size`" if rows > 1 else "choose a smaller model or shorter sequences"
     if needed.weights + needed.gradients + needed.optimizer > budget:
-        remedy = "choose a smaller model, or let more processes share it (`parallel.shard`)"
-    elif again:
-        remedy = '`parallel.recompute = "full"` would fit: set it, or "auto"'
+        remedy = "choose a smaller model, or shard it over more processes (`parallel.shard`)"
+    elif recompute_fits:
+        remedy = 'it fits with `parallel.recompute = "full"`; set that or "auto"'
     return (
-        f"plan: {amount(needed.total, 'B')} needed with {rows} {'rows' if rows > 1 else 'row'} a microbatch, "
+        f"plan: {amount(needed.total, 'B')} needed with {counted(rows, 'sequence')} per microbatch, "
         f"{amount(budget, 'B')} allowed ({parts}); {remedy}, or raise `plan.memory_bytes`"
     )

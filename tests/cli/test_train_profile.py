@@ -44,7 +44,7 @@ def test_what_cannot_be_profiled_is_said(call: Call, tiny: Path) -> None:
     assert "no step is left to profile; start anew with --new" in trained.err
     detached = call("train", "tiny.toml", "--profile-steps", "2", "--detach", "--new")
     assert detached.status == 2
-    assert "leave one of them out" in detached.err
+    assert "drop one of them" in detached.err
 
 
 def test_so_many_steps_are_profiled_without_another_word(call: Call, tiny: Path) -> None:

@@ -1,4 +1,4 @@
-"""Which device, precision and microbatch a machine gets, and what is said when nothing fits."""
+"""The device, precision and microbatch for a machine, and the error when nothing fits."""
 
 from __future__ import annotations
 
@@ -107,8 +107,8 @@ def test_a_microbatch_that_does_not_divide_is_refused() -> None:
     ("rows", "budget", "remedy"),
     [
         (16, 1_000_000, "set a smaller `plan.microbatch_size`"),
-        (None, 300_000, "choose a smaller model or a shorter row"),
-        (16, 80_000, "choose a smaller model, or let more processes share it"),
+        (None, 300_000, "choose a smaller model or shorter sequences"),
+        (16, 80_000, "choose a smaller model, or shard it over more processes"),
     ],
 )
 def test_a_run_that_does_not_fit_says_how_much_is_missing_and_what_helps(
@@ -173,7 +173,7 @@ def test_what_does_not_fit_even_if_all_is_computed_again_is_refused() -> None:
 
     assert chosen("full", full).memory.total == full
     assert chosen("auto", full).memory.total <= full
-    with pytest.raises(UserError, match=r'`parallel.recompute = "full"` would fit: set it, or "auto"'):
+    with pytest.raises(UserError, match=r'it fits with `parallel.recompute = "full"`; set that or "auto"'):
         chosen("none", full)
     for again in ("full", "auto"):
         with pytest.raises(UserError, match="choose a smaller model"):

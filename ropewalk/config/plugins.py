@@ -53,8 +53,7 @@ def load_module(name: str, folders: Sequence[Path]) -> Any:
     """The module `name`, imported from the first of `folders` and the working folder that has it, else as installed."""
     top = name.split(".")[0]
     folder = next((each for each in _searched(folders) if _source(each, top)), None)
-    if folder is not None:
-        _make_room(folder, top)
+    _forget_other(folder, top)
     with _first_on_path(folder), _reported(name):
         if folder is None and not _is_installed(top):
             places = " or ".join(str(each) for each in _searched(folders))
@@ -90,18 +89,21 @@ def _source(folder: Path, name: str) -> Path | None:
     return next((file for file in choices if file.is_file()), None)
 
 
-def _make_room(folder: Path, top: str) -> None:
-    """Forgets the module `top` where it was imported from another recipe's folder, or has changed since."""
+def _forget_other(folder: Path | None, top: str) -> None:
+    """Forgets the module `top` where its file is gone, lies in another folder, or has changed since the import."""
     known = sys.modules.get(top)
     if known is None:
         return
-    source = _source(folder, top)
-    same = source is not None and Path(getattr(known, "__file__", None) or "").absolute() == source
-    if same and getattr(known, _DIGEST, digest(folder, top)) == digest(folder, top):
-        return
-    if not same and not hasattr(known, _DIGEST):
-        what = f"`{source}` has the name of another module, {getattr(known, '__file__', None) or 'of Python'}"
-        raise _wrong(what, "rename the file")
+    file = Path(getattr(known, "__file__", None) or "").absolute()
+    if folder is None:
+        if not hasattr(known, _DIGEST) or file.exists():
+            return
+    elif file == _source(folder, top):
+        if getattr(known, _DIGEST, digest(folder, top)) == digest(folder, top):
+            return
+    elif not hasattr(known, _DIGEST):
+        other = getattr(known, "__file__", None) or "one of Python's own"
+        raise _wrong(f"`{_source(folder, top)}` has the name of another module, {other}", "rename the file")
     for name in [name for name in sys.modules if name == top or name.startswith(f"{top}.")]:
         del sys.modules[name]
 

@@ -29,8 +29,8 @@ from .hooks.plateau import Plateau, Stopper
 from .importance import ByImportance
 from .lr_schedule import Extent, learning_rate
 from .measure.ceilings import expected_seconds
-from .optim.groups import Parameters
 from .optim.optimizers import make_optimizer
+from .optim.rule import Parameters
 from .phase_spec import PhaseSpec
 from .settings import Settings
 from .start import Carrying, load_start

@@ -15,7 +15,7 @@ from ropewalk.parallel.mesh import Mesh
 from ropewalk.parallel.placement import Placement, chunk_sizes, whole_placement
 from ropewalk.plan.plan import Plan
 from ropewalk.train.config import Optimizer
-from ropewalk.train.optim import guarded
+from ropewalk.train.optim import rule
 from ropewalk.train.optim.optimizers import make_optimizer
 from ropewalk.train.optim.table import OPTIMIZERS, is_hidden
 from tests.parallel.pool import POOL
@@ -194,9 +194,9 @@ def sent_in_one_step(rank: int, kind: str, layout: str, room: int | None) -> dic
     placements = make_cuts(mesh, {name: tuple(p.shape) for name, p in whole_parameters().items()})
     named = {name: nn.Parameter(placements[name].take(p.detach()).clone()) for name, p in whole_parameters().items()}
     optimizer = make_optimizer(named, Optimizer(kind=kind), spec=SPEC, placements=placements)
-    before, guarded.TOGETHER_NUMEL = guarded.TOGETHER_NUMEL, room or guarded.TOGETHER_NUMEL
+    before, rule.TOGETHER_NUMEL = rule.TOGETHER_NUMEL, room or rule.TOGETHER_NUMEL
     step(optimizer, named, {name: torch.ones_like(p) for name, p in named.items()})
-    guarded.TOGETHER_NUMEL = before
+    rule.TOGETHER_NUMEL = before
     return {key: (sent.calls, sent.bytes) for key, sent in mesh.traffic.take().items()}
 
 

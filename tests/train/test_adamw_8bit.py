@@ -13,8 +13,7 @@ from torch import Tensor, nn
 
 from ropewalk.train.config import Optimizer
 from ropewalk.train.optim.adamw import Adam
-from ropewalk.train.optim.adamw_8bit import Adam8
-from ropewalk.train.optim.codes import decode, encode, middles, table, zero_code
+from ropewalk.train.optim.adamw_8bit import Adam8, decode, encode, middles, table, zero_code
 from ropewalk.train.optim.optimizers import make_optimizer
 
 CPU = torch.device("cpu")

@@ -15,9 +15,9 @@ from ropewalk.model.decoder import build
 from ropewalk.model.sharding import splits
 from ropewalk.model.spec import Spec
 from ropewalk.train.config import Optimizer
-from ropewalk.train.optim.groups import decays
 from ropewalk.train.optim.muon import orthogonal
 from ropewalk.train.optim.optimizers import make_optimizer
+from ropewalk.train.optim.rule import decays
 from ropewalk.train.optim.table import OPTIMIZERS, is_hidden
 from tests.tiny import small_spec
 

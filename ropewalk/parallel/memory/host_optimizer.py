@@ -183,7 +183,7 @@ class HostOptimizer:
                 self.optimizer.state[self.parameters[name]][kind] = view
 
     def _guard(self, left_out: Tensor) -> None:
-        """Tells the optimizer whether the next update is left out (see train/optim/guarded.py)."""
+        """Tells the optimizer whether the next update is left out (see train/optim/rule.py)."""
         vars(self.optimizer).update(found_inf=left_out, grad_scale=None)
 
     def _start(self, bucket: _Bucket) -> None:

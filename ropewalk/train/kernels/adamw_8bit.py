@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..optim.adamw import Adam
-from ..optim.codes import middles, table
+from ..optim.adamw_8bit import middles, table
 
 BLOCK, WARPS = 1024, 4
 

@@ -9,10 +9,9 @@ from torch import Tensor
 
 from ropewalk.model.spec import Spec
 
-from .groups import Parameters, Placements, by_parameter, decay_groups
-from .guarded import Guarded, Moments, Update
+from .rule import Guarded, Moments, Parameters, Placements, Update, by_parameter, decay_groups
+from .sharded import Mean
 from .table import AdafactorSettings
-from .whole import Mean
 
 DECAY_POWER = 0.8
 """Section 7: the second moment decays by 1 - step^-0.8, so that no correction for its start is needed."""

@@ -9,8 +9,7 @@ from torch import Tensor
 
 from ropewalk.model.spec import Spec
 
-from .groups import Parameters, Placements, by_parameter, decay_groups
-from .guarded import Guarded, Moments, Update
+from .rule import Guarded, Moments, Parameters, Placements, Update, by_parameter, decay_groups
 from .table import AdamSettings, MuonSettings
 
 

@@ -1,8 +1,14 @@
-"""AdamW with moments in eight bits for the matrices inside blocks (Dettmers et al. 2022): 2 bytes a weight, not 8.
+"""AdamW with moments in eight bits for the matrices inside blocks (Dettmers et al. 2022): 2 bytes per weight, not 8.
 
-Moments are widened, updated and narrowed again in every step; the weights take the step of the wide ones. What is coded
+Moments are decoded, updated and encoded in every step; the weights take the step of the decoded ones. What is encoded
 is the mean of gradients and the *root* of the mean of squares: a code that reaches down to 10^-7 of the largest number
 of a row would otherwise lose the squares of all gradients below 10^-3.5 of the largest, whose means it keeps.
+
+A code is an index into a table of 256 values, times the largest number of the row: the dynamic code of the paper
+(section 1.3), with a decade per leading zero bit that the remaining bits divide evenly. Numbers near the largest of a
+row are kept to 0.4 %, and those 10^-6 as large still have a code. A row is a block of the paper. Ranks hold rows whole
+or share them by columns: the codes of a matrix are the same for every placement, and a checkpoint of them fits any
+number of ranks.
 
 Embedding, head, positions, norms and biases keep moments in float32: the first for stability, as the paper finds
 (section 2.3), the last because they are small.
@@ -10,6 +16,8 @@ Embedding, head, positions, norms and biases keep moments in float32: the first 
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -18,12 +26,10 @@ from torch import Tensor
 from ropewalk.model.spec import Spec
 
 from .adamw import Adam, adam
-from .codes import decode, encode, zero_code
 from .fused import FusedAdam, FusedAdam8
-from .groups import Parameters, Placements, by_parameter, decay_groups
-from .guarded import Guarded, Moments, Update
+from .rule import Guarded, Moments, Parameters, Placements, Update, by_parameter, decay_groups
+from .sharded import Largest
 from .table import AdamSettings, is_hidden
-from .whole import Largest
 
 
 def make(
@@ -70,3 +76,51 @@ class Adam8:
             "root_scale": root_scale,
         }
         return weight * (1 - lr * decay) - lr * direction, moments
+
+
+DECADES = 7
+
+
+@functools.lru_cache(maxsize=16)
+def table(*, signed: bool, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """The 256 values in rising order, from 0 or -1 to 1."""
+    return torch.tensor(list(_values(signed=signed)), dtype=torch.float64).to(device, dtype)
+
+
+@functools.lru_cache(maxsize=16)
+def middles(*, signed: bool, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Where the next code becomes the nearer one: 255 numbers."""
+    wide = table(signed=signed, dtype=torch.float64, device=torch.device("cpu"))
+    return ((wide[:-1] + wide[1:]) / 2).to(device, dtype)
+
+
+def zero_code(*, signed: bool) -> int:
+    """The code of 0."""
+    return sorted(_values(signed=signed)).index(0.0)
+
+
+def encode(x: Tensor, scale: Tensor, *, signed: bool) -> Tensor:
+    """The nearest codes of `x`, whose largest absolute numbers are `scale` along the last dimension.
+
+    Unsigned numbers above 0 never become 0: they divide.
+    """
+    unit = x / torch.where(scale > 0, scale, 1)
+    limits = middles(signed=signed, dtype=x.dtype, device=x.device)
+    codes = torch.bucketize(unit, limits, out_int32=True).to(torch.uint8)
+    return codes if signed else torch.maximum(codes, (x > 0).to(torch.uint8))
+
+
+def decode(codes: Tensor, scale: Tensor, *, signed: bool) -> Tensor:
+    """The numbers that `codes` stand for."""
+    return table(signed=signed, dtype=scale.dtype, device=scale.device)[codes.int()] * scale
+
+
+def _values(*, signed: bool) -> Iterator[float]:
+    positive = [0.0, 1.0]
+    for decade in range(DECADES):
+        # The sign takes a bit of the fraction.
+        steps = 2 ** (DECADES - decade - 1) * (1 if signed else 2)
+        width = 0.9 / steps
+        positive += [10.0**-decade * (0.1 + width * (step + 0.5)) for step in range(steps)]
+    negative = [-value for value in positive if 0 < value < 1] if signed else []
+    yield from sorted(negative + positive)

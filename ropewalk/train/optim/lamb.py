@@ -10,10 +10,9 @@ from torch import Tensor
 from ropewalk.model.spec import Spec
 
 from .adamw import Adam, adam
-from .groups import Parameters, Placements, by_parameter, decay_groups
-from .guarded import Guarded, Moments, Update
+from .rule import Guarded, Moments, Parameters, Placements, Update, by_parameter, decay_groups
+from .sharded import Norm
 from .table import AdamSettings
-from .whole import Norm
 
 
 def make(

@@ -21,10 +21,9 @@ from ropewalk.model.sharding import splits
 from ropewalk.model.spec import Spec
 
 from .adamw import adam
-from .groups import Group, Parameters, Placements, by_parameter, decay_groups
-from .guarded import Guarded, Moments, Update
+from .rule import Group, Guarded, Moments, Parameters, Placements, Update, by_parameter, decay_groups
+from .sharded import Mapped
 from .table import MuonSettings, is_hidden
-from .whole import Mapped
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 """Jordan et al. 2024: a quintic with the steepest slope at 0 that still leaves singular values in [0.7, 1.2]."""

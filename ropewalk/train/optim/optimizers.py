@@ -8,8 +8,7 @@ from ropewalk.model.spec import Spec
 
 from ..config import Optimizer
 from .adamw import make_exact
-from .groups import Parameters, Placements, by_parameter, decay_groups
-from .guarded import Guarded
+from .rule import Guarded, Parameters, Placements, by_parameter, decay_groups
 from .table import OPTIMIZERS
 
 

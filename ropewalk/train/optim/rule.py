@@ -1,27 +1,79 @@
-"""An optimizer of ours: a pure rule, applied to parameters of one shape at a time; a bad gradient changes no bit."""
+"""A rule is the pure update of one parameter; `Guarded` applies it to all, and a bad gradient changes no bit.
+
+Parameters of one shape are updated together, on the device, by a rule in plain PyTorch or by its kernel (`InPlace`). A
+rule is written for whole tensors; what it asks about a parameter of which ranks hold parts, sharded.py answers.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ropewalk.parallel.placement import Placement, whole_placement
 
-from .groups import Group
-from .in_place import InPlace, fits
-from .whole import Asking, run_together
+from .sharded import Asking, run_together
+
+Parameters = dict[str, nn.Parameter]
+Placements = Mapping[str, Placement]
+"""Which part of a parameter this rank holds, by name; those not named are whole."""
+Group = dict[str, Any]
+
+
+def decay_groups(parameters: Parameters, weight_decay: float, **shared: Any) -> list[Group]:
+    """`parameters` in torch's groups: those that decay and those that do not; each group also has `shared`.
+
+    Matrices decay. Norms, biases and positions do not: decaying a scale towards zero has no meaning.
+    """
+    decayed = [p for name, p in parameters.items() if decays(name, p)]
+    kept = [p for name, p in parameters.items() if not decays(name, p)]
+    groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": kept, "weight_decay": 0.0}]
+    return [{**group, **shared} for group in groups if group["params"]]
+
+
+def decays(name: str, parameter: torch.Tensor) -> bool:
+    """Whether weight decay applies."""
+    return parameter.dim() >= 2 and name != "positions.weight"
+
+
+def by_parameter(parameters: Parameters, placements: Placements) -> dict[nn.Parameter, Placement]:
+    """The placements of sharded parameters."""
+    return {parameter: placements[name] for name, parameter in parameters.items() if name in placements}
+
+
+class InPlace(Protocol):
+    """A rule that needs no room for new moments."""
+
+    def update(
+        self,
+        weights: Sequence[Tensor],
+        states: Sequence[dict[str, Tensor]],
+        *,
+        lr: float,
+        decay: float,
+        found_inf: Tensor | None,
+        grad_scale: Tensor | None,
+    ) -> None:
+        """One step of weights that have a gradient; `states` hold their moments and the counter `step`. Gradients are
+        to be divided by `grad_scale`."""
+
+
+def fits(weight: Tensor, placement: Placement) -> bool:
+    """Whether a kernel can take this part of a parameter."""
+    alone = all(slicing.dim == 0 for slicing in placement.shards)
+    return weight.is_cuda and weight.dtype == torch.float32 and weight.is_contiguous() and alone and weight.numel() > 0
+
 
 Moments = dict[str, Tensor]
-"""What a rule remembers of one parameter, by the names under which checkpoints keep it: of the shape of the part that
-this rank holds, or 1 where the rule keeps one number for a whole dimension."""
+"""The state of one parameter, by the names under which checkpoints keep it: of the shape of this rank's part, or with
+size 1 where the rule keeps one number for a whole dimension."""
 
 Update = Asking[tuple[Tensor, Moments]]
-"""An update under way, which may ask about the whole of its parameters (whole.py)."""
+"""An update in progress, which may ask about whole parameters (sharded.py)."""
 
 
 class Rule(Protocol):
@@ -43,13 +95,13 @@ class Rule(Protocol):
 
 
 TOGETHER_NUMEL = 1 << 26
-"""Parameters of which ranks hold parts are updated together, so that few messages go round; the parts of one round have
-at most so many numbers (about 0.8 GB of new moments and directions in float32)."""
+"""Maximum numbers in one round of sharded parameters, which are updated together to save messages: about 0.8 GB of new
+moments and directions in float32."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Batch:
-    """Parameters of one shape, cut alike, of one group of torch."""
+    """Parameters of one shape, placement and group of torch."""
 
     weights: list[Tensor]
     placement: Placement
@@ -57,7 +109,7 @@ class _Batch:
 
 
 class Guarded(torch.optim.Optimizer):
-    """Applies `group["rule"]` to the parameters of each group, where there is one and it can by `group["in_place"]`.
+    """Applies `group["rule"]` to the parameters of each group, by `group["in_place"]` where that kernel fits.
 
     Small parameters of one shape are stacked, up to half the size of the largest: the time of a small one is that of
     starting its kernels. Price: an update of 124 M parameters takes 8 ms by LAMB, 7 by Adafactor and 23 by Muon (36 to
@@ -75,12 +127,12 @@ class Guarded(torch.optim.Optimizer):
         super().__init__(groups, {"lr": 0.0})
         self._placements = placements or {}
         self.communicates = any(not placement.is_whole for placement in self._placements.values())
-        """Rules may ask about the whole of what is cut (see parallel/executor.py)."""
+        """Whether an update may use collectives (see parallel/executor.py)."""
         parameters = [p for group in self.param_groups for p in group["params"]]
         self.rounds = all(
             hasattr(p, "rounded") and self._has_kernel(p, group) for group in self.param_groups for p in group["params"]
         )
-        """Whether an update also writes what parameters have as `rounded` (parallel/precision.py)."""
+        """Whether an update also writes the parameters' narrow copies, `rounded` (parallel/precision.py)."""
         self._stack_numel = max(_numel(self._placement(p)) for p in parameters) // 2
 
     @torch.no_grad()
@@ -117,25 +169,25 @@ class Guarded(torch.optim.Optimizer):
         return state
 
     def _rounds(self) -> Iterator[list[_Batch]]:
-        """Batches that are updated together: those of whole parameters one by one, the others as room allows."""
-        coordinator: list[_Batch] = []
+        """Batches that are updated together: whole parameters one by one, sharded ones up to `TOGETHER_NUMEL`."""
+        together: list[_Batch] = []
         room = TOGETHER_NUMEL
         for batch in self._batches():
             if batch.placement.is_whole:
                 yield [batch]
                 continue
             size = len(batch.weights) * _numel(batch.placement)
-            if coordinator and size > room:
-                yield coordinator
-                coordinator, room = [], TOGETHER_NUMEL
-            coordinator.append(batch)
+            if together and size > room:
+                yield together
+                together, room = [], TOGETHER_NUMEL
+            together.append(batch)
             room -= size
-        if coordinator:
-            yield coordinator
+        if together:
+            yield together
 
     def _batches(self) -> Iterator[_Batch]:
-        """Parameters that have a gradient and no kernel, those of one shape and cut together, as many as may be
-        stacked. Ranks that share parameters must find gradients for the same ones."""
+        """Parameters with a gradient and without a kernel, stacked by shape and placement. Ranks that share parameters
+        must find gradients for the same ones."""
         for group in self.param_groups:
             alike: dict[object, list[Tensor]] = {}
             for parameter in group["params"]:
@@ -183,5 +235,5 @@ def _stack(tensors: list[Tensor]) -> Tensor:
 
 
 def _numel(placement: Placement) -> int:
-    """Numbers of a part, or a little less where ranks hold different numbers: they must all find the same."""
+    """Numbers in a part, or a little less where parts differ in size: all ranks must find the same."""
     return max(1, math.prod(placement.shape) // math.prod(slicing.group.size for slicing in placement.shards))

@@ -241,8 +241,8 @@ from ropewalk.train.loop import train
 
 class Paced(Hook):
     # Steps go on as messages are sent: the run trains from the first to the last of them.
-    def after_step(self, step):
-        while Path(sys.argv[2]).stat().st_size < step:
+    def after_step(self, run, result):
+        while Path(sys.argv[2]).stat().st_size < run.step:
             time.sleep(0.002)
 
 train(Path(sys.argv[1]), hooks=[Paced()])

@@ -13,6 +13,7 @@ import torch
 
 from ropewalk.base.errors import DamagedCheckpoint
 from ropewalk.checkpoint.run_state import State
+from ropewalk.load.expected import Expected, Kind
 from ropewalk.load.stalls import Stalls
 from ropewalk.model.decoder import Decoder
 from ropewalk.model.spec import Spec
@@ -25,7 +26,7 @@ from ropewalk.plan.plan import PhasePlan
 
 from .config import Guard, Optimizer
 from .data import Data, open_data
-from .hooks.plateau import Plateau, Stopper
+from .hooks.validation import Plateau, Stopper
 from .importance import ByImportance
 from .lr_schedule import Extent, learning_rate
 from .measure.ceilings import expected_seconds
@@ -187,6 +188,13 @@ class ActivePhase:
     def tokens_read(self) -> int:
         """Tokens of the last batch over all readers, as many as this one had that are not padding."""
         return self.data.loader.filled * self._readers
+
+    def expect(self, kind: Kind, *, done: int, in_steps: int, seconds: float) -> None:
+        """Tells the loader about a pause `in_steps` after the first `done` steps of the phase: an evaluation, in which
+        it reads on, or a save, before which it reads ahead because storage is then busy."""
+        if in_steps:
+            rows = sum(self.phase.rows(step) for step in range(done, done + in_steps))
+            self.data.loader.expect(Expected(kind=kind, at=rows, seconds=seconds))
 
     def close(self) -> None:
         """Stops the reading thread."""

@@ -151,7 +151,7 @@ class Constant:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Adaptive(Constant):
-    """The peak; the hook train/hooks/plateau.py multiplies it by `factor` whenever validation stops improving."""
+    """The peak; the hook train/hooks/validation.py multiplies it by `factor` whenever validation stops improving."""
 
     factor: float
     final_lr_ratio: float

@@ -23,7 +23,7 @@ from ropewalk.parallel.placement import Choose, Placement, chunk_sizes, whole_pl
 
 from .active_phase import ActivePhase, Position
 from .checkpointer import Checkpointer
-from .hooks.plateau import has_stopped
+from .hooks.validation import has_stopped
 from .settings import Settings
 
 

@@ -24,7 +24,7 @@ from ropewalk.base.relay import LOGS, PROGRESS, Relay
 from ropewalk.config.ranks import Ranks, ranks
 from ropewalk.parallel.mesh import join, leave
 from ropewalk.plan.plan import Plan
-from ropewalk.train.interrupt import Interrupt
+from ropewalk.train.requests import Interrupt
 
 
 def work(run: Path, place: Ranks, steps: int) -> None:

@@ -9,10 +9,12 @@ import torch
 
 from ropewalk.base.events import Event, read_events
 from ropewalk.checkpoint.format import list_checkpoints
+from ropewalk.parallel.executor import StepResult
 from ropewalk.train import active_phase as phase
-from ropewalk.train import loop
+from ropewalk.train import training_run
 from ropewalk.train.hooks.hook import Hook
 from ropewalk.train.loop import train
+from ropewalk.train.training_run import TrainingRun
 
 
 class Stop(Exception):
@@ -25,8 +27,8 @@ class StopAfter(Hook):
     def __init__(self, step: int) -> None:
         self._step = step
 
-    def after_step(self, step: int) -> None:
-        if step == self._step:
+    def after_step(self, run: TrainingRun, result: StepResult) -> None:
+        if run.step == self._step:
             raise Stop
 
 
@@ -52,7 +54,7 @@ def final_files(run: Path) -> dict[str, bytes]:
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """One thread, and no measurement of the CPU's speed (0.3 s)."""
     torch.set_num_threads(1)
-    monkeypatch.setattr(loop, "peak_flops", lambda *_: 1e11)
+    monkeypatch.setattr(training_run, "peak_flops", lambda *_: 1e11)
 
 
 def in_float64(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,12 +22,14 @@ from ropewalk.flow.models import export_model
 from ropewalk.model.config import Lora, Model
 from ropewalk.model.decoder import Decoder
 from ropewalk.parallel import rank_executor as rank
+from ropewalk.parallel.executor import StepResult
 from ropewalk.parallel.precision import LossScale
-from ropewalk.train import loop
+from ropewalk.train import training_run
 from ropewalk.train.config import BatchRamp, EarlyStop, Guard, LengthRamp, Phase, Schedule, Share, Train
 from ropewalk.train.config import Optimizer as OptimizerSettings
 from ropewalk.train.hooks.hook import Hook
 from ropewalk.train.loop import train
+from ropewalk.train.training_run import TrainingRun
 from tests.tiny import make_run
 
 STEPS = 30
@@ -160,15 +162,15 @@ class Stop(Exception):
 
 
 class StopAfter(Hook):
-    def after_step(self, step: int) -> None:
-        if step == 17:
+    def after_step(self, run: TrainingRun, result: StepResult) -> None:
+        if run.step == 17:
             raise Stop
 
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.set_num_threads(1)
-    monkeypatch.setattr(loop, "peak_flops", lambda *_: 1e11)
+    monkeypatch.setattr(training_run, "peak_flops", lambda *_: 1e11)
 
 
 @pytest.fixture(scope="module")

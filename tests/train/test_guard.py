@@ -19,6 +19,7 @@ from ropewalk.parallel.anomaly_guard import GRADIENT, LOSS, OVERFLOW, SPIKE, Spi
 from ropewalk.train.config import EarlyStop, Guard
 from ropewalk.train.hooks.hook import Hook
 from ropewalk.train.loop import train
+from ropewalk.train.training_run import TrainingRun
 from tests.tiny import make_run
 from tests.train.runs import events, final_files, last_checkpoint, quick, train_until
 
@@ -39,8 +40,8 @@ class Fault(Hook):
         self._kind, self._step, self._left = kind, step, times
         self.batches: list[Tensor] = []
 
-    def on_batch(self, step: int, batch: Batch) -> Batch:
-        self._strikes = step == self._step and self._left > 0
+    def on_batch(self, run: TrainingRun, batch: Batch) -> Batch:
+        self._strikes = run.step + 1 == self._step and self._left > 0
         if not self._strikes:
             return batch
         self._left -= 1
@@ -52,7 +53,7 @@ class Fault(Hook):
             return Batch(batch.tokens, batch.targets * 0, batch.weight, batch.positions, batch.documents)
         return batch
 
-    def on_gradients(self, step: int, gradients: Mapping[str, Tensor]) -> None:
+    def on_gradients(self, run: TrainingRun, gradients: Mapping[str, Tensor]) -> None:
         if self._strikes and self._kind == "inf gradient":
             gradients["norm.weight"].fill_(math.inf)
 
@@ -60,11 +61,11 @@ class Fault(Hook):
 class BadData(Fault):
     """Breaks the step whenever it reads the batch that it read the first time: the data are at fault."""
 
-    def on_batch(self, step: int, batch: Batch) -> Batch:
-        if step == self._step and self.batches and not torch.equal(batch.tokens, self.batches[0]):
+    def on_batch(self, run: TrainingRun, batch: Batch) -> Batch:
+        if run.step + 1 == self._step and self.batches and not torch.equal(batch.tokens, self.batches[0]):
             self._strikes = False
             return batch
-        return super().on_batch(step, batch)
+        return super().on_batch(run, batch)
 
 
 def make(folder: Path, **changes: Any) -> Path:
@@ -190,8 +191,8 @@ def test_a_run_told_to_stop_ends_with_the_reason_and_keeps_its_checkpoints(tmp_p
 
 def test_a_run_does_not_go_on_skipping_for_ever(tmp_path: Path) -> None:
     class Broken(Hook):
-        def on_gradients(self, step: int, gradients: Mapping[str, Tensor]) -> None:
-            if step > 7:
+        def on_gradients(self, run: TrainingRun, gradients: Mapping[str, Tensor]) -> None:
+            if run.step + 1 > 7:
                 gradients["norm.weight"].fill_(math.nan)
 
     run = make(tmp_path, train__guard=Guard(max_consecutive=5))

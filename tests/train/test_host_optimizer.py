@@ -15,6 +15,7 @@ from ropewalk.checkpoint.run_state import State
 from ropewalk.checkpoint.write import snapshot
 from ropewalk.train.hooks.hook import Hook
 from ropewalk.train.loop import train
+from ropewalk.train.training_run import TrainingRun
 from tests.tiny import make_run
 
 STEPS = 6
@@ -60,8 +61,8 @@ def test_no_update_begins_before_the_last_step_is_copied(tmp_path: Path, monkeyp
 class Larger(Hook):
     """Changes a gradient."""
 
-    def on_gradients(self, step: int, gradients: Any) -> None:
-        gradients["norm.weight"].mul_(1 + step)
+    def on_gradients(self, run: TrainingRun, gradients: Any) -> None:
+        gradients["norm.weight"].mul_(2 + run.step)
 
 
 def test_a_hook_on_gradients_has_its_say(tmp_path: Path) -> None:

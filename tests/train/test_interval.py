@@ -20,9 +20,11 @@ from ropewalk.base.events import Event
 from ropewalk.checkpoint.config import Checkpoints
 from ropewalk.checkpoint.disk import LocalDisk
 from ropewalk.checkpoint.policy.frequency import LEARNED, read_learned
+from ropewalk.parallel.executor import StepResult
 from ropewalk.train.checkpointer import Checkpointer
 from ropewalk.train.hooks.hook import Hook
 from ropewalk.train.loop import train
+from ropewalk.train.training_run import TrainingRun
 from tests.checkpoint.newest import continued
 from tests.checkpoint.test_background import state
 from tests.tiny import make_run
@@ -86,8 +88,8 @@ class Signalled(Hook):
     def __init__(self, step: int, number: int) -> None:
         self._step, self._number = step, number
 
-    def after_step(self, step: int) -> None:
-        if step == self._step:
+    def after_step(self, run: TrainingRun, result: StepResult) -> None:
+        if run.step == self._step:
             os.kill(os.getpid(), self._number)
 
 

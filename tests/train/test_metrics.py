@@ -10,8 +10,8 @@ import torch
 
 from ropewalk.parallel.comm import Traffic
 from ropewalk.parallel.executor import StepResult
+from ropewalk.train.hooks.metrics import Meter, all_finite, line
 from ropewalk.train.measure.ceilings import peak_flops
-from ropewalk.train.metrics import Meter, all_finite, line
 
 
 class Clock:

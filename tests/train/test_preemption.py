@@ -14,9 +14,11 @@ import pytest
 from ropewalk.base.errors import Preempted
 from ropewalk.checkpoint.faulty import Fault, FaultyDisk
 from ropewalk.checkpoint.format import list_checkpoints, verify_checkpoint
+from ropewalk.parallel.executor import StepResult
 from ropewalk.train.config import Faults
 from ropewalk.train.hooks.hook import Hook
 from ropewalk.train.loop import train
+from ropewalk.train.training_run import TrainingRun
 from tests.tiny import make_run
 from tests.train.runs import events, final_files, quick, train_until
 
@@ -34,8 +36,8 @@ class SignalAfter(Hook):
     def __init__(self, step: int, number: int) -> None:
         self._step, self._number = step, number
 
-    def after_step(self, step: int) -> None:
-        if step == self._step:
+    def after_step(self, run: TrainingRun, result: StepResult) -> None:
+        if run.step == self._step:
             os.kill(os.getpid(), self._number)
             os.kill(os.getpid(), signal.SIGTERM)
 

@@ -19,6 +19,7 @@ from ropewalk.train.hooks.hook import Hook
 from ropewalk.train.hooks.profiler import Profiler
 from ropewalk.train.loop import train
 from ropewalk.train.measure.trace import step_time
+from ropewalk.train.training_run import TrainingRun
 from tests.tiny import make_run
 from tests.train.runs import Stop, StopAfter, final_files, quick, train_until
 
@@ -122,8 +123,8 @@ def test_an_error_in_a_profiled_step_leaves_no_profiler_behind(tmp_path: Path) -
 @pytest.mark.parametrize("step", [1, 2, 3])
 def test_an_error_before_a_whole_step_was_profiled_is_the_error_that_is_seen(tmp_path: Path, step: int) -> None:
     class Fail(Hook):
-        def on_batch(self, number: int, batch: Batch) -> Batch:
-            if number == step:
+        def on_batch(self, run: TrainingRun, batch: Batch) -> Batch:
+            if run.step + 1 == step:
                 raise Stop
             return batch
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +14,14 @@ import torch
 import torch.distributed as dist
 
 from ropewalk.base.events import EventLog, events_path, read_events
-from ropewalk.base.progress import Silent
 from ropewalk.checkpoint.tiers.gap_scheduler import TransferGate
 from ropewalk.parallel.comm import Group, Traffic
 from ropewalk.parallel.executor import StepResult
-from ropewalk.train import loop
+from ropewalk.train.hooks import order
 from ropewalk.train.hooks.hook import Hook
-from ropewalk.train.loop import Trainer, train
-from ropewalk.train.metrics import Meter, RankWatch
-from ropewalk.train.settings import read_settings
+from ropewalk.train.hooks.metrics import Meter, RankWatch
+from ropewalk.train.loop import train
+from ropewalk.train.training_run import TrainingRun
 from tests.parallel.pool import POOL
 from tests.parallel.ranked import as_rank
 from tests.tiny import make_run
@@ -108,7 +107,7 @@ def test_the_deviation_that_makes_a_straggler_is_that_of_the_recipe(
         def look(self, record: dict[str, Any]) -> None:
             steps.append(record["step"])
 
-    monkeypatch.setattr(loop, "RankWatch", Noting)
+    monkeypatch.setattr(order, "RankWatch", Noting)
     train(make_run(tmp_path, train__faults__straggler_sigma=2.5, train__steps=4))
     assert (sigmas, steps) == ([2.5], [2, 4])
 
@@ -116,7 +115,7 @@ def test_the_deviation_that_makes_a_straggler_is_that_of_the_recipe(
 class Late(Hook):
     """Makes the other ranks wait for this one in every step."""
 
-    def on_gradients(self, step: int, gradients: Any) -> None:
+    def on_gradients(self, run: TrainingRun, gradients: Any) -> None:
         time.sleep(0.1)
 
 
@@ -126,43 +125,46 @@ class Reading(Hook):
     def __init__(self) -> None:
         self.moments: list[float] = []
 
-    def on_batch(self, step: int, batch: Any) -> Any:
+    def on_batch(self, run: TrainingRun, batch: Any) -> Any:
         self.moments.append(time.perf_counter())
         return batch
 
 
-def marked(rank: int, run: Path) -> bool:
-    """Trains; whether every collective of the first rank but those of hosts was marked, and a gate waits for it."""
-    calls: list[tuple[float, Any, bool]] = []
+class Marks(Hook):
+    """Notes every collective of training, and whether it is known to be in flight."""
 
-    def noting(real: Any) -> Any:
+    def __init__(self) -> None:
+        self.calls: list[tuple[float, Any, bool]] = []
+        self._reals = {name: getattr(dist, name) for name in COLLECTIVES}
+
+    def before_training(self, run: TrainingRun) -> None:
+        assert run.checkpointer._tier_writer is not None
+        self.learner, self.control = run.checkpointer._tier_writer.learner, run.mesh.control._handle
+        for name, real in self._reals.items():
+            setattr(dist, name, self._noting(real))
+
+    def close(self) -> None:
+        for name, real in self._reals.items():
+            setattr(dist, name, real)
+
+    def _noting(self, real: Any) -> Any:
         def call(*arguments: Any, **settings: Any) -> Any:
-            assert trainer._checkpointer._tier_writer is not None
-            in_flight = bool(trainer._checkpointer._tier_writer.learner._in_flight)
-            calls.append((time.perf_counter(), settings.get("group"), in_flight))
+            self.calls.append((time.perf_counter(), settings.get("group"), bool(self.learner._in_flight)))
             return real(*arguments, **settings)
 
         return call
 
-    reals = {name: getattr(dist, name) for name in COLLECTIVES}
-    reading = Reading()
+
+def marked(rank: int, run: Path) -> bool:
+    """Trains; whether every collective of the first rank but those of hosts was marked, and a gate waits for it."""
+    reading, marks = Reading(), Marks()
     with as_rank(rank, 2):
-        trainer = Trainer(run, read_settings(run), Silent(), [reading, Late()] if rank else [reading])
-        with closing(trainer), trainer.interrupt, trainer.watchdog:
-            try:
-                for name, real in reals.items():
-                    setattr(dist, name, noting(real))
-                trainer.train()
-            finally:
-                for name, real in reals.items():
-                    setattr(dist, name, real)
-            return rank > 0 or _kept_free(trainer, calls, reading.moments)
+        train(run, hooks=[marks, reading, *([Late()] if rank else [])], stays=True)
+        return rank > 0 or _kept_free(marks, reading.moments)
 
 
-def _kept_free(trainer: Trainer, calls: list[tuple[float, Any, bool]], read: list[float]) -> bool:
-    tier_writer = trainer._checkpointer._tier_writer
-    assert tier_writer is not None
-    learner, control = tier_writer.learner, trainer._mesh.control._handle
+def _kept_free(marks: Marks, read: list[float]) -> bool:
+    calls, learner, control = marks.calls, marks.learner, marks.control
     steps = list(learner._steps)
     # Each was known to be in flight when it was, and only then.
     assert all(in_flight for _, group, in_flight in calls if group is not control)

@@ -6,16 +6,17 @@ import dataclasses
 import socket
 import time
 from collections.abc import Sequence
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ropewalk.base.progress import Silent
 from ropewalk.checkpoint.tiers.wire import Wire
-from ropewalk.train.loop import Trainer
+from ropewalk.train import loop
+from ropewalk.train.hooks.hook import Hook
+from ropewalk.train.loop import train
 from ropewalk.train.settings import read_settings
+from ropewalk.train.training_run import TrainingRun
 from tests.parallel.pool import POOL
 from tests.parallel.ranked import as_rank
 from tests.tiny import make_run
@@ -49,6 +50,22 @@ class Timed:
             self._began = 0.0
 
 
+class Noted(Hook):
+    """Notes collectives, and all steps; without `marks` copies do not see them."""
+
+    def __init__(self, collectives: Spans, *, marks: bool) -> None:
+        self._collectives, self._marks = collectives, marks
+
+    def before_training(self, run: TrainingRun) -> None:
+        assert run.checkpointer._tier_writer is not None
+        self.learner, traffic, control = run.checkpointer._tier_writer.learner, run.mesh.traffic, run.mesh.control.name
+        if not self._marks:
+            traffic.observers.clear()
+            traffic.on_begin.clear()
+        traffic.observers.append(lambda it: it.group != control and self._collectives.append((it.begin, it.end)))
+        self.learner._steps = type(self.learner._steps)(maxlen=10_000)
+
+
 def timed(rank: int, run: Path, peers: tuple[str, ...], marks: bool) -> tuple[Spans, Spans, Slices]:
     """Trains as one of four machines; the spans of its steps, of its collectives and of the slices it sent."""
     slices: Slices = []
@@ -68,21 +85,10 @@ def timed(rank: int, run: Path, peers: tuple[str, ...], marks: bool) -> tuple[Sp
         tiers = dataclasses.replace(settings.checkpoint.tiers, peers=peers, folder=str(run.parent / f"shm-{rank}"))
         Path(tiers.folder).mkdir()
         settings = dataclasses.replace(settings, checkpoint=dataclasses.replace(settings.checkpoint, tiers=tiers))
-        trainer = Trainer(run, settings, Silent(), [])
-        tier_writer, traffic, control = (
-            trainer._checkpointer._tier_writer,
-            trainer._mesh.traffic,
-            trainer._mesh.control.name,
-        )
-        assert tier_writer is not None
-        if not marks:
-            traffic.observers.clear()
-            traffic.on_begin.clear()
-        traffic.observers.append(lambda each: each.group != control and collectives.append((each.begin, each.end)))
-        tier_writer.learner._steps = type(tier_writer.learner._steps)(maxlen=10_000)
-        with closing(trainer), trainer.interrupt, trainer.watchdog:
-            trainer.train()
-        steps = [(step.begin, step.end) for step in tier_writer.learner._steps]
+        patch.setattr(loop, "read_settings", lambda _: settings)
+        noted = Noted(collectives, marks=marks)
+        train(run, hooks=[noted], stays=True)
+        steps = [(step.begin, step.end) for step in noted.learner._steps]
     # What was on its way at the end of the last step had the network for itself.
     return steps, collectives, [each for each in slices if each[1] < steps[-1][1]]
 

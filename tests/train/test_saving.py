@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 
 from ropewalk.checkpoint.disk import Disk, LocalDisk
+from ropewalk.parallel.executor import StepResult
 from ropewalk.train.hooks.hook import Hook
 from ropewalk.train.loop import train
+from ropewalk.train.training_run import TrainingRun
 from tests.tiny import make_run
 from tests.train.runs import events, quick
 
@@ -47,8 +49,8 @@ class ReleaseAfter(Hook):
     def __init__(self, disk: HeldDisk, step: int) -> None:
         self._disk, self._step = disk, step
 
-    def after_step(self, step: int) -> None:
-        if step == self._step:
+    def after_step(self, run: TrainingRun, result: StepResult) -> None:
+        if run.step == self._step:
             self._disk.may.set()
 
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ropewalk.train.config import BatchRamp, LengthRamp, Phase, Schedule, Train
-from ropewalk.train.hooks.plateau import Plateau
+from ropewalk.train.hooks.validation import Plateau
 from ropewalk.train.lr_schedule import Extent, learning_rate
 
 

@@ -18,7 +18,7 @@ from ropewalk.parallel.executor import Executor
 from ropewalk.parallel.mesh import Mesh
 from ropewalk.plan.forecast import memory
 from ropewalk.plan.plan import PhasePlan, Planned, load_plan, save_plan
-from ropewalk.train.hooks.pipeline_balance import LEAST_STEPS, StageWatch
+from ropewalk.train.hooks.pipeline_balance import LEAST_STEPS, PipelineBalance
 from tests.parallel.plans import Case, case
 from tests.parallel.pool import POOL
 from tests.parallel.worlds import RATE, Arrays, batches, gathered, start
@@ -66,7 +66,7 @@ def watched(rank: int, cut: Case, run: Path, clock: Clock) -> tuple[Arrays, Arra
     executor.model.run_block = clock.run_block
     said: list[str] = []
     with EventLog(run, rank=rank) as events:
-        watch = StageWatch(run, planned(cut), mesh.control, events=events, say=said.append if rank == 0 else None)
+        watch = PipelineBalance(run, planned(cut), mesh.control, events=events, say=said.append if rank == 0 else None)
         for step, batch in enumerate(batches(cut.spec, BEFORE), start=1):
             executor.step(batch, lr=RATE)
             if step % LEAST_STEPS == 0:

@@ -22,9 +22,11 @@ from ropewalk.checkpoint.tiers.peer_tier import PeerServer
 from ropewalk.checkpoint.tiers.tier_writer import memory_folder
 from ropewalk.load.cache.config import Cache
 from ropewalk.load.cache.tiers import open_tiers
+from ropewalk.parallel.executor import StepResult
 from ropewalk.store.origin import Origin
 from ropewalk.train.hooks.hook import Hook
 from ropewalk.train.loop import train
+from ropewalk.train.training_run import TrainingRun
 from tests.checkpoint.shards import flip
 from tests.tiny import make_run
 from tests.train.runs import events, last_checkpoint, quick, train_until
@@ -39,6 +41,8 @@ def hook(event, arguments):
 
 sys.addaudithook(hook)
 from ropewalk.train.loop import train
+from ropewalk.parallel.executor import StepResult
+from ropewalk.train.training_run import TrainingRun
 train(Path(sys.argv[1]))
 """
 
@@ -66,9 +70,9 @@ class Patient(Hook):
     def __init__(self, memory: MemoryTier, run: str, *, steps: list[int]) -> None:
         self._memory, self._run, self._steps = memory, run, steps
 
-    def after_step(self, step: int) -> None:
+    def after_step(self, run: TrainingRun, result: StepResult) -> None:
         deadline = time.monotonic() + 100
-        while step == 7 and [key.step for key in self._memory.shards(self._run)] != self._steps:
+        while run.step == 7 and [key.step for key in self._memory.shards(self._run)] != self._steps:
             assert time.monotonic() < deadline, "the copies do not come"
             time.sleep(0.01)
 

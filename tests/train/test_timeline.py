@@ -16,11 +16,12 @@ from ropewalk.parallel.comm import Moment, Traffic, alone
 from ropewalk.parallel.executor import StepResult
 from ropewalk.parallel.labels import LabelSpan
 from ropewalk.train.hooks.hook import Hook
+from ropewalk.train.hooks.metrics import Meter, all_ranks
 from ropewalk.train.hooks.timeline import ALL, FOLDER, TimelineStep, merged, trace
 from ropewalk.train.loop import train
 from ropewalk.train.measure.step_profiler import WARMUP_STEPS
-from ropewalk.train.metrics import Meter, all_ranks
 from ropewalk.train.settings import read_settings
+from ropewalk.train.training_run import TrainingRun
 from tests.parallel.pool import POOL
 from tests.parallel.ranked import as_rank
 from tests.tiny import make_run
@@ -37,7 +38,7 @@ REPLICAS = "replicate+context"
 class Late(Hook):
     """Makes every step of a rank last at least `LATE_S`, however quick the machine is."""
 
-    def on_gradients(self, step: int, gradients: Any) -> None:
+    def on_gradients(self, run: TrainingRun, gradients: Any) -> None:
         time.sleep(LATE_S)
 
 

@@ -17,13 +17,15 @@ from ropewalk.base.errors import DataError, RunConflict, UserError
 from ropewalk.base.events import Event, read_events
 from ropewalk.checkpoint.format import list_checkpoints, verify_checkpoint
 from ropewalk.checkpoint.read.load import load
+from ropewalk.checkpoint.write.persist import SaveResult
 from ropewalk.checkpoint.write.snapshot import Stager
 from ropewalk.load.batch import Batch
 from ropewalk.parallel.executor import StepResult
 from ropewalk.parallel.rank_executor import RankExecutor
-from ropewalk.train import loop
+from ropewalk.train import training_run
 from ropewalk.train.hooks.hook import Hook
 from ropewalk.train.loop import train
+from ropewalk.train.training_run import TrainingRun
 from tests.tiny import make_run
 
 ROOT = Path(__file__).parents[2]
@@ -33,7 +35,7 @@ ROOT = Path(__file__).parents[2]
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """One thread, and no measurement of the CPU's speed (0.3 s)."""
     torch.set_num_threads(1)
-    monkeypatch.setattr(loop, "peak_flops", lambda *_: 1e11)
+    monkeypatch.setattr(training_run, "peak_flops", lambda *_: 1e11)
 
 
 class Stop(Exception):
@@ -44,8 +46,8 @@ class StopAfter(Hook):
     def __init__(self, step: int) -> None:
         self._step = step
 
-    def after_step(self, step: int) -> None:
-        if step == self._step:
+    def after_step(self, run: TrainingRun, result: StepResult) -> None:
+        if run.step == self._step:
             raise Stop
 
 
@@ -130,8 +132,8 @@ def test_memory_for_saves_is_made_after_the_first_step(tmp_path: Path, monkeypat
         return snapshot
 
     class Steps(Hook):
-        def after_step(self, step: int) -> None:
-            seen.append(f"step {step}")
+        def after_step(self, run: TrainingRun, result: StepResult) -> None:
+            seen.append(f"step {run.step}")
 
     monkeypatch.setattr(Stager, "prepare", prepared)
     monkeypatch.setattr(Stager, "take", taken)
@@ -202,29 +204,29 @@ class Diary(Hook):
     def __init__(self) -> None:
         self.notes: list[tuple[Any, ...]] = []
 
-    def before_training(self, step: int) -> None:
-        self.notes.append(("before_training", step))
+    def before_training(self, run: TrainingRun) -> None:
+        self.notes.append(("before_training", run.step))
 
-    def before_phase(self, phase: int, name: str) -> None:
-        self.notes.append(("before_phase", phase))
+    def before_phase(self, run: TrainingRun) -> None:
+        self.notes.append(("before_phase", run.at.phase))
 
-    def after_step(self, step: int) -> None:
-        self.notes.append(("after_step", step))
+    def after_step(self, run: TrainingRun, result: StepResult) -> None:
+        self.notes.append(("after_step", run.step))
 
-    def on_metrics(self, step: int, metrics: dict[str, Any]) -> None:
-        assert metrics["step"] == step
-        self.notes.append(("on_metrics", step))
+    def on_metrics(self, run: TrainingRun, metrics: dict[str, Any]) -> None:
+        assert metrics["step"] == run.step
+        self.notes.append(("on_metrics", run.step))
 
-    def on_validation(self, step: int, loss: float) -> None:
+    def on_validation(self, run: TrainingRun, loss: float) -> None:
         assert 0 < loss < 10
-        self.notes.append(("on_validation", step))
+        self.notes.append(("on_validation", run.step))
 
-    def after_save(self, step: int, path: str) -> None:
-        assert verify_checkpoint(Path(path)) == []
-        self.notes.append(("after_save", step))
+    def after_save(self, run: TrainingRun, saved: SaveResult) -> None:
+        assert verify_checkpoint(saved.path) == []
+        self.notes.append(("after_save", saved.step))
 
-    def after_training(self, step: int) -> None:
-        self.notes.append(("after_training", step))
+    def after_training(self, run: TrainingRun) -> None:
+        self.notes.append(("after_training", run.step))
 
 
 def test_hooks_are_called_at_their_moments(tmp_path: Path) -> None:

@@ -108,9 +108,9 @@ limit = Watchdog.limit_s.fget
 Watchdog.limit_s = property(lambda watchdog: limit(watchdog) if hangs else math.inf)
 
 class Hangs(Hook):
-    def after_step(self, step):
+    def after_step(self, run, result):
         global hangs
-        if step == 5:
+        if run.step == 5:
             hangs = True
             wait_for_a_rank_that_is_gone()
 

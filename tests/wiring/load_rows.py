@@ -39,7 +39,7 @@ ROWS = [
     Row("load.on_damage", "skip", "error", by=damaged),
     Row("load.threads", "3", "Ring(threads)"),
     Row("load.prefetch_bytes", "0", "Ring(prefetch_bytes)"),
-    Row("load.autotune", "true", "ReadingWatch(adapt)"),
+    Row("load.autotune", "true", "DataStalls(adapt)"),
     Row("load.cache.policy", "once", "Ram(budget_bytes)", CACHE, by=stored),
     Row("load.cache.ram_bytes", "4096", "Ram(budget_bytes)", CACHE, by=stored),
     Row("load.cache.pinned", "true", "Ram(pin)", ("load.cache.ram_bytes=65536",), by=stored),

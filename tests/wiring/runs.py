@@ -25,6 +25,8 @@ from ropewalk.base.seal import write_sealed
 from ropewalk.config.read import Resolved, parse
 from ropewalk.config.resolved import save_resolved
 from ropewalk.flow.recipe import Recipe
+from ropewalk.parallel.executor import StepResult
+from ropewalk.train.training_run import TrainingRun
 from tests.wiring.corpora import write_corpora, write_prepared
 
 Facts = dict[str, Any]
@@ -85,8 +87,8 @@ SPIED: list[tuple[str, str, str]] = [
     ("ropewalk.checkpoint.tiers.tier_writer", "_Way", "most_bytes_per_s"),
     ("ropewalk.checkpoint.write.snapshot", "Stager", "buffers"),
     ("ropewalk.train.checkpointer", "retain", "keep_verified"),
-    ("ropewalk.train.loop", "deterministic", "device"),
-    ("ropewalk.train.loop", "ReadingWatch", "adapt"),
+    ("ropewalk.train.training_run", "deterministic", "device"),
+    ("ropewalk.train.hooks.order", "DataStalls", "adapt"),
     ("ropewalk.load.endpoints", "Endpoint", "base"),
     ("ropewalk.load.endpoints", "Endpoint", "known_as"),
     ("ropewalk.checkpoint.tiers.peer_tier", "PeerServer", "timeout_s"),
@@ -109,7 +111,7 @@ SPIED: list[tuple[str, str, str]] = [
     ("ropewalk.load.cache.shared", "Shared", "job"),
     ("ropewalk.load.cache.importance", "Importance", "smoothing"),
     ("ropewalk.load.cache.packages", "Packages", "memory_bytes"),
-    ("ropewalk.train.metrics", "RankWatch", "sigma"),
+    ("ropewalk.train.hooks.metrics", "RankWatch", "sigma"),
     ("ropewalk.parallel.rank_executor", "make_schedule", "kind"),
     ("ropewalk.prepare.readers.caps", "_time", "seconds"),
     ("ropewalk.prepare.readers.caps", "_memory", "count"),
@@ -254,9 +256,9 @@ def ready(place: Path, recipe: Recipe, *, processes: int | None = None) -> Path:
 
 def _quick(patch: pytest.MonkeyPatch) -> None:
     """No measurement of the CPU's speed (0.3 s)."""
-    from ropewalk.train import loop
+    from ropewalk.train import training_run
 
-    patch.setattr(loop, "peak_flops", lambda *_: 1e11)
+    patch.setattr(training_run, "peak_flops", lambda *_: 1e11)
 
 
 class Watch:
@@ -274,16 +276,16 @@ class Watch:
         facts, change, tell = self.facts, self._on_batch, self._after_step
 
         class Looking(Hook):
-            def on_batch(self, step: int, batch: Any) -> Any:
+            def on_batch(self, run: TrainingRun, batch: Any) -> Any:
                 facts["batches"].append((tuple(batch.tokens.shape), hash_of(batch.tokens.numpy().tobytes())))
-                return change(step, batch) if change else batch
+                return change(run.step + 1, batch) if change else batch
 
-            def after_step(self, step: int) -> None:
+            def after_step(self, run: TrainingRun, result: StepResult) -> None:
                 names = {thread.name.rpartition("_")[0] for thread in threading.enumerate()}
                 facts["threads"] |= names & {"host-optimizer", "state-read", "state-write", "activations", "device"}
                 facts["torch threads"] = torch.get_num_threads()
                 if tell:
-                    tell(step)
+                    tell(run.step)
 
         return Looking()
 

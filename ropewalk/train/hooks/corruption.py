@@ -1,4 +1,4 @@
-"""Processors that compute wrongly without a word: the same work twice must give the same bits.
+"""Silent data corruption: the same work computed twice must give the same bits.
 
 Fleets find about one such core in a thousand machines (Hochschild et al. 2021, Dixit et al. 2021). Checksums of files
 do not see them: what is wrong is computed, then stored faithfully. Replicas hold the same weights and apply the same
@@ -8,12 +8,36 @@ microbatch is computed twice. That finds a core that errs now and then, not one 
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from ropewalk.base.errors import HardwareError
 from ropewalk.load.batch import Batch
+from ropewalk.parallel.compat import deterministic
 from ropewalk.parallel.executor import Executor, bit_sum
+
+from .hook import Hook
+
+if TYPE_CHECKING:
+    from ..training_run import TrainingRun
+
+
+class CorruptionProbe(Hook):
+    """Compares bits before every so many steps."""
+
+    def __init__(self, every_steps: int) -> None:
+        self._every_steps = every_steps
+
+    def before_forward(self, run: TrainingRun, batch: Batch) -> None:
+        step = run.step + 1
+        if not self._every_steps or step % self._every_steps:
+            return
+        start = time.perf_counter()
+        with run.during("probe"), deterministic(run.device):
+            probe(run.executor, batch, step=step)
+        run.events.write("probed", step=step, seconds=time.perf_counter() - start)
 
 
 def probe(executor: Executor, batch: Batch, *, step: int) -> None:

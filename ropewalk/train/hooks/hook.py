@@ -1,47 +1,100 @@
-"""Moments of a training run at which something may be added without touching the loop."""
+"""The moments of a training run at which something may be observed or added without touching the loop."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from ropewalk.checkpoint.run_state import State
+    from ropewalk.checkpoint.write.persist import SaveResult
     from ropewalk.load.batch import Batch
+    from ropewalk.parallel.executor import StepResult
+
+    from ..training_run import TrainingRun
+    from .anomaly import Anomaly
+
+Activity = Literal["data", "step", "log", "probe", "validate", "save", "copy", "restore", "leave"]
 
 
 class Hook:
-    """Does nothing; override the moments you need. Called on every rank."""
+    """Does nothing; override the moments you need, listed in the order of a step. Every rank calls every hook, in the
+    order of hooks/order.py. `run` holds the position, the phase with its executor and data, the mesh, the event log;
+    `run.request_save()`, `request_stop()` and `request_rollback()` may be called at any moment, on any rank."""
 
-    def before_training(self, step: int) -> None:
-        """State is restored; `step` is the first to run."""
+    def before_training(self, run: TrainingRun) -> None:
+        """State is restored; `run.step` steps are complete. Not called when no step is left."""
 
-    def before_phase(self, phase: int, name: str) -> None:
-        """A phase begins or goes on; its model and data are ready."""
+    def before_phase(self, run: TrainingRun) -> None:
+        """A phase begins or continues; its model and data are ready."""
 
-    def on_batch(self, step: int, batch: Batch) -> Batch:
-        """The batch that brings the run to `step` steps is read; trains on what is returned."""
+    def before_step(self, run: TrainingRun) -> None:
+        """Step `run.step + 1` begins; its batch is not read yet."""
+
+    def on_batch(self, run: TrainingRun, batch: Batch) -> Batch:
+        """The batch is read; the step trains on what is returned."""
         return batch
 
-    def on_gradients(self, step: int, gradients: Mapping[str, Tensor]) -> None:
-        """All gradients of the step are there, not yet clipped; they may be changed in place. Must not wait for the
-        device. Where the optimizer is on the host, its work begins after this rather than during the backward pass."""
+    def before_forward(self, run: TrainingRun, batch: Batch) -> None:
+        """The batch is final, the weights are those before the step."""
 
-    def after_step(self, step: int) -> None:
-        """`step` steps are complete. Called every step: must not wait for the device."""
+    def on_gradients(self, run: TrainingRun, gradients: Mapping[str, Tensor]) -> None:
+        """All gradients of step `run.step + 1` are computed, not yet clipped; they may be changed in place. Must not
+        wait for the device. An optimizer on the host starts after this moment, not during the backward pass."""
 
-    def on_metrics(self, step: int, metrics: dict[str, Any]) -> None:
-        """Metrics of an interval were read from the device."""
+    def after_step(self, run: TrainingRun, result: StepResult) -> None:
+        """`run.step` steps are complete, perhaps still queued on the device. Reading a value of `result` waits for the
+        device and slows training."""
 
-    def on_validation(self, step: int, loss: float) -> None:
-        """The validation loss, nats a token, was measured."""
+    def end_step(self, run: TrainingRun) -> None:
+        """The last moment of a step: here metrics are logged, the model is validated and saved. May wait."""
 
-    def on_anomaly(self, step: int, what: str, action: str) -> None:
-        """A step went wrong and the guard did something about it."""
+    def on_sync(self, run: TrainingRun) -> None:
+        """The device has completed all steps: metrics are about to be read, the model to be validated or saved."""
 
-    def after_save(self, step: int, path: str) -> None:
-        """A checkpoint is durable."""
+    def read_metrics(self, run: TrainingRun) -> Mapping[str, Any]:
+        """Further fields of the event `step`, which is about to be written."""
+        return {}
 
-    def after_training(self, step: int) -> None:
-        """The last step is complete and saved."""
+    def on_metrics(self, run: TrainingRun, metrics: dict[str, Any]) -> None:
+        """The event `step` was written, with these fields (docs/formats.md)."""
+
+    def on_validation(self, run: TrainingRun, loss: float) -> None:
+        """The validation loss was measured, in nats per token."""
+
+    def on_anomaly(self, run: TrainingRun, anomaly: Anomaly) -> None:
+        """A step went wrong, and the guard reacts as `anomaly.action` says."""
+
+    def before_rollback(self, run: TrainingRun, anomaly: Anomaly) -> None:
+        """The run is about to return to its newest checkpoint."""
+
+    def after_rollback(self, run: TrainingRun, anomaly: Anomaly) -> None:
+        """The run is back at an earlier step."""
+
+    def on_save(self, run: TrainingRun, state: State) -> None:
+        """A checkpoint of `state` is being written, in the background."""
+
+    def after_save(self, run: TrainingRun, saved: SaveResult) -> None:
+        """The checkpoint of step `saved.step` in `saved.path` is durable. Called on the first rank only."""
+
+    def on_interrupt(self, run: TrainingRun) -> None:
+        """Ctrl-C or a scheduler ends the process after the last complete step."""
+
+    def after_phase(self, run: TrainingRun) -> None:
+        """The last step of the phase is complete and saved."""
+
+    def before_end(self, run: TrainingRun) -> None:
+        """No step follows: what runs in the background is completed."""
+
+    def after_training(self, run: TrainingRun) -> None:
+        """The run has ended normally, or was stopped by a hook, and is saved."""
+
+    def during(self, run: TrainingRun, activity: Activity) -> contextlib.AbstractContextManager[Any]:
+        """A context that the loop enters around an activity."""
+        return contextlib.nullcontext()
+
+    def close(self) -> None:
+        """Training has ended, normally or by an error; the last call of a hook."""

@@ -13,17 +13,20 @@ import functools
 import math
 import re
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from ropewalk.base.events import EventLog
 from ropewalk.parallel.executor import Executor, Named
 from ropewalk.parallel.labels import label
 
+from .hook import Activity, Hook
 from .layer_health import LayerFigures, Symptom, find_symptom
+
+if TYPE_CHECKING:
+    from ..training_run import TrainingRun
 
 Figure = Literal["gradient", "weight", "update", "activation"]
 
@@ -32,33 +35,31 @@ PLACES = re.compile(r"norm|blocks\.\d+(\.(attention|mlp))?")
 and dropout."""
 
 
-class LayerWatch:
+class LayerStats(Hook):
     """Measures every `every_steps` steps (0: never), writes the event `layers` and warns of a layer in trouble."""
 
-    def __init__(
-        self, every_steps: int, *, events: EventLog, warn: Callable[[str], None], scaled_loss: bool = False
-    ) -> None:
-        self._every_steps, self._events, self._warn = every_steps, events, warn
-        self._scaled_loss = scaled_loss
+    def __init__(self, every_steps: int, *, scaled_loss: bool = False) -> None:
+        self._every_steps, self._scaled_loss = every_steps, scaled_loss
         self._last: Symptom | None = None
 
+    def during(self, run: TrainingRun, activity: Activity) -> contextlib.AbstractContextManager[None]:
+        due = activity == "step" and self._every_steps and (run.step + 1) % self._every_steps == 0
+        return self._measured(run) if due else contextlib.nullcontext()
+
     @contextlib.contextmanager
-    def watching(self, executor: Executor, *, step: int) -> Iterator[None]:
-        """The block trains `executor` to `step` steps; measures it when it is due."""
-        if not self._every_steps or step % self._every_steps:
-            yield
-            return
-        with measuring(executor) as measurement:
+    def _measured(self, run: TrainingRun) -> Iterator[None]:
+        with measuring(run.executor) as measurement:
             yield
         with label("layers"):
-            self._tell(measurement.read(), step=step)
+            self._report(run, measurement.read())
 
-    def _tell(self, layers: Sequence[LayerFigures], *, step: int) -> None:
-        self._events.write("layers", step=step, **columns(layers))
+    def _report(self, run: TrainingRun, layers: Sequence[LayerFigures]) -> None:
+        step = run.step + 1
+        run.events.write("layers", step=step, **columns(layers))
         symptom = find_symptom(layers, scaled_loss=self._scaled_loss)
         # A layer stays in trouble for many steps; one line says so.
         if symptom and not symptom.same_trouble(self._last):
-            self._warn(f"step {step}: {symptom}")
+            run.warn(f"step {step}: {symptom}")
         self._last = symptom
 
 

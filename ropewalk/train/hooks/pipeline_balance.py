@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -22,12 +23,19 @@ from ropewalk.parallel.executor import Executor
 from ropewalk.plan.plan import Planned, save_plan
 from ropewalk.plan.stage_split import Split, resplit
 
+from .hook import Hook
+
+if TYPE_CHECKING:
+    from ropewalk.checkpoint.run_state import State
+
+    from ..training_run import TrainingRun
+
 LEAST_STEPS = 5
 """Steps that are measured at least before they are judged."""
 
 
-class StageWatch:
-    """Looks at the stages of a run's phases; `say` is given on the rank that speaks and writes."""
+class PipelineBalance(Hook):
+    """Compares the stages of a run's phases at checkpoints; `say` is given on the rank that speaks and writes."""
 
     def __init__(
         self, run: Path, planned: Planned, control: Group, *, events: EventLog, say: Callable[[str], None] | None
@@ -35,6 +43,9 @@ class StageWatch:
         self._run, self._planned, self._control, self._events, self._say = run, planned, control, events, say
         self._seen: tuple[Executor | None, int] = (None, 0)
         self._proposed: Split = ()
+
+    def on_save(self, run: TrainingRun, state: State) -> None:
+        self.look(run.executor, phase=state.phase, step=state.step)
 
     def look(self, executor: Executor, *, phase: int, step: int) -> None:
         """Judges the steps since the last look, where they are enough. All ranks must call, at the same steps."""

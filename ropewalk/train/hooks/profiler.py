@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch.profiler import profile
 
@@ -20,6 +20,11 @@ from ..measure.step_profiler import StepWindow, TraceRecorder, save_trace
 from ..measure.trace import step_time
 from ..settings import read_settings
 from .hook import Hook
+
+if TYPE_CHECKING:
+    from ropewalk.parallel.executor import StepResult
+
+    from ..training_run import TrainingRun
 
 FOLDER = "profile"
 FORMAT = 1
@@ -39,16 +44,16 @@ class Profiler(Hook):
         self._recorder: TraceRecorder | None = None
         self._step = 0
 
-    def before_training(self, step: int) -> None:
-        self._window.place(remaining=self._last_step - step)
+    def before_training(self, run: TrainingRun) -> None:
+        self._window.place(remaining=self._last_step - run.step)
         self._recorder = TraceRecorder(
             device=self._device, warmup=self._window.warmup_left, steps=self._window.left, on_trace=self._write
         )
 
-    def after_step(self, step: int) -> None:
+    def after_step(self, run: TrainingRun, result: StepResult) -> None:
         if self._recorder is None:
             return
-        self._step = step
+        self._step = run.step
         self._window.step_ended()
         self._recorder.step_ended()
         if self.table:

@@ -9,17 +9,20 @@ of its stream, while steps and parts have those of the host, which queues them.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ropewalk.base.files import read_json, write_json
-from ropewalk.parallel.comm import Moment, Traffic
+from ropewalk.parallel.comm import Moment
 from ropewalk.parallel.labels import LabelSpan, keep_spans
 
 from ..measure.step_profiler import StepWindow
-from ..mesh_coordinator import MeshCoordinator
+from .hook import Hook
+
+if TYPE_CHECKING:
+    from ..training_run import TrainingRun
 
 FOLDER, ALL = "timeline", "all.json"
 STEPS_ROW, PARTS_ROW = 0, 1
@@ -37,67 +40,55 @@ class TimelineStep:
     collectives: list[Moment] = field(default_factory=list)
 
 
-class Timeline:
+class Timeline(Hook):
     """Records `steps` steps of this rank after a warm-up. Every rank commits `timeline/rank-00000.json`, rank 0 also
-    `timeline/all.json`. Costs nothing before and after. All ranks must call every method."""
+    `timeline/all.json`. Costs nothing before and after."""
 
-    def __init__(
-        self,
-        run: Path,
-        *,
-        steps: int,
-        last_step: int,
-        rank: int,
-        world: int,
-        traffic: Traffic,
-        coordinator: MeshCoordinator,
-        say: Callable[[str], None],
-    ) -> None:
-        self._folder, self._rank, self._world = run / FOLDER, rank, world
-        self._traffic, self._coordinator, self._say = traffic, coordinator, say
-        self._window, self._last_step = StepWindow(steps), last_step
+    def __init__(self, steps: int) -> None:
+        self._window = StepWindow(steps)
         self._steps: list[TimelineStep] = []
         self._zero = 0.0
 
-    def before_training(self, step: int) -> None:
-        self._window.place(remaining=self._last_step - step)
+    def before_training(self, run: TrainingRun) -> None:
+        self._window.place(remaining=run.settings.planned.steps - run.step)
 
-    def step_began(self, step: int) -> None:
+    def before_step(self, run: TrainingRun) -> None:
         if not self._window.is_open:
             return
         if not self._steps:
             # Clocks of machines agree on the time of day only; rank 0's is the origin for all.
-            self._zero = self._coordinator.broadcast(time.time()) - (time.time() - time.perf_counter())
-        now = TimelineStep(step, time.perf_counter())
+            self._zero = run.coordinator.broadcast(time.time()) - (time.time() - time.perf_counter())
+        now = TimelineStep(run.step + 1, time.perf_counter())
         self._steps.append(now)
-        self._traffic.timeline = now.collectives
+        run.mesh.traffic.timeline = now.collectives
         keep_spans(now.parts)
 
-    def step_ended(self) -> None:
+    def end_step(self, run: TrainingRun) -> None:
         """Writes the files after the last recorded step."""
         if self._window.is_open:
             self._steps[-1].end = time.perf_counter()
         self._window.step_ended()
         if self._steps and not self._window.left:
-            self._write()
+            self._write(run)
 
-    def finish(self) -> None:
+    def before_end(self, run: TrainingRun) -> None:
         """Writes the steps recorded so far, when the run ends before the window does."""
         if any(step.end for step in self._steps):
-            self._write()
+            self._write(run)
 
-    def _write(self) -> None:
-        self._traffic.timeline = None
-        self._traffic.settle(wait=True)
+    def _write(self, run: TrainingRun) -> None:
+        run.mesh.traffic.timeline = None
+        run.mesh.traffic.settle(wait=True)
         keep_spans(None)
         # A step that was rolled back has no end.
         steps, self._steps = [step for step in self._steps if step.end], []
-        write_json(_file(self._folder, self._rank), trace(steps, rank=self._rank, zero=self._zero))
-        self._coordinator.barrier()
-        if self._rank == 0:
-            write_json(self._folder / ALL, merged(self._folder, ranks=self._world))
+        folder, rank = run.folder / FOLDER, run.place.rank
+        write_json(_file(folder, rank), trace(steps, rank=rank, zero=self._zero))
+        run.coordinator.barrier()
+        if rank == 0:
+            write_json(folder / ALL, merged(folder, ranks=run.mesh.world.size))
             first, last = steps[0].number, steps[-1].number
-            self._say(f"timeline of steps {first} to {last}: https://ui.perfetto.dev opens {self._folder / ALL}")
+            run.say(f"timeline of steps {first} to {last}: https://ui.perfetto.dev opens {folder / ALL}")
 
 
 def trace(steps: list[TimelineStep], *, rank: int, zero: float) -> dict[str, Any]:

@@ -1,8 +1,8 @@
-"""Processes that no longer get on: each rank leaves a heartbeat, notices its own hang, and is compared with the others.
+"""Hang detection: per-rank heartbeats and a timeout. Stragglers among ranks.
 
-A hang raises nothing: a collective waits for a rank that is gone, a read for a disk. A thread looks at the time of the
-last step; when that is too long ago it writes where every thread stands, an event, and ends the process with a status
-of its own, so that a launcher starts it again from the last checkpoint.
+A hang raises no error: a collective waits for a rank that is gone, a read for a disk. A thread watches the time of the
+last step; when that is too long ago, it writes the stack of every thread and an event, and ends the process with its
+own exit status, so that a launcher restarts it from the last checkpoint.
 """
 
 from __future__ import annotations
@@ -18,11 +18,17 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ropewalk.base.events import EventLog
 
 from ..config import Faults
+from .hook import Activity, Hook
+
+if TYPE_CHECKING:
+    from ropewalk.parallel.executor import StepResult
+
+    from ..training_run import TrainingRun
 
 HANG = 70
 """Exit status of a process that ended itself because it hung."""
@@ -33,8 +39,8 @@ BEAT_EVERY_S = 1.0
 """A heartbeat is written at most so often: the file tells people and launchers, who look every few seconds."""
 
 
-class Watchdog:
-    """Watches the steps of this rank while entered; `beat` after each."""
+class Watchdog(Hook):
+    """Watches the steps of this rank."""
 
     def __init__(
         self,
@@ -55,12 +61,21 @@ class Watchdog:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
-    def __enter__(self) -> Watchdog:
+    def before_training(self, run: TrainingRun) -> None:
+        self.start()
+
+    def after_step(self, run: TrainingRun, result: StepResult) -> None:
+        self.beat(run.step)
+
+    def during(self, run: TrainingRun, activity: Activity) -> contextlib.AbstractContextManager[None]:
+        pauses = activity in ("probe", "validate", "save", "restore", "leave")
+        return self.paused() if pauses else contextlib.nullcontext()
+
+    def start(self) -> None:
         if self._settings.hang_s:
             self._thread.start()
-        return self
 
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join()

@@ -1,4 +1,4 @@
-"""What a run tells about itself: gathered on the device, read once an interval.
+"""Metrics of a run: summed on the device, read once per logging interval.
 
 Reading a tensor waits for the device; between two readings nothing does.
 """
@@ -10,7 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -21,10 +21,49 @@ from ropewalk.parallel.comm import Group, Traffic
 from ropewalk.parallel.compat import peak_memory_bytes
 from ropewalk.parallel.executor import StepResult
 
-from .hooks.watchdog import stragglers
+from .hook import Activity, Hook
+from .watchdog import stragglers
+
+if TYPE_CHECKING:
+    from ..training_run import TrainingRun
 
 INTERVALS = 5
 """Logging intervals whose median is compared: a rank that is slow once is no straggler."""
+
+
+class Metrics(Hook):
+    """Writes the event `step` at regular intervals and at the end of each phase, and compares the ranks."""
+
+    def __init__(self, meter: Meter, ranks: RankWatch, *, every_steps: int) -> None:
+        self._meter, self._ranks, self._every_steps = meter, ranks, every_steps
+
+    def before_phase(self, run: TrainingRun) -> None:
+        self._meter.restart()
+
+    def after_step(self, run: TrainingRun, result: StepResult) -> None:
+        self._meter.add(result, tokens=run.phase.tokens_read(), flops=run.phase.flops(run.at.phase_step - 1))
+
+    def end_step(self, run: TrainingRun) -> None:
+        if run.is_due(self._every_steps):
+            with run.during("log"):
+                self._log(run)
+
+    def during(self, run: TrainingRun, activity: Activity) -> contextlib.AbstractContextManager[None]:
+        if activity == "data":
+            return self._meter.watch("data")
+        pauses = activity in ("probe", "validate", "save", "copy")
+        return self._meter.paused() if pauses else contextlib.nullcontext()
+
+    def _log(self, run: TrainingRun) -> None:
+        run.sync()
+        metrics = self._meter.read(run.step, tokens=run.at.tokens, lr=run.lr)
+        for hook in run.hooks:
+            metrics |= hook.read_metrics(run)
+        run.events.write("step", phase=run.at.phase, **metrics)
+        self._ranks.look(metrics)
+        run.progress.advance(run.step, line(metrics))
+        for hook in run.hooks:
+            hook.on_metrics(run, metrics)
 
 
 class Meter:

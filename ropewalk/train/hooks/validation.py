@@ -1,15 +1,79 @@
-"""What follows from validations that no longer gain: a lower rate, or the end of the phase.
+"""Validation during training; when its loss stops improving, a lower learning rate or the end of the phase. No torch.
 
-The only parts of a run that are not functions of the step; their state is part of the checkpoint, so that a killed run
-goes on with the same decisions.
+Plateau and stopper are the only parts of a run that are not functions of the step. Their state is in the checkpoint, so
+a killed run continues with the same decisions.
 """
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from ropewalk.base.progress import counted
 
 from ..config import EarlyStop, Schedule
+from .hook import Hook
+
+if TYPE_CHECKING:
+    from ropewalk.load.batch import Batch
+
+    from ..training_run import TrainingRun
+
+
+class Validation(Hook):
+    """Measures the validation loss every so many steps (0: never) and at the end of each phase."""
+
+    def __init__(self, every_steps: int) -> None:
+        self._every_steps = every_steps
+
+    def before_forward(self, run: TrainingRun, batch: Batch) -> None:
+        if run.at.phase_step in run.phase.phase.schedule.restarts:
+            run.phase.begin_cycle()
+            run.say(f"step {run.step}: a new cycle of the learning rate begins")
+
+    def end_step(self, run: TrainingRun) -> None:
+        if run.is_due(self._every_steps):
+            with run.during("validate"):
+                self._react(run, self._measure(run))
+
+    def _measure(self, run: TrainingRun) -> float:
+        run.sync()
+        start, held_out = time.perf_counter(), run.phase.data.held_out
+        scores = run.executor.score(held_out).log_probabilities.double().cpu()
+        weight = held_out.weight.double()
+        loss: float = -(scores * weight).sum().item() / max(1.0, weight.sum().item())
+        bits_per_byte = loss / math.log(2) / run.phase.data.bytes_per_token
+        seconds, sequences = time.perf_counter() - start, len(held_out.tokens)
+        run.events.write(
+            "validation", step=run.step, loss=loss, bits_per_byte=bits_per_byte, sequences=sequences, seconds=seconds
+        )
+        run.say(f"step {run.step}: validation loss {loss:.4f} ({counted(sequences, 'held-out sequence')})")
+        # The loader reads on during the next pause of this length.
+        run.phase.expect("evaluation", done=run.at.phase_step, in_steps=self._every_steps, seconds=seconds)
+        return loss
+
+    def _react(self, run: TrainingRun, loss: float) -> None:
+        phase = run.phase
+        for hook in run.hooks:
+            hook.on_validation(run, loss)
+        if phase.plateau.observe(loss):
+            share = phase.plateau.share
+            run.say(f"step {run.step}: validation stopped gaining; learning rate now x {share:.3g}")
+        if phase.stopper.observe(loss, step=run.step):
+            run.checkpointer.save_best(run.phases.state())
+        if phase.stopper.stops:
+            self._stop_early(run, best_step=phase.stopper.best_step)
+
+    def _stop_early(self, run: TrainingRun, *, best_step: int) -> None:
+        """Ends the phase with the weights of its best validation."""
+        run.events.write("stopped_early", step=run.step, best_step=best_step)
+        run.say(f"step {run.step}: validation stopped gaining; the phase ends as of step {best_step}")
+        weights = run.checkpointer.best_weights(best_step, run.executor.wants())
+        run.executor.load_state(weights, {})
+        weights.check()
+        run.end_phase()
 
 
 class Patience:

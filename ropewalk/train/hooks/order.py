@@ -1,0 +1,48 @@
+"""The hooks of every run, in the order in which each moment calls them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from .anomaly import AnomalyGuard
+from .checkpointing import Checkpointing
+from .corruption import CorruptionProbe
+from .data_stalls import DataStalls
+from .hook import Hook
+from .layer_stats import LayerStats
+from .metrics import Meter, Metrics, RankWatch
+from .pipeline_balance import PipelineBalance
+from .timeline import Timeline
+from .validation import Validation
+from .watchdog import Watchdog
+
+if TYPE_CHECKING:
+    from ..training_run import TrainingRun
+
+
+def ordered_hooks(run: TrainingRun, users: Iterable[Hook]) -> list[Hook]:
+    """Ropewalk's own hooks and those of the user. The order matters in these places:
+
+    - the meter pauses before the watchdog: waiting for queued steps of the device may be a hang, saving is not
+    - the guard looks before anything is logged, validated or saved; the user's `after_step` comes before all of that
+    - a step is logged, then validated, then saved: an early stop replaces the weights that the last save of a phase has
+    - the timeline ends a step when all others have
+    """
+    settings, meter = run.settings.train, Meter(run.device, peak_flops=run.peak_flops, traffic=run.mesh.traffic)
+    plan, control = run.settings.planned.phases[0].plan, run.mesh.control
+    ranks = RankWatch(control, events=run.events, sigma=settings.faults.straggler_sigma)
+    say = run.say if run.leads else None
+    return [
+        Metrics(meter, ranks, every_steps=settings.log_every_steps),
+        Watchdog(run.folder, settings.faults, rank=run.place.rank),
+        AnomalyGuard(settings.guard, meter),
+        DataStalls(run.stalls, adapt=run.settings.load.autotune),
+        LayerStats(settings.layer_stats_every_steps, scaled_loss=plan.precision == "fp16"),
+        *users,
+        CorruptionProbe(settings.faults.probe_every_steps),
+        Validation(settings.validate_every_steps),
+        Checkpointing(run.checkpointer),
+        PipelineBalance(run.folder, run.settings.planned, control, events=run.events, say=say),
+        Timeline(settings.timeline_steps),
+    ]

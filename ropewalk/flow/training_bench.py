@@ -214,8 +214,8 @@ def _measured(contender: str, job: dict[str, Any], progress: Progress) -> dict[s
 
 def _needed(job: Mapping[str, Any], spec: Spec, *, rows: int) -> int:
     """Forecast bytes with `rows` sequences per microbatch."""
-    settings = {key: job[key] for key in ("precision", "optimizer", "recompute", "device")}
-    return memory(spec, rows=rows, **settings).total
+    settings = {key: job[key] for key in ("precision", "recompute", "device")}
+    return memory(spec, rows=rows, optimizer=OPTIMIZERS[job["optimizer"]].costs, **settings).total
 
 
 def _does_not_fit(job: Mapping[str, Any], spec: Spec, memory_bytes: int, *, needed: int | None = None) -> str:

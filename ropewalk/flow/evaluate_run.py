@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from ropewalk.base.errors import DamagedCheckpoint, DamagedFile, DataError, UserError
@@ -10,9 +11,11 @@ from ropewalk.base.files import locked
 from ropewalk.base.metric import upgrade_results
 from ropewalk.base.progress import Progress, Silent
 from ropewalk.checkpoint.format import identity, list_checkpoints, read_checkpoint_manifest
+from ropewalk.config.plugins import digest
 from ropewalk.config.ranks import ranks
 from ropewalk.config.read import Resolved
 from ropewalk.config.renames import old_names
+from ropewalk.config.resolved import load_resolved
 from ropewalk.config.write import plain
 from ropewalk.evaluate.config import BUILT_IN
 from ropewalk.evaluate.results import BESIDE, RESULTS, SAMPLES, read_whole
@@ -22,6 +25,7 @@ from .continue_run import Continuation
 from .plan_recipe import plan_stage
 from .preflight import check_inputs
 from .prepare_stage import is_prepared, prepare_stage
+from .recipe import Recipe
 from .run_dir import open_run
 from .run_or_recipe import Given, narrowed
 from .run_processes import assist, evaluate_run, leave_world
@@ -97,10 +101,11 @@ def evaluate_stage(run: OpenRun) -> Result:
 
 def _evaluate_newest(run: OpenRun) -> Result:
     checkpoint = list_checkpoints(run.folder / "checkpoints")[-1]
-    inputs = {
+    inputs: dict[str, Any] = {
         "checkpoint": identity(read_checkpoint_manifest(checkpoint)),
         "settings": old_names(_without_default_tasks(plain(run.recipe.evaluate)), "evaluate"),
         "seed": run.recipe.seed,
+        **_own_tasks(run),
     }
     return run.stages.do(
         "evaluate", inputs, lambda: evaluate_run(run, checkpoint), whole=lambda result: _is_evaluated(run, result)
@@ -118,6 +123,14 @@ def _is_evaluated(run: OpenRun, result: Result) -> bool:
         run.progress.say(f"{error.fault}; it is measured again")
         return False
     return {**found, "format": None} == {**upgrade_results(result), "format": None}
+
+
+def _own_tasks(run: OpenRun) -> dict[str, Any]:
+    """The sources of the user's tasks that lie beside the recipe."""
+    modules = {task.split(":")[0].split(".")[0] for task in run.recipe.evaluate.tasks if ":" in task}
+    plugins = load_resolved(run.folder, Recipe).plugins
+    found = {name: digest(Path(plugins[name].folder), name) for name in sorted(modules & plugins.keys())}
+    return {"plugins": found} if found else {}
 
 
 def _without_default_tasks(settings: dict[str, Any]) -> dict[str, Any]:

@@ -95,7 +95,14 @@ def _changes(run: Path, resolved: Resolved[Recipe]) -> Iterator[tuple[str, Any, 
     for module in sorted(saved.plugins.keys() & resolved.plugins.keys()):
         one, other = saved.plugins[module].digest[:12], resolved.plugins[module].digest[:12]
         if one != other:
-            yield f"plugins.{module}", f"source {one}", f"source {other}", False
+            named_by = {key.split(".")[0] for key, value in now.items() if _names(value, module)}
+            yield f"plugins.{module}", f"source {one}", f"source {other}", named_by == {"evaluate"}
+
+
+def _names(value: Any, module: str) -> bool:
+    """Whether `value` is, or lists, a `module:attr` of this module."""
+    listed = value if isinstance(value, tuple | list) else [value]
+    return any(isinstance(each, str) and each.startswith((f"{module}:", f"{module}.")) for each in listed)
 
 
 def free_keys(cls: type, prefix: str = "") -> Iterator[str]:

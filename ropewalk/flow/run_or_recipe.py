@@ -121,7 +121,8 @@ def narrowed(folder: Path, resolved: Resolved[Recipe], *, keys: Collection[str])
         for key in sorted(made.keys() | asked.keys())
         if made.get(key) != asked.get(key) and saved.origin(key) != KEPT
     ]
-    return dataclasses.replace(saved, value=value, origins=origins), others
+    plugins = {**saved.plugins, **resolved.plugins}
+    return dataclasses.replace(saved, value=value, origins=origins, plugins=plugins), others
 
 
 def _given_run(path: Path, overrides: Sequence[str]) -> Given:

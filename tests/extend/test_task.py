@@ -63,6 +63,14 @@ def test_a_task_of_a_user_is_run_kept_shown_and_compared(
     assert call(capsys, "report", str(RUN))[0] == 0
     assert f"{shown} capitals accuracy; chance 25.0 %" in html.unescape((RUN / "report.html").read_text())
 
+    # An edited task is measured anew; the run itself may go on.
+    task = tmp_path / "capitals.py"
+    task.write_text(task.read_text().replace('"chance": 1 / n', '"chance": 0.5 / n'))
+    status, out, err = call(capsys, "evaluate", str(RUN), "--json")
+    assert (status, json.loads(out)["tasks"]["capitals"]["accuracy"]["references"]) == (0, {"chance": 0.125}), err
+    status, _, err = call(capsys, "run", "tiny.toml", "--json")
+    assert status == 0, err
+
     status, _, err = call(capsys, "evaluate", str(RUN), 'evaluate.tasks=["capitals:Capital"]')
     assert (status, "has no `Capital`" in err) == (2, True)
     status, _, err = call(capsys, "evaluate", "tiny.toml", 'evaluate.tasks=["held_out"]')

@@ -30,7 +30,8 @@ from harness import ROOT, finish
 sys.path.insert(0, str(ROOT))
 
 from ropewalk.checkpoint.commit import Attempt
-from ropewalk.checkpoint.read.tiered_load import DiskSource, restore
+from ropewalk.checkpoint.read.load_latest import restore
+from ropewalk.checkpoint.read.tiered_load import DiskSource
 from ropewalk.checkpoint.run_state import State, groups_of, local_shards, manifest_of
 from ropewalk.checkpoint.tiers.gap_scheduler import TrafficLearner, TransferForecast, TransferGate
 from ropewalk.checkpoint.tiers.memory_tier import MemorySource, MemoryTier
@@ -151,10 +152,10 @@ def forecasts(memory: MemoryTier, key: ShardKey, peer: Peer) -> dict[str, float]
     for _ in range(6):
         gate = TransferGate(slice_bytes=1 << 20, expected_bytes_per_s=forecast.bytes_per_s, learner=learner)
         predicted = forecast.seconds(
-            sum(file.stat().st_size for file in memory.path(key).iterdir()), learner.profile(), chunk=1 << 20
+            sum(file.stat().st_size for file in memory.path(key).iterdir()), learner.traffic(), chunk=1 << 20
         )
         sent = peer.put(key, memory.path(key), gate=gate)
-        forecast.saw(sent.bytes, seconds=sent.seconds, waited_s=gate.waited_s)
+        forecast.add(sent.bytes, seconds=sent.seconds, waited_s=gate.waited_s)
         if predicted is not None:
             errors.append(abs(predicted - sent.seconds) / sent.seconds)
     stop.set()

@@ -1,13 +1,13 @@
-"""How a checkpoint comes into being: whole, durable and checked, or not at all. No torch.
+"""Commits a checkpoint atomically: it exists whole, durable and checked, or not at all. No torch.
 
     1. every rank writes its files into `step-00000100.<attempt>.partial` and waits until they are durable
-    2. every rank leaves a record there: its files with their hashes, its pieces
-    3. rank 0 waits for all records, checks that every file is there and that the pieces cover every tensor
-    4. rank 0 writes the manifest, syncs the folder, renames it to `step-00000100`, syncs the parent
-    5. rank 0 publishes it in `latest.json`; only then may older ones be deleted
+    2. every rank writes a record there: its files with their hashes, and its pieces
+    3. rank 0 waits for all records, and checks that all files exist and that the pieces cover every tensor
+    4. rank 0 writes the manifest, syncs the folder, renames it to `step-00000100`, and syncs the parent
+    5. rank 0 publishes it in `latest.json`; only then may older checkpoints be deleted
 
-A step is acknowledged when 4 is done. Folders of earlier attempts cannot be mistaken for this one: an attempt has a
-name of its own, which all ranks know.
+The checkpoint is committed after 4. Each attempt has a unique name that all ranks know, so that files of earlier
+attempts are never mixed in.
 """
 
 from __future__ import annotations
@@ -46,23 +46,23 @@ from .shard_file import FileEntry
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankRecord:
-    """What one rank wrote."""
+    """The files and pieces that one rank wrote."""
 
     files: dict[str, FileEntry]
     tensors: dict[str, dict[str, TensorEntry]]
-    """As in the manifest, with the pieces that this rank wrote."""
+    """As in the manifest, with the pieces of this rank."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Attempt:
-    """Which ranks make a checkpoint together."""
+    """One attempt of all ranks to write a checkpoint together."""
 
     rank: int = 0
     world: int = 1
     name: str = "0"
-    """The same on every rank, and of no other attempt that may have left files: a launch of a run has one."""
+    """The same on every rank, and unique among attempts that may have left files."""
     patience_s: float = 600.0
-    """How long rank 0 waits for the records of the others."""
+    """Seconds that rank 0 waits for the records of the others."""
 
 
 def commit(
@@ -73,9 +73,9 @@ def commit(
     disk: Disk,
     attempt: Attempt | None = None,
 ) -> Path:
-    """Makes the checkpoint of `manifest.step` of what `write` puts into the folder it is given; returns its path.
+    """Commits the files that `write` puts into a given folder as the checkpoint of `manifest.step`; returns its path.
 
-    On rank 0 it is durable when this returns; other ranks return when their part is. All ranks must call.
+    On return, the checkpoint is durable on rank 0; on other ranks, their own files are. All ranks must call.
     """
     attempt = attempt or Attempt()
     path = step_path(folder, manifest.step)
@@ -87,7 +87,7 @@ def commit(
         try:
             record = write(partial)
             if attempt.world > 1:
-                _leave(disk, partial, attempt.rank, dataclasses.asdict(record))
+                _write_record(disk, partial, attempt.rank, dataclasses.asdict(record))
             if attempt.rank == 0:
                 records = _gather(partial, record, attempt)
                 _finish(disk, path, partial, joined(manifest, records, path=path))
@@ -95,15 +95,15 @@ def commit(
             if attempt.rank == 0:
                 disk.remove(partial)
             else:
-                # Rank 0 need not wait for what will not come. A disk that refuses this too has told why already.
+                # So that rank 0 stops waiting. A disk that fails again has reported its error already.
                 with contextlib.suppress(OSError):
-                    _leave(disk, partial, attempt.rank, {"error": f"{type(error).__name__}: {error}"})
+                    _write_record(disk, partial, attempt.rank, {"error": f"{type(error).__name__}: {error}"})
             raise
     return path
 
 
 def joined(manifest: CheckpointManifest, records: list[RankRecord], *, path: Path) -> CheckpointManifest:
-    """The manifest with what all ranks wrote; raises StorageError when a number of a tensor is missing or doubled."""
+    """The manifest with the records of all ranks; StorageError if an element of a tensor is missing or duplicate."""
     files: dict[str, FileEntry] = {}
     tensors: dict[str, dict[str, TensorEntry]] = {}
     for record in records:
@@ -121,27 +121,27 @@ def joined(manifest: CheckpointManifest, records: list[RankRecord], *, path: Pat
 
 
 def publish(disk: Disk, path: Path, manifest: bytes) -> None:
-    """Names `path` as the newest in `latest.json`, for people and scripts; ropewalk itself looks at the folders."""
+    """Names `path` as the newest in `latest.json`, for people and scripts; ropewalk itself lists the folders."""
     step = step_of(path)
-    told = json.dumps({"format": 1, "step": step, "checkpoint": path.name, "manifest": checksum(manifest)}, indent=1)
+    text = json.dumps({"format": 1, "step": step, "checkpoint": path.name, "manifest": checksum(manifest)}, indent=1)
     target = path.parent / LATEST
     beside = target.with_name(LATEST + PARTIAL)
-    _write(disk, beside, told.encode() + b"\n")
+    _write(disk, beside, text.encode() + b"\n")
     disk.rename(beside, target)
     disk.sync_folder(path.parent)
 
 
 def publish_newest(disk: Disk, folder: Path) -> None:
-    """Names the newest checkpoint of `folder` again where a crash came between committing and naming it."""
+    """Repairs `latest.json` after a crash between commit and publication."""
     found = [path for path in list_checkpoints(folder) if (path / FILE).is_file()]
     if not found:
         return
     manifest = (found[-1] / FILE).read_bytes()
     try:
-        told = json.loads(read_regular(folder / LATEST))
+        latest = json.loads(read_regular(folder / LATEST))
     except (OSError, ValueError, RecursionError, DataError):
-        told = None
-    if not isinstance(told, dict) or told.get("manifest") != checksum(manifest):
+        latest = None
+    if not isinstance(latest, dict) or latest.get("manifest") != checksum(manifest):
         publish(disk, found[-1], manifest)
 
 
@@ -156,7 +156,7 @@ def _finish(disk: Disk, path: Path, partial: Path, manifest: CheckpointManifest)
     disk.sync_folder(partial)
     point(f"checkpoint.synced:{path.name}")
     if path.exists():
-        # Between the two renames the old one stands under its other name, where readers look for it too.
+        # Between the two renames the old one has the other name, under which readers find it too.
         disk.rename(path, path.with_name(path.name + REPLACED))
         point(f"checkpoint.replacing:{path.name}")
     disk.rename(partial, path)
@@ -167,11 +167,11 @@ def _finish(disk: Disk, path: Path, partial: Path, manifest: CheckpointManifest)
     point(f"checkpoint.published:{path.name}")
 
 
-def _leave(disk: Disk, partial: Path, rank: int, told: dict[str, Any]) -> None:
-    """A rank's record for rank 0: what it wrote, or the error because of which it did not."""
+def _write_record(disk: Disk, partial: Path, rank: int, content: dict[str, Any]) -> None:
+    """Writes the record of a rank for rank 0: its files and pieces, or its error."""
     name = _record_name(rank)
-    text = json.dumps(told).encode()
-    # The hash tells a record that is whole from one that is being written.
+    text = json.dumps(content).encode()
+    # The hash distinguishes a complete record from one in progress.
     _write(disk, partial / (name + PARTIAL), checksum(text).encode() + text)
     disk.rename(partial / (name + PARTIAL), partial / name)
     point(f"checkpoint.record:{rank}")
@@ -184,8 +184,8 @@ def _gather(partial: Path, own: RankRecord, attempt: Attempt) -> list[RankRecord
         while (found := _read_record(partial / _record_name(rank))) is None:
             if time.monotonic() > deadline:
                 raise StorageError(
-                    f"{partial}: rank {rank} has not finished its part within {attempt.patience_s:.0f} s; the "
-                    "checkpoint is given up, older ones are intact. Do all ranks see the same folder?"
+                    f"{partial}: rank {rank} did not write its shard within {attempt.patience_s:.0f} s; this "
+                    "checkpoint is abandoned, older ones are intact. Do all ranks see the same folder?"
                 )
             time.sleep(0.01)
         records.append(found)
@@ -193,7 +193,7 @@ def _gather(partial: Path, own: RankRecord, attempt: Attempt) -> list[RankRecord
         for name, entry in record.files.items():
             size = (partial / name).stat().st_size
             if size != entry.bytes:
-                raise StorageError(f"{partial / name}: {size} bytes arrived of {entry.bytes}; is the disk full?")
+                raise StorageError(f"{partial / name}: {size} of {entry.bytes} bytes were written; is the disk full?")
     return records
 
 
@@ -206,7 +206,7 @@ def _read_record(path: Path) -> RankRecord | None:
         return None
     tree: dict[str, Any] = json.loads(data[16:])
     if "error" in tree:
-        raise StorageError(f"{path}: this rank could not write its part ({tree['error']}); older ones are intact")
+        raise StorageError(f"{path}: this rank could not write its shard ({tree['error']}); older ones are intact")
     return RankRecord(
         files={name: file_entry(entry) for name, entry in tree["files"].items()},
         tensors={
@@ -220,11 +220,11 @@ def _check_cover(where: str, entry: TensorEntry) -> None:
     regions = [Region(piece.offset, piece.shape) for piece in entry.pieces]
     if not tiles(entry.shape, regions):
         held, size = sum(region.size for region in regions), math.prod(entry.shape)
-        raise StorageError(f"{where}: {len(regions)} pieces hold {held} of {size} numbers; nothing is committed")
+        raise StorageError(f"{where}: {len(regions)} pieces hold {held} of {size} elements; nothing is committed")
 
 
 def _make_folders(disk: Disk, folder: Path) -> None:
-    """Makes `folder` and its parents, each name durable: a synced file in a lost folder is a lost file."""
+    """Creates `folder` and its parents and makes each name durable: a synced file in a lost folder is lost."""
     if not folder.is_dir():
         _make_folders(disk, folder.parent)
         disk.make_folder(folder)

@@ -1,7 +1,7 @@
-"""What the ranks of a run decide together about its checkpoints. No torch: whoever trains brings the collectives.
+"""Collective decisions of the ranks about checkpoints: at start, at the end, and on the save interval. No torch.
 
-Only few moments need it: a start, an end, the choice of an interval. Saving itself needs none, because ranks that write
-in the background find each other by files (commit.py).
+The training loop provides the collectives. Saving needs none: ranks that write in the background coordinate by files
+(commit.py).
 """
 
 from __future__ import annotations
@@ -16,33 +16,33 @@ class Coordinator(Protocol):
     """Collectives of all ranks of a run: all must call, in the same order."""
 
     def agree(self, yes: bool) -> bool:
-        """Whether every rank says yes."""
+        """Logical and over all ranks."""
         ...
 
     def barrier(self) -> None:
-        """Returns when every rank has come here."""
+        """Returns when every rank has called."""
         ...
 
     def broadcast(self, value: Any) -> Any:
-        """The `value` of rank 0, which JSON could hold; those of other ranks do not matter."""
+        """The `value` of rank 0, which must be JSON-serializable; values of other ranks are ignored."""
         ...
 
 
 class Alone:
-    """One rank: it agrees with itself."""
+    """The coordinator of a single rank."""
 
     def agree(self, yes: bool) -> bool:
         return yes
 
     def barrier(self) -> None:
-        """Nobody to wait for."""
+        """Returns at once."""
 
     def broadcast(self, value: Any) -> Any:
         return value
 
 
 def decided(coordinator: Coordinator, decide: Callable[[], Any], *, leads: bool) -> Any:
-    """What rank 0, which `leads`, finds; an error of rank 0 is one of every rank. All ranks must call."""
+    """The result of `decide` on rank 0, which `leads`; its error is raised on every rank. All ranks must call."""
     value, failure = None, None
     if leads:
         try:
@@ -50,9 +50,9 @@ def decided(coordinator: Coordinator, decide: Callable[[], Any], *, leads: bool)
         except RopewalkError as error:
             failure = error
     damaged = isinstance(failure, DamagedCheckpoint)
-    told = coordinator.broadcast({"value": value, "error": str(failure) if failure else "", "damaged": damaged})
+    answer = coordinator.broadcast({"value": value, "error": str(failure) if failure else "", "damaged": damaged})
     if failure:
         raise failure
-    if told["error"]:
-        raise (DamagedCheckpoint if told["damaged"] else DataError)(f"rank 0: {told['error']}")
-    return told["value"]
+    if answer["error"]:
+        raise (DamagedCheckpoint if answer["damaged"] else DataError)(f"rank 0: {answer['error']}")
+    return answer["value"]

@@ -1,7 +1,7 @@
-"""Every change that checkpoints make to a disk goes through a `Disk`. No torch.
+"""`Disk`: all writes of checkpoints to storage. No torch.
 
-It is the place where a crash, a full disk or a flipped bit can be brought about on purpose: tests and `ropewalk chaos`
-put one of their own in. Each call is one system call or nearly so; durability is the caller's affair.
+Tests and `ropewalk chaos` substitute disks that crash, fill up or flip bits. A call is about one system call; callers
+ensure durability.
 """
 
 from __future__ import annotations
@@ -17,40 +17,40 @@ from typing import Protocol
 
 
 class WritableFile(Protocol):
-    """A file being written, from its beginning."""
+    """A file open for sequential writing."""
 
     def write(self, data: bytes | memoryview) -> None: ...
 
     def sync(self) -> None:
-        """Returns when what was written is durable."""
+        """Returns when the written bytes are durable (fsync)."""
 
 
 class Disk(Protocol):
-    """What a checkpoint asks of storage."""
+    """The storage operations of checkpoints."""
 
     def create(self, path: Path) -> contextlib.AbstractContextManager[WritableFile]:
-        """An empty file at `path`, in place of what was there."""
+        """Creates an empty file at `path`, or truncates it."""
         ...
 
     def make_folder(self, path: Path) -> None:
-        """Makes `path`, whose parent exists; content when it exists."""
+        """Creates `path`, whose parent exists; no error if it exists."""
         ...
 
     def rename(self, old: Path, new: Path) -> None:
-        """`new` becomes what `old` was, in one instant."""
+        """Renames atomically; replaces `new`."""
         ...
 
     def sync_folder(self, path: Path) -> None:
-        """Makes the names inside `path` durable."""
+        """Makes the names in `path` durable."""
         ...
 
     def remove(self, path: Path) -> None:
-        """Removes a file or a whole folder; content when there is none."""
+        """Removes a file or folder; no error if there is none."""
         ...
 
 
 class LocalDisk:
-    """A file system of this machine, or one mounted on it."""
+    """A local or mounted file system."""
 
     @contextlib.contextmanager
     def create(self, path: Path) -> Iterator[WritableFile]:
@@ -87,7 +87,7 @@ class _OpenFile:
     def write(self, data: bytes | memoryview) -> None:
         view = memoryview(data).cast("B")
         while view:
-            # A single call writes at most 2 GiB, and may write less than asked.
+            # A call writes at most 2 GiB, possibly less than requested.
             view = view[os.write(self._descriptor, view) :]
 
     def sync(self) -> None:
@@ -95,14 +95,14 @@ class _OpenFile:
 
 
 class WatchedDisk:
-    """A disk that tells how long its slowest call under way has lasted: one that hangs never raises anything."""
+    """Measures the duration of calls in progress, because a disk that hangs raises no error."""
 
     def __init__(self, disk: Disk) -> None:
         self._disk = disk
         self._began: dict[int, float] = {}
 
     def waiting_s(self) -> float:
-        """Seconds that the call under way has lasted, 0 when there is none; from any thread."""
+        """Duration of the longest call in progress; 0 if there is none. Thread-safe."""
         now = time.monotonic()
         return max((now - began for began in list(self._began.values())), default=0.0)
 

@@ -1,4 +1,4 @@
-"""Disks that fail on purpose: `ropewalk chaos` and the tests put one under a run to see it borne. No torch."""
+"""Fault injection: disks that fail, fill up, slow down or hang, for `ropewalk chaos` and tests. No torch."""
 
 from __future__ import annotations
 
@@ -19,24 +19,25 @@ Call = Literal["create", "write", "sync", "make_folder", "rename", "sync_folder"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fault:
-    """What goes wrong, and when."""
+    """A fault and when it occurs."""
 
     kind: Literal["error", "quota", "slow", "hang"]
-    """`error`: calls fail with `code`. `quota`: writes fail with it once `bytes` are written. `slow`: a write takes
-    `seconds` for each 4 MiB begun. `hang`: calls do not return."""
+    """`error`: calls fail with `code`. `quota`: writes fail with `code` after `bytes`. `slow`: a write takes `seconds`
+    per
+    4 MiB or part of them. `hang`: calls do not return."""
     code: int = errno.EIO
     on: tuple[Call, ...] = ("write",)
-    """The calls that fail or hang."""
+    """Calls that fail or hang."""
     after: int = 0
-    """How many of these calls still work."""
+    """Number of these calls that succeed first."""
     times: int | None = None
-    """How many then do not; None: all that follow."""
+    """Number of calls that then fail; None: all."""
     bytes: int = 0
     seconds: float = 0.0
 
 
 class FaultyDisk:
-    """A disk with a fault."""
+    """A disk with an injected fault."""
 
     def __init__(self, fault: Fault, *, disk: Disk | None = None) -> None:
         self._fault, self._disk = fault, disk or LocalDisk()
@@ -44,32 +45,32 @@ class FaultyDisk:
         self._written = 0
         self._lock = threading.Lock()
         self.healed = threading.Event()
-        """Set, it lets what hangs go on."""
+        """Setting the event releases hanging calls."""
 
     @contextlib.contextmanager
     def create(self, path: Path) -> Iterator[WritableFile]:
-        self.meet("create", path)
+        self.inject("create", path)
         with self._disk.create(path) as file:
             yield _FaultyFile(file, path, self)
 
     def make_folder(self, path: Path) -> None:
-        self.meet("make_folder", path)
+        self.inject("make_folder", path)
         self._disk.make_folder(path)
 
     def rename(self, old: Path, new: Path) -> None:
-        self.meet("rename", old)
+        self.inject("rename", old)
         self._disk.rename(old, new)
 
     def sync_folder(self, path: Path) -> None:
-        self.meet("sync_folder", path)
+        self.inject("sync_folder", path)
         self._disk.sync_folder(path)
 
     def remove(self, path: Path) -> None:
-        self.meet("remove", path)
+        self.inject("remove", path)
         self._disk.remove(path)
 
-    def meet(self, call: Call, path: Path, *, size: int = 0) -> None:
-        """Lets a call pass, or not."""
+    def inject(self, call: Call, path: Path, *, size: int = 0) -> None:
+        """Applies the fault to a call."""
         fault = self._fault
         if fault.kind == "quota":
             with self._lock:
@@ -100,11 +101,11 @@ class _FaultyFile:
         self._file, self._path, self._disk = file, path, disk
 
     def write(self, data: bytes | memoryview) -> None:
-        self._disk.meet("write", self._path, size=len(memoryview(data).cast("B")))
+        self._disk.inject("write", self._path, size=len(memoryview(data).cast("B")))
         self._file.write(data)
 
     def sync(self) -> None:
-        self._disk.meet("sync", self._path)
+        self._disk.inject("sync", self._path)
         self._file.sync()
 
 

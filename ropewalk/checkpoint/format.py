@@ -1,8 +1,8 @@
-"""What a checkpoint is on disk: a folder `step-00000100` of safetensors files and a manifest. No torch.
+"""The checkpoint format: a folder `step-00000100` of safetensors files and a manifest. No torch.
 
-The folder appears by one rename after everything in it is durable, so it exists whole or not at all; the manifest's
-hashes tell whether it is still what was written. A tensor may lie in pieces, one for each rank that held a part of it:
-each piece names its file, its place there, and its place in the whole tensor.
+The folder appears by one rename after all its files are durable, so a checkpoint exists whole or not at all. The hashes
+in the manifest detect later damage. A tensor is stored in pieces, one per rank that held a shard: each piece names its
+file, its offset in the file, and its region of the tensor.
 """
 
 from __future__ import annotations
@@ -28,34 +28,33 @@ from .validate import MANIFEST_BYTES, check_file, check_manifest, check_tensor, 
 FORMAT = 3
 FILE = "manifest.json"
 LATEST = "latest.json"
-"""Beside the checkpoints; names the newest."""
+"""File beside the checkpoints that names the newest."""
 REPLACED = ".replaced"
-"""Suffix of a checkpoint while another of the same step takes its place."""
+"""Suffix of a checkpoint while a new one of the same step replaces it."""
 TOKENIZER = "tokenizer.json"
 _PREFIX = "step-"
-_HEADER_BYTES = 100 << 20
-"""The most of a safetensors header that any reader takes."""
+_MAX_HEADER_BYTES = 100 << 20
+"""Maximum safetensors header that is read."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Piece:
-    """Where a box of a tensor lies."""
+    """A stored region of a tensor."""
 
     file: str
     begin: int
     """First byte in the file."""
     offset: tuple[int, ...]
-    """The box's corner in the whole tensor."""
+    """Of the region in the tensor."""
     shape: tuple[int, ...]
-    """Its sides."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TensorEntry:
-    """One tensor of a checkpoint; its pieces cover it, each number once."""
+    """A tensor of a checkpoint; its pieces cover each element once."""
 
     dtype: str
-    """torch's name: `bfloat16`."""
+    """torch's name, e.g. `bfloat16`."""
     shape: tuple[int, ...]
     """Of the whole tensor."""
     pieces: tuple[Piece, ...]
@@ -63,44 +62,44 @@ class TensorEntry:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckpointManifest:
-    """What a checkpoint holds and where it comes from."""
+    """Content and origin of a checkpoint."""
 
     step: int
     tokens: int
     """Training tokens read so far."""
     seed: int
-    """Every random number of a run is a function of it and of a place: there is no other state."""
+    """Random numbers are functions of the seed and a position: there is no other random state."""
     spec: dict[str, Any]
-    """The model with every size decided: enough to build it again."""
+    """The resolved model spec, sufficient to build the model."""
     data: dict[str, Any]
-    """The loader's state."""
+    """State of the loader."""
     files: dict[str, FileEntry]
     tensors: dict[str, dict[str, TensorEntry]]
     """By group (`model`, `optimizer`) and name."""
     versions: dict[str, str]
-    """Of ropewalk, torch and Python that wrote it."""
+    """Of ropewalk, torch and Python that wrote the checkpoint."""
     world: int = 1
-    """Ranks that wrote it."""
+    """Number of ranks that wrote the checkpoint."""
     parent: str = ""
-    """The checkpoint that its run went on from before this one; empty at the beginning."""
+    """The checkpoint that the run last continued from; empty if it started from scratch."""
     phase: int = 0
-    """Number of the phase, counted from 0."""
+    """Index of the phase."""
     phase_step: int = 0
-    """Steps of this phase that are done."""
+    """Completed steps of the phase."""
     phase_ended: bool = False
-    """Whether the phase is over: at its last step, or stopped early."""
+    """Whether the phase has ended: at its last step, or by early stopping."""
     validation: dict[str, Any] = field(default_factory=dict)
-    """What an adaptive learning rate and early stopping remember of the validations in this phase."""
+    """State of the plateau schedule and of early stopping in this phase."""
     chat: str = ""
-    """Name of the chat template of its data; empty when there was none."""
+    """Name of the chat template of the data; empty: none."""
 
     @property
     def bytes(self) -> int:
-        """Of all files but the manifest."""
+        """Bytes of all files except the manifest."""
         return sum(entry.bytes for entry in self.files.values())
 
     def places(self, file: str) -> dict[str, tuple[int, int]]:
-        """First and last byte (exclusive) in `file` of each tensor that has a piece there."""
+        """First and last byte (exclusive) of each tensor with a piece in `file`."""
         found = {}
         for group, entries in self.tensors.items():
             for name, entry in entries.items():
@@ -111,19 +110,19 @@ class CheckpointManifest:
 
 
 def step_path(folder: Path, step: int) -> Path:
-    """Where the checkpoint of `step` lies."""
+    """Path of the checkpoint of `step`."""
     return folder / f"{_PREFIX}{step:08d}"
 
 
 def step_of(path: Path) -> int:
-    """The step of a checkpoint's folder."""
+    """The step of a checkpoint folder."""
     return int(path.name.removesuffix(REPLACED).rpartition("-")[2])
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
-    """Every finished checkpoint below `folder`, oldest first; what a crash left behind is not listed."""
+    """The committed checkpoints in `folder`, oldest first; without leftovers of a crash."""
     found: dict[int, Path] = {}
-    # Sorted, a step comes before its replaced twin, which counts only when a crash left it alone.
+    # A step sorts before its replaced twin, which counts only if a crash left it alone.
     for path in sorted(folder.glob(f"{_PREFIX}*")):
         step = path.name.removesuffix(REPLACED)[len(_PREFIX) :]
         if step.isdigit() and path.is_dir():
@@ -132,7 +131,7 @@ def list_checkpoints(folder: Path) -> list[Path]:
 
 
 def resolve_checkpoint(path: Path) -> Path:
-    """The checkpoint meant by `path`: itself, or the newest of a run or of a `checkpoints` folder."""
+    """The checkpoint at `path`, or the newest of the run or `checkpoints` folder at `path`."""
     if (path / FILE).exists() and path.resolve().name.startswith(_PREFIX):
         return path
     for folder in (path, path / "checkpoints"):
@@ -147,7 +146,7 @@ def resolve_checkpoint(path: Path) -> Path:
 
 
 def sealed(manifest: CheckpointManifest) -> bytes:
-    """The manifest as JSON whose last field is the hash of every byte before it."""
+    """The manifest as JSON; its last field is the hash of all bytes before it."""
     tree = {"format": FORMAT, **dataclasses.asdict(manifest)}
     text = json.dumps(tree, indent=1, ensure_ascii=False, allow_nan=False)
     body = text.removesuffix("\n}").encode() + _SEAL
@@ -155,7 +154,7 @@ def sealed(manifest: CheckpointManifest) -> bytes:
 
 
 def identity(manifest: CheckpointManifest) -> str:
-    """Hash of what a checkpoint holds, whoever wrote it after which interruptions."""
+    """Hash of the content of a checkpoint, independent of versions and interruptions."""
     tree = dataclasses.asdict(manifest)
     return _tree_checksum({key: value for key, value in tree.items() if key not in ("parent", "versions")})
 
@@ -164,8 +163,9 @@ _SEAL, _END = b',\n "checksum": "', b'"\n}\n'
 
 
 def read_checkpoint_manifest(path: Path, *, shard: bool = False) -> CheckpointManifest:
-    """The manifest of the checkpoint folder `path`; raises DamagedCheckpoint when it is missing, altered, or says what
-    cannot be (validate.py). `shard`: of what one rank keeps, whose pieces need not cover the tensors."""
+    """The manifest of the checkpoint folder `path`; DamagedCheckpoint if it is missing, altered or invalid
+    (validate.py).
+    `shard`: of one rank's shard, whose pieces need not cover the tensors."""
     file = path / FILE
     try:
         with storage(f"reading {file}"):
@@ -178,7 +178,7 @@ def read_checkpoint_manifest(path: Path, *, shard: bool = False) -> CheckpointMa
 
 
 def parse_checkpoint_manifest(data: bytes, path: Path, *, shard: bool = False) -> CheckpointManifest:
-    """As `read_checkpoint_manifest`, from the bytes of the manifest of the folder `path`."""
+    """As `read_checkpoint_manifest`, from the bytes of the manifest."""
     file = path / FILE
     if len(data) > MANIFEST_BYTES:
         raise DamagedCheckpoint(f"{file}: damaged checkpoint: {len(data)} bytes, at most {MANIFEST_BYTES} are read")
@@ -190,7 +190,7 @@ def parse_checkpoint_manifest(data: bytes, path: Path, *, shard: bool = False) -
     try:
         tree = upgraded(tree, path=file, what="checkpoint", current=FORMAT, upgrades=upgrades)
     except (LookupError, TypeError, AttributeError, ArithmeticError) as error:
-        # Older formats have no validator of their own: what they become is checked below.
+        # Older formats are validated after the upgrade, below.
         what = f"not a manifest of format {tree['format']} ({type(error).__name__}: {error})"
         raise DamagedCheckpoint(f"{file}: damaged checkpoint: {what}") from None
     tree.pop("format")
@@ -211,8 +211,8 @@ def parse_checkpoint_manifest(data: bytes, path: Path, *, shard: bool = False) -
 
 
 def verify_checkpoint(path: Path, *, shard: bool = False) -> list[str]:
-    """Reads every byte of a checkpoint, or of a rank's `shard`; returns what is wrong, nothing when all is as written.
-    Whether the weights are those of its model says `checkpoint/read/model_check.py`."""
+    """Reads every byte of a checkpoint, or of a rank's `shard`, and returns its damage; empty if there is none. Whether
+    the weights match the model is checked by `read/model_check.py`."""
     try:
         manifest = read_checkpoint_manifest(path, shard=shard)
     except DataError as error:
@@ -234,29 +234,29 @@ def checksum(data: bytes | memoryview) -> str:
 
 
 def _unsealed(data: bytes) -> dict[str, Any] | None:
-    """The manifest without its hash; None when it is not what was written."""
+    """The manifest without its hash; None if it is damaged."""
     try:
         tree = parse_json(data)
     except Refused:
         return None
     if not isinstance(tree, dict):
         return None
-    told = tree.pop("checksum", None)
+    stored = tree.pop("checksum", None)
     if isinstance(tree.get("format"), int) and tree["format"] < 3:
-        return tree if plain_tree(tree) and told == _tree_checksum(tree) else None
+        return tree if plain_tree(tree) and stored == _tree_checksum(tree) else None
     body, seal, _ = data.rpartition(_SEAL)
     whole = body + seal
     return tree if data == whole + checksum(whole).encode() + _END else None
 
 
 def file_entry(tree: dict[str, Any]) -> FileEntry:
-    """A file's entry from JSON."""
+    """The entry of a file, from JSON."""
     packing = {"frames": tuple(tree["frames"]), "frame_bytes": tree["frame_bytes"]} if tree.get("frames") else {}
     return FileEntry(bytes=tree["bytes"], chunks=tuple(tree["chunks"]), chunk_bytes=tree["chunk_bytes"], **packing)
 
 
 def tensor_entry(tree: dict[str, Any]) -> TensorEntry:
-    """A tensor's entry from JSON."""
+    """The entry of a tensor, from JSON."""
     pieces = tuple(
         Piece(file=p["file"], begin=p["begin"], offset=tuple(p["offset"]), shape=tuple(p["shape"]))
         for p in tree["pieces"]
@@ -265,7 +265,7 @@ def tensor_entry(tree: dict[str, Any]) -> TensorEntry:
 
 
 def piece_bytes(dtype: str, shape: tuple[int, ...]) -> int:
-    """Bytes of a box of a type."""
+    """Bytes of a region."""
     return math.prod(shape) * item_bytes(dtype)
 
 
@@ -273,7 +273,7 @@ def piece_bytes(dtype: str, shape: tuple[int, ...]) -> int:
 
 
 def _one_phase(tree: dict[str, Any]) -> dict[str, Any]:
-    """Format 1 knew one phase, and counted the steps of its data, not the rows."""
+    """Format 1 had a single phase, and counted steps of the data instead of sequences."""
     known = {key: value for key, value in tree.items() if key not in ("schedule", "data")}
     plateau = tree.get("schedule")
     return {
@@ -285,26 +285,26 @@ def _one_phase(tree: dict[str, Any]) -> dict[str, Any]:
 
 
 def _one_piece(tree: dict[str, Any], *, folder: Path) -> dict[str, Any]:
-    """Format 2 had one rank, one hash a file, and left the places of the tensors to the files' own headers."""
+    """Format 2 had one rank and one hash per file; the offsets of tensors were only in the headers of the files."""
     files, tensors = {}, {}
     for name, entry in tree["files"].items():
         size = max(1, entry["bytes"])
         files[name] = {"bytes": entry["bytes"], "chunks": [entry["checksum"]], "chunk_bytes": size}
-        check_file(name, files[name], path=folder)  # before a file of that name is opened
+        check_file(name, files[name], path=folder)  # before opening a file of this name
         begins = _begins(folder / name) if entry["tensors"] else {}
         tensors[name.removesuffix(".safetensors")] = {
             tensor: {
-                **told,
+                **stored,
                 "pieces": [
                     {
                         "file": name,
                         "begin": begins.get(tensor, 0),
-                        "offset": [0] * len(told["shape"]),
-                        "shape": told["shape"],
+                        "offset": [0] * len(stored["shape"]),
+                        "shape": stored["shape"],
                     }
                 ],
             }
-            for tensor, told in entry["tensors"].items()
+            for tensor, stored in entry["tensors"].items()
         }
     tensors.pop("tokenizer.json", None)
     versions = {"ropewalk": tree["version"]}
@@ -317,12 +317,12 @@ def _one_piece(tree: dict[str, Any], *, folder: Path) -> dict[str, Any]:
 
 
 def _begins(path: Path) -> dict[str, int]:
-    """Where each tensor begins, from the file's header; nothing when it cannot be read, which its hash will tell."""
+    """Offset of each tensor, from the header; empty if it cannot be read, which verification reports."""
     try:
         with open(open_inside(path), "rb") as file:
             length = int.from_bytes(file.read(8), "little")
-            header = parse_json(file.read(length)) if length <= _HEADER_BYTES else {}
-        return {name: 8 + length + told["data_offsets"][0] for name, told in header.items() if name != "__metadata__"}
+            header = parse_json(file.read(length)) if length <= _MAX_HEADER_BYTES else {}
+        return {name: 8 + length + entry["data_offsets"][0] for name, entry in header.items() if name != "__metadata__"}
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
         return {}
 

@@ -1,6 +1,6 @@
-"""Boxes of tensors: which numbers of a wanted box lie in which stored piece. numpy alone.
+"""Regions of tensors: intersection, byte ranges, copying, and exact cover. No torch.
 
-A box is a corner and sides. A tensor of no dimensions is a box with no sides, which holds one number.
+A region is an offset and a shape. A scalar is a region without dimensions and has one element.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """A corner in a tensor and the sides from there."""
+    """A box of a tensor."""
 
     offset: tuple[int, ...]
     shape: tuple[int, ...]
 
     @property
     def size(self) -> int:
-        """How many numbers it holds."""
+        """Number of elements."""
         return math.prod(self.shape)
 
     def slices(self, other: Region) -> tuple[slice, ...]:
-        """`self` as slices of an array that holds `other`, in which it lies."""
+        """The slices of `self` in an array that holds `other`, which contains it."""
         return tuple(
             slice(begin - base, begin - base + side)
             for begin, base, side in zip(self.offset, other.offset, self.shape, strict=True)
         )
 
-    def meet(self, other: Region) -> Region | None:
-        """What both hold; None when that is nothing."""
+    def intersect(self, other: Region) -> Region | None:
+        """The intersection; None if it is empty."""
         offset, shape = [], []
         for a, m, b, n in zip(self.offset, self.shape, other.offset, other.shape, strict=True):
             begin, end = max(a, b), min(a + m, b + n)
@@ -47,15 +47,14 @@ class Region:
 
 
 def whole_region(shape: tuple[int, ...]) -> Region:
-    """The box of a whole tensor."""
+    """All of a tensor."""
     return Region((0,) * len(shape), shape)
 
 
 def element_range(part: Region, piece: Region) -> tuple[int, int]:
-    """First and last number (exclusive) that must be read, of `piece` in row-major order, to have `part` of it.
-
-    Only whole steps of the first side are left out: what is read is one range.
-    """
+    """First and last element (exclusive) of `piece`, in row-major order, to read for its sub-region `part`: one range
+    of
+    whole rows of the first dimension."""
     if not piece.shape:
         return 0, 1
     row = math.prod(piece.shape[1:])
@@ -66,26 +65,31 @@ def element_range(part: Region, piece: Region) -> tuple[int, int]:
 def copy_region(
     target: npt.NDArray[np.uint8], wanted: Region, part: Region, piece: Region, data: memoryview, item: int
 ) -> None:
-    """Copies `part` to `target`, the bytes of the box `wanted`, from `data`: the range of `piece` named by `rows_of`.
+    """Copies `part` into `target`, the bytes of region `wanted`, from `data`: the `element_range` of `piece`.
 
-    Arrays have one more side, of `item` bytes a number: types that numpy does not know are copied as bytes.
+    Elements are copied as `item` bytes, because numpy lacks some of the types.
     """
-    import numpy as np  # a tenth of a second that listing checkpoints need not spend
+    import numpy as np  # takes 0.1 s, not needed to list checkpoints
 
     have = Region((part.offset[0], *piece.offset[1:]), (part.shape[0], *piece.shape[1:])) if piece.shape else piece
     source = np.frombuffer(data, np.uint8).reshape(*have.shape, item)
     target.reshape(*wanted.shape, item)[part.slices(wanted)] = source[part.slices(have)]
 
 
-_MOST_PAIRWISE = 64
-"""Boxes that are compared pair by pair. Our writers never need it."""
+_MAX_PAIRWISE = 64
+"""Maximum number of regions compared pairwise. Our writers never need it."""
 
 
 def tiles(shape: tuple[int, ...], regions: Sequence[Region]) -> bool:
-    """Whether the boxes lie in a tensor of `shape`, do not overlap and leave no gap."""
+    """Whether the regions cover a tensor of `shape` exactly: inside it, without overlap or gap.
+
+    Writers split tensors along one dimension, then each shard along another, and so on. Such regions separate again
+    along the same planes, in about n log n steps. Others are compared pairwise, up to a limit, so that no manifest can
+    make this slow.
+    """
     inside = all(_lies_in(region, shape) for region in regions)
     full = [region for region in regions if math.prod(region.shape)]
-    # As many numbers as the tensor has, none of them twice: then none is missing.
+    # As many elements as the tensor, none twice: none is missing.
     return inside and sum(math.prod(region.shape) for region in full) == math.prod(shape) and _are_apart(full)
 
 
@@ -97,7 +101,7 @@ def _lies_in(region: Region, shape: tuple[int, ...]) -> bool:
 
 
 def _are_apart(regions: list[Region]) -> bool:
-    """Whether no two boxes, none of them empty, share a number."""
+    """Whether no two of these regions, none of them empty, overlap."""
     todo = [regions]
     while todo:
         group = todo.pop()
@@ -106,15 +110,15 @@ def _are_apart(regions: list[Region]) -> bool:
         parts = next((parts for dim in range(len(group[0].shape)) if len(parts := _layers(group, dim)) > 1), None)
         if parts is not None:
             todo += parts
-        elif len(group) > _MOST_PAIRWISE or any(a.meet(b) for i, a in enumerate(group) for b in group[:i]):
+        elif len(group) > _MAX_PAIRWISE or any(a.intersect(b) for i, a in enumerate(group) for b in group[:i]):
             return False
         elif not group[0].shape:
-            return False  # scalars, each of which is all of the tensor
+            return False  # scalars: each is the whole tensor
     return True
 
 
 def _layers(regions: list[Region], dim: int) -> list[list[Region]]:
-    """The boxes in groups between which a plane across `dim` passes without cutting any of them."""
+    """The regions, grouped so that planes across `dim` separate the groups without cutting a region."""
     ordered = sorted(regions, key=lambda region: region.offset[dim])
     layers: list[list[Region]] = []
     end = -1

@@ -1,7 +1,7 @@
-"""Lossless packing of payload files: first bytes of all numbers, then second bytes, and so on; then zstd. No torch.
+"""Lossless compression of shard files: byte planes (first bytes of all elements, then second bytes, ...) and zstd.
 
-Signs and exponents of weights and moments repeat, mantissas do not: side by side in planes, zstd finds the former and
-passes over the latter. A file is packed in frames of 4 MiB, so that one tensor is read without the rest.
+Signs and exponents of weights and moments repeat, mantissas do not: in planes, zstd compresses the former and skips the
+latter. Files are compressed in frames of 4 MiB, so that a tensor is read without the rest of its file. No torch.
 """
 
 from __future__ import annotations
@@ -11,54 +11,54 @@ from typing import Any, Literal
 
 FRAME_BYTES = 4 << 20
 LEVEL = 1
-"""Of zstd. Higher ones gain under 1 % on planes and cost several times as much."""
+"""Of zstd. Higher levels save less than 1 % on planes and cost several times the time."""
 SAMPLE_BYTES = 1 << 20
 MEASURE_EVERY = 8
-"""One file in so many is written as it is, to measure the disk again."""
+"""`auto` writes every n-th file uncompressed, to measure the disk again."""
 
 _HEADER_BYTES = 5
-_MOST_PLANES = 16
-"""Bytes of the widest number."""
+_MAX_PLANES = 16
+"""Bytes of the widest element."""
 
 Mode = Literal["off", "on", "auto"]
 
 
 class CompressionPolicy:
-    """Decides file by file whether packing makes a save durable sooner, from what disk and processor were measured to
-    do."""
+    """Decides per file whether compression makes a save durable sooner, from the measured speed of disk and
+    processor."""
 
     def __init__(self, mode: Mode) -> None:
         self._mode = mode
         self._bytes_per_s: float | None = None
-        self._asked = 0
+        self._files = 0
 
     def chooses(self, sample: memoryview, *, item: int) -> bool:
-        """Whether to pack a file of numbers of `item` bytes like `sample`.
+        """Whether to compress a file like `sample`, with elements of `item` bytes.
 
-        `auto` packs a part of it and compares: packing and writing less, or writing all. Before the disk is measured it
-        writes all.
+        `auto` compresses a part of the sample and compares compressing and writing less to writing all. It does not
+        compress until the disk is measured.
         """
-        self._asked += 1
+        self._files += 1
         if self._mode != "auto":
             return self._mode == "on"
-        if self._bytes_per_s is None or self._asked % MEASURE_EVERY == 0 or not sample:
+        if self._bytes_per_s is None or self._files % MEASURE_EVERY == 0 or not sample:
             return False
         part = sample[:SAMPLE_BYTES]
         start = time.perf_counter()
         share = len(compress(part, item=item)) / len(part)
-        seconds_a_byte = (time.perf_counter() - start) / len(part)
-        return seconds_a_byte + share / self._bytes_per_s < 1 / self._bytes_per_s
+        seconds_per_byte = (time.perf_counter() - start) / len(part)
+        return seconds_per_byte + share / self._bytes_per_s < 1 / self._bytes_per_s
 
     def wrote(self, size: int, *, seconds: float) -> None:
-        """A file of `size` bytes was written as it is and became durable in so long."""
+        """Records that an uncompressed file of `size` bytes became durable after `seconds`."""
         if size >= SAMPLE_BYTES:
             self._bytes_per_s = size / seconds
 
 
 def compress(raw: bytes | bytearray | memoryview, *, item: int) -> bytes:
-    """A frame: the number of planes in a byte, the size in four, and the packed bytes. What does not get smaller is
-    left as it is, in no planes."""
-    import numpy as np  # a tenth of a second that runs without packing need not spend
+    """A frame: one byte for the number of planes, four for the size, and the compressed bytes. Incompressible data is
+    stored unchanged, with 0 planes."""
+    import numpy as np  # takes 0.1 s, not needed without compression
 
     whole = len(raw) - len(raw) % item
     planes = np.frombuffer(raw, np.uint8, whole).reshape(-1, item).T.tobytes() if item > 1 else bytes(raw[:whole])
@@ -68,20 +68,20 @@ def compress(raw: bytes | bytearray | memoryview, *, item: int) -> bytes:
     return bytes([item]) + len(raw).to_bytes(4, "little") + packed
 
 
-def decompress(frame: memoryview, *, most_bytes: int = 1 << 32) -> bytes:
-    """The bytes that became `frame`; ValueError when it is no frame, or says that it holds more than `most_bytes`."""
+def decompress(frame: memoryview, *, max_bytes: int = 1 << 32) -> bytes:
+    """The bytes of a frame; ValueError if it is malformed or claims more than `max_bytes`."""
     if len(frame) < _HEADER_BYTES:
         raise ValueError(f"a frame of {len(frame)} bytes")
     item, size, packed = frame[0], int.from_bytes(frame[1:_HEADER_BYTES], "little"), frame[_HEADER_BYTES:]
-    if size > most_bytes or item > _MOST_PLANES or (item == 0 and len(packed) != size):
-        raise ValueError(f"a frame that says it holds {size} bytes in {item} planes")
+    if size > max_bytes or item > _MAX_PLANES or (item == 0 and len(packed) != size):
+        raise ValueError(f"a frame that claims {size} bytes in {item} planes")
     if item == 0:
         return bytes(packed)
     try:
-        # The codec refuses what does not unpack to exactly so many bytes.
+        # The codec fails unless the result has exactly this size.
         planes: bytes = _codec().decompress(packed, decompressed_size=size, asbytes=True)
     except OSError as error:
-        raise ValueError(f"a frame that cannot be unpacked: {error}") from None
+        raise ValueError(f"a frame that cannot be decompressed: {error}") from None
     if item == 1:
         return planes
     import numpy as np
@@ -91,6 +91,6 @@ def decompress(frame: memoryview, *, most_bytes: int = 1 << 32) -> bytes:
 
 
 def _codec() -> Any:
-    import pyarrow  # a fifth of a second that runs without packing need not spend
+    import pyarrow  # takes 0.2 s, not needed without compression
 
     return pyarrow.Codec("zstd", compression_level=LEVEL)

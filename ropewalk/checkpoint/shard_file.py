@@ -1,8 +1,8 @@
-"""Payload files: safetensors, hashed chunk by chunk while they are written, checked chunk by chunk when they are read.
+"""Shard files: safetensors files, hashed per chunk while writing and verified per chunk while reading. No torch.
 
-No torch. A file is a header (8 bytes of length, JSON) and the tensors one after the other, as any safetensors reader
-expects. The manifest keeps the xxh3-64 of every 4 MiB of the file, header included: a flipped bit is found in the chunk
-that holds it, and a reader that wants one tensor checks the chunks it touches and no others.
+A file is a header (8 bytes of length, JSON) and the tensors in sequence, as any safetensors reader expects. The
+manifest has the xxh3-64 of every 4 MiB of the file, header included: a flipped bit is located to its chunk, and a
+reader of one tensor verifies only the chunks it touches.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from .disk import Disk
 from .shard_compression import FRAME_BYTES, decompress
 
 CHUNK_BYTES = 4 << 20
-"""Large enough that a manifest of a terabyte has 2.6e5 hashes, small enough that one tensor is read alone. The hash
-runs at about 20 GB/s a core, far above any disk."""
+"""Large enough that the manifest of a terabyte has 2.6e5 hashes, small enough to read a single tensor. The hash runs at
+about 20 GB/s per core, far above any disk."""
 
 CODES = {
     "float64": "F64",
@@ -46,11 +46,11 @@ CODES = {
     "uint8": "U8",
     "bool": "BOOL",
 }
-"""torch's names of types -> safetensors'."""
+"""torch's dtype names to those of safetensors."""
 
 
 def item_bytes(dtype: str) -> int:
-    """Bytes of one number of a type, by torch's name."""
+    """Bytes of an element of a dtype."""
     digits = "".join(filter(str.isdigit, CODES[dtype].split("_")[0]))
     return int(digits or 8) // 8
 
@@ -61,21 +61,21 @@ class FileEntry:
 
     bytes: int
     chunks: tuple[str, ...]
-    """xxh3-64 of every `chunk_bytes` in hexadecimal, of the file as it is stored."""
+    """xxh3-64, in hexadecimal, of every `chunk_bytes` of the stored file."""
     chunk_bytes: int = CHUNK_BYTES
     frames: tuple[int, ...] = ()
     """Of a compressed file: stored bytes of each frame. Offsets of tensors are those before compression."""
     frame_bytes: int = FRAME_BYTES
-    """What each frame but the last one holds."""
+    """Bytes of each frame before compression, except the last."""
 
 
 def layout(parts: Sequence[tuple[str, str, tuple[int, ...], int]]) -> tuple[bytes, list[int]]:
-    """The header of a file of (name, dtype, shape, bytes) in this order, and where each begins in the file."""
+    """The header of a file of (name, dtype, shape, bytes) in this order, and the offset of each in the file."""
     tree: dict[str, Any] = {}
-    place = 0
+    offset = 0
     for name, dtype, shape, size in parts:
-        tree[name] = {"dtype": CODES[dtype], "shape": list(shape), "data_offsets": [place, place + size]}
-        place += size
+        tree[name] = {"dtype": CODES[dtype], "shape": list(shape), "data_offsets": [offset, offset + size]}
+        offset += size
     text = json.dumps(tree, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)
     begins = [8 + len(text) + entry["data_offsets"][0] for entry in tree.values()]
@@ -83,11 +83,11 @@ def layout(parts: Sequence[tuple[str, str, tuple[int, ...], int]]) -> tuple[byte
 
 
 def write_shard_file(disk: Disk, path: Path, blocks: Iterable[bytes | memoryview]) -> FileEntry:
-    """Writes `blocks` one after the other as they are made, and waits until they are durable."""
+    """Writes `blocks` as they are produced and waits until they are durable."""
     hashes = ChunkHasher()
     with disk.create(path) as file:
         for block in blocks:
-            for piece in _cut(memoryview(block).cast("B")):
+            for piece in _slices(memoryview(block).cast("B")):
                 file.write(piece)
                 hashes.add(piece)
         point(f"checkpoint.written:{path.name}")
@@ -97,26 +97,26 @@ def write_shard_file(disk: Disk, path: Path, blocks: Iterable[bytes | memoryview
 
 
 class ChunkHasher:
-    """xxh3-64 of every CHUNK_BYTES of what passes."""
+    """Hashes a stream of bytes: xxh3-64 per CHUNK_BYTES."""
 
     def __init__(self) -> None:
         self.size = 0
-        """Bytes that have passed."""
+        """Bytes so far."""
         self._hash = xxhash.xxh3_64()
         self._done: list[str] = []
 
     def add(self, data: memoryview) -> None:
-        """These bytes pass next."""
+        """Adds the next bytes."""
         while data:
-            room = CHUNK_BYTES - self.size % CHUNK_BYTES
-            part, data = data[:room], data[room:]
+            left = CHUNK_BYTES - self.size % CHUNK_BYTES
+            part, data = data[:left], data[left:]
             self._hash.update(part)
             self.size += len(part)
             if self.size % CHUNK_BYTES == 0:
                 self._next()
 
     def close(self) -> tuple[str, ...]:
-        """The hash of each chunk, in order; nothing passes any more."""
+        """Ends the stream; the hash of each chunk, in order."""
         if self.size % CHUNK_BYTES:
             self._next()
         return tuple(self._done)
@@ -127,12 +127,12 @@ class ChunkHasher:
 
 
 def digest(data: memoryview) -> str:
-    """xxh3-64 of bytes in memory. One call: the interpreter is free for other threads meanwhile."""
+    """xxh3-64 of bytes in memory, in one call that releases the GIL."""
     return xxhash.xxh3_64_hexdigest(data)
 
 
 def chunks_of(entry: FileEntry, begin: int, end: int) -> range:
-    """Numbers of the chunks that hold bytes `begin` to `end` of the file before it was packed."""
+    """Numbers of the chunks with bytes `begin` to `end` of the file before compression."""
     if begin == end:
         return range(0)
     if entry.frames:
@@ -142,7 +142,7 @@ def chunks_of(entry: FileEntry, begin: int, end: int) -> range:
 
 
 class ShardFile:
-    """A file open for reading, memory-mapped; every byte it gives has been checked."""
+    """A shard file open for reading, memory-mapped; returns only verified bytes."""
 
     def __init__(
         self,
@@ -152,13 +152,13 @@ class ShardFile:
         owners: Mapping[str, tuple[int, int]] | None = None,
         linked: bool = False,
     ) -> None:
-        """`owners` tells which tensor lies where, for the message when a chunk is damaged. `linked`: the path may be a
-        link to anywhere, since we made it ourselves."""
+        """`owners`: the byte range of each tensor, to name the tensors of a damaged chunk. `linked`: the path may be a
+        link to any file, because we created it."""
         self._path, self._entry, self._owners = path, entry, owners or {}
         self._map: mmap.mmap | bytes = b""
         self._checked: set[int] = set()
         self._starts = list(itertools.accumulate(entry.frames, initial=0))
-        self._unpacked: tuple[int, bytes] = (-1, b"")
+        self._last_frame: tuple[int, bytes] = (-1, b"")
         try:
             with (
                 storage(f"reading {path}"),
@@ -175,7 +175,7 @@ class ShardFile:
             raise DamagedCheckpoint(f"{path}: damaged checkpoint: {error}") from None
 
     def read(self, begin: int, end: int) -> memoryview:
-        """Bytes `begin` to `end`; raises DamagedCheckpoint when a chunk they lie in is not what was written."""
+        """Bytes `begin` to `end`; DamagedCheckpoint if one of their chunks is damaged."""
         if not 0 <= begin <= end <= self._entry.bytes:
             raise DamagedCheckpoint(f"{self._path}: damaged checkpoint: bytes {begin} to {end} are not in this file")
         size = self._entry.chunk_bytes
@@ -187,8 +187,8 @@ class ShardFile:
                 self._checked.add(number)
         return memoryview(self._map)[begin:end]
 
-    def raw(self, begin: int, end: int) -> memoryview:
-        """As `read`, of the file before it was packed."""
+    def read_raw(self, begin: int, end: int) -> memoryview:
+        """As `read`, of the file before compression."""
         if not self._entry.frames or begin == end:
             return self.read(begin, end)
         size = self._entry.frame_bytes
@@ -200,21 +200,21 @@ class ShardFile:
         return found
 
     def release(self) -> None:
-        """Gives the pages of what was read back to the system, which keeps them as long as it likes: resident memory
-        does not grow with the file. Bytes that were given out stay readable."""
+        """Returns the pages read so far to the system, so that resident memory does not grow with the file. Returned
+        bytes stay readable."""
         if isinstance(self._map, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
             self._map.madvise(mmap.MADV_DONTNEED)
 
     def _frame(self, number: int) -> bytes:
-        """An unpacked frame; the last one is kept, since tensors are read in order."""
-        if self._unpacked[0] != number:
+        """A decompressed frame; the last one is cached, because tensors are read in order."""
+        if self._last_frame[0] != number:
             stored = self.read(self._starts[number], self._starts[number + 1])
-            self._unpacked = (number, self._unpack(stored, last=number + 1 == len(self._entry.frames)))
-        return self._unpacked[1]
+            self._last_frame = (number, self._decompress(stored, last=number + 1 == len(self._entry.frames)))
+        return self._last_frame[1]
 
-    def _unpack(self, stored: memoryview, *, last: bool) -> bytes:
+    def _decompress(self, stored: memoryview, *, last: bool) -> bytes:
         try:
-            raw = decompress(stored, most_bytes=self._entry.frame_bytes)
+            raw = decompress(stored, max_bytes=self._entry.frame_bytes)
         except ValueError as error:
             raise DamagedCheckpoint(f"{self._path}: damaged checkpoint: {error}") from None
         if len(raw) != self._entry.frame_bytes and not last:
@@ -222,8 +222,8 @@ class ShardFile:
         return raw
 
     def problems(self, chunks: Iterable[int] | None = None) -> Iterator[str]:
-        """What is wrong with the file, chunk by chunk; with all of it, or with `chunks`. All of a packed file is also
-        unpacked, a frame at a time."""
+        """The damage of the file by chunk: of `chunks`, or of all. A compressed file is then also decompressed in full,
+        one frame at a time."""
         numbers = range(len(self._entry.chunks)) if chunks is None else chunks
         wrong = list(filter(None, map(self._wrong, numbers)))
         yield from wrong
@@ -253,7 +253,7 @@ class ShardFile:
         return f"{self._path}: damaged checkpoint: bytes {begin} to {end}{what} are not what was written"
 
     def _touches(self, place: tuple[int, int], begin: int, end: int) -> bool:
-        """Whether bytes `begin` to `end` of the file hold some of what lies at `place`."""
+        """Whether stored bytes `begin` to `end` overlap the byte range `place` before compression."""
         first, last = place
         if self._entry.frames and first < last:
             size = self._entry.frame_bytes
@@ -261,7 +261,7 @@ class ShardFile:
         return first < end and last > begin
 
 
-def _cut(data: memoryview) -> Iterator[memoryview]:
-    """In pieces that are hashed while they are still in the processor's cache."""
+def _slices(data: memoryview) -> Iterator[memoryview]:
+    """Slices that are hashed while still in the processor's cache."""
     for start in range(0, len(data), CHUNK_BYTES):
         yield data[start : start + CHUNK_BYTES]

@@ -1,13 +1,12 @@
-"""Everything that a manifest must be before anything is done with it, whoever wrote it. No torch.
+"""Validates untrusted manifests before use. No torch.
 
-The seal of a manifest is an unkeyed hash: it tells damage, not malice. So a checkpoint may come from a stranger, and
-what its manifest says is believed only as far as it is checked here: types and ranges, names of files that lie in the
-folder, as many hashes as a file has chunks, pieces that lie in their files, share no byte and tile their tensors, and a
-spec that the reader of recipes accepts. A tensor that passes is no larger than the files that hold it (before
-packing): nothing is allocated on the word of the manifest alone.
+The seal of a manifest is an unkeyed hash, which detects damage but not malice, and a checkpoint may come from anyone.
+Therefore these checks cover all fields: types and ranges; file names inside the folder; one hash per chunk; pieces
+inside their files, disjoint, and covering their tensors; a valid model spec. A valid tensor is no larger than its files
+before compression, so memory is never allocated on the claim of a manifest alone.
 
-The cost is one pass over the manifest: 1.2 s of processor time for one of 23 MB and 128,000 pieces, 0.5 s of it for
-the JSON. `verify` also unpacks packed files, a frame at a time.
+The cost is one pass over the manifest: 1.2 s of CPU time for 23 MB and 128,000 pieces, 0.5 s of it for the JSON.
+`verify` also decompresses files, one frame at a time.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, fields
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
     from .format import CheckpointManifest, TensorEntry
 
 MANIFEST_BYTES = 256 << 20
-"""The most of a manifest; one of a hundred thousand tensors has 30 MB. Peers send no more at once."""
+"""Maximum size of a manifest; 100,000 tensors need 30 MB. Also the limit per message of peers."""
 MOST_BYTES = 1 << 60
 MOST_FRAME_BYTES = 1 << 30
 MOST_RATIO = 1 << 17
-"""Bytes before packing for one after it; zstd makes 4 MiB of zeros about 30,000 times smaller."""
+"""Maximum compression ratio; zstd compresses 4 MiB of zeros about 30,000 times."""
 MOST_DIMENSIONS = 16
 MOST_TEXT = 4096
 
@@ -44,14 +44,15 @@ _GROUP = re.compile(r"[a-z_]{1,64}")
 
 
 def check_tree(tree: Mapping[str, Any], known: type, *, path: Path) -> None:
-    """Refuses a manifest's JSON that is not made of the fields of the class `known`, each of the right type. The error
-    names `path`, as all errors below do."""
+    """Checks that the JSON of a manifest has the fields of the class `known`, each of the right type. Errors name
+    `path`
+    here and below."""
     refuse = _refuser(path)
-    told = {field.name: field for field in fields(known)}
+    expected = {field.name: field for field in fields(known)}
     for key in tree:
-        if key not in told:
+        if key not in expected:
             refuse(f"its manifest has an unknown key `{str(key)[:64]}`")
-    for name, field in told.items():
+    for name, field in expected.items():
         if name not in tree:
             if field.default is MISSING and field.default_factory is MISSING:
                 refuse(f"its manifest lacks `{name}`")
@@ -61,37 +62,37 @@ def check_tree(tree: Mapping[str, Any], known: type, *, path: Path) -> None:
 
 
 def check_file(name: str, tree: Any, *, path: Path) -> None:
-    """Refuses what its JSON says of a file when that cannot be."""
+    """Checks the JSON entry of a file."""
     refuse = _refuser(path)
     if not _NAME.fullmatch(name) or name == "manifest.json":
-        refuse(f"{_shown(name)} cannot name a file of a checkpoint")
+        refuse(f"{_shown(name)} is not a valid file name")
     if not isinstance(tree, dict) or not {"bytes", "chunks", "chunk_bytes"} <= tree.keys() <= _FILE_KEYS:
-        refuse(f"its manifest tells something else of {name} than its bytes and hashes")
+        refuse(f"the entry of {name} does not have exactly its bytes and hashes")
     size, chunks, chunk_bytes = tree["bytes"], tree["chunks"], tree["chunk_bytes"]
     if not _is_count(size, MOST_BYTES) or not _is_count(chunk_bytes, MOST_BYTES, least=1):
         refuse(f"{name} has {_shown(size)} bytes in chunks of {_shown(chunk_bytes)}")
     if not isinstance(chunks, list) or len(chunks) != -(-size // chunk_bytes):
-        refuse(f"{name} has {size} bytes, and its manifest not one hash for every {chunk_bytes} of them")
+        refuse(f"{name} has {size} bytes, and its manifest does not have one hash per {chunk_bytes} bytes")
     if not all(isinstance(chunk, str) and _HASH.fullmatch(chunk) for chunk in chunks):
-        refuse(f"{name}: not all of its hashes are 16 hexadecimal digits")
+        refuse(f"{name}: some hashes are not 16 hexadecimal digits")
     frames: Any = tree.get("frames", [])
     frame_bytes: Any = tree.get("frame_bytes")
     if not isinstance(frames, list) or not all(_is_count(frame, MOST_BYTES, least=5) for frame in frames):
-        refuse(f"{name}: its frames are not numbers of bytes")
+        refuse(f"{name}: its frames are not sizes in bytes")
     if frames and (sum(frames) != size or not _is_count(frame_bytes, MOST_FRAME_BYTES, least=1)):
-        refuse(f"{name}: its {len(frames)} frames of {_shown(frame_bytes)} bytes are not all of the file")
+        refuse(f"{name}: its {len(frames)} frames of {_shown(frame_bytes)} bytes do not add up to the file")
     if frames and len(frames) * frame_bytes > MOST_RATIO * size:
         refuse(f"{name}: {size} bytes cannot hold {len(frames)} frames of {frame_bytes}")
 
 
 def check_tensor(group: str, name: str, tree: Any, *, path: Path) -> None:
-    """Refuses what its JSON says of a tensor when that cannot be."""
+    """Checks the JSON entry of a tensor."""
     refuse = _refuser(path)
     where = f"{group}/{name[:MOST_TEXT]}"
     if not _GROUP.fullmatch(group) or not name or len(name) > MOST_TEXT or not name.isprintable():
-        refuse(f"{_shown(where)} cannot name a tensor")
+        refuse(f"{_shown(where)} is not a valid tensor name")
     if not isinstance(tree, dict) or tree.keys() != {"dtype", "shape", "pieces"}:
-        refuse(f"its manifest tells something else of {where} than type, shape and pieces")
+        refuse(f"the entry of {where} does not have exactly type, shape and pieces")
     if not isinstance(tree["dtype"], str) or tree["dtype"] not in CODES:
         refuse(f"{where} has the type {_shown(tree['dtype'])}")
     if not _is_shape(tree["shape"]) or not isinstance(tree["pieces"], list):
@@ -104,24 +105,25 @@ def check_tensor(group: str, name: str, tree: Any, *, path: Path) -> None:
 
 
 def check_manifest(manifest: CheckpointManifest, *, path: Path, shard: bool = False) -> None:
-    """Refuses a manifest whose tensors do not lie in its files, or are not whole. Of a `shard`, what one rank keeps,
-    pieces need not cover the tensors."""
+    """Checks that the tensors of a manifest lie in its files and are complete. In a `shard` of one rank, pieces need
+    not
+    cover the tensors."""
     refuse = _refuser(path)
     spans: dict[str, list[tuple[int, int, str]]] = {name: [] for name in manifest.files}
     for where, entry in _entries(manifest):
-        size = _item(entry)
+        size = item_bytes(entry.dtype)
         for piece in entry.pieces:
             if piece.file not in spans:
-                refuse(f"{where} lies in {_shown(piece.file)}, which is not one of its files")
-            end = piece.begin + _numbers(piece.shape) * size
+                refuse(f"{where} is in {_shown(piece.file)}, which is not a file of this checkpoint")
+            end = piece.begin + prod(piece.shape) * size
             if end > raw_bytes(manifest.files[piece.file]):
                 refuse(f"{where}: bytes {piece.begin} to {end} are beyond the end of {piece.file}")
             if end > piece.begin:
                 spans[piece.file].append((piece.begin, end, where))
         regions = [Region(piece.offset, piece.shape) for piece in entry.pieces]
         if not (shard or tiles(entry.shape, regions)) or not all(_inside(region, entry.shape) for region in regions):
-            held = sum(_numbers(region.shape) for region in regions)
-            refuse(f"{where}: its {len(regions)} pieces hold {held} numbers, not each of {_numbers(entry.shape)} once")
+            held = sum(prod(region.shape) for region in regions)
+            refuse(f"{where}: its {len(regions)} pieces hold {held} elements, not each of {prod(entry.shape)} once")
     for file, found in spans.items():
         found.sort()
         for (_, end, first), (begin, _, second) in itertools.pairwise(found):
@@ -131,7 +133,7 @@ def check_manifest(manifest: CheckpointManifest, *, path: Path, shard: bool = Fa
 
 
 def raw_bytes(entry: FileEntry) -> int:
-    """The most bytes that a file has before packing."""
+    """Maximum bytes of a file before compression."""
     return len(entry.frames) * entry.frame_bytes if entry.frames else entry.bytes
 
 
@@ -139,7 +141,7 @@ def _check_spec(tree: Mapping[str, Any], refuse: Callable[[str], NoReturn]) -> N
     try:
         read_spec(tree, name="")
     except ConfigError as error:
-        refuse(f"no model: {error.problems[0].what}")
+        refuse(f"invalid model spec: {error.problems[0].what}")
 
 
 def _entries(manifest: CheckpointManifest) -> Iterator[tuple[str, TensorEntry]]:
@@ -153,17 +155,6 @@ def _refuser(path: Path) -> Callable[[str], NoReturn]:
         raise DamagedCheckpoint(f"{path / 'manifest.json'}: damaged checkpoint: {what}")
 
     return refuse
-
-
-def _item(entry: TensorEntry) -> int:
-    return item_bytes(entry.dtype)
-
-
-def _numbers(shape: tuple[int, ...]) -> int:
-    total = 1
-    for side in shape:
-        total *= side
-    return total
 
 
 def _inside(region: Region, shape: tuple[int, ...]) -> bool:
@@ -202,4 +193,4 @@ _KINDS: dict[str, Callable[[Any], bool]] = {
     "files": lambda v: isinstance(v, dict),
     "tensors": lambda v: isinstance(v, dict) and all(isinstance(entries, dict) for entries in v.values()),
 }
-"""What each field of a manifest must be."""
+"""A predicate per field of a manifest."""

@@ -21,9 +21,9 @@ from ropewalk.checkpoint.disk import Disk, LocalDisk, WatchedDisk
 from ropewalk.checkpoint.format import CheckpointManifest, list_checkpoints, step_of, step_path
 from ropewalk.checkpoint.policy.frequency import Decision
 from ropewalk.checkpoint.policy.retention import VerifiedCheckpoints, retain
-from ropewalk.checkpoint.read.load import CheckpointReader, LazyTensors, set_aside
+from ropewalk.checkpoint.read.load import Check, CheckpointReader, LazyTensors, set_aside
 from ropewalk.checkpoint.read.load_latest import Candidates, DiskCheckpoints, Search
-from ropewalk.checkpoint.read.tiered_load import Check, Report
+from ropewalk.checkpoint.read.tiered_load import RestoreReport
 from ropewalk.checkpoint.run_state import State, TensorShard, groups_of, manifest_of, shards_to_write
 from ropewalk.checkpoint.shard_compression import CompressionPolicy
 from ropewalk.checkpoint.tiers.tier import plain_name
@@ -89,7 +89,7 @@ class Checkpointer:
         self._persister: Persister | None = None
         self._copying: Snapshot | None = None
         self._tier_writer = self._make_tier_writer() if settings.tiers.used else None
-        self.found: Report | None = None
+        self.found: RestoreReport | None = None
         """Where the state of the last `search` came from, when there are copies elsewhere than on the disk."""
 
     @contextlib.contextmanager
@@ -102,8 +102,8 @@ class Checkpointer:
         with contextlib.ExitStack() as stack:
             candidates: Candidates = DiskCheckpoints(self._folder, check=check)
             if self._tier_writer:
-                candidates = offered = stack.enter_context(self._tier_writer.offered(check=check))
-                self.found = offered.report
+                candidates = tiers = stack.enter_context(self._tier_writer.candidates(check=check))
+                self.found = tiers.report
             search = Search(candidates, self._coordinator, leads=self._leads)
             yield search
         for message in self.found.unreachable if self.found else ():

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from ropewalk.checkpoint.coordinator import Alone
-from ropewalk.checkpoint.read.load import Fill, Wants, want_all
+from ropewalk.checkpoint.read.load import Check, Fill
 from ropewalk.checkpoint.read.load_latest import Candidates, DiskCheckpoints, Search
-from ropewalk.checkpoint.read.tiered_load import Check
 from ropewalk.checkpoint.run_state import State
+from ropewalk.parallel.placement import Choose
 from ropewalk.train.checkpointer import Checkpointer
 
 
@@ -30,7 +31,7 @@ def searched(candidates: Candidates, *, fill: Fill | None = None) -> Search:
 def continued(
     checkpointer: Checkpointer,
     *,
-    wants: Wants = want_all,
+    wants: Callable[[State], Choose | None] = lambda _: None,
     fill: Fill | None = None,
     check: Check = lambda *_: None,
 ) -> State | None:

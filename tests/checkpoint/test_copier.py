@@ -101,7 +101,7 @@ def test_a_replaced_machine_takes_everything_from_the_other(machines: Machines) 
     machines.keep(3)
     machines.keep(4)
     machines.lose(1)
-    with machines.copiers[1].offered() as offered:
+    with machines.copiers[1].candidates() as offered:
         found = searched(offered)
     assert found.state is not None
     assert same(found.state, state(4))
@@ -115,7 +115,7 @@ def test_a_damaged_replica_is_passed_over_for_the_step_before(machines: Machines
     machines.lose(1)
     (damaged,) = machines.memory(0).folder.glob("run/rank-00001-of-*/step-00000004*/model-00001.safetensors")
     flip(damaged, bit=777)
-    with machines.copiers[1].offered() as offered:
+    with machines.copiers[1].candidates() as offered:
         found = searched(offered)
     assert found.state is not None
     assert same(found.state, state(3))

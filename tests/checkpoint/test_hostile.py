@@ -205,7 +205,7 @@ def test_a_model_of_a_billion_layers_is_refused_at_once(good: dict[str, Path], t
     path = changed(good, tmp_path, lambda tree, _: tree["spec"].update(layers=10**9))
     assert "`layers`" in verify_model(path)[0]
     path = changed(good, tmp_path, lambda tree, _: tree["spec"].update(layers=60_000))
-    assert "cannot be a model of 60000 layers" in verify_model(path)[0]
+    assert "are too few for a model of 60000 layers" in verify_model(path)[0]
 
 
 def test_a_regular_expression_without_end_is_one_clean_error(good: dict[str, Path], tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from typing import IO
 import pytest
 
 from ropewalk.base.errors import DataError
-from ropewalk.checkpoint.read.tiered_load import restore
+from ropewalk.checkpoint.read.load_latest import restore
 from ropewalk.checkpoint.tiers.memory_tier import MemorySource, MemoryTier
 from ropewalk.checkpoint.tiers.peer_tier import Peer, PeerServer, PeerSource
 from ropewalk.checkpoint.tiers.tier import CopySource

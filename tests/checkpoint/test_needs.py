@@ -15,8 +15,9 @@ from ropewalk.base.errors import DataError
 from ropewalk.checkpoint import shard_file
 from ropewalk.checkpoint.format import list_checkpoints, read_checkpoint_manifest
 from ropewalk.checkpoint.read.load import load, needed_chunks
+from ropewalk.checkpoint.read.load_latest import restore
 from ropewalk.checkpoint.read.reshard import box_of, reshard
-from ropewalk.checkpoint.read.tiered_load import DiskSource, Report, restore
+from ropewalk.checkpoint.read.tiered_load import DiskSource, RestoreReport
 from ropewalk.checkpoint.regions import Region
 from ropewalk.checkpoint.run_state import State
 from ropewalk.checkpoint.tiers.memory_tier import MemorySource, MemoryTier
@@ -99,7 +100,7 @@ def test_needed_chunks_are_those_of_the_rows_that_hold_a_number_of_the_part(
                 last = first + piece.shape[1] * 4 - 1
                 walked.setdefault(piece.file, set()).update(range(first // 64, last // 64 + 1))
     choose = lambda group, name, _: placement if name == "w" else None  # noqa: E731
-    found = needed_chunks(manifest, choose, wholly=["tokenizer.json"])
+    found = needed_chunks(manifest, choose, whole_files=["tokenizer.json"])
     assert found == {name: sorted(numbers) for name, numbers in walked.items()}
 
 
@@ -171,14 +172,14 @@ def test_no_rank_starts_from_scratch_when_the_part_of_one_is_damaged_everywhere(
         return str(caught.value)
 
     leading, other = run.each(fails)
-    assert "another rank cannot read its part" in leading
+    assert "another rank cannot read its shard" in leading
     assert "(model/w) are not what was written" in other
     assert (tmp_path / "checkpoints/step-00000010").exists()
     run.close()
 
 
-def restored(sources: list, folder: Path, *, rank: int) -> tuple[State, Report]:
-    found, report = restore(sources, scratch=folder / "scratch", wants=lambda head: rows_of_rank(rank, 4))
+def restored(sources: list, folder: Path, *, rank: int) -> tuple[State, RestoreReport]:
+    found, report = restore(sources, scratch=folder / "scratch", choose=rows_of_rank(rank, 4))
     assert found
     return found, report
 

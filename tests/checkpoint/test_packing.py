@@ -72,7 +72,7 @@ def test_any_range_of_a_packed_file_is_that_of_the_file(
     opened = ShardFile(path, entry)
     for _ in range(10):
         begin, end = sorted(draw.choices(range(len(raw) + 1), k=2))
-        assert bytes(opened.raw(begin, end)) == raw[begin:end]
+        assert bytes(opened.read_raw(begin, end)) == raw[begin:end]
     assert list(opened.problems()) == []
 
 

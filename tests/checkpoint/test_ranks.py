@@ -135,7 +135,7 @@ def test_rank_0_gives_up_at_once_when_another_rank_cannot_write(tmp_path: Path) 
 
     first, second = run.each(save_and_settle)
     assert isinstance(first, StorageError)
-    assert "rank-00001.json: this rank could not write its part" in str(first)
+    assert "rank-00001.json: this rank could not write its shard" in str(first)
     assert isinstance(second, StorageError)
     assert not list_checkpoints(tmp_path / "checkpoints")
     # The disk is itself again: the same step is saved by another try.

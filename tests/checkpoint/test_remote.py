@@ -12,7 +12,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.registry import register_implementation
 
 from ropewalk.base.errors import DataError, MissingPackage, StorageError
-from ropewalk.checkpoint.read.tiered_load import restore
+from ropewalk.checkpoint.read.load_latest import restore
 from ropewalk.checkpoint.tiers.remote_tier import RemoteSource, RemoteTier
 from ropewalk.checkpoint.write.save import save
 from tests.checkpoint.shards import flip, same, state

@@ -175,7 +175,7 @@ def test_a_rank_that_does_not_come_leaves_no_checkpoint(tmp_path: Path) -> None:
         optimizer={},
         tokenizer=b"{}",
     )
-    with pytest.raises(StorageError, match="rank 1 has not finished its part"):
+    with pytest.raises(StorageError, match="rank 1 did not write its shard"):
         save(tmp_path, state, attempt=Attempt(rank=0, world=2, name="test", patience_s=0.05))
     assert list(tmp_path.iterdir()) == []
 
@@ -190,8 +190,8 @@ def test_meeting_boxes_count_the_numbers_that_both_hold() -> None:
         )
         for x in (a, b)
     ]
-    meet = a.meet(b)
+    meet = a.intersect(b)
     assert meet is not None
     assert meet.size == len(points[0] & points[1])
-    assert a.meet(Region((5, 0), (1, 9))) is None
+    assert a.intersect(Region((5, 0), (1, 9))) is None
     assert whole_region(()).size == 1

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from ropewalk.base.errors import DataError, StorageError
 from ropewalk.checkpoint.format import list_checkpoints
-from ropewalk.checkpoint.read.tiered_load import DiskSource, restore
+from ropewalk.checkpoint.read.load_latest import restore
+from ropewalk.checkpoint.read.tiered_load import DiskSource
 from ropewalk.checkpoint.tiers.memory_tier import MemorySource, MemoryTier
 from ropewalk.checkpoint.tiers.tier import CopyOffer
 from ropewalk.checkpoint.write.save import save

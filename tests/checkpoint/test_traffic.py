@@ -12,12 +12,11 @@ from hypothesis import strategies as st
 from ropewalk.checkpoint.tiers.gap_scheduler import (
     HOLD_S,
     StepTraffic,
-    Tier,
     TrafficLearner,
     TransferForecast,
     TransferGate,
     TransferLink,
-    choose,
+    choose_slice,
     intervals,
     learn,
     simulate,
@@ -28,30 +27,11 @@ MB = 1 << 20
 
 
 @pytest.mark.parametrize("chunk", [MB, 3 * MB, 10 * MB, 64 * MB])
-def test_one_tier_without_contention_takes_what_the_closed_form_says(chunk: int) -> None:
+def test_a_transfer_without_contention_takes_what_the_closed_form_says(chunk: int) -> None:
     size, link = 50 * MB, TransferLink(bytes_per_s=100e6, latency_s=2e-3)
-    outcome = simulate([Tier(name="disk", link="disk")], {"disk": link}, FREE, size=size, chunk=chunk)
-    assert outcome.done_s["disk"][0] == pytest.approx(math.ceil(size / chunk) * 2e-3 + size / 100e6)
-    assert outcome.stall_s == 0
-
-
-@given(fast=st.floats(1e6, 1e9), slow=st.floats(1e6, 1e9), chunks=st.integers(1, 40))
-def test_two_tiers_in_a_row_are_a_pipeline(fast: float, slow: float, chunks: int) -> None:
-    tiers = [Tier(name="memory", link="bus"), Tier(name="remote", link="net", after="memory")]
-    links = {"bus": TransferLink(bytes_per_s=fast), "net": TransferLink(bytes_per_s=slow)}
-    outcome = simulate(tiers, links, FREE, size=chunks * MB, chunk=MB)
-    first, second = MB / fast, MB / slow
-    assert outcome.done_s["memory"][0] == pytest.approx(chunks * first)
-    assert outcome.done_s["remote"][0] == pytest.approx(first + second + (chunks - 1) * max(first, second))
-
-
-def test_the_order_says_who_is_served_first_on_a_link_of_two() -> None:
-    tiers = [Tier(name="peer", link="net"), Tier(name="remote", link="net")]
-    links = {"net": TransferLink(bytes_per_s=MB)}
-    by_tier = simulate(tiers, links, FREE, size=10 * MB, chunk=MB, order="tier")
-    by_chunk = simulate(tiers, links, FREE, size=10 * MB, chunk=MB, order="chunk")
-    assert by_tier.done_s == {"peer": (pytest.approx(10),), "remote": (pytest.approx(20),)}
-    assert by_chunk.done_s == {"peer": (pytest.approx(19),), "remote": (pytest.approx(20),)}
+    transfer = simulate(link, FREE, size=size, chunk=chunk)
+    assert transfer.seconds == pytest.approx(math.ceil(size / chunk) * 2e-3 + size / 100e6)
+    assert transfer.stall_s == 0
 
 
 def in_gaps(size: int, chunk: int, *, rate: float, latency: float, step: float, busy: float) -> float | None:
@@ -74,20 +54,20 @@ def test_the_chosen_chunk_is_the_best_of_all_and_keeps_out_of_the_way(latency: f
     sizes = [MB * part // 8 for part in range(1, 161, 3)]
     profile = StepTraffic(step_s=step, busy=((0.0, busy * step),))
     link = TransferLink(bytes_per_s=rate, latency_s=latency, shared=True)
-    chosen = choose([Tier(name="peer", link="net")], {"net": link}, profile, size=size, sizes=sizes)
+    chosen = choose_slice(link, profile, size=size, sizes=sizes)
+    transfer = simulate(link, profile, size=size, chunk=chosen)
     times = {chunk: in_gaps(size, chunk, rate=rate, latency=latency, step=step, busy=busy * step) for chunk in sizes}
     best = min(time for time in times.values() if time is not None)
-    assert chosen.outcome.stall_s == 0
-    assert chosen.outcome.total_s == pytest.approx(best)
-    assert times[chosen.chunk_bytes] == pytest.approx(best)
+    assert transfer.stall_s == 0
+    assert transfer.seconds == pytest.approx(best)
+    assert times[chosen] == pytest.approx(best)
 
 
 def test_what_fits_in_no_gap_goes_in_the_longest_and_is_counted() -> None:
     profile = StepTraffic(step_s=1.0, busy=((0.0, 0.5), (0.6, 0.9)))
     assert profile.longest_gap_s == pytest.approx(0.1)
     link = TransferLink(bytes_per_s=MB / 0.4, shared=True)
-    outcome = simulate([Tier(name="peer", link="net")], {"net": link}, profile, size=MB, chunk=MB)
-    assert outcome.stall_s == pytest.approx(0.3)
+    assert simulate(link, profile, size=MB, chunk=MB).stall_s == pytest.approx(0.3)
 
 
 @settings(max_examples=60, deadline=None)
@@ -108,21 +88,17 @@ def test_a_start_is_the_first_moment_with_room(at: float, need: float, edges: li
 
 
 def test_intervals_are_the_smallest_with_which_a_tier_keeps_up() -> None:
-    profile = StepTraffic(step_s=1.0, busy=((0.0, 0.5),))
-    links = {"net": TransferLink(bytes_per_s=10 * MB, shared=True), "disk": TransferLink(bytes_per_s=4 * MB)}
-    one = [Tier(name="peer", link="net")]
-    # 2.4 s of the link a copy, of which half a second a step is free: five steps.
-    found = intervals(one, links, profile, size=24 * MB, chunk=MB)
-    assert found == {"peer": 5}
-    for every, keeps_up in ((5, True), (4, False)):
-        outcome = simulate(one, links, profile, size=24 * MB, chunk=MB, snapshots=12, every_steps=every)
-        times = outcome.done_s["peer"]
-        assert (times[-1] <= times[0] + 1e-6) == keeps_up
-    three = [*one, Tier(name="disk", link="disk"), Tier(name="remote", link="net", after="disk")]
-    found = intervals(three, links, profile, size=24 * MB, chunk=MB)
-    assert found["remote"] % found["disk"] == 0
-    assert 2.4 / found["peer"] + 2.4 / found["remote"] <= 0.5
-    assert 6.0 / found["disk"] <= 1.0
+    traffic = StepTraffic(step_s=1.0, busy=((0.0, 0.5),))
+    link = TransferLink(bytes_per_s=10 * MB, shared=True)
+    # 2.4 s of the link per copy, of which half a second per step is free: five steps.
+    assert intervals(["peer"], link, traffic, size=24 * MB, chunk=MB) == {"peer": 5}
+    seconds = simulate(link, traffic, size=24 * MB, chunk=MB).seconds
+    assert 4 < seconds <= 5
+    two = intervals(["peer", "remote"], link, traffic, size=24 * MB, chunk=MB)
+    assert 2.4 / two["peer"] + 2.4 / two["remote"] <= 0.5
+    # A step without a gap does not stop copies for good.
+    full = StepTraffic(step_s=1.0, busy=((0.0, 1.0),))
+    assert intervals(["peer"], link, full, size=24 * MB, chunk=MB) == {"peer": 480}
 
 
 class Time:
@@ -148,7 +124,7 @@ def test_the_gate_keeps_the_busy_windows_of_a_learned_step_free() -> None:
             time.now += 0.5
         time.now += 0.3
     learner.step()
-    profile = learner.profile()
+    profile = learner.traffic()
     assert profile is not None
     assert profile.step_s == pytest.approx(1.0)
     assert profile.busy == ((pytest.approx(0.2, abs=1.01 / 200), pytest.approx(0.7, abs=1.01 / 200)),)
@@ -172,13 +148,13 @@ class InFlight(TrafficLearner):
         super().__init__(clock=time)
         self._time, self._seconds = time, seconds
 
-    def wait_free(self, most_s: float) -> bool:
+    def wait_free(self, timeout_s: float) -> bool:
         if not self._in_flight:
             return super().wait_free(0.0)
         (begin,) = self._in_flight
         left = begin + self._seconds - self._time.now
-        self._time.now += min(left, most_s)
-        if left <= most_s:
+        self._time.now += min(left, timeout_s)
+        if left <= timeout_s:
             self.mark(begin, self._time.now)
         return False
 
@@ -224,7 +200,7 @@ def test_windows_that_come_in_few_steps_are_not_learned() -> None:
 def test_a_forecast_learns_the_rate_of_the_link_without_the_waiting() -> None:
     forecast = TransferForecast()
     assert forecast.seconds(100, None, chunk=10) is None
-    forecast.saw(1000, seconds=4.0, waited_s=2.0)
+    forecast.add(1000, seconds=4.0, waited_s=2.0)
     assert forecast.bytes_per_s == 500
     assert forecast.seconds(2000, None, chunk=100) == pytest.approx(4.0)
     # Half of every step is busy: what takes 4 s of the link takes 8.
@@ -238,7 +214,7 @@ def test_marks_and_readers_may_be_in_different_threads() -> None:
 
     def read() -> None:
         while not stop.is_set():
-            learner.profile()
+            learner.traffic()
 
     reader = threading.Thread(target=read)
     reader.start()
@@ -248,4 +224,4 @@ def test_marks_and_readers_may_be_in_different_threads() -> None:
             pass
     stop.set()
     reader.join()
-    assert learner.profile() is not None
+    assert learner.traffic() is not None

@@ -97,9 +97,9 @@ def read_own(rank: int, name: str, source: Path) -> tuple[int, int, int]:
     """Bytes that a rank reads to go on from `source`, bytes of what it then holds, and the pieces it lies in."""
     case, reader = CASES[name], CheckpointReader(source)
     choose = start(case, Mesh(case.plan, rank))[0].wants()
-    held = [part for group in ("model", "optimizer") for part in reader.parts(group, choose).values()]
+    held = [part for group in ("model", "optimizer") for part in reader.shards(group, choose).values()]
     pieces = sum(
-        Region(piece.offset, piece.shape).meet(Region(placement.offset, placement.local_shape)) is not None
+        Region(piece.offset, piece.shape).intersect(Region(placement.offset, placement.local_shape)) is not None
         for group, entries in reader.manifest.tensors.items()
         for tensor, entry in entries.items()
         if (placement := choose(group, tensor, entry.shape))

@@ -67,7 +67,7 @@ def test_a_run_does_not_go_on_from_weights_of_another_model(stopped: Path, tmp_p
     hostile.seal(newest, tree)
     train(run)
     assert (run / "checkpoints/step-00000006.damaged").is_dir()
-    assert "it lacks the weight norm.weight" in (run / "events.jsonl").read_text()
+    assert "the weight norm.weight is missing" in (run / "events.jsonl").read_text()
 
 
 def opens_a_damaged_shard(_: State) -> None:

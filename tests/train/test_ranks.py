@@ -178,10 +178,10 @@ def _kept_free(marks: Marks, read: list[float]) -> bool:
     of_steps = [at for at in read if any(s.begin <= at < s.end for s in steps)]
     assert len(of_steps) == len(steps)
     assert all(any(begin <= at <= end for begin, end in windows) for at in of_steps)
-    profile, began = learner.profile(), learner.began
-    assert profile is not None
+    traffic, began = learner.traffic(), learner.began
+    assert traffic is not None
     assert began is not None
-    begin, end = max(profile.busy, key=lambda window: window[1] - window[0])
+    begin, end = max(traffic.busy, key=lambda window: window[1] - window[0])
     slept: list[float] = []
     TransferGate(slice_bytes=1, learner=learner, clock=lambda: began + (begin + end) / 2, sleep=slept.append).wait(1)
     return slept == [pytest.approx((end - begin) / 2, rel=1e-3)]

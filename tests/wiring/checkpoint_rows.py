@@ -41,6 +41,6 @@ ROWS = [
     Row("checkpoint.tiers.remote", "remote", "copied", ('checkpoint.tiers.run="tiny"',)),
     Row("checkpoint.tiers.remote_every", "2", "copied", REMOTE),
     Row("checkpoint.tiers.remote_keep_last", "1", "remote steps", REMOTE),
-    Row("checkpoint.tiers.network_bytes_per_s", "1e9", "_Way(most_bytes_per_s)", REMOTE),
+    Row("checkpoint.tiers.network_bytes_per_s", "1e9", "TierLink(limit_bytes_per_s)", REMOTE),
     Row("checkpoint.tiers.run", "named", "remote run", REMOTE),
 ]

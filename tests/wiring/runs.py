@@ -84,7 +84,7 @@ SPIED: list[tuple[str, str, str]] = [
     ("ropewalk.checkpoint.tiers.memory_tier", "MemoryTier", "folder"),
     ("ropewalk.checkpoint.tiers.memory_tier", "MemoryTier", "limit_bytes"),
     ("ropewalk.checkpoint.tiers.memory_tier", "MemoryTier.reclaim", "idle_s"),
-    ("ropewalk.checkpoint.tiers.tier_writer", "_Way", "most_bytes_per_s"),
+    ("ropewalk.checkpoint.tiers.gap_scheduler", "TierLink", "limit_bytes_per_s"),
     ("ropewalk.checkpoint.write.snapshot", "Stager", "buffers"),
     ("ropewalk.train.checkpointer", "retain", "keep_verified"),
     ("ropewalk.train.training_run", "deterministic", "device"),

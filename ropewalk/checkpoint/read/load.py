@@ -1,4 +1,4 @@
-"""Reads a checkpoint folder: any region of any tensor, every byte verified."""
+"""Reads a checkpoint folder: any region of any tensor, with every byte verified."""
 
 from __future__ import annotations
 
@@ -16,32 +16,26 @@ from ropewalk.base.errors import DamagedCheckpoint, DataError, StorageError
 from ropewalk.parallel.placement import Choose, LocalShard, Placement
 
 from ..disk import LocalDisk
-from ..format import TOKENIZER, CheckpointManifest, TensorEntry, read_checkpoint_manifest
+from ..format import TOKENIZER, CheckpointManifest, Piece, TensorEntry, read_checkpoint_manifest
 from ..read.model_check import check_weights
 from ..regions import Region, copy_region, element_range, whole_region
 from ..run_state import State, Tensors, head_of, local_shards
 from ..shard_file import ShardFile, chunks_of, item_bytes
 
-Wants = Callable[[State], Choose | None]
-"""By what a manifest says, as a state without tensors: which parts of them are needed; None: all, whole."""
-
+Check = Callable[[CheckpointManifest, Path], object]
+"""Raises DamagedCheckpoint for a manifest whose checkpoint cannot be used."""
 
 Fill = Callable[[State], None]
-"""Takes a state over whose tensors are read as they are asked for (`Stream`)."""
-
-
-def want_all(_: State) -> None:
-    """Wants all."""
+"""Receives a state whose tensors are read on access (`LazyTensors`)."""
 
 
 def load(path: Path, *, optimizer: bool = True, choose: Choose | None = None, linked: bool = False) -> State:
-    """The state in the checkpoint folder `path`, every byte that is read checked; without `optimizer` its tensors stay
-    unread. With `choose` tensors are parts, and the ranges that hold them are read and no others. `linked` as in
-    `Reader`."""
+    """The state in the checkpoint folder `path`; all bytes read are verified. Without `optimizer`, its tensors are not
+    read. With `choose`, tensors are shards, and only their byte ranges are read. `linked` as in `CheckpointReader`."""
     reader = CheckpointReader(path, linked=linked)
 
     def tensors(group: str) -> Tensors:
-        return reader.tensors(group) if choose is None else reader.parts(group, choose)
+        return reader.tensors(group) if choose is None else reader.shards(group, choose)
 
     return dataclasses.replace(
         head_of(reader.manifest),
@@ -52,15 +46,15 @@ def load(path: Path, *, optimizer: bool = True, choose: Choose | None = None, li
 
 
 def load_weights(path: Path) -> State:
-    """The model of the checkpoint folder `path`, without its optimizer, when its weights are those of its spec: ready
-    to be built. Whether its tokenizer can be used is for whoever encodes to find out (prepare/foreign.py)."""
+    """The state without optimizer, for building the model; DamagedCheckpoint if the weights do not match the spec. The
+    tokenizer is checked when it is loaded (prepare/foreign.py)."""
     check_weights(read_checkpoint_manifest(path), path)
     return load(path, optimizer=False)
 
 
-def take(path: Path, choose: Choose | None, fill: Fill | None, *, linked: bool = False) -> State:
-    """`load`, or with `fill` gives the state to it, tensor by tensor, and returns it without any. DamagedCheckpoint
-    when some of what was read is not what was written: what `fill` made of it is then of no use."""
+def load_or_fill(path: Path, choose: Choose | None, fill: Fill | None, *, linked: bool = False) -> State:
+    """`load`; with `fill`, passes it the state tensor by tensor and returns the state without tensors. After
+    DamagedCheckpoint, the result of `fill` is invalid."""
     if fill is None:
         return load(path, choose=choose, linked=linked)
     reader = CheckpointReader(path, linked=linked)
@@ -73,16 +67,16 @@ def take(path: Path, choose: Choose | None, fill: Fill | None, *, linked: bool =
 
 
 class CheckpointReader:
-    """A checkpoint open for reading: gives any box of any tensor, every byte checked on the way."""
+    """A checkpoint open for reading: returns any region of any tensor and verifies every byte it reads."""
 
     def __init__(self, path: Path, *, linked: bool = False) -> None:
-        """`linked`: its files may be links to anywhere, since we made them ourselves."""
+        """`linked`: files may be links to any path, because we created them."""
         self.path, self._linked = path, linked
         self.manifest = read_checkpoint_manifest(path)
         self._open: dict[str, ShardFile] = {}
 
     def tensor(self, group: str, name: str, region: Region | None = None) -> Tensor:
-        """A box of a tensor (None: all of it), on the CPU; reads the ranges that hold it and no others."""
+        """A region of a tensor (None: all of it), on the CPU. Reads only its byte ranges."""
         entry = self.manifest.tensors.get(group, {}).get(name)
         if entry is None:
             raise DataError(f"{self.path}: no tensor `{name}` in its {group}; it is of another model")
@@ -90,28 +84,24 @@ class CheckpointReader:
         item = item_bytes(entry.dtype)
         target = self._memory(region.size * item, f"{group}/{name}")
         left = region.size
-        for piece in entry.pieces:
-            stored = Region(piece.offset, piece.shape)
-            part = stored.meet(region)
-            if part is not None:
-                first, last = element_range(part, stored)
-                data = self._payload(piece.file).raw(piece.begin + first * item, piece.begin + last * item)
-                copy_region(target, region, part, stored, data, item)
-                self._payload(piece.file).release()
-                left -= part.size
-        # The manifest was checked when it was read; memory that nobody filled must not become a weight in any case.
+        for piece, part, begin, end in _ranges(entry, region):
+            file = self._file(piece.file)
+            copy_region(target, region, part, Region(piece.offset, piece.shape), file.read_raw(begin, end), item)
+            file.release()
+            left -= part.size
+        # The manifest was checked, but uninitialised memory must never become a weight.
         if left:
-            raise DamagedCheckpoint(f"{self.path}: damaged checkpoint: {left} numbers of {group}/{name} are nowhere")
+            raise DamagedCheckpoint(f"{self.path}: damaged checkpoint: {left} numbers of {group}/{name} are missing")
         kind: torch.dtype = getattr(torch, entry.dtype)
-        # torch does not reinterpret what holds nothing.
+        # torch cannot reinterpret an empty tensor.
         return (
             torch.from_numpy(target).view(kind).reshape(region.shape)
             if region.size
             else torch.empty(region.shape, dtype=kind)
         )
 
-    def parts(self, group: str, choose: Choose) -> dict[str, LocalShard]:
-        """The part of every tensor of a group that is chosen."""
+    def shards(self, group: str, choose: Choose) -> dict[str, LocalShard]:
+        """The chosen shard of each tensor of a group."""
         found = {}
         for name, entry in self.manifest.tensors.get(group, {}).items():
             placement = choose(group, name, entry.shape)
@@ -122,11 +112,11 @@ class CheckpointReader:
         return found
 
     def tensors(self, group: str) -> dict[str, Tensor]:
-        """Every tensor of a group, whole."""
+        """Every tensor of a group in full."""
         return {name: self.tensor(group, name) for name in self.manifest.tensors.get(group, {})}
 
     def into(self, group: str, target: Mapping[str, Tensor]) -> None:
-        """Fills `target`, plain tensors or parts of DTensors of any layout, in place. Type and shape must match."""
+        """Fills `target` in place: plain tensors, or DTensors of any layout. Type and shape must match."""
         for part in local_shards(target):
             entry = self.manifest.tensors[group].get(part.name)
             stored = (entry.dtype, entry.shape) if entry else "nothing"
@@ -135,10 +125,10 @@ class CheckpointReader:
             part.local.copy_(self.tensor(group, part.name, part.region))
 
     def file(self, name: str) -> bytes:
-        """A file that holds no tensors."""
+        """A file without tensors."""
         if name not in self.manifest.files:
             raise DamagedCheckpoint(f"{self.path / name}: damaged checkpoint: this file is missing")
-        return bytes(self._payload(name).read(0, self.manifest.files[name].bytes))
+        return bytes(self._file(name).read(0, self.manifest.files[name].bytes))
 
     def _memory(self, size: int, what: str) -> np.ndarray[Any, np.dtype[np.uint8]]:
         try:
@@ -146,7 +136,7 @@ class CheckpointReader:
         except MemoryError:
             raise StorageError(f"{self.path}: {what} has {size} bytes, more than this machine has left") from None
 
-    def _payload(self, name: str) -> ShardFile:
+    def _file(self, name: str) -> ShardFile:
         if name not in self._open:
             entry = self.manifest.files[name]
             owners = self.manifest.places(name)
@@ -155,11 +145,11 @@ class CheckpointReader:
 
 
 class LazyTensors(Mapping[str, Tensor | LocalShard]):
-    """The tensors of a group, each read when it is asked for and not kept: the part that `choose` names, or with None
-    all of it. What nobody needs is left out.
+    """The tensors of a group, read on access and not cached: the shard chosen by `choose`, or all of it (None). Tensors
+    that this rank does not need are absent.
 
-    A tensor that cannot be read comes as zeros, and `problem` says what is wrong with it: ranks that load a state
-    together also publish it together, so each of them must come to the end before they decide that it is of no use.
+    A damaged tensor is read as zeros, and `problem` describes the damage: filling a model has collectives, so every
+    rank must complete it before all ranks decide together to discard the state.
     """
 
     def __init__(self, reader: CheckpointReader, group: str, choose: Choose | None) -> None:
@@ -189,7 +179,7 @@ class LazyTensors(Mapping[str, Tensor | LocalShard]):
         return name in self._placements  # without reading it
 
     def check(self) -> None:
-        """Raises what is wrong with the tensors that were read, if anything is."""
+        """Raises DamagedCheckpoint if a tensor that was read is damaged."""
         if self.problem:
             raise self.problem
 
@@ -203,37 +193,38 @@ class LazyTensors(Mapping[str, Tensor | LocalShard]):
 
 
 def needed_chunks(
-    manifest: CheckpointManifest, choose: Choose | None, *, wholly: Sequence[str]
+    manifest: CheckpointManifest, choose: Choose | None, *, whole_files: Sequence[str]
 ) -> dict[str, list[int]]:
-    """By file, the chunks that hold what is needed; files of which nothing is are left out. Without `choose` all are,
-    and those of the files `wholly` always. A chunk is the least that can be read: it is checked as a whole."""
+    """By file, the chunks with data that `choose` needs (None: all), and all chunks of `whole_files`. Files that are
+    not
+    needed are left out. A chunk is the smallest unit of reading, because it is verified as a whole."""
     files = manifest.files
-    chunks = {name: set(range(len(entry.chunks))) for name, entry in files.items()}
-    if choose is not None:
-        chunks |= {name: set() for name in files if name not in wholly}
-        for group, entries in manifest.tensors.items():
-            for name, entry in entries.items():
-                placement = choose(group, name, entry.shape)
-                for file, begin, end in (
-                    ranges(entry, Region(placement.offset, placement.local_shape)) if placement else ()
-                ):
-                    chunks[file].update(chunks_of(files[file], begin, end))
-    return {name: sorted(numbers) for name, numbers in chunks.items() if numbers or name in wholly}
+    chunks = {
+        name: set(range(len(entry.chunks))) if choose is None or name in whole_files else set()
+        for name, entry in files.items()
+    }
+    for group, entries in manifest.tensors.items() if choose else ():
+        for name, entry in entries.items():
+            placement = choose(group, name, entry.shape) if choose else None
+            if placement:
+                for piece, _, begin, end in _ranges(entry, Region(placement.offset, placement.local_shape)):
+                    chunks[piece.file].update(chunks_of(files[piece.file], begin, end))
+    return {name: sorted(numbers) for name, numbers in chunks.items() if numbers or name in whole_files}
 
 
-def ranges(entry: TensorEntry, region: Region) -> Iterator[tuple[str, int, int]]:
-    """Files and bytes there, before packing, that are read to have `box` of a tensor."""
+def _ranges(entry: TensorEntry, region: Region) -> Iterator[tuple[Piece, Region, int, int]]:
+    """The pieces that intersect `region`: piece, intersection, and the byte range to read, before compression."""
     item = item_bytes(entry.dtype)
     for piece in entry.pieces:
         stored = Region(piece.offset, piece.shape)
-        part = stored.meet(region)
+        part = stored.intersect(region)
         if part is not None:
             first, last = element_range(part, stored)
-            yield piece.file, piece.begin + first * item, piece.begin + last * item
+            yield piece, part, piece.begin + first * item, piece.begin + last * item
 
 
 def set_aside(path: Path) -> Path:
-    """Renames a damaged checkpoint to `step-00000100.damaged`: it no longer counts among those to keep."""
+    """Renames a damaged checkpoint to `step-00000100.damaged`, which retention ignores."""
     aside = path.with_name(path.name + ".damaged")
     shutil.rmtree(aside, ignore_errors=True)
     LocalDisk().rename(path, aside)

@@ -1,25 +1,27 @@
-"""Finds the checkpoint that a run continues from: rank 0 chooses one, every rank loads the same, or none does.
+"""Finds the checkpoint that a run continues from: rank 0 chooses one, and either every rank loads it or none does.
 
 while head := search.find():
-    ...  # open what `head` is of
+    ...  # build what `head` describes
     if search.load(choose, fill):
         break
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+import contextlib
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Protocol, TypeVar
 
 from ropewalk.base.errors import DamagedCheckpoint
 from ropewalk.parallel.placement import Choose
 
-from ..coordinator import Coordinator, decided
+from ..coordinator import Alone, Coordinator, decided
 from ..format import list_checkpoints, read_checkpoint_manifest
 from ..run_state import State, head_of
-from .load import Fill, take
-from .tiered_load import Check
+from ..tiers.tier import CopySource
+from .load import Check, Fill, load_or_fill
+from .tiered_load import RestoreReport, TierCandidates
 
 T = TypeVar("T")
 
@@ -29,29 +31,29 @@ class Candidates(Protocol):
 
     @property
     def wrong(self) -> list[str]:
-        """What was wrong with those that were tried."""
+        """Errors of the candidates that were tried."""
         ...
 
     def newest(self, refused: Collection[str]) -> str:
-        """The newest that no rank has refused; empty when there is none yet. DamagedCheckpoint when all are refused:
+        """The newest that no rank has refused; empty if the run has none. DamagedCheckpoint when all are refused:
         training from scratch would silently discard a run."""
         ...
 
     def head(self, name: str) -> State | None:
-        """What its manifest says; None when this rank cannot read or use it."""
+        """Its state without tensors, from the manifest; None when this rank cannot read or use it."""
         ...
 
     def load(self, name: str, choose: Choose | None, fill: Fill | None) -> State | None:
-        """Its state, as `tensors.take` gives it; None when this rank's part is damaged."""
+        """Its state, as of `load_or_fill`; None when this rank's shard is damaged."""
         ...
 
     def refuse(self, name: str) -> None:
-        """Some rank cannot use it."""
+        """Called when some rank cannot use it."""
         ...
 
 
 class Search:
-    """Goes through the candidates, newest first, until every rank can load its part of one."""
+    """Tries candidates, newest first, until every rank has loaded its shard of one."""
 
     def __init__(self, candidates: Candidates, coordinator: Coordinator, *, leads: bool) -> None:
         self._candidates, self._coordinator, self._leads = candidates, coordinator, leads
@@ -62,12 +64,13 @@ class Search:
 
     @property
     def wrong(self) -> list[str]:
-        """What was wrong with newer checkpoints than the one found."""
+        """Errors of checkpoints newer than the one found."""
         return self._candidates.wrong
 
     def find(self) -> State | None:
-        """The newest candidate as its manifest describes it, without tensors; None when there is none yet. The same on
-        every rank; all ranks must call."""
+        """The newest candidate without tensors, from its manifest; None if the run has none. The same on every rank;
+        all
+        ranks must call."""
         while name := self._newest():
             self._name = name
             head = self._candidates.head(name)
@@ -77,9 +80,10 @@ class Search:
         return None
 
     def load(self, choose: Choose | None = None, fill: Fill | None = None) -> State | None:
-        """The state of the candidate found last, of which this rank reads what it chooses (None: all). With `fill` its
-        tensors are given to that as they are read, and to that of an older one when they turn out to be damaged. None
-        when some rank cannot read its part: `find` then gives an older one. All ranks must call."""
+        """The state of the last candidate found; this rank reads what it chooses (None: all). `fill` receives the
+        tensors
+        as they are read, and again those of an older candidate if some are damaged. None when some rank cannot read its
+        shard: `find` then returns an older candidate. All ranks must call."""
         state = self._candidates.load(self._name, choose, fill)
         if self._coordinator.agree(state is not None):
             self.state = state
@@ -101,13 +105,13 @@ class Search:
 
 
 class DiskCheckpoints:
-    """The checkpoints of a folder that all ranks see."""
+    """The checkpoints of a folder that all ranks share."""
 
     def __init__(self, folder: Path, *, check: Check = lambda *_: None) -> None:
         self._folder, self._check = folder, check
         self.wrong: list[str] = []
         self._unreadable: list[str] = []
-        """Names that only rank 0 has tried."""
+        """Names that only rank 0 tried."""
         self._problem = ""
 
     def newest(self, refused: Collection[str]) -> str:
@@ -121,7 +125,7 @@ class DiskCheckpoints:
         if self.wrong:
             end = (
                 f"{self._folder}: no checkpoint is whole, and nothing is deleted; restore one from a backup, or move "
-                "this folder away and give the same command again to train from the beginning"
+                "this folder away and run the same command again to train from the beginning"
             )
             raise DamagedCheckpoint("\n".join([*self.wrong, end]))
         return ""
@@ -131,11 +135,11 @@ class DiskCheckpoints:
         return head
 
     def load(self, name: str, choose: Choose | None, fill: Fill | None) -> State | None:
-        state, self._problem = _readable(lambda: take(self._folder / name, choose, fill))
+        state, self._problem = _readable(lambda: load_or_fill(self._folder / name, choose, fill))
         return state
 
     def refuse(self, name: str) -> None:
-        other = f"{self._folder / name}: another rank cannot read its part; do all ranks see the same folder?"
+        other = f"{self._folder / name}: another rank cannot read its shard; do all ranks see the same folder?"
         self.wrong.append(self._problem or other)
 
     def _head(self, name: str) -> State:
@@ -144,9 +148,20 @@ class DiskCheckpoints:
         return head_of(manifest)
 
 
+def restore(
+    sources: Sequence[CopySource], *, scratch: Path, choose: Choose | None = None
+) -> tuple[State | None, RestoreReport]:
+    """The newest state in `sources`, on a single rank; None if they have none."""
+    with contextlib.closing(TierCandidates(sources, scratch=scratch)) as candidates:
+        search = Search(candidates, Alone(), leads=True)
+        while search.find() and not search.load(choose):
+            pass
+    return search.state, candidates.report
+
+
 def _readable(read: Callable[[], T]) -> tuple[T | None, str]:
-    """What `read` gives, or what is wrong with the checkpoint. Any other error, such as that of a damaged shard that
-    `read` opens on the way, says nothing about checkpoints and ends the search."""
+    """The result of `read`, or the error of a damaged checkpoint. Any other error is not about checkpoints and ends the
+    search."""
     try:
         return read(), ""
     except DamagedCheckpoint as error:

@@ -1,8 +1,8 @@
-"""Whether a checkpoint holds the model that its manifest describes, with a tokenizer for it. No torch.
+"""Checks that the tensors and the tokenizer of a checkpoint match its model, and advises on damaged ones. No torch.
 
-`format.py` and `validate.py` tell whether a checkpoint is what was written. A reader that builds the model needs more:
-every weight of the spec and no other, in one type of number, and a tokenizer that loads and knows no more tokens than
-the model. `verify_model` asks for all of it, so that it says "whole" when every reader succeeds.
+`format.py` and `validate.py` detect damage. A reader that builds the model needs more: exactly the weights of the spec,
+in one dtype, and a tokenizer that loads and has no more tokens than the model. `verify_model` checks all of this, so
+that a checkpoint it calls whole works for every reader.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ MODEL, OPTIMIZER = "model", "optimizer"
 
 
 WEIGHTS = ("float64", "float32", "bfloat16", "float16")
-"""Types of numbers that a model computes in."""
+"""dtypes of weights."""
 
 
 LOOSE = ("guard", "loss_scale", "compression", "sampler")
-"""Kinds of the optimizer's tensors that belong to no parameter, or whose shapes depend on the layout of ranks."""
+"""Optimizer tensors that belong to no parameter, or whose shapes depend on the number of ranks."""
 
 
 def check_weights(manifest: CheckpointManifest, path: Path) -> Spec:
-    """The spec, when the tensors of the checkpoint `path` are those of its model and moments of its parameters; else
-    DamagedCheckpoint. Reads nothing."""
+    """The model spec; DamagedCheckpoint unless the tensors of the checkpoint `path` are its weights and their moments.
+    Reads no files."""
     spec = read_spec(manifest.spec, name=str(path))
     problem = _weights_problem(spec, manifest) or _moments_problem(spec, manifest)
     if problem:
@@ -50,7 +50,7 @@ def check_weights(manifest: CheckpointManifest, path: Path) -> Spec:
 
 
 def check_model(path: Path) -> Spec:
-    """As `check_weights`, of the checkpoint folder `path`; loads its tokenizer too."""
+    """As `check_weights`, for the checkpoint folder `path`; also loads the tokenizer."""
     manifest = read_checkpoint_manifest(path)
     spec = check_weights(manifest, path)
     _check_tokenizer(path, manifest, spec)
@@ -58,8 +58,7 @@ def check_model(path: Path) -> Spec:
 
 
 def verify_model(path: Path) -> list[str]:
-    """Reads every byte of the checkpoint `path`; what is wrong with it or keeps a reader from using it, nothing when
-    all of it is whole."""
+    """Reads every byte of the checkpoint `path`; returns everything that prevents its use, empty if it is whole."""
     wrong = verify_checkpoint(path)
     if not wrong:
         try:
@@ -71,7 +70,7 @@ def verify_model(path: Path) -> list[str]:
 
 @contextlib.contextmanager
 def advise_on_damage(path: Path) -> Iterator[None]:
-    """Whoever reads the checkpoint `path` in this block and finds it damaged is told what to do about it."""
+    """Adds advice to a DamagedCheckpoint error of the checkpoint `path` raised in this block."""
     try:
         yield
     except DamagedCheckpoint as error:
@@ -79,23 +78,23 @@ def advise_on_damage(path: Path) -> Iterator[None]:
 
 
 def damage_advice(path: Path, *, damaged: Collection[Path] = ()) -> str:
-    """What to do about the damaged checkpoint `path`: which other one to use, and how its run makes it again.
+    """What to do about the damaged checkpoint `path`: which other one to use, and how to continue its run from that.
 
-    Of the others only the manifests are read, of those in `damaged` nothing.
+    Reads only the manifests of the others, and none of those in `damaged`.
     """
     path = path if path.name else path.resolve()
     others = [other for other in list_checkpoints(path.parent) if other.name != path.name]
     newest = all(other.name < path.name for other in others)
     use = next((other for other in reversed(others) if other not in damaged and _is_readable(other)), None)
-    of_a_run, again = path.parent.name == "checkpoints", "away and give the run's command again, which then trains from"
+    in_run, again = path.parent.name == "checkpoints", "away and run the same command again, which then trains from"
     if not use:
-        return "no other checkpoint is whole" + (f"; move {path.parent} {again} the beginning" if of_a_run else "")
-    words = f"use {'an older' if newest else 'another'} checkpoint, {use}"
-    return words + (f", or move {path} {again} step {step_of(use)}" if newest and of_a_run else "")
+        return "no other checkpoint is whole" + (f"; move {path.parent} {again} the beginning" if in_run else "")
+    advice = f"use {'an older' if newest else 'another'} checkpoint, {use}"
+    return advice + (f", or move {path} {again} step {step_of(use)}" if newest and in_run else "")
 
 
 def _check_tokenizer(path: Path, manifest: CheckpointManifest, spec: Spec) -> None:
-    # The package `tokenizers` is not needed by those who only train.
+    # Training does not need the package `tokenizers`.
     from ropewalk.prepare.foreign import load_foreign
 
     entry = manifest.files[TOKENIZER]
@@ -106,19 +105,19 @@ def _check_tokenizer(path: Path, manifest: CheckpointManifest, spec: Spec) -> No
 def _weights_problem(spec: Spec, manifest: CheckpointManifest) -> str:
     stored = manifest.tensors.get(MODEL, {})
     if spec.layers > len(stored):
-        return f"{len(stored)} tensors cannot be a model of {spec.layers} layers"
+        return f"{len(stored)} tensors are too few for a model of {spec.layers} layers"
     shapes = spec.shapes()
     for name, shape in shapes.items():
         if name not in stored:
-            return f"it lacks the weight {name} of its model"
+            return f"the weight {name} is missing"
         if stored[name].shape != shape:
-            return f"{name} has the shape {stored[name].shape}, its model {shape}"
+            return f"{name} has shape {stored[name].shape}, the model needs {shape}"
     strange = min(stored.keys() - shapes.keys(), default="")
     if strange:
-        return f"the tensor {strange} is not of its model"
+        return f"the model has no weight {strange}"
     types = sorted({entry.dtype for entry in stored.values()})
     if len(types) > 1 or types[0] not in WEIGHTS:
-        return f"its weights are numbers of the type {' and '.join(types)}"
+        return f"unsupported dtype of weights: {' and '.join(types)}"
     return ""
 
 
@@ -128,12 +127,12 @@ def _moments_problem(spec: Spec, manifest: CheckpointManifest) -> str:
         kind, slash, parameter = name.partition("/")
         if slash and kind in LOOSE:
             continue
-        # Moments have the shape of their parameter, sums of it one side less, step counters none.
+        # Moments have the shape of their parameter, factored ones a dimension less, step counters none.
         shape = shapes.get(parameter)
         if not slash or shape is None or not set(entry.shape) <= {1, *shape} or prod(entry.shape) > prod(shape):
-            return f"the tensor {name} of its optimizer belongs to no parameter"
+            return f"the optimizer tensor {name} belongs to no parameter"
     strange = manifest.tensors.keys() - {MODEL, OPTIMIZER}
-    return f"the tensors of {min(strange)} belong to nothing" if strange else ""
+    return f"unknown tensor group {min(strange)}" if strange else ""
 
 
 def _is_readable(path: Path) -> bool:

@@ -1,19 +1,17 @@
-"""Which step a run goes on from, when copies lie at several places.
+"""Restores a state from all tiers: own memory, peers, disk and object store.
 
-The newest step for which every file of a manifest is found whole, each wherever it is: own memory, a peer's, the disk,
-the remote store. A manifest names its files by the hashes of their chunks, so a file is the right one whoever kept it.
-When a copy is damaged the next place is asked; when none is left, an older step is taken. Damaged copies are named,
-and taken out of sight where they lie.
+The newest step is restored of which every file is intact in some tier. Manifests list the hashes of all chunks, so a
+file is identified wherever it lies. A damaged copy is replaced by the next tier's; without one, an older step is used.
+Damaged copies are reported and quarantined.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import os
 import shutil
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,56 +33,53 @@ from ..format import (
     step_path,
 )
 from ..run_state import State, head_of
-from ..shard_file import FileEntry, ShardFile
+from ..shard_file import ShardFile
 from ..tiers.tier import CopyOffer, CopySource, ShardKey, plain_name
-from .load import Fill, Wants, needed_chunks, set_aside, take, want_all
+from .load import Check, Fill, load_or_fill, needed_chunks, set_aside
 
-Check = Callable[[CheckpointManifest, Path], object]
-"""Raises DamagedCheckpoint when a manifest is not of a checkpoint that can be used."""
-
-_AT_ONCE = 4
-"""Files that are fetched and checked side by side."""
+_THREADS = 4
+"""Files that are fetched and verified in parallel."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Taken:
-    """Where a file came from."""
+class FetchedFile:
+    """The tier that a file came from."""
 
     source: str
     bytes: int
-    """Fetched and checked."""
+    """Fetched and verified."""
     seconds: float
-    """To fetch and to check them."""
+    """To fetch and verify them."""
 
 
 @dataclass(kw_only=True, slots=True)
-class Report:
-    """How a run found back."""
+class RestoreReport:
+    """How a run was restored."""
 
     step: int = 0
     identity: str = ""
-    """Of its content."""
-    files: dict[str, Taken] = field(default_factory=dict)
+    """Hash of the content."""
+    files: dict[str, FetchedFile] = field(default_factory=dict)
     seconds: float = 0.0
-    """From the first question to the state in memory, every byte verified."""
+    """From the first request until the verified state is in memory."""
     damaged: list[str] = field(default_factory=list)
-    """Copies that were not what was written, by place; they are out of sight now."""
+    """Damaged copies, by tier; they are quarantined."""
     unreachable: list[str] = field(default_factory=list)
-    """Places that did not answer."""
+    """Tiers that did not answer."""
     passed_over: list[str] = field(default_factory=list)
-    """Newer steps that could not be put together, and what they lacked."""
+    """Newer steps that could not be restored, and what was missing."""
 
     @property
     def bytes(self) -> int:
-        """Of all files, fetched and checked."""
-        return sum(taken.bytes for taken in self.files.values())
+        """Of all files, fetched and verified."""
+        return sum(file.bytes for file in self.files.values())
 
     @property
     def sources(self) -> dict[str, int]:
-        """Bytes by place."""
+        """Bytes by tier."""
         total: dict[str, int] = {}
-        for taken in self.files.values():
-            total[taken.source] = total.get(taken.source, 0) + taken.bytes
+        for file in self.files.values():
+            total[file.source] = total.get(file.source, 0) + file.bytes
         return total
 
 
@@ -94,45 +89,39 @@ class _Copy:
     offer: CopyOffer
 
 
-_Bad = tuple[_Copy, str]
-"""A copy, and the file of it that is damaged; its other files may serve."""
+class TierCandidates:
+    """The states of a run in `sources`, fastest first. Each is named by the identity of its content (format.py), so
+    that
+    all ranks can agree on one.
 
-
-class Offered:
-    """What `sources`, the fastest first, have together of a run: every step that can be named, by the identity of its
-    content (format.py), so that ranks can agree on one.
-
-    Files that are not on this machine pass through the folder `scratch`, which is gone after `close`; copies that
-    turned out to be damaged are then out of sight. A place that does not answer is told in the report.
+    Files that are not on this machine are fetched into the folder `scratch`, which `close` removes; `close` also
+    quarantines damaged copies.
     """
 
     def __init__(self, sources: Sequence[CopySource], *, scratch: Path, check: Check = lambda *_: None) -> None:
-        self._start, self.report, self._scratch, self._check = time.perf_counter(), Report(), scratch, check
+        self._start, self.report, self._scratch, self._check = time.perf_counter(), RestoreReport(), scratch, check
         self._copies = list(_copies(sources, self.report))
-        self._candidates = _candidates(self._copies, self.report)
-        self._bad: list[_Bad] = []
+        self._manifests = _manifests(self._copies, self.report)
+        self._damaged: list[tuple[_Copy, str]] = []
+        """Copies and their damaged files; their other files may be intact."""
 
     def newest(self, refused: Collection[str] = ()) -> str:
-        """The newest that nobody has refused; empty when there are none. When there are copies and none is whole,
-        raises DamagedCheckpoint: starting from scratch would silently throw away a run."""
-        left = [name for name in self._candidates if name not in refused]
+        left = [name for name in self._manifests if name not in refused]
         if left or not (self.report.damaged or self._copies):
             return left[0] if left else ""
         lines = [*self.report.damaged, *self.report.unreachable, *self.report.passed_over]
         end = (
-            "no step is whole at any place, and nothing is deleted; make all places reachable, restore a checkpoint "
+            "no step is intact in any tier, and nothing is deleted; make all tiers reachable, restore a checkpoint "
             "from a backup, or give the recipe another `name` to start from scratch"
         )
         raise DamagedCheckpoint("\n".join([*lines, end]))
 
     @property
     def wrong(self) -> list[str]:
-        """Copies that were damaged."""
         return self.report.damaged
 
     def head(self, name: str) -> State | None:
-        """What the manifest says; None when these places do not know of it, or when `check` refuses it."""
-        manifest = self._candidates.get(name)
+        manifest = self._manifests.get(name)
         if manifest is None:
             return None
         try:
@@ -142,42 +131,87 @@ class Offered:
             self.report.passed_over.append(str(error))
             return None
 
-    def refuse(self, name: str) -> None:
-        """Some rank cannot use it; the report says why."""
-
     def load(self, name: str, choose: Choose | None, fill: Fill | None = None) -> State | None:
-        """The state, of which only what `choose` names is fetched, checked and read, as by `take`; None when the places
-        do not have all of that."""
-        manifest = self._candidates[name]
-        folder, chunks = step_path(self._scratch, manifest.step), needed_chunks(manifest, choose, wholly=[TOKENIZER])
-        lacking = _assemble(folder, manifest, self._copies, self.report, self._bad, chunks)
-        state = None if lacking else _taken(folder, self.report, choose, fill)
+        """As `load_or_fill`; fetches, verifies and reads only what `choose` names."""
+        manifest = self._manifests[name]
+        folder = step_path(self._scratch, manifest.step)
+        missing = self._assemble(folder, manifest, choose)
+        state = None if missing else self._read(folder, choose, fill)
         if state:
             self.report.identity = name
             self.report.step, self.report.seconds = state.step, time.perf_counter() - self._start
         else:
-            self.report.passed_over.append(f"step {manifest.step}: {', '.join(lacking) or 'not readable'}")
+            self.report.passed_over.append(f"step {manifest.step}: {', '.join(missing) or 'not readable'}")
         return state
+
+    def refuse(self, name: str) -> None:
+        """The report has the reason."""
 
     def close(self) -> None:
         shutil.rmtree(self._scratch, ignore_errors=True)
-        _quarantine(self._bad, self.report)
+        for copy in dict.fromkeys(copy for copy, _ in self._damaged):
+            try:
+                copy.source.quarantine(copy.offer)
+            except StorageError as error:
+                self.report.unreachable.append(f"{copy.source.name}: {error}")
+
+    def _assemble(self, folder: Path, manifest: CheckpointManifest, choose: Choose | None) -> list[str]:
+        """Builds the checkpoint `folder` from files of all tiers, with the chunks that `choose` needs; returns the
+        files that no tier has intact."""
+        shutil.rmtree(folder, ignore_errors=True)
+        with storage(f"creating {folder}"):
+            folder.mkdir(parents=True)
+            (folder / FILE).write_bytes(sealed(manifest))
+        self.report.files.clear()
+        chunks = needed_chunks(manifest, choose, whole_files=[TOKENIZER])
+
+        def fetch(name: str) -> FetchedFile | None:
+            return self._fetch(folder / plain_name(name), manifest, chunks[name])
+
+        # In parallel: one file is verified while another is fetched. Lists may be appended to from any thread.
+        with ThreadPoolExecutor(_THREADS, thread_name_prefix="restore") as pool:
+            fetched = dict(zip(chunks, pool.map(fetch, chunks), strict=True))
+        self.report.files.update({name: file for name, file in fetched.items() if file})
+        return [name for name, file in fetched.items() if file is None]
+
+    def _fetch(self, target: Path, manifest: CheckpointManifest, chunks: Sequence[int]) -> FetchedFile | None:
+        """Fetches `chunks` of a file from the first tier that has them intact."""
+        name, entry, report = target.name, manifest.files[target.name], self.report
+        for copy in self._copies:
+            if (copy, name) in self._damaged or copy.offer.manifest.files.get(name) != entry:
+                continue
+            start = time.perf_counter()
+            target.unlink(missing_ok=True)
+            wrong: list[str] = []
+            try:
+                copy.source.fetch(copy.offer, name, target, chunks)
+                # Loading verifies every chunk again; here, another tier can still be asked.
+                if not copy.source.checks:
+                    file = ShardFile(target, entry, owners=manifest.places(name), linked=True)
+                    wrong = list(file.problems(chunks))
+            except DataError as error:
+                wrong = [str(error)]
+            except StorageError as error:
+                report.unreachable.append(f"{copy.source.name}: {error}")
+                continue
+            if not wrong:
+                size = sum(min(entry.chunk_bytes, entry.bytes - number * entry.chunk_bytes) for number in chunks)
+                return FetchedFile(source=copy.source.name, bytes=size, seconds=time.perf_counter() - start)
+            where, place = f"{copy.source.name}: {copy.offer.key}: ", f"{copy.offer.where}/{name}"
+            report.damaged += [where + message.replace(str(target), place) for message in wrong]
+            self._damaged.append((copy, name))
+        return None
+
+    def _read(self, folder: Path, choose: Choose | None, fill: Fill | None) -> State | None:
+        try:
+            return load_or_fill(folder, choose, fill, linked=True)
+        except DamagedCheckpoint as error:
+            # It was intact when it was assembled: this machine's memory cannot be trusted.
+            self.report.damaged.append(str(error))
+            return None
 
 
-def restore(sources: Sequence[CopySource], *, scratch: Path, wants: Wants = want_all) -> tuple[State | None, Report]:
-    """The newest state that `sources` have together, on one rank; None when they have none."""
-    refused: list[str] = []
-    with contextlib.closing(Offered(sources, scratch=scratch)) as offered:
-        while name := offered.newest(refused):
-            head = offered.head(name)
-            state = offered.load(name, wants(head)) if head else None
-            if state:
-                return state, offered.report
-            refused.append(name)
-    return None, offered.report
-
-
-def _copies(sources: Sequence[CopySource], report: Report) -> Iterator[_Copy]:
+def _copies(sources: Sequence[CopySource], report: RestoreReport) -> Iterator[_Copy]:
     for source in sources:
         try:
             offers, wrong = source.offers()
@@ -188,9 +222,10 @@ def _copies(sources: Sequence[CopySource], report: Report) -> Iterator[_Copy]:
         yield from (_Copy(source, offer) for offer in offers)
 
 
-def _candidates(copies: Iterable[_Copy], report: Report) -> dict[str, CheckpointManifest]:
-    """Every manifest that the copies give, by its identity, newest step first: those of whole checkpoints, and those
-    that the shards of one launch give together."""
+def _manifests(copies: Iterable[_Copy], report: RestoreReport) -> dict[str, CheckpointManifest]:
+    """The manifests of all states by identity, newest step first: of whole checkpoints, and joined from the shards of
+    one
+    launch."""
     shards: dict[tuple[int, str, int], dict[int, CheckpointManifest]] = {}
     for copy in copies:
         key = copy.offer.key
@@ -198,114 +233,28 @@ def _candidates(copies: Iterable[_Copy], report: Report) -> dict[str, Checkpoint
     found: dict[str, CheckpointManifest] = {}
     for (step, _, world), parts in sorted(shards.items(), reverse=True, key=lambda item: item[0][0]):
         if len(parts) < world:
-            report.passed_over.append(f"step {step}: shards of {world - len(parts)} of {world} ranks are nowhere")
+            report.passed_over.append(f"step {step}: shards of {world - len(parts)} of {world} ranks are missing")
             continue
         records = [RankRecord(files=parts[rank].files, tensors=parts[rank].tensors) for rank in range(world)]
         try:
-            coordinator = joined(parts[0], records, path=Path(f"step {step}"))
+            manifest = joined(parts[0], records, path=Path(f"step {step}"))
         except StorageError as error:
             report.passed_over.append(str(error))
             continue
-        # A whole checkpoint stands for all ranks that wrote it.
-        coordinator = dataclasses.replace(coordinator, world=parts[0].world)
-        found.setdefault(identity(coordinator), coordinator)
+        # A whole checkpoint is a single shard, written by all ranks.
+        manifest = dataclasses.replace(manifest, world=parts[0].world)
+        found.setdefault(identity(manifest), manifest)
     return found
 
 
-def _assemble(
-    folder: Path,
-    manifest: CheckpointManifest,
-    copies: Sequence[_Copy],
-    report: Report,
-    bad: list[_Bad],
-    chunks: Mapping[str, Sequence[int]],
-) -> list[str]:
-    """Makes `folder` a checkpoint of files from anywhere, with `chunks` by file; returns the files of which no place
-    has these whole."""
-    shutil.rmtree(folder, ignore_errors=True)
-    with storage(f"creating {folder}"):
-        folder.mkdir(parents=True)
-        (folder / FILE).write_bytes(sealed(manifest))
-    report.files.clear()
-
-    def take(name: str) -> Taken | None:
-        entry, owners = manifest.files[name], manifest.places(name)
-        return _take(folder / plain_name(name), entry, copies, report, bad, owners=owners, chunks=chunks[name])
-
-    # Side by side: checking one file and waiting for another take turns. Lists may be appended to from any thread.
-    with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="restore") as pool:
-        taken = dict(zip(chunks, pool.map(take, chunks), strict=True))
-    report.files.update({name: one for name, one in taken.items() if one})
-    return [name for name, one in taken.items() if one is None]
-
-
-def _take(
-    target: Path,
-    entry: FileEntry,
-    copies: Iterable[_Copy],
-    report: Report,
-    bad: list[_Bad],
-    *,
-    owners: dict[str, tuple[int, int]],
-    chunks: Sequence[int],
-) -> Taken | None:
-    """The file from the first place that has `chunks` of it whole."""
-    for copy in copies:
-        if (copy, target.name) in bad or copy.offer.manifest.files.get(target.name) != entry:
-            continue
-        start = time.perf_counter()
-        target.unlink(missing_ok=True)
-        try:
-            copy.source.fetch(copy.offer, target.name, target, chunks)
-            # The load checks every chunk in any case; what comes unchecked is checked here, while others can be asked.
-            wrong = (
-                []
-                if copy.source.checks
-                else list(ShardFile(target, entry, owners=owners, linked=True).problems(chunks))
-            )
-        except DataError as error:
-            wrong = [str(error)]
-        except StorageError as error:
-            report.unreachable.append(f"{copy.source.name}: {error}")
-            continue
-        if not wrong:
-            size = sum(min(entry.chunk_bytes, entry.bytes - number * entry.chunk_bytes) for number in chunks)
-            return Taken(source=copy.source.name, bytes=size, seconds=time.perf_counter() - start)
-        where, file = f"{copy.source.name}: {copy.offer.key}: ", f"{copy.offer.where}/{target.name}"
-        report.damaged += [where + message.replace(str(target), file) for message in wrong]
-        bad.append((copy, target.name))
-    return None
-
-
-def _taken(folder: Path, report: Report, choose: Choose | None, fill: Fill | None) -> State | None:
-    try:
-        return take(folder, choose, fill, linked=True)
-    except DamagedCheckpoint as error:
-        # Right a moment ago, when it was put together: the memory it lies in cannot be trusted.
-        report.damaged.append(str(error))
-        return None
-
-
-def _quarantine(bad: Iterable[_Bad], report: Report) -> None:
-    done: list[_Copy] = []
-    for copy, _ in bad:
-        if copy in done:
-            continue
-        done.append(copy)
-        try:
-            copy.source.quarantine(copy.offer)
-        except StorageError as error:
-            report.unreachable.append(f"{copy.source.name}: {error}")
-
-
 class DiskSource:
-    """The checkpoints of a run's folder as a place to restore from."""
+    """The checkpoints of a run on disk as a source of copies."""
 
     name = "disk"
     checks = False
 
     def __init__(self, folder: Path, run: str, *, renames: bool = True) -> None:
-        """`renames`: damaged checkpoints are set aside; of ranks that share the folder, one may."""
+        """`renames`: whether to rename damaged checkpoints; only one of the ranks that share the folder may."""
         self._folder, self._run, self._renames = folder, run, renames
 
     def offers(self) -> tuple[list[CopyOffer], list[str]]:

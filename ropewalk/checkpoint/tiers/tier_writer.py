@@ -1,6 +1,6 @@
-"""The tiers of a run at work: what is saved is also copied to memory, to peers and to a store, in the background.
+"""Copies saved states to the other tiers (memory, peers, an object store) in the background.
 
-Copies are a gain, never a condition: whatever goes wrong with one is told, and the run goes on with those it has.
+A failed copy is reported and never ends the run.
 """
 
 from __future__ import annotations
@@ -8,14 +8,13 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-import math
 import os
 import queue
 import secrets
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -27,11 +26,12 @@ from ropewalk.config.ranks import Ranks
 from ..commit import Attempt
 from ..config import Tiers
 from ..format import CheckpointManifest, step_of
-from ..read.tiered_load import Check, DiskSource, Offered
+from ..read.load import Check
+from ..read.tiered_load import DiskSource, TierCandidates
 from ..run_state import TensorShard
 from ..write.save import write_tensor_files
 from ..write.task_graph import lower_priority
-from .gap_scheduler import Tier, TrafficLearner, TransferForecast, TransferGate, TransferLink, choose, intervals
+from .gap_scheduler import TierLink, TrafficLearner, TransferGate, TransferLink, intervals
 from .memory_tier import MemorySource, MemoryTier
 from .peer_tier import Peer, PeerServer, PeerSource, place_replicas
 from .remote_tier import RemoteSource, RemoteTier
@@ -40,19 +40,13 @@ from .tier import CopySource, ShardKey, plain_name
 _log = logging.getLogger(__name__)
 
 IDENTITY = "copies.json"
+"""File beside the checkpoints with the name of the run in its copies."""
 IDENTITY_FORMAT = 2
-"""Beside the checkpoints: the name of the run among its copies."""
-SLICE_BYTES = 512 << 10
-"""Of a transfer before there is a profile to choose by."""
-SLICE_S = 1e-4
-"""What a slice costs beside its bytes: Python, a system call, an acknowledgement within a cluster."""
-_CHOOSE_EVERY = 16
-"""Transfers between choices of the slice; each simulates thousands of chunks."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CopyResult:
-    """How one copy went."""
+    """The outcome of one copy."""
 
     step: int
     tier: str
@@ -60,16 +54,16 @@ class CopyResult:
     bytes: int
     measured_s: float
     predicted_s: float | None
-    """What the model of the traffic said before; None for the first."""
+    """Prediction of the traffic model; None for the first copy."""
     waited_s: float
-    """For gaps in the traffic of the steps."""
+    """Seconds of waiting for gaps in the traffic of training."""
     slice_bytes: int
     error: str = ""
-    """Why it is not there; empty when it is."""
+    """Why the copy failed; empty if it succeeded."""
 
 
 class TierWriter:
-    """The copies of one rank's states."""
+    """Copies the states of one rank."""
 
     def __init__(
         self,
@@ -81,24 +75,24 @@ class TierWriter:
         attempt: str = "",
         keep_every: int = 0,
     ) -> None:
-        """`folder`: where the checkpoints of the run are. `run`: what `run_name` is on rank 0. `attempt`: a name that
-        all ranks of this launch share and no other launch has. One rank alone makes both itself."""
+        """`folder`: the checkpoints of the run. `run`: `run_name` of rank 0. `attempt`: a name unique to this launch,
+        the same on all its ranks. A single rank makes both itself."""
         self._settings, self._folder, self._keep_every = settings, folder, keep_every
         self._ranks = ranks or Ranks()
         assert (attempt and (run or settings.run)) or self._ranks.world == 1, (
-            "ranks whose shards fit together share these names"
+            "several ranks need a common run name and attempt"
         )
         self.run = run or run_name(settings, folder)
         self._attempt = attempt or secrets.token_hex(4)
         self.learner = TrafficLearner()
         self._done: queue.SimpleQueue[CopyResult] = queue.SimpleQueue()
-        self._ways: dict[str, _Way] = {}
+        self._links: dict[str, TierLink] = {}
         self._memory, self._server = self._open_memory()
         self._peers = self._open_peers()
         self._remote = RemoteTier(settings.remote, self.run) if settings.remote else None
-        self._stored, self._sent_step = 0, -1
-        self._replicating: _Latest[ShardKey] = _Latest(self._replicate, "replicate")
-        self._uploading: _Latest[Path] = _Latest(self._upload, "upload")
+        self._stored, self._uploaded_step = 0, -1
+        self._replicating: _LatestJob[ShardKey] = _LatestJob(self._replicate, "replicate")
+        self._uploading: _LatestJob[Path] = _LatestJob(self._upload, "upload")
 
     def keep(
         self,
@@ -109,7 +103,7 @@ class TierWriter:
         size: int,
         digests: Mapping[str, Mapping[str, str]] | None = None,
     ) -> None:
-        """Copies a snapshot to memory, and has it sent to peers. For the thread that persists it."""
+        """Copies a snapshot to memory and queues it for the peers. Called by the thread that persists it."""
         if self._memory is None:
             return
         ranks = self._ranks
@@ -127,49 +121,49 @@ class TierWriter:
             )
         except (RopewalkError, OSError) as failure:
             error = str(failure)
-        self._tell("memory", key.step, size, seconds=time.perf_counter() - start, error=error)
+        self._record("memory", key.step, size, seconds=time.perf_counter() - start, error=error)
         if not error and self._peers:
             self._replicating.submit(key)
 
     def stored(self, path: Path) -> None:
-        """A checkpoint has become durable on the disk."""
-        if self._remote and self._is_due(step_of(path)):
-            self._sent_step = step_of(path)
+        """Queues a checkpoint that became durable on disk for upload, if it is due."""
+        if self._remote and self._is_upload_due(step_of(path)):
+            self._uploaded_step = step_of(path)
             self._uploading.submit(path)
         self._stored += 1
 
     @property
     def in_use(self) -> list[Path]:
-        """Checkpoints on the disk that are on their way to the store, or next."""
+        """Checkpoints on disk that are being uploaded, or next in the queue."""
         return self._uploading.jobs()
 
     def finished(self) -> list[CopyResult]:
-        """What has ended since the last call, in order."""
+        """Copies that ended since the last call, in order."""
         found = []
         while not self._done.empty():
             found.append(self._done.get())
         return found
 
-    def offered(self, *, check: Check = lambda *_: None) -> contextlib.closing[Offered]:
-        """What all places have together; see `Offered`."""
+    def candidates(self, *, check: Check = lambda *_: None) -> contextlib.closing[TierCandidates]:
+        """The states of the run in all tiers."""
         sources: list[CopySource] = []
         if self._memory:
             sources.append(MemorySource(self._memory, self.run))
-        sources += [PeerSource(peer, self.run) for peer in self._others()]
+        sources += [PeerSource(peer, self.run) for peer in self._all_peers()]
         sources.append(DiskSource(self._folder, self.run, renames=self._ranks.rank == 0))
         if self._remote:
             sources.append(RemoteSource(self._remote, self.run))
         rank = self._ranks.rank
         scratch = self._memory.scratch(self.run, rank) if self._memory else self._folder / f"restore-{rank}.partial"
-        return contextlib.closing(Offered(sources, scratch=scratch, check=check))
+        return contextlib.closing(TierCandidates(sources, scratch=scratch, check=check))
 
     def settle(self) -> None:
-        """Waits until nothing is on its way."""
+        """Waits until no copy is in progress."""
         self._replicating.drain()
         self._uploading.drain()
 
     def end(self) -> None:
-        """The run has ended well: what is on its way to the store arrives, copies in memory go."""
+        """Ends a run that finished: completes uploads and frees its copies in memory."""
         self.settle()
         if self._memory:
             self._memory.drop(self.run)
@@ -177,10 +171,10 @@ class TierWriter:
             try:
                 peer.drop(self.run)
             except StorageError as error:
-                self._tell(f"peer {peer.address}", 0, 0, seconds=0.0, error=str(error))
+                self._record(f"peer {peer.address}", 0, 0, seconds=0.0, error=str(error))
 
     def close(self) -> None:
-        """Stops serving peers, and begins no further copies."""
+        """Stops the server and starts no further copies."""
         self._replicating.close()
         self._uploading.close()
         if self._server:
@@ -204,7 +198,7 @@ class TierWriter:
         return memory, server
 
     def _open_peers(self) -> list[Peer]:
-        """Those that hold this machine's states."""
+        """The peers that hold replicas of this machine."""
         settings = self._settings
         if not settings.peers:
             return []
@@ -213,8 +207,8 @@ class TierWriter:
         )[self._machine]
         return [self._peer(number) for number in holders[1:]]
 
-    def _others(self) -> list[Peer]:
-        """All other machines, those that hold this one's states first."""
+    def _all_peers(self) -> list[Peer]:
+        """All other machines; those with replicas of this one first."""
         known = {peer.address for peer in self._peers}
         machines = range(len(self._settings.peers))
         rest = [self._peer(n) for n in machines if n != self._machine and self._settings.peers[n] not in known]
@@ -238,43 +232,42 @@ class TierWriter:
             try:
                 size = sum(file.stat().st_size for file in folder.iterdir())
             except FileNotFoundError:
-                # It waited for the one before, which took longer than two newer copies.
+                # The previous transfer took longer than two newer copies.
                 for peer in self._peers:
-                    self._tell(f"peer {peer.address}", key.step, 0, seconds=0.0, error="newer copies took its place")
+                    self._record(f"peer {peer.address}", key.step, 0, seconds=0.0, error="newer copies took its place")
                 return
             for peer in self._peers:
-                self._carry(f"peer {peer.address}", key.step, size, functools.partial(_put, peer, key, folder))
+                self._transfer(f"peer {peer.address}", key.step, size, functools.partial(_put, peer, key, folder))
 
     def _upload(self, path: Path) -> None:
         remote = self._remote
         assert remote
-        # Peers first: served one after the other, both have their copies sooner on average than side by side, and a
-        # peer's is the one that a restart looks for.
+        # Peers first: in sequence both tiers complete earlier on average than in parallel, and a restart reads from
+        # peers first.
         self._replicating.drain()
         step = step_of(path)
         size = sum(file.stat().st_size for file in path.iterdir())
-        self._carry("remote", step, size, lambda gate: remote.upload(path, gate=gate).bytes)
+        self._transfer("remote", step, size, lambda gate: remote.upload(path, gate=gate).bytes)
         try:
             remote.retain(keep_last=self._settings.remote_keep_last, keep_every=self._keep_every)
         except StorageError as error:
-            self._tell("remote", step, 0, seconds=0.0, error=str(error))
+            self._record("remote", step, 0, seconds=0.0, error=str(error))
 
-    def _is_due(self, step: int) -> bool:
-        """Whether the checkpoint of `step` goes to the store: every so many, or as often as the network allows."""
+    def _is_upload_due(self, step: int) -> bool:
+        """Whether to upload the checkpoint of `step`: every `remote_every`-th, or as often as the network allows."""
         if self._settings.remote_every:
             return self._stored % self._settings.remote_every == 0
-        profile, remote = self.learner.profile(), self._ways.get("remote")
-        if self._sent_step < 0 or profile is None or remote is None or not remote.forecast.bytes_per_s:
+        traffic, remote = self.learner.traffic(), self._links.get("remote")
+        if self._uploaded_step < 0 or traffic is None or remote is None or not remote.bytes_per_s:
             return True
-        tiers = [Tier(name=name, link="network") for name in self._ways]
-        links = {"network": TransferLink(bytes_per_s=remote.rate or math.inf, shared=True)}
-        steps = intervals(tiers, links, profile, size=remote.size, chunk=remote.slice_bytes)["remote"]
-        return step - self._sent_step >= steps
+        link = TransferLink(bytes_per_s=remote.bytes_per_s, shared=True)
+        steps = intervals(list(self._links), link, traffic, size=remote.size, chunk=remote.slice_bytes)["remote"]
+        return step - self._uploaded_step >= steps
 
-    def _carry(self, tier: str, step: int, size: int, work: Callable[[TransferGate], int]) -> None:
-        """One transfer through the gaps of the step, beside what was expected of it."""
-        way = self._ways.setdefault(tier, _Way(self._settings.network_bytes_per_s))
-        gate, predicted = way.gate(self.learner, size)
+    def _transfer(self, tier: str, step: int, size: int, work: Callable[[TransferGate], int]) -> None:
+        """Runs one transfer through the gaps of the steps and records it next to its prediction."""
+        link = self._links.setdefault(tier, TierLink(self._settings.network_bytes_per_s))
+        gate, predicted = link.gate(self.learner, size)
         start, error, sent = time.perf_counter(), "", 0
         try:
             sent = work(gate)
@@ -282,8 +275,8 @@ class TierWriter:
             error = str(failure)
         seconds = time.perf_counter() - start
         if not error:
-            way.forecast.saw(sent, seconds=seconds, waited_s=gate.waited_s)
-        self._tell(
+            link.forecast.add(sent, seconds=seconds, waited_s=gate.waited_s)
+        self._record(
             tier,
             step,
             sent,
@@ -294,7 +287,7 @@ class TierWriter:
             slice_bytes=gate.slice_bytes,
         )
 
-    def _tell(
+    def _record(
         self,
         tier: str,
         step: int,
@@ -324,48 +317,15 @@ def _put(peer: Peer, key: ShardKey, folder: Path, gate: TransferGate) -> int:
 
 
 def memory_folder(parent: str) -> Path:
-    """The memory tier of this user below `parent`; other users have their own."""
+    """The memory tier of this user below `parent`."""
     return Path(parent) / f"ropewalk-{os.getuid()}"
-
-
-@dataclass(slots=True)
-class _Way:
-    """What is known of the way to one tier."""
-
-    most_bytes_per_s: float | None
-    forecast: TransferForecast = field(default_factory=TransferForecast)
-    slice_bytes: int = SLICE_BYTES
-    transfers: int = 0
-    size: int = 0
-    """Of the last transfer."""
-
-    @property
-    def rate(self) -> float | None:
-        """Bytes a second that it carries, or may; None before the first transfer."""
-        known = self.forecast.bytes_per_s
-        return min(known, self.most_bytes_per_s) if known and self.most_bytes_per_s else known
-
-    def gate(self, learner: TrafficLearner, size: int) -> tuple[TransferGate, float | None]:
-        """For the next transfer of `size` bytes; and the seconds that it is expected to take."""
-        profile, rate, self.size = learner.profile(), self.rate, size
-        if profile and profile.busy and rate and self.transfers % _CHOOSE_EVERY == 1:
-            links = {"way": TransferLink(bytes_per_s=rate, latency_s=SLICE_S, shared=True)}
-            self.slice_bytes = choose([Tier(name="it", link="way")], links, profile, size=size).chunk_bytes
-        self.transfers += 1
-        gate = TransferGate(
-            slice_bytes=self.slice_bytes,
-            bytes_per_s=self.most_bytes_per_s,
-            expected_bytes_per_s=rate,
-            learner=learner,
-        )
-        return gate, self.forecast.seconds(size, profile, chunk=self.slice_bytes, most=self.most_bytes_per_s)
 
 
 J = TypeVar("J")
 
 
-class _Latest(Generic[J]):
-    """A thread that does one job at a time; of those that wait, only the newest is done."""
+class _LatestJob(Generic[J]):
+    """A thread that runs one job at a time; a newer job replaces the one that waits."""
 
     def __init__(self, work: Callable[[J], None], name: str) -> None:
         self._work = work
@@ -376,23 +336,23 @@ class _Latest(Generic[J]):
         threading.Thread(target=self._run, name=name, daemon=True).start()
 
     def submit(self, job: J) -> None:
-        """Has a job done next."""
+        """Queues a job in place of the one that waits."""
         with self._changed:
             self._waiting = job
             self._changed.notify_all()
 
     def jobs(self) -> list[J]:
-        """The one that is being done and the one that is next."""
+        """The running job and the waiting one."""
         with self._changed:
             return [job for job in (self._doing, self._waiting) if job is not None]
 
     def drain(self) -> None:
-        """Waits until there is nothing to do."""
+        """Waits until no job runs or waits."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting is None and self._doing is None)
 
     def close(self) -> None:
-        """Does no further jobs; the one under way goes on as long as the process does."""
+        """Starts no further jobs; the running one continues while the process lives."""
         with self._changed:
             self._closed, self._waiting = True, None
             self._changed.notify_all()
@@ -409,7 +369,7 @@ class _Latest(Generic[J]):
             try:
                 self._work(job)
             except Exception:
-                # A bug in a copy must not end the run that it is a copy of, nor hide.
+                # A bug in a copy must not end the run, and must not go unnoticed.
                 _log.exception("copying %s", job)
             finally:
                 with self._changed:
@@ -418,18 +378,19 @@ class _Latest(Generic[J]):
 
 
 def run_name(settings: Tiers, folder: Path) -> str:
-    """The name of the run among its copies: the recipe's, or one made the first time. A run directory that was copied
-    gets a new one."""
+    """The name of the run in its copies: from the recipe, or random and stored at the first start. A copied run
+    directory
+    gets a new name."""
     if settings.run:
         return plain_name(settings.run)
     path, here = folder / IDENTITY, str(folder.resolve())
-    told = _read_identity(path) if path.exists() else {}
-    if told.get("folder") != here:
-        if told:
-            _log.warning("%s: this run was made in %s; here its copies begin anew", path, told.get("folder"))
-        told = {"format": IDENTITY_FORMAT, "run": f"run-{secrets.token_hex(8)}", "folder": here}
-        write_sealed(path, told)
-    return plain_name(told["run"])
+    stored = _read_identity(path) if path.exists() else {}
+    if stored.get("folder") != here:
+        if stored:
+            _log.warning("%s: this run was made in %s; here it starts without copies", path, stored.get("folder"))
+        stored = {"format": IDENTITY_FORMAT, "run": f"run-{secrets.token_hex(8)}", "folder": here}
+        write_sealed(path, stored)
+    return plain_name(stored["run"])
 
 
 def _read_identity(path: Path) -> dict[str, Any]:

@@ -239,7 +239,7 @@ def _in_store(place: DamagedRun, path: Path) -> Any:
 
 def _restored(place: DamagedRun, source: Any) -> Any:
     """The state as a run restores it after losing its disk; damage is reported."""
-    restore = needs_torch("ropewalk.checkpoint.read.tiered_load", "training").restore
+    restore = needs_torch("ropewalk.checkpoint.read.load_latest", "training").restore
     state, report = restore([source], scratch=place.root / "scratch")
     told = [*report.damaged, *report.unreachable, *report.passed_over]
     if told:

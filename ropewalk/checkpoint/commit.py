@@ -61,7 +61,7 @@ class Attempt:
     world: int = 1
     name: str = "0"
     """The same on every rank, and unique among attempts that may have left files."""
-    patience_s: float = 600.0
+    timeout_s: float = 600.0
     """Seconds that rank 0 waits for the records of the others."""
 
 
@@ -179,12 +179,12 @@ def _write_record(disk: Disk, partial: Path, rank: int, content: dict[str, Any])
 
 def _gather(partial: Path, own: RankRecord, attempt: Attempt) -> list[RankRecord]:
     records = [own]
-    deadline = time.monotonic() + attempt.patience_s
+    deadline = time.monotonic() + attempt.timeout_s
     for rank in range(1, attempt.world):
         while (found := _read_record(partial / _record_name(rank))) is None:
             if time.monotonic() > deadline:
                 raise StorageError(
-                    f"{partial}: rank {rank} did not write its shard within {attempt.patience_s:.0f} s; this "
+                    f"{partial}: rank {rank} did not write its shard within {attempt.timeout_s:.0f} s; this "
                     "checkpoint is abandoned, older ones are intact. Do all ranks see the same folder?"
                 )
             time.sleep(0.01)

@@ -1,4 +1,4 @@
-"""The state of a run in memory: its tensors, the parts that this rank holds, and the fields of the manifest."""
+"""The state of a run in memory, and the shards of its tensors that a rank holds and writes."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from .format import CheckpointManifest
 from .regions import Region, whole_region
 
 Tensors = Mapping[str, Tensor | LocalShard]
-"""Plain tensors, which all ranks hold, parts of tensors, or DTensors."""
+"""Plain tensors (replicated on all ranks), shards, or DTensors."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class State:
-    """Everything that a run needs to go on."""
+    """Everything that a run needs to continue."""
 
     step: int
     tokens: int
@@ -34,23 +34,23 @@ class State:
     model: Tensors
     optimizer: Tensors
     tokenizer: bytes
-    """The tokenizer's file: a checkpoint generates text without anything beside it."""
+    """Content of the tokenizer file: a checkpoint generates text by itself."""
     phase: int = 0
     phase_step: int = 0
     phase_ended: bool = False
     validation: dict[str, Any] = field(default_factory=dict)
     chat: str = ""
     parent: str = ""
-    """These as in `CheckpointManifest`."""
+    """These fields as in `CheckpointManifest`."""
 
 
 def groups_of(state: State) -> dict[str, Tensors]:
-    """The tensors of a state by the file they go to."""
+    """The tensors of a state by group: each group is a file."""
     return {"model": state.model, "optimizer": state.optimizer}
 
 
 def manifest_of(state: State) -> CheckpointManifest:
-    """What the manifest says before anything is written."""
+    """The manifest of a state, without files and tensors."""
     return CheckpointManifest(
         step=state.step,
         tokens=state.tokens,
@@ -70,7 +70,7 @@ def manifest_of(state: State) -> CheckpointManifest:
 
 
 def head_of(manifest: CheckpointManifest) -> State:
-    """What a manifest says of the state: all but its tensors and the tokenizer."""
+    """The state of a manifest, without tensors and tokenizer."""
     return State(
         step=manifest.step,
         tokens=manifest.tokens,
@@ -91,29 +91,27 @@ def head_of(manifest: CheckpointManifest) -> State:
 
 @dataclass(frozen=True, slots=True)
 class TensorShard:
-    """A rank's part of a tensor."""
+    """The shard of a tensor that a rank holds."""
 
     name: str
     shape: tuple[int, ...]
     """Of the whole tensor."""
     region: Region
-    """The part."""
     local: Tensor
-    """Its numbers."""
+    """The elements of the region."""
 
     @property
     def dtype(self) -> str:
-        """torch's name: `bfloat16`."""
+        """torch's name, e.g. `bfloat16`."""
         return str(self.local.dtype).removeprefix("torch.")
 
     @property
     def bytes(self) -> int:
-        """Of its numbers."""
         return self.local.numel() * self.local.element_size()
 
 
 def local_shards(tensors: Tensors) -> Iterator[TensorShard]:
-    """What this rank holds of each tensor: all of a plain one, its part of a DTensor."""
+    """The shard of each tensor on this rank: all of a plain tensor, the local part of a DTensor."""
     for name, tensor in tensors.items():
         if isinstance(tensor, LocalShard):
             placement = tensor.placement
@@ -121,21 +119,21 @@ def local_shards(tensors: Tensors) -> Iterator[TensorShard]:
                 name, placement.shape, Region(placement.offset, placement.local_shape), tensor.local.detach()
             )
         elif hasattr(tensor, "placements"):
-            yield _held_part(name, tensor)
+            yield _dtensor_shard(name, tensor)
         else:
             yield TensorShard(name, tuple(tensor.shape), whole_region(tuple(tensor.shape)), tensor.detach())
 
 
 def shards_to_write(tensors: Tensors, *, rank: int = 0) -> Iterator[TensorShard]:
-    """What this rank writes: every number of every tensor is written by one rank.
+    """The shards that this rank writes, so that every element is written by exactly one rank.
 
-    Of ranks that hold the same part, the one that is first on every mesh dimension that repeats it; a plain tensor,
-    which all ranks hold, by rank 0.
+    Of the ranks with the same shard, the first along each mesh dimension that replicates it writes; rank 0 writes plain
+    tensors.
     """
     for part in local_shards(tensors):
         tensor = tensors[part.name]
         if part.region.size == 0 and part.shape and 0 not in part.shape:
-            continue  # fewer rows than ranks: this one has none
+            continue  # fewer rows than ranks: this rank has none
         if _writes(tensor, rank):
             yield part
 
@@ -146,20 +144,20 @@ def _writes(tensor: Any, rank: int) -> bool:
     return _is_first(tensor) if hasattr(tensor, "placements") else rank == 0
 
 
-def _held_part(name: str, tensor: Any) -> TensorShard:
-    # A DTensor; its module takes a third of a second to import, which one process alone need not spend.
+def _dtensor_shard(name: str, tensor: Any) -> TensorShard:
+    # The import takes 0.3 s, not needed without DTensors.
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
     shape, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
     local = tensor.to_local().detach()
-    assert tuple(local.shape) == tuple(shape), f"{name}: the part is {tuple(local.shape)}, its layout says {shape}"
+    assert tuple(local.shape) == tuple(shape), f"{name}: the local shape is {tuple(local.shape)}, not {shape}"
     return TensorShard(name, tuple(tensor.shape), Region(tuple(offset), tuple(shape)), local)
 
 
 def _is_first(tensor: Any) -> bool:
-    place = tensor.device_mesh.get_coordinate()
-    assert place is not None, "this rank is not on the tensor's mesh"
-    return all(coordinate == 0 or kind.is_shard() for coordinate, kind in zip(place, tensor.placements, strict=True))
+    position = tensor.device_mesh.get_coordinate()
+    assert position is not None, "this rank is not on the tensor's mesh"
+    return all(coordinate == 0 or kind.is_shard() for coordinate, kind in zip(position, tensor.placements, strict=True))
 
 
 def as_bytes(tensor: Tensor) -> memoryview:

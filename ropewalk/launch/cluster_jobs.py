@@ -132,8 +132,6 @@ def _options(job: ClusterJob, settings: SlurmSettings) -> Iterator[str]:
 
 RECIPE_FOLDER, RECIPE = "/recipe", "recipe.toml"
 """Where pods see the recipe."""
-
-
 LONGEST_NAME = 50
 """Of 63 characters that a host's name may have; the Job adds the number of the pod."""
 

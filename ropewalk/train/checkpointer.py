@@ -437,7 +437,7 @@ class Checkpointer:
             rank=place.rank,
             world=place.world,
             name=f"{self._launch}-{self._saves}",
-            patience_s=self._settings.timeout_s,
+            timeout_s=self._settings.timeout_s,
         )
 
     def _make_tier_writer(self) -> TierWriter:
@@ -457,8 +457,8 @@ class Checkpointer:
     def _workers(self, parts: Mapping[str, Sequence[TensorShard]]) -> tuple[Stager, Persister]:
         if self._stager is None or self._persister is None:
             pace = RateLimiter(self._settings.bytes_per_s) if self._settings.bytes_per_s else None
-            self._stager = Stager(buffers=2 if self._settings.write == "background" else 1)
+            self._stager = Stager(slots=2 if self._settings.write == "background" else 1)
             self._stager.prepare(parts)
-            packer = CompressionPolicy(self._settings.compression) if self._settings.compression != "off" else None
-            self._persister = Persister(self._disk, threads=self._settings.threads, pace=pace, packer=packer)
+            policy = CompressionPolicy(self._settings.compression) if self._settings.compression != "off" else None
+            self._persister = Persister(self._disk, threads=self._settings.threads, pace=pace, policy=policy)
         return self._stager, self._persister

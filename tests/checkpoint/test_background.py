@@ -106,7 +106,7 @@ def test_a_snapshot_is_copied_by_one_thread_and_takes_none_from_others(two_threa
 
 
 def test_a_large_state_lies_in_pieces_each_part_in_one(stager: Stager, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(snapshot_module, "ROOM_BYTES", 100)
+    monkeypatch.setattr(snapshot_module, "BUFFER_BYTES", 100)
     live = {f"w{n}": torch.full((11,), float(n)) for n in range(20)} | {"narrow": torch.ones(7, dtype=torch.bfloat16)}
     parts = {"model": list(local_shards(live))}
     assert stager.prepare(parts).result() == 2 * (20 * 44 + 14)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ropewalk.checkpoint.policy.frequency import GPU_HOURS_A_FAILURE, LEARNED, Frequency, read_learned, write_learned
+from ropewalk.checkpoint.policy.frequency import GPU_HOURS_PER_FAILURE, LEARNED, Frequency, read_learned, write_learned
 
 HOUR = 3600.0
 
@@ -37,7 +37,7 @@ def test_the_budget_holds_unless_failures_ask_for_more_or_the_disk_allows_less()
     assert "a save costs 0.500 s (0.500 s blocked, 0.000 s of slower steps), and the budget" in str(calm)
     troubled = measured(Frequency(mtbf_hours=300 / HOUR, clock=Clock())).decide()
     assert (troubled.bound, troubled.interval_s) == ("failures", pytest.approx(math.sqrt(2 * 0.5 * 300)))
-    assert "a failure is due every 5.0 min" in str(troubled)
+    assert "a failure expected every 5.0 min" in str(troubled)
     slow_disk = measured(Frequency(mtbf_hours=300 / HOUR, clock=Clock()), persist_s=500.0).decide()
     assert (slow_disk.bound, slow_disk.steps) == ("persist", 500)
 
@@ -51,7 +51,7 @@ def test_nothing_measured_means_an_early_save() -> None:
 def test_a_run_that_fails_more_often_than_expected_is_believed_at_once() -> None:
     clock = Clock()
     frequency = Frequency(clock=clock)
-    assert frequency.mtbf_s == GPU_HOURS_A_FAILURE * HOUR
+    assert frequency.mtbf_s == GPU_HOURS_PER_FAILURE * HOUR
     clock.now = 600.0
     frequency.saw_failure()
     assert frequency.mtbf_s == pytest.approx(600.0)
@@ -110,7 +110,7 @@ def test_a_damaged_record_is_named_and_learned_anew(tmp_path: Path) -> None:
     told: list[str] = []
     assert read_learned(tmp_path, warn=told.append) is None
     assert LEARNED in told[0]
-    assert "learns anew" in told[0]
+    assert "measures again" in told[0]
 
 
 # Failures, on a virtual clock
@@ -302,4 +302,4 @@ def test_goodput_is_that_of_the_best_fixed_interval_less_the_budget(gpus: int, b
 
 def test_before_any_failure_the_size_of_the_cluster_tells_the_rate() -> None:
     clock = Clock()
-    assert Frequency(ranks=1000, clock=clock).mtbf_s == pytest.approx(GPU_HOURS_A_FAILURE * HOUR / 1000)
+    assert Frequency(ranks=1000, clock=clock).mtbf_s == pytest.approx(GPU_HOURS_PER_FAILURE * HOUR / 1000)

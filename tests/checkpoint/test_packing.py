@@ -61,7 +61,7 @@ def test_any_range_of_a_packed_file_is_that_of_the_file(
         patch.setattr(shard_file, "CHUNK_BYTES", chunk)
         path = tmp_path_factory.mktemp("packed") / "file"
         file, graph = (
-            ShardWriter(LocalDisk(), path, [FileBlock(data=memoryview(b)) for b in blocks], packed=4),
+            ShardWriter(LocalDisk(), path, [FileBlock(data=memoryview(b)) for b in blocks], item=4),
             TaskGraph(),
         )
         with contextlib.ExitStack() as opened:
@@ -83,7 +83,7 @@ def packed_state(folder: Path) -> Path:
         folder,
         manifest_of(what),
         write=lambda place: write_tensor_files(
-            place, parts, tokenizer=what.tokenizer, disk=LocalDisk(), attempt=Attempt(), packer=CompressionPolicy("on")
+            place, parts, tokenizer=what.tokenizer, disk=LocalDisk(), attempt=Attempt(), policy=CompressionPolicy("on")
         ),
         disk=LocalDisk(),
     )
@@ -123,15 +123,15 @@ def test_every_flip_in_a_packed_file_is_found_and_its_tensors_named(tmp_path: Pa
 
 def test_auto_packs_for_a_slow_disk_and_not_for_a_fast_one() -> None:
     sample = torch.randn(1 << 18).numpy().data.cast("B")
-    packer = CompressionPolicy("auto")
-    assert not packer.chooses(sample, item=4)  # the disk is not known yet
-    packer.wrote(1 << 30, seconds=1000.0)
-    assert packer.chooses(sample, item=4)
-    packer.wrote(1 << 30, seconds=0.001)
-    assert not packer.chooses(sample, item=4)
-    packer.wrote(1 << 30, seconds=1000.0)
+    policy = CompressionPolicy("auto")
+    assert not policy.chooses(sample, item=4)  # the disk is not known yet
+    policy.wrote(1 << 30, seconds=1000.0)
+    assert policy.chooses(sample, item=4)
+    policy.wrote(1 << 30, seconds=0.001)
+    assert not policy.chooses(sample, item=4)
+    policy.wrote(1 << 30, seconds=1000.0)
     noise = memoryview(random.Random(0).randbytes(1 << 20))
-    assert not packer.chooses(noise, item=4)
+    assert not policy.chooses(noise, item=4)
 
 
 def test_a_run_with_packing_ends_with_the_same_weights_and_may_change_it_on_the_way(

@@ -93,7 +93,7 @@ def test_many_ranks_commit_as_one_does(tmp_path: Path) -> None:
     root.mkdir()
     for step in (1, 2):
         for rank in (2, 1, 0):
-            attempt = Attempt(rank=rank, world=3, name="a", patience_s=1)
+            attempt = Attempt(rank=rank, world=3, name="a", timeout_s=1)
             save(root / "checkpoints", state(step), disk=disk, attempt=attempt)
         disk.acknowledge(step)
     assert check(disk, root, tmp_path / "scratch") > 500

@@ -93,7 +93,7 @@ def saved(folder: Path, layout: Layout) -> Path:
             optimizer={},
             tokenizer=b"{}",
         )
-        path = save(folder, state, attempt=Attempt(rank=rank, world=world, name="test", patience_s=1))
+        path = save(folder, state, attempt=Attempt(rank=rank, world=world, name="test", timeout_s=1))
     return path
 
 
@@ -176,7 +176,7 @@ def test_a_rank_that_does_not_come_leaves_no_checkpoint(tmp_path: Path) -> None:
         tokenizer=b"{}",
     )
     with pytest.raises(StorageError, match="rank 1 did not write its shard"):
-        save(tmp_path, state, attempt=Attempt(rank=0, world=2, name="test", patience_s=0.05))
+        save(tmp_path, state, attempt=Attempt(rank=0, world=2, name="test", timeout_s=0.05))
     assert list(tmp_path.iterdir()) == []
 
 

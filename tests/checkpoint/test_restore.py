@@ -146,7 +146,7 @@ def test_shards_of_two_launches_are_not_mixed(tmp_path: Path) -> None:
     found, report = restore([MemorySource(memory, "run")], scratch=tmp_path / "scratch")
     assert found is not None
     assert found.step == 1
-    assert any("step 2" in told and "nowhere" in told for told in report.passed_over)
+    assert any("step 2" in told and "missing" in told for told in report.passed_over)
 
 
 def test_a_place_that_does_not_answer_is_told_and_passed_over(tmp_path: Path) -> None:

@@ -52,7 +52,7 @@ def state(step: int = 1) -> State:
 
 
 def saved(
-    folder: Path, what: State, *, threads: int, packer: CompressionPolicy | None = None, disk: Disk | None = None
+    folder: Path, what: State, *, threads: int, policy: CompressionPolicy | None = None, disk: Disk | None = None
 ) -> Path:
     parts = {group: list(local_shards(tensors)) for group, tensors in groups_of(what).items()}
     disk = disk or LocalDisk()
@@ -66,7 +66,7 @@ def saved(
             disk=disk,
             attempt=Attempt(),
             threads=threads,
-            packer=packer,
+            policy=policy,
         ),
         disk=disk,
     )
@@ -78,9 +78,9 @@ def files(path: Path) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("mode", ["off", "on"])
 def test_files_are_the_same_for_any_number_of_threads(tmp_path: Path, mode: shard_compression.Mode) -> None:
-    alone = files(saved(tmp_path / "1", state(), threads=1, packer=CompressionPolicy(mode)))
+    alone = files(saved(tmp_path / "1", state(), threads=1, policy=CompressionPolicy(mode)))
     for threads in (2, 3, 8):
-        path = saved(tmp_path / str(threads), state(), threads=threads, packer=CompressionPolicy(mode))
+        path = saved(tmp_path / str(threads), state(), threads=threads, policy=CompressionPolicy(mode))
         assert files(path) == alone
     if mode == "off":  # with chunks of the usual size packed files are read back too, in test_packing.py
         assert verify_checkpoint(path) == []
@@ -143,7 +143,7 @@ def test_writing_begins_before_the_copy_has_ended(tmp_path: Path) -> None:
         tokenizer=what.tokenizer,
         disk=Tells(),
         attempt=Attempt(),
-        there={"optimizer": {"step": came}},
+        arrivals={"optimizer": {"step": came}},
     )
     thread.join()
     assert sorted(file.name for file in path.iterdir()) == [
@@ -158,7 +158,7 @@ def test_a_snapshot_in_many_batches_is_the_state(tmp_path: Path, monkeypatch: py
     stager, persister = Stager(), Persister(LocalDisk(), threads=2)
     taken = stager.take({group: list(local_shards(tensors)) for group, tensors in groups_of(state()).items()})
     assert taken
-    assert len({id(arrival) for group in taken.there.values() for arrival in group.values()}) > 4
+    assert len({id(arrival) for group in taken.arrivals.values() for arrival in group.values()}) > 4
     persister.submit(tmp_path, manifest_of(state()), taken, tokenizer=state().tokenizer)
     persister.close()
     stager.close()

@@ -23,7 +23,7 @@ ROWS = [
     Row("checkpoint.threads", "3", "Persister(threads)"),
     Row("checkpoint.compression", "on", "packed"),
     Row("checkpoint.failures", "0", "events", by=failing),
-    Row("checkpoint.timeout_s", "77", "Attempt(patience_s)"),
+    Row("checkpoint.timeout_s", "77", "Attempt(timeout_s)"),
     Row("checkpoint.keep_last", "1", "checkpoints"),
     Row("checkpoint.keep_every_steps", "2", "checkpoints", ("checkpoint.keep_last=1", "train.steps=6")),
     Row("checkpoint.keep_verified", "2", "retain(keep_verified)"),

@@ -78,7 +78,7 @@ SPIED: list[tuple[str, str, str]] = [
     # What is constructed in a run, where it is defined, and the argument that is looked at.
     ("ropewalk.checkpoint.write.persist", "Persister", "threads"),
     ("ropewalk.checkpoint.write.shard_writer", "RateLimiter", "bytes_per_s"),
-    ("ropewalk.checkpoint.commit", "Attempt", "patience_s"),
+    ("ropewalk.checkpoint.commit", "Attempt", "timeout_s"),
     ("ropewalk.checkpoint.policy.frequency", "Frequency", "overhead"),
     ("ropewalk.checkpoint.policy.frequency", "Frequency", "mtbf_hours"),
     ("ropewalk.checkpoint.tiers.memory_tier", "MemoryTier", "folder"),

@@ -27,12 +27,8 @@ from ..format import (
 from ..shard_file import ShardFile
 
 MODEL, OPTIMIZER = "model", "optimizer"
-
-
 WEIGHTS = ("float64", "float32", "bfloat16", "float16")
 """dtypes of weights."""
-
-
 LOOSE = ("guard", "loss_scale", "compression", "sampler")
 """Optimizer tensors that belong to no parameter, or whose shapes depend on the number of ranks."""
 

@@ -32,16 +32,10 @@ from .tier import CopyOffer, ShardKey, plain_name
 from .wire import BODY_BYTES, PURPOSE, Wire
 
 PlacementKind = Literal["groups", "ring"]
-
-
 Holders = tuple[tuple[int, ...], ...]
 """For each machine, the machines that hold its shard; itself first."""
-
-
 _ROUNDS = 3
 """How often a chunk is sent before the way there is given up."""
-
-
 _MOST_PEERS = 256
 
 

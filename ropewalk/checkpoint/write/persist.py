@@ -1,4 +1,4 @@
-"""Snapshots become checkpoints in the background, one after the other, while training goes on."""
+"""Writes snapshots as checkpoints in a background thread, in order, while training continues."""
 
 from __future__ import annotations
 
@@ -24,26 +24,26 @@ from .task_graph import lower_priority
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SaveResult:
-    """How one save went."""
+    """The outcome of one save."""
 
     step: int
     path: Path
     bytes: int
     blocked_s: float
-    """Seconds that training waited."""
+    """Seconds that training was blocked."""
     copy_s: float
     persist_s: float
-    """Seconds from the end of the copy until it was durable."""
+    """Seconds from the end of the copy until durable."""
     after_s: float = 0.0
-    """Seconds from then until what it made superfluous was gone, which may mean reading it back."""
+    """Seconds for retention afterwards, which may verify checkpoints."""
     tasks_s: Mapping[str, float] = field(default_factory=dict)
-    """Seconds by kind of task (copy, hash, pack, write, sync); on several threads they overlap."""
+    """Seconds by kind of task (copy, hash, pack, write, sync); threads overlap."""
     error: Exception | None = None
-    """Why it is not there; None when it is. A StorageError is the disk's fault; anything else is ours."""
+    """Why the save failed; None if it succeeded. A StorageError is a fault of the disk, any other a bug."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Job:
+class _SaveJob:
     folder: Path
     manifest: CheckpointManifest
     tokenizer: bytes
@@ -61,7 +61,7 @@ class _Loan:
 
 
 class Persister:
-    """Writes snapshots in the order they were taken; an error is told, not raised, so that training lives on."""
+    """Writes snapshots in order. Errors are reported by `finished`, not raised, so that training continues."""
 
     def __init__(
         self,
@@ -69,11 +69,11 @@ class Persister:
         *,
         threads: int = 1,
         pace: RateLimiter | None = None,
-        packer: CompressionPolicy | None = None,
+        policy: CompressionPolicy | None = None,
     ) -> None:
-        """`threads`: that hash, pack and write at once."""
-        self._disk, self._threads, self._pace, self._packer = disk, threads, pace, packer
-        self._jobs: queue.SimpleQueue[_Job | _Loan | None] = queue.SimpleQueue()
+        """`threads`: that hash, compress and write."""
+        self._disk, self._threads, self._pace, self._policy = disk, threads, pace, policy
+        self._jobs: queue.SimpleQueue[_SaveJob | _Loan | None] = queue.SimpleQueue()
         self._done: queue.SimpleQueue[tuple[SaveResult, Snapshot]] = queue.SimpleQueue()
         self._idle = threading.Condition()
         self._open = 0
@@ -91,40 +91,42 @@ class Persister:
         before: Callable[[], None] = lambda: None,
         after: Callable[[], None] = lambda: None,
     ) -> None:
-        """Has the snapshot written below `folder`. In the background, `before` runs when nothing is written yet (faster
-        copies), `after` when it is durable, or on ranks other than 0 when this rank's part is."""
+        """Queues a snapshot to be written in `folder`. In the background, `before` runs before writing (copies to
+        faster
+        tiers), and `after` when the checkpoint is durable; on ranks other than 0, when their own files are."""
         with self._idle:
             self._open += 1
-        self._jobs.put(_Job(folder, manifest, tokenizer, snapshot, attempt or Attempt(), before, after))
+        self._jobs.put(_SaveJob(folder, manifest, tokenizer, snapshot, attempt or Attempt(), before, after))
 
     def lend(self, snapshot: Snapshot, work: Callable[[], None], *, step: int) -> None:
-        """Has `work` done in the background when the snapshot of `step` is copied; nothing is written, and only a
-        failure is told."""
+        """Queues `work` to run in the background once the snapshot of `step` is copied; writes nothing, and reports
+        only
+        failures."""
         with self._idle:
             self._open += 1
         self._jobs.put(_Loan(step, snapshot, work))
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is under way."""
+        """Whether no save is in progress."""
         with self._idle:
             return self._open == 0
 
     def finished(self) -> list[SaveResult]:
-        """What has ended since the last call, in order."""
+        """Saves that ended since the last call, in order."""
         found = []
         while not self._done.empty():
             saved, snapshot = self._done.get()
-            # Training may have waited until just now: for a blocking save, until it was durable.
+            # A blocking save blocks training until it is durable.
             found.append(dataclasses.replace(saved, blocked_s=snapshot.blocked_s))
         return found
 
     def hurry(self) -> None:
-        """From the next snapshot on, writes as fast as the disk can."""
+        """Removes the bandwidth limit from the next snapshot on."""
         self._pace = None
 
     def drain(self, *, timeout_s: float | None = None, give_up: Callable[[], bool] = lambda: False) -> bool:
-        """Waits until nothing is under way, the time is over or `give_up` says so; whether nothing is."""
+        """Waits until no save is in progress, or until the timeout or `give_up`; whether all saves ended."""
         end = None if timeout_s is None else time.monotonic() + timeout_s
         with self._idle:
             while not self._idle.wait_for(lambda: self._open == 0, 0.05):
@@ -133,7 +135,7 @@ class Persister:
         return True
 
     def close(self, *, give_up: Callable[[], bool] = lambda: False) -> None:
-        """Finishes what is under way and ends the thread; one that `give_up` says is lost is left to itself."""
+        """Finishes all saves and ends the thread; after `give_up`, the thread is abandoned."""
         self._jobs.put(None)
         if self.drain(give_up=give_up):
             self._thread.join()
@@ -150,7 +152,7 @@ class Persister:
                     self._open -= 1
                     self._idle.notify_all()
 
-    def _persist(self, job: _Job) -> SaveResult:
+    def _persist(self, job: _SaveJob) -> SaveResult:
         snapshot, path = job.snapshot, job.folder
         error: Exception | None = None
         start = time.perf_counter()
@@ -162,18 +164,18 @@ class Persister:
             path = commit(
                 job.folder,
                 job.manifest,
-                write=lambda place: write_tensor_files(
-                    place,
+                write=lambda target: write_tensor_files(
+                    target,
                     snapshot.parts,
                     tokenizer=job.tokenizer,
                     disk=self._disk,
                     attempt=job.attempt,
                     threads=self._threads,
                     pace=self._pace,
-                    there=snapshot.there,
+                    arrivals=snapshot.arrivals,
                     digests=snapshot.digests,
-                    packer=self._packer,
-                    tell=tasks.update,
+                    policy=self._policy,
+                    report=tasks.update,
                 ),
                 disk=self._disk,
                 attempt=job.attempt,
@@ -181,7 +183,7 @@ class Persister:
             durable = time.perf_counter()
             with storage(f"deleting old checkpoints below {job.folder}"):
                 job.after()
-        except Exception as failure:  # told to whoever trains, who may go on
+        except Exception as failure:  # reported by `finished`; training may continue
             error = failure
         finally:
             snapshot.release()
@@ -203,11 +205,11 @@ class Persister:
 
 
 def _lend(loan: _Loan) -> SaveResult | None:
-    """Does the work; how it failed, or nothing."""
+    """Runs the work; its failure, or None."""
     try:
         loan.snapshot.wait_copied()
         loan.work()
-    except Exception as failure:  # told to whoever trains
+    except Exception as failure:  # reported by `finished`
         return SaveResult(
             step=loan.step,
             path=Path(),

@@ -17,17 +17,17 @@ from ..format import Piece, TensorEntry
 from ..run_state import State, TensorShard, as_bytes, groups_of, manifest_of, shards_to_write
 from ..shard_compression import CompressionPolicy
 from ..shard_file import digest, item_bytes, layout
-from .shard_writer import BUFFER_BYTES, FileBlock, RateLimiter, ShardWriter
+from .shard_writer import IN_FLIGHT_BYTES, FileBlock, RateLimiter, ShardWriter
 from .task_graph import TaskGraph, run_graph
 
 PACKED = ".planes"
-"""Suffix of a safetensors file that is packed, which other readers do not understand."""
+"""Suffix of a compressed file, which other safetensors readers cannot read."""
 
 
 def save(folder: Path, state: State, *, disk: Disk | None = None, attempt: Attempt | None = None) -> Path:
-    """Commits the checkpoint of `state.step` below `folder` and returns its path; blocks until it is durable.
+    """Commits the checkpoint of `state.step` in `folder` and returns its path; blocks until it is durable.
 
-    All ranks of the attempt must call, each with its own parts of the tensors.
+    All ranks of the attempt must call, each with its own shards.
     """
     disk, attempt = disk or LocalDisk(), attempt or Attempt()
     parts = {
@@ -37,14 +37,14 @@ def save(folder: Path, state: State, *, disk: Disk | None = None, attempt: Attem
     return commit(
         folder,
         manifest_of(state),
-        write=lambda place: write_tensor_files(place, parts, tokenizer=state.tokenizer, disk=disk, attempt=attempt),
+        write=lambda target: write_tensor_files(target, parts, tokenizer=state.tokenizer, disk=disk, attempt=attempt),
         disk=disk,
         attempt=attempt,
     )
 
 
 def write_tensor_files(
-    place: Path,
+    folder: Path,
     parts: Mapping[str, Iterable[TensorShard]],
     *,
     tokenizer: bytes,
@@ -52,30 +52,30 @@ def write_tensor_files(
     attempt: Attempt,
     threads: int = 1,
     pace: RateLimiter | None = None,
-    there: Mapping[str, Mapping[str, Future[None]]] | None = None,
+    arrivals: Mapping[str, Mapping[str, Future[None]]] | None = None,
     digests: Mapping[str, Mapping[str, str]] | None = None,
-    packer: CompressionPolicy | None = None,
-    tell: Callable[[Mapping[str, float]], None] = lambda _: None,
+    policy: CompressionPolicy | None = None,
+    report: Callable[[Mapping[str, float]], None] = lambda _: None,
 ) -> RankRecord:
-    """Writes one file a group, and on rank 0 the tokenizer; returns when they are durable. The bytes are the same for
-    any number of `threads`.
+    """Writes a file per group, and on rank 0 the tokenizer; returns when they are durable. The bytes do not depend on
+    `threads`.
 
-    By group and name: when the parts are `there`, if not now, and what they hashed to then (`digests`); StorageError
-    when one has changed since. `packer` decides whether a file is packed. `tell` gets the seconds by kind of task.
+    By group and name: futures of shards still being copied (`arrivals`), and their hashes (`digests`); StorageError if
+    a shard has changed since. `policy` decides about compression. `report` receives the seconds per kind of task.
     """
     graph, files = TaskGraph(), {}
     tensors: dict[str, dict[str, TensorEntry]] = {}
-    there, digests = there or {}, digests or {}
+    arrivals, digests = arrivals or {}, digests or {}
     with contextlib.ExitStack() as opened:
         for group, group_parts in parts.items():
             name = f"{group}.safetensors" if attempt.world == 1 else f"{group}-{attempt.rank:05d}.safetensors"
             ordered = sorted(group_parts, key=lambda part: part.name)
             header, begins = layout([(p.name, p.dtype, p.region.shape, p.bytes) for p in ordered])
-            arrivals, expected = there.get(group, {}), digests.get(group, {})
-            item = _packed_item(ordered, arrivals, packer) if packer else 0
+            own, expected = arrivals.get(group, {}), digests.get(group, {})
+            item = _compressed_item(ordered, own, policy) if policy else 0
             name += PACKED if item else ""
-            blocks = [FileBlock(data=memoryview(header)), *(_block(group, p, arrivals, expected) for p in ordered)]
-            files[name] = ShardWriter(disk, place / name, blocks, packed=item, pace=pace)
+            blocks = [FileBlock(data=memoryview(header)), *(_block(group, p, own, expected) for p in ordered)]
+            files[name] = ShardWriter(disk, folder / name, blocks, item=item, pace=pace)
             tensors[group] = {
                 part.name: TensorEntry(
                     dtype=part.dtype,
@@ -85,41 +85,45 @@ def write_tensor_files(
                 for part, begin in zip(ordered, begins, strict=True)
             }
         if attempt.rank == 0:
-            files[TOKENIZER] = ShardWriter(disk, place / TOKENIZER, [FileBlock(data=memoryview(tokenizer))])
+            files[TOKENIZER] = ShardWriter(disk, folder / TOKENIZER, [FileBlock(data=memoryview(tokenizer))])
         for file in files.values():
             file.add_to(graph, opened)
-        tell(run_graph(graph, threads=threads, memory_bytes=BUFFER_BYTES))
+        report(run_graph(graph, threads=threads, memory_bytes=IN_FLIGHT_BYTES))
     entries = {name: file.close() for name, file in files.items()}
     plain = [name for name, entry in entries.items() if name != TOKENIZER and not entry.frames]
-    if packer and plain:
+    if policy and plain:
         seconds = max(files[name].ended for name in plain) - min(files[name].began for name in plain)
-        packer.wrote(sum(entries[name].bytes for name in plain), seconds=seconds)
+        policy.wrote(sum(entries[name].bytes for name in plain), seconds=seconds)
     return RankRecord(files=entries, tensors=tensors)
 
 
-def _block(group: str, part: TensorShard, there: Mapping[str, Future[None]], expected: Mapping[str, str]) -> FileBlock:
-    """The bytes of a part; after it has been written, it must still hash to what is expected of it."""
+def _block(
+    group: str, part: TensorShard, arrivals: Mapping[str, Future[None]], expected: Mapping[str, str]
+) -> FileBlock:
+    """The bytes of a shard, with a check of its hash after they were written."""
     data = as_bytes(part.local)
 
     def check() -> None:
         if part.name in expected and digest(data) != expected[part.name]:
             raise StorageError(
-                f"{group}/{part.name}: the copy in memory changed before it was written, so this checkpoint is given "
-                "up; older ones are intact. Test this machine's memory"
+                f"{group}/{part.name}: the copy in memory changed before it was written; this checkpoint is abandoned, "
+                "older ones are intact. Test the memory of this machine"
             )
 
-    return FileBlock(data=data, there=there.get(part.name), check=check)
+    return FileBlock(data=data, arrival=arrivals.get(part.name), check=check)
 
 
-def _packed_item(parts: Sequence[TensorShard], there: Mapping[str, Future[None]], packer: CompressionPolicy) -> int:
-    """Bytes of the numbers as which to pack a file of these parts, those of the largest; 0: not to pack it."""
+def _compressed_item(
+    parts: Sequence[TensorShard], arrivals: Mapping[str, Future[None]], policy: CompressionPolicy
+) -> int:
+    """Bytes per element for compressing a file of these shards, by the largest one; 0: no compression."""
     largest = max(parts, key=lambda part: part.bytes, default=None)
     if largest is None:
         return 0
-    if largest.name in there:
-        there[largest.name].result()
+    if largest.name in arrivals:
+        arrivals[largest.name].result()
     item = item_bytes(largest.dtype)
-    return item if packer.chooses(as_bytes(largest.local), item=item) else 0
+    return item if policy.chooses(as_bytes(largest.local), item=item) else 0
 
 
 def _on_host(part: TensorShard) -> TensorShard:

@@ -1,12 +1,12 @@
-"""A payload file as tasks: chunk by chunk it is packed, hashed and written, then synced. No torch.
+"""Writes a shard file as a graph of tasks per chunk: compress, hash, write, and a final sync. No torch.
 
-    there ── pack ── hash ── write ── ... ── write ── sync
-                      │        │
-            the chunk before's hash and write
+    copied ── pack ── hash ── write ── ... ── write ── sync
+                       │        │
+         hash and write of the previous chunk
 
-Chunks are packed in any order, on as many threads as there are. They are hashed and written in theirs: the place of a
-packed chunk is known when those before it are, a file system lets one writer into a file at a time, and a crash leaves
-a beginning of the file rather than holes. Other files go on meanwhile.
+Chunks are compressed in any order on all threads, but hashed and written in sequence: the offset of a compressed chunk
+depends on those before it, a file system allows one writer per file at a time, and after a crash the file is a prefix
+without holes. Files are written concurrently.
 """
 
 from __future__ import annotations
@@ -27,48 +27,48 @@ from ..disk import Disk, WritableFile
 from ..shard_file import ChunkHasher, FileEntry
 from .task_graph import SaveTask, TaskGraph
 
-BUFFER_BYTES = 64 << 20
-"""Memory for packed chunks on their way to the disk: four at a time, more than threads that training can spare."""
+IN_FLIGHT_BYTES = 64 << 20
+"""Memory for compressed chunks in flight: four of them, enough for the threads that training can spare."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class FileBlock:
-    """Bytes of a file that belong together: a tensor's, or a header."""
+    """A contiguous part of a file: a tensor or the header."""
 
     data: memoryview
-    there: Future[None] | None = None
-    """When they are; None: now."""
+    arrival: Future[None] | None = None
+    """Completes when the bytes are available; None: now."""
     check: Callable[[], None] = lambda: None
-    """Called when they are written; raises when they are no longer what they should be."""
+    """Called after the bytes are written; raises if they have changed."""
 
 
 class ShardWriter:
-    """A file that tasks write, `blocks` one after the other."""
+    """Writes `blocks` in sequence into a file, by tasks."""
 
     def __init__(
-        self, disk: Disk, path: Path, blocks: Sequence[FileBlock], *, packed: int = 0, pace: RateLimiter | None = None
+        self, disk: Disk, path: Path, blocks: Sequence[FileBlock], *, item: int = 0, pace: RateLimiter | None = None
     ) -> None:
-        """`packed`: as numbers of so many bytes; 0: as they are."""
-        self._disk, self._path, self._blocks, self._item, self._pace = disk, path, blocks, packed, pace
+        """`item`: compress as elements of this many bytes; 0: no compression."""
+        self._disk, self._path, self._blocks, self._item, self._pace = disk, path, blocks, item, pace
         self._stored: dict[int, Sequence[bytes | memoryview]] = {}
-        """What is to be written of each chunk."""
+        """Bytes to write, by chunk."""
         self._hashes = ChunkHasher()
         self._frames: list[int] = []
         self._file: WritableFile | None = None
         self.began, self.ended = 0.0, 0.0
-        """When the first byte was written, and when all were durable."""
+        """Times of the first write and of durability."""
 
     def add_to(self, graph: TaskGraph, opened: contextlib.ExitStack) -> None:
-        """Adds the tasks; the file stays open as long as `opened` does."""
+        """Adds the tasks to a graph; `opened` closes the file."""
         written = graph.add("write", functools.partial(self._create, opened))
         hashed: list[SaveTask] = []
         for number, spans in enumerate(
-            _cut(self._blocks, shard_compression.FRAME_BYTES if self._item else shard_file.CHUNK_BYTES)
+            _chunks(self._blocks, shard_compression.FRAME_BYTES if self._item else shard_file.CHUNK_BYTES)
         ):
-            ready: list[SaveTask | Future[None]] = [block.there for block, _, _ in spans if block.there]
+            ready: list[SaveTask | Future[None]] = [block.arrival for block, _, _ in spans if block.arrival]
             views = [view for _, view, _ in spans]
             if self._item:
-                # The chunk gathered, its planes, those with the numbers' rest, and the frame.
+                # Memory: the gathered chunk, its planes, the planes with the remainder, and the frame.
                 pack = functools.partial(self._pack, number, views)
                 ready = [graph.add("pack", pack, after=ready, holds=4 * shard_compression.FRAME_BYTES)]
             else:
@@ -81,7 +81,7 @@ class ShardWriter:
         graph.add("sync", self._sync, after=[written])
 
     def close(self) -> FileEntry:
-        """What the manifest says of it; for once, when its tasks are done."""
+        """The manifest entry, after all tasks are done; call once."""
         chunks = self._hashes.close()
         frames = tuple(self._frames)
         return FileEntry(bytes=self._hashes.size, chunks=chunks, chunk_bytes=shard_file.CHUNK_BYTES, frames=frames)
@@ -117,7 +117,7 @@ class ShardWriter:
 
 
 class RateLimiter:
-    """Lets bytes pass at most at a given rate, for storage that others use too; any number of threads may ask."""
+    """Limits the bandwidth on shared storage. Thread-safe."""
 
     def __init__(self, bytes_per_s: float, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._rate, self._clock = bytes_per_s, clock
@@ -125,7 +125,7 @@ class RateLimiter:
         self._turn = threading.Lock()
 
     def delay(self, size: int) -> float:
-        """Seconds to wait before the next `size` bytes."""
+        """Seconds to wait before sending the next `size` bytes."""
         with self._turn:
             now = self._clock()
             wait = max(0.0, self._due - now)
@@ -133,18 +133,18 @@ class RateLimiter:
         return wait
 
 
-def _cut(blocks: Sequence[FileBlock], size: int) -> Iterator[list[tuple[FileBlock, memoryview, bool]]]:
-    """What `blocks` hold, in chunks of `size` bytes: of each the parts of blocks, and whether a block ends there."""
+def _chunks(blocks: Sequence[FileBlock], size: int) -> Iterator[list[tuple[FileBlock, memoryview, bool]]]:
+    """The blocks in chunks of `size` bytes; each chunk lists block, bytes, and whether the block ends."""
     chunk: list[tuple[FileBlock, memoryview, bool]] = []
-    room = size
+    left_bytes = size
     for block in blocks:
         left = block.data.cast("B")
         while left:
-            part, left = left[:room], left[room:]
+            part, left = left[:left_bytes], left[left_bytes:]
             chunk.append((block, part, not left))
-            room -= len(part)
-            if not room:
+            left_bytes -= len(part)
+            if not left_bytes:
                 yield chunk
-                chunk, room = [], size
+                chunk, left_bytes = [], size
     if chunk:
         yield chunk

@@ -1,14 +1,13 @@
-"""The state of a moment, copied aside while training goes on (CheckFreq, Mohan et al. 2021).
+"""Snapshots of the training state, copied while training continues (CheckFreq, Mohan et al. 2021).
 
-Weights and moments change in the update alone. So the copy may run during the next forward and backward pass, and the
-update waits for it (`Snapshot.wait`): a step that saves costs what is left of the copy by then. Copies go into
-buffers that were made, touched and (for a GPU) page-locked once: fresh memory costs five times the copy itself, the
-kernel clearing page after page.
+Weights and moments change only in the optimizer update. So the copy runs during the next forward and backward pass, and
+the update waits for it (`Snapshot.wait`): a save costs only what is left of the copy by then. Copies go into reused
+buffers that were touched and (for a GPU) page-locked once: fresh memory costs five times the copy, because the kernel
+clears each page. Creating the buffers takes about 1 s per GB, so it is done in the background at the start of training
+(`Stager.prepare`).
 
-That takes about a second a gigabyte, so they are made in the background while training begins (`Stager.prepare`).
-
-A large state is copied in batches, and each part says when it is there: what follows the copy of a part need not wait
-for the copy of all.
+A large state is copied in batches, each with its own future: hashing and writing of a tensor start before all tensors
+are copied.
 """
 
 from __future__ import annotations
@@ -33,59 +32,49 @@ from ..shard_file import digest
 from .task_graph import lower_priority
 
 Overlap = Literal["step", "none"]
-"""`step`: the copy runs during the next forward and backward pass. `none`: the caller waits for it."""
-
-
+"""`step`: the copy runs during the next forward and backward pass. `none`: `take` waits for the copy."""
 BATCH_BYTES = 256 << 20
-"""Copied by one call. Each takes the interpreter from training once; fewer bytes would take it more often."""
-
-
-ROOM_BYTES = 512 << 20
-"""Of one piece of a buffer, or a little more. One call of the driver page-locks it, for which others may wait."""
-
-
-PIECE_BYTES = 64 << 20
-"""Cleared by one call."""
-
-
+"""Bytes per copy call. Each call takes the GIL from training once."""
+BUFFER_BYTES = 512 << 20
+"""Size of a buffer, or slightly more. One driver call page-locks a buffer, and other calls may wait for it."""
+CLEAR_BYTES = 64 << 20
+"""Bytes cleared per call."""
 _Pair = tuple[str, TensorShard, TensorShard]
-"""Group, part of the state, and its place in the buffer."""
-
-
+"""Group, shard of the state, and its copy in a buffer."""
 _Key = tuple[str, torch.dtype, int]
-"""Group and type of the parts that a piece of a buffer holds, and its number among those."""
+"""Group and dtype of the shards in a buffer, and its number among these buffers."""
 
 
 @dataclass(slots=True)
 class Snapshot:
-    """Parts of a state as they were at one moment, in host memory."""
+    """The shards of a state at one moment, in host memory."""
 
     parts: dict[str, list[TensorShard]]
-    """By group; the tensors lie in a buffer that is free again after `release`."""
+    """By group; the tensors are in buffers that are reused after `release`."""
     began: float
     _slot: _Slot
-    there: dict[str, dict[str, Future[None]]] = field(default_factory=dict)
-    """By group and name, when a part is copied and hashed."""
+    arrivals: dict[str, dict[str, Future[None]]] = field(default_factory=dict)
+    """By group and name; completes when a shard is copied and hashed."""
     _from_host: Future[None] = field(default_factory=Future)
-    """When what lay in host memory is copied."""
+    """Completes when tensors in host memory are copied."""
     _from_gpu: tuple[torch.cuda.Event, torch.cuda.Event] | None = None
-    """When the copy of what lay on the GPU began, and ended."""
+    """Start and end of the copy from the GPU."""
     digests: dict[str, dict[str, str]] = field(default_factory=dict)
-    """By group and name, the hash of what was copied, taken right after the copy: a bit that flips in the buffer
-    before it is written is found. Training does not wait for it."""
+    """By group and name, the hash right after the copy, which detects bit flips in the buffer before it is written.
+    Training does not wait for hashes."""
     _waits: list[tuple[torch.cuda.Event, torch.cuda.Event]] = field(default_factory=list)
-    """Before and after the places in the GPU's queue that wait for the copy."""
+    """Events before and after each wait of the GPU for the copy."""
     _host_waited_s: float = 0.0
     copy_s: float = 0.0
-    """Seconds that the copy took."""
+    """Seconds of copying."""
     hash_s: float = 0.0
-    """Seconds that the hashes took."""
+    """Seconds of hashing."""
     copied_at: float = 0.0
-    """When the copy ended, of `time.perf_counter`."""
+    """End of the copy, by `time.perf_counter`."""
 
     def wait(self) -> None:
-        """Returns when the state may change. On a GPU that is at once: what is asked of it from here on waits for the
-        copy, while the host goes on asking."""
+        """Returns when the state may change. On a GPU, it returns at once: the current stream waits for the copy, not
+        the host."""
         start = time.perf_counter()
         self._from_host.result()
         if self._from_gpu:
@@ -97,53 +86,53 @@ class Snapshot:
         self.waited(time.perf_counter() - start)
 
     def waited(self, seconds: float) -> None:
-        """Training has waited for it so long."""
+        """Records that training waited."""
         self._host_waited_s += seconds
 
     @property
     def blocked_s(self) -> float:
-        """Seconds that training has waited for it so far, host or GPU."""
+        """Seconds that training has waited so far, on host or GPU."""
         passed = (before.elapsed_time(after) / 1e3 for before, after in self._waits if after.query())
         return self._host_waited_s + sum(passed)
 
     def wait_copied(self) -> None:
-        """Returns when the copy is done and hashed; for whoever is not training."""
-        for arrival in self._arrivals():
+        """Returns when all shards are copied and hashed; for background threads."""
+        for arrival in self._pending():
             arrival.result()
 
     def release(self) -> None:
-        """Gives the buffer back, as soon as nothing is copied there any more."""
-        concurrent.futures.wait(self._arrivals())
+        """Frees the buffers, after the copy has ended."""
+        concurrent.futures.wait(self._pending())
         self._slot.free.release()
 
-    def _arrivals(self) -> list[Future[None]]:
-        return [arrival for group in self.there.values() for arrival in group.values()]
+    def _pending(self) -> list[Future[None]]:
+        return [arrival for group in self.arrivals.values() for arrival in group.values()]
 
 
 @dataclass(slots=True)
 class _Slot:
-    """A buffer in pieces, and whether it is free."""
+    """The buffers of one snapshot, and whether they are free."""
 
-    rooms: dict[_Key, HostBuffer] = field(default_factory=dict)
+    buffers: dict[_Key, HostBuffer] = field(default_factory=dict)
     free: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(1))
 
 
 class Stager:
-    """Takes snapshots into two buffers in turn: one may be on its way to the disk while the next is filled."""
+    """Takes snapshots into two slots in turn: one is written to disk while the next is filled."""
 
-    def __init__(self, *, overlap: Overlap = "step", buffers: int = 2) -> None:
+    def __init__(self, *, overlap: Overlap = "step", slots: int = 2) -> None:
         self._overlap = overlap
-        self._slots = [_Slot() for _ in range(buffers)]
+        self._slots = [_Slot() for _ in range(slots)]
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="snapshot")
         _keep_to_one_thread(self._pool)
-        # Training waits for copies, never for hashes.
+        # Training waits for copies, but never for hashes.
         self._hashing = ThreadPoolExecutor(1, thread_name_prefix="hash", initializer=lower_priority)
         self._stream: torch.cuda.Stream | None = None
         self._taken = 0
         self._prepared: Future[int] | None = None
 
     def prepare(self, parts: Mapping[str, Sequence[TensorShard]]) -> Future[int]:
-        """Begins to make the buffers for such parts; their bytes, when they are there. A snapshot waits for them."""
+        """Creates the buffers for these shards in the background; a future of their bytes. Snapshots wait for it."""
         if self._prepared:
             return self._prepared
         counts, locked = _counts(parts), _on_gpu(parts)
@@ -153,8 +142,7 @@ class Stager:
     def take(
         self, parts: Mapping[str, Sequence[TensorShard]], *, give_up: Callable[[], bool] = lambda: False
     ) -> Snapshot | None:
-        """Begins a snapshot of `parts`. When both buffers are still on their way, waits for one, or until `give_up`
-        says so: then there is none."""
+        """Starts a snapshot of `parts`. Waits while both slots are in use; None after `give_up`."""
         began = time.perf_counter()
         slot = self._slots[self._taken % len(self._slots)]
         while not slot.free.acquire(timeout=0.05):
@@ -164,13 +152,13 @@ class Stager:
         if self._prepared:
             self._prepared.result()
         _fit(slot, _counts(parts), locked=_on_gpu(parts))
-        pairs = _places(slot, parts)
+        pairs = _targets(slot, parts)
         snapshot = Snapshot({group: [to for g, _, to in pairs if g == group] for group in parts}, began, slot)
         on_host = [_Batch(pairs) for pairs in _batches([pair for pair in pairs if not pair[1].local.is_cuda])]
         on_gpu = [_Batch(pairs) for pairs in _batches([pair for pair in pairs if pair[1].local.is_cuda])]
         for batch in (*on_host, *on_gpu):
             for group, _, part in batch.pairs:
-                snapshot.there.setdefault(group, {})[part.name] = batch.there
+                snapshot.arrivals.setdefault(group, {})[part.name] = batch.arrival
         if on_gpu:
             snapshot._from_gpu = self._copy_from_gpu(on_gpu)
         self._pool.submit(self._finish, snapshot, on_host, on_gpu)
@@ -184,13 +172,13 @@ class Stager:
         self._pool.shutdown()
         self._hashing.shutdown()
         for slot in self._slots:
-            slot.rooms.clear()
+            slot.buffers.clear()
 
     def _copy_from_gpu(self, batches: Sequence[_Batch]) -> tuple[torch.cuda.Event, torch.cuda.Event]:
-        """Copies on a stream of their own, after what the step has queued; their begin and end."""
+        """Copies on a separate stream, after the kernels queued so far; start and end of the copy."""
         self._stream = self._stream or torch.cuda.Stream()
         self._stream.wait_stream(torch.cuda.current_stream())
-        # `blocking`: the thread that waits for it sleeps and leaves the core to others.
+        # `blocking`: the waiting thread sleeps instead of spinning.
         began, *ends = (torch.cuda.Event(enable_timing=True, blocking=True) for _ in range(len(batches) + 1))
         with torch.cuda.stream(self._stream):
             began.record()
@@ -218,38 +206,38 @@ class Stager:
                 began, ended = snapshot._from_gpu
                 snapshot.copy_s = max(snapshot.copy_s, began.elapsed_time(ended) / 1e3)
             snapshot.copied_at = time.perf_counter()
-        except BaseException as error:  # belongs to whoever waits
-            # One thread hashes, in order: what is hashed already, or will be, says so before this is said of the rest.
-            self._hashing.submit(_fail, [snapshot._from_host, *snapshot._arrivals()], error)
+        except BaseException as error:  # raised by the waiting threads
+            # One thread hashes in order, so this follows the batches that were copied.
+            self._hashing.submit(_fail, [snapshot._from_host, *snapshot._pending()], error)
 
 
 @dataclass(slots=True)
 class _Batch:
-    """Parts that are copied by one call."""
+    """Shards copied by one call."""
 
     pairs: Sequence[_Pair]
-    there: Future[None] = field(default_factory=Future)
-    """When they are copied and hashed."""
+    arrival: Future[None] = field(default_factory=Future)
+    """Completes when they are copied and hashed."""
     copied: torch.cuda.Event | None = None
-    """When they are copied from the GPU."""
+    """End of their copy from the GPU."""
 
 
 def _keep_to_one_thread(pool: ThreadPoolExecutor) -> None:
-    """Lets torch do in the only thread of `pool` itself what it would share among several.
+    """Makes torch single-threaded in the only thread of `pool`.
 
-    Helpers of its own would be there for good: with more of them in a process than the machine has cores, GNU's OpenMP
-    no longer waits for work awake, and from the first save on all that training shares among its threads takes longer
-    (`quickstart` on two cores: 0.19 s a step instead of 0.13).
+    OpenMP threads that it started would stay: with more threads than cores in a process, GNU OpenMP no longer spins
+    while waiting for work, and every parallel operation of training is slower after the first save (`quickstart` on two
+    cores: 0.19 s per step instead of 0.13).
     """
     threads = torch.get_num_threads()
-    pool.submit(torch.get_num_threads).result()  # a thread that was never asked forgets what it is told
+    pool.submit(torch.get_num_threads).result()  # a new thread ignores the setting until it was queried once
     pool.submit(torch.set_num_threads, 1).result()
-    torch.set_num_threads(threads)  # the other call was also for threads that are yet to come
+    torch.set_num_threads(threads)  # the call above also changed the default of new threads
 
 
 def _copy(pairs: Sequence[_Pair]) -> None:
-    """One call for all tensors, on one thread: that takes the interpreter from training once, and one core copies as
-    fast as memory allows (13.6 GB/s beside 12.8 with two threads, and 13.1 of `memcpy`, on two cores of an EPYC)."""
+    """One call for all tensors, on one thread: it takes the GIL from training once, and one core saturates the memory
+    (13.6 GB/s; two threads: 12.8, `memcpy`: 13.1, on two cores of an EPYC)."""
     torch._foreach_copy_([target.local for _, _, target in pairs], [source.local for _, source, _ in pairs])
 
 
@@ -258,11 +246,11 @@ def _hash(snapshot: Snapshot, batch: _Batch) -> None:
     try:
         for group, _, part in batch.pairs:
             snapshot.digests.setdefault(group, {})[part.name] = digest(as_bytes(part.local))
-    except BaseException as error:  # belongs to whoever waits
-        batch.there.set_exception(error)
+    except BaseException as error:  # raised by the waiting threads
+        batch.arrival.set_exception(error)
         return
     snapshot.hash_s += time.perf_counter() - start
-    batch.there.set_result(None)
+    batch.arrival.set_result(None)
 
 
 def _fail(futures: Sequence[Future[None]], error: BaseException) -> None:
@@ -272,7 +260,7 @@ def _fail(futures: Sequence[Future[None]], error: BaseException) -> None:
 
 
 def _batches(pairs: Sequence[_Pair]) -> Iterator[list[_Pair]]:
-    """The pairs in order, in batches of BATCH_BYTES or a little more."""
+    """The pairs in order, in batches of BATCH_BYTES or slightly more."""
     batch: list[_Pair] = []
     size = 0
     for pair in pairs:
@@ -286,13 +274,13 @@ def _batches(pairs: Sequence[_Pair]) -> Iterator[list[_Pair]]:
 
 
 def _fit(slot: _Slot, counts: Mapping[_Key, int], *, locked: bool) -> int:
-    """Makes the slot's buffer large enough; returns its bytes."""
+    """Makes the buffers of a slot large enough; returns their bytes."""
     for key, count in counts.items():
-        room = slot.rooms.get(key)
-        if room is None or room.tensor.numel() < count:
-            slot.rooms.pop(key, None)
-            slot.rooms[key] = HostBuffer(count, key[1], locked=locked)
-    return sum(room.bytes for room in slot.rooms.values())
+        buffer = slot.buffers.get(key)
+        if buffer is None or buffer.tensor.numel() < count:
+            slot.buffers.pop(key, None)
+            slot.buffers[key] = HostBuffer(count, key[1], locked=locked)
+    return sum(buffer.bytes for buffer in slot.buffers.values())
 
 
 def _on_gpu(parts: Mapping[str, Sequence[TensorShard]]) -> bool:
@@ -300,7 +288,7 @@ def _on_gpu(parts: Mapping[str, Sequence[TensorShard]]) -> bool:
 
 
 def _counts(parts: Mapping[str, Sequence[TensorShard]]) -> dict[_Key, int]:
-    """How many numbers each piece of a buffer holds."""
+    """Elements per buffer."""
     counts: dict[_Key, int] = {}
     for _, part, key, begin in _layout(parts):
         counts[key] = begin + part.local.numel()
@@ -308,44 +296,48 @@ def _counts(parts: Mapping[str, Sequence[TensorShard]]) -> dict[_Key, int]:
 
 
 def _layout(parts: Mapping[str, Sequence[TensorShard]]) -> Iterator[tuple[str, TensorShard, _Key, int]]:
-    """Group, part, the piece that holds it, and where it begins there: pieces of ROOM_BYTES or a little more."""
+    """Group, shard, its buffer and its offset there; buffers have BUFFER_BYTES or slightly more."""
     for group, group_parts in parts.items():
         filled: dict[torch.dtype, tuple[int, int]] = {}
         for part in group_parts:
             dtype = part.local.dtype
             number, begin = filled.get(dtype, (0, 0))
-            if begin * dtype.itemsize >= ROOM_BYTES:
+            if begin * dtype.itemsize >= BUFFER_BYTES:
                 number, begin = number + 1, 0
             filled[dtype] = number, begin + part.local.numel()
             yield group, part, (group, dtype, number), begin
 
 
-def _places(slot: _Slot, parts: Mapping[str, Sequence[TensorShard]]) -> list[_Pair]:
-    """Each part and its place in the slot's buffer."""
+def _targets(slot: _Slot, parts: Mapping[str, Sequence[TensorShard]]) -> list[_Pair]:
+    """Each shard and its copy in the buffers of the slot."""
     pairs = []
     for group, part, key, begin in _layout(parts):
-        target = slot.rooms[key].tensor[begin : begin + part.local.numel()].view(part.local.shape)
+        target = slot.buffers[key].tensor[begin : begin + part.local.numel()].view(part.local.shape)
         pairs.append((group, part, replace(part, local=target)))
     return pairs
 
 
 class HostBuffer:
-    """Memory for `count` numbers of `dtype`, all zero."""
+    """Zeroed host memory for `count` elements of `dtype`, page-locked for a GPU if `locked`.
+
+    torch's page-locked memory is rounded up to a power of two and allocated by one driver call, about 1 s per GB
+    (H200). This buffer has the exact size, a thread without the GIL touches its pages, and then the driver locks them.
+    """
 
     def __init__(self, count: int, dtype: torch.dtype, *, locked: bool) -> None:
         self.bytes = count * dtype.itemsize
         memory = mmap.mmap(-1, max(1, self.bytes), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         if hasattr(mmap, "MADV_HUGEPAGE"):
-            # Large pages are made in less time, and there are fewer to lock. A kernel may do without.
+            # Huge pages are faster to create, and fewer to lock. Optional.
             with contextlib.suppress(OSError):
                 memory.madvise(mmap.MADV_HUGEPAGE)
         self.tensor: Tensor = (
             torch.frombuffer(memory, dtype=dtype, count=count) if count else torch.empty(0, dtype=dtype)
         )
         address = self.tensor.data_ptr()
-        for begin in range(0, self.bytes, PIECE_BYTES):
-            # Without the interpreter's lock, and by this thread alone.
-            ctypes.memset(address + begin, 0, min(PIECE_BYTES, self.bytes - begin))
+        for begin in range(0, self.bytes, CLEAR_BYTES):
+            # Releases the GIL, on this thread only.
+            ctypes.memset(address + begin, 0, min(CLEAR_BYTES, self.bytes - begin))
         if locked and count:
             torch.cuda.check_error(int(torch.cuda.cudart().cudaHostRegister(address, self.bytes, 0)))
             weakref.finalize(self, _unlock, address)

@@ -1,8 +1,8 @@
-"""Work as a graph of tasks: each runs once what it follows is done, on a few threads, in bounded memory. No torch.
+"""Runs a graph of tasks on a few low-priority threads in bounded memory. No torch.
 
-A save is such a graph, of small tasks per chunk (DeepFreeze, Nicolae et al. 2020): while one chunk is packed another is
-written, and a file is synced while the next is begun. What the tasks make does not depend on the number of threads:
-wherever order matters, one task follows the other.
+A save is a graph of small tasks per chunk (DeepFreeze, Nicolae et al. 2020): one chunk is compressed while another is
+written, and one file is synced while the next is started. The result does not depend on the number of threads: where
+order matters, tasks depend on each other.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ from dataclasses import dataclass
 from typing import Any
 
 NICE = 5
-"""A third of the share of a thread that trains, where both want the same core; all of a core that nobody else wants.
-At 10 or 19 a save on a machine that others use too would hardly get on."""
+"""On a contended core, a third of the share of a training thread; all of an idle core. With 10 or 19, saves on a shared
+machine would hardly progress."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class SaveTask:
-    """One piece of work."""
+    """A task of a graph."""
 
     number: int
-    """Its place in the graph: of tasks that could run, the one that was added first does."""
+    """Order of creation: of the ready tasks, the first one runs."""
     kind: str
-    """What it does, for the account of seconds: `pack`, `write`."""
+    """For the report of seconds, e.g. `pack`, `write`."""
     work: Callable[[], None]
     after: tuple[SaveTask | Future[Any], ...]
     holds: int
-    """Bytes of memory that it makes: held from its start until the tasks that follow it are done."""
+    """Bytes of memory from its start until its dependents are done."""
 
 
 class TaskGraph:
-    """Tasks, each added after those that it follows, so that there are no cycles."""
+    """Tasks; each is added after its dependencies, so there are no cycles."""
 
     def __init__(self) -> None:
         self.tasks: list[SaveTask] = []
@@ -45,34 +45,33 @@ class TaskGraph:
     def add(
         self, kind: str, work: Callable[[], None], *, after: Sequence[SaveTask | Future[Any]] = (), holds: int = 0
     ) -> SaveTask:
-        """A task that runs when `after` is done: tasks of this graph, or something that happens elsewhere."""
+        """Adds a task that runs after `after`: tasks of this graph, or futures completed elsewhere."""
         task = SaveTask(number=len(self.tasks), kind=kind, work=work, after=tuple(dict.fromkeys(after)), holds=holds)
         self.tasks.append(task)
         return task
 
 
 def run_graph(graph: TaskGraph, *, threads: int = 1, memory_bytes: int) -> dict[str, float]:
-    """Runs every task once and returns the seconds spent in each kind; the calling thread is one of `threads`.
+    """Runs all tasks and returns the seconds per kind; the calling thread is one of `threads`.
 
-    Tasks that hold memory start in the order in which they were added, and only while all that is held stays within
-    `memory_bytes`; one that does not fit starts alone, when nothing else could. The first error, of a task or of
-    something that a task waits for, keeps all others from starting; it is raised when those under way have ended.
+    Tasks that hold memory start in order and within `memory_bytes` in total; a larger one starts when nothing else can.
+    After the first error, of a task or a future, no task starts; it is raised when the running tasks have ended.
     """
-    it = _Run(graph, memory_bytes)
-    # Threads inherit the priority of the one that makes them: helpers of a thread that gives way give way too.
-    helpers = [threading.Thread(target=it.work, name="save", daemon=True) for _ in range(threads - 1)]
+    execution = _Run(graph, memory_bytes)
+    # Threads inherit the priority of their creator: helpers of a low-priority thread have low priority.
+    helpers = [threading.Thread(target=execution.work, name="save", daemon=True) for _ in range(threads - 1)]
     for helper in helpers:
         helper.start()
-    it.work()
+    execution.work()
     for helper in helpers:
         helper.join()
-    if it.error:
-        raise it.error
-    return it.seconds
+    if execution.error:
+        raise execution.error
+    return execution.seconds
 
 
 def lower_priority() -> None:
-    """Lowers the priority of the calling thread for good. Only Linux has priorities by thread; elsewhere nothing."""
+    """Lowers the priority of the calling thread permanently. Linux only, which has priorities per thread."""
     if sys.platform == "linux":
         thread = threading.get_native_id()
         os.setpriority(os.PRIO_PROCESS, thread, max(NICE, os.getpriority(os.PRIO_PROCESS, thread)))
@@ -86,24 +85,24 @@ class _Run:
         self._memory_bytes, self._held = memory_bytes, 0
         self._followers: dict[SaveTask | Future[Any], list[SaveTask]] = {}
         self._missing = {task: len(task.after) for task in graph.tasks}
-        """How much each task still waits for."""
+        """Number of open dependencies of each task."""
         self._users = {task: 0 for task in graph.tasks}
-        """How many followers of each are not done."""
+        """Number of unfinished dependents of each task."""
         for task in graph.tasks:
             for before in task.after:
                 self._followers.setdefault(before, []).append(task)
                 if isinstance(before, SaveTask):
                     self._users[before] += 1
         self._light = [(task.number, task) for task in graph.tasks if not task.holds and not task.after]
-        """Heap of those that could run at once."""
+        """Heap of ready tasks without memory."""
         self._heavy = [task for task in reversed(graph.tasks) if task.holds]
-        """Those that hold memory and have not started, the next one last."""
-        self._left, self._under_way = len(graph.tasks), 0
+        """Tasks with memory that have not started, next one last."""
+        self._left, self._running = len(graph.tasks), 0
         for before in [before for before in self._followers if isinstance(before, Future)]:
-            before.add_done_callback(self._happened)
+            before.add_done_callback(self._completed)
 
     def work(self) -> None:
-        """What each thread does until nothing is left."""
+        """The loop of each thread."""
         while (task := self._next()) is not None:
             start, error = time.perf_counter(), None
             try:
@@ -117,19 +116,19 @@ class _Run:
             while self._left and not self.error:
                 task = self._choose()
                 if task:
-                    self._under_way += 1
+                    self._running += 1
                     self._held += task.holds
                     return task
                 self._changed.wait()
             return None
 
     def _choose(self) -> SaveTask | None:
-        """Takes the first task that may start."""
+        """Removes and returns the first task that may start."""
         heavy = self._heavy[-1] if self._heavy and not self._missing[self._heavy[-1]] else None
         fits = heavy is not None and self._held + heavy.holds <= self._memory_bytes
         light = self._light[0][1] if self._light else None
-        if heavy and light is None and not self._under_way:
-            fits = True  # nothing else will make room
+        if heavy and light is None and not self._running:
+            fits = True  # no other task will free memory
         if heavy and fits and (light is None or heavy.number < light.number):
             return self._heavy.pop()
         return heapq.heappop(self._light)[1] if light else None
@@ -137,7 +136,7 @@ class _Run:
     def _end(self, task: SaveTask, error: BaseException | None, seconds: float) -> None:
         with self._changed:
             self._left -= 1
-            self._under_way -= 1
+            self._running -= 1
             self.seconds[task.kind] = self.seconds.get(task.kind, 0.0) + seconds
             self.error = self.error or error
             for made in (task, *task.after):
@@ -146,8 +145,8 @@ class _Run:
                     self._held -= made.holds if not self._users[made] else 0
             self._release(task)
 
-    def _happened(self, before: Future[Any]) -> None:
-        """Something that happens elsewhere is done; from any thread."""
+    def _completed(self, before: Future[Any]) -> None:
+        """Callback of futures; called from any thread."""
         with self._changed:
             self.error = self.error or before.exception()
             self._release(before)

@@ -70,7 +70,7 @@ class Checkpointer:
         )
         self._saves = 0
         self._damaged: queue.SimpleQueue[str] = queue.SimpleQueue()
-        self._verified = VerifiedCheckpoints(tell=self._damaged.put)
+        self._verified = VerifiedCheckpoints(report=self._damaged.put)
         self._folder = run / "checkpoints"
         self._best = self._folder / "best"
         self._settings, self._warn = settings, warn

@@ -110,7 +110,7 @@ def test_a_large_state_lies_in_pieces_each_part_in_one(stager: Stager, monkeypat
     live = {f"w{n}": torch.full((11,), float(n)) for n in range(20)} | {"narrow": torch.ones(7, dtype=torch.bfloat16)}
     parts = {"model": list(local_shards(live))}
     assert stager.prepare(parts).result() == 2 * (20 * 44 + 14)
-    assert sorted(room.bytes for room in stager._slots[0].rooms.values()) == [14, 88] + [132] * 6
+    assert sorted(room.bytes for room in stager._slots[0].buffers.values()) == [14, 88] + [132] * 6
     taken = stager.take(parts)
     taken.wait_copied()
     assert all(torch.equal(part.local, live[part.name]) for part in taken.parts["model"])

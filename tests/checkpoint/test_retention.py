@@ -76,7 +76,7 @@ def test_each_checkpoint_is_read_once_and_only_before_another_goes(
 
 def test_a_step_that_is_saved_again_is_read_again(tmp_path: Path) -> None:
     told: list[str] = []
-    verified = VerifiedCheckpoints(tell=told.append)
+    verified = VerifiedCheckpoints(report=told.append)
     path = save(tmp_path, state(1))
     assert verified.holds(path)
     damage(tmp_path, 1)

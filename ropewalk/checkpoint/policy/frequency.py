@@ -74,7 +74,7 @@ class Decision:
         seen = f", {self.failures} failure{'s' * (self.failures != 1)} so far" if self.failures else ""
         reason = {
             "persist": f"a save takes {self.persist_s:.2f} s to become durable",
-            "overhead": f"{cost}, which is the budget",
+            "overhead": f"{cost}, and the budget allows no shorter interval",
             "failures": f"{cost}, with a failure expected every {_hours(self.mtbf_s)}",
         }[self.bound]
         return f"saving every {self.steps} steps ({self.interval_s:.1f} s): {reason}{seen}"

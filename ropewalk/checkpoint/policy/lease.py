@@ -1,8 +1,8 @@
-"""A checkpoint that somebody reads stays until it is read, whatever the run that made it deletes meanwhile. No torch.
+"""Leases: a checkpoint is not deleted while another process reads it. No torch.
 
-A reader holds a shared lock (`flock`) on the manifest; whoever deletes takes the exclusive one first, and passes over
-what is locked: it goes with a later pruning. The kernel frees the lock of a process that dies, so nothing is kept
-for ever. Where a file system knows no locks, reading and deleting go on without.
+A reader holds a shared lock (`flock`) on the manifest. Retention takes the exclusive lock first and skips locked
+checkpoints until a later save. The kernel releases the locks of dead processes. On file systems without locks there are
+no leases.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from ropewalk.base.untrusted import Refused, open_inside
 from ..format import FILE, resolve_checkpoint
 
 _TRIES = 100
-"""How often the newest checkpoint of a run may be deleted between finding and locking it."""
+"""Retries when the newest checkpoint is deleted between finding and locking it."""
 
 
 @contextlib.contextmanager
 def leased(place: Path) -> Iterator[Path]:
-    """The checkpoint meant by `place`, as `resolve_checkpoint` finds it, which no pruning deletes within the block."""
+    """The checkpoint of `resolve_checkpoint(place)`, protected from deletion within the block."""
     for _ in range(_TRIES):
         path = resolve_checkpoint(place)
         held = _hold(path, fcntl.LOCK_SH)
         if held is not None or path == place:
             break
     try:
-        # Without a lock, the reader tells what is missing.
+        # Without a lock, the reader reports what is missing.
         yield path
     finally:
         if held is not None:
@@ -39,7 +39,7 @@ def leased(place: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def retiring(path: Path) -> Iterator[bool]:
-    """Whether nobody reads the checkpoint `path`, nor will begin to within the block."""
+    """Whether the checkpoint `path` has no readers; new ones cannot start within the block."""
     held = _hold(path, fcntl.LOCK_EX)
     try:
         yield held is not None or not (path / FILE).exists()
@@ -49,19 +49,19 @@ def retiring(path: Path) -> Iterator[bool]:
 
 
 def _hold(path: Path, kind: int) -> int | None:
-    """A descriptor that holds the lock of the checkpoint `path`; None when another has it or it is gone."""
+    """A descriptor with the lock of the checkpoint `path`; None if it is locked or deleted."""
     try:
         descriptor = open_inside(path / FILE)
     except (OSError, Refused):
         return None
     try:
         fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
-        # Between finding and locking, it may have been renamed for deletion.
+        # It may have been renamed for deletion before it was locked.
         if os.path.samestat(os.fstat(descriptor), os.stat(path / FILE)):
             return descriptor
     except (BlockingIOError, FileNotFoundError):
         pass
     except OSError:
-        return descriptor  # no locks here
+        return descriptor  # a file system without locks
     os.close(descriptor)
     return None

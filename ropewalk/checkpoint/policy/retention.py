@@ -1,7 +1,7 @@
-"""Which checkpoints go by themselves after a new one is published. No torch.
+"""Deletes old checkpoints: after each save (`retain`), or on demand (`prune`). No torch.
 
-A rule says which ones stay. Before any other one goes, `keep_verified` of those that stay must have been read back,
-every byte, and found whole: a disk that damages what it is given costs the newest checkpoints, never the last good one.
+Before a checkpoint is deleted, `keep_verified` of the remaining ones must have been read back and verified in full: a
+disk that damages data costs the newest checkpoints, but never the last good one.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from .lease import retiring
 
 
 class VerifiedCheckpoints:
-    """The checkpoints that were read and found whole; each is read once."""
+    """Verifies checkpoints, each one once."""
 
-    def __init__(self, *, tell: Callable[[str], None] = lambda _: None) -> None:
-        """`tell` hears what is wrong with those that are not."""
-        self._tell = tell
+    def __init__(self, *, report: Callable[[str], None] = lambda _: None) -> None:
+        """`report` receives the damage that is found."""
+        self._report = report
         self._known: dict[Path, tuple[str, bool]] = {}
 
     def holds(self, path: Path) -> bool:
-        """Whether the checkpoint at `path` was found whole, now or before."""
-        # A step that is saved again has another manifest, by its parent or its hashes, or is the same to the bit.
+        """Whether the checkpoint at `path` is whole, from the first verification."""
+        # A step that is saved again has a different manifest, unless it is bit-identical.
         try:
             manifest = checksum(read_inside(path / FILE, most_bytes=MANIFEST_BYTES))
         except (FileNotFoundError, Refused):
@@ -39,13 +39,13 @@ class VerifiedCheckpoints:
         if known != manifest or not manifest:
             wrong = verify_checkpoint(path)
             for message in wrong:
-                self._tell(message)
+                self._report(message)
             whole = not wrong
             self._known[path] = manifest, whole
         return whole
 
     def forget(self, path: Path) -> None:
-        """It is gone."""
+        """Forgets a deleted checkpoint."""
         self._known.pop(path, None)
 
 
@@ -60,11 +60,10 @@ def retain(
     verified: VerifiedCheckpoints | None = None,
     disk: Disk | None = None,
 ) -> list[Path]:
-    """Deletes all but the newest `keep_last` checkpoints, those of steps that `keep_every` divides and those `in_use`,
-    and what was left half written; returns the checkpoints that went.
+    """Deletes old checkpoints and leftovers of crashes; returns the deleted checkpoints.
 
-    The newest `keep_verified` whole ones stay in any case. `is_left` tells half-written folders that a crash left from
-    those that another rank is writing.
+    Keeps the newest `keep_last`, those of steps that `keep_every` divides, those `in_use`, and the newest
+    `keep_verified` that are whole. `is_left` distinguishes leftovers from folders that another rank is writing.
     """
     disk, verified = disk or LocalDisk(), verified or VerifiedCheckpoints()
     listed = list_checkpoints(folder)
@@ -76,7 +75,7 @@ def retain(
     if doomed:
         whole = _newest_whole(listed, keep_verified, verified)
         doomed = [path for path in doomed if path not in whole]
-    # What somebody reads goes with a later save.
+    # Checkpoints that are being read are deleted after a later save.
     gone = [path for path in doomed if retire(path, disk=disk)]
     for path in gone:
         verified.forget(path)
@@ -85,24 +84,24 @@ def retain(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PruneResult:
-    """What stays of a folder of checkpoints, and what goes."""
+    """The result of `prune`."""
 
     kept: tuple[Path, ...]
-    """Read and found whole."""
+    """Verified and whole."""
     gone: tuple[Path, ...]
     damaged: dict[str, list[str]]
-    """What is wrong with those that the rule keeps and that are not whole; they stay, for people to look at."""
+    """The damage of those that are kept for inspection although they are not whole."""
     in_use: tuple[Path, ...] = ()
-    """Those that should have gone, which another process reads."""
+    """Not deleted, because another process reads them."""
 
 
 def prune(
     folder: Path, *, keep_last: int, keep_every: int = 0, dry_run: bool = False, disk: Disk | None = None
 ) -> PruneResult:
-    """Deletes all but the newest `keep_last` checkpoints below `folder` and those of steps that `keep_every` divides.
+    """Deletes all checkpoints in `folder` except the newest `keep_last` and those of steps that `keep_every` divides.
 
-    A damaged one does not count: the newest whole one before it stays in its place. When none is whole, nothing goes.
-    Reads every byte of what stays; `dry_run` reads too and deletes nothing.
+    A damaged checkpoint does not count: the next older whole one is kept instead. If none is whole, nothing is deleted.
+    Reads every byte of the checkpoints that are kept, also with `dry_run`.
     """
     listed = list_checkpoints(folder)
     if not listed:
@@ -120,8 +119,8 @@ def prune(
         else:
             kept.append(path)
     if not kept:
-        told = "\n".join(message for wrong in damaged.values() for message in wrong)
-        raise DataError(f"{told}\n{folder}: no checkpoint is whole; nothing was deleted")
+        lines = "\n".join(message for wrong in damaged.values() for message in wrong)
+        raise DataError(f"{lines}\n{folder}: no checkpoint is whole; nothing was deleted")
     gone.reverse()
     in_use = () if dry_run else tuple(path for path in gone if not retire(path, disk=disk or LocalDisk()))
     return PruneResult(
@@ -133,14 +132,15 @@ def prune(
 
 
 def retire(path: Path, *, disk: Disk) -> bool:
-    """Deletes a checkpoint, unless somebody reads it (lease.py); whether it did. A crash in the middle leaves garbage,
-    not half a checkpoint."""
+    """Deletes a checkpoint unless it is being read (lease.py); returns whether it did. A crash leaves only files that
+    the
+    next save removes."""
     trash = path.with_name(path.name + PARTIAL)
     with retiring(path) as free:
         if not free:
             return False
         disk.rename(path, trash)
-    # Durable before anything inside goes: a power cut must not bring the name back without the files.
+    # The rename must be durable first: a power failure must not restore the name without its files.
     disk.sync_folder(path.parent)
     point(f"checkpoint.retired:{path.name}")
     disk.remove(trash)
@@ -148,7 +148,7 @@ def retire(path: Path, *, disk: Disk) -> bool:
 
 
 def _newest_whole(listed: list[Path], count: int, verified: VerifiedCheckpoints) -> set[Path]:
-    """The newest `count` checkpoints that are whole, or as many as there are; reads no more than it must."""
+    """The newest `count` whole checkpoints, or all; verifies no more than needed."""
     found: set[Path] = set()
     for path in reversed(listed):
         if len(found) >= count:

@@ -1,20 +1,19 @@
-"""Shards in memory that outlives the process: files in `/dev/shm`, or in another folder. No torch.
+"""The memory tier: shards in memory that outlives the process, as files in `/dev/shm` or another folder. No torch.
 
-    FOLDER/RUN/.ropewalk-memory                             says that the run's folder is ours to remove
-    FOLDER/RUN/rank-00000-of-00008/step-00000100.ATTEMPT/   the rank's files and its manifest
+    FOLDER/RUN/.ropewalk-memory                             marks the folder of the run as created here
+    FOLDER/RUN/rank-00000-of-00008/step-00000100.ATTEMPT/   the files of the rank and its manifest
 
-A process that dies leaves its memory behind; the next one finds there what it had. A rank has two slots: while one is
-written the other stands, so a crash in the middle of a copy costs the copy. The older slot is written over in place,
-because fresh pages cost the kernel more to clear than the copy itself. A slot that is being written has another
-name, and is garbage after a crash.
+After a crash, the next process finds the last state here. A rank has two slots: while one is written, the other is
+intact, so a crash loses only the copy in progress. The older slot is overwritten in place, because clearing fresh pages
+costs the kernel more than the copy. A slot that is being written has another name and is a leftover after a crash.
 
-What is here names its run and owner, carries the hashes of every chunk, counts against a limit, and goes when the run
-ends well. What a crash left is written over by the next start of its run; a run that never starts again is cleared away
-by the start of another one, after some idle hours.
+Each shard names its run and rank, has the hashes of all chunks, counts against a limit, and is removed when the run
+ends normally. Leftovers of a crash are overwritten when the run starts again; runs that do not start again are removed
+by the start of another run, after some idle hours.
 
-Anybody may make names in `/dev/shm`. FOLDER is therefore a real folder of this user's, mode 0700 (`base/private.py`);
-what is made, renamed and removed goes through its descriptor and follows no link; and only names of the form above are
-removed, below a run's folder that has our mark.
+Any user can create names in `/dev/shm`. So FOLDER is a real folder of this user with mode 0700 (`base/private.py`); all
+changes go through its descriptor and follow no links; and only names of the form above are removed, in folders of runs
+with the mark.
 """
 
 from __future__ import annotations
@@ -45,14 +44,14 @@ _RANK = re.compile(r"rank-(\d{5})-of-(\d{5})")
 _STEP = re.compile(r"step-(\d{8})\.([\w.-]+)")
 _SCRATCH = re.compile(r"restore-\d+\.partial")
 MARK = ".ropewalk-memory"
-"""File in the folder of each run that was made here."""
+"""File in the folder of each run created here."""
 
 
 class MemoryTier:
-    """The memory tier of one machine; any number of processes may hold it open."""
+    """The memory tier of a machine, shared by any number of processes."""
 
     def __init__(self, folder: Path, *, limit_bytes: int | None = None) -> None:
-        """`limit_bytes`: of all that lies here; not set: half of the file system."""
+        """`limit_bytes`: for all shards; not set: half of the file system."""
         self.folder = folder
         self._root = open_private(folder, setting="checkpoint.tiers.folder")
         weakref.finalize(self, os.close, self._root)
@@ -66,7 +65,8 @@ class MemoryTier:
     def keep(
         self, key: ShardKey, manifest: CheckpointManifest, *, size: int, write: Callable[[Path, Disk], RankRecord]
     ) -> Path:
-        """Makes a shard of what `write` puts into the folder it is given, about `size` bytes; returns its path."""
+        """Creates a shard of about `size` bytes from the files that `write` puts into a given folder; returns its
+        path."""
         with self.filling(key, size=size) as partial:
             record = write(partial, self._disk)
             own = dataclasses.replace(manifest, files=record.files, tensors=record.tensors, world=key.world)
@@ -75,9 +75,9 @@ class MemoryTier:
 
     @contextlib.contextmanager
     def filling(self, key: ShardKey, *, size: int) -> Iterator[Path]:
-        """A folder to fill, manifest included, which becomes the shard `key` when the block ends well.
+        """A folder to fill with files and manifest; it becomes the shard `key` at the end of the block.
 
-        It may hold files of an older shard, to be written over. StorageError when the tier is full.
+        It may have files of an older shard, to be overwritten. StorageError if the tier is full.
         """
         path = self.path(key)
         with self._guard:
@@ -97,12 +97,12 @@ class MemoryTier:
             busy.release()
 
     def path(self, key: ShardKey) -> Path:
-        """Where a shard lies."""
+        """Path of a shard."""
         rank = f"rank-{key.rank:05d}-of-{key.world:05d}"
         return self.folder / key.run / rank / f"step-{key.step:08d}.{key.attempt}"
 
     def shards(self, run: str) -> list[ShardKey]:
-        """What is whole here of a run; newest steps last."""
+        """The complete shards of a run, newest step last."""
         found = []
         with contextlib.suppress(FileNotFoundError), self._opened(plain_name(run)) as folder:
             for name in os.listdir(folder):
@@ -116,23 +116,23 @@ class MemoryTier:
 
     @contextlib.contextmanager
     def opened(self, key: ShardKey, name: str) -> Iterator[BinaryIO]:
-        """A file of a shard; DataError when it is not here. No link is followed, so nothing else is ever read."""
+        """A file of a shard, open for reading; DataError if it is missing. Follows no links."""
         path = self.path(key).relative_to(self.folder)
         try:
             descriptor = open_file(self._root, f"{path}/{plain_name(name)}")
         except OSError as error:
-            raise DataError(f"{name} of {key} is not here: {error.strerror or error}") from None
+            raise DataError(f"{name} of {key} is missing: {error.strerror or error}") from None
         with open(descriptor, "rb") as file:
             yield file
 
     def scratch(self, run: str, rank: int) -> Path:
-        """A folder of the run in which rank `rank` puts together what it restores; it need not exist."""
+        """Path of the folder in which `rank` assembles a restore; it may not exist."""
         with storage(f"creating {self.folder / run}"), self._run_folder(run):
             return self.folder / run / f"restore-{rank}{PARTIAL}"
 
     @contextlib.contextmanager
     def pinned(self, key: ShardKey) -> Iterator[Path]:
-        """The shard's path; it is not written over within the block."""
+        """The path of a shard, which is not overwritten within the block."""
         path = self.path(key)
         with self._guard:
             self._pinned.append(path)
@@ -143,23 +143,23 @@ class MemoryTier:
                 self._pinned.remove(path)
 
     def check(self, key: ShardKey) -> list[str]:
-        """Reads every byte of a shard; what is wrong, after which it is out of sight."""
+        """Verifies every byte of a shard; returns its damage, after quarantine."""
         wrong = verify_checkpoint(self.path(key), shard=True)
         if wrong:
             self.quarantine(key)
         return wrong
 
     def quarantine(self, key: ShardKey) -> None:
-        """Renames a damaged shard, for people to look at; the rank's next copy is written over it."""
+        """Renames a damaged shard for inspection; the next copy of the rank overwrites it."""
         name = self.path(key).name
-        # Written over in the meantime, or the whole run was dropped.
+        # It may have been overwritten or dropped meanwhile.
         with contextlib.suppress(FileNotFoundError), self._rank_folder(key) as rank:
             remove_below(rank, name + DAMAGED)
             os.rename(name, name + DAMAGED, src_dir_fd=rank, dst_dir_fd=rank)
 
     def drop(self, run: str) -> None:
-        """Removes all that we made here for a run, if its folder has our mark; what else lies in it stays."""
-        # Another rank may drop it at the same time.
+        """Removes the shards of a run, if its folder has the mark; other files stay."""
+        # Another rank may drop the run at the same time.
         with contextlib.suppress(OSError), self._opened(plain_name(run)) as folder:
             if MARK not in os.listdir(folder):
                 return
@@ -168,13 +168,13 @@ class MemoryTier:
                     remove_below(folder, name)
                 elif _RANK.fullmatch(name):
                     self._drop_rank(folder, name)
-            # The mark last: what a crash leaves behind can still be reclaimed.
+            # The mark is last, so that leftovers of a crash can be reclaimed.
             if os.listdir(folder) == [MARK]:
                 os.unlink(MARK, dir_fd=folder)
                 os.rmdir(run, dir_fd=self._root)
 
     def reclaim(self, *, own: str = "", idle_s: float = 86400.0) -> list[str]:
-        """Removes runs in which nothing has been written for `idle_s` seconds, all but `own`; returns their names."""
+        """Removes other runs than `own` that were not written for `idle_s` seconds; returns their names."""
         gone = []
         for run in os.listdir(self._root):
             written = self._last_written(run) if run != own else None
@@ -184,7 +184,7 @@ class MemoryTier:
         return gone
 
     def used_bytes(self) -> int:
-        """Of all runs. What another thread or process renames in this moment may be missed."""
+        """Bytes of all runs. Files renamed concurrently may be missed."""
         total = 0
         for _, _, names, folder in os.fwalk(".", dir_fd=self._root):
             for name in names:
@@ -193,7 +193,7 @@ class MemoryTier:
         return total
 
     def _slot(self, rank: int, path: Path, size: int) -> Path:
-        """A folder to write to: that of the older slot when both are taken, else a new one."""
+        """The folder to write: the older slot if both are in use, otherwise a new one."""
         partial = path.with_name(path.name + PARTIAL)
         there = {name: os.lstat(name, dir_fd=rank).st_mtime_ns for name in os.listdir(rank) if _STEP.fullmatch(name)}
         left = [name for name in there if name.endswith((PARTIAL, DAMAGED))]
@@ -215,7 +215,7 @@ class MemoryTier:
         if used + size > self._limit:
             remove_below(rank, partial.name)
             raise StorageError(
-                f"{self.folder}: {size} bytes do not fit beside {used} of at most {self._limit}; raise "
+                f"{self.folder}: {size} bytes do not fit: {used} of at most {self._limit} are used; raise "
                 "`checkpoint.tiers.memory_bytes` or keep fewer copies"
             )
         return partial
@@ -230,7 +230,7 @@ class MemoryTier:
 
     @contextlib.contextmanager
     def _run_folder(self, run: str) -> Iterator[int]:
-        """The folder of a run, made and marked as ours if it is not there."""
+        """The folder of a run; created and marked if it is missing."""
         new = plain_name(run) not in os.listdir(self._root)
         with self._opened(run, make=True) as folder:
             if new or MARK not in os.listdir(folder):
@@ -247,7 +247,7 @@ class MemoryTier:
                 os.close(descriptor)
 
     def _listed(self, parent: int, name: str) -> list[str]:
-        """What is in a folder below; nothing when it is none, or another process has just removed it."""
+        """Names in a subfolder; empty if it is no folder or was just removed."""
         try:
             descriptor = open_folder(parent, name)
         except OSError:
@@ -258,7 +258,7 @@ class MemoryTier:
             os.close(descriptor)
 
     def _drop_rank(self, folder: int, name: str) -> None:
-        # Not a folder, or something else lies in it.
+        # It may be no folder, or contain other files.
         with contextlib.suppress(OSError):
             rank = open_folder(folder, name)
             try:
@@ -269,7 +269,7 @@ class MemoryTier:
             os.rmdir(name, dir_fd=folder)
 
     def _last_written(self, run: str) -> float | None:
-        """When something was last written in a run's folder; None when it is not one that we made."""
+        """Time of the last write in the folder of a run; None if it was not created here."""
         try:
             with self._opened(plain_name(run)) as folder:
                 if MARK not in os.listdir(folder):
@@ -279,12 +279,12 @@ class MemoryTier:
                     for step in self._listed(folder, name):
                         times.append(os.lstat(f"{name}/{step}", dir_fd=folder).st_mtime)
                 return max(times)
-        except (OSError, DataError):  # not a folder, not ours, or being removed by another process
+        except (OSError, DataError):  # no folder, of another user, or being removed
             return None
 
 
 def finish_shard(partial: Path, manifest: CheckpointManifest, text: bytes) -> None:
-    """Writes the manifest's text and removes files of an older shard that this one does not have."""
+    """Writes the manifest and removes files of the older shard."""
     with _Pages().create(partial / FILE) as file:
         file.write(text)
     for file_path in partial.iterdir():
@@ -293,7 +293,7 @@ def finish_shard(partial: Path, manifest: CheckpointManifest, text: bytes) -> No
 
 
 class MemorySource:
-    """The own memory tier as a place to restore from."""
+    """The memory tier of this machine as a source of copies."""
 
     name = "own memory"
     checks = False
@@ -320,7 +320,7 @@ class MemorySource:
 
 
 class _Pages(LocalDisk):
-    """Files whose pages are used again; nothing is ever synced, because nothing here outlives the machine."""
+    """Overwrites files in place to reuse their pages. Never syncs, because memory does not outlive the machine."""
 
     @contextlib.contextmanager
     def create(self, path: Path) -> Iterator[WritableFile]:
@@ -346,4 +346,4 @@ class _OpenPages:
             view = view[count:]
 
     def sync(self) -> None:
-        """Nothing to wait for."""
+        """No-op."""

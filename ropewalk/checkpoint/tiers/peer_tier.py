@@ -1,10 +1,9 @@
-"""Shards in the memory of other machines, over TCP. No torch.
+"""The peer tier: replicas of shards in the memory of other machines, over TCP, and their placement. No torch.
 
-A machine that serves keeps what it is sent in its own `Memory`, so replicas outlive the process that serves them too.
-Chunks are checked against the manifest by whoever receives them, and sent again when they arrive damaged; whoever
-restores checks them once more. Both ends prove that they know a shared secret before anything else is said, and believe
-nothing that the other says without a look (`wire.py`). What passes is not encrypted: the network between the machines
-of a run is taken for private.
+A server keeps replicas in its `MemoryTier`, so they outlive its process. The receiver verifies every chunk against the
+manifest and requests damaged ones again; a restore verifies them once more. Both ends authenticate with a shared secret
+and validate all messages (`wire.py`). Traffic is not encrypted: the network between the machines of a run is assumed to
+be private.
 """
 
 from __future__ import annotations
@@ -33,30 +32,30 @@ from .wire import BODY_BYTES, PURPOSE, Wire
 
 PlacementKind = Literal["groups", "ring"]
 Holders = tuple[tuple[int, ...], ...]
-"""For each machine, the machines that hold its shard; itself first."""
+"""For each machine, the machines that hold its shard, itself first."""
 _ROUNDS = 3
-"""How often a chunk is sent before the way there is given up."""
+"""Attempts to send a chunk."""
 _MOST_PEERS = 256
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PeerTransfer:
-    """How sending a shard went."""
+    """The outcome of sending a shard."""
 
     bytes: int
     seconds: float
     resent: int
-    """Chunks that arrived damaged and were sent again."""
+    """Chunks that arrived damaged and were resent."""
 
 
 class Peer:
-    """A machine that serves, seen from another. What fails on the way is a StorageError that names it."""
+    """The client of a peer. Network failures raise StorageError with its address."""
 
     def __init__(self, address: str, *, secret: bytes, timeout_s: float = 30.0) -> None:
         self.address, self._secret, self._timeout = address, secret, timeout_s
 
     def put(self, key: ShardKey, folder: Path, *, gate: TransferGate | None = None) -> PeerTransfer:
-        """Sends the shard in `folder`; returns when the peer has every chunk of it, checked."""
+        """Sends the shard in `folder`; returns when the peer has verified all chunks."""
         start, sent, resent = time.perf_counter(), 0, 0
         text = (folder / FILE).read_bytes()
         manifest = parse_checkpoint_manifest(text, folder, shard=True)
@@ -75,33 +74,33 @@ class Peer:
                     return PeerTransfer(bytes=sent, seconds=time.perf_counter() - start, resent=resent)
                 resent += len(todo)
         raise StorageError(
-            f"peer {self.address}: {len(todo)} chunks of {key} arrive damaged again and again ({todo[0][0]}, chunk "
-            f"{todo[0][1]}, ...); the copy in memory or the network is broken"
+            f"peer {self.address}: {len(todo)} chunks of {key} arrived damaged {_ROUNDS} times ({todo[0][0]}, chunk "
+            f"{todo[0][1]}, ...); the copy in memory or the network is faulty"
         )
 
     def shards(self, run: str) -> list[ShardKey]:
-        """What the peer has of a run."""
+        """The shards of a run on the peer."""
         with self._talk() as wire:
             try:
-                return [_key(told) for told in field(wire.ask("list", run=run)[0], "shards", list)]
+                return [_key(tree) for tree in field(wire.ask("list", run=run)[0], "shards", list)]
             except DataError as error:
                 raise ValueError(str(error)) from None
 
     def manifest(self, key: ShardKey) -> bytes:
-        """The text of a shard's manifest."""
+        """The manifest of a shard, as text."""
         with self._talk() as wire:
             return bytes(wire.ask("manifest", key=dataclasses.asdict(key))[1])
 
     def get(
         self, key: ShardKey, name: str, entry: FileEntry, target: Path, *, chunks: Sequence[int] | None = None
     ) -> None:
-        """Makes `target` a file of the shard, or of its `chunks` at their places, every one checked; DataError when the
-        peer's copy is damaged."""
-        told = dataclasses.asdict(key)
+        """Copies a file of the shard to `target`, or only its `chunks` at their offsets, all verified; DataError if the
+        copy of the peer is damaged."""
+        shard = dataclasses.asdict(key)
         with self._talk() as wire, open(target, "wb") as file:
             todo = list(range(len(entry.chunks)) if chunks is None else chunks)
             for _ in range(_ROUNDS):
-                wire.send({"op": "get", "key": told, "file": name, "numbers": todo})
+                wire.send({"op": "get", "key": shard, "file": name, "numbers": todo})
                 bad = []
                 for number in todo:
                     body = wire.receive_answer()[1]
@@ -117,12 +116,12 @@ class Peer:
         raise DataError(f"peer {self.address}: {name} of {key}: bytes {begin} to {end} are not what was written")
 
     def check(self, key: ShardKey) -> list[str]:
-        """Has the peer read every byte of a shard; what is wrong, after which it is out of sight there."""
+        """Lets the peer verify a shard; returns its damage, after quarantine there."""
         with self._talk() as wire:
             return [str(line) for line in field(wire.ask("check", key=dataclasses.asdict(key))[0], "wrong", list)]
 
     def drop(self, run: str) -> None:
-        """Has the peer forget a run."""
+        """Deletes all shards of a run on the peer."""
         with self._talk() as wire:
             wire.ask("drop", run=run)
 
@@ -133,12 +132,12 @@ class Peer:
             with connect((host, int(port)), secret=self._secret, purpose=PURPOSE, timeout_s=self._timeout) as link:
                 yield Wire(link, timeout_s=self._timeout)
         except (OSError, ValueError) as error:
-            # Timeouts and closed connections are OSErrors; an answer that makes no sense is a ValueError.
+            # Timeouts and closed connections are OSErrors, invalid responses ValueErrors.
             raise StorageError(f"peer {self.address}: {type(error).__name__}: {error}") from error
 
 
 class PeerServer:
-    """Keeps in `memory` what other machines send, and gives it back; a thread for each connection that is known."""
+    """Stores shards of other machines in `memory` and serves them; one thread per authenticated connection."""
 
     def __init__(self, memory: MemoryTier, address: str, *, secret: bytes, timeout_s: float = 30.0) -> None:
         host, _, port = address.rpartition(":")
@@ -147,17 +146,17 @@ class PeerServer:
             listener = socket.create_server((host, int(port)), backlog=128)
         except OSError as error:
             raise StorageError(
-                f"{address}: cannot listen here: {error.strerror}; change `checkpoint.tiers.peers`"
+                f"{address}: cannot listen on this address: {error.strerror}; change `checkpoint.tiers.peers`"
             ) from error
         self.address = f"{host}:{listener.getsockname()[1]}"
         self._service = Service(listener, secret=secret, purpose=PURPOSE, serve=self._serve, most_peers=_MOST_PEERS)
 
     def close(self) -> None:
-        """Stops listening and hangs up; what was kept stays."""
+        """Stops listening and closes connections; shards stay in memory."""
         self._service.close()
 
     def _serve(self, link: socket.socket, asked: Callable[[], None]) -> None:
-        """One connection, to its end."""
+        """Serves a connection until it closes."""
         wire = Wire(link, timeout_s=self._timeout)
         while (message := wire.receive_or_end()) is not None:
             asked()
@@ -176,21 +175,21 @@ class PeerServer:
             self._memory.drop(field(header, "run", str))
             wire.send({})
         elif operation == "put":
-            self._receive(wire, _key(header.get("key")), bytes(body))
+            self._store(wire, _key(header.get("key")), bytes(body))
         elif operation == "manifest":
             key = _key(header.get("key"))
             with self._memory.pinned(key), self._memory.opened(key, FILE) as file:
                 wire.send({}, file.read())
         elif operation == "get":
             name, numbers = plain_name(field(header, "file", str)), field(header, "numbers", list)
-            self._give(wire, _key(header.get("key")), name, numbers)
+            self._send_chunks(wire, _key(header.get("key")), name, numbers)
         elif operation == "check":
             wire.send({"wrong": self._memory.check(_key(header.get("key")))})
         else:
             raise DataError(f"no such operation: {operation:.100}")
 
-    def _receive(self, wire: Wire, key: ShardKey, text: bytes) -> None:
-        """Takes a shard in; it counts when every chunk is there and right."""
+    def _store(self, wire: Wire, key: ShardKey, text: bytes) -> None:
+        """Receives a shard; it is complete when all chunks are verified."""
         manifest = _manifest(text, self._memory.path(key))
         missing = {
             (plain_name(name), number) for name, entry in manifest.files.items() for number in range(len(entry.chunks))
@@ -213,7 +212,7 @@ class PeerServer:
             pass
         wire.send({"missing": []})
 
-    def _give(self, wire: Wire, key: ShardKey, name: str, numbers: list[Any]) -> None:
+    def _send_chunks(self, wire: Wire, key: ShardKey, name: str, numbers: list[Any]) -> None:
         with self._memory.pinned(key):
             with self._memory.opened(key, FILE) as file:
                 entry = _manifest(file.read(), self._memory.path(key)).files.get(name)
@@ -227,7 +226,7 @@ class PeerServer:
 
 
 class PeerSource:
-    """A peer as a place to restore from."""
+    """A peer as a source of copies."""
 
     checks = True
 
@@ -261,7 +260,16 @@ class PeerSource:
 def place_replicas(
     machines: int, *, copies: int, kind: PlacementKind = "groups", racks: Sequence[Hashable] = ()
 ) -> Holders:
-    """Where the shards go. With `racks`, one a machine, copies lie in different racks as far as that can be."""
+    """Places the replicas of all machines (Gemini, Wang et al. 2023): each machine keeps its own shard, and others hold
+    replicas, `copies` in all. `racks`: the rack of each machine; replicas go to different racks where possible.
+
+    - `groups`: groups of `copies` machines, each holding the shards of its group. If `copies` does not divide the
+      number of machines, the last group is larger and becomes a ring. A shard is lost only with a whole group.
+    - `ring`: machine i sends to i+1, i+2, ...; a shard is lost with `copies` neighbours. There are more such sets than
+      groups, so groups survive more failures; a ring spreads a restore over more machines.
+
+    A group is a ring of its own length.
+    """
     assert 1 <= copies <= machines, f"{copies} copies on {machines} machines"
     order = _spread(racks, groups=machines // copies) if racks else list(range(machines))
     holders: list[tuple[int, ...]] = [()] * machines
@@ -275,7 +283,7 @@ def place_replicas(
 
 
 def rings(machines: int, *, copies: int, kind: PlacementKind) -> tuple[int, ...]:
-    """Lengths of the rings that make up a placement."""
+    """Lengths of the rings of a placement."""
     if kind == "ring":
         return (machines,)
     groups = machines // copies
@@ -283,10 +291,10 @@ def rings(machines: int, *, copies: int, kind: PlacementKind) -> tuple[int, ...]
 
 
 def _spread(racks: Sequence[Hashable], *, groups: int) -> list[int]:
-    """Machines in an order in which those of one rack lie far apart.
+    """The machines in an order that keeps those of one rack apart.
 
-    Sorted by rack and dealt to the groups in turn, machines of one rack come to different groups as long as it has no
-    more machines than there are groups: no order does better.
+    Sorted by rack and dealt to the groups in turn, machines of a rack are in different groups unless there are more of
+    them than groups: no order does better.
     """
     sizes = {rack: sum(other == rack for other in racks) for rack in racks}
     ordered = sorted(range(len(racks)), key=lambda machine: (-sizes[racks[machine]], str(racks[machine]), machine))
@@ -311,7 +319,7 @@ def _by_file(chunks: list[tuple[str, int]]) -> Iterator[tuple[str, list[int]]]:
 
 @contextlib.contextmanager
 def _reused(path: Path, size: int) -> Iterator[int]:
-    """A file to be written anywhere, `size` bytes long in the end."""
+    """A file of `size` bytes, open for writing at any offset."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         os.ftruncate(descriptor, size)
@@ -320,40 +328,40 @@ def _reused(path: Path, size: int) -> Iterator[int]:
         os.close(descriptor)
 
 
-def _key(told: Any) -> ShardKey:
-    """The key of a shard as the other end spells it; DataError when there can be no such shard."""
+def _key(tree: Any) -> ShardKey:
+    """The key of a shard from a message; DataError if it is invalid."""
     kinds = {"run": str, "step": int, "rank": int, "world": int, "attempt": str}
-    if not isinstance(told, dict) or not set(told) <= set(kinds) or not {"run", "step"} <= set(told):
+    if not isinstance(tree, dict) or not set(tree) <= set(kinds) or not {"run", "step"} <= set(tree):
         raise DataError("not the key of a shard")
-    if any(type(value) is not kinds[name] for name, value in told.items()):
+    if any(type(value) is not kinds[name] for name, value in tree.items()):
         raise DataError("not the key of a shard")
-    key = ShardKey(**told)
+    key = ShardKey(**tree)
     if key.step >= 10**8 or key.world >= 10**5:
         raise DataError(f"{key}: no such shard")
     return key
 
 
 def _missing(header: dict[str, Any], manifest: CheckpointManifest) -> list[tuple[str, int]]:
-    """The chunks that a peer still wants; ValueError when there are no such chunks."""
+    """The chunks that a peer requests; ValueError if they do not exist."""
     found = []
     for entry in field(header, "missing", list):
         match entry:
             case [str(name), int(number)] if name in manifest.files and 0 <= number < len(manifest.files[name].chunks):
                 found.append((name, number))
             case _:
-                raise ValueError("it wants chunks that there are not")
+                raise ValueError("a request for chunks that do not exist")
     return found
 
 
 def _manifest(text: bytes, path: Path) -> CheckpointManifest:
-    """The manifest of a shard that came from elsewhere; DataError unless it fits together."""
+    """The manifest of a received shard; DataError if it is invalid."""
     try:
         manifest = parse_checkpoint_manifest(text, path, shard=True)
         sound = all(_is_sound(entry) for entry in manifest.files.values())
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, RecursionError) as error:
         raise DataError(f"{path}: not the manifest of a shard: {type(error).__name__}: {error}") from None
     if not sound:
-        raise DataError(f"{path}: not the manifest of a shard: its chunks do not make its files")
+        raise DataError(f"{path}: not the manifest of a shard: its chunks do not add up to its files")
     return manifest
 
 

@@ -1,11 +1,11 @@
-"""Checkpoints in a second place: any store that fsspec reaches by a URL. No torch.
+"""The remote tier: checkpoints in an object store, or any other fsspec URL. No torch.
 
     URL/RUN/step-00000100-IDENTITY/   the files of a checkpoint and its manifest
 
-A checkpoint goes there after it is durable on the disk, files first, the manifest last: without a manifest it does not
-count. A folder is named by what the checkpoint holds, so one that is sent twice, by a run that was killed in between or
-by two runs at once, has the same files at the same places. The manifest is put there only where there is none, by the
-store itself where it can (`If-None-Match`), else it is read back.
+A checkpoint is uploaded after it is durable on disk: files first, then the manifest, which completes it. Folders are
+named by the content of the checkpoint, so repeated or concurrent uploads write the same files to the same paths. The
+manifest is created only if it is absent, conditionally by the store where possible (`If-None-Match`); otherwise it is
+read back.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ from .gap_scheduler import TransferGate
 from .tier import CopyOffer, ShardKey, plain_name
 
 _EXTRA = ("aiohttp", "s3fs")
-"""What the extra `remote` installs."""
-_AT_ONCE = 16
-"""Chunks that one request asks for: 64 MiB."""
+"""Packages of the extra `remote`."""
+_CHUNKS_PER_REQUEST = 16
+"""64 MiB."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Upload:
-    """How sending a checkpoint went."""
+    """The outcome of an upload."""
 
     name: str
     bytes: int
-    """Sent; 0 when it was there already."""
+    """Sent; 0 if the checkpoint was already there."""
     seconds: float
 
 
 class RemoteTier:
-    """The checkpoints of a run behind a URL. What fails is tried again; then it is a StorageError that names it."""
+    """The checkpoints of a run in a store. Failures are retried, then raised as StorageError with the URL."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class RemoteTier:
         pause_s: float = 1.0,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """`pause_s`: before the first retry; each further one waits twice as long."""
+        """`pause_s`: before the first retry; doubles with each retry (back-off)."""
         self.url = url.rstrip("/")
         self._run, self._retries, self._pause, self._sleep = plain_name(run), retries, pause_s, sleep
         try:
@@ -71,7 +71,7 @@ class RemoteTier:
         self._root = f"{path.rstrip('/')}/{self._run}"
 
     def upload(self, path: Path, *, gate: TransferGate | None = None) -> Upload:
-        """Sends the checkpoint folder `path`, every chunk checked on the way out; returns when it counts there."""
+        """Uploads the checkpoint folder `path`, verifying every chunk; returns when it is complete."""
         start = time.perf_counter()
         manifest = read_checkpoint_manifest(path)
         name = f"step-{manifest.step:08d}-{identity(manifest)[:8]}"
@@ -88,26 +88,26 @@ class RemoteTier:
         return Upload(name=name, bytes=manifest.bytes, seconds=time.perf_counter() - start)
 
     def names(self) -> list[str]:
-        """Every checkpoint that counts, oldest step first."""
+        """The complete checkpoints, oldest step first."""
         self._store.invalidate_cache()
         found = self._try(lambda: self._store.glob(f"{self._root}/step-*/{FILE}"))
         return sorted(str(path).split("/")[-2] for path in found)
 
     def manifest(self, name: str) -> CheckpointManifest:
-        """Of a checkpoint by name; DataError when it is damaged."""
+        """The manifest of a checkpoint; DataError if it is damaged."""
         file = f"{self._root}/{name}/{FILE}"
         self._check_kind(file)
         text = self._try(lambda: bytes(self._store.cat_file(file)))
         return parse_checkpoint_manifest(text, Path(f"{self.url}/{self._run}/{name}"))
 
     def fetch(self, name: str, file: str, target: Path) -> None:
-        """Makes `target` a file of a checkpoint; whoever asks checks it."""
+        """Downloads a file of a checkpoint, without verification."""
         source = f"{self._root}/{name}/{plain_name(file)}"
         self._check_kind(source)
         self._try(lambda: self._store.get_file(source, str(target)))
 
     def fetch_chunks(self, name: str, file: str, target: Path, *, entry: FileEntry, chunks: Sequence[int]) -> None:
-        """As `fetch`, with `chunks` alone at their places and holes between them."""
+        """As `fetch`, but only `chunks` at their offsets, with holes between them."""
         source = f"{self._root}/{name}/{plain_name(file)}"
         self._check_kind(source)
         with open(target, "wb") as out:
@@ -118,7 +118,7 @@ class RemoteTier:
             os.ftruncate(out.fileno(), entry.bytes)
 
     def retain(self, *, keep_last: int, keep_every: int = 0) -> list[str]:
-        """Deletes all but the newest `keep_last` checkpoints and those of steps that `keep_every` divides."""
+        """Deletes checkpoints except the newest `keep_last` and those of steps that `keep_every` divides."""
         names = self.names()
         doomed = [name for name in names[:-keep_last] if not (keep_every and _step(name) % keep_every == 0)]
         for name in doomed:
@@ -126,17 +126,17 @@ class RemoteTier:
         return doomed
 
     def remove(self, name: str) -> None:
-        """Deletes a checkpoint: its manifest first, so that half of it never counts."""
-        self._try(lambda: self._store.rm_file(f"{self._root}/{name}/{FILE}"), gone_is_fine=True)
-        self._try(lambda: self._store.rm(f"{self._root}/{name}", recursive=True), gone_is_fine=True)
+        """Deletes a checkpoint, its manifest first, so that it is never partially visible."""
+        self._try(lambda: self._store.rm_file(f"{self._root}/{name}/{FILE}"), missing_ok=True)
+        self._try(lambda: self._store.rm(f"{self._root}/{name}", recursive=True), missing_ok=True)
 
     def set_aside(self, name: str) -> None:
-        """Takes a damaged checkpoint out of the count: its manifest moves to another name."""
+        """Quarantines a damaged checkpoint by renaming its manifest."""
         old, new = f"{self._root}/{name}/{FILE}", f"{self._root}/{name}/damaged-{FILE}"
-        self._try(lambda: self._store.mv(old, new), gone_is_fine=True)
+        self._try(lambda: self._store.mv(old, new), missing_ok=True)
 
     def _check_kind(self, file: str) -> None:
-        """A store on a mounted file system may hold a pipe, on which reading waits for ever."""
+        """Refuses pipes in a mounted file system, on which reads block forever."""
         if self._try(lambda: self._store.info(file))["type"] != "file":
             raise DamagedCheckpoint(f"{file}: damaged checkpoint: {NO_FILE}")
 
@@ -151,10 +151,10 @@ class RemoteTier:
         self._store.invalidate_cache()
         arrived = self._store.info(target)["size"]
         if arrived != entry.bytes:
-            raise OSError(f"{target}: {arrived} bytes arrived of {entry.bytes}")
+            raise OSError(f"{target}: {arrived} of {entry.bytes} bytes arrived")
 
     def _publish(self, folder: str, text: bytes, manifest: CheckpointManifest) -> None:
-        """Puts the manifest there, unless another has."""
+        """Creates the manifest unless it exists."""
         target = f"{folder}/{FILE}"
 
         def put() -> None:
@@ -163,7 +163,7 @@ class RemoteTier:
             except FileExistsError:
                 pass
             except (TypeError, NotImplementedError):
-                # A store that knows no condition.
+                # A store without conditional writes.
                 self._store.pipe_file(target, text)
 
         self._try(put)
@@ -172,7 +172,7 @@ class RemoteTier:
             raise StorageError(f"{self.url}: {target} is not what was written; is another program writing there?")
 
     def _manifest_there(self, folder: str, manifest: CheckpointManifest) -> bool:
-        """Whether the store has a manifest there that names the same files."""
+        """Whether the folder has a manifest of the same content."""
         try:
             text = self._try(lambda: bytes(self._store.cat_file(f"{folder}/{FILE}")))
         except FileNotFoundError:
@@ -180,32 +180,32 @@ class RemoteTier:
         try:
             return identity(parse_checkpoint_manifest(text, Path(folder))) == identity(manifest)
         except DataError:
-            # Torn by a store that lets half of an object be seen: put there again.
-            self._try(lambda: self._store.rm_file(f"{folder}/{FILE}"), gone_is_fine=True)
+            # Partially written by a store without atomic objects: written again.
+            self._try(lambda: self._store.rm_file(f"{folder}/{FILE}"), missing_ok=True)
             return False
 
-    def _try(self, work: Callable[[], Any], *, gone_is_fine: bool = False) -> Any:
-        """What `work` returns, tried again when the store fails; FileNotFoundError is an answer."""
+    def _try(self, work: Callable[[], Any], *, missing_ok: bool = False) -> Any:
+        """The result of `work`, with retries. FileNotFoundError is not retried."""
         for attempt in range(self._retries + 1):
             try:
                 return work()
             except FileNotFoundError:
-                if gone_is_fine:
+                if missing_ok:
                     return None
                 raise
             except RopewalkError:
                 raise
             except Exception as error:
-                # Stores raise the exceptions of their own libraries, which share no base.
+                # Stores raise exceptions of their own libraries without a common base.
                 if attempt == self._retries:
-                    told = f"{type(error).__name__}: {error}"
-                    raise StorageError(f"{self.url}: {told} (tried {attempt + 1} times)") from error
+                    reason = f"{type(error).__name__}: {error}"
+                    raise StorageError(f"{self.url}: {reason} (tried {attempt + 1} times)") from error
             self._sleep(self._pause * 2**attempt)
         raise AssertionError("unreachable")
 
 
 class RemoteSource:
-    """A remote store as a place to restore from."""
+    """A remote store as a source of copies."""
 
     checks = False
 
@@ -244,14 +244,14 @@ class RemoteSource:
 
 
 def _runs(chunks: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """First and last (exclusive) of chunks that follow each other, up to _AT_ONCE of them."""
+    """First and last (exclusive) of consecutive chunks, at most _CHUNKS_PER_REQUEST."""
     begin = 0
     for place in range(1, len(chunks) + 1):
-        if place == len(chunks) or chunks[place] != chunks[place - 1] + 1 or place - begin == _AT_ONCE:
+        if place == len(chunks) or chunks[place] != chunks[place - 1] + 1 or place - begin == _CHUNKS_PER_REQUEST:
             yield chunks[begin], chunks[place - 1] + 1
             begin = place
 
 
 def _step(name: str) -> int:
-    """The step of a checkpoint by its name here."""
+    """The step in the name of a checkpoint."""
     return int(name.split("-")[1])

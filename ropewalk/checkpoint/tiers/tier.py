@@ -1,7 +1,7 @@
-"""Copies of checkpoints, wherever they are: how they are named and what is asked of a place that has some. No torch.
+"""Copies of checkpoints in any tier: names, and the interface of a source of copies. No torch.
 
-A *shard* is what one rank keeps of one step: a folder like a checkpoint, whose manifest holds that rank's files and
-pieces alone. A whole checkpoint, on a disk or in an object store, is the only shard of a world of one.
+A *shard* is the copy of one rank at one step: a folder like a checkpoint, whose manifest has only the files and pieces
+of this rank. A whole checkpoint, on disk or in an object store, is the only shard of a world of one.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 
 @dataclass(frozen=True, order=True, kw_only=True, slots=True)
 class ShardKey:
-    """Whose shard it is, and of which step."""
+    """Identifies a shard."""
 
     run: str
     step: int
     rank: int = 0
     world: int = 1
     attempt: str = "0"
-    """Name of the launch that made it. Shards of one step fit together when it is the same."""
+    """Name of the launch. Shards of a step belong together if their attempts are equal."""
 
     def __post_init__(self) -> None:
-        # Keys come over the network and become paths.
+        # Keys are received over the network and become paths.
         for name in (self.run, self.attempt):
             plain_name(name)
         if not 0 <= self.rank < self.world or self.step < 0:
@@ -42,43 +42,43 @@ class ShardKey:
 
 
 def plain_name(name: str) -> str:
-    """`name`, when it is safe as one part of a path; DataError otherwise."""
+    """`name` if it is safe as a path component; DataError otherwise."""
     if not _NAME.fullmatch(name):
-        raise DataError(f"`{name}` cannot name a copy; letters, digits, `_`, `.` and `-` can")
+        raise DataError(f"`{name}` is not a valid name of a copy; use letters, digits, `_`, `.` and `-`")
     return name
 
 
 @dataclass(frozen=True, slots=True)
 class CopyOffer:
-    """A copy that a place says it has."""
+    """A copy as announced by its source."""
 
     key: ShardKey
     manifest: CheckpointManifest
     where: str
-    """How the place itself finds it."""
+    """Its location within the source."""
 
 
 class CopySource(Protocol):
-    """A place that has copies. What it cannot do is a StorageError; what it has and is damaged, a DataError."""
+    """A source of copies. Failures raise StorageError, damaged copies DataError."""
 
     @property
     def name(self) -> str:
-        """In the words of a report: `own memory`, `peer 10.0.0.2:29400`."""
+        """For reports: `own memory`, `peer 10.0.0.2:29400`."""
         ...
 
     @property
     def checks(self) -> bool:
-        """Whether `fetch` checks every chunk as it comes; else whoever asks does."""
+        """Whether `fetch` verifies every chunk; otherwise the caller does."""
         ...
 
     def offers(self) -> tuple[list[CopyOffer], list[str]]:
-        """Every copy of the run, and what is wrong with those whose manifests are damaged (out of sight now)."""
+        """All copies of the run, and the errors of those with damaged manifests, which are quarantined."""
         ...
 
     def fetch(self, offer: CopyOffer, file: str, target: Path, chunks: Sequence[int]) -> None:
-        """Makes `target` the file, or a link to it; of a file that must travel, only `chunks` need be there."""
+        """Creates `target` as a link to the file, or as a copy with at least `chunks`."""
         ...
 
     def quarantine(self, offer: CopyOffer) -> None:
-        """Takes a copy that was found damaged out of sight."""
+        """Removes a damaged copy from `offers`."""
         ...

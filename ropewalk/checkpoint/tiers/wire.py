@@ -1,8 +1,8 @@
-"""Messages between peers that hold each other's shards. No torch.
+"""The wire protocol between peers. No torch.
 
-A message is two lengths, a JSON header with its hash, and a body, at most one chunk of a file or one manifest. Neither
-end believes the other: lengths are bounded, memory grows with the bytes that come, nesting is looked at before the
-header is parsed, and a whole message has a deadline.
+A message has two lengths, a JSON header with its hash, and a body of at most one chunk or manifest. Neither end trusts
+the other: lengths are bounded, memory grows only with received bytes, nesting is checked before the header is parsed,
+and each message has a deadline.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from .gap_scheduler import TransferGate
 PURPOSE = b"rwpeers2"
 HEADER_BYTES = 16 << 20
 BODY_BYTES = 64 << 20
-"""The most of one message; a manifest of a hundred thousand tensors has 30 MB, a chunk 4."""
+"""Maximum body; a manifest of 100,000 tensors has 30 MB, a chunk 4 MB."""
 _FRAME = struct.Struct("!IIQ")
 """Bytes of the header, bytes of the body, xxh3-64 of the header."""
 _MOST_ERROR = 2000
 
 
 class Wire:
-    """Messages over a connection whose both ends have proven that they know the secret."""
+    """Messages over an authenticated connection."""
 
     def __init__(self, link: socket.socket, *, timeout_s: float) -> None:
-        """`timeout_s`: of silence, and of a whole message beside the time that its bytes take at a modest pace."""
+        """`timeout_s`: without data; for a whole message, in addition to the time of its bytes at a modest rate."""
         self._link, self._timeout_s = link, timeout_s
         self._buffer = bytearray(1 << 16)
 
     def ask(self, operation: str, body: bytes = b"", **fields: Any) -> tuple[dict[str, Any], memoryview]:
-        """Sends a request and returns the answer."""
+        """Sends a request and returns the response."""
         self.send({"op": operation, **fields}, body)
         return self.receive_answer()
 
@@ -52,7 +52,7 @@ class Wire:
     def send_file(
         self, header: dict[str, Any], file: Any, begin: int, end: int, gate: TransferGate | None = None
     ) -> None:
-        """A message whose body is a range of a file, in slices as the gate lets them."""
+        """Sends a message whose body is a range of a file, in slices released by the gate."""
         self._link.settimeout(self._timeout_s)
         self._link.sendall(_framed(header, end - begin))
         while begin < end:
@@ -64,7 +64,7 @@ class Wire:
             begin += count
 
     def receive_answer(self) -> tuple[dict[str, Any], memoryview]:
-        """The next message; what it says of an error is raised."""
+        """The next message; raises the error that it contains."""
         header, body = self.receive()
         if "error" in header:
             raise StorageError(f"peer: {str(header['error'])[:_MOST_ERROR]}")
@@ -77,7 +77,7 @@ class Wire:
         return message
 
     def receive_or_end(self) -> tuple[dict[str, Any], memoryview] | None:
-        """The next message, whose body is valid until the one after it; None when there are no more."""
+        """The next message, or None at the end. Its body is valid until the next call."""
         self._link.settimeout(self._timeout_s)
         first = self._link.recv(1)
         if not first:
@@ -87,7 +87,7 @@ class Wire:
             raise ValueError(f"a message of {header_bytes} and {body_bytes} bytes")
         text = bytes(self._exactly(header_bytes))
         if xxhash.xxh3_64_intdigest(text) != expected:
-            raise ValueError("a header that is not what was sent")
+            raise ValueError("a damaged header")
         header = parse_json(text)
         if not isinstance(header, dict):
             raise ValueError("a header that is not an object")

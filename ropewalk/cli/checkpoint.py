@@ -30,8 +30,8 @@ app = verb(
 )
 
 Target = Annotated[Path, typer.Argument(help="Folder to write; must not exist.", show_default=False)]
-Place = Annotated[Path, typer.Argument(help="A checkpoint, or a run directory for its newest.", show_default=False)]
-Places = Annotated[Path, typer.Argument(help="A checkpoint, or a run directory for all of its.", show_default=False)]
+Place = Annotated[Path, typer.Argument(help="A checkpoint, or a run directory (its newest one).", show_default=False)]
+Places = Annotated[Path, typer.Argument(help="A checkpoint, or a run directory (all of them).", show_default=False)]
 
 
 @app.command(name="list")
@@ -40,11 +40,11 @@ def list_command(run: RunFolder, json: Json = False) -> None:
 
     Example: ropewalk checkpoint list runs/quickstart
 
-    Reads only their manifests. Exit status 2 when one is damaged.
+    Reads only the manifests. Exit status 2 if a manifest is damaged.
     """
     found = list_checkpoints(run / "checkpoints") or [resolve_checkpoint(run)]
     rows = [_row(path) for path in found]
-    emit(rows, as_json=json, text=table([(row["path"], _told(row)) for row in rows]))
+    emit(rows, as_json=json, text=table([(row["path"], _summary(row)) for row in rows]))
     _end_if({path: [row["damaged"]] for path, row in zip(found, rows, strict=True) if row["damaged"]})
 
 
@@ -68,19 +68,19 @@ def show(checkpoint: Place, json: Json = False) -> None:
 
 @app.command()
 def verify(checkpoint: Places, json: Json = False) -> None:
-    """Verify every byte of a checkpoint, or of all of a run.
+    """Verify every byte of a checkpoint, or of all checkpoints of a run.
 
     Example: ropewalk checkpoint verify runs/quickstart
 
-    Also checks that weights and tokenizer match the model, and names what is damaged. Exit status 2 when something
-    is.
+    Also checks that weights and tokenizer match the model, and reports what is damaged. Exit status 2 if anything is
+    damaged.
     """
     paths = list_checkpoints(checkpoint / "checkpoints") or [resolve_checkpoint(checkpoint)]
     wrong = {}
     for listed in paths:
         with leased(listed) as path:
             messages = verify_model(path)
-        # A run that is training may have deleted it since it was listed.
+        # A running training may have deleted it since.
         if path.exists():
             wrong[path] = messages
     text = "\n".join(f"{path}: {'damaged' if messages else 'whole'}" for path, messages in wrong.items())
@@ -93,13 +93,13 @@ def reshard(
     checkpoint: Place,
     folder: Target,
     ranks: Annotated[
-        int, typer.Option("--ranks", min=1, max=MOST_RANKS, help="How many ranks to write for.", show_default=False)
+        int, typer.Option("--ranks", min=1, max=MOST_RANKS, help="Number of ranks to write for.", show_default=False)
     ],
     mesh: Annotated[
         str,
         typer.Option(
             "--mesh",
-            help="How dimensions are split, e.g. 2x4: the first in 2, the second in 4. Default: only the first.",
+            help="Split of dimensions, e.g. 2x4: the first in 2, the second in 4. Default: only the first.",
         ),
     ] = "",
     json: Json = False,
@@ -108,8 +108,8 @@ def reshard(
 
     Example: ropewalk checkpoint reshard runs/quickstart resharded --ranks 8 --mesh 2x4
 
-    Copies a few megabytes at a time, then reads the result back and compares. Training does not need this: any
-    number of ranks reads any checkpoint.
+    Copies a few megabytes at a time, then reads the result back and compares it. Training does not need this: any
+    number of ranks can load any checkpoint.
     """
     made = flow.reshard_checkpoint(checkpoint, folder, ranks=ranks, mesh=mesh)
     text = f"{made['checkpoint']}: step {made['step']} in {made['files']} files, {amount(made['bytes'], 'B')}, compared"
@@ -121,7 +121,7 @@ def export(
     checkpoint: Place,
     folder: Target,
     layout: Annotated[
-        Literal["auto", "llama", "gpt2"], typer.Option("--layout", help="`auto` takes the one that fits.")
+        Literal["auto", "llama", "gpt2"], typer.Option("--layout", help="`auto` selects the layout that fits.")
     ] = "auto",
     json: Json = False,
 ) -> None:
@@ -129,7 +129,7 @@ def export(
 
     Example: ropewalk checkpoint export runs/quickstart quickstart-hf
 
-    The same as `ropewalk model export`.
+    Same as `ropewalk model export`.
     """
     made = flow.export_model(checkpoint, folder, layout=layout)
     emit(made, as_json=json, text=f"{made['folder']}: step {made['step']}, {made['layout']} layout")
@@ -140,46 +140,47 @@ def prune(
     run: RunFolder,
     keep_last: Annotated[int, typer.Option("--keep-last", min=1, help="Newest checkpoints to keep.")] = 2,
     keep_every: Annotated[
-        int, typer.Option("--keep-every", min=0, help="Also keep those of steps that it divides; 0: none.")
+        int,
+        typer.Option("--keep-every", min=0, help="Also keep those of steps divisible by this; 0: none."),
     ] = 0,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would go and delete nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be deleted, and delete nothing.")] = False,
     json: Json = False,
 ) -> None:
     """Delete old checkpoints.
 
     Example: ropewalk checkpoint prune runs/quickstart --keep-last 1
 
-    Verifies the checkpoints to keep first: a damaged one does not count, and nothing is deleted when none is whole.
+    Verifies the checkpoints to keep first: a damaged one does not count, and nothing is deleted if none is whole.
     """
     if not (run / "checkpoints").is_dir():
         raise UserError(f"{run}: no checkpoints here; name a run directory that has been trained")
     done = flow.prune_checkpoints(run, keep_last=keep_last, keep_every=keep_every, dry_run=dry_run)
-    word = "would go" if dry_run else "deleted"
-    rows = [(path, "whole, stays") for path in done["kept"]]
-    rows += [(path, "damaged, stays; does not count") for path in done["damaged"]]
-    rows += [(path, "is being read, stays for now") for path in done["in_use"]]
+    word = "would be deleted" if dry_run else "deleted"
+    rows = [(path, "whole, kept") for path in done["kept"]]
+    rows += [(path, "damaged, kept; does not count") for path in done["damaged"]]
+    rows += [(path, "being read, kept for now") for path in done["in_use"]]
     emit(done, as_json=json, text=table(sorted(rows + [(path, word) for path in done["gone"]])))
 
 
 def _row(path: Path) -> dict[str, Any]:
-    """What a checkpoint's manifest tells; `damaged` says why it tells nothing."""
+    """Summary of the manifest of a checkpoint; `damaged` has the error of an unreadable one."""
     try:
         manifest = read_checkpoint_manifest(path)
     except DataError as error:
-        told = {"step": step_of(path.resolve()), "tokens": None, "bytes": None}
-        return {"path": str(path), **told, "damaged": str(error)}
-    told = {"step": manifest.step, "tokens": manifest.tokens, "bytes": manifest.bytes}
-    return {"path": str(path), **told, "damaged": None}
+        step = step_of(path.resolve())
+        return {"path": str(path), "step": step, "tokens": None, "bytes": None, "damaged": str(error)}
+    figures = {"step": manifest.step, "tokens": manifest.tokens, "bytes": manifest.bytes}
+    return {"path": str(path), **figures, "damaged": None}
 
 
-def _told(row: dict[str, Any]) -> str:
+def _summary(row: dict[str, Any]) -> str:
     if row["damaged"]:
         return f"step {row['step']}, damaged"
     return f"step {row['step']}, {amount(row['tokens'], 'tokens')}, {amount(row['bytes'], 'B')}"
 
 
 def _end_if(damaged: dict[Path, list[str]]) -> None:
-    """Ends with status 2 when something is damaged, and says what it is and what to do."""
+    """Exits with status 2 if anything is damaged, with messages and advice."""
     for path, messages in damaged.items():
         typer.echo("\n".join([*messages, f"{path}: {damage_advice(path, damaged=damaged)}"]), err=True)
     if damaged:

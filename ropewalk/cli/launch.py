@@ -18,19 +18,22 @@ app = verb(
 
     Example: ropewalk launch slurm recipes/books.toml --nodes 2 --gpus-per-node 8
 
-    The job is a text file to read, change and submit. A single machine needs none: `ropewalk train --nproc` starts
-    its own processes."""
+    The job is a text file to read, edit and submit. A single machine needs none: `ropewalk train --nproc` starts its
+    own processes."""
 )
 
-Nodes = Annotated[int, typer.Option("--nodes", min=1, max=MOST_RANKS, help="Machines.")]
+Nodes = Annotated[int, typer.Option("--nodes", min=1, max=MOST_RANKS, help="Number of machines.")]
 Gpus = Annotated[
     int,
     typer.Option(
-        "--gpus-per-node", min=0, max=MOST_RANKS, help="GPUs of each machine, a process for each; 0: one on the CPU."
+        "--gpus-per-node",
+        min=0,
+        max=MOST_RANKS,
+        help="GPUs per machine, one process each; 0: one process on the CPU.",
     ),
 ]
 Out = Annotated[Path | None, typer.Option("--out", help="The file to write.", show_default=False)]
-Force = Annotated[bool, typer.Option("--force", help="Overwrite the file although it was edited.")]
+Force = Annotated[bool, typer.Option("--force", help="Overwrite the file even if it was edited.")]
 
 
 @app.command()
@@ -39,12 +42,12 @@ def slurm(
     overrides: Overrides = None,
     nodes: Nodes = 1,
     gpus_per_node: Gpus = 0,
-    time: Annotated[str, typer.Option("--time", help="Limit of the job, as Slurm writes it.")] = "24:00:00",
-    partition: Annotated[str, typer.Option("--partition", help="Where to run.", show_default=False)] = "",
-    account: Annotated[str, typer.Option("--account", help="Who pays.", show_default=False)] = "",
+    time: Annotated[str, typer.Option("--time", help="Time limit of the job, in Slurm's format.")] = "24:00:00",
+    partition: Annotated[str, typer.Option("--partition", help="Partition of the job.", show_default=False)] = "",
+    account: Annotated[str, typer.Option("--account", help="Account of the job.", show_default=False)] = "",
     setup: Annotated[
         list[str] | None,
-        typer.Option("--setup", help="A line that the job begins with; may be repeated.", show_default=False),
+        typer.Option("--setup", help="Shell line at the start of the job; may be repeated.", show_default=False),
     ] = None,
     runs: Runs = Path("runs"),
     out: Out = None,
@@ -55,7 +58,7 @@ def slurm(
 
     Example: ropewalk launch slurm recipes/books.toml --nodes 2 --gpus-per-node 8 --setup ". .venv/bin/activate"
 
-    All nodes must see the current folder.
+    All nodes must share the current folder.
     """
     settings = SlurmSettings(time=time, partition=partition, account=account, setup=setup or ())
     made = flow.launch_slurm(
@@ -74,12 +77,12 @@ def slurm(
 @app.command()
 def kubernetes(
     recipe: RecipeFile,
-    image: Annotated[str, typer.Option("--image", help="An image with ropewalk in it.", show_default=False)],
+    image: Annotated[str, typer.Option("--image", help="Container image with ropewalk installed.", show_default=False)],
     overrides: Overrides = None,
     nodes: Nodes = 1,
     gpus_per_node: Gpus = 0,
     claim: Annotated[
-        str, typer.Option("--claim", help="Volume claim for data and runs. Default: a new one.", show_default=False)
+        str, typer.Option("--claim", help="Volume claim for data and runs. Default: create one.", show_default=False)
     ] = "",
     storage: Annotated[str, typer.Option("--storage", help="Size of a new volume.")] = "100Gi",
     runs: Runs = Path("runs"),

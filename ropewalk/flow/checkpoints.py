@@ -1,4 +1,4 @@
-"""What may be done to checkpoints by hand: `checkpoint reshard | prune`. Nothing is trained."""
+"""`ropewalk checkpoint reshard | prune`."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ from .run_stages import Result
 
 
 def reshard_checkpoint(checkpoint: Path, folder: Path, *, ranks: int, mesh: str = "") -> Result:
-    """Writes a checkpoint (of a run: its newest) below `folder` as `ranks` ranks would; where and what.
+    """Rewrites a checkpoint, or the newest of a run, into `folder` as `ranks` ranks would write it; returns a summary.
 
-    `mesh` as `2x4` splits the first side of every tensor in 2 and the second in 4; empty: the first among all ranks.
+    The mesh `2x4` splits the first dimension of every tensor in 2 and the second in 4; empty: the first among all
+    ranks.
     """
     resolve_checkpoint(checkpoint)
     axes = _axes(mesh, ranks=ranks)
@@ -41,7 +42,7 @@ def reshard_checkpoint(checkpoint: Path, folder: Path, *, ranks: int, mesh: str 
 
 
 def prune_checkpoints(run: Path, *, keep_last: int, keep_every: int = 0, dry_run: bool = False) -> Result:
-    """Deletes old checkpoints of a run that is not being trained; what stays has been read and found whole."""
+    """Deletes old checkpoints of a run that is not being trained, after verifying those it keeps."""
     with locked(run):
         done = pruning.prune(run / "checkpoints", keep_last=keep_last, keep_every=keep_every, dry_run=dry_run)
     return {
@@ -61,5 +62,5 @@ def _axes(mesh: str, *, ranks: int) -> tuple[int, ...]:
         raise UserError(f"--mesh {mesh}: not a mesh; write it as 2x4")
     sides = tuple(map(int, axes))
     if math.prod(sides) != ranks:
-        raise UserError(f"--mesh {mesh} has {math.prod(sides)} ranks and --ranks says {ranks}; make them agree")
+        raise UserError(f"--mesh {mesh} has {math.prod(sides)} ranks, but --ranks is {ranks}; make them equal")
     return sides

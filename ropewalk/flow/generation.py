@@ -21,8 +21,8 @@ from ropewalk.checkpoint.policy.lease import leased
 from ropewalk.checkpoint.read.model_check import advise_on_damage
 from ropewalk.config.ranks import ranks
 from ropewalk.evaluate.generation_plan import generation_plan
-from ropewalk.launch.team import Team, follow
 from ropewalk.launch.worker import command
+from ropewalk.launch.worker_group import WorkerGroup, follow_workers
 from ropewalk.prepare.chat import TEMPLATES
 from ropewalk.train.settings import REQUEST
 
@@ -120,8 +120,8 @@ def _draw_in_a_team(path: Path, request: dict[str, Any], processes: int) -> Iter
     with tempfile.TemporaryDirectory(prefix="ropewalk-generate-") as name:
         folder, heard = Path(name), _Heard()
         write_json(folder / REQUEST, {"path": str(path.resolve()), **request})
-        team = Team(processes=processes, max_restarts=0, worker=[*command(folder), "--generate"])
+        team = WorkerGroup(processes=processes, max_restarts=0, worker=[*command(folder), "--generate"])
         # What the workers say is the text; of an interruption there is nothing to say, since nothing is saved.
-        for _ in follow(folder, team, progress=heard, say=lambda _: None):
+        for _ in follow_workers(folder, team, progress=heard, say=lambda _: None):
             yield from heard.take()
         yield from heard.take()

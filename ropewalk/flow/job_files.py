@@ -1,4 +1,4 @@
-"""`ropewalk launch`: job files for clusters."""
+"""`ropewalk launch`: writes job files for clusters."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .run_or_recipe import read_recipe
 from .run_stages import Result
 
 RUNS = Path("runs")
-SEAL_NOTE = "# `ropewalk launch` overwrites this file only while nobody has edited it; the next line tells."
+SEAL_NOTE = "# `ropewalk launch` overwrites this file only if it was not edited, as the next line proves."
 
 
 def launch_slurm(
@@ -37,10 +37,10 @@ def launch_slurm(
     out: Path | None = None,
     force: bool = False,
 ) -> Result:
-    """Writes the batch script that trains `recipe` on `nodes` machines; its name and what to do with it.
+    """Writes a batch script that trains `recipe` on `nodes` machines; returns its name and how to use it.
 
-    Checks the recipe and that `[parallel]` fits so many processes; input files may lie where only the cluster sees
-    them. A file that is there and was edited is only overwritten with `force`.
+    Checks the recipe, and `[parallel]` against the number of processes, but not input files, which may exist only on
+    the cluster. Overwrites an edited file only with `force`.
     """
     job = _job(Path(recipe), overrides, nodes=nodes, gpus_per_node=gpus_per_node, runs=runs)
     file = out or Path(f"{job.name}.sbatch")
@@ -59,10 +59,10 @@ def launch_kubernetes(
     out: Path | None = None,
     force: bool = False,
 ) -> Result:
-    """Writes the objects that train `recipe` on `nodes` machines; the file's name and what to do with it.
+    """Writes the objects that train `recipe` on `nodes` machines; returns the name of the file and how to use it.
 
-    The recipe goes with them; the files that it names must lie on the volume, and `runs` is a folder of it. A file that
-    is there and was edited is only overwritten with `force`.
+    The file includes the recipe; its input files and `runs` must be on the volume. Overwrites an edited file only with
+    `force`.
     """
     job = _job(Path(recipe), overrides, nodes=nodes, gpus_per_node=gpus_per_node, runs=runs)
     file = out or Path(f"{job.name}.yaml")
@@ -98,11 +98,11 @@ def _watch(job: ClusterJob) -> str:
 
 
 def _write(file: Path, text: str, *, force: bool) -> None:
-    """Commits `text` with a seal, by which a file that somebody has edited is known; that is not overwritten."""
+    """Commits `text` with a seal that detects edits; refuses to overwrite an edited file."""
     if file.exists() and not force and not is_sealed_text(read_regular(file)):
         raise UserError(
-            f"{file}: it was edited since `ropewalk launch` wrote it, or comes from elsewhere; write another file with "
-            "--out, or overwrite this one with --force"
+            f"{file}: edited since `ropewalk launch` wrote it, or not written by it; write another file with --out, or "
+            "overwrite this one with --force"
         )
     with committed_file(file) as opened:
         opened.write(sealed_toml(f"{text.rstrip()}\n\n{SEAL_NOTE}\n"))

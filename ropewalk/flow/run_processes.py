@@ -1,4 +1,4 @@
-"""The processes that train, verify and evaluate a run: this one, a team on this machine, or the ranks of a launch.
+"""The processes that train, verify and evaluate a run: this one, a local worker group, or the ranks of a launch.
 
 Rank 0 of a launch calls these functions as it goes through the run stages; the other ranks call `assist`.
 """
@@ -15,8 +15,8 @@ from ropewalk.base.files import read_json
 from ropewalk.base.rendezvous import Rendezvous
 from ropewalk.config.ranks import Ranks, ranks
 from ropewalk.evaluate.results import RESULTS, read_results
-from ropewalk.launch.team import Team, train_together
 from ropewalk.launch.worker import command
+from ropewalk.launch.worker_group import WorkerGroup, run_workers
 from ropewalk.plan.plan import load_plan
 from ropewalk.train.settings import VERDICT
 
@@ -36,7 +36,7 @@ def train_run(run: OpenRun) -> Result:
             raise UserError(ONE_PROFILED)
         if importlib.util.find_spec("torch") is None:
             raise MissingPackage("torch", "training", "train")
-        train_together(run.folder, team_of(run.recipe, wanted), progress=run.progress)
+        run_workers(run.folder, worker_group_of(run.recipe, wanted), progress=run.progress)
         return trained_figures(run.folder)
     run.rendezvous.announce("train")
     loop = needs_torch("ropewalk.train.loop", "training")
@@ -84,8 +84,8 @@ def evaluate_run(run: OpenRun, checkpoint: Path) -> Result:
 
 def _start_team(run: OpenRun, processes: int, option: str) -> None:
     """Runs the worker command with `option` in `processes` processes; none is restarted."""
-    team = Team(processes=processes, max_restarts=0, worker=[*command(run.folder), option])
-    train_together(run.folder, team, progress=run.progress)
+    group = WorkerGroup(processes=processes, max_restarts=0, worker=[*command(run.folder), option])
+    run_workers(run.folder, group, progress=run.progress)
 
 
 def assist(folder: Path, rendezvous: Rendezvous) -> Result:
@@ -113,10 +113,10 @@ def leave_world(place: Ranks) -> None:
         mesh.leave()
 
 
-def team_of(recipe: Recipe, processes: int) -> Team:
-    """A team of `processes` workers, restarted as `train.faults` says."""
+def worker_group_of(recipe: Recipe, processes: int) -> WorkerGroup:
+    """A group of `processes` workers, restarted as `train.faults` says."""
     faults = recipe.train.faults
-    return Team(processes=processes, max_restarts=faults.max_restarts, grace_s=faults.grace_s)
+    return WorkerGroup(processes=processes, max_restarts=faults.max_restarts, grace_s=faults.grace_s)
 
 
 def planned_processes(folder: Path) -> int:

@@ -13,8 +13,8 @@ from ropewalk.base.metric import flat_results
 from ropewalk.base.progress import Progress
 from ropewalk.config.read import Resolved, parse, parse_saved
 from ropewalk.config.write import plain
-from ropewalk.launch.team import start_team_detached
 from ropewalk.launch.worker import start_detached
+from ropewalk.launch.worker_group import start_group_detached
 from ropewalk.plan.machine import this_machine
 from ropewalk.plan.speed import Speed
 
@@ -24,7 +24,7 @@ from .generation import checked_text, draw_text, open_conversation
 from .plan_recipe import plan_recipe
 from .recipe import Recipe
 from .run_or_recipe import RecipeLike, given
-from .run_processes import planned_processes, team_of
+from .run_processes import planned_processes, worker_group_of
 from .run_recipe import advance
 from .run_stages import Result, RunStage
 from .start_from.start_from import RUNS
@@ -155,8 +155,8 @@ def detach(
     advance(meant, until="plan", new=new, progress=progress, begin_training=True, nproc=nproc)
     folder = meant.folder
     processes = planned_processes(folder)
-    team = team_of(meant.resolved.value, processes)
-    started = start_team_detached(folder, team) if processes > 1 else start_detached(folder)
+    group = worker_group_of(meant.resolved.value, processes)
+    started = start_group_detached(folder, group) if processes > 1 else start_detached(folder)
     return {"pid": started.pid, "log": str(started.log), "watch": f"ropewalk monitor {folder}"}
 
 

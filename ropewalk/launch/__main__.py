@@ -1,4 +1,4 @@
-"""A team that runs by itself: `python -m ropewalk.launch RUN PROCESSES MAX_RESTARTS GRACE_S`."""
+"""Runs a detached worker group: `python -m ropewalk.launch RUN PROCESSES MAX_RESTARTS GRACE_S`."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from ropewalk.base.errors import RopewalkError
 from ropewalk.base.files import locked
 from ropewalk.base.progress import Lines
 
-from .team import Team, train_together
+from .worker_group import WorkerGroup, run_workers
 
 
 def main(arguments: list[str]) -> int:
-    """Trains the run together; the exit status."""
+    """Trains the run; returns the exit status."""
     run, processes, max_restarts, grace_s = arguments
-    team = Team(processes=int(processes), max_restarts=int(max_restarts), grace_s=float(grace_s))
+    group = WorkerGroup(processes=int(processes), max_restarts=int(max_restarts), grace_s=float(grace_s))
     try:
         with locked(Path(run)):
-            train_together(Path(run), team, progress=Lines())
+            run_workers(Path(run), group, progress=Lines())
     except RopewalkError as error:
         Lines().say(str(error))
         return error.exit_code

@@ -1,4 +1,4 @@
-"""A run as a job for a cluster."""
+"""Jobs for clusters: a Slurm batch script, or Kubernetes objects."""
 
 from __future__ import annotations
 
@@ -12,23 +12,25 @@ from dataclasses import dataclass
 
 from ropewalk.config.ranks import FIRST_PORT, PORTS
 
+from .worker import elastic_environment
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClusterJob:
-    """One training, on `nodes` machines."""
+    """A training run on `nodes` machines."""
 
     name: str
     recipe: str
-    """Path of the recipe, as the job sees it."""
+    """Path of the recipe within the job."""
     overrides: Sequence[str] = ()
     runs: str = "runs"
     nodes: int = 1
     gpus_per_node: int = 0
-    """A process a GPU; 0: one process a machine, on its CPU."""
+    """One process per GPU; 0: one process per machine, on the CPU."""
     max_restarts: int = 3
-    """How often all processes start again because one of them died."""
+    """Maximum restarts of all processes after one has died."""
     grace_s: float = 30.0
-    """How long a process may save when it is asked to end."""
+    """Seconds for saving after a request to terminate."""
 
     @property
     def processes_per_node(self) -> int:
@@ -40,17 +42,12 @@ class ClusterJob:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What the machines' agents are told."""
-        return {
-            # Else torch 2.13 keeps one store over all attempts, in which gloo finds the addresses of dead processes.
-            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
-            # Between the signal to end and the one that kills.
-            "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(round(self.grace_s) + 10),
-        }
+        """Environment of the agents of torch elastic."""
+        return elastic_environment(self.grace_s)
 
     @property
     def command(self) -> list[str]:
-        """What every process runs."""
+        """Command of every process."""
         return ["ropewalk", "train", self.recipe, *self.overrides, "--runs", self.runs]
 
     def __str__(self) -> str:
@@ -62,24 +59,24 @@ class ClusterJob:
 
 
 WARNING_S = 120
-"""How long before it ends a job is told so."""
+"""Seconds between SIGTERM and the time limit of a job."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SlurmSettings:
-    """What only Slurm wants to know; empty leaves it to the cluster."""
+    """Options of Slurm; empty: the default of the cluster."""
 
     time: str = "24:00:00"
     partition: str = ""
     account: str = ""
     setup: Sequence[str] = ()
-    """Lines that make `ropewalk` and `torchrun` available on every machine."""
+    """Shell lines that make `ropewalk` and `torchrun` available on every machine."""
 
 
 def batch_script(job: ClusterJob, settings: SlurmSettings) -> str:
     """The script for `sbatch`."""
     exports = "\n".join(f"export {name}={value}" for name, value in job.environment.items())
-    setup = "\n".join(settings.setup) or "# The environment of the shell that submits is used; or activate one here."
+    setup = "\n".join(settings.setup) or "# Uses the environment of the submitting shell; or activate one here."
     return f"""\
 #!/bin/bash
 # {job.name}: {job}, {job.processes} processes. Submit with sbatch; submit again to continue.
@@ -88,14 +85,14 @@ set -euo pipefail
 
 {setup}
 
-# The processes find each other at the first machine, at a port that other jobs on it do not use.
+# Rendezvous on the first machine, at a port that no other job there uses.
 head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 port=$(({FIRST_PORT} + SLURM_JOB_ID % {PORTS}))
 {exports}
 
-# One torchrun a machine. A process that dies makes all start again from the newest checkpoint, {job.max_restarts} times
-# at most. The first process prepares what is not yet prepared while the others wait; `ropewalk prepare` beforehand, on
-# a machine without GPUs, saves their time.
+# One torchrun per machine. When a process dies, all restart from the newest checkpoint, at most {job.max_restarts}
+# times. Rank 0 prepares data that is not prepared yet while the others wait; to save their time, run `ropewalk prepare`
+# first on a machine without GPUs.
 srun --kill-on-bad-exit=1 torchrun \\
     --nnodes={job.nodes} \\
     --nproc-per-node={job.processes_per_node} \\
@@ -120,7 +117,7 @@ def _options(job: ClusterJob, settings: SlurmSettings) -> Iterator[str]:
         yield f"partition={settings.partition}"
     if settings.account:
         yield f"account={settings.account}"
-    # Every process then saves the step at hand, if it can in `train.faults.grace_s`.
+    # On SIGTERM, every process saves the current step within `train.faults.grace_s`.
     yield f"signal=TERM@{WARNING_S}"
     yield "requeue"
     yield "open-mode=append"
@@ -131,27 +128,31 @@ def _options(job: ClusterJob, settings: SlurmSettings) -> Iterator[str]:
 
 
 RECIPE_FOLDER, RECIPE = "/recipe", "recipe.toml"
-"""Where pods see the recipe."""
-LONGEST_NAME = 50
-"""Of 63 characters that a host's name may have; the Job adds the number of the pod."""
+"""Path of the recipe in pods."""
+MAX_NAME = 50
+"""Of the 63 characters of a host name; the Job appends the index of the pod."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KubernetesSettings:
-    """What only Kubernetes wants to know."""
+    """Options of Kubernetes."""
 
     image: str
-    """An image in which ropewalk is installed."""
+    """Container image with ropewalk installed."""
     claim: str = ""
-    """A claim of a volume that all pods can write, for data and runs; empty: one is made."""
+    """Claim of a volume for data and runs that all pods can write; empty: create one."""
     storage: str = "100Gi"
-    """Size of the volume that is made."""
+    """Size of a new volume."""
     folder: str = "/data"
-    """Where the volume is in every pod; paths of the recipe are relative to it."""
+    """Mount path of the volume; paths in the recipe are relative to it."""
 
 
 def manifest(job: ClusterJob, settings: KubernetesSettings, *, recipe: str) -> str:
-    """The objects for `kubectl apply`; `recipe` is the text of the recipe, which goes with them."""
+    """The objects for `kubectl apply`, in plain YAML: a Job, a Service, the text `recipe`, and a volume claim.
+
+    An Indexed Job numbers the machines, and a headless Service gives them names; torchrun's agents rendezvous at number
+    0. The Job replaces a pod that dies, and the agents restart all processes. The cluster needs no operator.
+    """
     name = object_name(job.name)
     claim = settings.claim or f"{name}-runs"
     parts = [
@@ -165,8 +166,8 @@ def manifest(job: ClusterJob, settings: KubernetesSettings, *, recipe: str) -> s
 
 
 def object_name(name: str) -> str:
-    """`name` as Kubernetes allows it: lower-case letters, digits and hyphens."""
-    return re.sub("[^a-z0-9]+", "-", name.lower()).strip("-")[:LONGEST_NAME].strip("-") or "run"
+    """`name` as a valid Kubernetes name: lower-case letters, digits and hyphens."""
+    return re.sub("[^a-z0-9]+", "-", name.lower()).strip("-")[:MAX_NAME].strip("-") or "run"
 
 
 def _config_map(name: str, recipe: str) -> str:
@@ -187,7 +188,7 @@ kind: PersistentVolumeClaim
 metadata:
   name: {claim}
 spec:
-  # All pods write: the run, and data that is being prepared.
+  # All pods write the run and prepared data.
   accessModes: [ReadWriteMany]
   resources:
     requests:
@@ -197,14 +198,14 @@ spec:
 
 def _service(name: str) -> str:
     return f"""\
-# Gives every pod a name: {name}-0.{name}, {name}-1.{name}, ...
+# Gives every pod a host name: {name}-0.{name}, {name}-1.{name}, ...
 apiVersion: v1
 kind: Service
 metadata:
   name: {name}
 spec:
   clusterIP: None
-  # They look for each other before any of them is ready.
+  # Pods resolve each other before they are ready.
   publishNotReadyAddresses: true
   selector:
     job-name: {name}
@@ -221,13 +222,13 @@ spec:
   completionMode: Indexed
   completions: {job.nodes}
   parallelism: {job.nodes}
-  # Pods that may be lost before the Job gives up.
+  # Maximum number of lost pods.
   backoffLimit: {job.nodes * (job.max_restarts + 1)}
   template:
     spec:
       subdomain: {name}
       restartPolicy: Never
-      # Time to save before a pod is taken away.
+      # Time to save before a pod is killed.
       terminationGracePeriodSeconds: {round(job.grace_s) + 20}
       containers:
         - name: train
@@ -243,7 +244,7 @@ spec:
               mountPath: {json.dumps(settings.folder)}
             - name: recipe
               mountPath: {RECIPE_FOLDER}
-            # What processes of one machine share; the default, 64 MB, is too small for NCCL.
+            # Shared memory; the default of 64 MB is too small for NCCL.
             - name: shared-memory
               mountPath: /dev/shm
       volumes:
@@ -274,7 +275,7 @@ def _command(name: str, job: ClusterJob) -> Sequence[str]:
 
 
 def _words(words: Sequence[str]) -> str:
-    # JSON strings are YAML strings, whatever they hold.
+    # Every JSON string is a valid YAML string.
     return "".join(f"            - {json.dumps(word)}\n" for word in words)
 
 

@@ -32,7 +32,7 @@ def test_a_resharded_checkpoint_is_whole_and_generates_the_same_text(trained: Pa
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--ranks", "4", "--mesh", "3x2"], "--mesh 3x2 has 6 ranks and --ranks says 4"),
+        (["--ranks", "4", "--mesh", "3x2"], "--mesh 3x2 has 6 ranks, but --ranks is 4"),
         (["--ranks", "4", "--mesh", "2,2"], "--mesh 2,2: not a mesh; write it as 2x4"),
         (["--ranks", "4", "--mesh", "0x4"], "--mesh 0x4: not a mesh"),
     ],

@@ -24,7 +24,7 @@ from ropewalk.evaluate.generation_plan import generation_plan
 from ropewalk.evaluate.results import read_results
 from ropewalk.evaluate.sharded_model import evaluate_run
 from ropewalk.flow import run_processes
-from ropewalk.launch.team import Team
+from ropewalk.launch.worker_group import WorkerGroup
 from ropewalk.model.config import Model
 from ropewalk.model.decoder import build
 from ropewalk.model.spec import Spec
@@ -201,11 +201,11 @@ def test_run_and_evaluate_under_a_launcher_use_all_of_its_processes(
     # And with a team of its own, of which it reads the results.
     teams, results = [], (run / "evaluation" / "results.json").read_bytes()
 
-    def measured_by(folder: Path, team: Team, **_: Any) -> None:
+    def measured_by(folder: Path, team: WorkerGroup, **_: Any) -> None:
         teams.append((team.processes, team.worker[-1], load_plan(folder).phases[-1].plan.replicate))
         (run / "evaluation" / "results.json").write_bytes(results)
 
-    monkeypatch.setattr(run_processes, "train_together", measured_by)
+    monkeypatch.setattr(run_processes, "run_workers", measured_by)
     with pytest.raises(SystemExit) as stop:
         main(["evaluate", "tiny.toml", "train.precision=fp32", "evaluate.max_bytes=2998", "--nproc", "2", "--json"])
     assert not stop.value.code

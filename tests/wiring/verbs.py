@@ -108,10 +108,10 @@ def watched(recipe: Recipe) -> Facts:
 def launched(recipe: Recipe) -> Facts:
     """`ropewalk launch slurm`: the job file, and where its run will lie."""
     from ropewalk.flow.job_files import launch_slurm
-    from ropewalk.flow.run_processes import team_of
+    from ropewalk.flow.run_processes import worker_group_of
 
     del launch_slurm
-    team = team_of(recipe, 2)
+    team = worker_group_of(recipe, 2)
     return {"script": (team.max_restarts, team.grace_s), "run folder": recipe.name}
 
 

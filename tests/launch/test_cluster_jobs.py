@@ -159,7 +159,7 @@ def test_a_job_file_is_overwritten_only_while_nobody_has_edited_it(
     edited = file.read_bytes().replace(b"8", b"9", 1)
     file.write_bytes(edited)
     assert call() == 2
-    assert f"{file}: it was edited since `ropewalk launch` wrote it" in capsys.readouterr().err
+    assert f"{file}: edited since `ropewalk launch` wrote it" in capsys.readouterr().err
     assert file.read_bytes() == edited
     assert call("--out", "other") == 0
     assert file.read_bytes() == edited

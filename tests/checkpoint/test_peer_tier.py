@@ -179,7 +179,7 @@ def test_a_way_that_always_damages_is_given_up_and_named(
             data[found] ^= 1
 
     proxy = Proxy(server.address, always)
-    with pytest.raises(StorageError, match=r"model.safetensors.*broken"):
+    with pytest.raises(StorageError, match=r"model.safetensors.*faulty"):
         peer_of(proxy.address).put(key, own.path(key))
     proxy.close()
     assert theirs.shards("run") == []

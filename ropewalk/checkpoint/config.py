@@ -1,4 +1,4 @@
-"""Settings of checkpoints."""
+"""Settings of checkpoints and their tiers."""
 
 from __future__ import annotations
 
@@ -11,27 +11,28 @@ from ropewalk.config.schema import CONTINUES, Range
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tiers:
-    """Copies besides those on disk: in shared memory, in the memory of other machines, in an object store."""
+    """Copies in addition to the disk: in shared memory, in the memory of other machines, in an object store."""
 
     memory: Annotated[Literal["off", "on"], CONTINUES] = "off"
-    """`on`: every saved state is also kept in shared memory, which takes twice its size; a restarted process loads it
+    """`on`: every saved state is also copied to shared memory, which takes twice its size; a restarted process loads it
     from there in seconds. The memory is freed when the run ends normally."""
     memory_every_steps: Annotated[int, Range(least=0), CONTINUES] = 0
     """Steps between copies that go to memory and peers only, in addition to every checkpoint; 0: none. Skipped while a
     save is in progress, so that no step waits for the disk."""
     folder: Annotated[str, CONTINUES] = "/dev/shm"
-    """An in-memory file system for the copies."""
+    """Folder in an in-memory file system for the copies."""
     memory_bytes: Annotated[int, Range(above=0), CONTINUES] | None = None
     """Maximum memory on a machine, copies for others included. Not set: half of the file system."""
     idle_hours: Annotated[float, Range(above=0), CONTINUES] = 24.0
-    """At start, copies of other runs that were not written for this many hours are deleted."""
+    """Hours without writes after which the copies of other runs are deleted, at the start of a run."""
     peers: Annotated[tuple[str, ...], CONTINUES] = ()
     """`host:port` of every machine of the run, in rank order. Each listens at its own address and keeps copies for
     others in memory. Needs `memory` and `secret_file`."""
     copies: Annotated[int, Range(least=2), CONTINUES] = 2
-    """Machines that hold each state in memory, its own included. Used with `peers` only."""
+    """Replicas of each state in memory, including the machine's own. Used with `peers` only."""
     placement: Annotated[Literal["groups", "ring"], CONTINUES] = "groups"
-    """Placement of replicas. `groups` survives more combinations of lost machines; `ring` spreads the load of fetching.
+    """Placement of replicas. `groups` survives more combinations of lost machines; `ring` spreads the load of a
+    restore.
     Used with `peers` only."""
     racks: Annotated[tuple[str, ...], CONTINUES] = ()
     """Failure domain (rack) of each of `peers`; replicas go to another rack where possible."""
@@ -46,38 +47,39 @@ class Tiers:
     """Upload every n-th checkpoint; 0: as often as the measured network allows besides steps and peers. During an
     upload newer checkpoints wait, and the newest is uploaded next."""
     remote_keep_last: Annotated[int, Range(least=1), CONTINUES] = 2
-    """Checkpoints kept in the object store, besides those of steps that `keep_every_steps` divides."""
+    """Checkpoints kept in the object store, in addition to those of `keep_every_steps`."""
     network_bytes_per_s: Annotated[float, Range(above=0), CONTINUES] | None = None
     """Maximum network bandwidth of copies to peers, and of uploads, each. Not set: no limit."""
     run: Annotated[str, CONTINUES] = ""
-    """Name of the run's copies. Not set: random, kept in the run directory, so that a deleted, copied or moved
+    """Name of the run in its copies. Not set: random and stored in the run directory, so that a deleted, copied or
+    moved
     directory starts without copies. Set it to find the copies after the directory was lost with its machine."""
 
     @property
     def used(self) -> bool:
-        """Whether there are any."""
+        """Whether any tier is used."""
         return self.memory == "on" or bool(self.remote)
 
     def check(self) -> Iterator[tuple[str, str]]:
         if self.memory_every_steps and self.memory == "off":
-            yield "memory", 'copies every `memory_every_steps` lie in memory; set it to "on"'
+            yield "memory", '`memory_every_steps` makes copies in memory; set `memory` to "on"'
         if self.peers:
             if self.memory == "off":
-                yield "memory", 'copies for `peers` lie in memory; set it to "on"'
+                yield "memory", '`peers` keep replicas in memory; set `memory` to "on"'
             if not self.secret_file:
-                yield "secret_file", "machines prove to their `peers` that they belong to the run; name a file"
+                yield "secret_file", "`peers` authenticate each other with a shared secret; name its file"
             if len(self.peers) < self.copies:
-                yield "copies", f"{len(self.peers)} machines cannot hold {self.copies} copies; lower it"
+                yield "copies", f"{len(self.peers)} peers cannot hold {self.copies} replicas; lower `copies`"
             for peer in self.peers:
                 if not peer.rpartition(":")[0] or not peer.rpartition(":")[2].isdigit():
-                    yield "peers", f'"{peer}" is no address; write `host:port`'
+                    yield "peers", f'"{peer}" is not an address; write `host:port`'
         if self.racks and len(self.racks) != len(self.peers):
-            yield "racks", f"{len(self.racks)} racks for {len(self.peers)} peers; name one for each"
+            yield "racks", f"{len(self.racks)} racks for {len(self.peers)} peers; name one per peer"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Checkpoints:
-    """When state is saved and what is kept."""
+    """When to save checkpoints, and which ones to keep."""
 
     save_every: Annotated[Literal["steps", "auto"], CONTINUES] = "steps"
     """`steps`: every `save_every_steps`. `auto`: as often as `max_overhead` allows at the measured cost of a save, and
@@ -94,15 +96,16 @@ class Checkpoints:
     `auto` only."""
     write: Annotated[Literal["background", "blocking"], CONTINUES] = "background"
     """`background`: the state is copied during the next step and written while training continues; needs memory for two
-    copies of it. `blocking`: training waits until it is on disk."""
+    copies. `blocking`: training waits until the checkpoint is on disk."""
     bytes_per_s: Annotated[float, Range(above=0), CONTINUES] | None = None
     """Maximum disk bandwidth of background writing, in bytes per second. Not set: no limit."""
     threads: Annotated[int, Range(least=1), CONTINUES] = 2
     """Threads that hash, compress and write a checkpoint; training has priority. The files do not depend on the number;
     more than two help where compression is slower than the disk."""
     compression: Annotated[Literal["off", "on", "auto"], CONTINUES] = "off"
-    """Lossless compression (byte planes and zstd). `auto`: where it makes a save durable sooner on the measured disk
-    and processor. Only ropewalk reads compressed files."""
+    """Lossless compression (byte planes and zstd). `auto`: compress where the measured speed of disk and processor
+    makes
+    the save durable sooner. Only ropewalk reads compressed files."""
     failures: Annotated[int, Range(least=0), CONTINUES] = 3
     """Maximum number of consecutive failed saves (full or broken disk) before the run ends; each one is reported."""
     timeout_s: Annotated[float, Range(above=0), CONTINUES] = 600.0
@@ -112,9 +115,9 @@ class Checkpoints:
     """Newest checkpoints to keep; older ones are deleted after a new one is durable. With the schedule `wsd`, the
     checkpoint at the end of the stable part is kept as well."""
     keep_every_steps: Annotated[int, Range(least=0), CONTINUES] = 0
-    """Checkpoints of steps that this number divides are kept forever; 0: none."""
+    """Checkpoints of steps divisible by this number are kept forever; 0: none."""
     keep_verified: Annotated[int, Range(least=0), CONTINUES] = 1
     """Checkpoints that must have been read back completely and found intact before any other is deleted; the newest of
-    them are kept even beyond `keep_last`. Each is read once, in the background. 0: none is read."""
+    them are kept even beyond `keep_last`. Each is read once, in the background. 0: no verification."""
     tiers: Tiers = field(default_factory=Tiers)
     """Copies in memory, in the memory of other machines and in an object store."""

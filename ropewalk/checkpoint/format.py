@@ -98,7 +98,7 @@ class CheckpointManifest:
         """Bytes of all files except the manifest."""
         return sum(entry.bytes for entry in self.files.values())
 
-    def places(self, file: str) -> dict[str, tuple[int, int]]:
+    def byte_ranges(self, file: str) -> dict[str, tuple[int, int]]:
         """First and last byte (exclusive) of each tensor with a piece in `file`."""
         found = {}
         for group, entries in self.tensors.items():
@@ -223,7 +223,7 @@ def verify_checkpoint(path: Path, *, shard: bool = False) -> list[str]:
 def _problems(path: Path, manifest: CheckpointManifest) -> Iterator[str]:
     for name, entry in manifest.files.items():
         try:
-            yield from ShardFile(path / name, entry, owners=manifest.places(name)).problems()
+            yield from ShardFile(path / name, entry, owners=manifest.byte_ranges(name)).problems()
         except DataError as error:
             yield str(error)
 
@@ -251,8 +251,8 @@ def _unsealed(data: bytes) -> dict[str, Any] | None:
 
 def file_entry(tree: dict[str, Any]) -> FileEntry:
     """The entry of a file, from JSON."""
-    packing = {"frames": tuple(tree["frames"]), "frame_bytes": tree["frame_bytes"]} if tree.get("frames") else {}
-    return FileEntry(bytes=tree["bytes"], chunks=tuple(tree["chunks"]), chunk_bytes=tree["chunk_bytes"], **packing)
+    compressed = {"frames": tuple(tree["frames"]), "frame_bytes": tree["frame_bytes"]} if tree.get("frames") else {}
+    return FileEntry(bytes=tree["bytes"], chunks=tuple(tree["chunks"]), chunk_bytes=tree["chunk_bytes"], **compressed)
 
 
 def tensor_entry(tree: dict[str, Any]) -> TensorEntry:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """A box of a tensor."""
+    """An axis-aligned part of a tensor."""
 
     offset: tuple[int, ...]
     shape: tuple[int, ...]

@@ -62,24 +62,24 @@ def compress(raw: bytes | bytearray | memoryview, *, item: int) -> bytes:
 
     whole = len(raw) - len(raw) % item
     planes = np.frombuffer(raw, np.uint8, whole).reshape(-1, item).T.tobytes() if item > 1 else bytes(raw[:whole])
-    packed: bytes = _codec().compress(planes + bytes(raw[whole:]), asbytes=True)
-    if len(packed) >= len(raw):
-        item, packed = 0, bytes(raw)
-    return bytes([item]) + len(raw).to_bytes(4, "little") + packed
+    compressed: bytes = _codec().compress(planes + bytes(raw[whole:]), asbytes=True)
+    if len(compressed) >= len(raw):
+        item, compressed = 0, bytes(raw)
+    return bytes([item]) + len(raw).to_bytes(4, "little") + compressed
 
 
 def decompress(frame: memoryview, *, max_bytes: int = 1 << 32) -> bytes:
     """The bytes of a frame; ValueError if it is malformed or claims more than `max_bytes`."""
     if len(frame) < _HEADER_BYTES:
         raise ValueError(f"a frame of {len(frame)} bytes")
-    item, size, packed = frame[0], int.from_bytes(frame[1:_HEADER_BYTES], "little"), frame[_HEADER_BYTES:]
-    if size > max_bytes or item > _MAX_PLANES or (item == 0 and len(packed) != size):
+    item, size, compressed = frame[0], int.from_bytes(frame[1:_HEADER_BYTES], "little"), frame[_HEADER_BYTES:]
+    if size > max_bytes or item > _MAX_PLANES or (item == 0 and len(compressed) != size):
         raise ValueError(f"a frame that claims {size} bytes in {item} planes")
     if item == 0:
-        return bytes(packed)
+        return bytes(compressed)
     try:
         # The codec fails unless the result has exactly this size.
-        planes: bytes = _codec().decompress(packed, decompressed_size=size, asbytes=True)
+        planes: bytes = _codec().decompress(compressed, decompressed_size=size, asbytes=True)
     except OSError as error:
         raise ValueError(f"a frame that cannot be decompressed: {error}") from None
     if item == 1:

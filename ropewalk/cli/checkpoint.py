@@ -60,7 +60,7 @@ def show(checkpoint: Place, json: Json = False) -> None:
     rows = [("path", str(path)), ("step", str(manifest.step)), ("tokens", amount(manifest.tokens))]
     rows += [(key, str(value)) for key, value in manifest.spec.items()]
     rows += [
-        (name, f"{amount(entry.bytes, 'B')}, {len(manifest.places(name))} tensors, {len(entry.chunks)} chunks")
+        (name, f"{amount(entry.bytes, 'B')}, {len(manifest.byte_ranges(name))} tensors, {len(entry.chunks)} chunks")
         for name, entry in manifest.files.items()
     ]
     emit({"path": str(path), **dataclasses.asdict(manifest)}, as_json=json, text=table(rows))

@@ -19,7 +19,7 @@ from ropewalk.checkpoint.config import Checkpoints
 from ropewalk.checkpoint.coordinator import Alone, Coordinator, decided
 from ropewalk.checkpoint.disk import Disk, LocalDisk, WatchedDisk
 from ropewalk.checkpoint.format import CheckpointManifest, list_checkpoints, step_of, step_path
-from ropewalk.checkpoint.policy.frequency import Decision
+from ropewalk.checkpoint.policy.frequency import SaveDecision
 from ropewalk.checkpoint.policy.retention import VerifiedCheckpoints, retain
 from ropewalk.checkpoint.read.load import Check, CheckpointReader, LazyTensors, set_aside
 from ropewalk.checkpoint.read.load_latest import Candidates, DiskCheckpoints, Search
@@ -278,7 +278,7 @@ class Checkpointer:
         traffic.on_begin.append(began)
         traffic.observers.append(saw)
 
-    def decide(self) -> Decision | None:
+    def decide(self) -> SaveDecision | None:
         """The new interval of `auto`, when it has changed. All ranks must call."""
         return self.interval.decide()
 

@@ -12,7 +12,7 @@ from typing import Any
 from ropewalk.base.errors import StorageError
 from ropewalk.checkpoint.config import Checkpoints
 from ropewalk.checkpoint.coordinator import Coordinator, decided
-from ropewalk.checkpoint.policy.frequency import Decision, Frequency, read_learned, write_learned
+from ropewalk.checkpoint.policy.frequency import Frequency, SaveDecision, read_learned, write_learned
 from ropewalk.checkpoint.write.persist import SaveResult
 from ropewalk.config.ranks import Ranks
 
@@ -69,7 +69,7 @@ class Interval:
             return self._settings.save_every_steps - step % self._settings.save_every_steps
         return max(1, self.saved_at + self._decision.steps - step)
 
-    def decide(self) -> Decision | None:
+    def decide(self) -> SaveDecision | None:
         """The new interval of `auto`, when it has changed by a tenth or more; None otherwise. All ranks must call."""
         if not self._is_auto:
             return None
@@ -85,10 +85,10 @@ class Interval:
         self._decision = new
         return new
 
-    def _decided(self) -> Decision:
+    def _decided(self) -> SaveDecision:
         # By what rank 0 measured: ranks that go by their own clocks would save different steps.
         found = decided(self._coordinator, lambda: dataclasses.asdict(self._frequency.decide()), leads=self._leads)
-        return Decision(**found)
+        return SaveDecision(**found)
 
     # Measurements
 

@@ -54,7 +54,7 @@ def test_every_flip_in_every_region_of_every_file_is_found_and_an_older_copy_is_
         if file.name != "manifest.json":
             begin, end, names = found(wrong)
             assert begin <= position < end <= begin + 64
-            owners = {n for n, (first, last) in manifest.places(file.name).items() if first <= position < last}
+            owners = {n for n, (first, last) in manifest.byte_ranges(file.name).items() if first <= position < last}
             assert owners <= names
         needed = file.suffix != ".safetensors" or bool(owners)
         if needed:
@@ -93,7 +93,7 @@ def test_a_reader_that_wants_one_tensor_meets_the_flips_of_that_one_alone(folder
     path = folder / "step-00000005"
     file = path / "model.safetensors"
     manifest = read_checkpoint_manifest(path)
-    begin, end = manifest.places(file.name)["model/turned"]
+    begin, end = manifest.byte_ranges(file.name)["model/turned"]
     data = bytearray(file.read_bytes())
     data[(begin + end) // 2] ^= 16
     file.write_bytes(data)

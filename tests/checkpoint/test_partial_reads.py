@@ -16,7 +16,7 @@ from ropewalk.checkpoint import shard_file
 from ropewalk.checkpoint.format import list_checkpoints, read_checkpoint_manifest
 from ropewalk.checkpoint.read.load import load, needed_chunks
 from ropewalk.checkpoint.read.load_latest import restore
-from ropewalk.checkpoint.read.reshard import box_of, reshard
+from ropewalk.checkpoint.read.reshard import region_of, reshard
 from ropewalk.checkpoint.read.tiered_load import DiskSource, RestoreReport
 from ropewalk.checkpoint.regions import Region
 from ropewalk.checkpoint.run_state import State
@@ -236,7 +236,7 @@ def test_parts_of_a_mesh_put_together_are_the_whole(tmp_path: Path) -> None:
     path = save(tmp_path, state(1, rows=ROWS))
     whole, made = state(1, rows=ROWS).model["w"], torch.zeros(ROWS, 5)
     for rank in range(6):
-        region = box_of((ROWS, 5), mesh=(3, 2), rank=rank)
+        region = region_of((ROWS, 5), mesh=(3, 2), rank=rank)
         assert region
         placement = SimpleNamespace(offset=region.offset, local_shape=region.shape)
         part = load(path, choose=lambda group, name, shape, placement=placement: placement if name == "w" else None)

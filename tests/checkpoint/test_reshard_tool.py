@@ -14,7 +14,7 @@ from ropewalk.base.errors import StorageError
 from ropewalk.checkpoint.format import read_checkpoint_manifest, verify_checkpoint
 from ropewalk.checkpoint.read import reshard as module
 from ropewalk.checkpoint.read.load import CheckpointReader, load
-from ropewalk.checkpoint.read.reshard import box_of, reshard
+from ropewalk.checkpoint.read.reshard import region_of, reshard
 from ropewalk.checkpoint.write.save import save
 from tests.checkpoint.test_checkpoint import identical, state
 
@@ -26,7 +26,7 @@ meshes = st.lists(st.integers(1, 4), min_size=1, max_size=2).map(tuple)
 def test_the_parts_of_all_ranks_hold_every_number_once(shape: tuple[int, ...], mesh: tuple[int, ...]) -> None:
     counts = torch.zeros(shape, dtype=torch.int64)
     for rank in range(math.prod(mesh)):
-        region = box_of(shape, mesh=mesh, rank=rank)
+        region = region_of(shape, mesh=mesh, rank=rank)
         if region is not None:
             counts[tuple(slice(o, o + s) for o, s in zip(region.offset, region.shape, strict=True))] += 1
     assert (counts == 1).all()
@@ -34,7 +34,7 @@ def test_the_parts_of_all_ranks_hold_every_number_once(shape: tuple[int, ...], m
 
 @given(side=st.integers(1, 40), ranks=st.integers(1, 9))
 def test_the_parts_are_those_of_torch_chunk(side: int, ranks: int) -> None:
-    ours = [box_of((side,), mesh=(ranks,), rank=rank) for rank in range(ranks)]
+    ours = [region_of((side,), mesh=(ranks,), rank=rank) for rank in range(ranks)]
     theirs = [part.tolist() for part in torch.arange(side).chunk(ranks)]
     mine = [list(range(region.offset[0], region.offset[0] + region.shape[0])) for region in ours if region is not None]
     assert mine == theirs
@@ -58,5 +58,5 @@ def test_what_comes_back_altered_is_refused(tmp_path: Path) -> None:
     path = save(tmp_path / "one", state())
     other = state()
     other.model["embedding.weight"][0, 0] += 1
-    with pytest.raises(StorageError, match=r"model/embedding\.weight came back altered"):
+    with pytest.raises(StorageError, match=r"model/embedding\.weight differs from the source"):
         module._compare(CheckpointReader(path), CheckpointReader(save(tmp_path / "two", other)))

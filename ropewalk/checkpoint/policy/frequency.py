@@ -43,7 +43,7 @@ Bound = Literal["persist", "overhead", "failures", "first"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Decision:
+class SaveDecision:
     """An interval, and the figures it was computed from."""
 
     interval_s: float
@@ -136,13 +136,13 @@ class Frequency:
         self.failures += 1
         self._earlier_s += lived_s
 
-    def decide(self) -> Decision:
+    def decide(self) -> SaveDecision:
         """The current interval."""
         # Without steps during saves: their slowdown is part of the cost.
         seen, mtbf = self._quiet or self._steps, self.mtbf_s
         step = median(seen) if seen else 0.0
         if not self._blocked or not step:
-            return Decision(
+            return SaveDecision(
                 interval_s=FIRST_STEPS * step,
                 steps=FIRST_STEPS,
                 bound="first",
@@ -161,7 +161,7 @@ class Frequency:
         bounds["persist"] = persist
         if persist > bounds[bound]:
             bound = "persist"
-        return Decision(
+        return SaveDecision(
             interval_s=bounds[bound],
             steps=max(1, math.ceil(bounds[bound] / step)),
             bound=bound,

@@ -22,12 +22,12 @@ _TRIES = 100
 
 
 @contextlib.contextmanager
-def leased(place: Path) -> Iterator[Path]:
-    """The checkpoint of `resolve_checkpoint(place)`, protected from deletion within the block."""
+def leased(path_or_run: Path) -> Iterator[Path]:
+    """The checkpoint of `resolve_checkpoint(path_or_run)`, protected from deletion within the block."""
     for _ in range(_TRIES):
-        path = resolve_checkpoint(place)
+        path = resolve_checkpoint(path_or_run)
         held = _hold(path, fcntl.LOCK_SH)
-        if held is not None or path == place:
+        if held is not None or path == path_or_run:
             break
     try:
         # Without a lock, the reader reports what is missing.

@@ -139,7 +139,7 @@ class CheckpointReader:
     def _file(self, name: str) -> ShardFile:
         if name not in self._open:
             entry = self.manifest.files[name]
-            owners = self.manifest.places(name)
+            owners = self.manifest.byte_ranges(name)
             self._open[name] = ShardFile(self.path / name, entry, owners=owners, linked=self._linked)
         return self._open[name]
 

@@ -1,4 +1,4 @@
-"""The same state as another number of ranks would have written it, tensor by tensor, in bounded memory."""
+"""Rewrites a checkpoint as another number of ranks would write it, tensor by tensor, in bounded memory."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from ..shard_file import item_bytes, layout, write_shard_file
 from .load import CheckpointReader
 
 BLOCK_BYTES = 64 << 20
-"""What is held of a tensor at a time."""
+"""Bytes of a tensor in memory at a time."""
 
 
 def reshard(path: Path, folder: Path, *, mesh: Sequence[int], disk: Disk | None = None) -> Path:
-    """Commits the checkpoint `path` below `folder` as the ranks of `mesh` would write it; returns where.
+    """Commits the checkpoint `path` in `folder` as the ranks of `mesh` would write it; returns its path.
 
-    Axis i of the mesh splits side i of every tensor, as torch splits: in equal parts, rounded up, so that the last
-    ranks may have less or nothing. A tensor with fewer sides is written by the first rank along the other axes. What
-    was written is read back and compared with what it was made of.
+    Mesh axis i splits dimension i of every tensor like torch: in equal shards, rounded up, so that the last ranks may
+    have less or nothing. A tensor with fewer dimensions is written by the first rank along the other axes. The result
+    is read back and compared.
     """
     disk, source = disk or LocalDisk(), CheckpointReader(path)
     manifest = dataclasses.replace(source.manifest, files={}, tensors={})
@@ -45,35 +45,35 @@ def reshard(path: Path, folder: Path, *, mesh: Sequence[int], disk: Disk | None 
     return made
 
 
-def box_of(shape: tuple[int, ...], *, mesh: tuple[int, ...], rank: int) -> Region | None:
-    """The part of a tensor that a rank of the mesh writes; None when that is nothing."""
+def region_of(shape: tuple[int, ...], *, mesh: tuple[int, ...], rank: int) -> Region | None:
+    """The region of a tensor that a rank of the mesh writes; None if there is none."""
     sides = list(whole_region(shape).shape)
     offset = [0] * len(shape)
-    for axis, (place, ranks) in enumerate(zip(_coordinates(mesh, rank), mesh, strict=True)):
+    for axis, (position, ranks) in enumerate(zip(_coordinates(mesh, rank), mesh, strict=True)):
         if axis >= len(shape):
-            if place:
+            if position:
                 return None
             continue
         part = -(-shape[axis] // ranks)
-        offset[axis] = min(place * part, shape[axis])
+        offset[axis] = min(position * part, shape[axis])
         sides[axis] = min(part, shape[axis] - offset[axis])
-        if place and not sides[axis]:
+        if position and not sides[axis]:
             return None
     return Region(tuple(offset), tuple(sides))
 
 
 def _coordinates(mesh: tuple[int, ...], rank: int) -> tuple[int, ...]:
-    """The place of a rank in the mesh, the last axis running fastest."""
+    """The coordinates of a rank in the mesh; the last axis runs fastest."""
     return next(itertools.islice(itertools.product(*map(range, mesh)), rank, None))
 
 
 def _write_rank(
-    place: Path, *, source: CheckpointReader, mesh: tuple[int, ...], attempt: Attempt, disk: Disk
+    target: Path, *, source: CheckpointReader, mesh: tuple[int, ...], attempt: Attempt, disk: Disk
 ) -> RankRecord:
     files, tensors = {}, {}
     for group, entries in source.manifest.tensors.items():
         name = f"{group}.safetensors" if attempt.world == 1 else f"{group}-{attempt.rank:05d}.safetensors"
-        found = {tensor: box_of(entry.shape, mesh=mesh, rank=attempt.rank) for tensor, entry in entries.items()}
+        found = {tensor: region_of(entry.shape, mesh=mesh, rank=attempt.rank) for tensor, entry in entries.items()}
         regions = {tensor: region for tensor, region in sorted(found.items()) if region is not None}
         parts = [
             (t, entries[t].dtype, region.shape, piece_bytes(entries[t].dtype, region.shape))
@@ -81,7 +81,7 @@ def _write_rank(
         ]
         header, begins = layout(parts)
         blocks = (block for tensor, region in regions.items() for block in _blocks(source, group, tensor, region))
-        files[name] = write_shard_file(disk, place / name, itertools.chain([header], blocks))
+        files[name] = write_shard_file(disk, target / name, itertools.chain([header], blocks))
         tensors[group] = {
             tensor: TensorEntry(
                 dtype=entries[tensor].dtype,
@@ -91,12 +91,12 @@ def _write_rank(
             for (tensor, region), begin in zip(regions.items(), begins, strict=True)
         }
     if attempt.rank == 0:
-        files[TOKENIZER] = write_shard_file(disk, place / TOKENIZER, [source.file(TOKENIZER)])
+        files[TOKENIZER] = write_shard_file(disk, target / TOKENIZER, [source.file(TOKENIZER)])
     return RankRecord(files=files, tensors=tensors)
 
 
 def _blocks(source: CheckpointReader, group: str, tensor: str, region: Region) -> Iterator[memoryview]:
-    """The bytes of a box in row-major order, a few rows at a time."""
+    """The bytes of a region in row-major order, a few rows at a time."""
     for part in _rows(region, item_bytes(source.manifest.tensors[group][tensor].dtype)):
         yield as_bytes(source.tensor(group, tensor, part))
 
@@ -118,4 +118,6 @@ def _compare(source: CheckpointReader, made: CheckpointReader) -> None:
             for region in _rows(whole_region(entry.shape), item_bytes(entry.dtype)):
                 left, right = (reader.tensor(group, name, region) for reader in (source, made))
                 if not torch.equal(left.reshape(-1).view(torch.uint8), right.reshape(-1).view(torch.uint8)):
-                    raise StorageError(f"{made.path}: {group}/{name} came back altered; is the memory sound? Try again")
+                    raise StorageError(
+                        f"{made.path}: {group}/{name} differs from the source; test the memory and retry"
+                    )

@@ -187,7 +187,7 @@ class TierCandidates:
                 copy.source.fetch(copy.offer, name, target, chunks)
                 # Loading verifies every chunk again; here, another tier can still be asked.
                 if not copy.source.checks:
-                    file = ShardFile(target, entry, owners=manifest.places(name), linked=True)
+                    file = ShardFile(target, entry, owners=manifest.byte_ranges(name), linked=True)
                     wrong = list(file.problems(chunks))
             except DataError as error:
                 wrong = [str(error)]

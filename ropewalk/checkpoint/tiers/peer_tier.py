@@ -276,8 +276,8 @@ def place_replicas(
     start = 0
     for size in rings(machines, copies=copies, kind=kind):
         ring = order[start : start + size]
-        for place, machine in enumerate(ring):
-            holders[machine] = tuple(ring[(place + i) % size] for i in range(copies))
+        for position, machine in enumerate(ring):
+            holders[machine] = tuple(ring[(position + i) % size] for i in range(copies))
         start += size
     return tuple(holders)
 

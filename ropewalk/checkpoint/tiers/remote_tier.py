@@ -80,7 +80,7 @@ class RemoteTier:
             return Upload(name=name, bytes=0, seconds=time.perf_counter() - start)
         self._try(lambda: self._store.makedirs(folder, exist_ok=True))
         for file, entry in manifest.files.items():
-            source = ShardFile(path / file, entry, owners=manifest.places(file))
+            source = ShardFile(path / file, entry, owners=manifest.byte_ranges(file))
             self._try(functools.partial(self._send, f"{folder}/{file}", source, entry, gate))
             point(f"remote.file:{file}")
         self._publish(folder, (path / FILE).read_bytes(), manifest)
@@ -246,10 +246,10 @@ class RemoteSource:
 def _runs(chunks: Sequence[int]) -> Iterator[tuple[int, int]]:
     """First and last (exclusive) of consecutive chunks, at most _CHUNKS_PER_REQUEST."""
     begin = 0
-    for place in range(1, len(chunks) + 1):
-        if place == len(chunks) or chunks[place] != chunks[place - 1] + 1 or place - begin == _CHUNKS_PER_REQUEST:
-            yield chunks[begin], chunks[place - 1] + 1
-            begin = place
+    for index in range(1, len(chunks) + 1):
+        if index == len(chunks) or chunks[index] != chunks[index - 1] + 1 or index - begin == _CHUNKS_PER_REQUEST:
+            yield chunks[begin], chunks[index - 1] + 1
+            begin = index
 
 
 def _step(name: str) -> int:

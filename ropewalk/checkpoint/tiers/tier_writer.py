@@ -115,8 +115,8 @@ class TierWriter:
                 key,
                 manifest,
                 size=size,
-                write=lambda place, disk: write_tensor_files(
-                    place, parts, tokenizer=tokenizer, disk=disk, attempt=attempt, digests=digests
+                write=lambda target, disk: write_tensor_files(
+                    target, parts, tokenizer=tokenizer, disk=disk, attempt=attempt, digests=digests
                 ),
             )
         except (RopewalkError, OSError) as failure:

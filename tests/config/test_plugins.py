@@ -185,3 +185,18 @@ def test_own_settings_are_checked_as_ours(recipe: Path) -> None:
     assert problems(recipe, "", "part.kind=star:Star", "part.settings.points=two") == [
         'command line: part.settings.points=two: `part.settings.points` is "two"; expected integer'
     ]
+
+
+def test_an_installed_package_offers_kinds_by_entry_points(
+    recipe: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = tmp_path_factory.mktemp("site")
+    (site / "starry.py").write_text(STAR)
+    (site / "starry-1.0.dist-info").mkdir()
+    (site / "starry-1.0.dist-info/METADATA").write_text("Name: starry\nVersion: 1.0\n")
+    (site / "starry-1.0.dist-info/entry_points.txt").write_text("[ropewalk.shapes]\nfive-points = starry:Star\n")
+    monkeypatch.syspath_prepend(site)
+    recipe.write_text('[part]\nkind = "five-points"\nsettings.points = 6\n')
+    resolved = read(Whole, recipe)
+    assert resolved.value.part.settings.points == 6
+    assert resolved.plugins == {}, "an installed package may be upgraded"

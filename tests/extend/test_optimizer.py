@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -116,3 +117,35 @@ def test_what_is_wrong_with_it_is_one_line(call: Call, words: list[str], line: s
     Path("given/broken.py").write_text("1 / 0\n")
     status, _, err = call("recipe", "check", "given/tiny.toml", *words)
     assert (status, line in err, len(err.strip().splitlines())) == (2, True, 1), err
+
+
+KIND = """
+from dataclasses import dataclass
+
+from ropewalk.train.optim.table import OptimizerKind
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    momentum: float = 0.9
+
+
+LARS = OptimizerKind(target="lars_rule:Rule", settings=Settings)
+"""
+RULE = """
+from lars import Lars
+
+
+class Rule(Lars):
+    def __init__(self, settings):
+        super().__init__(momentum=settings.momentum)
+"""
+
+
+def test_an_entry_with_a_lazy_target_keeps_torch_out_of_checks(call: Call) -> None:
+    Path("given/lars_kind.py").write_text(KIND)
+    Path("given/lars_rule.py").write_text(RULE)
+    lazy = [word.replace("lars:Lars", "lars_kind:LARS") for word in LARS]
+    status, _, err = call("recipe", "check", "given/tiny.toml", *lazy)
+    assert (status, "lars_rule" in sys.modules) == (0, False), err
+    assert trained(call, "lazy", *lazy) == trained(call, "eager", *LARS)

@@ -29,8 +29,9 @@ def make_optimizer(
     if exact and settings.kind == "adamw":
         return make_exact(parameters, settings.own_settings(), placements or {})
     own, target = settings.own_settings(), OPTIMIZERS[settings.kind].load()
-    if isinstance(target, type) and isinstance(own, target):  # a user's rule, which holds its settings itself
-        groups = decay_groups(parameters, settings.weight_decay, rule=own)
+    if isinstance(target, type):  # a user's rule, which is its own settings or is made with them
+        rule = own if isinstance(own, target) else target(own)
+        groups = decay_groups(parameters, settings.weight_decay, rule=rule)
         return Guarded(groups, by_parameter(parameters, placements or {}))
     made: torch.optim.Optimizer = target(parameters, own, spec, placements or {})
     return made

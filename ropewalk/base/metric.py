@@ -187,6 +187,7 @@ def _old_values(name: str, tree: Mapping[str, Any]) -> dict[str, Any]:
 def flat_results(tree: Mapping[str, Any]) -> dict[str, Any]:
     """Results with the keys of the formats before 3 added, for programs that read `summary.json` or what
     `flow.evaluate` returns."""
+    tree = upgrade_results(tree)
     flat: dict[str, Any] = {}
     domains: dict[str, dict[str, float]] = {}
     intervals: dict[str, tuple[float, float]] = {}

@@ -113,7 +113,8 @@ def upgraded_model(spec: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def old_names(tree: Mapping[str, Any], table: str) -> dict[str, Any]:
-    """The values of `table` under the names that hashes are made of: the first that each setting had."""
+    """The values of `table` under the names that hashes are made of: the first that each setting had. Settings in
+    `ADDED` are left out at their defaults: runs from before them stay trained and evaluated."""
     whole: dict[str, Any] = dict(tree)
     for part in reversed(table.split(".")):
         whole = {part: whole}
@@ -122,7 +123,7 @@ def old_names(tree: Mapping[str, Any], table: str) -> dict[str, Any]:
         _move(plain, new.split("."), old.split("."))
     for part in table.split("."):
         plain = plain[part]
-    return plain
+    return {key: value for key, value in plain.items() if ADDED.get(f"{table}.{key}", _NEVER) != value}
 
 
 def old_plan(tree: Mapping[str, Any]) -> dict[str, Any]:
@@ -139,6 +140,9 @@ def old_plan(tree: Mapping[str, Any]) -> dict[str, Any]:
     return {**tree, "phases": phases}
 
 
+ADDED: dict[str, Any] = {"model.kind": "decoder", "train.hooks": [], "evaluate.tasks": ["held-out", "completions"]}
+"""Settings that are younger than the hashes of runs, with their defaults."""
+_NEVER = object()
 _RENAMED = {tuple(key.split(".")): leaf for key, leaf in RENAMED.items()}
 _OLD = {(*key[:-1], leaf): key[-1] for key, leaf in _RENAMED.items()}
 _OLD_VALUES = {key: {new: old for old, new in values.items()} for key, values in VALUES.items()}

@@ -22,14 +22,13 @@ TASKS = Registry(
     },
 )
 """Evaluation tasks: each target makes a `Task` (evaluate/task.py) from the held-out text of the run."""
-BUILT_IN = ("held-out", "completions")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Evaluate:
     """Checkpoint -> metrics of the tasks: held-out loss, accuracy, compression beside zlib and xz, samples."""
 
-    tasks: Annotated[tuple[str, ...], TASKS] = BUILT_IN
+    tasks: Annotated[tuple[str, ...], TASKS] = ("held-out", "completions")
     """Tasks to run, by name; your own as `module:attr`. The first metric of the first task is the headline."""
     max_bytes: Annotated[int, Range(least=1000)] = 400_000
     """Maximum UTF-8 bytes of held-out text to score: whole documents in a seeded order."""

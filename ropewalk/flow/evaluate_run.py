@@ -17,7 +17,6 @@ from ropewalk.config.read import Resolved
 from ropewalk.config.renames import old_names
 from ropewalk.config.resolved import load_resolved
 from ropewalk.config.write import plain
-from ropewalk.evaluate.config import BUILT_IN
 from ropewalk.evaluate.results import BESIDE, RESULTS, SAMPLES, read_whole
 from ropewalk.train.failures import meet
 
@@ -103,7 +102,7 @@ def _evaluate_newest(run: OpenRun) -> Result:
     checkpoint = list_checkpoints(run.folder / "checkpoints")[-1]
     inputs: dict[str, Any] = {
         "checkpoint": identity(read_checkpoint_manifest(checkpoint)),
-        "settings": old_names(_without_default_tasks(plain(run.recipe.evaluate)), "evaluate"),
+        "settings": old_names(plain(run.recipe.evaluate), "evaluate"),
         "seed": run.recipe.seed,
         **_own_tasks(run),
     }
@@ -131,9 +130,3 @@ def _own_tasks(run: OpenRun) -> dict[str, Any]:
     plugins = load_resolved(run.folder, Recipe).plugins
     found = {name: digest(Path(plugins[name].folder), name) for name in sorted(modules & plugins.keys())}
     return {"plugins": found} if found else {}
-
-
-def _without_default_tasks(settings: dict[str, Any]) -> dict[str, Any]:
-    """Runs that were evaluated before there were tasks stay evaluated."""
-    tasks = settings["tasks"]
-    return {key: value for key, value in settings.items() if key != "tasks" or list(tasks) != list(BUILT_IN)}

@@ -178,7 +178,7 @@ def evaluate(
         found = measure_run(meant, progress=progress, processes=nproc)
     else:
         found = advance(meant, until="evaluate", progress=progress, nproc=nproc)
-    return flat_results(found)
+    return flat_results(found) if found else found
 
 
 def generate(

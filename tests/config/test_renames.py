@@ -13,7 +13,7 @@ import pytest
 from ropewalk.base.errors import ConfigError, UserError
 from ropewalk.cli.main import main
 from ropewalk.config.read import parse
-from ropewalk.config.renames import MOVED, RENAMED, VALUES, old_names, upgraded
+from ropewalk.config.renames import ADDED, MOVED, RENAMED, VALUES, old_names, upgraded
 from ropewalk.config.schema import fields_of, item_of, section_of
 from ropewalk.config.upgrade import upgraded_text
 from ropewalk.config.write import plain
@@ -210,3 +210,18 @@ def test_a_recipe_that_cannot_be_changed_safely_is_left_and_told() -> None:
         upgraded_text("[prepare.substring]\n[prepare.deduplicate.substring]\n", name="a.toml")
     with pytest.raises(ConfigError, match=r"a\.toml:2: not valid TOML"):
         upgraded_text("[train]\nbatch_rows = \n", name="a.toml")
+
+
+RUNNABLE = 'name = "r"\n[[prepare.sources]]\nname = "a"\npaths = ["x.txt"]\n'
+
+
+def test_settings_younger_than_hashes_are_left_out_at_their_defaults() -> None:
+    """Runs from before them stay trained and evaluated."""
+    recipe = parse(Recipe, RUNNABLE, "r.toml").value
+    for key, default in ADDED.items():
+        table, name = key.split(".")
+        settings = plain(getattr(recipe, table))
+        if name in settings:
+            assert settings[name] == default, f"the default of {key} in config/renames.py"
+            assert name not in old_names(settings, table)
+        assert name in old_names({**settings, name: "another"}, table)

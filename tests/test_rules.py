@@ -22,7 +22,7 @@ ORDER = (
 MODULES = sorted(PACKAGE.rglob("*.py"))
 TORCH_FREE_FOLDERS = ("base", "config", "store", "prepare", "plan", "launch", "monitor", "flow", "cli")
 TORCH_FREE_FILES = (
-    *("model/spec.py", "model/lora.py", "model/frozen.py", "model/activations.py", "train/optim/table.py"),
+    *("model/spec.py", "model/components.py", "model/trainable.py", "model/activations.py", "train/optim/table.py"),
     *("load/order.py", "load/history.py"),
     *("load/media/decode.py", "load/media/resample.py", "load/media/samples.py", "load/media/transforms.py"),
 )

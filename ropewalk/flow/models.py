@@ -13,8 +13,8 @@ from ropewalk.checkpoint.read.model_check import advise_on_damage
 from ropewalk.config.read import parse
 from ropewalk.model.growth.larger import Growth, larger
 from ropewalk.model.hugging_face.configs import Layout, choose_layout
-from ropewalk.model.lora import with_lora
 from ropewalk.model.spec import Spec
+from ropewalk.model.trainable import with_lora
 
 from .plan_recipe import needs_torch
 from .run_stages import Result

@@ -11,9 +11,8 @@ from ropewalk.base.errors import DamagedFile, MissingPackage, UserError
 from ropewalk.config.read import Resolved
 from ropewalk.config.renames import old_plan
 from ropewalk.config.threads import share_cores
-from ropewalk.model.frozen import trained_names
-from ropewalk.model.lora import with_lora
 from ropewalk.model.spec import resolve
+from ropewalk.model.trainable import trained_names, with_lora
 from ropewalk.plan.choose import choose
 from ropewalk.plan.machine import Machine, this_machine
 from ropewalk.plan.plan import FILE, Planned, load_plan, save_plan

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Literal
+from typing import Literal, Required, TypedDict, Unpack
 
 from .components import MODELS
 from .spec import Spec
@@ -70,59 +70,33 @@ class BlockBytes:
     """Of narrow copies of weights: autocast holds them until the forward pass ends, recomputed or not."""
 
 
-def saved_bytes(
-    spec: Spec,
-    *,
-    rows: int,
-    precision: Precision,
-    trained: Collection[str] | None = None,
-    recompute: Recompute = "none",
-    division: Division = WHOLE,
-    activations: Activations = "whole",
-    device: Device = "cpu",
-    pure: bool = False,
-) -> int:
-    """Bytes saved after the forward pass and loss of `rows` full sequences: all but weights and logits.
+class Pass(TypedDict, total=False):
+    """A forward pass whose saved bytes are counted."""
 
-    `trained` names the parameters that get a gradient; None: all. Blocks that are recomputed also count rotations and
-    masks, which they will use. `pure`: weights and stream are as narrow as the inputs of matmuls.
-    """
-    tape = Tape(
-        spec,
-        rows=rows,
-        precision=precision,
-        trained=trained,
-        recompute=recompute,
-        division=division,
-        activations=activations,
-        device=device,
-        pure=pure,
-    )
+    rows: Required[int]
+    """Full sequences."""
+    precision: Required[Precision]
+    trained: Collection[str] | None
+    """The parameters that get a gradient; None: all."""
+    recompute: Recompute
+    """Blocks that are recomputed also count rotations and masks, which they will use."""
+    division: Division
+    activations: Activations
+    device: Device
+    pure: bool
+    """Whether weights and stream are as narrow as the inputs of matmuls."""
+
+
+def saved_bytes(spec: Spec, **of: Unpack[Pass]) -> int:
+    """Bytes saved after a forward pass and its loss: all but weights and logits."""
+    tape = Tape(spec, **of)
     return sum(saved.bytes for saved in tape.saved) + sum(saved.packed_bytes for saved in tape.packed)
 
 
-def block_bytes(
-    spec: Spec,
-    *,
-    rows: int,
-    precision: Precision,
-    trained: Collection[str] | None = None,
-    division: Division = WHOLE,
-    device: Device = "cpu",
-    pure: bool = False,
-) -> tuple[BlockBytes, ...]:
-    """What each block saves of `rows` full sequences, where it is not or where it is recomputed."""
-    tape = Tape(
-        spec,
-        rows=rows,
-        precision=precision,
-        trained=trained,
-        recompute="full",
-        division=division,
-        device=device,
-        pure=pure,
-    )
-    return tuple(tape.blocks)
+def block_bytes(spec: Spec, **of: Unpack[Pass]) -> tuple[BlockBytes, ...]:
+    """What each block saves, where it is not or where it is recomputed."""
+    of["recompute"] = "full"
+    return tuple(Tape(spec, **of).blocks)
 
 
 def saved_logit_bytes(spec: Spec, *, tokens: int) -> int:
@@ -170,12 +144,12 @@ class Tape:
         *,
         rows: int,
         precision: Precision,
-        trained: Collection[str] | None,
-        recompute: Recompute,
-        division: Division,
-        device: Device,
-        pure: bool,
+        trained: Collection[str] | None = None,
+        recompute: Recompute = "none",
+        division: Division = WHOLE,
         activations: Activations = "whole",
+        device: Device = "cpu",
+        pure: bool = False,
     ) -> None:
         parameters = spec.parameter_specs()
         self.trained = frozenset(parameters if trained is None else trained)

@@ -397,6 +397,9 @@ class ModelKind(Kind):
     """The names in the order of the forward pass; None: as they are."""
     saved: Callable[[Spec, Tape], None] = stack_saved
     """What autograd saves in a forward pass and its loss."""
+    shares_positions: bool = False
+    """Whether ranks may share the positions of a sequence (`parallel.context`, `parallel.sequence`): positions then
+    meet in `ForwardPass.attention` only."""
 
 
 MODELS: Registry[ModelKind] = Registry(
@@ -407,6 +410,7 @@ MODELS: Registry[ModelKind] = Registry(
             components=decoder_components,
             order=decoder_order,
             saved=decoder_saved,
+            shares_positions=True,
             doc="A decoder-only transformer.",
         )
     },

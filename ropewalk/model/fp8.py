@@ -41,7 +41,7 @@ def product_by_rows(x: Tensor, weight_MK: Tensor, bias: Tensor | None, *, scale:
 class Rounded(NamedTuple):
     narrow_RC: Tensor
     """Over `row_scale`."""
-    turned_CR: Tensor
+    transposed_CR: Tensor
     """The transposed, over `scale`."""
     row_scale: Tensor
     """R1 by rows; otherwise `scale`."""
@@ -61,10 +61,10 @@ def rounded(x_RC: Tensor, dtype: torch.dtype, *, by_rows: bool = False, scale: T
     if x_RC.is_cuda:
         from .kernels.rounding import both_orders
 
-        narrow_RC, turned_CR = both_orders(x_RC.contiguous(), row_scale, scale, dtype)
+        narrow_RC, transposed_CR = both_orders(x_RC.contiguous(), row_scale, scale, dtype)
     else:
-        narrow_RC, turned_CR = both_orders_plainly(x_RC, row_scale, scale, dtype)
-    return Rounded(narrow_RC, turned_CR, row_scale, scale)
+        narrow_RC, transposed_CR = both_orders_plainly(x_RC, row_scale, scale, dtype)
+    return Rounded(narrow_RC, transposed_CR, row_scale, scale)
 
 
 def both_orders_plainly(x_RC: Tensor, row_scale: Tensor, scale: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -79,7 +79,7 @@ class _Product(torch.autograd.Function):
     def forward(ctx: Any, x_NK: Tensor, weight_MK: Tensor, by_rows: bool, scale: Tensor | None) -> Tensor:
         x = rounded(x_NK, E4M3, by_rows=by_rows, scale=scale)
         weight = rounded(weight_MK, E4M3, by_rows=by_rows, scale=scale)
-        ctx.save_for_backward(x.turned_CR, x.scale, weight.turned_CR, weight.scale)
+        ctx.save_for_backward(x.transposed_CR, x.scale, weight.transposed_CR, weight.scale)
         ctx.scale = scale
         return _times(x.narrow_RC, weight.narrow_RC, x.row_scale, weight.row_scale, dtype=x_NK.dtype, fast=True)
 
@@ -94,7 +94,9 @@ class _Product(torch.autograd.Function):
             _times(gradient.narrow_RC, weight_t, gradient.scale, weight_scale, dtype=dtype, fast=False)
             if to_x
             else None,
-            _times(gradient.turned_CR, x_t, gradient.scale, x_scale, dtype=dtype, fast=False) if to_weight else None,
+            _times(gradient.transposed_CR, x_t, gradient.scale, x_scale, dtype=dtype, fast=False)
+            if to_weight
+            else None,
             None,
             None,
         )

@@ -1,4 +1,4 @@
-"""The fused projection of attention, taken apart into heads and turned by their positions.
+"""The fused projection of attention, taken apart into heads and rotated by their positions.
 
 Shapes: B rows, T tokens, H query heads, G key and value heads, D head size. The features of `fused` are grouped by
 key-value head: its queries, its key, its value.
@@ -35,23 +35,23 @@ def split_biased_heads(fused: Tensor, bias: Tensor, *, group_heads: int, head_si
 
 
 def has_head_kernel(x: Tensor, head_size: int) -> bool:
-    """Whether heads of this size, of projections like `x`, are split and turned by kernels."""
+    """Whether heads of this size, of projections like `x`, are split and rotated by kernels."""
     return x.is_cuda and is_whole_head(head_size) and x.dtype != torch.float64
 
 
-def turned_heads(fused: Tensor, turn: Rotation, *, group_heads: int, head_size: int) -> Heads:
-    """The heads, with queries and keys turned by their positions."""
+def rotated_heads(fused: Tensor, angles: Rotation, *, group_heads: int, head_size: int) -> Heads:
+    """The heads, with queries and keys rotated by their positions."""
     if has_head_kernel(fused, head_size):
-        heads: Heads = _Turned.apply(fused, *turn, group_heads, head_size)
+        heads: Heads = _Rotated.apply(fused, *angles, group_heads, head_size)
         return heads[0].transpose(1, 2), heads[1].transpose(1, 2), heads[2].transpose(1, 2)
     queries, keys, values = split_heads(fused, group_heads=group_heads, head_size=head_size)
-    return rotate(queries, turn), rotate(keys, turn), values
+    return rotate(queries, angles), rotate(keys, angles), values
 
 
-def turned_projection(x_BTC: Tensor, weight: Tensor, turn: Rotation, *, group_heads: int, head_size: int) -> Heads:
-    """The heads of x W^T, with queries and keys turned by their positions in the product's own memory. For what
+def rotated_projection(x_BTC: Tensor, weight: Tensor, angles: Rotation, *, group_heads: int, head_size: int) -> Heads:
+    """The heads of x W^T, with queries and keys rotated by their positions in the product's own memory. For what
     `has_head_kernel` allows, in one type."""
-    heads: Heads = _TurnedProduct.apply(x_BTC.contiguous(), weight, *turn, group_heads, head_size)
+    heads: Heads = _RotatedProduct.apply(x_BTC.contiguous(), weight, *angles, group_heads, head_size)
     return heads
 
 
@@ -66,52 +66,52 @@ class _Split(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor | None, ...]:
-        from .kernels.heads import merged
+        from .kernels.rotated_heads import merged
 
         fused, parts = merged(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), ctx.group_heads)
         return fused, parts.sum(dim=0).to(ctx.dtype), None, None
 
 
-class _Turned(torch.autograd.Function):
+class _Rotated(torch.autograd.Function):
     """One kernel each way. The values are copied too, so that attention does not keep the projection whole for them.
     What inductor makes of the plain steps' backward pass takes three times as long as memory allows (H200)."""
 
     @staticmethod
     def forward(ctx: Any, fused: Tensor, cosines: Tensor, sines: Tensor, group_heads: int, head_size: int) -> Heads:
-        from .kernels.heads import turned
+        from .kernels.rotated_heads import rotated
 
         ctx.save_for_backward(cosines, sines)
         ctx.group_heads = group_heads
-        return turned(fused.contiguous(), cosines, sines, group_heads, head_size)
+        return rotated(fused.contiguous(), cosines, sines, group_heads, head_size)
 
     @staticmethod
     def backward(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor | None, ...]:
-        from .kernels.heads import turned_back
+        from .kernels.rotated_heads import rotated_backward
 
-        return turned_back(q, k, v, *ctx.saved_tensors, ctx.group_heads), None, None, None, None
+        return rotated_backward(q, k, v, *ctx.saved_tensors, ctx.group_heads), None, None, None, None
 
 
-class _TurnedProduct(torch.autograd.Function):
+class _RotatedProduct(torch.autograd.Function):
     """Views of the product; on the way back one kernel, and two products."""
 
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, cosines: Tensor, sines: Tensor, group_heads: int, head_size: int
     ) -> Heads:
-        from .kernels.heads import turned_product
+        from .kernels.rotated_heads import rotated_product
 
         ctx.save_for_backward(x, weight, cosines, sines)
         ctx.group_heads = group_heads
-        fused = turned_product(x, weight, cosines, sines, group_heads, head_size)
+        fused = rotated_product(x, weight, cosines, sines, group_heads, head_size)
         return split_heads(fused, group_heads=group_heads, head_size=head_size)
 
     @staticmethod
     def backward(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor | None, ...]:
-        from .kernels.heads import turned_back
+        from .kernels.rotated_heads import rotated_backward
 
         x, weight, cosines, sines = ctx.saved_tensors
         heads = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
-        fused = turned_back(*heads, cosines, sines, ctx.group_heads).flatten(0, 1)
+        fused = rotated_backward(*heads, cosines, sines, ctx.group_heads).flatten(0, 1)
         to_x, to_weight = ctx.needs_input_grad[:2]
         return (
             times(fused, weight, False, False, None, None).view(x.shape) if to_x else None,

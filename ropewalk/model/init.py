@@ -1,13 +1,14 @@
 """First values of the parameters, each from a random stream of its own name.
 
 The stream depends on (seed, name) alone: a parameter starts with the same numbers whatever device it lies on, whatever
-else the process owns, and in whatever order modules are made. Their spread is the law's (model/init_laws.py).
+else the process owns, and in whatever order modules are made. Their spread is the law's (model/init_laws.py), which
+speaks of the parts of fused matrices: `unfused` takes these apart as they are declared, `fused` is its exact inverse.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from math import prod
 from typing import Any
@@ -19,7 +20,7 @@ from ropewalk.base.seeds import seed_for
 
 from .components import made
 from .init_laws import INITS, Law, Matrix, adapter
-from .sharding import split_of, whole_name
+from .sharding import Split, split_of, whole_name
 from .spec import Spec
 
 AHEAD_NUMEL = 1 << 30
@@ -91,3 +92,26 @@ def matrices(name: str, shape: tuple[int, ...], spec: Spec) -> list[tuple[int, M
         named: Any = part
         found.append((rows, Matrix(part=named, layer=layer, inputs=shape[1], outputs=outputs)))
     return found
+
+
+def part_names(name: str, spec: Spec) -> tuple[str, ...]:
+    """What the parameter `name` is made of: ("query", "key", "value"), ("gate", "up"), or itself ("down")."""
+    return tuple(part for part, _ in split_of(name, spec).parts) or (name.split(".")[-2],)
+
+
+def unfused(fused: Tensor, split: Split) -> list[Tensor]:
+    """The parts of a fused weight or bias, each with its rows in order; of another one, itself."""
+    if not split.parts:
+        return [fused]
+    rows = [rows for _, rows in split.parts]
+    units = fused.unflatten(0, (split.units, sum(rows)))
+    return [part.flatten(0, 1) for part in units.split(rows, dim=1)]
+
+
+def fused(parts: Sequence[Tensor], split: Split) -> Tensor:
+    """The inverse of `unfused`."""
+    if not split.parts:
+        (alone,) = parts
+        return alone
+    units = [part.unflatten(0, (split.units, -1)) for part in parts]
+    return torch.cat(units, dim=1).flatten(0, 1)

@@ -131,7 +131,7 @@ def _add_product(total_VC: Tensor | None, logits_NV: Tensor, hidden_NC: Tensor, 
 
 def _scaled(x: Tensor, by: Tensor, dtype: torch.dtype) -> Tensor:
     if x.is_cuda and x.dtype != torch.float64:
-        from .kernels.scaled import scaled
+        from .kernels.cross_entropy import scaled
 
         return scaled(x, by, dtype)
     return (x * by).to(dtype)

@@ -16,7 +16,7 @@ from .attend import Attend
 from .components import ACTIVATIONS, NORMS, made
 from .dropout import Dropout
 from .feed_forward import gated, gelu, gelu_tanh
-from .heads import Heads, has_head_kernel, split_biased_heads, split_heads, turned_heads, turned_projection
+from .heads import Heads, has_head_kernel, rotated_heads, rotated_projection, split_biased_heads, split_heads
 from .matmul import product
 from .norms import has_norm_kernel, passing
 from .positions import Rotation, rotate
@@ -127,7 +127,7 @@ class Attention(nn.Module):
         self,
         x_BTC: Tensor,
         *,
-        turn: Rotation | None,
+        angles: Rotation | None,
         attend: Attend,
         biased: bool = True,
         bias_learns: bool = True,
@@ -136,14 +136,14 @@ class Attention(nn.Module):
         """Plus `added`; without the last bias where the caller adds it, or with one that gets its gradient from the
         caller."""
         sizes = {"group_heads": self.group_heads, "head_size": self.head_size}
-        if turn is not None and self.query_norm is None:
-            q_BHTD, k_BGTD, v_BGTD = self._turned(x_BTC, turn, **sizes)
+        if angles is not None and self.query_norm is None:
+            q_BHTD, k_BGTD, v_BGTD = self._rotated(x_BTC, angles, **sizes)
         else:
             q_BHTD, k_BGTD, v_BGTD = self._split(x_BTC, **sizes)
             if self.query_norm is not None and self.key_norm is not None:
                 q_BHTD, k_BGTD = self.query_norm(q_BHTD), self.key_norm(k_BGTD)
-            if turn is not None:
-                q_BHTD, k_BGTD = rotate(q_BHTD, turn), rotate(k_BGTD, turn)
+            if angles is not None:
+                q_BHTD, k_BGTD = rotate(q_BHTD, angles), rotate(k_BGTD, angles)
         if self.positions_first:
             q_BHTD, k_BGTD, v_BGTD = (x_THBD.transpose(0, 2) for x_THBD in (q_BHTD, k_BGTD, v_BGTD))
         attended_BHTD = attend(q_BHTD, k_BGTD, v_BGTD)
@@ -152,11 +152,11 @@ class Attention(nn.Module):
         flat_BTC = attended_BHTD.transpose(1, 2).flatten(2)
         return self.out(flat_BTC, biased=biased, bias_learns=bias_learns, added=added)
 
-    def _turned(self, x_BTC: Tensor, turn: Rotation, **sizes: int) -> Heads:
+    def _rotated(self, x_BTC: Tensor, angles: Rotation, **sizes: int) -> Heads:
         joined = self.qkv.bare and self.qkv.bias is None and x_BTC.dtype == self.qkv.weight.dtype
         if joined and has_head_kernel(x_BTC, self.head_size):
-            return turned_projection(x_BTC, self.qkv.weight, turn, **sizes)
-        return turned_heads(self.qkv(x_BTC), turn, **sizes)
+            return rotated_projection(x_BTC, self.qkv.weight, angles, **sizes)
+        return rotated_heads(self.qkv(x_BTC), angles, **sizes)
 
     def _split(self, x_BTC: Tensor, **sizes: int) -> Heads:
         if self.qkv.bias is not None and has_head_kernel(x_BTC, self.head_size):
@@ -210,12 +210,12 @@ class Block(nn.Module):
         self.mlp_post_norm = make_norm(spec) if both else None
 
     def forward(
-        self, x_BTC: Tensor, *, turn: Rotation | None, attend: Attend, dropout: Dropout | None = None
+        self, x_BTC: Tensor, *, angles: Rotation | None, attend: Attend, dropout: Dropout | None = None
     ) -> Tensor:
         """`dropout` is that of this layer."""
 
         def attention(x_BTC: Tensor) -> Tensor:
-            y_BTC = self.attention(x_BTC, turn=turn, attend=attend)
+            y_BTC = self.attention(x_BTC, angles=angles, attend=attend)
             return y_BTC if dropout is None else dropout(y_BTC, site="attention")
 
         def feed_forward(x_BTC: Tensor) -> Tensor:
@@ -228,7 +228,7 @@ class Block(nn.Module):
         x_BTC, normed_BTC = passing(x_BTC, self.attention_norm)
         if dropout is None and self.attention_post_norm is None and has_norm_kernel(x_BTC, self.mlp_norm):
             # Biases at the end of branches go to the stream as it is: the norm between them has their gradients.
-            branch = functools.partial(self.attention, normed_BTC, turn=turn, attend=attend)
+            branch = functools.partial(self.attention, normed_BTC, angles=angles, attend=attend)
             biases = {"bias": self.attention.out.bias, "later": self.mlp.down.bias}
             if self.attention.out.bare:  # the product adds
                 x_BTC, normed_BTC = passing(branch(bias_learns=False, added=x_BTC), self.mlp_norm, **biases)

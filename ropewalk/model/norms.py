@@ -130,7 +130,7 @@ def _forward(
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor]:
     """The sum and its norm, which has `dtype`."""
-    from .kernels.norms import norm
+    from .kernels.fused_norms import norm
 
     x, added = x.contiguous(), None if added is None else added.contiguous()
     stream, out, means, scales = norm(x, added, added_bias, weight, bias, epsilon, dtype)
@@ -141,7 +141,7 @@ def _forward(
 
 def _gradients(ctx: Any, by_norm: Tensor, by_stream: Tensor | None) -> tuple[Tensor, list[Tensor]]:
     """By the sum; and by the vectors that are `there`, in their order."""
-    from .kernels.norms import norm_backward
+    from .kernels.fused_norms import norm_backward
 
     x, weight, means, scales = ctx.saved_tensors
     by_stream = None if by_stream is None else by_stream.contiguous()

@@ -21,6 +21,7 @@ from .attend import Attend, attend_for
 from .components import MODELS, made
 from .dropout import Dropout
 from .init import initialize
+from .loss import token_scores, weighted_loss
 from .modules import Linear
 from .spec import Spec
 
@@ -200,6 +201,94 @@ class ModelStage(nn.Module, abc.ABC):
         """Replaces the forward methods of the blocks by `compile` of them; hooks stay outside."""
         for block in self.blocks.values():
             block.forward = compile(block.forward)
+
+
+class LanguageModel(ModelStage):
+    """A stack of blocks over one stream of hidden states, from an embedding to a head: what language models share.
+
+    Subclasses make their blocks and run them. The loss is a function of hidden states and `head_weight`
+    (model/loss.py), so that it can be chunked or split by vocabulary.
+    """
+
+    def __init__(
+        self, spec: Spec, *, layers: Iterable[int] | None = None, first: bool = True, last: bool = True
+    ) -> None:
+        super().__init__()
+        self.spec, self.first, self.last = spec, first, last
+        self.run_block: RunBlock = run_plainly
+        self.look_up: Callable[[nn.Embedding, Tensor], Tensor] | None = None
+        """Looks tokens up where ranks share the embedding."""
+        self.embedding = make_table(spec.vocabulary, spec.width) if first else None
+        self.make_blocks(range(spec.layers) if layers is None else layers)
+        # A last stage of its own keeps a copy of the tied weight; `parallel` adds up the two gradients.
+        own_head = last and not (spec.tie_embeddings and first)
+        self.head = nn.Linear(spec.width, spec.vocabulary, bias=False) if own_head else None
+
+    @abc.abstractmethod
+    def make_blocks(self, layers: Iterable[int]) -> None:
+        """Sets `blocks`, and what else lies between embedding and head."""
+
+    def embedded(self, tokens: Tensor) -> Tensor:
+        """The vectors of tokens. Needs the first stage."""
+        assert self.embedding is not None
+        return self.look_up(self.embedding, tokens) if self.look_up else self.embedding(tokens)
+
+    def edges(self, sequences: int, positions: int) -> Edges:
+        hidden = (Edge((sequences, positions, self.spec.width)),)
+        return Edges(() if self.first else hidden, () if self.last else hidden)
+
+    def loss(
+        self,
+        outputs: tuple[Tensor, ...],
+        targets_BT: Tensor,
+        weights_BT: Tensor,
+        *,
+        vocabulary: SplitVocabulary | None = None,
+        each_N: Tensor | None = None,
+    ) -> Tensor:
+        (hidden_BTC,), weights_N = outputs, weights_BT.flatten()
+        if vocabulary is None:
+            hidden_NC = hidden_BTC.flatten(0, 1)
+            return weighted_loss(hidden_NC, self.head_weight, targets_BT.flatten(), weights_N, each_N=each_N)
+        losses_N = vocabulary.losses(hidden_BTC, self.head_weight, targets_BT).flatten()
+        losses_N = losses_N * weights_N.to(losses_N.dtype)
+        if each_N is not None:
+            each_N.copy_(losses_N.detach())
+        return losses_N.sum()
+
+    def scores(
+        self, outputs: tuple[Tensor, ...], targets_BT: Tensor, *, vocabulary: SplitVocabulary | None = None
+    ) -> tuple[Tensor, Tensor]:
+        (hidden_BTC,) = outputs
+        if vocabulary is not None:
+            return vocabulary.scores(hidden_BTC, self.head_weight, targets_BT)
+        score_N, choice_N = token_scores(hidden_BTC.flatten(0, 1), self.head_weight, targets_BT.flatten())
+        return score_N.view(targets_BT.shape), choice_N.view(targets_BT.shape)
+
+    def next_logits(self, outputs: tuple[Tensor, ...]) -> Tensor:
+        return self.logits(outputs[0][:, -1:]).squeeze(1)
+
+    def split_over_ranks(
+        self, *, look_up: Callable[[nn.Embedding, Tensor], Tensor], keep: Callable[[Tensor], Tensor] | None
+    ) -> None:
+        assert keep is None, "the kind says that its positions cannot be split"
+        self.look_up = look_up
+
+    @property
+    def head_weight(self) -> Tensor:
+        owner = self.embedding if self.head is None else self.head
+        assert owner is not None, "this stage has no head"
+        return owner.weight
+
+    def logits(self, hidden_BTC: Tensor) -> Tensor:
+        """Scores of every next token, B T V."""
+        return nn.functional.linear(hidden_BTC, self.head_weight)
+
+
+def make_table(rows: int, width: int) -> nn.Embedding:
+    """Vectors to look up. Their first values are model/init.py's: torch's own, on the device `meta`, would import its
+    compiler, which takes a second and which only training needs."""
+    return nn.Embedding(rows, width, _weight=torch.empty(rows, width))
 
 
 def build_stage(

@@ -64,12 +64,9 @@ def split_model(model: Decoder, group: Group, *, sequence: bool) -> None:
             linear.enter, linear.column = enter, column
         else:
             linear.leave = leave
-    model.set_positions_first(sequence)
-    if model.embedding is not None:
-        begin = tensor_placement("embedding.weight", spec, group).offset[0]
-        model.embed = functools.partial(_look_up, model.embedding, begin=begin, group=group, sequence=sequence)
-        if sequence:
-            model.keep = functools.partial(_kept, group=group)
+    begin = tensor_placement("embedding.weight", spec, group).offset[0]
+    look_up = functools.partial(_look_up, begin=begin, group=group, sequence=sequence)
+    model.split_over_ranks(look_up=look_up, keep=functools.partial(_kept, group=group) if sequence else None)
 
 
 def split_linears(model: Decoder) -> Iterator[tuple[str, Linear, str]]:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ropewalk.base.errors import UserError
+from ropewalk.model.components import MODELS
 from ropewalk.model.sharding import splits
 from ropewalk.model.spec import Spec
 
@@ -49,7 +50,7 @@ def laid_out(plan: Plan, parallel: Parallel, spec: Spec, *, processes: int | Non
     several = parallel.pipeline > 1
     options: dict[str, Any] = {
         "zero": parallel.zero if parallel.shard > 1 else 0,
-        "sequence": parallel.sequence and parallel.tensor > 1,
+        "sequence": parallel.sequence and parallel.tensor > 1 and MODELS[spec.kind].shares_positions,
         "chunks": chunks if several else 1,
         "stages": split_layers(spec, parallel.pipeline * chunks) if several else (),
     }
@@ -121,6 +122,8 @@ def _tensor_problems(plan: Plan, spec: Spec) -> Iterator[str]:
 def _context_problems(plan: Plan, spec: Spec) -> Iterator[str]:
     if plan.context == 1:
         return
+    if not MODELS[spec.kind].shares_positions:
+        yield f"`parallel.context` splits positions, which `{spec.kind}` needs together; leave it out"
     parts = plan.context * (2 if plan.context_method == "ring" else 1)
     if spec.sequence_length % parts:
         yield (

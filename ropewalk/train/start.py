@@ -24,8 +24,8 @@ from ropewalk.checkpoint.run_state import Tensors, head_of
 from ropewalk.model.hugging_face.configs import CONFIG
 from ropewalk.model.hugging_face.convert import Imported
 from ropewalk.model.init import initial_value
-from ropewalk.model.lora import adapter_names, with_adapter
 from ropewalk.model.spec import CHANGEABLE, Spec
+from ropewalk.model.trainable import adapter_names, with_adapter
 from ropewalk.parallel.placement import Choose, LocalShard, Placement
 
 

@@ -19,8 +19,8 @@ from ropewalk.model.config import (
 )
 from ropewalk.model.decoder import Decoder, build
 from ropewalk.model.init_laws import INITS
-from ropewalk.model.lora import adapter_names, with_lora
 from ropewalk.model.spec import Spec, resolve
+from ropewalk.model.trainable import adapter_names, with_lora
 
 
 @st.composite

@@ -15,10 +15,9 @@ from ropewalk.model.attend import attend_for
 from ropewalk.model.config import Lora
 from ropewalk.model.decoder import build
 from ropewalk.model.dropout import Dropout, dropout_key
-from ropewalk.model.frozen import trained_names
-from ropewalk.model.lora import adapter_names
 from ropewalk.model.loss import weighted_loss
 from ropewalk.model.spec import Spec
+from ropewalk.model.trainable import adapter_names, trained_names
 
 from .specs import freeze, small, specs, trained
 

@@ -14,11 +14,11 @@ HALF_E4M3, HALF_E5M2 = 2.0**-4, 2.0**-3
 @pytest.mark.parametrize(("dtype", "half"), [(E4M3, HALF_E4M3), (E5M2, HALF_E5M2)])
 def test_a_number_is_off_by_half_a_step_at_most(dtype, half):
     x = torch.randn(40, 24, generator=torch.Generator().manual_seed(0))
-    narrow, turned, _, scale = rounded(x, dtype)
+    narrow, rotated, _, scale = rounded(x, dtype)
     error = (narrow.double() * scale - x).abs()
     smallest = torch.finfo(dtype).smallest_normal * scale
     assert (error <= half * x.abs().clamp(min=smallest) * 1.001).all()
-    assert torch.equal(turned.float(), narrow.float().t())
+    assert torch.equal(rotated.float(), narrow.float().t())
     assert narrow.float().abs().max() == torch.finfo(dtype).max
 
 
@@ -29,7 +29,7 @@ def test_by_rows_every_row_fills_the_range_and_the_transposed_has_one_scale():
     error = (found.narrow_RC.double() * found.row_scale - x).abs()
     assert (error <= HALF_E4M3 * x.abs().clamp(min=torch.finfo(E4M3).smallest_normal * found.row_scale) * 1.001).all()
     assert torch.equal(found.scale, whole.scale)
-    assert torch.equal(found.turned_CR.float(), whole.turned_CR.float())
+    assert torch.equal(found.transposed_CR.float(), whole.transposed_CR.float())
 
 
 def test_one_large_token_costs_the_others_no_bits_by_rows():
@@ -60,7 +60,7 @@ def test_zeros_stay_zeros(by_rows):
     assert torch.isfinite(found.row_scale).all()
     assert torch.isfinite(found.scale)
     assert not found.narrow_RC.float().any()
-    assert not found.turned_CR.float().any()
+    assert not found.transposed_CR.float().any()
 
 
 @pytest.mark.parametrize("way", [product, product_by_rows])

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from ropewalk.base.errors import UserError
 from ropewalk.model.config import Lora
-from ropewalk.model.frozen import trained_names
-from ropewalk.model.lora import adapter_names
+from ropewalk.model.trainable import adapter_names, trained_names
 
 from .specs import small, specs
 

@@ -13,8 +13,8 @@ from ropewalk.model.config import Lora
 from ropewalk.model.decoder import Decoder, build
 from ropewalk.model.growth.growth import grow
 from ropewalk.model.growth.larger import Sizes, larger
-from ropewalk.model.lora import with_lora
 from ropewalk.model.spec import Spec
+from ropewalk.model.trainable import with_lora
 from tests.tiny import random_batch, small_spec
 
 # float64 keeps 16 digits; a few layers of sums lose at most three of them.

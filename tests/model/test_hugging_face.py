@@ -21,9 +21,9 @@ from ropewalk.flow import export_model, import_model
 from ropewalk.model.config import Lora
 from ropewalk.model.decoder import Decoder, build
 from ropewalk.model.hugging_face.configs import NORM_EPSILON, choose_layout
-from ropewalk.model.lora import with_lora
 from ropewalk.model.modules import make_norm
 from ropewalk.model.spec import Spec
+from ropewalk.model.trainable import with_lora
 from tests.tiny import END, byte_tokenizer, random_batch, small_spec
 
 # The bar of logits in float32, which two orders of the same sums keep at this size.

@@ -49,7 +49,7 @@ def test_cross_entropy(dtype, vocabulary):
 
 @pytest.mark.parametrize("dtype", TYPES)
 def test_scaled(dtype):
-    from ropewalk.model.kernels.scaled import scaled
+    from ropewalk.model.kernels.cross_entropy import scaled
 
     x, by = draw(3, 5000, dtype=dtype), draw(1)[0] + 3
     for out in {torch.float32, dtype}:
@@ -98,7 +98,7 @@ def test_gelu(dtype, tanh, biased):
 @pytest.mark.parametrize("centred", [True, False])
 @pytest.mark.parametrize("passes", [True, False])
 def test_norms(dtype, centred, passes):
-    from ropewalk.model.kernels.norms import norm, norm_backward
+    from ropewalk.model.kernels.fused_norms import norm, norm_backward
 
     made = norms.LayerNorm(300) if centred else norms.RmsNorm(300, eps=1e-6)
     with torch.no_grad():
@@ -126,7 +126,7 @@ def test_norms(dtype, centred, passes):
 @pytest.mark.parametrize("centred", [True, False])
 def test_norm_of_a_sum(dtype, centred):
     """A stream may be wider than what a branch adds to it."""
-    from ropewalk.model.kernels.norms import norm
+    from ropewalk.model.kernels.fused_norms import norm
 
     made = norms.LayerNorm(300) if centred else norms.RmsNorm(300, eps=1e-6)
     made.to(DEVICE)
@@ -143,20 +143,20 @@ def test_norm_of_a_sum(dtype, centred):
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize(("groups", "group_heads", "size"), [(2, 3, 32), (3, 5, 64)])
 def test_heads(dtype, groups, group_heads, size):
-    from ropewalk.model.kernels.heads import turned, turned_back
+    from ropewalk.model.kernels.rotated_heads import rotated, rotated_backward
 
     fused = draw(2, 21, groups * group_heads * size, dtype=dtype)
     angles = draw(2, 1, 21, size // 2)
-    turn = (angles.cos(), angles.sin())
+    angles = (angles.cos(), angles.sin())
     wide = fused.float().requires_grad_()
     plain = heads.split_heads(wide, group_heads=group_heads, head_size=size)
-    plain = (heads.rotate(plain[0], turn), heads.rotate(plain[1], turn), plain[2])
-    found = turned(fused, *turn, group_heads, size)
+    plain = (heads.rotate(plain[0], angles), heads.rotate(plain[1], angles), plain[2])
+    found = rotated(fused, *angles, group_heads, size)
     for got, want in zip(found, plain, strict=True):
         near(got.transpose(1, 2), want, dtype)
     # Attention hands gradients back in another order of dimensions.
     gradients = [torch.randn_like(part, memory_format=torch.contiguous_format) for part in plain]
-    back = turned_back(*(part.transpose(1, 2) for part in gradients), *turn, group_heads)
+    back = rotated_backward(*(part.transpose(1, 2) for part in gradients), *angles, group_heads)
     torch.testing.assert_close(back, torch.autograd.grad(plain, wide, gradients)[0], atol=1e-5, rtol=1e-5)
 
 
@@ -165,11 +165,11 @@ def test_heads(dtype, groups, group_heads, size):
 def test_heads_turned_where_the_product_is(dtype, groups, group_heads, size):
     x, weight = draw(2, 21, 48, dtype=dtype), draw(groups * group_heads * size, 48, dtype=dtype)
     angles = draw(2, 1, 21, size // 2)
-    sizes, turn = {"group_heads": group_heads, "head_size": size}, (angles.cos(), angles.sin())
+    sizes, angles = {"group_heads": group_heads, "head_size": size}, (angles.cos(), angles.sin())
     leaves, wide = ([each.to(t).requires_grad_() for each in (x, weight)] for t in (dtype, torch.float32))
     plain = heads.split_heads(torch.nn.functional.linear(*wide), **sizes)
-    plain = (heads.rotate(plain[0], turn), heads.rotate(plain[1], turn), plain[2])
-    found = heads.turned_projection(*leaves, turn, **sizes)
+    plain = (heads.rotate(plain[0], angles), heads.rotate(plain[1], angles), plain[2])
+    found = heads.rotated_projection(*leaves, angles, **sizes)
     close = {"atol": 1e-4, "rtol": 1e-5} if dtype == torch.float32 else {"atol": 0.5, "rtol": 0.02}
     for got, want in zip(found, plain, strict=True):
         torch.testing.assert_close(got.float(), want, **close)

@@ -92,10 +92,10 @@ def test_lipschitz_branches_are_1_lipschitz(mlp):
             assert initial_value(name, spec.shapes()[name], spec, seed=0).norm(dim=1).max() <= 1
     block = build(spec, seed=0, dtype=torch.float64).blocks["1"]
     x_BTC = torch.nn.functional.layer_norm(torch.randn(1, 6, 64, dtype=torch.float64), (64,))
-    assert jacobian_rows(lambda x: block.attention(x, turn=None, attend=causal), x_BTC).max() <= 1
+    assert jacobian_rows(lambda x: block.attention(x, angles=None, attend=causal), x_BTC).max() <= 1
     assert jacobian_rows(block.mlp, x_BTC).max() <= 1
     # The deviation that a norm after the sum divides by: near 1, so that the stream passes almost unchanged.
-    added = block.attention(x_BTC, turn=None, attend=causal)
+    added = block.attention(x_BTC, angles=None, attend=causal)
     assert added.std() < 0.5
     assert 1 <= (x_BTC + added).std() < 1.15
 
@@ -115,7 +115,7 @@ def stream_share(layers: int, *, init: str = "ds-init") -> float:
         for block in model.blocks.values():
             block.attention_norm.register_forward_pre_hook(divide)
             block.mlp_norm.register_forward_pre_hook(divide)
-            x_BTC = block(x_BTC, turn=None, attend=causal)
+            x_BTC = block(x_BTC, angles=None, attend=causal)
     return share
 
 

@@ -13,9 +13,9 @@ from torch import Tensor
 from ropewalk.model.config import Lora
 from ropewalk.model.decoder import Decoder, build
 from ropewalk.model.init import initial_value
-from ropewalk.model.lora import adapted, adapter_names, merged, with_lora
 from ropewalk.model.modules import Linear
 from ropewalk.model.spec import Spec
+from ropewalk.model.trainable import adapted, adapter_names, merged, with_lora
 
 from .specs import freeze, loras, loud, small, specs
 

@@ -213,7 +213,7 @@ def attention(spec: Spec, block: Weights, parts: Weights, x_TC: Tensor, document
             q_TD = unit_mean_square(q_TD) * block["attention.query_norm.weight"]
             k_TD = unit_mean_square(k_TD) * block["attention.key_norm.weight"]
         if spec.position == "rope":
-            q_TD, k_TD = turned(spec, q_TD), turned(spec, k_TD)
+            q_TD, k_TD = rotated(spec, q_TD), rotated(spec, k_TD)
         slope = reference_slope(head, spec.heads) if spec.position == "alibi" else 0.0
         rows = []
         for t in range(len(x_TC)):
@@ -241,7 +241,7 @@ def attend_one(q_D: Tensor, k_SD: Tensor, v_SD: Tensor, penalty_S: Tensor) -> Te
     return (weights_S / weights_S.sum()) @ v_SD
 
 
-def turned(spec: Spec, x_TD: Tensor) -> Tensor:
+def rotated(spec: Spec, x_TD: Tensor) -> Tensor:
     """RoPE as multiplication of complex numbers (feature i, feature i + D/2) by e^(i position frequency)."""
     half = spec.head_size // 2
     stretch = spec.rope_factor if spec.rope_scaling == "linear" else 1.0

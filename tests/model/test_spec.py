@@ -17,10 +17,9 @@ from ropewalk.model.attend import additive_mask
 from ropewalk.model.components import ACTIVATIONS
 from ropewalk.model.config import Lora, Model
 from ropewalk.model.decoder import Decoder, build
-from ropewalk.model.frozen import trained_names
-from ropewalk.model.lora import with_lora
 from ropewalk.model.loss import token_losses
 from ropewalk.model.spec import Spec, model_values, resolve
+from ropewalk.model.trainable import trained_names, with_lora
 from ropewalk.train.optim.table import OPTIMIZERS
 
 from .specs import freeze, small, specs, trained

@@ -53,13 +53,13 @@ def test_row_parallel_outputs_of_a_split_block_add_up(degree, mlp, place, change
     block = loud(spec, seed=1).blocks["1"]
     parts = [tensor_part(block, spec, rank, degree) for rank in range(degree)]
     x_BTC = torch.randn(2, 7, spec.width, dtype=torch.float64)
-    turn = None
+    angles = None
     if spec.position == "rope":
-        turn = rotation(torch.arange(7).expand(2, -1), spec, dtype=torch.float64)
+        angles = rotation(torch.arange(7).expand(2, -1), spec, dtype=torch.float64)
 
     def attention(x_BTC):
         attends = [attend_for(spec, first_head=rank * 8 // degree) for rank in range(degree)]
-        return sum(p.attention(x_BTC, turn=turn, attend=a) for p, a in zip(parts, attends, strict=True))
+        return sum(p.attention(x_BTC, angles=angles, attend=a) for p, a in zip(parts, attends, strict=True))
 
     def feed_forward(x_BTC):
         return sum(part.mlp(x_BTC) for part in parts)
@@ -71,7 +71,7 @@ def test_row_parallel_outputs_of_a_split_block_add_up(degree, mlp, place, change
 
     middle_BTC = written(x_BTC, attention, block.attention_norm, block.attention_post_norm)
     summed_BTC = written(middle_BTC, feed_forward, block.mlp_norm, block.mlp_post_norm)
-    whole_BTC = block(x_BTC, turn=turn, attend=attend_for(spec))
+    whole_BTC = block(x_BTC, angles=angles, attend=attend_for(spec))
     torch.testing.assert_close(summed_BTC, whole_BTC, atol=1e-12, rtol=1e-12)
     whole_BTC.square().sum().backward()
     summed_BTC.square().sum().backward()

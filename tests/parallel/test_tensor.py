@@ -66,11 +66,11 @@ def block_events(rank: int, sequence: bool) -> tuple[list[str], list[str]]:
     shape = (LENGTH // 2, ROWS) if sequence else (ROWS, LENGTH)
     x = torch.randn(*shape, SPEC.width, generator=torch.Generator().manual_seed(rank if sequence else 0))
     positions = torch.arange(LENGTH).expand(ROWS, -1)
-    turn = rotation(positions.t() if sequence else positions, SPEC)
+    angles = rotation(positions.t() if sequence else positions, SPEC)
     events: list[str] = []
     with collectives(events), Recorder(events, weights):
         # A stream that needs a gradient itself, as between blocks.
-        y = block(x.requires_grad_() * 1, turn=turn, attend=attend_for(SPEC))
+        y = block(x.requires_grad_() * 1, angles=angles, attend=attend_for(SPEC))
         forward = list(events)
         events.clear()
         y.backward(torch.ones_like(y))

@@ -17,11 +17,10 @@ from ropewalk.model.attend import attend_for
 from ropewalk.model.config import Lora
 from ropewalk.model.decoder import build
 from ropewalk.model.dropout import Dropout
-from ropewalk.model.frozen import trained_names
-from ropewalk.model.lora import with_lora
 from ropewalk.model.loss import token_losses, weighted_loss
 from ropewalk.model.sizes import size_of
 from ropewalk.model.spec import Spec, resolve
+from ropewalk.model.trainable import trained_names, with_lora
 from ropewalk.parallel import tensor
 from ropewalk.parallel.apply import apply
 from ropewalk.plan import forecast

@@ -14,10 +14,9 @@ from torch import Tensor
 from ropewalk.model.attend import attend_for
 from ropewalk.model.config import Lora
 from ropewalk.model.decoder import Decoder, build
-from ropewalk.model.frozen import trained_names
-from ropewalk.model.lora import with_lora
 from ropewalk.model.loss import token_losses
 from ropewalk.model.spec import Spec
+from ropewalk.model.trainable import trained_names, with_lora
 from ropewalk.parallel.apply import apply, local
 from ropewalk.parallel.executor import Executor
 from ropewalk.parallel.rank_executor import RankExecutor
@@ -72,7 +71,7 @@ def outputs_by_hand(model: Decoder, spec: Spec) -> dict[str, float]:
         x = model.embedding.weight[tokens] + model.positions.weight[positions]
         found["embedding"] = rms(x)
         for name, block in model.blocks.items():
-            added = block.attention(block.attention_norm(x), turn=None, attend=attend_for(spec))
+            added = block.attention(block.attention_norm(x), angles=None, attend=attend_for(spec))
             found[f"blocks.{name}.attention"] = rms(added)
             x = x + added
             added = block.mlp(block.mlp_norm(x))

@@ -26,10 +26,10 @@ from torch import Tensor
 from ropewalk.base.errors import UserError
 from ropewalk.base.seeds import seed_for
 
-from ..lora import merged
-from ..parts import fused, part_names, unfused
+from ..init import fused, part_names, unfused
 from ..sharding import split_of
 from ..spec import Spec
+from ..trainable import merged
 
 NewBlocks = Literal["identity", "stack"]
 Weights = Mapping[str, Tensor]

@@ -13,8 +13,8 @@ from typing import Annotated
 from ropewalk.base.errors import UserError
 from ropewalk.config.schema import Range
 
-from ..lora import with_lora
 from ..spec import Spec
+from ..trainable import with_lora
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

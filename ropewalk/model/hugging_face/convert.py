@@ -15,10 +15,10 @@ from torch import Tensor
 
 from ropewalk.base.errors import DamagedModel
 
-from ..lora import merged
-from ..parts import fused, unfused
+from ..init import fused, unfused
 from ..sharding import split_of
 from ..spec import Spec
+from ..trainable import merged
 from .configs import NORM_EPSILON, Layout
 
 Weights = Mapping[str, Tensor]

@@ -1,4 +1,4 @@
-"""Cross-entropy and its gradient in one reading of the logits.
+"""Cross-entropy and its gradient in one reading of the logits; and that gradient scaled.
 
 Twin: `losses_and_gradient_` of model/loss.py. A program owns a row.
 """
@@ -63,3 +63,20 @@ def _cross_entropy(logits, targets, weights, losses, vocabulary, stride, BLOCK: 
         share = tl.exp2(x.to(tl.float32) * LOG2_E - log_total)
         gradient = (share - tl.where(at == target, 1.0, 0.0)) * weight
         tl.store(logits + at, gradient.to(logits.dtype.element_ty), mask=at < vocabulary, eviction_policy="evict_first")
+
+
+def scaled(x: Tensor, by: Tensor, dtype: torch.dtype) -> Tensor:
+    """The contiguous `x` times a number that the device holds, as another type. Twin: `(x * by).to(dtype)`.
+
+    What torch does instead reads the number for every element: 0.5 TB/s, and a pass of its own for the type (H200).
+    """
+    out = torch.empty_like(x, dtype=dtype)
+    _scaled[(triton.cdiv(x.numel(), BLOCK),)](x, by, out, x.numel(), BLOCK=BLOCK, num_warps=8)
+    return out
+
+
+@triton.jit
+def _scaled(xs, by, out, count, BLOCK: tl.constexpr):
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(xs + at, mask=at < count, other=0.0).to(tl.float32) * tl.load(by).to(tl.float32)
+    tl.store(out + at, x.to(out.dtype.element_ty), mask=at < count)

@@ -22,7 +22,7 @@ ROWS, COLUMNS = 64, 128
 def both_orders(x_RC: Tensor, row_scale: Tensor, scale: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """x / row_scale rounded to `dtype`, and x / scale rounded and transposed. `x_RC` is contiguous; `row_scale` has a
     number for each row, or it is `scale`."""
-    narrow, turned = _both(x_RC, row_scale, scale, dtype)
+    narrow, rotated = _both(x_RC, row_scale, scale, dtype)
     rows, columns = narrow.shape
     grid = (triton.cdiv(rows, ROWS), triton.cdiv(columns, COLUMNS))
     _tile[grid](
@@ -30,7 +30,7 @@ def both_orders(x_RC: Tensor, row_scale: Tensor, scale: Tensor, dtype: torch.dty
         row_scale,
         scale,
         narrow,
-        turned,
+        rotated,
         rows,
         columns,
         BY_ROWS=row_scale.numel() > 1,
@@ -39,7 +39,7 @@ def both_orders(x_RC: Tensor, row_scale: Tensor, scale: Tensor, dtype: torch.dty
         COLUMNS=COLUMNS,
         num_warps=8,
     )
-    return narrow, turned
+    return narrow, rotated
 
 
 @both_orders.register_fake
@@ -55,7 +55,7 @@ def _tile(
     row_scale,
     scale,
     narrow,
-    turned,
+    rotated,
     rows,
     columns,
     BY_ROWS: tl.constexpr,
@@ -74,7 +74,7 @@ def _tile(
         scales = tl.load(row_scale + row, mask=row < rows, other=1.0)
         by_row = _rounded(value, scales[:, None], narrow.dtype.element_ty, MOST)
     tl.store(narrow + places, by_row, mask=here)
-    tl.store(turned + column[:, None] * rows + row[None, :], tl.trans(by_whole), mask=tl.trans(here))
+    tl.store(rotated + column[:, None] * rows + row[None, :], tl.trans(by_whole), mask=tl.trans(here))
 
 
 @triton.jit

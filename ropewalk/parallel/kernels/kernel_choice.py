@@ -84,11 +84,7 @@ def compile_stage(stage: Decoder) -> None:
     computed again in the backward pass than pays (H200, torch 2.11).
     """
     keep_compiled()
-    for block in stage.blocks.values():
-        # The method rather than the module: hooks that gather weights or watch outputs stay outside.
-        block.forward = torch.compile(block.forward, dynamic=False)
-    if stage.embedding is not None and stage.embed is None:
-        stage.lookup = torch.compile(stage.lookup, dynamic=False)  # type: ignore[method-assign]
+    stage.compile_blocks(functools.partial(torch.compile, dynamic=False))
 
 
 def measure_attention(

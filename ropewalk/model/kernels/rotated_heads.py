@@ -1,6 +1,6 @@
-"""A fused projection taken apart into heads, queries and keys turned by their positions, and the way back.
+"""A fused projection taken apart into heads, queries and keys rotated by their positions, and the way back.
 
-Twin: the plain steps of `turned_heads` in model/heads.py. A program owns tokens whole, whose angles all heads share.
+Twin: the plain steps of `rotated_heads` in model/heads.py. A program owns tokens whole, whose angles all heads share.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ WALKED = 16
     mutates_args=(),
     schema="(Tensor fused, Tensor cosines, Tensor sines, int group_heads, int head_size) -> (Tensor, Tensor, Tensor)",
 )
-def turned(
+def rotated(
     fused: Tensor, cosines: Tensor, sines: Tensor, group_heads: int, head_size: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Queries B T H D, keys and values B T G D of `fused` B T (G group_heads D); angles B 1 T D/2."""
     queries, keys, values = _heads(fused, cosines, sines, group_heads, head_size)
     rows, tokens, groups = keys.shape[:3]
-    _turned_heads[(rows * tokens,)](
+    _rotated_heads[(rows * tokens,)](
         fused,
         cosines.contiguous(),
         sines.contiguous(),
@@ -47,7 +47,7 @@ def turned(
     return queries, keys, values
 
 
-@turned.register_fake
+@rotated.register_fake
 def _heads(
     fused: Tensor, cosines: Tensor, sines: Tensor, group_heads: int, head_size: int
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -64,17 +64,17 @@ def _heads(
     mutates_args=(),
     schema="(Tensor x, Tensor weight, Tensor cosines, Tensor sines, int group_heads, int head_size) -> Tensor",
 )
-def turned_product(
+def rotated_product(
     x: Tensor, weight: Tensor, cosines: Tensor, sines: Tensor, group_heads: int, head_size: int
 ) -> Tensor:
-    """x W^T, B T (G group_heads D), with queries and keys turned where they are."""
+    """x W^T, B T (G group_heads D), with queries and keys rotated in place."""
     fused = _projected(x, weight, cosines, sines, group_heads, head_size)
     multiply(x.flatten(0, 1), weight, fused.flatten(0, 1), b_transposed=True)
-    _walk(_turned_in_place, fused, cosines, sines, (), group_heads, head_size)
+    _walk(_rotated_in_place, fused, cosines, sines, (), group_heads, head_size)
     return fused
 
 
-@turned_product.register_fake
+@rotated_product.register_fake
 def _projected(x: Tensor, weight: Tensor, cosines: Tensor, sines: Tensor, group_heads: int, head_size: int) -> Tensor:
     """Room for the result."""
     return x.new_empty(x.shape[0], x.shape[1], weight.shape[0])
@@ -85,18 +85,18 @@ def _projected(x: Tensor, weight: Tensor, cosines: Tensor, sines: Tensor, group_
     mutates_args=(),
     schema="(Tensor queries, Tensor keys, Tensor values, Tensor cosines, Tensor sines, int group_heads) -> Tensor",
 )
-def turned_back(
+def rotated_backward(
     queries: Tensor, keys: Tensor, values: Tensor, cosines: Tensor, sines: Tensor, group_heads: int
 ) -> Tensor:
-    """The gradient by `fused`, given those by what `turned` made of it."""
+    """The gradient by `fused`, given those by what `rotated` made of it."""
     fused = _fused(queries, keys, values, cosines, sines, group_heads)
     parts = [x if x.stride(3) == 1 else x.contiguous() for x in (queries, keys, values)]
     strides = (stride for part in parts for stride in part.stride()[:3])
-    _walk(_turned_heads_back, fused, cosines, sines, (*parts, *strides, keys.shape[1]), group_heads, keys.shape[3])
+    _walk(_rotated_heads_backward, fused, cosines, sines, (*parts, *strides, keys.shape[1]), group_heads, keys.shape[3])
     return fused
 
 
-@turned_back.register_fake
+@rotated_backward.register_fake
 def _fused(queries: Tensor, keys: Tensor, values: Tensor, cosines: Tensor, sines: Tensor, group_heads: int) -> Tensor:
     """Room for the result."""
     rows, tokens, groups, head_size = keys.shape
@@ -192,8 +192,8 @@ def _merged_heads(
         head, row_step, token_step = values + group * value_head, value_row, value_token
     feature = tl.arange(0, SIZE)
     total = tl.zeros([TOKENS, SIZE], tl.float32)
-    for turn in range(TURNS):
-        place = (tl.program_id(1) * TURNS + turn) * TOKENS + tl.arange(0, TOKENS)
+    for angles in range(TURNS):
+        place = (tl.program_id(1) * TURNS + angles) * TOKENS + tl.arange(0, TOKENS)
         here = (place < count)[:, None]
         at = (place // tokens).to(tl.int64) * row_step + (place % tokens).to(tl.int64) * token_step
         x = tl.load(head + at[:, None] + feature[None, :], mask=here, other=0.0)
@@ -204,7 +204,7 @@ def _merged_heads(
 
 
 @triton.jit
-def _turned_heads(
+def _rotated_heads(
     fused,
     cosines,
     sines,
@@ -254,7 +254,7 @@ def _angles(cosines, sines, count, HALF: tl.constexpr, TOKENS: tl.constexpr):
 
 
 @triton.jit
-def _turned_in_place(
+def _rotated_in_place(
     fused,
     cosines,
     sines,
@@ -276,7 +276,7 @@ def _turned_in_place(
 
 
 @triton.jit
-def _turned_heads_back(
+def _rotated_heads_backward(
     fused,
     cosines,
     sines,

@@ -1,23 +1,75 @@
-"""Which parameters are trained when a recipe freezes some. No torch.
+"""Which parameters are trained: low-rank adapters alone where there are some, and nothing that a recipe freezes.
+
+Adapters (Hu et al. 2021, arXiv 2106.09685) are given to a model, trained beside its weights, and merged into them.
 
     frozen = ["embedding", "blocks.0-3", "*norm*"]
 
-A pattern is a part with all that is in it (`embedding`, `blocks.0`, `blocks.0.mlp`, `blocks.0.mlp.up.bias`), a range of
-blocks (`blocks.0-3`, both ends included, or `blocks.0-3.attention`), or, with `*`, `?` or `[`, one of shells over whole
-names.
+A pattern of `frozen` is a part with all that is in it (`embedding`, `blocks.0`, `blocks.0.mlp`,
+`blocks.0.mlp.up.bias`), a range of blocks (`blocks.0-3`, both ends included, or `blocks.0-3.attention`), or, with `*`,
+`?` or `[`, a shell pattern over whole names.
+
+Importing this needs no torch, so that plans can name what is trained.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import fnmatch
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from ropewalk.base.errors import UserError
 
-from .lora import adapter_names
+from .config import Lora
 from .spec import Spec
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def with_lora(spec: Spec, lora: Lora | None) -> Spec:
+    """The spec with adapters as asked for, or with none."""
+    rank, rest = (lora.rank, lora) if lora else (0, Lora())
+    return dataclasses.replace(spec, lora_rank=rank, lora_alpha=rest.alpha, lora_targets=rest.targets)
+
+
+def adapter_names(spec: Spec) -> tuple[str, ...]:
+    """The adapters among the spec's parameters: what is trained when there are some."""
+    return tuple(name for name in spec.shapes() if name.endswith((".lora_a", ".lora_b")))
+
+
+def adapted(weights: Mapping[str, Tensor], spec: Spec, *, seed: int) -> dict[str, Tensor]:
+    """The weights of a model without adapters and fresh ones as `spec` has them: together they compute what the weights
+    did. Adapters have the type and the device of the matrices that they stand beside."""
+    from .init import initial_value  # the only part that needs torch
+
+    assert not set(adapter_names(spec)) & weights.keys(), "these weights have adapters; merge them first"
+    shapes, found = spec.shapes(), dict(weights)
+    for name in adapter_names(spec):
+        beside = weights[f"{name.rpartition('.')[0]}.weight"]
+        found[name] = initial_value(name, shapes[name], spec, seed=seed).to(beside)
+    return {name: found[name] for name in shapes}
+
+
+def merged(weights: Mapping[str, Tensor], spec: Spec) -> tuple[dict[str, Tensor], Spec]:
+    """The same function without adapters: W + alpha / rank x B A in the place of each W; and its spec.
+
+    Computed in float64 and rounded once, to the type of W.
+    """
+    plain = with_lora(spec, None)
+    found = {name: weights[name] for name in plain.shapes()}
+    for part in {name.rpartition(".")[0] for name in adapter_names(spec)}:
+        weight, a, b = (weights[f"{part}.{kind}"] for kind in ("weight", "lora_a", "lora_b"))
+        found[f"{part}.weight"] = with_adapter(weight, a, b, spec)
+    return found, plain
+
+
+def with_adapter(weight: Tensor, a: Tensor, b: Tensor, spec: Spec) -> Tensor:
+    """W + alpha / rank x B A of one matrix, or of a part of it: with the columns of A and the rows of B that it has."""
+    added = b.double() @ a.double() * (spec.lora_alpha / spec.lora_rank)
+    return (weight.double() + added).to(weight)
 
 
 def trained_names(spec: Spec, frozen: Sequence[str]) -> tuple[str, ...]:

@@ -62,6 +62,11 @@ def load_value(run: Path, key: str) -> Any:
     return tree[key]
 
 
+def saved_plugins(run: Path) -> dict[str, Plugin]:
+    """The user's modules that the saved config names."""
+    return _plugins(_tree(run).get("plugins", {}))
+
+
 def _plugins(table: Mapping[str, Any]) -> dict[str, Plugin]:
     return {name: Plugin(**values) for name, values in table.items()}
 

@@ -15,7 +15,7 @@ from ropewalk.base.errors import ConfigError, DamagedFile, RunConflict
 from ropewalk.base.events import EventLog
 from ropewalk.checkpoint.format import list_checkpoints
 from ropewalk.config.read import Resolved, flatten
-from ropewalk.config.resolved import FILE, load_resolved, save_resolved
+from ropewalk.config.resolved import FILE, load_resolved, save_resolved, saved_plugins
 from ropewalk.config.schema import fields_of, item_of, section_of
 from ropewalk.config.write import shown
 
@@ -80,23 +80,23 @@ def open_run(run: Path, found: Continuation, events: EventLog) -> None:
 def _changes(run: Path, resolved: Resolved[Recipe]) -> Iterator[tuple[str, Any, Any, bool]]:
     """Yields (key, value before, value now, whether it may change) for every setting that differs from the saved
     config."""
-    try:
-        saved = load_resolved(run, Recipe)
-        before = dict(flatten(saved.value))
-    except ConfigError:
-        # Written by a version with other settings: nothing can be compared.
-        return
     now = dict(flatten(resolved.value))
+    saved = saved_plugins(run)
+    for module in sorted(saved.keys() & resolved.plugins.keys()):
+        one, other = saved[module].digest[:12], resolved.plugins[module].digest[:12]
+        if one != other:
+            named_by = {key.split(".")[0] for key, value in now.items() if _names(value, module)}
+            yield f"plugins.{module}", f"source {one}", f"source {other}", named_by == {"evaluate"}
+    try:
+        before = dict(flatten(load_resolved(run, Recipe).value))
+    except ConfigError:
+        # Written by a version, or with a user's module, of other settings: nothing more can be compared.
+        return
     free = set(free_keys(Recipe))
     for key in sorted(before.keys() | now.keys()):
         if before.get(key) != now.get(key):
             name = ".".join(part for part in key.split(".") if not part.isdigit())
             yield key, before.get(key), now.get(key), name in free
-    for module in sorted(saved.plugins.keys() & resolved.plugins.keys()):
-        one, other = saved.plugins[module].digest[:12], resolved.plugins[module].digest[:12]
-        if one != other:
-            named_by = {key.split(".")[0] for key, value in now.items() if _names(value, module)}
-            yield f"plugins.{module}", f"source {one}", f"source {other}", named_by == {"evaluate"}
 
 
 def _names(value: Any, module: str) -> bool:

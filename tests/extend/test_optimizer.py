@@ -88,6 +88,10 @@ def test_a_run_with_an_optimizer_of_a_user_continues_and_ends_the_same(call: Cal
     source.write_text(before.replace("+ decay * weight", "- decay * weight"))
     status, _, err = call("train", "given/tiny.toml", "name=stopped", *LARS, *SAWTOOTH, "train.steps=8")
     assert (status, "plugins.lars: " in err) == (2, True)
+    source.write_text(before.replace("momentum: A", "decay: A").replace("self.momentum", "self.decay"))
+    renamed = [word.replace("settings.momentum", "settings.decay") for word in LARS]
+    status, _, err = call("train", "given/tiny.toml", "name=stopped", *renamed, *SAWTOOTH, "train.steps=8")
+    assert (status, "plugins.lars: " in err) == (2, True)
     source.unlink()
     status, _, err = call("train", "given/tiny.toml", "name=stopped", *LARS, *SAWTOOTH, "train.steps=8")
     assert (status, "no module `lars`" in err) == (2, True)

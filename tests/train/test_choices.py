@@ -64,8 +64,10 @@ def every_value() -> Iterator[tuple[str, dict[str, Any]]]:
     sections = {"model": Model, "train": Train, "train.optimizer": OptimizerSettings, "train.schedule": Schedule}
     for section, cls in sections.items():
         for option in fields_of(cls):
-            values = (False, True) if option.kind is bool else get_args(option.kind)
-            if get_origin(option.kind) is Literal or option.kind is bool:
+            values: tuple[Any, ...] = (False, True) if option.kind is bool else tuple(option.registry or ())
+            if get_origin(option.kind) is Literal:
+                values = get_args(option.kind)
+            if option.registry is None or len(option.registry) > 1:
                 for value in values:
                     name = f"{section}.{option.name}={value}"
                     key = f"{section}.{option.name}".replace(".", "__")

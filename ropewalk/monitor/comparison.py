@@ -1,4 +1,4 @@
-"""Runs side by side: the settings in which they differ, their curves, their results. Reads files and nothing else."""
+"""Compares runs: settings that differ, loss curves, results. Only reads files."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ Axis = Literal["step", "tokens", "flops", "time"]
 AXES: tuple[Axis, ...] = get_args(Axis)
 UNITS: dict[Axis, str] = {"step": "step", "tokens": "tokens", "flops": "FLOPs", "time": "seconds of training"}
 SMOOTHED_STEPS = 20
-"""Steps whose mean is one value of the training loss: single batches differ more than runs do. They are steps, so that
-runs that log at other intervals can be compared; a record that is the mean of more steps stays what it is."""
+"""Training losses are means over this many steps, since single batches differ more than runs do. Counted in steps, so
+that runs with other logging intervals can be compared; a record that is a mean over more steps stays as it is."""
 _ROWS = 8
-"""Places along the axis that a table shows."""
+"""Rows of a table along the axis."""
 _OWN = ("name", "prepare.folder", "prepare.artifacts", "prepare.workers")
-"""Settings that tell nothing about a result."""
+"""Settings that do not affect a result."""
 
 
 @dataclass(frozen=True, slots=True)
 class LossCurve:
-    """A loss along a run, at the same moments in four units."""
+    """A loss curve with four x axes."""
 
     x: dict[Axis, tuple[float, ...]]
     loss: tuple[float, ...]
 
     def at(self, axis: Axis, place: float) -> float | None:
-        """The loss at `place`, between neighbours on a straight line; None outside."""
+        """The loss at `place`, linearly interpolated; None outside the curve."""
         xs = self.x[axis]
         if not xs or not xs[0] <= place <= xs[-1]:
             return None
@@ -48,7 +48,7 @@ class LossCurve:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Side:
-    """One of the runs."""
+    """One of the compared runs."""
 
     folder: str
     view: RunView
@@ -57,7 +57,7 @@ class Side:
 
     @property
     def state(self) -> str:
-        """Whether it is over."""
+        """`running`, `finished` or `stopped`."""
         if self.view.process:
             return "running"
         return "finished" if self.view.finished else "stopped"
@@ -74,13 +74,13 @@ class Comparison:
 
     sides: tuple[Side, ...]
     settings: dict[str, tuple[Any, ...]]
-    """Those that differ, by dotted key."""
+    """Settings that differ, by dotted key."""
     notes: tuple[str, ...]
-    """What stands against comparing some of the figures."""
+    """Reasons why some figures cannot be compared."""
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """Of the columns: the last part of each folder, or the whole folder where that does not tell them apart."""
+        """Column titles: the last part of each folder, or the whole path if that is not unique."""
         short = tuple(Path(side.folder).name for side in self.sides)
         return short if len({*short}) == len(short) else tuple(side.folder for side in self.sides)
 
@@ -93,11 +93,11 @@ class Comparison:
         }
 
     def measure(self) -> str:
-        """The curve that a table shows: validation where all runs have some, else training."""
+        """The curve that a table shows: validation if all runs have it, else training."""
         return "validation" if all(len(side.validation.loss) > 1 for side in self.sides) else "training"
 
     def places(self, axis: Axis) -> list[float]:
-        """Up to `_ROWS` places along `axis` that all runs reach: where the one with the fewest values has some."""
+        """Up to `_ROWS` places along `axis` that all runs reach, taken from the curve with the fewest values."""
         curves = [getattr(side, self.measure()).x[axis] for side in self.sides]
         if not all(curves):
             return []
@@ -127,7 +127,7 @@ def _side(folder: Path, view: RunView) -> Side:
 
 
 def _training(view: RunView) -> LossCurve:
-    """FLOPs and time are added up from record to record, so that phases of different shape count as what they are."""
+    """FLOPs and time are summed over records, so that phases of different shapes count correctly."""
     columns: dict[Axis, list[float]] = {axis: [] for axis in AXES}
     losses: list[float] = []
     before = flops = seconds = 0.0
@@ -148,7 +148,7 @@ def _training(view: RunView) -> LossCurve:
 
 
 def _smoothed(steps: Sequence[float], losses: Sequence[float]) -> list[float]:
-    """The mean of each and of those logged less than `SMOOTHED_STEPS` before it."""
+    """The mean of each loss and those logged less than `SMOOTHED_STEPS` before it."""
     found: list[float] = []
     for end, step in enumerate(steps, 1):
         first = bisect_right(steps, step - SMOOTHED_STEPS, hi=end)
@@ -158,7 +158,7 @@ def _smoothed(steps: Sequence[float], losses: Sequence[float]) -> list[float]:
 
 
 def _validation(view: RunView, training: LossCurve) -> LossCurve:
-    """The measurements of validation, placed where training stood."""
+    """Validation losses at the positions of training."""
     columns: dict[Axis, list[float]] = {axis: [] for axis in AXES}
     losses = []
     for point in view.validations:
@@ -191,7 +191,7 @@ def _notes(sides: Sequence[Side]) -> list[str]:
     found = []
     if len({_data(side.view) for side in sides}) > 1:
         found.append(
-            "the runs have other data or another tokenizer: losses per token cannot be compared, bits per byte only as "
+            "the runs have different data or tokenizers: losses per token cannot be compared, bits per byte only as "
             "far as the held-out texts are alike"
         )
     if len({side.measured_on for side in sides if side.measured_on}) > 1:
@@ -245,14 +245,14 @@ def _last(curve: LossCurve, axis: Axis) -> float | None:
 
 
 def place_text(place: float, axis: Axis) -> str:
-    """A place along an axis, for people."""
+    """A place along an axis as text."""
     if axis == "time":
         return duration(place)
     return f"{round(place):,}" if axis == "step" else amount(place)
 
 
 def figures(comparison: Comparison) -> list[tuple[str, ...]]:
-    """Rows of what came of each run: a name, then a cell for each."""
+    """Rows of results: a name, then a cell per run."""
     trees = [_side_tree(side) for side in comparison.sides]
 
     def row(name: str, show: Any, key: str) -> tuple[str, ...]:
@@ -278,7 +278,7 @@ def figures(comparison: Comparison) -> list[tuple[str, ...]]:
 
 
 def metric_text(metric: Metric | None) -> str:
-    """The value with its interval, where there is one."""
+    """The value with its interval, if there is one."""
     if metric is None or metric.interval is None:
         return "-" if metric is None else metric.text()
     low, high = map(metric.text, metric.interval)

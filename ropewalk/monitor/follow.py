@@ -1,5 +1,5 @@
-"""The true curve of a run, while it goes on or afterwards: without what restarts and rollbacks undid, and with the last
-values of steps that were done twice.
+"""The true curve of a run, live or finished: without steps that restarts and rollbacks undid, and with the last values
+of repeated steps.
 
 `LiveCurve` reads `events.jsonl` as it grows; `Feed` keeps trackers equal to it.
 """
@@ -22,7 +22,7 @@ from .stream import CurveTrack, EventStream
 from .values import number
 
 QUIET_S = 60.0
-"""A run whose lock nobody holds here, and whose last event is younger, may go on at another machine."""
+"""An unlocked run with a more recent event may still be running on another machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ CURVE_FIELDS = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Point:
-    """What was measured at one moment of a step: figures of training, or of a validation after it."""
+    """The values of one event: of a training step, or of a validation after it."""
 
     step: int
     time: float
@@ -68,16 +68,16 @@ class Point:
 
 
 class Tracker(Protocol):
-    """Keeps a curve for another tool. Points come in order of their steps; two may have the same step."""
+    """Writes a curve for another tool. Points come in order of their steps; two may have the same step."""
 
     def resume(self, points: Iterator[Point]) -> int:
-        """How many of the first `points` are written already, by an earlier tracker; drops everything else that is."""
+        """Number of leading `points` that an earlier tracker has already written; drops everything else in the file."""
 
     def drop(self, step: int) -> None:
-        """Removes the points of `step` and later ones: they are not what came of the run."""
+        """Removes the points of `step` and later ones, which the run has undone."""
 
     def write(self, points: Iterator[Point]) -> None:
-        """Adds points behind those that are there."""
+        """Appends points."""
 
     def close(self) -> None:
         """Makes everything durable. Nothing is called afterwards."""
@@ -98,20 +98,20 @@ def open_tracker(words: str, *, run: str) -> Tracker:
         hint = f"did you mean `{near[0]}`?" if near else f"there are: {', '.join(TRACKERS)}"
         raise UserError(f"--to {words}: no tracker `{kind}`; {hint}")
     if not place:
-        raise UserError(f"--to {words}: says not where; write --to {kind}=PATH")
+        raise UserError(f"--to {words}: no path; write --to {kind}=PATH")
     module, _, name = TRACKERS[kind].partition(":")
     opener: Callable[[Path, str], Tracker] = getattr(importlib.import_module(module), name)
     return opener(Path(place), run)
 
 
 class LiveCurve:
-    """The points of a run that count, by step."""
+    """The points of a run by step, without those that it has undone."""
 
     def __init__(self, run: Path) -> None:
         self._path = events_path(run)
         self._track = CurveTrack()
         self.stream = EventStream(self._path, curve=self._track)
-        """Everything else that the events say."""
+        """All other events."""
 
     def __len__(self) -> int:
         return len(self._track.offsets)
@@ -121,29 +121,29 @@ class LiveCurve:
         self.stream.update()
 
     def take_changed(self) -> int:
-        """How many points from the first one are as they were at the last call."""
+        """Number of leading points that have not changed since the last call."""
         changed, self._track.changed = self._track.changed, len(self)
         return changed
 
     def start_of_step(self, place: int) -> tuple[int, int]:
-        """The step of the point at `place`, and the place of its first point."""
+        """The step of the point at index `place`, and the index of the first point of that step."""
         step = self._track.step_at(place)
         return step, bisect_left(self._track.steps, self._track.first_key(step))
 
     def points(self, first: int = 0) -> Iterator[Point]:
-        """Those from place `first` on."""
+        """Points from index `first` on."""
         if first >= len(self):
             return
         with open(self._path, "rb") as file:
             for offset in self._track.offsets[first:]:
                 file.seek(offset)
                 event = parse_event(file.readline())
-                if event is not None:  # else it was damaged since
+                if event is not None:  # damaged since it was recorded
                     yield _point(event)
 
 
 class Feed:
-    """Keeps trackers equal to the curve of a run."""
+    """Keeps trackers in sync with the curve of a run."""
 
     def __init__(self, curve: LiveCurve, trackers: Sequence[Tracker]) -> None:
         self._curve, self._trackers = curve, trackers
@@ -152,11 +152,11 @@ class Feed:
         self._write()
 
     def update(self) -> None:
-        """Gives the trackers what the curve has learned."""
+        """Sends new points to the trackers."""
         same = self._curve.take_changed()
         for index, tracker in enumerate(self._trackers):
             if same < self._written[index]:
-                # The last step that stays is written anew: of those that go only this is sure, that they follow it.
+                # Rewrites the last step that stays: the dropped points are only known to follow it.
                 step, place = self._curve.start_of_step(same - 1) if same else (0, 0)
                 tracker.drop(step)
                 self._written[index] = place
@@ -170,8 +170,8 @@ class Feed:
 
 
 def is_over(stream: EventStream, *, held: bool, waits: bool = False) -> bool:
-    """Whether nobody works on the run any more; `held` says whether somebody held its lock before `stream` was read.
-    With `waits` a run that was stopped before its end is not over: somebody may continue it."""
+    """Whether the run has ended; `held`: its lock was held before `stream` was read. With `waits`, a run that was
+    stopped before its end is not over, since it may continue."""
     last = stream.others[-1]["kind"] if stream.others else ""
     if held:
         return False

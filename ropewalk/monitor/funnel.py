@@ -1,7 +1,7 @@
-"""The manifest's counts as a flow: documents and bytes of each source, through the steps, to a split or to removal.
+"""The manifest's counts as a flow: documents and bytes of each source through the steps, to a split or to removal.
 
-Counts are conserved: at every node between the ends, as much leaves as arrives. A manifest whose counts do not add up
-gives an error instead of a picture.
+Counts are conserved: every inner node lets out as much as it takes in. A manifest whose counts do not add up raises an
+error instead of drawing a wrong picture.
 """
 
 from __future__ import annotations
@@ -17,30 +17,30 @@ from .values import mapping, text, whole
 
 KEPT = "kept"
 EDITED = "edits: "
-"""Before the rule of a node that stands for what edits took away."""
+"""Prefix of the rule in a node for bytes that edits removed."""
 
 Measure = Literal["documents", "bytes"]
 
 SMALL = 0.005
-"""Share of the whole corpus below which what a rule removes is too little to be seen as a ribbon of its own."""
+"""Rules that remove less than this share of the corpus are drawn together; their ribbons would be invisible."""
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A place documents pass or end; `bytes` is None where the manifest does not say. What edits took is bytes."""
+    """A node of the flow; `bytes` is None if the manifest does not have them. Edits remove bytes only."""
 
     key: str
     label: str
     kind: Literal["source", "step", "removed", "kept"]
     column: int
-    """Sources stand in column 0, step i in column i + 1; what a step removed shares its column."""
+    """Sources are in column 0, step i in column i + 1; documents removed by a step share its column."""
     documents: int
     bytes: int | None
 
 
 @dataclass(frozen=True, slots=True)
 class FunnelLink:
-    """Documents of one source on their way from a node to another."""
+    """Documents of one source between two nodes."""
 
     start: str
     end: str
@@ -51,7 +51,7 @@ class FunnelLink:
 
 @dataclass(frozen=True, slots=True)
 class Flow:
-    """The whole way of the corpus."""
+    """The flow of the whole corpus."""
 
     sources: tuple[str, ...]
     steps: tuple[str, ...]
@@ -60,13 +60,13 @@ class Flow:
 
     @property
     def knows_bytes(self) -> bool:
-        """Whether the manifest says how many bytes went which way."""
+        """Whether the manifest has byte counts."""
         return all(link.bytes is not None for link in self.links)
 
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """What one step did to one source; the part of the manifest that is drawn."""
+    """The counts of one step for one source."""
 
     source: str
     step: str
@@ -82,7 +82,7 @@ class Count:
 
 
 def read_counts(manifest: Any) -> list[Count]:
-    """The counts of every source and step, in the manifest's order; raises DataError when one is missing."""
+    """The counts of every source and step, in the manifest's order; raises DataError if one is missing."""
     sources = mapping(manifest).get("sources")
     if not isinstance(sources, list) or not sources:
         raise DataError("the manifest names no sources")
@@ -90,7 +90,7 @@ def read_counts(manifest: Any) -> list[Count]:
 
 
 def read_flow(manifest: Any) -> Flow:
-    """The flow of the manifest; raises DataError when its counts are missing or do not add up."""
+    """The flow of the manifest; raises DataError if counts are missing or do not add up."""
     counts = read_counts(manifest)
     sources = tuple(dict.fromkeys(count.source for count in counts))
     steps = tuple(dict.fromkeys(count.step for count in counts))
@@ -104,8 +104,8 @@ def read_flow(manifest: Any) -> Flow:
 
 
 def gather_small(flow: Flow, measure: Measure) -> tuple[Flow, list[Node]]:
-    """The flow with all rules of a step that removed less than SMALL as one node, where there are several, and the
-    nodes that it stands for."""
+    """The flow with one node for all rules of a step that each removed less than SMALL, if there are several; and the
+    nodes it replaces."""
     whole_corpus = sum(size_of(node, measure) for node in flow.nodes if node.kind == "source")
     small = [
         node for node in flow.nodes if node.kind == "removed" and 0 < size_of(node, measure) < SMALL * whole_corpus
@@ -130,7 +130,7 @@ def size_of(part: Node | FunnelLink, measure: Measure) -> int:
 
 
 def _joined(links: list[FunnelLink]) -> Iterator[FunnelLink]:
-    """One link for all of a source between two nodes."""
+    """One link per source between two nodes."""
     found: dict[tuple[str, str, str], list[FunnelLink]] = {}
     for link in links:
         found.setdefault((link.start, link.end, link.source), []).append(link)
@@ -182,7 +182,7 @@ def _check(path: list[Count]) -> None:
 
 
 def _splits(manifest: Any, source: str, last: Count) -> dict[str, tuple[int, int | None]]:
-    """Where the kept documents of a source lie, with their bytes: by split when the shards account for all of them."""
+    """The kept documents of a source with their bytes, by split if the shards account for all of them."""
     totals: dict[str, tuple[int, int]] = {}
     shards = mapping(manifest).get("shards")
     for shard in shards if isinstance(shards, list) else []:
@@ -193,7 +193,7 @@ def _splits(manifest: Any, source: str, last: Count) -> dict[str, tuple[int, int
             totals[split] = documents + (whole(row.get("documents")) or 0), size + (whole(row.get("text_bytes")) or 0)
     if sum(documents for documents, _ in totals.values()) != last.documents_out:
         return {KEPT: (last.documents_out, last.bytes_out)}
-    # The text of dialogues grows by their template: then the bytes of the splits are not those that left the last step.
+    # A chat template adds text: then the bytes of the splits differ from those that left the last step.
     exact = sum(size for _, size in totals.values()) == last.bytes_out
     return {split: (documents, size if exact else None) for split, (documents, size) in totals.items()}
 

@@ -1,4 +1,4 @@
-"""A run in one sentence and in a dozen figures: what page and console say first."""
+"""A run in one sentence and a dozen key figures, for the head of page and console."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from .run_view import RunView
 from .values import finite, mapping, text, whole
 
 RECENT = 20
-"""Records of steps that tell how quick a run is now."""
+"""Step records from which the current speed is computed."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeyFigure:
-    """One key figure: its name, its value as text, and what it is to be read against."""
+    """One key figure: its name, its value as text, and a note for comparison."""
 
     name: str
     value: str
@@ -26,7 +26,7 @@ class KeyFigure:
 
 
 def verdict(view: RunView) -> str:
-    """One line: size of model and training, and what came of it."""
+    """One line: model size, training tokens and the main result."""
     parts = []
     if (count := parameters(view)) is not None:
         parts.append(f"{amount(count)} parameters")
@@ -44,7 +44,7 @@ def verdict(view: RunView) -> str:
 
 
 def progress(view: RunView) -> str:
-    """How far training has come: "step 180 of 300"."""
+    """Progress of training: "step 180 of 300"."""
     total = total_steps(view)
     if not view.steps:
         return "training has not begun"
@@ -52,7 +52,7 @@ def progress(view: RunView) -> str:
 
 
 def key_figures(view: RunView) -> list[KeyFigure]:
-    """The figures of the tiles, in reading order; what is not known yet is a dash."""
+    """The figures of the tiles, in reading order; a dash stands for an unknown value."""
     return [
         *(_evaluation(view) or [KeyFigure("Evaluation", "–", "not evaluated yet")]),
         _validation(view),
@@ -65,7 +65,7 @@ def key_figures(view: RunView) -> list[KeyFigure]:
 
 
 def parameters(view: RunView) -> float | None:
-    """Parameters of the model, from the first file that knows."""
+    """Parameters of the model, from the first file that has them."""
     return _first(view.summary.get("parameters"), view.training.get("parameters"))
 
 
@@ -75,30 +75,30 @@ def tokens(view: RunView) -> float | None:
 
 
 def total_steps(view: RunView) -> int | None:
-    """Steps the run will have when it is done, unless a phase stops early."""
+    """Total steps of the run, unless a phase stops early."""
     return whole(mapping(view.plan.get("derived")).get("steps")) or whole(view.setting("train.steps"))
 
 
 def median_pace(view: RunView) -> float | None:
-    """Tokens per second over the steps that count."""
+    """Median tokens per second."""
     paces = [step.tokens_per_s for step in view.steps if math.isfinite(step.tokens_per_s)]
     return _first(view.summary.get("tokens_per_s"), statistics.median(paces) if paces else None)
 
 
 def recent_pace(view: RunView) -> float | None:
-    """Tokens per second over the last steps of a run that goes on; over all of one that has finished."""
+    """Tokens per second over the last steps; over all steps of a finished run."""
     paces = [step.tokens_per_s for step in view.steps[-RECENT:] if math.isfinite(step.tokens_per_s)]
     return statistics.median(paces) if paces and not view.finished else median_pace(view)
 
 
 def total_seconds(view: RunView) -> float | None:
-    """Seconds of the whole run, else of the stages that have finished."""
+    """Seconds of the whole run, else of its finished stages."""
     known = [stage.seconds for stage in view.stages if stage.seconds is not None]
     return _first(mapping(view.summary.get("seconds")).get("total"), math.fsum(known) if known else None)
 
 
 def seconds_left(view: RunView) -> float | None:
-    """Forecast of the rest of training from the pace of the last steps; None without one."""
+    """Remaining seconds of training at the speed of the last steps; None if unknown."""
     total = total_steps(view)
     recent = [step.step_s for step in view.steps[-RECENT:] if math.isfinite(step.step_s)]
     if not total or not recent or view.finished or view.steps[-1].step >= total:
@@ -107,7 +107,7 @@ def seconds_left(view: RunView) -> float | None:
 
 
 def save_interval(view: RunView) -> str:
-    """How often `checkpoint.save_every = "auto"` saves, and why; empty where it has decided nothing."""
+    """How often `checkpoint.save_every = "auto"` saves, and why; empty if it has not decided."""
     bound = _BOUNDS.get(text(view.saving.get("bound")))
     steps, seconds = whole(view.saving.get("steps")), finite(view.saving.get("interval_s"))
     if bound is None or steps is None or seconds is None:
@@ -189,7 +189,7 @@ def _vocabulary(view: RunView) -> str:
 
 
 def _seen(view: RunView) -> str:
-    """Training tokens against those in the corpus: how often each was seen."""
+    """Epochs: training tokens divided by the tokens of the corpus."""
     shards = view.manifest.get("shards")
     rows = [mapping(shard) for shard in shards] if isinstance(shards, list) else []
     size = sum(whole(row.get("tokens")) or 0 for row in rows if row.get("split") == "train")

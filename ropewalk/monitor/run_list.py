@@ -1,5 +1,5 @@
-"""The newest runs of a folder, each in a line. Of a run's events only the end is read, so that this takes no longer for
-long runs than for short ones."""
+"""The newest runs of a folder, one line each. Reads only the end of a run's events, so long runs take no longer than
+short ones."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from .run_view import SEALED_SINCE, reached_end
 from .values import finite, mapping, whole
 
 END_BYTES = 1 << 18
-"""Of the events: some hundred of them."""
+"""The end of the events that is read: some hundred of them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunLine:
-    """Where a run stands."""
+    """The status of a run."""
 
     folder: str
     state: Literal["running", "finished", "stopped"]
     step: int | None
     steps: int | None
-    """As many as it will have."""
+    """Total steps of the run."""
     loss: float | None
-    """Of the last logged step."""
+    """Loss of the last logged step."""
     validation_loss: float | None
     bits_per_byte: float | None
-    """Of whole held-out documents, at the end."""
+    """Final evaluation on whole held-out documents."""
     evaluation: str
     """The headline of the evaluation at the end: "1.317 held-out bits per byte"."""
     changed: float
@@ -43,14 +43,14 @@ class RunLine:
 
 
 def newest_runs(runs: Path, *, most: int = 10) -> list[RunLine]:
-    """The runs in the folder `runs`, the one that changed last first."""
+    """The runs in the folder `runs`, the most recently changed first."""
     if not runs.is_dir():
         raise DataError(f"{runs}: no such folder; --runs names the one that holds your runs")
     found = []
     for folder in runs.iterdir():
         try:
             events = events_path(folder).stat()
-        except OSError:  # no run
+        except OSError:  # not a run
             continue
         if stat.S_ISREG(events.st_mode):
             found.append((events.st_mtime, folder))
@@ -93,7 +93,7 @@ def _last_events(path: Path) -> list[Event]:
 
 
 def _object(path: Path) -> Any:
-    """A file of the run; empty where it is absent or damaged, of which `monitor RUN` tells more."""
+    """A file of the run; empty if it is absent or damaged, which `monitor RUN` reports."""
     try:
         since = SEALED_SINCE.get(path.name, 2)
         return mapping(parse_sealed(read_regular(path), path=path, what=path.name, remedy="", sealed_since=since))

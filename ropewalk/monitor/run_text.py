@@ -1,4 +1,4 @@
-"""A run in a few aligned lines, for a terminal."""
+"""The status of a run in a few aligned lines, for a terminal."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from .report.run_report import FILE
 from .run_view import NOT_YET, RunView, Stage
 
 WORKER_LOG = "worker.log"
-"""What a detached worker prints; launch/worker.py writes it."""
+"""Output of a detached worker; launch/worker.py writes it."""
 _REACHED = {
     "prepare": ("prepared", "trains it"),
     "plan": ("planned", "trains it"),
     "train": ("trained", "evaluates it"),
     "evaluate": ("evaluated", "draws its report"),
 }
-"""What a run is called that was taken as far as a stage and no further, and what the whole of it would do next."""
+"""By the last stage of a run that stopped there: how its state is called, and what `ropewalk run` does next."""
 
 
 def status_lines(view: RunView) -> list[str]:
-    """Stages with their time, the last step, what is left, and where the report is."""
+    """Run stages with their time, the last step, the time left, and the path of the report."""
     rows = [("stage " + stage.name, _stage(stage)) for stage in view.stages]
     rows += _training(view)
     rows += [("warning", str(event.get("message", ""))) for event in view.notable if event["kind"] == "warning"][-3:]
@@ -40,11 +40,11 @@ def status_lines(view: RunView) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunStatus:
-    """A run at one moment, for a line of any width."""
+    """The status of a run, for a line of any width."""
 
     task: str
     share: float | None
-    """How much of the task is done."""
+    """Finished share of the task."""
     first: list[str]
     """The most important figures."""
     others: list[str]
@@ -55,7 +55,7 @@ class RunStatus:
 
 
 def moment(view: RunView) -> RunStatus:
-    """The stage at which the run is, and what training comes to."""
+    """The current stage of the run, and the progress of training."""
     task = "finished" if view.finished else next((stage.name for stage in reversed(view.stages)), "start")
     total = total_steps(view)
     if not view.steps:

@@ -1,8 +1,7 @@
-"""A run directory as one value: everything a screen or a page shows, read from files and from nothing else.
+"""A run directory as one value: everything that screens and pages show, read from files alone.
 
-A run may be unfinished, killed in the middle of a line, or missing whole files. Whatever can be read is read;
-what cannot is listed in `RunView.missing`, in words for the reader. Only a folder that does not exist is an
-error.
+A run may be unfinished, killed in the middle of a line, or missing whole files. Everything readable is read; the rest
+is listed in `RunView.missing`. Only a missing folder is an error.
 """
 
 from __future__ import annotations
@@ -31,13 +30,13 @@ from .values import mapping, number, text, whole
 Json = Mapping[str, Any]
 
 STAGES = ("prepare", "plan", "train", "evaluate", "report")
-"""The order in which stages run; others follow in the order of their names."""
+"""The order of the run stages; unknown ones follow by name."""
 NOT_YET = "not written yet"
 CONFIG = "config.toml"
 _NO_WORK = ("run_started", "stage_skipped", "config_changed", "warning")
-"""Events of a start that does nothing."""
+"""Events of a start that had nothing to do."""
 MOST_LISTED = 6
-"""Runs that a message names."""
+"""Maximum number of runs that a message lists."""
 SEALED_SINCE = {"plan.json": 3, "manifest.json": 3}
 """The first format of a file with a checksum; 2 of all others (docs/formats.md)."""
 
@@ -57,7 +56,7 @@ class Setting:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stage:
-    """One stage of the run; `seconds` is None until it has finished once."""
+    """One run stage; `seconds` is None until it has finished once."""
 
     name: str
     state: Literal["finished", "skipped", "unfinished"]
@@ -67,7 +66,7 @@ class Stage:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepRecord:
-    """One metric line of training; what the line does not hold is nan."""
+    """One metric line of training; missing values are nan."""
 
     step: int
     tokens: float
@@ -81,7 +80,7 @@ class StepRecord:
     mfu: float
     memory_bytes: float
     importance_hit_rate: float
-    """Of a run that draws its sequences by importance."""
+    """Only in runs that draw sequences by importance."""
 
     @property
     def wait_share(self) -> float:
@@ -90,39 +89,39 @@ class StepRecord:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Validation:
+class ValidationPoint:
     """One measurement during training, on the first sequences of the held-out documents."""
 
     step: int
     loss: float
     bits_per_byte: float
     sequences: int | None = None
-    """None in events of versions that did not tell."""
+    """None in events of older versions."""
 
     @property
     def measured_on(self) -> str:
-        """What it was measured on, in words."""
+        """The sequences it was measured on, in words."""
         return "held-out sequences" if self.sequences is None else counted(self.sequences, "held-out sequence")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LayerRecord:
-    """What was measured in each layer at one step."""
+    """The measurements of each layer at one step."""
 
     step: int
     names: tuple[str, ...]
     """In the order of the model."""
     figures: Mapping[str, Mapping[str, float]]
-    """By figure (`gradient`, `activation`, ...), then by name."""
+    """By figure (`gradient`, `activation`, ...), then by layer name."""
 
     def value(self, figure: str, name: str) -> float | None:
-        """None where there was nothing to measure."""
+        """None if there was nothing to measure."""
         return self.figures.get(figure, {}).get(name)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Completion:
-    """One completion; `parses` is None where the question makes no sense."""
+    """One completion; `parses` is None for text that is not code."""
 
     prompt: str
     completion: str
@@ -133,7 +132,7 @@ class Completion:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunView:
-    """All that the files of a run say. Objects whose file is absent or unreadable are empty."""
+    """The contents of a run's files. Objects whose file is absent or unreadable are empty."""
 
     folder: Path
     read_at: float
@@ -142,28 +141,28 @@ class RunView:
     settings: tuple[Setting, ...]
     stages: tuple[Stage, ...]
     steps: tuple[StepRecord, ...]
-    """The steps that count, without those undone by a restore; of very many evenly spaced ones, and the last."""
+    """Steps, without those that a restore undid; of very long runs, evenly spaced ones and the last ones."""
     logged_steps: int
-    """How many steps count, with those that `steps` leaves out."""
+    """Number of logged steps, including those that `steps` leaves out."""
     lost_steps: tuple[int, ...]
     """Steps whose loss was not finite."""
-    validations: tuple[Validation, ...]
+    validations: tuple[ValidationPoint, ...]
     layers: tuple[LayerRecord, ...]
-    """The measurements of layers that count."""
+    """Layer measurements, without those that a restore undid."""
     notable: tuple[Event, ...]
     """Events of the kinds in `stream.NOTABLE`, of every rank, by time."""
     starts: int
-    """How often the run was started."""
+    """Number of times the run was started."""
     first_time: float
     last_time: float
-    """Time of the first and the last event of rank 0; nan without events."""
+    """Times of the first and last event of rank 0; nan without events."""
     finished: bool
     process: str | None
-    """The process that works on the run now, None when nobody does."""
+    """The process that holds the run's lock, None if there is none."""
     saved_step: int | None
-    """Step of the newest checkpoint that counts."""
+    """Step of the newest checkpoint, ignoring steps that a restore undid."""
     saving: Json
-    """The last `save_interval` event: what `checkpoint.save_every = "auto"` has decided."""
+    """The last `save_interval` event: the decision of `checkpoint.save_every = "auto"`."""
     launch: Json
     """The last `run_started` event."""
     training: Json
@@ -173,29 +172,29 @@ class RunView:
     manifest_folder: str
     evaluation: Json
     tasks: Tasks
-    """What evaluation measured: from its own file, else from the summary."""
+    """Evaluation metrics: from the results file, else from the summary."""
     summary: Json
     samples: tuple[Completion, ...]
     missing: tuple[str, ...]
 
     def setting(self, key: str) -> Any:
-        """The value of the dotted `key` in the resolved config, None when it is not there."""
+        """The value of the dotted `key` in the resolved config, None if it is not there."""
         return next((setting.value for setting in self.settings if setting.key == key), None)
 
 
 def runs_in(folder: Path) -> list[Path]:
-    """The run directories in `folder`, that of the newest settings first."""
+    """The run directories in `folder`, the one with the newest settings first."""
     found = [path for path in folder.iterdir() if (path / CONFIG).is_file()] if folder.is_dir() else []
     return sorted(found, key=lambda path: (-(path / CONFIG).stat().st_mtime, path.name))
 
 
 def is_run_directory(path: Path) -> bool:
-    """Whether there is anything of a run in the folder `path`."""
+    """Whether the folder `path` holds any file of a run."""
     return any((path / name).exists() for name in (CONFIG, "events.jsonl", "stages"))
 
 
 def check_run(run: Path) -> None:
-    """Raises DataError for what is no run directory."""
+    """Raises DataError if `run` is not a run directory."""
     if not run.is_dir():
         raise DataError(f"{run}: no such run directory{_there_are(run)}")
     if not is_run_directory(run):
@@ -203,7 +202,7 @@ def check_run(run: Path) -> None:
 
 
 def _there_are(path: Path) -> str:
-    """The runs that may be meant by `path`."""
+    """Runs that `path` may refer to."""
     found = list(dict.fromkeys(run for folder in (path, path.parent, Path("runs")) for run in runs_in(folder)))
     if path.suffix == ".toml" and (own := next((run for run in found if run.name == path.stem), None)):
         return f"; it is a recipe, whose run may be `{own}`"
@@ -215,8 +214,8 @@ def _there_are(path: Path) -> str:
 
 
 def read_run(run: Path, *, stream: EventStream | None = None) -> RunView:
-    """The run in `run` as far as it has come; raises DataError only when there is no such folder. A `stream` of its
-    events that was read before is not read again."""
+    """Reads the run in `run`; raises DataError only if it is not a run directory. `stream` continues an earlier read of
+    its events."""
     check_run(run)
     missing: list[str] = []
     stream = stream or _stream(events_path(run), missing)
@@ -264,7 +263,7 @@ def read_run(run: Path, *, stream: EventStream | None = None) -> RunView:
 
 
 def _object(path: Path, missing: list[str]) -> Json:
-    """The JSON object in `path`, or an empty one and a line in `missing`."""
+    """The JSON object in `path`; else an empty one, and a line in `missing`."""
     name = f"{path.parent.name}/{path.name}" if path.parent.name in ("evaluation", "stages") else path.name
     try:
         since = SEALED_SINCE.get(path.name, 2)
@@ -319,7 +318,7 @@ def _value(settings: tuple[Setting, ...], key: str) -> str:
 
 
 def _stages(folder: Path, events: list[Event], missing: list[str]) -> Iterator[Stage]:
-    """The stages with files or events. A file says that a stage is complete; events, what happened last."""
+    """The stages with files or events. A file means that the stage is complete; events tell what happened last."""
     files = {path.stem: _object(path, missing) for path in sorted(folder.glob("*.json"))}
     last = {
         text(event.get("stage")): event for event in events if event["kind"].startswith("stage_") and event.get("stage")
@@ -339,8 +338,8 @@ def _stages(folder: Path, events: list[Event], missing: list[str]) -> Iterator[S
 
 
 def _ended_by_worker(events: list[Event]) -> Event | None:
-    """The end of a training that was begun and has no end as a stage: a worker that trains by itself tells its own, and
-    leaves the stage to the next `ropewalk run`."""
+    """The `train_finished` event of a stage that has begun and not finished: a detached worker writes this event, and
+    the next `ropewalk run` finishes the stage."""
     for event in reversed(events):
         if event["kind"] == "train_finished":
             return event
@@ -350,7 +349,7 @@ def _ended_by_worker(events: list[Event]) -> Event | None:
 
 
 def _manifest(run: Path, stages: tuple[Stage, ...], missing: list[str]) -> tuple[str, Json]:
-    """The prepared folder and its manifest. A relative folder is tried from here, then beside `runs/`."""
+    """The prepared folder and its manifest. A relative folder is looked up here, then beside `runs/`."""
     prepared = next((text(stage.result.get("folder")) for stage in stages if stage.name == "prepare"), "")
     if not prepared:
         missing.append("manifest.json: the prepare stage has not finished")
@@ -370,10 +369,10 @@ def _step(event: Event) -> StepRecord:
     return StepRecord(step=event["step"], **values)
 
 
-def _validation(event: Event) -> Validation:
+def _validation(event: Event) -> ValidationPoint:
     loss, bits = number(event.get("loss")), number(event.get("bits_per_byte"))
     nan = float("nan")
-    return Validation(
+    return ValidationPoint(
         step=event["step"],
         loss=nan if loss is None else loss,
         bits_per_byte=nan if bits is None else bits,
@@ -401,7 +400,7 @@ def _stream(path: Path, missing: list[str]) -> EventStream:
 
 
 def _notable(run: Path, found: list[Event], missing: list[str]) -> list[Event]:
-    """Rank 0's notable events and the warnings of the others, who repeat everything else."""
+    """Rank 0's notable events and the warnings of the other ranks, whose other events repeat rank 0's."""
     if not any(event["kind"] == "phase_started" and event.get("phase") for event in found):
         found = [event for event in found if event["kind"] != "phase_started"]  # one phase is the run itself
     for path in sorted(run.glob("events-*.jsonl")):
@@ -413,10 +412,10 @@ def _notable(run: Path, found: list[Event], missing: list[str]) -> list[Event]:
 
 
 def reached_end(events: Sequence[Event], *, idle: bool) -> bool | None:
-    """Whether the run is at its end; None where no event tells. A verb that found nothing to do since then, and does
-    not go on (`idle`), has changed nothing: `ropewalk evaluate` of a finished run starts it and skips every stage."""
+    """Whether the run has reached its end; None if no event tells. Later starts that had nothing to do and have ended
+    (`idle`) do not count: `ropewalk evaluate` of a finished run starts it and skips every stage."""
     kinds = [event["kind"] for event in events]
-    idle = idle and kinds[-1:] == ["stage_skipped"]  # a start that was killed at once has found nothing out
+    idle = idle and kinds[-1:] == ["stage_skipped"]  # a start that was killed at once proves nothing
     for place in reversed(range(len(kinds))):
         if kinds[place] == "run_finished":
             return True
@@ -426,7 +425,7 @@ def reached_end(events: Sequence[Event], *, idle: bool) -> bool | None:
 
 
 def _finished(stream: EventStream, *, idle: bool, summary: Json) -> bool:
-    """A summary without any events counts as an end."""
+    """A summary without events counts as an end."""
     ends = [float(event["time"]) for event in stream.others if event["kind"] == "run_finished"]
     longer = any(
         event["kind"] == "continued" and float(event["time"]) > max(ends, default=0) for event in stream.notable

@@ -1,6 +1,6 @@
-"""A pipeline schedule as one SVG file: a lane for each rank, a box for each computation, and where nobody works.
+"""A pipeline schedule as one SVG file: a lane per rank, a box per computation, and idle time.
 
-Drawn from plain values, simulated or measured alike. The file carries its own style and needs no page around it.
+Drawn from plain values, simulated or measured. The file contains its own style.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from .report.page import asset
 
 LANE, GAP = 26, 5
 LEFT, RIGHT, EDGE = 78, 142, 24
-"""Pixels for the names of the lanes, for what is written behind them, and around the drawing."""
+"""Pixels for the labels of the lanes, for the notes behind them, and around the drawing."""
 HEAD = 92
-"""Pixels above the lanes: title, what it shows, legend."""
+"""Pixels above the lanes, for title, caption and legend."""
 FOOT = 34
 """Pixels below the lanes, for the axis."""
 NARROWEST, WIDEST = 760.0, 3200.0
-"""Pixels between which all of the time is drawn."""
+"""Minimum and maximum width of the time axis in pixels."""
 DIGIT = 7.0
-"""Pixels of a digit: the shortest box has room for its number, unless that makes the drawing too wide."""
+"""Pixels of a digit: the shortest box has room for its number, unless the drawing would become too wide."""
 
 KINDS = {
     "F": ("forward", "tone-0"),
@@ -33,7 +33,7 @@ KINDS = {
     "I": ("backward: input", "tone-1"),
     "W": ("backward: weights", "tone-2"),
 }
-"""The words and the colour of every kind of box."""
+"""Name and colour of every kind of box."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,7 +49,7 @@ class ScheduleBox:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Lane:
-    """What one rank does, in order, and what is written behind it."""
+    """The computations of one rank, in order, and a note behind them."""
 
     label: str
     note: str
@@ -58,14 +58,14 @@ class Lane:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Drawing:
-    """The lanes of a schedule with their words."""
+    """The lanes of a schedule with title, caption and unit."""
 
     title: str
     caption: str
     unit: str
     """What the axis counts."""
     stages: Sequence[str]
-    """What each stage is, for who points at a box."""
+    """Description of each pipeline stage, for tooltips."""
     lanes: Sequence[Lane]
 
     @property
@@ -82,7 +82,7 @@ class Drawing:
 
     @property
     def chunks(self) -> int:
-        """Stages of each lane."""
+        """Pipeline stages per lane."""
         return len(self.stages) // len(self.lanes)
 
     @property
@@ -93,14 +93,14 @@ class Drawing:
 
 
 def write_drawing(path: Path, drawing: Drawing) -> Path:
-    """Commits the SVG file, and gives its path."""
+    """Writes the SVG file; returns its path."""
     with committed_file(path, "w") as file:
         file.write(schedule_svg(drawing))
     return path
 
 
 def schedule_svg(drawing: Drawing) -> Markup:
-    """The drawing as a document of its own, for light and dark screens."""
+    """The drawing as a stand-alone document, for light and dark screens."""
     box = DIGIT * len(str(drawing.microbatches)) + 8
     wanted = box * drawing.end / drawing.shortest if drawing.shortest else WIDEST
     length = max(NARROWEST, min(wanted, WIDEST))
@@ -187,7 +187,7 @@ def _box(box: ScheduleBox, drawing: Drawing, scale: Scale, top: float) -> Markup
         f"{words} of microbatch {box.microbatch}\n{drawing.stages[box.stage]}\n"
         f"{box.start:.3g} to {box.end:.3g} {drawing.unit}"
     )
-    # A hair of lane between two boxes tells them apart.
+    # A gap of one pixel separates boxes.
     width = max(0.5, right - left - 1)
     label = str(box.microbatch)
     text = element(
@@ -208,5 +208,5 @@ def _box(box: ScheduleBox, drawing: Drawing, scale: Scale, top: float) -> Markup
 
 
 def _shade(chunk: int, chunks: int) -> float:
-    """The first stage of a rank is full in colour, later ones are lighter."""
+    """Opacity: the first stage of a rank has the full colour, later ones are lighter."""
     return 1 - 0.65 * chunk / max(1, chunks - 1)

@@ -1,10 +1,10 @@
-"""A run's events read as a stream: a million steps in memory for tens of thousands.
+"""Reads a run's events as a stream, so that a million steps take the memory of tens of thousands.
 
-Step events are nearly all of a long run. A line that looks as `EventLog` writes it is not parsed: its step and its
-place in the file are noted, so that restores undo what they undo exactly. When the end is reached the lines that count
-are chosen and only those are parsed: all of a short run, evenly spaced ones of a long run, always the last ones.
+Nearly all events of a long run are steps. Lines in the form that `EventLog` writes are not parsed; only their step and
+offset are recorded, which is enough to undo steps exactly after a restore. At the end of the file only the needed lines
+are parsed: all of a short run, evenly spaced ones of a long run, always the last ones.
 
-A stream that is updated reads what was appended since, and nothing twice.
+An update reads only what was appended.
 """
 
 from __future__ import annotations
@@ -24,33 +24,33 @@ from ropewalk.base.files import open_regular
 from .values import finite, whole
 
 MOST_STEPS = 20_000
-"""Steps that are parsed; a chart draws fewer points."""
+"""Maximum number of parsed steps; a chart draws fewer points."""
 MOST_LAYERS = 2_000
-"""Measurements of layers that are parsed; they are large."""
+"""Maximum number of parsed layer events; they are large."""
 DENSE = 100
-"""The last steps, all of which are parsed."""
+"""Number of last steps that are always parsed."""
 MOST_NOTABLE = 5_000
-"""Notable events that are kept from the beginning, and as many from the end."""
+"""Maximum number of notable events kept from the beginning, and as many from the end."""
 TRACKED = {"step": MOST_STEPS, "validation": MOST_STEPS, "layers": MOST_LAYERS, "saved": 1, "save_interval": 1}
 NOTABLE = (
     *("restored", "continued", "config_changed", "warning", "phase_started"),
     *("anomaly", "rolled_back", "stopped_early"),
 )
-"""Kinds of events that a reader should see one by one."""
+"""Kinds of events that a report lists one by one."""
 
 _HEAD = re.compile(rb'\{"format": [12], "time": (\d+(?:\.\d+)?), "rank": \d+, "kind": "step", "step": (\d+)[,}]')
 _LOST = (b'"loss": "', b'"loss": NaN', b'"loss": Inf', b'"loss": -Inf')
-"""How a loss is written that is not finite."""
+"""How a non-finite loss is written."""
 
 
 class Track:
-    """The events of one kind that count, by step: where each lies in the file."""
+    """Offsets of the events of one kind by step, without those that a restore undid."""
 
     def __init__(self) -> None:
         self.steps, self.offsets = array("q"), array("q")
 
     def add(self, step: int, offset: int) -> None:
-        """The newest account of a step."""
+        """Records an event; it replaces an earlier one of the same step."""
         if not self.steps or step > self.steps[-1]:
             self.steps.append(step)
             self.offsets.append(offset)
@@ -63,17 +63,17 @@ class Track:
             self.offsets.insert(place, offset)
 
     def holds(self, step: int) -> bool:
-        """Whether there is an account of the step."""
+        """Whether the step has an event."""
         place = bisect_left(self.steps, step)
         return place < len(self.steps) and self.steps[place] == step
 
     def undo(self, step: int) -> None:
-        """The run was restored to `step`."""
+        """Forgets the events after `step`, to which the run was restored."""
         place = bisect_right(self.steps, step)
         del self.steps[place:], self.offsets[place:]
 
     def chosen(self, most: int) -> list[int]:
-        """Offsets of at most about `most` events, evenly spaced, and of all of the last ones."""
+        """Offsets of about `most` events at most, evenly spaced, and of all the last ones."""
         count = len(self.offsets)
         if count <= most:
             return list(self.offsets)
@@ -82,19 +82,19 @@ class Track:
 
 
 CURVE = ("step", "validation")
-"""Kinds of events that make the curve of a run, in the order in which they are written for one step."""
+"""Kinds of events in the curve of a run, in the order in which a step writes them."""
 
 
 class CurveTrack(Track):
-    """The events of all kinds in `CURVE` that count, by step and kind."""
+    """Events of all kinds in `CURVE` by step and kind, without those that a restore undid."""
 
     def __init__(self) -> None:
         super().__init__()
         self.changed = 0
-        """Events before this place are as they were when this was last set."""
+        """Events before this index have not changed since it was last set."""
 
     def add_event(self, kind: str, step: int, offset: int) -> None:
-        """The newest account of a step."""
+        """Records an event; it replaces an earlier one of the same step."""
         key = self.first_key(step) + CURVE.index(kind)
         if not self.steps or key > self.steps[-1]:
             self.changed = min(self.changed, len(self.steps))
@@ -103,7 +103,7 @@ class CurveTrack(Track):
         self.add(key, offset)
 
     def first_key(self, step: int) -> int:
-        """The least number in `steps` of an event of `step`."""
+        """The smallest key in `steps` of an event of `step`."""
         return len(CURVE) * step
 
     def step_at(self, place: int) -> int:
@@ -115,16 +115,16 @@ class CurveTrack(Track):
         self.changed = min(self.changed, len(self.steps))
 
     def clear(self) -> None:
-        """Forgets everything: the events are another run's."""
+        """Forgets everything: the file belongs to another run."""
         del self.steps[:], self.offsets[:]
         self.changed = 0
 
 
 class EventStream:
-    """What the events of rank 0 say."""
+    """The events of rank 0."""
 
     def __init__(self, path: Path | None, *, curve: CurveTrack | None = None) -> None:
-        """`curve` is kept up to date as well."""
+        """Also keeps `curve` up to date."""
         self._path, self._curve = path, curve
         self._forget()
         self.update()
@@ -133,21 +133,21 @@ class EventStream:
         self.count = 0
         self.first_time = self.last_time = float("nan")
         self.others: list[Event] = []
-        """Starts and ends of the run, of training and of stages."""
+        """Starts and ends of the run, of training and of run stages."""
         self._early: list[Event] = []
         self._late: deque[Event] = deque(maxlen=MOST_NOTABLE)
         self._tracks = {kind: Track() for kind in TRACKED}
         self._lost: dict[int, None] = {}
         self._parsed: dict[str, dict[int, Event | None]] = {kind: {} for kind in TRACKED}
-        """By kind and place, None where nothing can be read."""
+        """Parsed events by kind and offset, None if unreadable."""
         self._read, self._file = 0, -1
-        """Bytes read, and the number of the file they are from."""
+        """Bytes read, and the inode of their file."""
         if self._curve is not None:
             self._curve.clear()
 
     def update(self) -> None:
-        """Reads what was appended; everything, where another file has taken the place of the one that was read. A line
-        without an end is left for the next time."""
+        """Reads what was appended; everything, if the file was replaced. An unfinished line is left for the next
+        update."""
         if self._path is None or not self._path.exists():
             return
         with open_regular(self._path) as file:
@@ -161,33 +161,33 @@ class EventStream:
                 self._parsed[kind] = self._chosen(file, kind, most)
 
     def _chosen(self, file: IO[bytes], kind: str, most: int) -> dict[int, Event | None]:
-        """The events that are shown; what was parsed before is not parsed again."""
+        """Parses the events that are shown, each once."""
         known = self._parsed[kind]
         offsets = self._tracks[kind].chosen(most)
         return {each: known[each] if each in known else _at(file, each, kind) for each in offsets}
 
     def of(self, kind: str) -> list[Event]:
-        """The events of a tracked kind that count and were parsed, by step."""
+        """The parsed events of a tracked kind, by step."""
         return [event for event in self._parsed[kind].values() if event is not None]
 
     @property
     def logged(self) -> int:
-        """Step events that count, parsed or not."""
+        """Number of step events, parsed or not."""
         return len(self._tracks["step"].steps)
 
     @property
     def lost(self) -> tuple[int, ...]:
-        """Steps that count and whose loss was not finite."""
+        """Steps with a non-finite loss."""
         return tuple(step for step in sorted(self._lost) if self._tracks["step"].holds(step))
 
     @property
     def notable(self) -> list[Event]:
-        """Events of the kinds in `NOTABLE`; of very many, the first and the last."""
+        """Events of the kinds in `NOTABLE`; if there are very many, the first and the last ones."""
         return [*self._early, *self._late]
 
     def _scan(self, file: IO[bytes]) -> None:
         offset, add, lost = self._read, self._tracks["step"].add, self._lost
-        last = b""  # time of the last line, when that was not parsed
+        last = b""  # time of the last line, if it was not parsed
         for line in file:
             if not line.endswith(b"\n"):
                 break
@@ -239,7 +239,7 @@ class EventStream:
 
 
 def warnings_of(path: Path) -> Iterator[Event]:
-    """The warnings of another rank, who repeats everything else."""
+    """The warnings of another rank; its other events repeat rank 0's."""
     with open_regular(path) as file:
         for line in file:
             if b'"warning"' in line and (event := _event(line)) is not None and event["kind"] == "warning":
@@ -253,7 +253,7 @@ def _at(file: IO[bytes], offset: int, kind: str) -> Event | None:
 
 
 def _event(line: bytes) -> Event | None:
-    """The event of a line; None when it is torn or foreign, or lacks a time, or a step where its kind needs one."""
+    """The event of a line; None if it is torn or foreign, or lacks a time or a step that its kind needs."""
     event = parse_event(line)
     if event is None:
         return None

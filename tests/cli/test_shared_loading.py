@@ -62,8 +62,8 @@ def test_hit_rates_are_in_summary_and_report_next_to_those_of_uniform_reading(ti
     assert told["asked"] >= 24
     assert 0 < told["uniform_hit_rate"] < 1
     page = Path("runs/tiny/report.html").read_text()
-    assert "Sequences found in memory" in page
-    assert "each once an epoch" in page
+    assert "Cache hit rate" in page
+    assert "each once per epoch" in page
 
 
 @pytest.mark.slow

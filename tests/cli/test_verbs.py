@@ -277,7 +277,14 @@ def test_the_report_of_prepared_data_is_one_page(trained: Path, call: Call) -> N
     page = Path(values(call, "prepare", "report", "tiny.toml")["report"])
     assert page.parent.parent.name == "prepared"
     text = page.read_text("utf-8")
-    for heading in ("Funnel", "Overlap of rules", "Removed, for example", "Repeats", "Fertility", "Composition"):
+    for heading in (
+        "Funnel",
+        "Overlap of rules",
+        "Samples of removed documents",
+        "Repeats",
+        "Fertility",
+        "Composition",
+    ):
         assert f"<h2>{heading}</h2>" in text
     assert "http://" not in text.replace("http://www.w3.org", "")
 

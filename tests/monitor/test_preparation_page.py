@@ -54,7 +54,7 @@ def test_everything_in_the_file_is_on_the_page() -> None:
         *("5f0c9a41", "look at this", "gopher.min_words", "a:x.txt", "7, limit 200", "tiny"),
         *("a copy", "stays: a:z.txt", "the original", "18% of the text repeats"),
         *("2 texts 9 to 16 times", "90 texts once"),
-        *("3.46", "prose", "en", "What became of each document"),
+        *("3.46", "prose", "en", "Outcome of each document"),
     ):
         assert part in page, part
 

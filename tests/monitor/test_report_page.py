@@ -140,7 +140,7 @@ def test_an_empty_folder_gives_a_page_whose_sections_say_why_they_are_empty(tmp_
     reader = Reader(write_report(tmp_path).read_text(encoding="utf-8"))
     empty = [a for _, a in reader.tags if a.get("class") == "empty"]
     sections = [tag for tag, _ in reader.tags if tag == "section"]
-    # Only the list of events needs no reason: nothing out of the ordinary happened.
+    # Only the list of events needs no reason: a run without events is normal.
     assert len(empty) == len(sections)
 
 

@@ -1,4 +1,4 @@
-"""Horizontal bars with their values written out: for a handful of numbers read against each other."""
+"""Horizontal bars with their values, for comparing a few numbers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ VALUE = 74
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """One value, how it is written, and its colour class."""
+    """One value, its text, and its colour class."""
 
     label: str
     value: float
@@ -26,7 +26,7 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class BarGroup:
-    """Bars under a common title; without a title they stand alone."""
+    """Bars under a common title, which may be empty."""
 
     title: str
     bars: Sequence[Bar]

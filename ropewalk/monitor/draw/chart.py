@@ -1,8 +1,7 @@
 """Line charts over steps.
 
-A chart is drawn twice, for a wide page and for a phone, and the style sheet shows one of them: text keeps
-its size and nothing depends on a script. The values travel once, in the legend, where the hover script finds
-them.
+A chart is drawn twice, for a wide page and for a phone, and the style sheet shows one of them, so text keeps its size
+without a script. The values are stored once, in the legend, where the hover script finds them.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from .scale import Kind, Scale, padded, tick_labels
 Point = tuple[float, float]
 
 MOST_POINTS = 500
-"""A line has at most this many points; more would not be seen on a page this wide, and would weigh."""
+"""Maximum points of a line; more would be invisible at this width and enlarge the page."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,17 +32,17 @@ class Series:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Chart:
-    """What is drawn: series over steps, their unit, and what is marked beside them."""
+    """Series over steps, their unit and their marks."""
 
     title: str
     unit: str
     series: Sequence[Series]
     x_name: str = "step"
-    """What the horizontal axis counts."""
+    """Name of the x axis."""
     x_kind: Kind = "linear"
     from_zero: bool = False
     show: Callable[[float], str] = field(default=lambda value: f"{value:.4g}")
-    """How a value is written in the legend and beside the pointer."""
+    """Formats a value in the legend and beside the pointer."""
     levels: Sequence[tuple[float, str]] = ()
     """Horizontal reference lines with their names; drawn when they fall inside the chart."""
     moments: Sequence[tuple[float, str]] = ()
@@ -97,9 +96,9 @@ def thinned(series: Series) -> Series:
 
 
 def better_x(points: Sequence[Point]) -> Kind:
-    """`log` for long runs most of whose change comes in the first tenth of the steps, else `linear`.
+    """`log` for long runs in which most of the change comes in the first tenth of the steps, else `linear`.
 
-    Long means 200 times the first step: below that a linear axis shows the beginning well enough.
+    Long means 200 times the first step; below that a linear axis shows the beginning well enough.
     """
     points = [point for point in points if math.isfinite(point[1])]
     if not points or points[0][0] <= 0 or points[-1][0] < 200 * points[0][0]:
@@ -114,7 +113,7 @@ def _finite(series: Series) -> Series:
 
 
 def _thinning(drawn: Series, full: Series) -> str:
-    """Says so when points stand for several."""
+    """A note if points are means of several values."""
     if len(drawn.points) == len(full.points):
         return ""
     return f"{len(full.points):,} values are drawn as {len(drawn.points):,} means of neighbours."
@@ -167,7 +166,7 @@ def _y_axis(y: Scale, x: Scale, size: Canvas) -> Markup:
 
 
 def _x_axis(x: Scale, y: Scale, size: Canvas, counted: str) -> Markup:
-    """Ticks with their values; the axis is named at its right end, on a line of its own."""
+    """Ticks with their values; the axis title is at its right end, on a line of its own."""
     ticks = x.ticks(max(2, size.width // 80))
     shown = zip(ticks, tick_labels(ticks), strict=True)
     labels = [
@@ -230,10 +229,10 @@ def _moment(step: float, label: str, x: Scale, y: Scale) -> Markup:
 
 
 def _legend(series: Series, full: Series, show: Callable[[float], str]) -> Markup:
-    """The name with its colour and its last value; carries the drawn values for the hover script."""
+    """The name with its colour and last value; also stores the drawn values for the hover script."""
     if not series.points:
         return element("span", series.name, " no values", class_="muted")
-    # A value is one word for the script: its thousands and units are joined by a space that does not break.
+    # The script splits at spaces, so values use non-breaking spaces.
     shown = [show(value).replace(" ", "\N{NO-BREAK SPACE}") for _, value in series.points]
     return element(
         "span",

@@ -1,6 +1,6 @@
 """HTML and SVG as values: elements close themselves and text is escaped unless it is already `Markup`.
 
-Everything on the page goes through `element`, so a sample that contains `</pre><script>` is only ever text.
+Everything on the page goes through `element`, so a sample that contains `</pre><script>` stays text.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 
 class Markup(str):
-    """Text that is HTML already. Made here, or from files of this package; never from files of a run."""
+    """Text that is already HTML. Built here, or from files of this package; never from files of a run."""
 
     __slots__ = ()
 
@@ -34,17 +34,17 @@ def element(name: str, /, *children: Child, **attributes: Attribute) -> Markup:
 
 
 def joined(children: Iterable[Child], separator: str = "") -> Markup:
-    """The children one after the other, each escaped unless it is `Markup`."""
+    """The concatenated children, each escaped unless it is `Markup`."""
     return Markup(separator.join(map(_rendered, children)))
 
 
 def escape(text: str) -> Markup:
-    """`text` so that a browser shows it and does nothing else with it."""
+    """`text` escaped for HTML."""
     return Markup(html.escape(_UNPRINTABLE.sub("\N{REPLACEMENT CHARACTER}", text.replace("\r\n", "\n"))))
 
 
 def number(value: float) -> str:
-    """A coordinate: two decimals at most, which is finer than a pixel of any screen."""
+    """A coordinate with at most two decimals, finer than a pixel of any screen."""
     return f"{round(value, 2):g}" if abs(value) < 1e5 else f"{value:.0f}"
 
 

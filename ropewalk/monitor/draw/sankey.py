@@ -1,8 +1,7 @@
-"""The funnel as a Sankey drawing.
+"""The funnel as a Sankey diagram.
 
-What is kept runs straight along the top; what a step removes leaves downwards, right after the step, to
-nodes whose labels stand in the free space below the stream. So nothing crosses and no label meets a ribbon,
-whatever the counts.
+Kept documents flow straight along the top; removed documents leave downwards, right after the step, to nodes whose
+labels are in the free space below. So ribbons never cross and labels never overlap them, whatever the counts.
 """
 
 from __future__ import annotations
@@ -18,14 +17,14 @@ from .markup import Markup, element, joined, number
 
 WIDTH = 1080
 STREAM = 190
-"""Pixels of all documents together."""
+"""Height of all documents together, in pixels."""
 NODE = 9
 TOP = 62
 RIGHT = 124
 GAP = 140
-"""Least pixels from column to column; many steps make the drawing wider, and the page scales it down."""
+"""Minimum pixels between columns; many steps make the drawing wider, and the page scales it down."""
 BRANCH = 44
-"""Pixels from a step to the nodes of what it removed."""
+"""Pixels from a step to the nodes of removed documents."""
 LINE = 15
 CHARACTER = 6.4
 """Pixels of an average character of a label."""
@@ -33,13 +32,13 @@ CHARACTER = 6.4
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """The columns: where the first stands, how far apart they are, and how wide the whole becomes."""
+    """Column layout: position of the first, distance, and total width."""
 
     left: float
     gap: float
     width: float
     measure: Measure
-    """What the width of a ribbon stands for."""
+    """What the width of a ribbon measures."""
 
     @property
     def letters(self) -> int:
@@ -49,7 +48,7 @@ class Frame:
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """Where a node stands."""
+    """Position of a node."""
 
     x: float
     y: float
@@ -57,7 +56,7 @@ class Box:
 
 
 def draw_flow(flow: Flow, measure: Measure = "documents") -> Markup:
-    """The flow as one SVG, its ribbons as wide as their documents or bytes; a phone scrolls it sideways."""
+    """The flow as one SVG, with ribbons as wide as their documents or bytes; a phone scrolls it sideways."""
     nodes = [node for node in flow.nodes if node.kind in ("source", "step") or size_of(node, measure)]
     total = sum(size_of(node, measure) for node in nodes if node.kind == "source")
     scale = STREAM / total if total else 0.0
@@ -102,7 +101,7 @@ def _boxes(nodes: list[Node], scale: float, frame: Frame, *, columns: int) -> di
 
 
 def _bottom(node: Node, box: Box, frame: Frame) -> float:
-    """The lowest pixel of the node or of its label, where that stands beside it."""
+    """The lowest pixel of the node, or of its label if that is beside it."""
     lines = 0 if node.kind == "step" else len(_label(node, frame))
     return max(box.y + box.height, box.y + lines * LINE)
 

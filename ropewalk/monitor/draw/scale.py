@@ -1,6 +1,6 @@
-"""From values to pixels, and which values deserve a tick.
+"""Maps values to pixels and chooses ticks.
 
-Ticks are 1, 2 or 5 times a power of ten, inside the range, and never more than asked for.
+Ticks are 1, 2 or 5 times a power of ten, inside the range, and never more than requested.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Literal
 Kind = Literal["linear", "log"]
 
 _NEAR = 1e-9
-"""Ranges narrower than this share of their ends are one value as far as a chart is concerned."""
+"""Ranges narrower than this share of their ends are treated as a single value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class Scale:
     kind: Kind = "linear"
 
     def __call__(self, value: float) -> float:
-        """The pixel of `value`; the middle when the range is a single value."""
+        """The pixel of `value`; the middle if the range is a single value."""
         low, high, at = (
             (self.low, self.high, value)
             if self.kind == "linear"
@@ -56,7 +56,7 @@ def linear_ticks(low: float, high: float, most: int) -> list[float]:
 
 
 def log_ticks(low: float, high: float, most: int) -> list[float]:
-    """Powers of ten, with twos and fives where there is room; linear ticks within less than a decade."""
+    """Powers of ten, with twos and fives if they fit; linear ticks within less than a decade."""
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
     for factors in ((1, 2, 5), (1, 3), (1,)):
         ticks = [_scaled(f, e) for e in range(first, last + 1) for f in factors]
@@ -71,7 +71,7 @@ def log_ticks(low: float, high: float, most: int) -> list[float]:
 
 
 def tick_labels(ticks: list[float]) -> list[str]:
-    """The ticks as text, as short as they are exact; one prefix for all unless they span decades.
+    """The ticks as the shortest exact text; one prefix for all unless they span decades.
 
     Below 10 000 a shared step of thousands is written out: 1000, 1500, 2000.
     """

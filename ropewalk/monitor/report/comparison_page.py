@@ -1,4 +1,4 @@
-"""Runs side by side on one page that opens anywhere, offline."""
+"""Writes the comparison of runs as one HTML page that works offline."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MEAN = f"Each point is the mean of the last {SMOOTHED_STEPS} steps or more."
 
 
 def write_comparison(comparison: Comparison, path: Path) -> Path:
-    """Commits the page to `path`."""
+    """Writes the page to `path`."""
     with committed_file(path, "w") as file:
         file.write(render_comparison(comparison))
     return path
@@ -69,7 +69,7 @@ def _chart(comparison: Comparison, measure: str, axis: Axis) -> Markup:
 
 
 def setting_text(value: object) -> str:
-    """A setting as a recipe has it, `-` where a run has none."""
+    """A setting as in a recipe, `-` if a run does not have it."""
     if value is None:
         return "-"
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,4 +1,4 @@
-"""The section about the corpus: which documents came in, what removed some, what was kept."""
+"""The report section about the corpus: documents read, removed by rule, and kept."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ TITLE = "Data"
 
 
 def corpus_section(view: RunView) -> Markup:
-    """What became of the documents of the run's corpus."""
+    """Outcomes of the documents of the run's corpus."""
     if not view.manifest:
         where = f" (looked in {view.manifest_folder})" if view.manifest_folder else ""
         return section(
-            TITLE, empty(f"There is no manifest of prepared data{where}, so what was kept is not known here.")
+            TITLE,
+            empty(f"There is no manifest of prepared data{where}, so the outcomes of documents are not known here."),
         )
     prepared = next((stage.result for stage in view.stages if stage.name == "prepare"), {})
     warnings = [text(line) for line in prepared.get("warnings") or ()]
@@ -30,15 +31,15 @@ def corpus_section(view: RunView) -> Markup:
 
 
 def funnel_figures(manifest: Any) -> list[Markup]:
-    """The Sankey of documents, that of bytes where the manifest knows them, and the same counts as a table."""
+    """Sankey diagrams of documents and, if the manifest has them, bytes; and the same counts as a table."""
     try:
         flow, counts = read_flow(manifest), read_counts(manifest)
     except DataError as error:
         return [empty(f"The manifest cannot be drawn: {error}.")]
-    figures = [_figure(flow, "documents", "What became of each document")]
+    figures = [_figure(flow, "documents", "Outcome of each document")]
     if flow.knows_bytes:
-        figures.append(_figure(flow, "bytes", "What became of each byte"))
-    numbers = element("details", element("summary", "The same in numbers"), scrolling(_numbers(counts)))
+        figures.append(_figure(flow, "bytes", "Outcome of each byte"))
+    numbers = element("details", element("summary", "As a table"), scrolling(_numbers(counts)))
     return [*figures, numbers]
 
 
@@ -55,7 +56,7 @@ def _figure(flow: Flow, measure: Measure, title: str) -> Markup:
 
 
 def _small(flow: Flow, nodes: list[Node], measure: Measure) -> Markup | list[Markup]:
-    """What the drawing joins, as a table."""
+    """A table of the rules that the drawing merges."""
     if not nodes:
         return []
     rows = [

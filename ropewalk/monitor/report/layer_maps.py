@@ -1,4 +1,4 @@
-"""Section about the layers: how their gradient, update and output went over the measured steps."""
+"""The report section about layers: gradient, update and activation over the measured steps."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from ..run_view import LayerRecord, RunView
 from .page import section
 
 MOST_COLUMNS = 60
-"""Steps in a map; of more, every second, third, ... is drawn."""
+"""Maximum steps in a map; if there are more, every second, third, ... is drawn."""
 LEVELS = 12
 """Shades of a map."""
 LEAST_DECADES = 2.0
-"""A map spans at least as many powers of ten: smaller differences between layers are no news and look small."""
+"""A map spans at least this many powers of ten, so that small differences between layers look small."""
 
 
 def layers_section(view: RunView) -> Child:
-    """A map of layers over steps for each figure; nothing when layers were not measured."""
+    """A map of layers over steps per figure; nothing if layers were not measured."""
     if not view.layers:
         return None
     names = view.layers[-1].names
@@ -30,9 +30,9 @@ def layers_section(view: RunView) -> Child:
         Map(title=title, unit=unit, tone=tone, names=rows, steps=steps, figure=figure)
         for rows, figure, title, unit, tone in (
             (layers, "gradient", "Gradient norm", "before clipping", "tone-4"),
-            (layers, "update_ratio", "Update", "norm, beside that of the weights", "tone-3"),
+            (layers, "update_ratio", "Update", "norm, relative to the weights", "tone-3"),
             (layers, "activation", "Output", "root mean square", "tone-1"),
-            (parts, "activation", "Output of the parts of blocks", "root mean square", "tone-1"),
+            (parts, "activation", "Output of attention and feed-forward", "root mean square", "tone-1"),
         )
         if rows
     ]
@@ -64,7 +64,7 @@ class Map:
         return any(value is not None and not math.isfinite(value) for value in cells)
 
     def decades(self) -> tuple[float, float] | None:
-        """The powers of ten between which shades are given; None when there is nothing above 0."""
+        """The range of the shades in powers of ten; None if no value is above 0."""
         sizes = [math.log10(value) for row in range(len(self.names)) for value in self.row(row) if value > 0]
         if not sizes:
             return None
@@ -75,7 +75,7 @@ class Map:
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """Pixels of a map: where its cells are."""
+    """Pixel layout of a map."""
 
     left: float
     width: float
@@ -89,7 +89,7 @@ class Grid:
 
 
 def _thinned(records: Sequence[LayerRecord]) -> list[LayerRecord]:
-    """Every so many of the measurements, counted from the last."""
+    """Evenly spaced measurements, counted from the last."""
     return list(records[:: -math.ceil(len(records) / MOST_COLUMNS)])[::-1]
 
 
@@ -125,7 +125,7 @@ def _drawing(one: Map, span: tuple[float, float], width: int) -> Markup:
 
 
 def _cells(one: Map, span: tuple[float, float], grid: Grid) -> Markup:
-    """One path a shade, which is a tenth of the bytes of one rectangle a cell."""
+    """One path per shade, a tenth of the bytes of one rectangle per cell."""
     paths: dict[int, list[str]] = {}
     for row in range(grid.rows):
         for column in range(len(one.steps)):
@@ -146,7 +146,7 @@ def _cells(one: Map, span: tuple[float, float], grid: Grid) -> Markup:
 
 
 def _shade(value: float, span: tuple[float, float]) -> int:
-    """From 0, the lightest; -1 for a number that is not finite."""
+    """From 0, the lightest; -1 for a non-finite value."""
     if not math.isfinite(value):
         return -1
     low, high = span
@@ -155,7 +155,7 @@ def _shade(value: float, span: tuple[float, float]) -> int:
 
 
 def _names(one: Map, grid: Grid) -> Markup:
-    """Names of the rows, as many as have room; each row tells its values when pointed at."""
+    """Layer names, as many as fit; a tooltip per row shows its values."""
     every = math.ceil(14 / grid.cell_height)
     parts: list[Markup] = []
     for row, name in enumerate(one.names):

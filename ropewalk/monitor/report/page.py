@@ -1,6 +1,6 @@
-"""The page around the sections: one HTML file, style and script inside, nothing fetched from anywhere.
+"""The page around the sections: one HTML file with its own style and script, nothing fetched.
 
-A content security policy admits our script by its hash and nothing else, a second wall behind the escaping.
+A content security policy admits only our script, by its hash, as a second defence behind the escaping.
 """
 
 from __future__ import annotations
@@ -34,27 +34,27 @@ def page(title: str, *body: Child) -> Markup:
 
 
 def section(title: str, *children: Child) -> Markup:
-    """A part of the page under its heading; its anchor is the title in lower case."""
+    """A section with a heading; its anchor is the title in lower case."""
     return element("section", element("h2", title), *children, id=title.lower().replace(" ", "-"))
 
 
 def empty(reason: str) -> Markup:
-    """What stands in a section that has nothing to show: the reason."""
+    """The text of a section without content: the reason."""
     return element("p", reason, class_="empty")
 
 
 def warning_box(lines: Sequence[str]) -> Child:
-    """Warnings, a paragraph each; nothing when there are none."""
+    """Warnings, one paragraph each; nothing if there are none."""
     return element("div", [element("p", line) for line in lines], class_="missing") if lines else None
 
 
 def badge(label: str, tone: str) -> Markup:
-    """A word in a frame: `good`, `bad` or `note`."""
+    """A word in a frame, coloured as `good`, `bad` or `note`."""
     return element("span", label, class_=f"badge {tone}")
 
 
 def scrolling(child: Child) -> Markup:
-    """`child` in a box that scrolls sideways on a narrow screen, instead of the page."""
+    """`child` in a box that scrolls sideways on a narrow screen."""
     return element("div", child, class_="scroll")
 
 
@@ -65,7 +65,7 @@ def table(
     numeric: Sequence[int] = (),
     class_: str | None = None,
 ) -> Markup:
-    """A table; the columns in `numeric` are aligned right. A table whose heads are all empty has none."""
+    """A table; `numeric` columns are right-aligned. No header row if all heads are empty."""
 
     def cells(kind: str, row: Sequence[str]) -> list[Markup]:
         return [element(kind, cell, class_="num" if i in numeric else None) for i, cell in enumerate(row)]
@@ -76,5 +76,5 @@ def table(
 
 
 def asset(name: str) -> Markup:
-    """A style sheet or script of this folder; `drawing.css` has the colours and what drawings need by themselves."""
+    """A style sheet or script of this folder; `drawing.css` has the colours and the styles of stand-alone drawings."""
     return Markup((_HERE / name).read_text(encoding="utf-8"))

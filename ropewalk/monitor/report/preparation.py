@@ -1,4 +1,4 @@
-"""Prepared data -> `report.html` beside it: what went where and why, on one page that opens anywhere, offline.
+"""Writes `report.html` beside prepared data: the outcome of its documents and the reasons, on one offline page.
 
 Everything on the page comes from `report.json`, which `prepare` writes (docs/formats.md).
 """
@@ -24,20 +24,20 @@ FORMAT = 2
 SEALED_SINCE = 2
 
 MOST_PARTS = 10
-"""Sources, domains or languages with a bar of their own."""
+"""Maximum number of sources, domains or languages with their own bar."""
 MOST_RULES = 16
-"""Rules on the page, those that most documents break first."""
+"""Maximum number of rules on the page; those that most documents break come first."""
 OPEN_RULES = 4
-"""Rules whose samples are in sight; the others unfold."""
+"""Rules whose samples are unfolded."""
 
 
 def write_page(folder: Path) -> Path:
-    """Commits the page of the data in `folder`, and gives its path."""
+    """Writes the page of the data in `folder`; returns its path."""
     path = folder / FILE
     tree = read_sealed(
         path,
         what="report of prepared data",
-        remedy="`ropewalk prepare report` with the recipe makes it anew",
+        remedy="`ropewalk prepare report` with the recipe rebuilds it",
         current=FORMAT,
         sealed_since=SEALED_SINCE,
         upgrades={1: lambda tree: tree},
@@ -91,7 +91,7 @@ def _total(shards: list[Mapping[str, Any]], split: str, field: str) -> int:
 
 
 def _overlap_section(overlap: Mapping[str, Any]) -> Markup:
-    """A table: row and column are rules, a cell is darker the larger the share of the row's documents."""
+    """A table of rules by rules; a cell is darker for a larger share of the row's documents."""
     rules = overlap.get("rules")
     counts = overlap.get("documents")
     alone = overlap.get("alone")
@@ -120,8 +120,8 @@ def _overlap_section(overlap: Mapping[str, Any]) -> Markup:
     note = f" {left_out} further rules are in report.json." if left_out else ""
     lead = element(
         "p",
-        "Of the documents that break the rule of a row, how many break the rule of a column too. All rules are asked "
-        f"of all documents; the first that a document breaks removes it.{note}",
+        "Documents that break the rule of the row and also the rule of the column. All rules are evaluated on all "
+        f"documents; the first one that a document breaks removes it.{note}",
         class_="lead muted",
     )
     matrix = element("table", element("thead", head), element("tbody", body), class_="overlap")
@@ -142,9 +142,9 @@ def _cell_count(counts: list[Any], row: int, column: int) -> int:
 
 
 def _removed_section(samples: list[Mapping[str, Any]]) -> Markup:
-    """A fold for every rule, by stage, with some documents that it removed."""
+    """Samples of removed documents, folded by stage and rule."""
     if not samples:
-        return section("Removed, for example", empty("Nothing was removed."))
+        return section("Samples of removed documents", empty("Nothing was removed."))
     rules: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for sample in samples:
         rules.setdefault((text(sample.get("stage")), text(sample.get("rule"))), []).append(sample)
@@ -157,7 +157,7 @@ def _removed_section(samples: list[Mapping[str, Any]]) -> Markup:
         )
         for number, ((stage, rule), found) in enumerate(rules.items())
     ]
-    return section("Removed, for example", folds)
+    return section("Samples of removed documents", folds)
 
 
 def _card(sample: Mapping[str, Any]) -> Markup:
@@ -178,13 +178,13 @@ def _measured(sample: Mapping[str, Any]) -> str:
 
 
 def _repeats_section(repeats: Mapping[str, Any]) -> Markup:
-    """How many texts occur how often, before copies were removed."""
+    """Histogram of how often texts occur, before deduplication."""
     bars = [mapping(bar) for bar in repeats.get("bars") or ()]
     seen = [bar for bar in bars if whole(bar.get("documents"))]
     if not seen:
         return section("Repeats", empty("There are no texts."))
     drawn = [_bar(bar) for bar in seen]
-    note = "Equal and near-equal texts together, all copies counted, as they were read."
+    note = "Exact and near duplicates as read, all copies counted."
     warning = text(repeats.get("warning"))
     figure = bar_figure("Text by how often it occurs", "bytes, all copies", [BarGroup("", drawn)], wide=1080, note=note)
     return section("Repeats", warning_box([warning] if warning else []), figure)
@@ -209,9 +209,9 @@ def _bar(bar: Mapping[str, Any]) -> Bar:
 
 
 def _fertility_section(rows: list[Mapping[str, Any]]) -> Markup:
-    """How many tokens the tokenizer needs, by source, domain and language."""
+    """Fertility of the tokenizer by source, domain and language."""
     if not rows:
-        return section("Fertility", empty("What the tokenizer makes of each kind of text was not measured."))
+        return section("Fertility", empty("Fertility was not measured."))
     cells = [
         (
             text(row.get("by")),
@@ -221,12 +221,12 @@ def _fertility_section(rows: list[Mapping[str, Any]]) -> Markup:
         )
         for row in rows
     ]
-    heads = ("by", "", "tokens", "bytes a token", "characters a token", "tokens a word")
+    heads = ("by", "", "tokens", "bytes per token", "characters per token", "tokens per word")
     return section("Fertility", scrolling(table(heads, cells, numeric=(2, 3, 4, 5))))
 
 
 def _composition_section(composition: Mapping[str, Any]) -> Markup:
-    """What the corpus is made of, as read and as kept."""
+    """Composition of the corpus, as read and as kept."""
     figures = []
     for kind in ("source", "domain", "language"):
         rows = _rows(composition, kind)
@@ -243,7 +243,7 @@ def _composition_section(composition: Mapping[str, Any]) -> Markup:
 
 
 def _parts(rows: list[Mapping[str, Any]], key: str) -> list[Bar]:
-    """The largest, and one bar for all others."""
+    """Bars of the largest parts, and one bar for all others."""
     sizes = [(text(row.get("name"))[:24], whole(row.get(key)) or 0) for row in rows]
     sizes = sorted((part for part in sizes if part[1]), key=lambda part: -part[1])
     others = sizes[MOST_PARTS:]

@@ -1,4 +1,4 @@
-"""Sections about the run itself: time by stage, notable events, resolved config, machine and versions."""
+"""Report sections about the run itself: time by stage, notable events, settings, machine and versions."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def time_section(view: RunView) -> Markup:
 def events_section(view: RunView) -> Markup:
     """Restores, phases, anomalies, changes of settings and warnings, by time since the start."""
     if not view.notable:
-        return section("Events", empty("Nothing out of the ordinary: no restore, no changed setting, no warning."))
+        return section("Events", empty("No restores, changed settings or warnings."))
     rows = [
         (duration(max(0.0, event["time"] - view.first_time)), _kind(event), _story(event))
         for event in view.notable[:MOST_EVENTS]
@@ -43,7 +43,7 @@ def events_section(view: RunView) -> Markup:
 
 
 def config_section(view: RunView) -> Markup:
-    """Every setting with its origin; those somebody chose come first and are marked."""
+    """Every setting with its origin; those that are not defaults come first and are marked."""
     if not view.settings:
         return section("Settings", empty("There is no readable config.toml."))
     chosen = [setting for setting in view.settings if not setting.is_default]
@@ -56,7 +56,7 @@ def config_section(view: RunView) -> Markup:
 
 
 def machine_section(view: RunView) -> Markup:
-    """Where and with what the run was made."""
+    """The machine, versions and command of the run."""
     known: dict[str, Any] = {
         "device": view.training.get("device") or view.summary.get("device"),
         "machine": view.summary.get("machine"),
@@ -123,7 +123,7 @@ def _settings(settings: list[Setting], *, marked: bool = False) -> Markup:
 
 
 def _shown(value: Any) -> str:
-    """A value as one reads it: text bare, objects as `key value` pairs, everything else as JSON."""
+    """A value as text: strings without quotes, objects as `key value` pairs, everything else as JSON."""
     if isinstance(value, str):
         return value
     if isinstance(value, Mapping):

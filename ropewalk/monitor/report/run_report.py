@@ -1,4 +1,4 @@
-"""A run directory -> `report.html`: the run on one page that opens anywhere, offline."""
+"""Writes `report.html`: the run on one page that works offline."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FILE = "report.html"
 
 
 def write_report(run: Path) -> Path:
-    """Commits the report of the run as far as it has come, and gives its path."""
+    """Writes the report of the run, finished or not; returns its path."""
     path = run / FILE
     document = render(read_run(run))
     with committed_file(path, "w") as file:
@@ -64,12 +64,12 @@ def _tile(figure: KeyFigure) -> Markup:
 
 
 def _missing(view: RunView) -> Child:
-    """Says that the run is unfinished, and what is not there."""
+    """A banner for an unfinished run, with the missing files."""
     if view.finished and not view.missing:
         return None
     state = "Some files of this run are missing or damaged." if view.finished else "This run is not finished."
     items = element("ul", [element("li", line) for line in view.missing]) if view.missing else None
-    return element("div", element("p", f"{state} The page shows what there is."), items, class_="missing")
+    return element("div", element("p", f"{state} This page shows what is available."), items, class_="missing")
 
 
 def _footer(view: RunView) -> Markup:

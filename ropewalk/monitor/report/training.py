@@ -1,4 +1,4 @@
-"""Sections about training: the loss, and what the optimizer and the machine did at each step."""
+"""Report sections about training: loss, and optimizer and machine figures per step."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .page import empty, section
 
 
 def loss_section(view: RunView) -> Markup:
-    """Training and validation loss over steps, with the places where the run was restored."""
+    """Training and validation loss over steps, with marks where the run was restored."""
     if not view.steps:
         return section("Loss", empty("Training has not logged a step yet."))
     train = _points(view, lambda step: step.loss)
@@ -40,7 +40,7 @@ def _validation_name(view: RunView) -> str:
 
 
 def pace_section(view: RunView) -> Markup:
-    """Four small charts on one axis of steps: throughput, waiting, learning rate, gradient norm."""
+    """Small charts over steps: throughput, data wait, learning rate, gradient norm."""
     if not view.steps:
         return section("Steps", empty("Training has not logged a step yet."))
     clip = finite(view.setting("train.clip_norm"))
@@ -53,7 +53,7 @@ def pace_section(view: RunView) -> Markup:
             show=amount,
         ),
         Chart(
-            title="Waiting for data",
+            title="Data wait",
             unit="% of step time",
             series=[Series(name="", points=_points(view, lambda step: 100 * step.wait_share), tone="tone-1")],
             from_zero=True,
@@ -61,7 +61,7 @@ def pace_section(view: RunView) -> Markup:
         ),
         Chart(
             title="Learning rate",
-            unit="by the schedule",
+            unit="from the schedule",
             series=[Series(name="", points=_points(view, lambda step: step.lr), tone="tone-3")],
             from_zero=True,
             show=lambda value: f"{value:.3g}",
@@ -80,8 +80,8 @@ def pace_section(view: RunView) -> Markup:
 
 
 def _hit_rate_charts(view: RunView) -> list[Chart]:
-    """Where sequences are drawn by importance: how many of them were in memory, beside what reading each once an epoch
-    finds in a cache of the same size."""
+    """Cache hit rate of sequences drawn by importance, compared with that of reading each once per epoch from a cache
+    of the same size."""
     if not any(math.isfinite(step.importance_hit_rate) for step in view.steps):
         return []
     told = view.summary.get("importance")
@@ -90,11 +90,11 @@ def _hit_rate_charts(view: RunView) -> list[Chart]:
     series = [Series(name="by importance", points=drawn, tone="tone-2")]
     if uniform is not None:
         # From the second epoch on; the first fills the cache.
-        series.append(Series(name="each once an epoch", points=[(x, 100 * uniform) for x, _ in drawn], tone="tone-1"))
+        series.append(Series(name="each once per epoch", points=[(x, 100 * uniform) for x, _ in drawn], tone="tone-1"))
     return [
         Chart(
-            title="Sequences found in memory",
-            unit="% of those drawn so far",
+            title="Cache hit rate",
+            unit="% of sequences drawn so far",
             series=series,
             from_zero=True,
             show=lambda value: f"{value:.1f} %",

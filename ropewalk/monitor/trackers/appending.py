@@ -1,4 +1,4 @@
-"""A file that one process at a time writes at its end, and cuts where what was written no longer counts."""
+"""A file that one process at a time appends to, and truncates when written data is undone."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ropewalk.base.files import storage
 
 
 class AppendedFile:
-    """Locked for this process until it is closed."""
+    """An append-only file, locked by this process until it is closed."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -39,13 +39,13 @@ class AppendedFile:
             self._file.flush()
 
     def cut(self, size: int) -> None:
-        """Removes what lies behind the first `size` bytes."""
+        """Truncates the file to `size` bytes."""
         with storage(f"writing {self.path}"):
             self._file.flush()
             os.ftruncate(self._file.fileno(), size)
 
     def close(self) -> None:
-        """Makes the file durable and lets others have it."""
+        """Makes the file durable and releases the lock."""
         with storage(f"writing {self.path}"), self._file:
             self._file.flush()
             os.fsync(self._file.fileno())

@@ -1,5 +1,5 @@
-"""A curve as CSV: a row per step, which holds what was measured while training and, where there was one, the validation
-after it. Values that were not measured are empty, others are written in full (`nan`, `inf` where they are not finite).
+"""A curve as CSV: one row per step with its training values and those of a validation after it. Values that were not
+measured are empty, others are written in full precision (`nan` and `inf` included).
 """
 
 from __future__ import annotations

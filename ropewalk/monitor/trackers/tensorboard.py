@@ -3,9 +3,9 @@
 The format is small (records with lengths and checksums; two kinds of messages), so it is written here: the package
 `tensorboard` brings 160 MB, torch's writer needs torch as well. What can be read back is tested with that package.
 
-TensorBoard follows the end of a file and never reads what it has read again, so a file only grows. Points that no
-longer count stay in it, before a record that tells every reader of TensorBoard to forget what it knows from a step on
-(`SessionLog.START`, as TensorFlow writes it when a job starts again).
+TensorBoard follows the end of a file and never rereads, so a file only grows. Undone points stay in it, followed by a
+record that makes TensorBoard discard everything from a step on (`SessionLog.START`, as TensorFlow writes it when a job
+restarts).
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def _point_message(point: Point) -> bytes:
 
 
 def _version_message(moment: float) -> bytes:
-    """The first of a file; readers take its time for the beginning of the run."""
+    """The first message of a file; readers take its time as the start of the run."""
     return b"\x09" + struct.pack("<d", moment) + _VERSION
 
 
@@ -113,7 +113,7 @@ def _head(moment: float, step: int) -> bytes:
 
 
 def _start_step(message: bytes) -> int | None:
-    """The step of a message that makes readers forget; None for others."""
+    """The step of a message that discards later points; None for others."""
     return _step(message)[0] if message.endswith(_START) and _step(message)[1] == _START else None
 
 
@@ -166,7 +166,7 @@ def _record(message: bytes) -> bytes:
 
 
 def _messages(data: bytes) -> Iterator[bytes]:
-    """The messages of whole records, as far as they are what was written."""
+    """The messages of whole, intact records up to the first torn one."""
     place = 0
     while place + _FRAME <= len(data):
         length = data[place : place + 8]
@@ -179,7 +179,7 @@ def _messages(data: bytes) -> Iterator[bytes]:
 
 
 def _masked(data: bytes) -> int:
-    """CRC-32C, turned and shifted so that the checksum of data with a checksum differs from it."""
+    """CRC-32C, rotated and offset, so that the checksum of data that contains a checksum differs from it."""
     crc = 0xFFFFFFFF
     for byte in data:
         crc = crc >> 8 ^ _TABLE[(crc ^ byte) & 0xFF]

@@ -108,7 +108,7 @@ def ours(rank: int, case: str, zero: int, *, exact: bool = False) -> Contender:
 
     from ropewalk.load.batch import Batch
     from ropewalk.parallel.apply import apply
-    from ropewalk.parallel.executor import Points
+    from ropewalk.parallel.executor import StepHooks
     from ropewalk.parallel.mesh import Mesh
     from ropewalk.plan.plan import Plan
     from ropewalk.train.config import Optimizer
@@ -132,8 +132,8 @@ def ours(rank: int, case: str, zero: int, *, exact: bool = False) -> Contender:
         kept.append(make_optimizer(parameters, settings, cuts=cuts, exact=exact))
         return kept[0]
 
-    points = Points(before_update=[lambda named: gradients.__setitem__(slice(None), list(named.values()))])
-    executor = apply(plan, build_model(case), Mesh(plan, rank), optimizer, clip_norm=CLIP, points=points)
+    points = StepHooks(before_update=[lambda named: gradients.__setitem__(slice(None), list(named.values()))])
+    executor = apply(plan, build_model(case), Mesh(plan, rank), optimizer, clip_norm=CLIP, hooks=points)
     batch = Batch.of_rows(tokens(case)).strided(rank, RANKS)
 
     def held() -> int:

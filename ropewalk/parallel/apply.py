@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 from ropewalk.base.errors import UserError
 from ropewalk.base.files import storage
-from ropewalk.model.attend import Attend
-from ropewalk.model.decoder import Decoder
+from ropewalk.model.attend import Attend, Kernel
 from ropewalk.model.init import initial_values
+from ropewalk.model.protocol import ModelStage
 from ropewalk.model.sharding import whole_name
 from ropewalk.model.spec import Spec
 from ropewalk.plan.forecast import PURE
@@ -30,27 +31,29 @@ from .anomaly_guard import SpikeRule
 from .comm import Group
 from .compat import KEPT_BYTES, keep_freed_memory
 from .data.gradient_compression import make_compressor
+from .data.reducers import ParameterGroup, Reducer, Reducers
 from .data.replicas import Replicas
 from .data.shard_group import Fill, hollow
 from .data.shards import Shards
-from .executor import Executor, MakeOptimizer, Points
+from .executor import Executor, MakeOptimizer, StepHooks
 from .kernels.kernel_choice import Timer, gpu_milliseconds
 from .kernels.selection import choose_kernels
 from .memory.activation_packing import ActivationPacking
 from .memory.host_optimizer import BUCKET_BYTES, HostOptimizer
 from .memory.recompute import make_run_block, recomputed
 from .mesh import Mesh
+from .microbatch import ForwardPasses, MicrobatchRunner, MicrobatchSplitter, SequenceLosses
 from .multi_device import Devices, other_devices
 from .pipeline import DeferredWeightGrads
 from .placement import LocalShard, Placement
 from .precision import PRODUCTS, Masters
-from .rank_executor import RankExecutor
+from .state import RankState
 from .tensor import split_model, tensor_placement
 
 
 def apply(
     plan: Plan,
-    model: Decoder,
+    model: ModelStage,
     mesh: Mesh | None,
     make_optimizer: MakeOptimizer | None,
     *,
@@ -58,7 +61,7 @@ def apply(
     trained: Collection[str] | None = None,
     clip_norm: float = 0.0,
     spike: SpikeRule | None = None,
-    points: Points | None = None,
+    hooks: StepHooks | None = None,
     seed: int = 0,
     init_seed: int | None = 0,
     run_s: float = math.inf,
@@ -80,7 +83,7 @@ def apply(
     mesh = mesh or Mesh(plan)
     if plan.device == "cpu":
         keep_freed_memory(up_to_bytes=_largest_kept(plan, model.spec))
-    empty = model.head_weight.is_meta
+    empty = next(model.parameters()).is_meta
     stages = _stages(plan, model, mesh, device=device, init_seed=init_seed)
     names = [name for stage in stages.values() for name, _ in stage.named_parameters()]
     chosen = {name for name in names if trained is None or whole_name(name, model.spec) in trained}
@@ -104,50 +107,60 @@ def apply(
     if pure and plan.zero == 0:
         masters = [Masters(stage, one_microbatch=_is_alone(plan)) for stage in stages.values()]
     fill = functools.partial(_first_values, spec=model.spec, group=mesh.group("tensor"), seed=init_seed)
-    data = _data(
-        plan, stages, mesh, masters, trained=chosen, pure=pure, seed=seed, fill=fill if empty and plan.zero else None
+    data = make_reducers(
+        plan,
+        stages,
+        mesh,
+        [_one_group(stages, mesh)],
+        masters=masters,
+        trained=chosen,
+        pure=pure,
+        seed=seed,
+        fill=fill if empty and plan.zero else None,
     )
+    hooks = hooks or StepHooks()
     contests = choose_kernels(
         plan,
         stages,
         mesh,
         device=device,
         trains=make_optimizer is not None,
-        points=points or Points(),
+        hooks=hooks,
         run_s=run_s,
         timer=timer,
     )
-    optimizer, host = None, None
+    optimizer = None
     if make_optimizer:
         mine = {name: p for name, p in data.parameters.items() if name in chosen}
-        make = functools.partial(_made, make_optimizer, placements={name: data.placements[name] for name in mine})
-        if "optimizer" in plan.offload:
-            # Where gradients are final at the end of a step only, memory for taking back would be of no use.
-            waits = clip_norm > 0 or plan.pipeline > 1 or plan.exact or plan.precision == "fp16"
-            # No larger than what gradients arrive in.
-            size = min(BUCKET_BYTES, plan.bucket_bytes)
-            host = HostOptimizer(mine, make, waits=waits, bucket_bytes=size, folder=_folder(plan, mesh))
-            optimizer = host.optimizer
-        else:
-            optimizer = make(mine)
-    return RankExecutor(
-        plan,
-        stages,
+        optimizer = _optimizer(plan, mesh, mine, data.placements, make_optimizer, clips=clip_norm > 0)
+    devices = _devices(plan, stages)
+    where = next(next(iter(stages.values())).parameters()).device
+    state = RankState(
+        model.spec,
         mesh,
-        optimizer,
-        data=data,
-        host=host,
-        masters=masters,
-        later=later,
-        devices=_devices(plan, stages),
-        contests=contests,
-        attention=_attention(plan, packing),
-        clip_norm=clip_norm,
+        data,
+        device=where,
+        optimizer=optimizer,
+        copies=[*masters, *([devices] if devices else [])],
         spike=spike,
-        points=points,
-        seed=seed,
-        draws=draws,
+        scales_loss=plan.precision == "fp16",
     )
+    splitter = MicrobatchSplitter(plan, mesh, next(iter(stages.values())), counts_draws=draws)
+    passes = ForwardPasses(
+        plan,
+        mesh,
+        model.spec,
+        splitter,
+        kernel=next((cast(Kernel, c.winner) for c in contests if c.what == "attention"), None),
+        wrap_attention=_attention(plan, packing),
+        seed=seed,
+        count_updates=state.count_updates if optimizer else None,
+    )
+    sequence_losses = SequenceLosses(mesh, where) if draws else None
+    runner = MicrobatchRunner(
+        plan, mesh, stages, data, passes, later=later, devices=devices, sequence_losses=sequence_losses
+    )
+    return Executor(plan, mesh, splitter, runner, state, clip_norm=clip_norm, hooks=hooks, contests=contests)
 
 
 def local(parts: Mapping[str, LocalShard]) -> dict[str, Tensor]:
@@ -156,20 +169,20 @@ def local(parts: Mapping[str, LocalShard]) -> dict[str, Tensor]:
 
 
 def _stages(
-    plan: Plan, model: Decoder, mesh: Mesh, *, device: torch.device | None, init_seed: int | None
-) -> dict[int, Decoder]:
+    plan: Plan, model: ModelStage, mesh: Mesh, *, device: torch.device | None, init_seed: int | None
+) -> dict[int, ModelStage]:
     """This rank's stages by their number in the whole, cut along the tensor axis and filled; with ZeRO hollow where the
     model is on `meta`."""
     spec, count = model.spec, plan.pipeline * plan.chunks
     group = mesh.group("tensor")
-    empty = model.head_weight.is_meta
+    empty = next(model.parameters()).is_meta
     whole = dict(model.named_parameters())
     found = {}
     for number in range(mesh.place["pipeline"], count, plan.pipeline):
         stage = model
         if count > 1:
             with torch.device("meta"):
-                stage = Decoder(spec, layers=plan.stages[number], first=number == 0, last=number == count - 1)
+                stage = type(model)(spec, layers=plan.stages[number], first=number == 0, last=number == count - 1)
             for name, _ in list(stage.named_parameters()):
                 place, _, attribute = name.rpartition(".")
                 value = whole[whole_name(name, spec)].detach()
@@ -206,60 +219,95 @@ def _first_values(
         yield name, placements[name].take(value)
 
 
-def _data(
+def make_reducers(
     plan: Plan,
-    stages: Mapping[int, Decoder],
+    stages: Mapping[int, ModelStage],
     mesh: Mesh,
-    masters: list[Masters],
+    groups: Sequence[ParameterGroup],
     *,
+    masters: Sequence[Masters] = (),
     trained: Collection[str],
-    pure: bool,
-    seed: int,
+    pure: bool = False,
+    seed: int = 0,
     fill: Fill | None = None,
-) -> Replicas | Shards:
+) -> Reducers:
+    """The reducers of `groups`, which have every parameter of `stages` between them."""
     spec = next(iter(stages.values())).spec
     weights: dict[str, nn.Parameter] = {n: p for stage in stages.values() for n, p in stage.named_parameters()}
-    replicas = mesh.group("replicate", "context")
-    others = mesh.is_first("replicate", "context")
-    if plan.zero == 0:
-        placements: dict[str, Placement] = {
-            n: tensor_placement(n, spec, mesh.group("tensor"), first=others) for n in weights
-        }
-        parameters = {n: p for each in masters for n, p in each.parameters.items()} if masters else weights
-        return Replicas(
-            weights,
-            parameters,
+    parameters = {n: p for each in masters for n, p in each.parameters.items()} if masters else weights
+    dtype = next(iter(weights.values())).dtype
+    narrow = _narrow(plan, weights, pure=pure)
+
+    def make(group: ParameterGroup) -> Reducer:
+        mine = {name: weight for name, weight in weights.items() if name in group.names}
+        first = group.replicas.rank == 0
+        placements = {n: tensor_placement(n, spec, mesh.group("tensor"), first=first) for n in mine}
+        if plan.zero == 0:
+            return Replicas(
+                mine,
+                {name: parameters[name] for name in mine},
+                placements,
+                group.replicas,
+                trained=trained,
+                bucket_bytes=plan.bucket_bytes,
+                compressor=make_compressor(plan, group.replicas, seed=seed),
+            )
+        return Shards(
+            mine,
             placements,
-            replicas,
-            trained=trained,
+            group.shard,
+            group.replicas,
+            stage=plan.zero,
             bucket_bytes=plan.bucket_bytes,
-            compressor=make_compressor(plan, replicas, seed=seed),
+            trained=trained,
+            modules={f"blocks.{k}": b for stage in stages.values() for k, b in stage.blocks.items()},
+            masters=dtype,
+            narrow=narrow,
+            held=plan.pipeline > 1,
+            host="parameters" in plan.offload,
+            folder=_folder(plan, mesh),
+            fill=fill,
         )
-    narrow: dict[str, torch.dtype] = {}
-    masters_dtype = next(iter(weights.values())).dtype
+
+    return Reducers(groups, make, order=list(weights))
+
+
+def _one_group(stages: Mapping[int, ModelStage], mesh: Mesh) -> ParameterGroup:
+    """All parameters: every data rank holds the same, or its share."""
+    names = frozenset(name for stage in stages.values() for name, _ in stage.named_parameters())
+    return ParameterGroup(names, replicas=mesh.group("replicate", "context"), shard=mesh.group("shard"))
+
+
+def _narrow(plan: Plan, weights: Mapping[str, nn.Parameter], *, pure: bool) -> dict[str, torch.dtype]:
+    """The dtype in which parameters are gathered, where it is not that of the master weights."""
     if pure:
-        narrow = dict.fromkeys(weights, torch.bfloat16)
-    elif plan.precision in PRODUCTS:
-        # What autocast would round them to anyway: half the bytes to gather, and no narrow copy of each for the
-        # backward. The head is not among them: its gradient is a float32 sum, which a narrow head would round.
-        matrices = [n for n, w in weights.items() if n.startswith("blocks.") and w.dim() == 2]
-        narrow = dict.fromkeys(matrices, PRODUCTS[plan.precision])
-    blocks = {f"blocks.{k}": b for stage in stages.values() for k, b in stage.blocks.items()}
-    return Shards(
-        weights,
-        {n: tensor_placement(n, spec, mesh.group("tensor"), first=others) for n in weights},
-        mesh.group("shard"),
-        replicas,
-        stage=plan.zero,
-        bucket_bytes=plan.bucket_bytes,
-        trained=trained,
-        modules=blocks,
-        masters=masters_dtype,
-        narrow=narrow,
-        held=plan.pipeline > 1,
-        host="parameters" in plan.offload,
-        folder=_folder(plan, mesh),
-        fill=fill,
+        return dict.fromkeys(weights, torch.bfloat16)
+    if plan.precision not in PRODUCTS:
+        return {}
+    # What autocast would round them to anyway: half the bytes to gather, and no narrow copy of each for the backward.
+    # The head is not among them: its gradient is a float32 sum, which a narrow head would round.
+    matrices = [n for n, w in weights.items() if n.startswith("blocks.") and w.dim() == 2]
+    return dict.fromkeys(matrices, PRODUCTS[plan.precision])
+
+
+def _optimizer(
+    plan: Plan,
+    mesh: Mesh,
+    parameters: dict[str, nn.Parameter],
+    placements: Mapping[str, Placement],
+    make: MakeOptimizer,
+    *,
+    clips: bool,
+) -> torch.optim.Optimizer | HostOptimizer:
+    mine = {name: placements[name] for name in parameters}
+    if "optimizer" not in plan.offload:
+        return make(parameters, mine)
+    # Where gradients are final at the end of a step only, memory for taking back would be of no use.
+    waits = clips or plan.pipeline > 1 or plan.exact or plan.precision == "fp16"
+    # No larger than what gradients arrive in.
+    size = min(BUCKET_BYTES, plan.bucket_bytes)
+    return HostOptimizer(
+        parameters, lambda there: make(there, mine), waits=waits, bucket_bytes=size, folder=_folder(plan, mesh)
     )
 
 
@@ -305,13 +353,7 @@ def _folder(plan: Plan, mesh: Mesh) -> Path | None:
     return folder
 
 
-def _made(
-    make: MakeOptimizer, parameters: dict[str, nn.Parameter], *, placements: Mapping[str, Placement]
-) -> torch.optim.Optimizer:
-    return make(parameters, placements)
-
-
-def _later(plan: Plan, stages: Mapping[int, Decoder]) -> DeferredWeightGrads | None:
+def _later(plan: Plan, stages: Mapping[int, ModelStage]) -> DeferredWeightGrads | None:
     if plan.pipeline == 1 or plan.schedule != "zero-bubble":
         return None
     later = DeferredWeightGrads()
@@ -320,7 +362,7 @@ def _later(plan: Plan, stages: Mapping[int, Decoder]) -> DeferredWeightGrads | N
     return later
 
 
-def _devices(plan: Plan, stages: Mapping[int, Decoder]) -> Devices | None:
+def _devices(plan: Plan, stages: Mapping[int, ModelStage]) -> Devices | None:
     if plan.devices == 1:
         return None
     (model,) = stages.values()

@@ -1,10 +1,10 @@
-"""Generation under a plan: forward passes over new tokens alone, with a key-value cache on every rank.
+"""Generation under a plan: forward passes over new tokens only, with a key-value cache on every rank.
 
-All ranks compute the same rows. Tensor ranks cache the keys and values of their heads, pipeline ranks those of their
-layers; data and context ranks cache the same as each other. The first rank of the last stage has the whole logits and
-chooses.
+All ranks compute the same sequences. Tensor ranks cache the keys and values of their heads, pipeline ranks those of
+their layers; data and context ranks cache the same as each other. The first rank of the last stage has the whole logits
+and chooses. A model without a cache reads all tokens in every pass.
 
-Shapes: B rows, T tokens, C width, V vocabulary.
+Shapes: B sequences, T tokens, V vocabulary.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from ropewalk.model.attend import CachedAttend
-from ropewalk.model.decoder import Decoder
+from ropewalk.model.protocol import Cache, Edge, Edges, ForwardPass, ModelStage
 from ropewalk.plan.plan import Plan
+from ropewalk.plan.schedules import Action
 
 from .mesh import Mesh
-from .pipeline import run_forward
+from .pipeline import Result, run_forward
 from .placement import Placement, chunk_sizes, whole_placement
 from .precision import autocast
 
@@ -27,21 +27,21 @@ from .precision import autocast
 class ModelDecoding:
     """Generation with a whole model on one device."""
 
-    def __init__(self, model: Decoder, *, room: int) -> None:
-        self.spec, self.device = model.spec, model.head_weight.device
+    def __init__(self, model: ModelStage, *, room: int) -> None:
+        self.spec, self.device = model.spec, next(model.parameters()).device
         self._model, self._room = model, room
         self.restart()
 
     @property
     def seen(self) -> int:
-        return self._cache.seen
+        return self._cache.seen if self._cache else 0
 
     def restart(self) -> None:
-        self._cache = CachedAttend(self.spec, self._room)
+        self._cache = self._model.cache(room=self._room)
 
     def logits(self, new_BT: Tensor) -> Tensor:
-        hidden_BTC = decode(self._model, new_BT, _positions(new_BT, self.seen), self._cache)
-        return self._model.logits(hidden_BTC[:, -1:]).squeeze(1)
+        outputs = decode(self._model, (), new_BT, self._cache)
+        return self._model.next_logits(outputs)
 
     def share(self, token_B: Tensor | None, *, rows: int) -> Tensor:
         assert token_B is not None, "one device chooses"
@@ -51,15 +51,14 @@ class ModelDecoding:
 class RankDecoding:
     """A rank's part in generation under `plan`, with its `stages` by their number in the whole."""
 
-    def __init__(self, plan: Plan, stages: Mapping[int, Decoder], mesh: Mesh, *, room: int) -> None:
-        """`room` is the length of the longest row."""
+    def __init__(self, plan: Plan, stages: Mapping[int, ModelStage], mesh: Mesh, *, room: int) -> None:
+        """`room` is the length of the longest sequence."""
         assert not plan.sequence, "generation has one position at a time; `inference(plan)` does without `sequence`"
         self._plan, self._stages, self._mesh, self._room = plan, stages, mesh, room
         some = next(iter(stages.values()))
         self.spec = some.spec
         parameter = next(some.parameters())
         self.device, self._dtype = parameter.device, parameter.dtype
-        self._last = plan.pipeline * plan.chunks - 1
         self._tensor = mesh.group("tensor")
         # Ranks are numbered with the pipeline outermost.
         self._chooser = (plan.pipeline - 1) * (plan.world // plan.pipeline)
@@ -67,12 +66,14 @@ class RankDecoding:
 
     @property
     def seen(self) -> int:
-        return next(iter(self._caches.values())).seen
+        cache = next(iter(self._caches.values()))
+        return cache.seen if cache else 0
 
     def restart(self) -> None:
         first_head = self._tensor.rank * (self.spec.heads // self._tensor.size)
         self._caches = {
-            stage: CachedAttend(self.spec, self._room, first_head=first_head) for stage in sorted(self._stages)
+            number: stage.cache(room=self._room, first_head=first_head)
+            for number, stage in sorted(self._stages.items())
         }
 
     def logits(self, new_BT: Tensor) -> Tensor | None:
@@ -87,9 +88,9 @@ class RankDecoding:
 
     def _pass(self, new_BT: Tensor) -> Tensor | None:
         """Logits B V on ranks of the last stage."""
-        work = _StagePass(self, new_BT, self.seen)
+        work = _StagePass(self, new_BT)
         if self._plan.pipeline == 1:
-            return work.forward(0, 0, None)
+            return work.forward(Action("F", 0, 0), ()).loss
         found = run_forward(
             work,
             1,
@@ -106,24 +107,23 @@ class RankDecoding:
 class _StagePass:
     """One forward pass as a pipeline asks for it."""
 
-    def __init__(self, decoding: RankDecoding, new_BT: Tensor, seen: int) -> None:
+    def __init__(self, decoding: RankDecoding, new_BT: Tensor) -> None:
         self._of, self._new_BT = decoding, new_BT
-        self._positions_BT = _positions(new_BT, seen)
 
-    def forward(self, stage: int, microbatch: int, x: Tensor | None) -> Tensor:
-        it = self._of
-        model = it._stages[stage]
+    def forward(self, action: Action, inputs: tuple[Tensor, ...]) -> Result:
+        it, stage = self._of, self._of._stages[action.stage]
         with autocast(it._plan.precision, it.device):
-            x = self._new_BT if x is None else x
-            hidden_BTC = decode(model, x, self._positions_BT, it._caches[stage])
-            if stage < it._last:
-                return hidden_BTC.to(it._dtype)
-            logits_BV = model.logits(hidden_BTC[:, -1:]).squeeze(1)
-        return self._vocabulary().gather(logits_BV)
+            outputs = decode(stage, inputs, self._new_BT, it._caches[action.stage])
+            if not stage.last:
+                return Result(tuple(y.to(it._dtype) if y.is_floating_point() else y for y in outputs))
+            logits_BV = stage.next_logits(outputs)
+        return Result((), self._vocabulary().gather(logits_BV))
 
-    def like(self, microbatch: int) -> Tensor:
-        it = self._of
-        return torch.empty(*self._new_BT.shape, it.spec.width, dtype=it._dtype, device=it.device)
+    def edges(self, stage: int, microbatch: int) -> Edges:
+        return self._of._stages[stage].edges(*self._new_BT.shape)
+
+    def empty(self, edge: Edge) -> Tensor:
+        return torch.empty(edge.shape, dtype=edge.dtype or self._of._dtype, device=self._of.device)
 
     def begin_last_backward(self, stage: int) -> None:
         """Generation has no backward pass."""
@@ -138,12 +138,11 @@ class _StagePass:
 
 
 @torch.no_grad()
-def decode(model: Decoder, x: Tensor, positions_BT: Tensor, cache: CachedAttend) -> Tensor:
-    """Hidden states B T C of tokens, or of the stage before, that the cache holds afterwards."""
-    hidden_BTC = model(x, positions_BT=positions_BT, attend=cache)
-    cache.advance(positions_BT.shape[1])
-    return hidden_BTC
-
-
-def _positions(new_BT: Tensor, seen: int) -> Tensor:
-    return torch.arange(seen, seen + new_BT.shape[1], device=new_BT.device).expand(new_BT.shape[0], -1)
+def decode(stage: ModelStage, inputs: tuple[Tensor, ...], new_BT: Tensor, cache: Cache | None) -> tuple[Tensor, ...]:
+    """The outputs of a stage for new tokens, which the cache holds afterwards."""
+    seen = cache.seen if cache else 0
+    positions_BT = torch.arange(seen, seen + new_BT.shape[1], device=new_BT.device).expand(new_BT.shape[0], -1)
+    outputs = stage.run(inputs, ForwardPass(tokens_BT=new_BT, positions_BT=positions_BT, cache=cache))
+    if cache:
+        cache.advance(new_BT.shape[1])
+    return outputs

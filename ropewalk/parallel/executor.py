@@ -1,13 +1,16 @@
-"""One step of training, whatever the devices: the interface that the loop is written on.
+"""One training step under any plan: one device is a mesh of one rank.
 
-`step` and `score` are called by all ranks. Nothing in them waits for the device: results are tensors on it, read by the
-loop only when it logs.
+    batch -> microbatches (microbatch.py) -> reduced gradients (data/) -> norm, guard, clipping -> update (state.py)
+
+Nothing in a step waits for the device: results are tensors on it, which the loop reads only when it logs.
+
+Shapes: B sequences, T tokens, V vocabulary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+import contextlib
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -15,15 +18,21 @@ import torch
 from torch import Tensor
 
 from ropewalk.load.batch import Batch
-from ropewalk.model.decoder import Decoder
 from ropewalk.model.spec import Spec
+from ropewalk.plan.plan import Plan
 
-from .comm import Group
+from .decoding import RankDecoding
+from .grad_norm import exact_norm, exact_sum, global_norm, global_norms, sum_partial
 from .kernels.kernel_choice import Contest
 from .kernels.matmul_tuning import Tuning
+from .labels import label
+from .memory.recompute import BlockRunner
+from .mesh import Mesh
+from .microbatch import Microbatch, MicrobatchRunner, MicrobatchSplitter
 from .placement import Choose, LocalShard, Placement
+from .state import Named, RankState
+from .tensor import has_partial_gradient
 
-Named = Mapping[str, Tensor]
 MakeOptimizer = Callable[[dict[str, torch.nn.Parameter], Mapping[str, Placement]], torch.optim.Optimizer]
 """Gets what this rank updates of each parameter, and which part of it that is."""
 
@@ -35,7 +44,7 @@ class StepResult:
     loss: Tensor
     """Weighted mean over the global batch, before the update."""
     grad_norm: Tensor
-    """Length of the whole gradient before clipping."""
+    """Norm of the whole gradient before clipping."""
     skipped: Tensor
     """1 when the update was left out and the weights stayed as they were, else 0."""
     anomaly: Tensor
@@ -43,8 +52,8 @@ class StepResult:
     loss_scale: Tensor | None = None
     """What the loss was multiplied by for the backward pass; only in fp16."""
     sequence_losses: Tensor | None = None
-    """Mean loss of each row of the global batch, on every rank; NaN where nothing counts. Only of a run that draws its
-    rows by importance."""
+    """Mean loss of each sequence of the global batch, on every rank; NaN where nothing counts. Only in a run that draws
+    its sequences by importance."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,36 +65,33 @@ class Scores:
 
 
 @dataclass(slots=True)
-class Points:
-    """Named moments of a step at which others may look or act; those about gradients receive them by name."""
+class StepHooks:
+    """Called inside a step, on every rank; those about gradients receive them by name."""
 
     on_gradients: list[Callable[[Named], None]] = field(default_factory=list)
-    """All gradients of the global batch are there, not yet clipped; they may be changed in place. An optimizer on the
-    host waits for those who look at gradients, here or before the update, where it would begin sooner by itself."""
+    """The gradients of the global batch are complete and not yet clipped; they may be changed in place. An optimizer on
+    the host then starts no earlier than these hooks, here or before the update."""
     before_update: list[Callable[[Named], None]] = field(default_factory=list)
-    """The update follows. Gradients are clipped, unless the update does that too: of an optimizer on the host, and of
-    gradients narrower than the weights."""
+    """The update follows. Gradients are clipped, unless the update clips: an optimizer on the host, and gradients
+    narrower than the weights."""
     before_change: list[Callable[[], None]] = field(default_factory=list)
-    """Weights and moments are about to change, for the first time in this step: with the update, or during the backward
-    pass where an optimizer on the host begins then."""
+    """Weights and moments are about to change for the first time in this step: with the update, or during the backward
+    pass where an optimizer on the host starts then."""
     before_tuning: list[Callable[[], None]] = field(default_factory=list)
     """An executor is made, and kernels for its matmuls are about to be measured. On ranks that measure (`decide`)."""
     after_tuning: list[Callable[[Tuning], None]] = field(default_factory=list)
-    """Some kernels were measured then, or left out for want of time."""
+    """Some kernels were measured then, or left out for lack of time."""
 
 
 class Decoding(Protocol):
-    """Forward passes over new tokens alone, with a key-value cache: what generation asks of a model.
-
-    Shapes: B rows, T tokens, V vocabulary.
-    """
+    """Forward passes over new tokens only, with a key-value cache: what generation asks of a model."""
 
     spec: Spec
     device: torch.device
 
     @property
     def seen(self) -> int:
-        """Tokens of each row that the cache holds."""
+        """Tokens of each sequence in the cache."""
 
     def restart(self) -> None:
         """Empties the cache."""
@@ -99,74 +105,218 @@ class Decoding(Protocol):
         that chose by themselves could differ by a rounding and would then wait for each other forever."""
 
 
-class Executor(Protocol):
-    """A model and its optimizer under a plan."""
+class Executor:
+    """A model and its optimizer under a plan; without an optimizer it only scores."""
 
-    model: Decoder
-    """What this rank has of it; with several stages a rank, its first."""
-    points: Points
-    replicas: Group
-    """The ranks that hold the same parts of everything."""
-    device: torch.device
-    contests: Sequence[Contest]
-    """Which kernels were tried for this plan, and how long they took."""
+    def __init__(
+        self,
+        plan: Plan,
+        mesh: Mesh,
+        splitter: MicrobatchSplitter,
+        runner: MicrobatchRunner,
+        state: RankState,
+        *,
+        clip_norm: float = 0.0,
+        hooks: StepHooks | None = None,
+        contests: Sequence[Contest] = (),
+    ) -> None:
+        self.model = runner.model
+        """This rank's part of the model; with several stages per rank, its first."""
+        self.spec, self.device = runner.model.spec, runner.device
+        self.hooks = hooks or StepHooks()
+        self.replicas = mesh.group("replicate", "context")
+        """The ranks that hold the same parts of every parameter."""
+        self.contests = contests
+        """Which kernels were tried for this plan, and how long they took."""
+        self.state = state
+        self._plan, self._mesh, self._splitter, self._runner = plan, mesh, splitter, runner
+        self._data, self._clip_norm = runner.data, clip_norm
+        self._tensor = mesh.group("tensor")
+        self._partial = [n for n in state.trained if has_partial_gradient(n, self.spec, sequence=plan.sequence)]
+        self._changed = False
+        if state.host:
+            self._data.listen(self._hand_over)
 
     def step(self, batch: Batch, *, lr: float) -> StepResult:
         """All microbatches, reduction, guard, clipping and update with learning rate `lr`. All ranks must call."""
+        # Copied before anything is computed from it: a number made on the host would have to be waited for.
+        with label("copy"):
+            microbatches, total = self._splitter.split(batch)
+        state = self.state
+        state.set_rate(lr)
+        self._begin()
+        scale = state.loss_scale.value if state.loss_scale else None
+        parts = self._run_within_memory(microbatches, total, scale)
+        each = self._runner.sequence_losses
+        sequence_losses = each.finish(len(batch) * self._mesh.data.size) if each else None
+        gradients = self._data.finish()
+        with label("clip and guard"):
+            sum_partial([gradients[name] for name in self._partial if name in gradients], self._tensor)
+            self._sum_tied(gradients)
+            if state.loss_scale:
+                state.loss_scale.divide(list(gradients.values()))
+            _call(self.hooks.on_gradients, gradients)
+            loss, norm = self._loss_and_norm(parts, gradients)
+            factor = (self._clip_norm / (norm + 1e-6)).clamp(max=1.0) if self._clip_norm else None
+            if factor is not None and not state.clips:
+                torch._foreach_mul_(list(gradients.values()), factor)
+            _call(self.hooks.before_update, gradients)
+            self._before_change()
+            anomaly, skipped = state.guard.judge(loss, norm, scale)
+        with label("update"):
+            state.update(skipped, factor, overflowed=~torch.isfinite(norm))
+        return StepResult(loss, norm, skipped, anomaly, scale, sequence_losses)
 
+    @torch.no_grad()
     def score(self, batch: Batch) -> Scores:
         """Log-probabilities of the targets. All ranks must call."""
+        group, count, length = self._mesh.data, len(batch), batch.tokens.shape[1]
+        microbatches = self._splitter.split_for_scores(batch)
+        with self._data.whole():
+            found = self._runner.score(microbatches)
+        positions = self._splitter.positions(length)
+        if self._plan.pipeline > 1:
+            shape = (2, sum(len(each.batch) for each in microbatches), len(positions))
+            wide = torch.promote_types(self._runner.dtype, torch.float32)
+            found = torch.empty(shape, dtype=wide, device=self.device) if found is None else found.contiguous()
+            found = self._mesh.group("pipeline").broadcast(found, source=self._plan.pipeline - 1)
+        assert found is not None
+        context = self._mesh.group("context")
+        if context.size > 1:
+            found = context.all_gather(found, dim=2)
+            found = found[:, :, context.all_gather(positions).argsort()]
+        if group.size > 1:
+            found = group.start_all_gather(found.contiguous()).wait().transpose(0, 2).transpose(0, 1)
+            found = found.flatten(1, 2)[:, :count]
+        return Scores(found[0], found[1].bool())
 
-    def decoding(self, *, room: int) -> AbstractContextManager[Decoding]:
-        """Generation of rows of at most `room` tokens, in the block. All ranks must call."""
+    @contextlib.contextmanager
+    def decoding(self, *, room: int) -> Iterator[Decoding]:
+        """Generation of sequences of at most `room` tokens, in the block. All ranks must call."""
+        # Gathered once for all tokens where that is how parameters come together: outside of blocks, and in a pipeline.
+        with self._data.whole():
+            yield RankDecoding(self._plan, self._runner.stages, self._mesh, room=room)
 
     def digest(self, batch: Batch) -> int:
         """A number that any flipped bit changes in the loss and gradients of the batch's first microbatch. Waits for
         the device; weights, gradients and optimizer stay as they are."""
+        with self._data.whole():
+            parts = self._runner.train_alone(self._splitter.split_alone(batch))
+        parameters = [p for stage in self._runner.stages.values() for p in stage.parameters()]
+        known = {id(parameter) for parameter in parameters}
+        # float32 masters take gradients over.
+        masters = [p for p in self._data.parameters.values() if id(p) not in known]
+        total = bit_sum([*parts, *(p.grad for p in (*parameters, *masters) if p.grad is not None)])
+        for parameter in (*parameters, *masters):
+            parameter.grad = None
+        return total
 
     def model_state(self) -> dict[str, LocalShard]:
-        """This rank's parts of the parameters by name, trained or not, as the optimizer sees them: float32 in every
-        precision."""
+        """As `RankState.model_state`."""
+        return self.state.model_state()
 
     def optimizer_state(self) -> dict[str, LocalShard]:
-        """The optimizer's tensors as `moment/parameter`; also `guard/...`, in fp16 `loss_scale/...`."""
-
-    def stage_seconds(self) -> dict[int, float]:
-        """Seconds in which each stage of this rank computed since the last call, by its number in the whole; empty
-        without a pipeline."""
-
-    def lengths(self, parts: Named) -> list[Tensor]:
-        """The Euclidean lengths of whole tensors of which every rank brings its parts, by the names of parameters. All
-        ranks must call."""
+        """As `RankState.optimizer_state`."""
+        return self.state.optimizer_state()
 
     def wants(self) -> Choose:
-        """Which part of each tensor of a state this rank needs to go on from it."""
+        """As `RankState.wants`."""
+        return self.state.wants()
 
     def load_state(
         self, model: Mapping[str, Tensor | LocalShard], optimizer: Mapping[str, Tensor | LocalShard]
     ) -> None:
-        """Takes over a state: whole tensors, or of each the part that this rank `wants`."""
+        """As `RankState.load`."""
+        self.state.load(model, optimizer)
 
+    def stage_seconds(self) -> dict[int, float]:
+        """Seconds in which each pipeline stage of this rank computed since the last call; empty without a pipeline."""
+        return self._runner.stage_seconds()
 
-def guards(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether `optimizer` leaves weights, moments and counters as they are when its `found_inf` is 1, decided on the
-    device: the contract between torch's GradScaler and its fused optimizers, which ours declare too."""
-    return getattr(optimizer, "_step_supports_amp_scaling", False)
+    def norms(self, parts: Named) -> list[Tensor]:
+        """The Euclidean norms of whole tensors of which every rank brings its parts, by the names of parameters. All
+        ranks must call."""
+        return global_norms(parts, self._data.placements, self._mesh)
 
+    def _begin(self) -> None:
+        """A step begins, or begins again."""
+        self._changed = False
+        if self._runner.sequence_losses:
+            self._runner.sequence_losses.begin()
+        if self.state.host:
+            self.state.host.begin()
+        self._data.begin()
 
-def communicates(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether an update of `optimizer` asks other ranks, so that all must make it at the same moment. Ours declare it;
-    torch's know of no ranks."""
-    return getattr(optimizer, "communicates", False)
+    def _run_within_memory(self, microbatches: list[Microbatch], total: Tensor, scale: Tensor | None) -> list[Tensor]:
+        """Runs the microbatches, again with more recompute when memory did not suffice and the plan allows it. With
+        several ranks the others would wait for collectives that do not come."""
+        while True:
+            try:
+                return self._runner.train(microbatches, total, scale)
+            except torch.OutOfMemoryError:
+                runners = [stage.run_block for stage in self._runner.stages.values()]
+                if self._mesh.world.size > 1 or not any(isinstance(r, BlockRunner) and r.tighten() for r in runners):
+                    raise
+            for parameter in self._data.parameters.values():
+                parameter.grad = None
+            self._begin()
+
+    def _hand_over(self, names: Collection[str]) -> None:
+        """During the backward pass: gives the host's optimizer gradients of the global batch, unless they are still to
+        be scaled, seen by hooks or added up over the tensor axis."""
+        assert self.state.host
+        if self.state.loss_scale or self.hooks.on_gradients or self.hooks.before_update:
+            return
+        if not self.state.host.waits:
+            self._before_change()
+        self.state.host.ready([name for name in names if name not in self._partial])
+
+    def _before_change(self) -> None:
+        """Calls the hooks of the first change of a step."""
+        if not self._changed:
+            self._changed = True
+            for hook in self.hooks.before_change:
+                hook()
+
+    def _sum_tied(self, gradients: dict[str, Tensor]) -> None:
+        """Adds up the gradients of a tied embedding: the first stage looks tokens up in it, the last is its head."""
+        if self._mesh.ends.size > 1 and self.spec.tie_embeddings:
+            for name in ("embedding.weight", "head.weight"):
+                if name in gradients:
+                    self._mesh.ends.all_reduce(gradients[name])
+
+    def _loss_and_norm(self, parts: Sequence[Tensor], gradients: Named) -> tuple[Tensor, Tensor]:
+        """The loss of the global batch and the norm of its gradient, on every rank."""
+        wide = torch.promote_types(self._runner.dtype, torch.float32)
+        if self._plan.exact:
+            norm = exact_norm(gradients, self._data.placements, self._mesh)
+            return exact_sum(parts, self._mesh.data), norm.to(wide)
+        local = torch.stack(list(parts)).sum() if parts else torch.zeros((), dtype=wide, device=self.device)
+        # All ranks of the tensor axis have the same loss.
+        share = local.double() / self._tensor.size
+        counted = {name: g for name, g in gradients.items() if not self.state.is_tied_copy(name)}
+        copies = {name: self._copies(name) for name in counted}
+        loss, norm = global_norm(counted, self._mesh, copies=copies, loss=share)
+        return loss.to(local.dtype), norm.to(local.dtype)
+
+    def _copies(self, name: str) -> int:
+        """How many ranks hold the same part of a gradient."""
+        whole_on_tensor = all(shard.group is not self._tensor for shard in self._data.placements[name].shards)
+        return self._data.replicas_of(name).size * (self._tensor.size if whole_on_tensor else 1)
 
 
 def bit_sum(tensors: Iterable[Tensor]) -> int:
-    """The bits of all numbers read as integers, times the place of their tensor, and added up: exact in any order, and
+    """The bits of all numbers read as integers, times the index of their tensor, and added up: exact in any order, and
     changed by any one flipped bit. Stays on the device until the end."""
     kinds = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
     sums = [
         tensor.detach().contiguous().reshape(-1).view(kinds[tensor.element_size()]).sum(dtype=torch.int64)
-        * (2 * place + 1)
-        for place, tensor in enumerate(tensors)
+        * (2 * index + 1)
+        for index, tensor in enumerate(tensors)
     ]
     return int(torch.stack(sums).sum())
+
+
+def _call(hooks: list[Callable[[Named], None]], gradients: Named) -> None:
+    for hook in hooks:
+        hook(gradients)

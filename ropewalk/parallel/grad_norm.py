@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from .comm import Group
+from .data.buckets import BinaryCounter
 from .mesh import Mesh
 from .placement import Placement
 
@@ -79,3 +80,11 @@ def exact_norm(gradients: Mapping[str, Tensor], placements: Mapping[str, Placeme
         rows.append(sums.sum())
     # Every parameter by itself, then all of them: the same numbers in the same order on every rank.
     return torch.stack(rows).sum().sqrt()
+
+
+def exact_sum(terms: Sequence[Tensor], group: Group) -> Tensor:
+    """The sum of one number per microbatch and rank of `group`, in the order of the gradients."""
+    tree = BinaryCounter()
+    for term in group.all_reduce(torch.stack(list(terms))).unbind(0):
+        tree.add(term)
+    return tree.total()

@@ -34,7 +34,7 @@ Axis = Literal["pipeline", "replicate", "shard", "context", "tensor"]
 AXES: tuple[Axis, ...] = ("pipeline", "replicate", "shard", "context", "tensor")
 
 COMBINED: tuple[tuple[Axis, ...], ...] = (
-    ("replicate", "shard"),  # who reads other rows
+    ("replicate", "shard"),  # data ranks: they read different sequences
     ("replicate", "context"),  # who holds the same part of every parameter and saw other tokens
     ("replicate", "shard", "context"),  # over whom the tokens of a step are dealt
     AXES,
@@ -126,8 +126,8 @@ class Mesh:
         """The first and the last rank of the pipeline, which share a tied embedding; of others, themselves."""
         self.control: Group
         """All ranks once more, for what hosts tell each other: nothing on it waits for a GPU."""
-        self.rows: Group
-        """`data` once more, for rows that travel from host to host before a step; alone unless they are balanced."""
+        self.sequences: Group
+        """`data` once more, for sequences that move between hosts before a step; alone unless they are balanced."""
         made: dict[tuple[int, ...], object] = {}
         for axes in (*((axis,) for axis in AXES), *COMBINED):
             members = self._members(axes)
@@ -141,7 +141,7 @@ class Mesh:
 
         self._make_pipeline_groups()
         self._make_control_group()
-        self._make_rows_group()
+        self._make_sequences_group()
 
     def group(self, *axes: Axis) -> Group:
         """The ranks that differ from this one on `axes` alone."""
@@ -154,7 +154,7 @@ class Mesh:
 
     @property
     def data(self) -> Group:
-        """The ranks that read other rows than this one."""
+        """The ranks that read other sequences than this one."""
         return self._groups["replicate", "shard"]
 
     @property
@@ -203,11 +203,11 @@ class Mesh:
         handle = _new_group(members, _host_backend()) if len(members) > 1 else None
         self.control = Group("control", members, self.rank, handle, self.traffic)
 
-    def _make_rows_group(self) -> None:
-        self.rows = Group("rows", (self.rank,), self.rank, None, self.traffic)
+    def _make_sequences_group(self) -> None:
+        self.sequences = Group("sequences", (self.rank,), self.rank, None, self.traffic)
         if self.plan.balance and self.plan.data > 1:
             members = self._members(("replicate", "shard"))
-            self.rows = Group("rows", members, self.rank, _new_group(members, _host_backend()), self.traffic)
+            self.sequences = Group("sequences", members, self.rank, _new_group(members, _host_backend()), self.traffic)
 
     def _members(self, axes: Sequence[Axis]) -> tuple[int, ...]:
         """The ranks that differ from this one on `axes` alone, in order."""

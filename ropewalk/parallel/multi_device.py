@@ -23,7 +23,7 @@ from typing import Protocol, Self, TypeVar
 import torch
 from torch import Tensor
 
-from ropewalk.model.decoder import Decoder
+from ropewalk.model.protocol import ModelStage
 
 
 class Movable(Protocol):
@@ -38,12 +38,12 @@ Item = TypeVar("Item", bound=Movable)
 class Devices:
     """`model` on its own device, and copies of it on the `others`."""
 
-    def __init__(self, model: Decoder, others: Sequence[torch.device]) -> None:
+    def __init__(self, model: ModelStage, others: Sequence[torch.device]) -> None:
         self._models = [model, *(_copy(model, device) for device in others)]
         self._places = [next(each.parameters()).device for each in self._models]
         self._threads = concurrent.futures.ThreadPoolExecutor(len(self._models), thread_name_prefix="device")
 
-    def each(self, work: Callable[[Decoder, Item], Tensor], items: Sequence[Item]) -> list[Tensor]:
+    def each(self, work: Callable[[ModelStage, Item], Tensor], items: Sequence[Item]) -> list[Tensor]:
         """`work(model, item)` for every item: of n devices, number i on device i mod n, one after the other there and
         all devices at once. Results come in order, on the first device."""
         gradients = torch.is_grad_enabled()  # each thread has a switch of its own
@@ -86,9 +86,9 @@ def other_devices(device: torch.device, count: int) -> list[torch.device]:
     return [torch.device(device.type, number) for number in range(1, count)]
 
 
-def _copy(model: Decoder, device: torch.device) -> Decoder:
+def _copy(model: ModelStage, device: torch.device) -> ModelStage:
     with torch.device("meta"):
-        made = Decoder(model.spec)
+        made = type(model)(model.spec)
     made = made.to(next(model.parameters()).dtype).to_empty(device=device)
     made.run_block = model.run_block
     made.load_state_dict(model.state_dict())

@@ -23,20 +23,35 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ropewalk.model.modules import Linear
-from ropewalk.plan.messages import Channel, Compute, Message, Operation, Post, Release, Send, forward_lists, program
-from ropewalk.plan.schedules import Action
+from ropewalk.model.protocol import Edge, Edges
+from ropewalk.plan.messages import Channel, Compute, Message, Operation, Post, Programs, Release, Send, forward_lists
+from ropewalk.plan.schedules import Action, Schedule
 
 from .comm import Group, Pending
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a stage computes of a microbatch."""
+
+    outputs: tuple[Tensor, ...]
+    """For the next stage; nothing of the last one."""
+    loss: Tensor | None = None
+    """Its part of the loss: the main loss of the last stage, auxiliary losses of any. When scoring, the scores."""
 
 
 class Work(Protocol):
     """What the stages of this rank compute."""
 
-    def forward(self, stage: int, microbatch: int, x: Tensor | None) -> Tensor:
-        """Hidden states for the next stage; of the last stage, the loss."""
+    def forward(self, action: Action, inputs: tuple[Tensor, ...]) -> Result:
+        """The forward pass of a stage for a microbatch, with the weights of `action.version`; no inputs for the first
+        stage."""
 
-    def like(self, microbatch: int) -> Tensor:
-        """An empty tensor for hidden states of this microbatch."""
+    def edges(self, stage: int, microbatch: int) -> Edges:
+        """What `stage` receives and sends for this microbatch."""
+
+    def empty(self, edge: Edge) -> Tensor:
+        """A tensor to receive `edge`, or its gradient, in."""
 
     def begin_last_backward(self, stage: int) -> None:
         """The next action makes the gradients of `stage` final."""
@@ -47,47 +62,52 @@ class Work(Protocol):
 
 @dataclass(slots=True)
 class _Live:
-    """A microbatch between its forward and its backward pass on a stage."""
+    """A microbatch between its forward and its backward pass on a stage: what has a gradient."""
 
-    x: Tensor | None
-    y: Tensor
+    inputs: list[Tensor]
+    outputs: list[Tensor]
+    loss: Tensor | None
 
 
 class Pipeline:
-    """Executes `lists`, the actions of every rank for one step. All ranks must make and run it."""
+    """Executes the schedules of consecutive `steps`, one per `run`. All ranks must make and run it.
+
+    Messages and microbatches that the schedule of a step leaves open stay until a later step takes them up;
+    microbatches are then numbered through the steps.
+    """
 
     def __init__(
         self,
-        lists: Sequence[Sequence[Action]],
+        steps: Iterator[Schedule],
         *,
         stages: int,
         rank: int,
         channels: Mapping[Channel, Group],
         relay: Group | None = None,
         later: DeferredWeightGrads | None = None,
-        busy: StageTimer | None = None,
+        timer: StageTimer | None = None,
     ) -> None:
-        """`channels` are those of this rank. `busy` counts the time of every stage."""
-        self._operations = program(lists, rank, stages=stages)
-        self._stages, self._channels, self._relay = stages, channels, relay
-        self._busy = busy or StageTimer(torch.device("cpu"))
+        """`channels` are those of this rank. `timer` counts the time of every stage."""
+        self._steps, self._programs = steps, Programs(rank, stages=stages)
+        self._messages = _Messages(channels, relay)
+        self._live: dict[tuple[int, int], _Live] = {}
+        self._timer = timer or StageTimer(torch.device("cpu"))
         self._later = later
 
     def run(self, work: Work, *, scale: Tensor | None = None, relayed: bool = False) -> list[Tensor]:
-        """All actions of a step; the losses of the last stage in the order of microbatches, elsewhere none.
+        """All actions of the next step; this rank's parts of the loss in the order of microbatches, then stages.
 
         Gradients are those of the losses times `scale`. `relayed`: messages go through the hosts, if there is a relay.
         """
-        self._messages = _Messages(self._channels, self._relay if relayed else None, work.like)
-        self._live: dict[tuple[int, int], _Live] = {}
-        self._losses: dict[int, Tensor] = {}
-        for operation in self._operations:
+        self._messages.begin(work, relayed=relayed)
+        self._losses: dict[tuple[int, int], Tensor] = {}
+        for operation in self._programs.step(next(self._steps)):
             if isinstance(operation, Compute):
                 self._compute(work, operation, scale, reduces=not relayed)
             else:
                 self._messages.do(operation)
-        self._busy.settle()
-        return [self._losses[number] for number in sorted(self._losses)]
+        self._timer.settle()
+        return [self._losses[key] for key in sorted(self._losses)]
 
     def _compute(self, work: Work, operation: Compute, scale: Tensor | None, *, reduces: bool) -> None:
         action = operation.action
@@ -97,7 +117,7 @@ class Pipeline:
             self._forward(work, operation)
         elif action.kind == "W":
             assert self._later is not None, "a schedule with W needs linear layers that can wait"
-            with self._busy.counting(action.stage):
+            with self._timer.counting(action.stage):
                 self._later.run((action.stage, action.microbatch))
         else:
             self._backward(operation, scale)
@@ -105,29 +125,35 @@ class Pipeline:
             work.end_last_backward(action.stage)
 
     def _forward(self, work: Work, operation: Compute) -> None:
-        stage, microbatch = operation.action.stage, operation.action.microbatch
-        x = self._messages.take(operation.needs).requires_grad_() if operation.needs else None
-        with self._busy.counting(stage):
-            y = work.forward(stage, microbatch, x)
-        if stage == self._stages - 1:
-            self._losses[microbatch] = y.detach()
-        else:
-            self._messages.offer(y.detach())
-        self._live[stage, microbatch] = _Live(x, y)
+        action, inputs = operation.action, self._messages.take(operation.needs)
+        edges = work.edges(action.stage, action.microbatch)
+        for x, edge in zip(inputs, edges.inputs, strict=True):
+            x.requires_grad_(edge.has_gradient)
+        with self._timer.counting(action.stage):
+            result = work.forward(action, inputs)
+        if result.loss is not None:
+            self._losses[action.microbatch, action.stage] = result.loss.detach()
+        self._messages.offer([y.detach() for y in result.outputs])
+        outputs = [y for y, edge in zip(result.outputs, edges.outputs, strict=True) if edge.has_gradient]
+        self._live[action.stage, action.microbatch] = _Live(
+            [x for x in inputs if x.requires_grad], outputs, result.loss
+        )
 
     def _backward(self, operation: Compute, scale: Tensor | None) -> None:
         action = operation.action
         live = self._live.pop((action.stage, action.microbatch))
-        gradient = self._messages.take(operation.needs) if operation.needs else scale
-        with self._busy.counting(action.stage):
+        ends: list[Tensor] = live.outputs
+        gradients: list[Tensor | None] = list(self._messages.take(operation.needs))
+        if live.loss is not None:
+            ends, gradients = [*ends, live.loss], [*gradients, scale]
+        with self._timer.counting(action.stage):
             if action.kind == "I" and self._later:
                 with self._later.collecting((action.stage, action.microbatch)):
-                    live.y.backward(gradient)
+                    torch.autograd.backward(ends, gradients)
             else:
-                live.y.backward(gradient)
-        if live.x is not None:
-            assert live.x.grad is not None, "nothing in this stage depends on its input"
-            self._messages.offer(live.x.grad)
+                torch.autograd.backward(ends, gradients)
+        assert all(x.grad is not None for x in live.inputs), "the stage does not depend on all of its inputs"
+        self._messages.offer([x.grad for x in live.inputs if x.grad is not None])
 
 
 class StageTimer:
@@ -180,62 +206,80 @@ def run_forward(
     relay: Group | None = None,
 ) -> list[Tensor]:
     """Forward passes alone: what the last stage gives for each microbatch, elsewhere nothing."""
-    stages = ranks * chunks
-    messages = _Messages(channels, relay, work.like)
+    messages = _Messages(channels, relay)
+    messages.begin(work, relayed=relay is not None)
     found: dict[int, Tensor] = {}
-    for operation in program(forward_lists(ranks, microbatches=microbatches, chunks=chunks), rank, stages=stages):
+    lists = forward_lists(ranks, microbatches=microbatches, chunks=chunks)
+    for operation in Programs(rank, stages=ranks * chunks).step(lists):
         if not isinstance(operation, Compute):
             messages.do(operation)
             continue
-        action = operation.action
-        y = work.forward(action.stage, action.microbatch, messages.take(operation.needs) if operation.needs else None)
-        if action.stage == stages - 1:
-            found[action.microbatch] = y
-        else:
-            messages.offer(y)
+        result = work.forward(operation.action, messages.take(operation.needs))
+        if result.loss is not None:
+            found[operation.action.microbatch] = result.loss
+        messages.offer(result.outputs)
     return [found[number] for number in sorted(found)]
 
 
 class _Messages:
-    """The messages of one step: those on their way to this rank and those on their way from it."""
+    """The messages on their way to this rank and those on their way from it, from step to step."""
 
-    def __init__(self, channels: Mapping[Channel, Group], relay: Group | None, like: Callable[[int], Tensor]) -> None:
-        self._channels, self._relay, self._like = channels, relay, like
-        self._receiving: dict[Message, Pending] = {}
-        self._sending: dict[Message, Pending] = {}
-        self._offered: Tensor | None = None
+    def __init__(self, channels: Mapping[Channel, Group], relay: Group | None) -> None:
+        self._channels, self._relay = channels, relay
+        self._receiving: dict[Message, list[Pending]] = {}
+        self._sending: dict[Message, list[Pending]] = {}
+        self._offered: Sequence[Tensor] = ()
+        self._step = 0
+        self._relayed: set[int] = set()
+        """Steps whose messages go through the hosts."""
+
+    def begin(self, work: Work, *, relayed: bool) -> None:
+        """A step begins."""
+        self._work, self._step = work, self._step + 1
+        if relayed and self._relay:
+            self._relayed.add(self._step)
 
     def do(self, operation: Operation) -> None:
         match operation:
-            case Post(message, channel):
-                self._receiving[message] = self._start_receive(message, channel)
+            case Post(message, channel, steps_ago):
+                self._receiving[message] = self._start_receive(message, channel, self._step - steps_ago)
             case Send(message, channel):
                 self._sending[message] = self._start_send(channel)
             case Release(message):
-                self._sending.pop(message).wait()
+                for pending in self._sending.pop(message):
+                    pending.wait()
 
-    def offer(self, x: Tensor) -> None:
+    def offer(self, tensors: Sequence[Tensor]) -> None:
         """What the next `Send` sends."""
-        self._offered = x
+        self._offered = tensors
 
-    def take(self, message: Message) -> Tensor:
-        """A message that was posted, when it is there."""
-        return self._receiving.pop(message).wait()
+    def take(self, message: Message | None) -> tuple[Tensor, ...]:
+        """The tensors of a message that was posted, when they are there; none without a message."""
+        return () if message is None else tuple(pending.wait() for pending in self._receiving.pop(message))
 
-    def _start_receive(self, message: Message, channel: Channel) -> Pending:
-        out = self._like(message.microbatch)
-        if self._relay is None:
-            return self._channels[channel].start_receive(out, 0 if channel.source < channel.target else 1)
+    def _start_receive(self, message: Message, channel: Channel, step: int) -> list[Pending]:
+        edges = self._work.edges(message.stage, message.microbatch)
+        wanted = [edge for edge in edges.outputs if edge.has_gradient] if message.backward else edges.inputs
+        outs = [self._work.empty(edge) for edge in wanted]
+        if step not in self._relayed:
+            source = 0 if channel.source < channel.target else 1
+            return [self._channels[channel].start_receive(out, source) for out in outs]
+        return [self._start_relayed(out, channel) for out in outs]
+
+    def _start_relayed(self, out: Tensor, channel: Channel) -> Pending:
+        assert self._relay is not None
         landed = torch.empty_like(out, device="cpu")
         pending = self._relay.start_receive(landed, channel.source, tag=int(channel.backward))
         return Pending([pending], out, finish=lambda: _copy(out, landed))
 
-    def _start_send(self, channel: Channel) -> Pending:
-        x, self._offered = self._offered, None
-        assert x is not None, "nothing was computed to be sent"
-        if self._relay is None:
-            return self._channels[channel].start_send(x, 1 if channel.source < channel.target else 0)
-        return self._relay.start_send(x.cpu(), channel.target, tag=int(channel.backward))
+    def _start_send(self, channel: Channel) -> list[Pending]:
+        tensors, self._offered = self._offered, ()
+        assert tensors, "nothing was computed to be sent"
+        if self._relay and self._step in self._relayed:
+            tag = int(channel.backward)
+            return [self._relay.start_send(x.cpu(), channel.target, tag=tag) for x in tensors]
+        target = 1 if channel.source < channel.target else 0
+        return [self._channels[channel].start_send(x, target) for x in tensors]
 
 
 def _copy(out: Tensor, x: Tensor) -> None:

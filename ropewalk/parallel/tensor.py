@@ -13,7 +13,7 @@ Shapes: B rows, T tokens, C width, N tokens of a chunk, V vocabulary (of this ra
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,8 +23,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from ropewalk.model import matmul as products
-from ropewalk.model.decoder import Decoder
-from ropewalk.model.modules import Linear
+from ropewalk.model.protocol import ModelStage
 from ropewalk.model.sharding import split_of, whole_name
 from ropewalk.model.spec import Spec
 
@@ -46,7 +45,7 @@ def tensor_placement(name: str, spec: Spec, group: Group, *, first: bool = True)
     return whole_placement(shape, first=first).further(split.dimension, (side // group.size,) * group.size, group)
 
 
-def split_model(model: Decoder, group: Group, *, sequence: bool) -> None:
+def split_model(model: ModelStage, group: Group, *, sequence: bool) -> None:
     """Cuts the parameters of `model` in place and connects its parts over `group`."""
     if group.size == 1:
         return
@@ -59,21 +58,14 @@ def split_model(model: Decoder, group: Group, *, sequence: bool) -> None:
     enter, column, leave = (
         functools.partial(each, group=group, sequence=sequence) for each in (_enter, column_linear, _leave)
     )
-    for _, linear, role in split_linears(model):
-        if role == "column":
+    for name, linear in model.linears().items():
+        if split_of(f"{name}.weight", spec).role == "column":
             linear.enter, linear.column = enter, column
         else:
             linear.leave = leave
     begin = tensor_placement("embedding.weight", spec, group).offset[0]
     look_up = functools.partial(_look_up, begin=begin, group=group, sequence=sequence)
     model.split_over_ranks(look_up=look_up, keep=functools.partial(_kept, group=group) if sequence else None)
-
-
-def split_linears(model: Decoder) -> Iterator[tuple[str, Linear, str]]:
-    """(name, module, role) of every linear map of the blocks."""
-    for name, module in model.named_modules():
-        if isinstance(module, Linear):
-            yield name, module, split_of(f"{name}.weight", model.spec).role
 
 
 def has_partial_gradient(name: str, spec: Spec, *, sequence: bool) -> bool:

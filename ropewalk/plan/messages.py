@@ -48,6 +48,8 @@ class Post:
 
     message: Message
     channel: Channel
+    steps_ago: int = 0
+    """Steps since the one in which the message was sent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,30 +96,91 @@ def channels(ranks: int, *, wraps: bool) -> list[list[Channel]]:
 
 
 def program(schedule: Schedule, rank: int, *, stages: int) -> list[Operation]:
-    """What `rank` does in one step, in order."""
-    ranks, own = len(schedule), schedule[rank]
-    arriving = {channel: deque(messages) for channel, messages in _sent_to(schedule, rank, stages).items()}
-    returns = {(a.stage, a.microbatch) for a in own if a.kind in ("B", "I")}
-    final = {action.stage: place for place, action in enumerate(own) if action.kind != "F"}
-    in_flight: dict[Channel, deque[Message]] = {}
-    found: list[Operation] = []
-    found += _posts(own[0], arriving, ranks=ranks, stages=stages) if own else ()
-    for place, action in enumerate(own):
-        if place + 1 < len(own):
-            found += _posts(own[place + 1], arriving, ranks=ranks, stages=stages)
-        if action.kind in ("B", "I") and action.stage + 1 < stages:
-            found.append(Release(Message(False, action.stage + 1, action.microbatch)))
-        found.append(Compute(action, _needed(action, stages), final.get(action.stage) == place))
-        message = _made(action, stages)
-        if message is not None:
-            channel = Channel(rank, message.stage % ranks, message.backward)
-            if message.backward or (action.stage, action.microbatch) not in returns:
-                waiting = in_flight.setdefault(channel, deque())
-                if len(waiting) == IN_FLIGHT:
-                    found.append(Release(waiting.popleft()))
-                waiting.append(message)
-            found.append(Send(message, channel))
-    return [*found, *(Release(message) for waiting in in_flight.values() for message in waiting)]
+    """What `rank` does in a step that leaves nothing open, in order."""
+    return Programs(rank, stages=stages).step(schedule)
+
+
+class Programs:
+    """What `rank` does in consecutive steps. A message that is sent in one step may be received in a later one; until
+    then its sender does not wait for it."""
+
+    def __init__(self, rank: int, *, stages: int) -> None:
+        self._rank, self._stages = rank, stages
+        self._arriving: dict[Channel, deque[tuple[Message, int]]] = {}
+        """Messages to this rank that it has not posted, with the steps since they were sent."""
+        self._in_flight: dict[Channel, deque[Message]] = {}
+        """Messages of this rank that it has not waited for, unless their gradient comes back in the same step."""
+        self._latest: tuple[Schedule, list[Operation]] | None = None
+
+    def step(self, schedule: Schedule) -> list[Operation]:
+        """What `rank` does in the next step, in order."""
+        opened = self._is_open
+        if not opened and self._latest and self._latest[0] is schedule:
+            return self._latest[1]
+        operations = self._operations(schedule)
+        self._latest = None if opened or self._is_open else (schedule, operations)
+        return operations
+
+    @property
+    def _is_open(self) -> bool:
+        return any(self._arriving.values()) or any(self._in_flight.values())
+
+    def _operations(self, schedule: Schedule) -> list[Operation]:
+        ranks, own, stages = len(schedule), schedule[self._rank], self._stages
+        self._expect(schedule)
+        received = {_needed(action, stages) for near in _neighbours(self._rank, ranks) for action in schedule[near]}
+        forward = {(a.stage, a.microbatch) for a in own if a.kind == "F"}
+        returns = {(a.stage, a.microbatch) for a in own if a.kind in ("B", "I")}
+        final = {action.stage: place for place, action in enumerate(own) if action.kind != "F"}
+        found: list[Operation] = []
+        found += self._posts(own[0], ranks) if own else ()
+        for place, action in enumerate(own):
+            if place + 1 < len(own):
+                found += self._posts(own[place + 1], ranks)
+            if action.kind in ("B", "I") and action.stage + 1 < stages:
+                sent = Message(False, action.stage + 1, action.microbatch)
+                waiting = self._in_flight.get(Channel(self._rank, sent.stage % ranks, False), deque())
+                if sent in waiting:  # since an earlier step
+                    waiting.remove(sent)
+                    found.append(Release(sent))
+                elif (action.stage, action.microbatch) in forward:
+                    found.append(Release(sent))
+            found.append(Compute(action, _needed(action, stages), final.get(action.stage) == place))
+            message = _made(action, stages)
+            if message is not None:
+                channel = Channel(self._rank, message.stage % ranks, message.backward)
+                if message.backward or (action.stage, action.microbatch) not in returns:
+                    waiting = self._in_flight.setdefault(channel, deque())
+                    if len(waiting) >= IN_FLIGHT and waiting[0] in received:
+                        found.append(Release(waiting.popleft()))
+                    waiting.append(message)
+                found.append(Send(message, channel))
+        for waiting in self._in_flight.values():
+            while waiting and waiting[0] in received:
+                found.append(Release(waiting.popleft()))
+        return found
+
+    def _expect(self, schedule: Schedule) -> None:
+        """Adds the messages that the others send to this rank in the next step, in the order of the sender."""
+        ranks = len(schedule)
+        for channel, left in self._arriving.items():
+            self._arriving[channel] = deque((message, ago + 1) for message, ago in left)
+        for source in _neighbours(self._rank, ranks):
+            for message in _messages(schedule[source], self._stages):
+                if message.stage % ranks == self._rank:
+                    channel = Channel(source, self._rank, message.backward)
+                    self._arriving.setdefault(channel, deque()).append((message, 0))
+
+    def _posts(self, action: Action, ranks: int) -> Iterator[Operation]:
+        """Receives up to the one that `action` needs, in the order in which the sender sends them."""
+        message, source = _needed(action, self._stages), sender(action, self._stages)
+        if message is None or source is None:
+            return
+        channel = Channel(source % ranks, action.stage % ranks, message.backward)
+        waiting = self._arriving[channel]
+        while any(message == each for each, _ in waiting):
+            each, steps_ago = waiting.popleft()
+            yield Post(each, channel, steps_ago)
 
 
 def forward_lists(ranks: int, *, microbatches: int, chunks: int) -> list[list[Action]]:
@@ -130,17 +193,6 @@ def forward_lists(ranks: int, *, microbatches: int, chunks: int) -> list[list[Ac
         for microbatch in range(first, min(first + ranks, microbatches))
     ]
     return [[Action("F", rank + chunk * ranks, m) for chunk, m in order] for rank in range(ranks)]
-
-
-def _posts(action: Action, arriving: dict[Channel, deque[Message]], *, ranks: int, stages: int) -> Iterator[Operation]:
-    """Receives up to the one that `action` needs, in the order in which the sender sends them."""
-    message, source = _needed(action, stages), sender(action, stages)
-    if message is None or source is None:
-        return
-    channel = Channel(source % ranks, action.stage % ranks, message.backward)
-    waiting = arriving[channel]
-    while message in waiting:
-        yield Post(waiting.popleft(), channel)
 
 
 def _needed(action: Action, stages: int) -> Message | None:
@@ -156,15 +208,9 @@ def _made(action: Action, stages: int) -> Message | None:
     return None if target is None else Message(action.kind != "F", target, action.microbatch)
 
 
-def _sent_to(schedule: Schedule, rank: int, stages: int) -> dict[Channel, list[Message]]:
-    """What the others send to `rank`, by channel, in the order of the sender."""
-    ranks = len(schedule)
-    found: dict[Channel, list[Message]] = {}
-    for source in {(rank - 1) % ranks, (rank + 1) % ranks}:
-        for message in _messages(schedule[source], stages):
-            if message.stage % ranks == rank:
-                found.setdefault(Channel(source, rank, message.backward), []).append(message)
-    return found
+def _neighbours(rank: int, ranks: int) -> set[int]:
+    """The ranks that `rank` exchanges messages with."""
+    return {(rank - 1) % ranks, (rank + 1) % ranks}
 
 
 def _messages(actions: Sequence[Action], stages: int) -> Iterator[Message]:

@@ -34,9 +34,12 @@ class Action:
     kind: ActionKind
     stage: int
     microbatch: int
+    version: int = 0
+    """Which weights it computes with: those after so many updates since the schedule began. All actions of a stage for
+    a microbatch have the same version."""
 
     def __str__(self) -> str:
-        return f"{self.kind}{self.stage}.{self.microbatch}"
+        return f"{self.kind}{self.stage}.{self.microbatch}" + (f" v{self.version}" if self.version else "")
 
 
 Schedule: TypeAlias = Sequence[Sequence[Action]]
@@ -95,9 +98,9 @@ def needs(action: Action, stages: int) -> list[Action]:
     """What must be done before `action`: by its own stage, and by the stage whose message it waits for."""
     before: list[Action] = []
     if action.kind != "F":
-        before.append(Action("I" if action.kind == "W" else "F", action.stage, action.microbatch))
-    if (heard := sender(action, stages)) is not None:
-        before.append(Action(action.kind, heard, action.microbatch))
+        before.append(Action("I" if action.kind == "W" else "F", action.stage, action.microbatch, action.version))
+    if (source := sender(action, stages)) is not None:
+        before.append(Action(action.kind, source, action.microbatch, action.version))
     return before
 
 

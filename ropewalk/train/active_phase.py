@@ -19,7 +19,7 @@ from ropewalk.model.decoder import Decoder
 from ropewalk.model.spec import Spec
 from ropewalk.parallel.anomaly_guard import SpikeRule
 from ropewalk.parallel.apply import apply
-from ropewalk.parallel.executor import Executor, Points
+from ropewalk.parallel.executor import Executor, StepHooks
 from ropewalk.parallel.mesh import Mesh
 from ropewalk.parallel.placement import Choose, LocalShard, Placement
 from ropewalk.plan.plan import PhasePlan
@@ -57,7 +57,7 @@ class ActivePhase:
         index: int,
         *,
         device: torch.device,
-        points: Points,
+        points: StepHooks,
         verify: bool,
         stalls: Stalls | None = None,
         mesh: Mesh | None = None,
@@ -74,7 +74,7 @@ class ActivePhase:
             self.phase,
             verify=verify,
             # Rows that are dealt by their cost travel before they are copied to the device.
-            device=torch.device("cpu") if mesh.rows.size > 1 else device,
+            device=torch.device("cpu") if mesh.sequences.size > 1 else device,
             stalls=stalls,
             rank=mesh.data.rank,
             world=mesh.data.size,
@@ -97,7 +97,7 @@ class ActivePhase:
             trained=self.planned.trained,
             clip_norm=settings.train.clip_norm,
             spike=_spike_rule(settings.train.guard),
-            points=points,
+            hooks=points,
             seed=self.seed,
             draws=self.importance is not None,
             run_s=expected_seconds(

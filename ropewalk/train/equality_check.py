@@ -20,7 +20,7 @@ from ropewalk.model.decoder import Decoder, build
 from ropewalk.model.dropout import Dropout, dropout_key
 from ropewalk.model.spec import Spec
 from ropewalk.parallel.apply import apply
-from ropewalk.parallel.executor import Points
+from ropewalk.parallel.executor import StepHooks
 from ropewalk.parallel.mesh import Mesh
 from ropewalk.parallel.placement import LocalShard, Placement, whole_placement
 from ropewalk.plan.plan import PhasePlan, Plan
@@ -144,7 +144,7 @@ def run_plan(trial: Trial, mesh: Mesh, *, device: torch.device) -> Outcome:
         device=device,
         trained=trial.trained,
         clip_norm=train.clip_norm,
-        points=Points(on_gradients=[keep_first]),
+        hooks=StepHooks(on_gradients=[keep_first]),
         seed=trial.seed,
         init_seed=trial.settings.seed,
     )

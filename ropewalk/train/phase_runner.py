@@ -17,7 +17,7 @@ from ropewalk.checkpoint.read.model_check import check_weights
 from ropewalk.checkpoint.run_state import State
 from ropewalk.load.stalls import Stalls
 from ropewalk.parallel.comm import Group, alone
-from ropewalk.parallel.executor import Points
+from ropewalk.parallel.executor import StepHooks
 from ropewalk.parallel.mesh import Mesh
 from ropewalk.parallel.placement import Choose, Placement, chunk_sizes, whole_placement
 
@@ -46,7 +46,7 @@ class PhaseRunner:
         checkpointer: Checkpointer,
         *,
         device: torch.device,
-        points: Points,
+        points: StepHooks,
         stalls: Stalls,
         mesh: Mesh | None = None,
         packages: Path | None = None,

@@ -18,7 +18,7 @@ from ropewalk.config.ranks import ranks
 from ropewalk.load.batch import Batch
 from ropewalk.load.stalls import Stalls
 from ropewalk.parallel.compat import deterministic
-from ropewalk.parallel.executor import Executor, Points
+from ropewalk.parallel.executor import Executor, StepHooks
 from ropewalk.parallel.kernels.matmul_tuning import Tuning
 from ropewalk.parallel.labels import Part, label
 from ropewalk.parallel.mesh import Mesh, join, pick_device
@@ -217,8 +217,8 @@ class TrainingRun:
         checkpointer.observe(self.mesh.traffic, but=self.mesh.control.name)
         return checkpointer
 
-    def _make_points(self) -> Points:
-        return Points(
+    def _make_points(self) -> StepHooks:
+        return StepHooks(
             before_change=[self.checkpointer.fence],
             before_tuning=[lambda: self.say(TUNING)] if self.leads else [],
             after_tuning=[self._after_tuning],

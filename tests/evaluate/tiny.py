@@ -16,7 +16,7 @@ from ropewalk.model.config import Model
 from ropewalk.model.decoder import Decoder, build
 from ropewalk.model.spec import Spec, resolve
 from ropewalk.parallel.apply import apply
-from ropewalk.parallel.rank_executor import RankExecutor
+from ropewalk.parallel.executor import Executor
 from ropewalk.plan.plan import Plan
 from ropewalk.store.manifest import Manifest, ShardEntry, SourceEntry, TokenizerEntry, write_manifest
 from ropewalk.store.shards import document_key, write_shard
@@ -49,7 +49,7 @@ def vivid(spec: Spec, *, seed: int = 0) -> Decoder:
     return model
 
 
-def one_device(model: Decoder, *, rows: int = 4) -> RankExecutor:
+def one_device(model: Decoder, *, rows: int = 4) -> Executor:
     """An executor for scoring."""
     plan = Plan(device="cpu", precision="fp32", batch_size=rows, microbatch_size=rows)
     return apply(plan, model, None, None)

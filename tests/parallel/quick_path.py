@@ -81,7 +81,7 @@ def quick_gradients(
     )
     found: dict[str, torch.Tensor] = {}
     made = apply(plan, build(shape.spec, seed=0, device=device), None, lambda p, _: make_optimizer(p, Optimizer()))
-    made.points.on_gradients.append(lambda gradients: found.update({k: v.double().cpu() for k, v in gradients.items()}))
+    made.hooks.on_gradients.append(lambda gradients: found.update({k: v.double().cpu() for k, v in gradients.items()}))
     loss = made.step(shape.batch, lr=0.0).loss.item()
     return loss, found
 

@@ -13,7 +13,7 @@ from ropewalk.load.batch import Batch
 from ropewalk.model.attend import additive_mask
 from ropewalk.model.spec import Spec
 from ropewalk.parallel.comm import alone
-from ropewalk.parallel.data.sequence_balance import Dealer
+from ropewalk.parallel.data.sequence_balance import SequenceBalancer
 from ropewalk.parallel.mesh import Mesh
 from ropewalk.plan.plan import Plan
 from tests.parallel.plans import Case, case
@@ -51,7 +51,7 @@ def dealt(rank: int, plan: Plan, spec: Spec) -> tuple[list[np.ndarray], list[int
     """What a rank computes of the batch, the numbers of these rows, and the calls of collectives that it took."""
     mesh = Mesh(plan, rank)
     mine = skewed(spec, rows=plan.batch_size).strided(mesh.data.rank, mesh.data.size)
-    batch, numbers = Dealer(mesh.rows, spec)(mine)
+    batch, numbers = SequenceBalancer(mesh.sequences, spec)(mine)
     calls = {key: sent.calls for key, sent in mesh.traffic.take().items()}
     return [tensor.numpy() for tensor in astuple(batch)], numbers.tolist(), calls
 
@@ -84,7 +84,7 @@ def test_work_is_even_within_5_percent_and_the_batch_is_the_same(degrees: dict[s
 def test_two_collectives_deal_a_batch_and_none_where_rows_cost_the_same() -> None:
     spec = small_spec(sequence_length=LENGTH, documents="separate")
     for _, _, calls in POOL.run(dealt, plan_of(replicate=2), spec, world=2):
-        assert calls == {("rows", "all_gather"): 1, ("rows", "all_to_all"): 1}
+        assert calls == {("sequences", "all_gather"): 1, ("sequences", "all_to_all"): 1}
     spec = small_spec(sequence_length=LENGTH, documents="ignore")
     for rank, (_, numbers, calls) in enumerate(POOL.run(dealt, plan_of(replicate=2), spec, world=2)):
         assert numbers == list(range(rank, RANKS * EACH, 2))
@@ -96,7 +96,7 @@ def test_cost_of_a_row_counts_the_pairs_that_attention_does_not_mask(window: int
     spec = small_spec(sequence_length=64, documents="separate", window=window)
     batch = skewed(spec, rows=12)
     pairs = visible_pairs(spec, batch.documents)
-    costs = Dealer(alone(), spec).costs(batch)
+    costs = SequenceBalancer(alone(), spec).costs(batch)
     between = (costs - costs[0]) // (12 * spec.layers * spec.heads * spec.head_size)
     assert torch.equal(between, pairs - pairs[0])
 

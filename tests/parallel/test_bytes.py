@@ -21,7 +21,7 @@ from torch import Tensor
 from ropewalk.model.decoder import build
 from ropewalk.model.spec import Spec
 from ropewalk.parallel.apply import apply
-from ropewalk.parallel.executor import Points
+from ropewalk.parallel.executor import Executor, StepHooks
 from ropewalk.parallel.mesh import Mesh
 from ropewalk.plan.forecast import memory
 from ropewalk.plan.memory_per_rank import of_rank
@@ -65,6 +65,10 @@ def padded(names: Iterable[str], ranks: int) -> int:
 WHOLE = padded(SHAPES, 1)
 
 
+def units_of(executor: Executor) -> list[Any]:
+    return [unit for each in executor._data.each for unit in getattr(each, "_units", {}).values()]
+
+
 def measured(rank: int, plan: Plan, spec: Spec = SPEC) -> tuple[dict[str, int], Sent]:
     """(bytes held, what was sent) in the second step under `plan`."""
     mesh = Mesh(plan, rank)
@@ -78,11 +82,11 @@ def measured(rank: int, plan: Plan, spec: Spec = SPEC) -> tuple[dict[str, int], 
     def at_update(gradients: Mapping[str, Tensor]) -> None:
         held["gradients"] = _bytes([*gradients.values(), *_gradients(executor.model)])
 
-    points = Points(before_update=[at_update])
-    executor = apply(plan, build(spec, seed=1), mesh, optimizer, trained=adapters(spec), points=points)
+    points = StepHooks(before_update=[at_update])
+    executor = apply(plan, build(spec, seed=1), mesh, optimizer, trained=adapters(spec), hooks=points)
 
     def at_forward(*_: Any) -> None:
-        units = getattr(executor._data, "_units", {}).values()  # type: ignore[attr-defined]
+        units = units_of(executor)
         parts = [unit.gradient for unit in units if unit.gradient is not None]
         held["gradients between microbatches"] = _bytes([*parts, *_gradients(executor.model)])
 
@@ -334,12 +338,12 @@ def most_held(rank: int, each: Case) -> tuple[int, int]:
     """The most bytes of weights, and of gradients, that a rank holds at once in a step."""
     mesh = Mesh(each.plan, rank)
     executor, _ = start(each, mesh)
-    stages, own = executor._stages.values(), executor._data.parameters.values()  # type: ignore[attr-defined]
+    stages, own = executor._runner.stages.values(), executor._data.parameters.values()
     held = {"weights": 0, "gradients": 0}
 
     def look(*_: Any) -> None:
         weights = [p for stage in stages for p in stage.parameters()]
-        parts = [unit.gradient for unit in getattr(executor._data, "_units", {}).values()]  # type: ignore[attr-defined]
+        parts = [unit.gradient for unit in units_of(executor)]
         gradients = [p.grad for p in (*weights, *own)] + parts
         held["weights"] = max(held["weights"], _bytes([p.detach() for p in (*weights, *own)]))
         held["gradients"] = max(held["gradients"], _bytes([g for g in gradients if g is not None]))

@@ -21,7 +21,7 @@ from ropewalk.model.spec import Spec
 from ropewalk.parallel.comm import Group, Pending, alone
 from ropewalk.parallel.context import context_attention as context
 from ropewalk.parallel.context import tiles
-from ropewalk.parallel.context.context_attention import RingAttend, attend_over, places_of
+from ropewalk.parallel.context.context_attention import RingAttend, attend_over, positions_of
 from ropewalk.parallel.mesh import Mesh
 from ropewalk.plan.config import ContextKind
 from ropewalk.plan.plan import Plan
@@ -75,7 +75,7 @@ def whole_row(case: Case, dtype: torch.dtype = torch.float64) -> list[Tensor]:
 def split_row(group: Group, case: Case, dtype: torch.dtype = torch.float64) -> list[Tensor]:
     """The same on this rank's places."""
     tensors, documents_BT = inputs(case, dtype)
-    places_T = places_of(case.length, group, case.kind)
+    places_T = positions_of(case.length, group, case.kind)
     *leaves, grad = (x[:, :, places_T] for x in tensors)
     leaves = [x.requires_grad_() for x in leaves]
     attend = attend_over(case.spec, group, kind=case.kind, documents_BT=documents_BT, length=case.length)
@@ -92,7 +92,7 @@ def context_group(rank: int, world: int) -> Group:
 def compare(rank: int, world: int, case: Case) -> float:
     """The largest difference to one process, on this rank's places."""
     group = context_group(rank, world)
-    places_T = places_of(case.length, group, case.kind)
+    places_T = positions_of(case.length, group, case.kind)
     pairs = zip(split_row(group, case), whole_row(case), strict=True)
     return max((ours - theirs[:, :, places_T]).abs().max().item() for ours, theirs in pairs)
 
@@ -157,7 +157,7 @@ def test_a_ring_of_one_equals_one_process(case: Case) -> None:
 def compare_narrow(rank: int, world: int, case: Case) -> list[tuple[torch.dtype, float]]:
     """Types and largest differences to one process in float64, as fractions of the largest number."""
     group = context_group(rank, world)
-    places_T = places_of(case.length, group, case.kind)
+    places_T = positions_of(case.length, group, case.kind)
     found = []
     for ours, theirs in zip(split_row(group, case, torch.bfloat16), whole_row(case), strict=True):
         difference = (ours.double() - theirs[:, :, places_T]).abs().max() / theirs.abs().max()
@@ -219,8 +219,8 @@ def test_tiles_hold_every_pair_that_is_seen_once_and_are_never_empty(
         ring = attend_over(spec, group, kind="ring", documents_BT=documents_BT, length=length)
         assert isinstance(ring, RingAttend)
         for source in range(world):
-            queries = places_of(length, group, "ring").tolist()
-            keys = places_of(length, unconnected(world, source), "ring").tolist()
+            queries = positions_of(length, group, "ring").tolist()
+            keys = positions_of(length, unconnected(world, source), "ring").tolist()
             with mock.patch.object(context, "TILE_SCORES", scores):
                 found = ring.tiles(source, torch.empty(1, 1, 1, 1))
             for tile in found:
@@ -252,7 +252,7 @@ def test_causal_work_is_the_same_for_all_ranks_in_every_round_and_needs_no_mask(
 
 @pytest.mark.parametrize("kind", ["ring", "ulysses"])
 def test_the_places_of_all_ranks_are_those_of_the_row(kind: ContextKind) -> None:
-    parts = [places_of(48, unconnected(4, rank), kind) for rank in range(4)]
+    parts = [positions_of(48, unconnected(4, rank), kind) for rank in range(4)]
     assert torch.cat(parts).sort().values.equal(torch.arange(48))
     assert all(part.equal(part.sort().values) and len(part) == 12 for part in parts)
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from ropewalk.load.batch import Batch
 from ropewalk.model.decoder import build
 from ropewalk.parallel.apply import apply
-from ropewalk.parallel.executor import Executor, Points
+from ropewalk.parallel.executor import Executor, StepHooks
 from ropewalk.parallel.mesh import Mesh
 from ropewalk.train.config import Optimizer
 from ropewalk.train.optim.optimizers import make_optimizer
@@ -30,11 +30,11 @@ def drawn(spec, count: int = 1) -> Batch:  # type: ignore[no-untyped-def]
     return Batch(batch.tokens, batch.targets, counted * WEIGHTS[:, None], batch.positions, batch.documents)
 
 
-def start(each: Case, mesh: Mesh | None, points: Points | None = None) -> Executor:
+def start(each: Case, mesh: Mesh | None, points: StepHooks | None = None) -> Executor:
     torch.set_num_threads(1)
     make = functools.partial(_optimizer, spec=each.spec)
     model = build(each.spec, seed=1, dtype=torch.float64)
-    return apply(each.plan, model, mesh, make, points=points, draws=True)
+    return apply(each.plan, model, mesh, make, hooks=points, draws=True)
 
 
 def _optimizer(parameters, _placements, spec):  # type: ignore[no-untyped-def]
@@ -103,7 +103,7 @@ def test_every_rank_learns_the_loss_of_every_row(each: Case) -> None:
 def test_the_expected_gradient_of_a_weighted_draw_is_that_of_the_mean_over_all_rows() -> None:
     one = case("one row", batch_size=1)
     gradients: dict[str, Tensor] = {}
-    points = Points(on_gradients=[lambda named: gradients.update({k: v.clone() for k, v in named.items()})])
+    points = StepHooks(on_gradients=[lambda named: gradients.update({k: v.clone() for k, v in named.items()})])
     executor = start(one, None, points)
     everything = Batch.of_rows(torch.randint(0, 61, (6, 17), generator=torch.Generator().manual_seed(5)))
     probability = torch.tensor([0.4, 0.05, 0.2, 0.15, 0.1, 0.1], dtype=torch.float64)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from torch import Tensor
 
-from ropewalk.parallel import rank_executor as rank
+from ropewalk.parallel import executor, microbatch
 from ropewalk.parallel.comm import Group, Pending
 from ropewalk.parallel.context import context_attention as context
 from ropewalk.parallel.data.replicas import Replicas
@@ -100,7 +100,7 @@ def mean_of_means() -> None:
 
 def missing_partial_sum() -> None:
     """Norms that met a part of the places keep their part of the gradient."""
-    _set(rank, "sum_partial", lambda gradients, group: None)
+    _set(executor, "sum_partial", lambda gradients, group: None)
 
 
 def lost_row_sum() -> None:
@@ -110,13 +110,13 @@ def lost_row_sum() -> None:
 
 def wrong_place() -> None:
     """The ring takes its neighbour's places for its own."""
-    sound = context.places_of
+    sound = context.positions_of
 
     def places(length: int, group: Group, kind: str) -> Tensor:
         there = Group(group.name, group.ranks, group.ranks[group.rank - 1], None)
         return sound(length, there, kind)  # type: ignore[arg-type]
 
-    _set(rank, "places_of", places)
+    _set(microbatch, "positions_of", places)
 
 
 def reversed_ring() -> None:
@@ -156,12 +156,12 @@ def stale_gather() -> None:
 
 def forgotten_copy() -> None:
     """The two ends of a pipeline do not add up the gradients of the matrix that they share."""
-    _set(rank.RankExecutor, "_sum_tied", lambda executor, gradients: None)
+    _set(executor.Executor, "_sum_tied", lambda executor, gradients: None)
 
 
 def norm_counted_twice() -> None:
     """What several ranks hold alike enters the norm once for each."""
-    _set(rank.RankExecutor, "_copies", lambda executor, name: 1)
+    _set(executor.Executor, "_copies", lambda executor, name: 1)
 
 
 FAULTS: dict[Callable[[], None], str] = {

@@ -97,8 +97,8 @@ def test_a_gradient_that_is_not_finite_changes_nothing(kind: str) -> None:
     before = {
         name: value.clone() for name, value in {**local(made.model_state()), **local(made.optimizer_state())}.items()
     }
-    made.points.before_update.append(lambda gradients: next(iter(gradients.values())).fill_(float("nan")))
-    made.points.on_gradients.append(lambda gradients: next(iter(gradients.values())).fill_(float("nan")))
+    made.hooks.before_update.append(lambda gradients: next(iter(gradients.values())).fill_(float("nan")))
+    made.hooks.on_gradients.append(lambda gradients: next(iter(gradients.values())).fill_(float("nan")))
     assert made.step(batch(), lr=1e-3).skipped.item() == 1
     after = {**local(made.model_state()), **local(made.optimizer_state())}
     assert all(torch.equal(before[name], after[name]) for name in before)

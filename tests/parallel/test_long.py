@@ -16,7 +16,7 @@ from torch import Tensor
 from ropewalk.model.attend import Attend, attend_for
 from ropewalk.model.decoder import Decoder, build
 from ropewalk.model.loss import token_losses
-from ropewalk.parallel.context.context_attention import attend_over, places_of
+from ropewalk.parallel.context.context_attention import attend_over, positions_of
 from ropewalk.parallel.mesh import Mesh
 from ropewalk.plan.plan import Plan
 from tests.parallel.pool import POOL
@@ -66,7 +66,7 @@ def split_step(rank: int) -> Step:
     plan = Plan(device="cpu", precision="fp32", batch_size=1, microbatch_size=1, context=WORLD)
     group, split = Mesh(plan, rank).group("context"), model()
     attend = attend_over(SPEC, group, kind="ring", length=LENGTH)
-    loss, kept = forward(split, attend, places_of(LENGTH, group, "ring"))
+    loss, kept = forward(split, attend, positions_of(LENGTH, group, "ring"))
     loss.backward()
     gradients = {name: group.all_reduce(p.grad) for name, p in split.named_parameters() if p.grad is not None}
     return Step(loss=group.all_reduce(loss.detach()).item(), gradients=gradients, kept_bytes=kept)

@@ -15,9 +15,8 @@ from ropewalk.load.batch import Batch
 from ropewalk.model.decoder import Decoder, build
 from ropewalk.parallel.apply import apply, local
 from ropewalk.parallel.compat import deterministic
-from ropewalk.parallel.executor import Points
+from ropewalk.parallel.executor import Executor, StepHooks
 from ropewalk.parallel.mesh import pick_device
-from ropewalk.parallel.rank_executor import RankExecutor
 from ropewalk.plan.plan import Plan
 from ropewalk.train.config import Optimizer
 from ropewalk.train.optim.optimizers import make_optimizer
@@ -42,7 +41,7 @@ def executor(
     precision: str = "fp32",
     kind: str = "adamw",
     seed: int = 0,
-) -> RankExecutor:
+) -> Executor:
     plan = Plan(device="cpu", precision=precision, batch_size=ROWS, microbatch_size=microbatch)  # type: ignore[arg-type]
     model = build(SPEC, seed=seed, dtype=dtype)
     settings = dataclasses.replace(DECAY, kind=kind)
@@ -149,14 +148,14 @@ def test_a_gradient_that_is_not_finite_changes_no_bit(kind: str, bad: float, ste
     for number in range(steps_before):
         ours.step(random_batch(SPEC, rows=ROWS, seed=number), lr=1e-2)
     weights, moments = copy_of(local(ours.model_state())), copy_of(local(ours.optimizer_state()))
-    ours.points.on_gradients.append(lambda g: g["blocks.0.mlp.up.weight"].view(-1)[3].fill_(bad))
+    ours.hooks.on_gradients.append(lambda g: g["blocks.0.mlp.up.weight"].view(-1)[3].fill_(bad))
     result = ours.step(random_batch(SPEC, rows=ROWS, seed=9), lr=1e-2)
     assert result.skipped.item() == 1
     assert identical(local(ours.model_state()), weights)
     if not steps_before:
         # There were none: they are those that a fresh optimizer begins with.
         fresh = executor(dtype=torch.float32, kind=kind)
-        fresh.points.on_gradients.append(lambda g: g["blocks.0.mlp.up.weight"].view(-1)[3].fill_(bad))
+        fresh.hooks.on_gradients.append(lambda g: g["blocks.0.mlp.up.weight"].view(-1)[3].fill_(bad))
         fresh.step(random_batch(SPEC, rows=ROWS, seed=5), lr=1e-2)
         moments = copy_of(local(fresh.optimizer_state()))
         assert all(not tensor.any() for name, tensor in moments.items() if "_code/" not in name)
@@ -169,9 +168,9 @@ def test_a_skipped_step_leaves_no_trace_in_the_next(kind: str) -> None:
     poison = [lambda g: g["norm.weight"].fill_(float("nan"))]
     for number in range(3):
         straight.step(random_batch(SPEC, rows=ROWS, seed=number), lr=1e-2)
-        disturbed.points.on_gradients[:] = poison
+        disturbed.hooks.on_gradients[:] = poison
         disturbed.step(random_batch(SPEC, rows=ROWS, seed=50 + number), lr=1e-2)
-        disturbed.points.on_gradients.clear()
+        disturbed.hooks.on_gradients.clear()
         disturbed.step(random_batch(SPEC, rows=ROWS, seed=number), lr=1e-2)
     assert identical(local(straight.model_state()), local(disturbed.model_state()))
     assert identical(local(straight.optimizer_state()), local(disturbed.optimizer_state()))
@@ -184,7 +183,7 @@ def test_points_come_in_order_with_the_gradients_of_that_moment() -> None:
         return lambda gradients: seen.append((name, sum((g**2).sum().item() for g in gradients.values()) ** 0.5))
 
     ours = executor(clip=0.5)
-    ours.points = Points(on_gradients=[note("on_gradients"), note("again")], before_update=[note("before_update")])
+    ours.hooks = StepHooks(on_gradients=[note("on_gradients"), note("again")], before_update=[note("before_update")])
     result = ours.step(random_batch(SPEC, rows=ROWS), lr=1e-2)
     norm = result.grad_norm.item()
     assert norm > 0.5
@@ -232,7 +231,7 @@ def test_state_taken_over_is_the_same_state_and_goes_on_the_same(kind: str) -> N
 DROPPING = small_spec(dropout=0.3, documents="separate", position="alibi")
 
 
-def dropping(*, microbatch: int, seed: int = 5) -> RankExecutor:
+def dropping(*, microbatch: int, seed: int = 5) -> Executor:
     plan = Plan(device="cpu", precision="fp32", batch_size=ROWS, microbatch_size=microbatch)
     model = build(DROPPING, seed=0, dtype=torch.float64)
     return apply(plan, model, None, lambda parameters, _: make_optimizer(parameters, DECAY), seed=seed)

@@ -20,7 +20,7 @@ from ropewalk.model.decoder import build
 from ropewalk.parallel.apply import apply, local
 from ropewalk.parallel.data.replicas import Replicas
 from ropewalk.parallel.data.shards import Shards
-from ropewalk.parallel.executor import Points
+from ropewalk.parallel.executor import StepHooks
 from ropewalk.parallel.mesh import Mesh
 from ropewalk.parallel.placement import whole_placement
 from ropewalk.plan.plan import Plan
@@ -151,8 +151,8 @@ def recorded(rank: int, plan: Plan, clip_norm: float) -> list[str]:
             assert began.wait(60), "no update begins during the last backward pass"
         events.append("backward")
 
-    points = Points(before_change=[lambda: events.append("change")])
-    executor = apply(plan, build(spec, seed=1), mesh, make, clip_norm=clip_norm, points=points)
+    points = StepHooks(before_change=[lambda: events.append("change")])
+    executor = apply(plan, build(spec, seed=1), mesh, make, clip_norm=clip_norm, hooks=points)
     made[0].register_step_pre_hook(update)
     executor.model.blocks["0"].attention.qkv.weight.register_post_accumulate_grad_hook(backward)  # type: ignore[union-attr]
     batch = batches(spec, 1)[0]
@@ -183,13 +183,13 @@ def test_gradients_that_others_change_are_waited_for() -> None:
     spec, found = MODELS["deep"], []
     for offload in ((), ("optimizer",)):
         plan = offloaded("one process", offload=offload).plan
-        points = Points(on_gradients=[lambda gradients: gradients["norm.weight"].mul_(3)])
+        points = StepHooks(on_gradients=[lambda gradients: gradients["norm.weight"].mul_(3)])
         executor = apply(
             plan,
             build(spec, seed=1, dtype=torch.float64),
             None,
             lambda named, placements: make_optimizer(named, Optimizer(), spec=spec, placements=placements),
-            points=points,
+            hooks=points,
         )
         for batch in batches(spec, 2):
             executor.step(batch, lr=1e-2)

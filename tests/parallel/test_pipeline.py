@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -10,11 +11,12 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ropewalk.model.protocol import Edge, Edges
 from ropewalk.parallel.mesh import Mesh
-from ropewalk.parallel.pipeline import Pipeline, run_forward
-from ropewalk.parallel.stage_work import StageWork
+from ropewalk.parallel.microbatch import StageWork
+from ropewalk.parallel.pipeline import Pipeline, Result, run_forward
 from ropewalk.plan.plan import Plan
-from ropewalk.plan.schedules import Shape, make_schedule, peak_live
+from ropewalk.plan.schedules import Action, Shape, make_schedule, peak_live
 from tests.parallel.curves import losses, plan_of
 from tests.parallel.plans import Case, case
 from tests.parallel.pool import POOL
@@ -23,6 +25,7 @@ from tests.parallel.worlds import RATE, batches, start
 pytestmark = pytest.mark.xdist_group("pool")
 
 MESSAGE_BYTES = 64 << 10
+EDGE = Edge((MESSAGE_BYTES // 4,))
 
 
 class Scaling:
@@ -32,12 +35,16 @@ class Scaling:
         self._stages = stages
         self.weight = torch.full((), 0.5, requires_grad=True)
 
-    def forward(self, stage: int, microbatch: int, x: Tensor | None) -> Tensor:
-        y = (self.like(microbatch).fill_(1.0) if x is None else x) * self.weight
-        return y if stage < self._stages - 1 else y.mean()
+    def forward(self, action: Action, inputs: tuple[Tensor, ...]) -> Result:
+        x = inputs[0] if inputs else self.empty(EDGE).fill_(1.0)
+        y = x * self.weight
+        return Result((y,)) if action.stage < self._stages - 1 else Result((), y.mean())
 
-    def like(self, microbatch: int) -> Tensor:
-        return torch.empty(MESSAGE_BYTES // 4)
+    def edges(self, stage: int, microbatch: int) -> Edges:
+        return Edges((EDGE,) if stage else (), (EDGE,) if stage < self._stages - 1 else ())
+
+    def empty(self, edge: Edge) -> Tensor:
+        return torch.empty(edge.shape)
 
     def begin_last_backward(self, stage: int) -> None: ...
 
@@ -68,7 +75,9 @@ def most_alive(rank: int, plan: Plan, microbatches: int) -> tuple[int, int]:
     mesh, stages = Mesh(plan, rank), plan.pipeline * plan.chunks
     work = Scaling(stages)
     shape = Shape(ranks=plan.pipeline, microbatches=microbatches, chunks=plan.chunks)
-    pipeline = Pipeline(make_schedule(plan.schedule, shape), stages=stages, rank=rank, channels=mesh.channels)
+    pipeline = Pipeline(
+        itertools.repeat(make_schedule(plan.schedule, shape)), stages=stages, rank=rank, channels=mesh.channels
+    )
     with Alive() as trained:
         pipeline.run(work)
     with Alive() as scored, torch.no_grad():

@@ -12,10 +12,9 @@ from torch import Tensor
 
 from ropewalk.model.decoder import build
 from ropewalk.parallel.apply import apply, local
-from ropewalk.parallel.executor import Points
+from ropewalk.parallel.executor import Executor, StepHooks
 from ropewalk.parallel.mesh import Mesh
 from ropewalk.parallel.precision import LossScale
-from ropewalk.parallel.rank_executor import RankExecutor
 from ropewalk.plan.forecast import Precision
 from ropewalk.plan.plan import Plan
 from ropewalk.train.config import Optimizer
@@ -34,16 +33,16 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
-def executor(precision: Precision, *, microbatch: int = 4) -> RankExecutor:
+def executor(precision: Precision, *, microbatch: int = 4) -> Executor:
     plan = Plan(device="cpu", precision=precision, batch_size=ROWS, microbatch_size=microbatch)
     return apply(plan, build(SPEC, seed=0), None, lambda p, _: make_optimizer(p, Optimizer()), clip_norm=1.0)
 
 
-def scale_of(made: RankExecutor) -> float:
+def scale_of(made: Executor) -> float:
     return local(made.optimizer_state())["loss_scale/value"].item()
 
 
-def set_scale(made: RankExecutor, value: float) -> None:
+def set_scale(made: Executor, value: float) -> None:
     made.load_state(local(made.model_state()), {"loss_scale/value": torch.tensor(value)})
 
 
@@ -90,7 +89,7 @@ def test_accumulation_is_the_large_batch(precision: Precision) -> None:
     whole, parts = executor(precision, microbatch=ROWS), executor(precision, microbatch=1)
     gradients: list[dict[str, Tensor]] = []
     for each in (whole, parts):
-        each.points.on_gradients.append(lambda g: gradients.append(copy_of(g)))  # type: ignore[arg-type]
+        each.hooks.on_gradients.append(lambda g: gradients.append(copy_of(g)))  # type: ignore[arg-type]
         each.step(random_batch(SPEC, rows=ROWS), lr=1e-3)
     for name, expected in gradients[0].items():
         assert expected.dtype == torch.float32
@@ -178,7 +177,7 @@ def in_pure_bfloat16(rank: int, plan: Plan, steps: int) -> dict[str, np.ndarray]
         build(each, seed=1),
         mesh,
         lambda named, placements: make_optimizer(named, Optimizer(), spec=each, placements=placements),
-        points=Points(on_gradients=[look]),
+        hooks=StepHooks(on_gradients=[look]),
     )
     for batch in batches(each, steps):
         made.step(batch.strided(mesh.data.rank, mesh.data.size), lr=1e-2)

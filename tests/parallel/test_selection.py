@@ -8,7 +8,7 @@ import torch
 from ropewalk.model.decoder import build
 from ropewalk.parallel.apply import apply
 from ropewalk.parallel.kernels import selection
-from ropewalk.parallel.kernels.kernel_choice import decide, maps_of
+from ropewalk.parallel.kernels.kernel_choice import decide
 from ropewalk.parallel.mesh import Mesh
 from ropewalk.plan.plan import Plan
 from ropewalk.train.config import Optimizer
@@ -39,7 +39,7 @@ def chosen(rank: int) -> tuple[list[str], dict[str, list[str]], torch.Tensor]:
         timer=timer,
     )
     loss = made.step(random_batch(SPEC, rows=4).strided(rank, 2), lr=1e-3).loss
-    kernels = [module.product.__name__ for module in maps_of(made.model).values()]
+    kernels = [module.product.__name__ for module in made.model.linears().values()]
     return kernels, {each.what: list(each.milliseconds) for each in made.contests}, loss
 
 

@@ -18,7 +18,7 @@ from ropewalk.parallel.apply import apply
 from ropewalk.parallel.kernels import kernel_choice as kernels
 from ropewalk.parallel.kernels import matmul_tuning as tuning
 from ropewalk.parallel.kernels import selection
-from ropewalk.parallel.kernels.kernel_choice import Contest, maps_of
+from ropewalk.parallel.kernels.kernel_choice import Contest
 from ropewalk.parallel.kernels.matmul_tuning import Known
 from ropewalk.plan.plan import Plan
 from ropewalk.train.config import Optimizer
@@ -63,12 +63,12 @@ def test_every_product_of_a_step_is_among_those_that_are_tried(monkeypatch):
     monkeypatch.setattr(products, "problem_of", lambda *a, **k: asked.add(problem_of(*a, **k)) or problem_of(*a, **k))
     monkeypatch.setitem(products.QUICKEST, FORWARD, None)
     monkeypatch.setattr(products, "_fits", torch.is_tensor)
-    for module in maps_of(model).values():
+    for module in model.linears().values():
         module.product = products.product
     tokens = torch.zeros(2, 16, dtype=torch.long)
     model(tokens).sum().backward()
     tried = {}
-    for name, module in maps_of(model).items():
+    for name, module in model.linears().items():
         tried |= tuning._of_map(name.partition(".")[2], module, 32, torch.float32)
     # The input of the first layer's map comes from the embedding, which learns: all three products are made.
     assert asked
@@ -82,7 +82,7 @@ def test_a_cpu_and_a_deterministic_plan_keep_the_products_of_torch():
     sizes = {"precision": "bf16-pure", "batch_size": 1, "microbatch_size": 1}
     for plan in (Plan(device="cpu", **sizes), Plan(device="cuda", deterministic=True, **sizes)):
         assert not tuned(model, plan, dtype=torch.bfloat16)
-    assert all(module.product is F.linear for module in maps_of(model).values())
+    assert all(module.product is F.linear for module in model.linears().values())
 
 
 def tuned(model, plan, *, dtype=torch.float32, budget=math.inf, **settings):
@@ -164,7 +164,7 @@ def test_a_tuned_model_uses_what_was_found_and_computes_the_same(by_torch, monke
     contests = tuned(model, plan, **kind)
     assert told == ["measuring"]
     assert set(USED) == {"first", "second"}
-    assert all(module.bare and module.product is products.product for module in maps_of(model).values())
+    assert all(module.bare and module.product is products.product for module in model.linears().values())
     USED.clear()
     found, expected = trained_gradients(model, spec), trained_gradients(plain, spec)
     torch.testing.assert_close(found, expected)
@@ -187,7 +187,7 @@ def test_who_only_scores_measures_nothing(by_torch):
     plan = Plan(device="cpu", precision="bf16-pure", batch_size=2, microbatch_size=2)
     model = build(spec, seed=0)
     assert not tuned(model, plan, budget=0.0)
-    assert all(module.product is F.linear for module in maps_of(model).values())
+    assert all(module.product is F.linear for module in model.linears().values())
     assert not USED
 
 
@@ -195,7 +195,7 @@ def test_nothing_is_joined_to_the_products_of_adapted_maps(by_torch):
     model = build(dataclasses.replace(small_spec(width=32, mlp_width=64, heads=2), lora_rank=2), seed=0)
     plan = Plan(device="cuda", precision="bf16-pure", batch_size=2, microbatch_size=2)
     tuned(model, plan)
-    adapted = [module for module in maps_of(model).values() if module.lora_a is not None]
+    adapted = [module for module in model.linears().values() if module.lora_a is not None]
     assert adapted
     assert all(module.product is products.product and not module.bare for module in adapted)
 
@@ -211,9 +211,9 @@ def test_sharding_changes_nothing_about_what_is_joined_to_products(by_torch, mon
         plan = Plan(device="cpu", precision=precision, batch_size=2, microbatch_size=2, zero=zero)
         made = apply(plan, build(spec, seed=0), None, lambda p, _: make_optimizer(p, Optimizer(), spec=spec))
         tuned(made.model, plan, dtype=torch.bfloat16)  # `apply` does so on a GPU, after sharding as well
-        found = {module.bare for module in maps_of(made.model).values()}
+        found = {module.bare for module in made.model.linears().values()}
         assert found == {precision == "bf16-pure"}, zero
-        assert all(module.product is products.product for module in maps_of(made.model).values())
+        assert all(module.product is products.product for module in made.model.linears().values())
 
 
 def test_an_executor_without_an_optimizer_only_scores(monkeypatch):
@@ -284,7 +284,7 @@ def test_tuned_maps_have_the_products_of_torch(monkeypatch, tmp_path):
     again = build(spec, seed=0, device="cuda", dtype=torch.bfloat16)
     assert tuned(again, plan, dtype=torch.bfloat16, budget=0.0) == contests, "known by now"
     x = torch.randn(4, 32, 64, dtype=torch.bfloat16, device="cuda").requires_grad_()
-    for module in maps_of(model).values():
+    for module in model.linears().values():
         if module.weight.shape[1] != 64:
             continue
         inputs = [x, module.weight, module.bias]

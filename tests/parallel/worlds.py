@@ -20,7 +20,7 @@ from ropewalk.model.decoder import Decoder, build
 from ropewalk.model.dropout import Dropout, dropout_key
 from ropewalk.model.spec import Spec
 from ropewalk.parallel.apply import apply
-from ropewalk.parallel.executor import Executor, Points
+from ropewalk.parallel.executor import Executor, StepHooks
 from ropewalk.parallel.mesh import Mesh
 from ropewalk.parallel.placement import LocalShard
 from ropewalk.train.config import Optimizer
@@ -119,7 +119,7 @@ def start(case: Case, mesh: Mesh) -> tuple[Executor, dict[str, Tensor]]:
         functools.partial(_optimizer, case.optimizer, case.spec),
         trained=case.trained,
         clip_norm=CLIP,
-        points=Points(on_gradients=[look]),
+        hooks=StepHooks(on_gradients=[look]),
         seed=SEED,
     )
     return executor, first

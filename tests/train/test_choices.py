@@ -21,7 +21,7 @@ from ropewalk.config.schema import fields_of
 from ropewalk.flow.models import export_model
 from ropewalk.model.config import Lora, Model
 from ropewalk.model.decoder import Decoder
-from ropewalk.parallel import rank_executor as rank
+from ropewalk.parallel import state
 from ropewalk.parallel.executor import StepResult
 from ropewalk.parallel.precision import LossScale
 from ropewalk.train import training_run
@@ -254,7 +254,7 @@ def test_an_adaptive_rate_falls_and_its_state_is_in_the_checkpoint(tmp_path: Pat
 
 
 def test_an_overflow_in_fp16_is_told_with_the_scale(tmp_path: Path, prepared: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr(rank, "LossScale", lambda device: LossScale(device, start=2.0**32))
+    monkeypatch.setattr(state, "LossScale", lambda device: LossScale(device, start=2.0**32))
     run = make(tmp_path / "here", prepared, CHOICES["train.precision=fp16"])
     train(run)
     logged = [event for event in read_events(run / "events.jsonl") if event["kind"] == "step"]

@@ -14,7 +14,7 @@ from ropewalk.base.errors import HardwareError
 from ropewalk.checkpoint.format import list_checkpoints
 from ropewalk.model.decoder import Decoder
 from ropewalk.parallel.executor import bit_sum
-from ropewalk.parallel.rank_executor import Microbatch, RankExecutor
+from ropewalk.parallel.microbatch import Microbatch, MicrobatchRunner
 from ropewalk.train.config import Faults
 from ropewalk.train.hooks.corruption import disagreeing
 from ropewalk.train.loop import train
@@ -41,17 +41,19 @@ def test_one_flipped_bit_in_one_gradient_ends_the_run_before_it_is_saved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = make_run(tmp_path, train__faults=Faults(probe_every_steps=5))
-    sound, calls = RankExecutor._loss_of, []
+    sound, calls = MicrobatchRunner.loss, []
 
-    def errs(self: RankExecutor, model: Decoder, hidden: torch.Tensor, piece: Microbatch) -> torch.Tensor:
-        loss = sound(self, model, hidden, piece)
+    def errs(
+        self: MicrobatchRunner, model: Decoder, outputs: tuple[torch.Tensor, ...], microbatch: Microbatch
+    ) -> torch.Tensor:
+        loss = sound(self, model, outputs, microbatch)
         calls.append(None)
         if len(calls) == 2 * 4 + 2:  # four steps of two microbatches, then the second half of the probe
             weight = self.model.get_parameter("embedding.weight")
             weight.register_hook(flip_one_bit)
         return loss
 
-    monkeypatch.setattr(RankExecutor, "_loss_of", errs)
+    monkeypatch.setattr(MicrobatchRunner, "loss", errs)
     with pytest.raises(HardwareError, match=r"step 5: the same microbatch computed twice gave other bits"):
         train(run)
     assert [path.name for path in list_checkpoints(run / "checkpoints")] == ["step-00000003"]

@@ -21,7 +21,7 @@ from ropewalk.model.config import Lora, Model
 from ropewalk.model.decoder import build
 from ropewalk.model.spec import Spec
 from ropewalk.parallel.apply import local
-from ropewalk.parallel.executor import Points
+from ropewalk.parallel.executor import StepHooks
 from ropewalk.parallel.mesh import Mesh, leave
 from ropewalk.train.active_phase import ActivePhase
 from ropewalk.train.checkpointer import Checkpointer
@@ -75,7 +75,7 @@ def course_of(run: Path, rank: int, attempt: str) -> tuple[Measured, Checkpointe
         coordinator=MeshCoordinator(mesh.control),
     )
     return Measured(
-        settings, checkpointer, device=torch.device("cpu"), points=Points(), stalls=Stalls(), mesh=mesh
+        settings, checkpointer, device=torch.device("cpu"), hooks=StepHooks(), stalls=Stalls(), mesh=mesh
     ), checkpointer
 
 

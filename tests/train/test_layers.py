@@ -19,7 +19,6 @@ from ropewalk.model.spec import Spec
 from ropewalk.model.trainable import trained_names, with_lora
 from ropewalk.parallel.apply import apply, local
 from ropewalk.parallel.executor import Executor
-from ropewalk.parallel.rank_executor import RankExecutor
 from ropewalk.plan.plan import Plan
 from ropewalk.train import active_phase as phase_module
 from ropewalk.train.config import Optimizer, Phase
@@ -41,7 +40,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def executor(
     spec: Spec, *, precision: str = "fp32", dtype: torch.dtype = torch.float32, frozen: tuple[str, ...] = ()
-) -> RankExecutor:
+) -> Executor:
     plan = Plan(device="cpu", precision=precision, batch_size=ROWS, microbatch_size=FIRST_ROWS)  # type: ignore[arg-type]
     settings = Optimizer(weight_decay=DECAY)
     trained = trained_names(spec, frozen) if frozen or spec.lora_rank else None
@@ -166,7 +165,7 @@ def test_adapters_are_measured_by_themselves() -> None:
 def test_a_skipped_update_is_an_update_of_0() -> None:
     spec = small_spec()
     made = executor(spec)
-    made.points.on_gradients.append(lambda gradients: next(iter(gradients.values())).fill_(float("nan")))
+    made.hooks.on_gradients.append(lambda gradients: next(iter(gradients.values())).fill_(float("nan")))
     found = measured(made, spec)
     assert math.isnan(found["embedding"].gradient)
     assert {layer.update for layer in found.values()} == {0.0}
@@ -177,7 +176,7 @@ def test_nothing_is_left_behind_in_the_model() -> None:
     spec = small_spec()
     made = executor(spec)
     measured(made, spec)
-    assert made.points.on_gradients == []
+    assert made.hooks.on_gradients == []
     assert [
         name for name, module in made.model.named_modules() if module._forward_hooks or module._forward_pre_hooks
     ] == []

@@ -20,8 +20,7 @@ from ropewalk.checkpoint.read.load import load
 from ropewalk.checkpoint.write.persist import SaveResult
 from ropewalk.checkpoint.write.snapshot import Stager
 from ropewalk.load.batch import Batch
-from ropewalk.parallel.executor import StepResult
-from ropewalk.parallel.rank_executor import RankExecutor
+from ropewalk.parallel.executor import Executor, StepResult
 from ropewalk.train import training_run
 from ropewalk.train.hooks.hook import Hook
 from ropewalk.train.loop import train
@@ -168,9 +167,9 @@ def test_a_damaged_newest_checkpoint_costs_only_the_steps_since_the_one_before(
 
 def poison(monkeypatch: pytest.MonkeyPatch, *, at: int) -> None:
     """Makes a weight nan after the update of step `at`."""
-    honest, seen = RankExecutor.step, 0
+    honest, seen = Executor.step, 0
 
-    def step(self: RankExecutor, batch: Batch, *, lr: float) -> StepResult:
+    def step(self: Executor, batch: Batch, *, lr: float) -> StepResult:
         nonlocal seen
         seen += 1
         result = honest(self, batch, lr=lr)
@@ -178,7 +177,7 @@ def poison(monkeypatch: pytest.MonkeyPatch, *, at: int) -> None:
             next(iter(self.model.parameters())).data[:] = float("nan")
         return result
 
-    monkeypatch.setattr(RankExecutor, "step", step)
+    monkeypatch.setattr(Executor, "step", step)
 
 
 @pytest.mark.parametrize(

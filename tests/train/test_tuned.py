@@ -29,11 +29,11 @@ def test_matmuls_that_were_left_out_are_told_and_the_length_of_the_run_decides(
 ) -> None:
     apply, seconds = phase.apply, []
 
-    def tuned(*arguments: Any, points: Any, run_s: float, **settings: Any) -> Any:
+    def tuned(*arguments: Any, hooks: Any, run_s: float, **settings: Any) -> Any:
         seconds.append(run_s)
-        for callback in points.after_tuning:
+        for callback in hooks.after_tuning:
             callback(DONE)
-        return apply(*arguments, points=points, run_s=run_s, **settings)
+        return apply(*arguments, hooks=hooks, run_s=run_s, **settings)
 
     monkeypatch.setattr(phase, "apply", tuned)
     monkeypatch.setattr(phase, "expected_seconds", lambda flops, *_, **__: flops / 7)

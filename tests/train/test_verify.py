@@ -18,7 +18,7 @@ from ropewalk.cli.main import main
 from ropewalk.cli.run_results import verdict_text
 from ropewalk.model.config import Lora, Model
 from ropewalk.model.decoder import build
-from ropewalk.parallel import rank_executor as rank
+from ropewalk.parallel import executor, microbatch, state
 from ropewalk.parallel.comm import Group, Pending
 from ropewalk.parallel.data import replicas
 from ropewalk.plan.layout import problems
@@ -63,36 +63,36 @@ def forgotten_bucket(patch: pytest.MonkeyPatch) -> None:
 
 def wrong_place(patch: pytest.MonkeyPatch) -> None:
     """The ring takes its neighbour's places for its own."""
-    sound = rank.places_of
+    sound = microbatch.positions_of
 
     def places(length: int, group: Group, kind: Any) -> Tensor:
         return sound(length, Group(group.name, group.ranks, group.ranks[group.rank - 1], None), kind)
 
-    patch.setattr(rank, "places_of", places)
+    patch.setattr(microbatch, "positions_of", places)
 
 
 def stale_rank(patch: pytest.MonkeyPatch) -> None:
     """The second rank's last norm does not move."""
-    sound = rank.RankExecutor._update
+    sound = state.RankState.update
 
-    def update(executor: Any, *arguments: Any, **named: Any) -> None:
-        kept = executor._parameters["norm.weight"].detach().clone()
-        sound(executor, *arguments, **named)
-        if executor._mesh.rank == 1:
-            executor._parameters["norm.weight"].data.copy_(kept)
+    def update(held: Any, *arguments: Any, **named: Any) -> None:
+        kept = held.parameters["norm.weight"].detach().clone()
+        sound(held, *arguments, **named)
+        if held._mesh.rank == 1:
+            held.parameters["norm.weight"].data.copy_(kept)
 
-    patch.setattr(rank.RankExecutor, "_update", update)
+    patch.setattr(state.RankState, "update", update)
 
 
 def wrong_norm(patch: pytest.MonkeyPatch) -> None:
     """Only the figure is wrong: nothing is clipped by it."""
-    sound = rank.global_norm
+    sound = executor.global_norm
 
     def norm(*arguments: Any, **named: Any) -> Any:
         loss, found = sound(*arguments, **named)
         return loss, found * (1 + 1e-9)
 
-    patch.setattr(rank, "global_norm", norm)
+    patch.setattr(executor, "global_norm", norm)
 
 
 LOST = "blocks.1.attention.out.weight"

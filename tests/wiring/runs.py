@@ -112,7 +112,7 @@ SPIED: list[tuple[str, str, str]] = [
     ("ropewalk.load.cache.importance", "Importance", "smoothing"),
     ("ropewalk.load.cache.packages", "Packages", "memory_bytes"),
     ("ropewalk.train.hooks.metrics", "RankWatch", "sigma"),
-    ("ropewalk.parallel.rank_executor", "make_schedule", "kind"),
+    ("ropewalk.parallel.microbatch", "make_schedule", "kind"),
     ("ropewalk.prepare.readers.caps", "_time", "seconds"),
     ("ropewalk.prepare.readers.caps", "_memory", "count"),
     ("ropewalk.prepare.readers.item", "Budget", "expansion"),

@@ -40,7 +40,7 @@ MOST_RINGS = 16
 """Rings of compiled code that are remembered: one for each microbatch between its forward and its backward pass."""
 
 
-def places_of(length: int, group: Group, kind: ContextKind) -> Tensor:
+def positions_of(length: int, group: Group, kind: ContextKind) -> Tensor:
     """The places, ascending, of a row of `length` tokens that this rank works on; all ranks have equally many.
 
     A ring's rank r of w has the parts r and 2w - 1 - r of 2w: an early one, which sees little, and a late one, which

@@ -32,7 +32,7 @@ def numbers_of(batch: Batch, group: Group) -> Tensor:
     return torch.arange(len(batch), device=batch.tokens.device) * group.size + group.rank
 
 
-class Dealer:
+class SequenceBalancer:
     """Deals the rows of steps to the ranks of `group`, which communicate host to host."""
 
     def __init__(self, group: Group, spec: Spec) -> None:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from ropewalk.base.files import storage
 
 from ..comm import Group
-from ..placement import Placement, chunk_sizes
+from ..placement import LocalShard, Placement, chunk_sizes
 from .buckets import UNDER_WAY, Final, InOrder, fused, when_accumulated
 from .shard_group import Fill, Unit
 
@@ -182,6 +182,13 @@ class Shards:
         else:
             self._stale = list(self._in_order_of_use)
             self._gather_ahead()
+
+    def owed(self) -> dict[str, LocalShard]:
+        """Nothing: gradients are reduced as they are."""
+        return {}
+
+    def owe(self, name: str, tensor: Tensor) -> None:
+        """Errors of a compression that a run before had."""
 
     @contextlib.contextmanager
     def whole(self) -> Iterator[None]:

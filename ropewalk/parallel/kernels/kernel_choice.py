@@ -22,8 +22,7 @@ from ropewalk.config.cache import keep_compiled
 from ropewalk.model import fp8
 from ropewalk.model import matmul as products
 from ropewalk.model.attend import CausalAttend, Kernel
-from ropewalk.model.decoder import Decoder
-from ropewalk.model.modules import Linear
+from ropewalk.model.protocol import ModelStage
 from ropewalk.model.spec import Spec
 from ropewalk.plan.plan import Plan
 
@@ -76,7 +75,7 @@ def decide(measure: Callable[[], dict[str, Times]], mesh: Mesh) -> dict[str, Tim
     return found
 
 
-def compile_stage(stage: Decoder) -> None:
+def compile_stage(stage: ModelStage) -> None:
     """Compiles the blocks of a stage, which all share one result, and the embedding, whose backward pass sorts all
     tokens otherwise.
 
@@ -107,7 +106,7 @@ def measure_attention(
     return {ATTENTION: found.milliseconds}
 
 
-def measure_8_bits(stage: Decoder, plan: Plan, device: torch.device, *, timer: Timer) -> dict[str, Times]:
+def measure_8_bits(stage: ModelStage, plan: Plan, device: torch.device, *, timer: Timer) -> dict[str, Times]:
     """Each linear of a stage in 8 bits and in bfloat16, where the plan leaves that to a measurement."""
     found: dict[str, Times] = {}
     if plan.device != "cuda" or plan.fp8 != "quicker" or plan.deterministic:
@@ -123,40 +122,35 @@ def measure_8_bits(stage: Decoder, plan: Plan, device: torch.device, *, timer: T
     return found
 
 
-def choose_8_bits(stage: Decoder, plan: Plan, times: Mapping[str, Times]) -> Iterator[Contest]:
+def choose_8_bits(stage: ModelStage, plan: Plan, times: Mapping[str, Times]) -> Iterator[Contest]:
     """Gives linears of a stage matmuls in 8 bits: those that are quicker so by `times`, and those that were not
     measured, since the plan wants all, or the same bits every time, or a CPU only imitates them."""
-    maps, told = maps_of(stage), set()
+    linears, told = stage.linears(), set()
     for name, (outputs, inputs) in _linears_in_8_bits(stage, plan):
         key = _key_8_bits(stage, plan, outputs, inputs)
         measured = times.get(key)
         if measured and key not in told:
             told.add(key)
-            yield Contest(what=name.partition(".")[2], milliseconds=measured)
+            yield Contest(what=name.split(".", 2)[2], milliseconds=measured)
         if way := IN_8_BITS.get(next(iter(measured)) if measured else "fp8"):
-            maps[name].product, maps[name].bare = way, False
+            linears[name].product, linears[name].bare = way, False
 
 
-def _linears_in_8_bits(stage: Decoder, plan: Plan) -> Iterator[tuple[str, tuple[int, int]]]:
+def _linears_in_8_bits(stage: ModelStage, plan: Plan) -> Iterator[tuple[str, tuple[int, int]]]:
     """Names and shapes of the linears whose sides are multiples of the tensor cores' smallest pieces."""
     if tokens_of(stage, plan) % 16:
         return
-    for name, module in maps_of(stage).items():
+    for name, module in stage.linears().items():
         outputs, inputs = module.weight.shape
         if outputs % 16 == 0 and inputs % 16 == 0:
             yield name, (outputs, inputs)
 
 
-def _key_8_bits(stage: Decoder, plan: Plan, outputs: int, inputs: int) -> str:
+def _key_8_bits(stage: ModelStage, plan: Plan, outputs: int, inputs: int) -> str:
     return f"8 bits: {tokens_of(stage, plan)} x {inputs} x {outputs}"
 
 
-def maps_of(stage: Decoder) -> dict[str, Linear]:
-    """The linear maps of all blocks."""
-    return {name: module for name, module in stage.blocks.named_modules() if isinstance(module, Linear)}
-
-
-def tokens_of(stage: Decoder, plan: Plan) -> int:
+def tokens_of(stage: ModelStage, plan: Plan) -> int:
     """That this rank has of a microbatch."""
     return plan.microbatch_size * (plan.sequence_length or stage.spec.sequence_length) // plan.context
 

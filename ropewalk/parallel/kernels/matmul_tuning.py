@@ -28,15 +28,15 @@ from torch import Tensor
 from ropewalk.base.errors import DamagedFile
 from ropewalk.config.cache import cache_folder
 from ropewalk.model import matmul as products
-from ropewalk.model.decoder import Decoder
 from ropewalk.model.kernels.cublas import Problem, Product, library, version
 from ropewalk.model.loss import chunk_rows
 from ropewalk.model.modules import Linear
+from ropewalk.model.protocol import ModelStage
 from ropewalk.plan.forecast import PURE
 from ropewalk.plan.plan import Plan
 from ropewalk.store.sealed import append_seal, read_content
 
-from .kernel_choice import Contest, Timer, Times, maps_of, settled_contest, tokens_of
+from .kernel_choice import Contest, Timer, Times, settled_contest, tokens_of
 
 TORCH = "torch"
 TUNED = (torch.bfloat16, torch.float16)
@@ -125,7 +125,7 @@ def budget_s(plan: Plan, run_s: float) -> float:
 
 
 def measure_products(
-    stages: Iterable[Decoder],
+    stages: Iterable[ModelStage],
     plan: Plan,
     *,
     device: torch.device,
@@ -163,7 +163,7 @@ def measure_products(
 
 
 def tune_products(
-    stage: Decoder, plan: Plan, *, device: torch.device, dtype: torch.dtype, times: Mapping[str, Times]
+    stage: ModelStage, plan: Plan, *, device: torch.device, dtype: torch.dtype, times: Mapping[str, Times]
 ) -> Iterator[Contest]:
     """Gives the matmuls of a stage the quickest kernels by `times` (`measure_products`). Linears all of whose matmuls
     torch makes as quickly stay as they are."""
@@ -182,7 +182,7 @@ def tune_products(
             yield result
         if linear is not None and result.winner != TORCH:
             gains.add(linear.weight.shape)
-    for module in maps_of(stage).values():
+    for module in stage.linears().values():
         if module.weight.shape in gains and module.product is F.linear:
             module.product = products.product
             # In `bf16` a sharded weight may be as narrow as products, but what they are added to is float32.
@@ -199,22 +199,22 @@ def _has_ways(device: torch.device) -> bool:
     return device.type == "cuda" and library() is not None
 
 
-def _uses(stage: Decoder, plan: Plan, dtype: torch.dtype) -> Iterator[tuple[str, Problem, Linear | None]]:
+def _uses(stage: ModelStage, plan: Plan, dtype: torch.dtype) -> Iterator[tuple[str, Problem, Linear | None]]:
     """The matmuls of a stage with the first linear of each shape, or of its head."""
     tokens, seen = tokens_of(stage, plan), set()
-    for name, module in maps_of(stage).items():
+    for name, module in stage.linears().items():
         if module.weight.shape not in seen:
             seen.add(module.weight.shape)
-            for what, problem in _of_map(name.partition(".")[2], module, tokens, dtype).items():
+            for what, problem in _of_map(name.split(".", 2)[2], module, tokens, dtype).items():
                 yield what, problem, module
-    if plan.tensor == 1 and (stage.head is not None or (stage.embedding is not None and plan.pipeline == 1)):
+    if plan.tensor == 1 and stage.last:
         for what, problem in _of_head(stage.head_weight, tokens, dtype).items():
             yield what, problem, None
 
 
-def _problems(stage: Decoder, plan: Plan, dtype: torch.dtype) -> Iterator[tuple[str, Problem, int]]:
+def _problems(stage: ModelStage, plan: Plan, dtype: torch.dtype) -> Iterator[tuple[str, Problem, int]]:
     """The matmuls of a stage, and how many of its linears make each."""
-    shapes = Counter(module.weight.shape for module in maps_of(stage).values())
+    shapes = Counter(module.weight.shape for module in stage.linears().values())
     for what, problem, linear in _uses(stage, plan, dtype):
         yield what, problem, 1 if linear is None else shapes[linear.weight.shape]
 

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 
 import torch
 
-from ropewalk.model.decoder import Decoder
+from ropewalk.model.protocol import ModelStage
 from ropewalk.plan.plan import Plan
 
-from ..executor import Points
+from ..executor import StepHooks
 from ..mesh import Mesh
 from ..precision import PRODUCTS
 from .kernel_choice import (
@@ -28,12 +28,12 @@ from .matmul_tuning import budget_s, measure_products, tune_products
 
 def choose_kernels(
     plan: Plan,
-    stages: Mapping[int, Decoder],
+    stages: Mapping[int, ModelStage],
     mesh: Mesh,
     *,
     device: torch.device | None,
     trains: bool,
-    points: Points,
+    hooks: StepHooks,
     run_s: float,
     timer: Timer,
 ) -> list[Contest]:
@@ -55,8 +55,8 @@ def choose_kernels(
             dtype=dtype,
             budget=budget_s(plan, run_s) if trains else 0.0,
             timer=timer,
-            before=points.before_tuning,
-            after=points.after_tuning if trains else (),
+            before=hooks.before_tuning,
+            after=hooks.after_tuning if trains else (),
         )
 
     def measure_others() -> dict[str, Times]:

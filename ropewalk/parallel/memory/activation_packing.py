@@ -34,7 +34,7 @@ COPIES = ("ToCopyBackward0", "TBackward0", "TransposeBackward0", "PermuteBackwar
 
 
 class ActivationPacking:
-    """How blocks keep what they save; `Decoder.run_block` and `attend` of one executor share it."""
+    """How blocks keep what they save; `ModelStage.run_block` and `attend` of one executor share it."""
 
     def __init__(self, kind: Literal["packed", "8-bit"]) -> None:
         self.kind = kind

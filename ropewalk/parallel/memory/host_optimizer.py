@@ -8,7 +8,7 @@ What overlaps with the backward pass depends on what an update has to wait for. 
 gradients: then it is the copies alone, and the updates of one bucket overlap with the copies of others at the end. With
 nothing to wait for, updates are made as gradients arrive and taken back, bit for bit, when the guard leaves the step
 out; meanwhile the host remembers the state before (SuperOffload does so too, Lian et al. 2025), which takes as much
-memory again. Who says that gradients are final is parallel/rank_executor.py, as replicas and shards tell it.
+memory again. Who says that gradients are final is parallel/executor.py, as the reducers announce it.
 
 Price, AdamW on 124 M parameters in float32, beside 243 ms of computing (H200, 16 cores, torch 2.11): 1.1 ms on the
 device; 80 ms on the host, of which 60 remain visible when updates wait; 125 when they do not, of which 45 remain
@@ -26,7 +26,6 @@ import torch
 from torch import Tensor, nn
 
 from ..data.buckets import fused
-from ..executor import communicates
 from .state_files import StateFiles
 
 BUCKET_BYTES = 16 << 20
@@ -272,3 +271,9 @@ class HostOptimizer:
             for kind, tensor in self.optimizer.state[self.parameters[name]].items():
                 if tensor.dim():
                     yield name, kind, tensor
+
+
+def communicates(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether an update of `optimizer` asks other ranks, so that all must make it at the same moment. Ours declare it;
+    torch's know of no ranks."""
+    return getattr(optimizer, "communicates", False)

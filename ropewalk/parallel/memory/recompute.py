@@ -107,7 +107,7 @@ def make_run_block(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BlockRunner:
-    """Runs blocks as `Decoder.run_block` asks: some twice, what they keep kept elsewhere."""
+    """Runs blocks as `ModelStage.run_block` asks: some twice, what they keep kept elsewhere."""
 
     choose: Choose = never
     partition: Group | None = None

@@ -19,8 +19,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from ropewalk.parallel.executor import Executor, Named
+from ropewalk.parallel.executor import Executor
 from ropewalk.parallel.labels import label
+from ropewalk.parallel.state import Named
 
 from .hook import Activity, Hook
 from .layer_health import LayerFigures, Symptom, find_symptom
@@ -83,12 +84,12 @@ def measuring(executor: Executor) -> Iterator[Measurement]:
     for name, module in executor.model.named_modules():
         if PLACES.fullmatch(name):
             handles.append(_once(module.register_forward_hook, functools.partial(note, name)))
-    executor.points.on_gradients.append(measurement.note_gradients)
+    executor.hooks.on_gradients.append(measurement.note_gradients)
     try:
         yield measurement
         measurement.note_update()
     finally:
-        executor.points.on_gradients.remove(measurement.note_gradients)
+        executor.hooks.on_gradients.remove(measurement.note_gradients)
         for handle in handles:
             handle.remove()
 
@@ -150,7 +151,7 @@ class Measurement:
         ]
 
     def _note_norms(self, figure: Figure, tensors: Named) -> None:
-        norms = self._executor.lengths(tensors)
+        norms = self._executor.norms(tensors)
         self._numbers |= {(figure, name): norm for name, norm in zip(tensors, norms, strict=True)}
 
 

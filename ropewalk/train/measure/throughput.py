@@ -15,7 +15,7 @@ from ropewalk.load.batch import Batch
 from ropewalk.load.config import Load
 from ropewalk.load.loader import Loader
 from ropewalk.load.stalls import Stalls
-from ropewalk.parallel.executor import Points
+from ropewalk.parallel.executor import StepHooks
 from ropewalk.parallel.mesh import pick_device
 
 from ..active_phase import ActivePhase
@@ -53,7 +53,7 @@ class Bench:
         self._settings = settings
         if settings.train.threads:
             torch.set_num_threads(settings.train.threads)
-        self._running = ActivePhase(settings, 0, device=device_of(settings), points=Points(), verify=False)
+        self._running = ActivePhase(settings, 0, device=device_of(settings), points=StepHooks(), verify=False)
 
     def alone(self, *, seconds: float) -> Throughput:
         """The step on a batch that is ready."""

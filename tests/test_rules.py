@@ -7,10 +7,12 @@ import functools
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
+
+from ropewalk.cli.main import VERBS
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "ropewalk"
@@ -20,6 +22,14 @@ ORDER = (
     *("train", "privacy", "launch", "monitor", "flow", "cli"),
 )
 MODULES = sorted(PACKAGE.rglob("*.py"))
+# The folders from the model to the command line, in which every name is for one thing.
+TRAINING_HALF = ("model", "plan", "parallel", "checkpoint", "evaluate", "train", "launch", "monitor", "flow", "cli")
+SAME_ROLE = {
+    "__init__": "makes a folder a package",
+    "__main__": "what `python -m` runs",
+    "config": "the settings of a folder",
+}
+"""Names of modules that several folders share, and why."""
 TORCH_FREE_FOLDERS = ("base", "config", "store", "prepare", "plan", "launch", "monitor", "flow", "cli")
 TORCH_FREE_FILES = (
     *("model/spec.py", "model/components.py", "model/trainable.py", "model/activations.py", "train/optim/table.py"),
@@ -126,6 +136,35 @@ def test_every_folder_is_in_the_list_and_every_init_is_small() -> None:
     folders = {path.name for path in PACKAGE.iterdir() if path.is_dir() and path.name != "__pycache__"}
     assert folders - set(ORDER) == set()
     assert [within(path) for path in PACKAGE.glob("*/__init__.py") if len(path.read_text().splitlines()) > 100] == []
+
+
+def shared(names: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
+    """The names that stand for several places, from pairs of name and place."""
+    places: dict[str, list[str]] = {}
+    for name, place in names:
+        places.setdefault(name, []).append(place)
+    return {name: found for name, found in places.items() if len(found) > 1}
+
+
+def test_no_two_modules_of_the_training_half_share_a_name() -> None:
+    half = [path for path in MODULES if folder_of(path) in TRAINING_HALF and path.stem not in SAME_ROLE]
+    # `cli/VERB.py` bears the name of its verb.
+    verbs = {path for path in half if folder_of(path) == "cli" and path.stem in VERBS}
+    # A kernel bears the name of the module whose plain code it replaces.
+    kernels = {path for path in half if path.parent.name == "kernels"}
+    assert shared((path.stem, within(path)) for path in half if path not in verbs | kernels) == {}
+    assert shared((path.stem, within(path)) for path in kernels) == {}
+
+
+def test_no_two_public_classes_of_the_training_half_share_a_name() -> None:
+    classes = [
+        (node.name, within(path))
+        for path in MODULES
+        if folder_of(path) in TRAINING_HALF
+        for node in tree_of(path).body
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    ]
+    assert shared(classes) == {}
 
 
 IMPORT_ALL_WITHOUT_TORCH = """

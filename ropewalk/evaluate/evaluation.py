@@ -21,7 +21,6 @@ from .task import (
     Answer,
     Generate,
     Generation,
-    LanguageModel,
     Likelihood,
     Request,
     Rolling,
@@ -29,6 +28,7 @@ from .task import (
     Sampling,
     ScoredDocument,
     Task,
+    TaskModel,
 )
 
 
@@ -41,7 +41,7 @@ class Evaluation:
     documents: list[ScoredDocument]
 
 
-def evaluate(model: LanguageModel, held_out: HeldOut) -> Evaluation:
+def evaluate(model: TaskModel, held_out: HeldOut) -> Evaluation:
     """Asks `model` the questions of the tasks in `evaluate.tasks`. All ranks must call."""
     tasks = open_tasks(held_out)
     requests = [list(task.requests()) for task in tasks]
@@ -75,7 +75,7 @@ def write_evaluation(run: Path, evaluation: Evaluation, *, step: int) -> None:
     write_results(run, {"step": step, "tasks": tasks}, samples, documents)
 
 
-def _likelihoods(model: LanguageModel, held_out: HeldOut, requests: Sequence[Request]) -> dict[int, Likelihood]:
+def _likelihoods(model: TaskModel, held_out: HeldOut, requests: Sequence[Request]) -> dict[int, Likelihood]:
     """By the number of the request."""
     asked = {index: request.text for index, request in enumerate(requests) if isinstance(request, Rolling)}
     documents = [
@@ -85,7 +85,7 @@ def _likelihoods(model: LanguageModel, held_out: HeldOut, requests: Sequence[Req
     return dict(zip(asked, model.rolling(documents), strict=True)) if asked else {}
 
 
-def _completions(model: LanguageModel, held_out: HeldOut, requests: Sequence[Request]) -> dict[int, Generation]:
+def _completions(model: TaskModel, held_out: HeldOut, requests: Sequence[Request]) -> dict[int, Generation]:
     by_sampling: dict[Sampling, dict[int, list[int]]] = {}
     for index, request in enumerate(requests):
         if isinstance(request, Generate):

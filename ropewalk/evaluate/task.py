@@ -135,7 +135,7 @@ class Task(abc.ABC):
         return ()
 
 
-class LanguageModel(Protocol):
+class TaskModel(Protocol):
     """What answers requests: a model under any plan. All ranks must call, with the same arguments."""
 
     def rolling(self, documents: Sequence[np.ndarray]) -> list[Likelihood]:

@@ -29,7 +29,7 @@ PRODUCT_BYTES: Mapping[Precision, int] = {"fp32": 4, "bf16": 2, "bf16-pure": 2, 
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Work:
+class OpWork:
     """What a kind of work must do in a step."""
 
     flops: float = 0.0
@@ -48,7 +48,7 @@ class Ceilings:
     gemm_flops: float | None = None
     """The same of the products of the blocks, where these are narrower than those of head and attention."""
 
-    def least_ms(self, kind: Kind, work: Work) -> float:
+    def least_ms(self, kind: Kind, work: OpWork) -> float:
         """Milliseconds below which no implementation gets."""
         flops = self.gemm_flops or self.flops if kind == "gemm" else self.flops
         return 1e3 * max(work.flops / flops, work.bytes / self.bytes)
@@ -68,7 +68,7 @@ class KindTime:
     """How many times as long as the least; None for what needs no time."""
 
 
-def breakdown(times: Mapping[Kind, float], work: Mapping[Kind, Work], ceilings: Ceilings) -> list[KindTime]:
+def breakdown(times: Mapping[Kind, float], work: Mapping[Kind, OpWork], ceilings: Ceilings) -> list[KindTime]:
     """The times of a step by kind, in milliseconds, beside the roofline."""
     total = sum(times.values())
     found = []
@@ -95,7 +95,7 @@ def step_work(
     precision: Precision,
     optimizer: StateBytes = two_moments,
     trained: Collection[str] | None = None,
-) -> dict[Kind, Work]:
+) -> dict[Kind, OpWork]:
     """The work of a step of `rows` full rows, each a single document; recomputation is not counted. Bytes of products
     are those of a model of which every parameter is trained."""
     tokens = rows * spec.sequence_length
@@ -106,24 +106,24 @@ def step_work(
     matrices = [p.shape for n, p in spec.parameter_specs().items() if n.startswith("blocks.") and p.is_matmul]
     return {
         # Forward reads q, k, v and writes o; backward reads these and the gradient by o, and writes those by q, k, v.
-        "attention": Work(
+        "attention": OpWork(
             flops=tokens * flops.attention,
             bytes=tokens * spec.layers * 6 * (spec.heads + spec.kv_heads) * spec.head_size * narrow,
         ),
         # Three products: each reads two of input, output and weight (or their gradients) and writes the third.
-        "gemm": Work(
+        "gemm": OpWork(
             flops=tokens * flops.blocks,
             bytes=sum(
                 3 * tokens * sum(shape) * factor + _matrix_bytes(prod(shape), factor, wide) for shape in matrices
             ),
         ),
-        "loss": Work(
+        "loss": OpWork(
             flops=tokens * flops.head,
             bytes=3 * tokens * spec.width * narrow + _matrix_bytes(spec.vocabulary * spec.width, narrow, wide),
         ),
-        "optimizer": Work(bytes=_update_bytes(spec, precision, optimizer, trained)),
-        "other": Work(bytes=_elementwise_bytes(spec, tokens, narrow, wide)),
-        "idle": Work(),
+        "optimizer": OpWork(bytes=_update_bytes(spec, precision, optimizer, trained)),
+        "other": OpWork(bytes=_elementwise_bytes(spec, tokens, narrow, wide)),
+        "idle": OpWork(),
     }
 
 

@@ -43,7 +43,7 @@ class Extent:
         return {"steps": step, "tokens": tokens, "epochs": tokens / self.tokens_per_epoch}[unit]
 
 
-class Shape(Protocol):
+class ScheduleShape(Protocol):
     """The learning rate after warm-up, as a share of the peak: a pure function of the step."""
 
     def share(self, step: int, *, warmup: int, extent: Extent) -> float:
@@ -88,7 +88,7 @@ class Cosine:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Linear:
+class LinearDecay:
     """A line."""
 
     final_lr_ratio: float
@@ -163,7 +163,9 @@ SCHEDULES = Registry(
     "LR schedule",
     {
         "cosine": Kind(target=Cosine, settings=Cosine, doc="Half a cosine down to `final_lr_ratio` at the last step."),
-        "linear": Kind(target=Linear, settings=Linear, doc="A line down to `final_lr_ratio` at the last step."),
+        "linear": Kind(
+            target=LinearDecay, settings=LinearDecay, doc="A line down to `final_lr_ratio` at the last step."
+        ),
         "step": Kind(target=Milestones, settings=Milestones, doc="Times `factor` at each of `milestones`."),
         "wsd": Kind(
             target=WarmupStableDecay,

@@ -11,7 +11,7 @@ from torch import Tensor
 from ropewalk.model.decoder import build
 from ropewalk.parallel.apply import apply, local
 from ropewalk.parallel.comm import Pending
-from ropewalk.parallel.data.gradient_compression import Compressor, Plain, PowerSgd, Rounded, make_compressor
+from ropewalk.parallel.data.gradient_compression import Compressor, Plain, PowerSgd, RoundedGradients, make_compressor
 from ropewalk.parallel.executor import Executor
 from ropewalk.parallel.mesh import Mesh
 from ropewalk.plan.plan import Plan
@@ -85,7 +85,7 @@ def test_plain_is_the_sum(world: int) -> None:
 def rounded(rank: int, world: int, dtype: torch.dtype, scale: float) -> tuple[dict[str, Tensor], dict]:
     mesh = mesh_of(rank, replicate=world)
     named = {name: g * scale for name, g in gradients(rank, dtype=torch.float32).items()}
-    return summed(Rounded(mesh.group("replicate"), dtype), named), sent_by(mesh)
+    return summed(RoundedGradients(mesh.group("replicate"), dtype), named), sent_by(mesh)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -229,7 +229,8 @@ class Nobody:
 
 
 @pytest.mark.parametrize(
-    ("compression", "kind"), [("none", Plain), ("bf16", Rounded), ("fp16", Rounded), ("powersgd", PowerSgd)]
+    ("compression", "kind"),
+    [("none", Plain), ("bf16", RoundedGradients), ("fp16", RoundedGradients), ("powersgd", PowerSgd)],
 )
 def test_the_plan_names_the_compressor(compression: Any, kind: type) -> None:
     plan = Plan(device="cpu", precision="fp32", batch_size=1, microbatch_size=1, gradient_compression=compression)

@@ -22,7 +22,7 @@ from ropewalk.base.errors import ConfigError, UserError
 from ropewalk.config.horovod import HorovodSettings, horovod_settings
 from ropewalk.config.ranks import Ranks
 from ropewalk.parallel.named.background import adasum
-from ropewalk.parallel.named.negotiation import FusionTuner, Message, Request, Table, fuse
+from ropewalk.parallel.named.negotiation import CycleMessage, FusionTuner, Request, RequestTable, fuse
 from tests.parallel.pool import POOL
 
 pytestmark = pytest.mark.xdist_group("pool")
@@ -271,14 +271,14 @@ def request(name: str, **settings: Any) -> Request:
     return Request(name=name, **{**usual, **settings})
 
 
-def names(table: Table, *asked: str) -> list[str]:
+def names(table: RequestTable, *asked: str) -> list[str]:
     """What is ready when each rank asks for letters."""
-    messages = [Message(tuple(request(letter) for letter in each)) for each in asked]
+    messages = [CycleMessage(tuple(request(letter) for letter in each)) for each in asked]
     return [each.request.name for each in table.take(messages)]
 
 
 def test_what_all_have_asked_for_is_ready_in_the_order_of_first_requests() -> None:
-    table = Table(2)
+    table = RequestTable(2)
     assert names(table, "ab", "c") == []
     assert table.missing() == {"a": [1], "b": [1], "c": [0]}
     assert names(table, "", "b") == ["b"]
@@ -287,14 +287,14 @@ def test_what_all_have_asked_for_is_ready_in_the_order_of_first_requests() -> No
 
 
 def test_messages_survive_json() -> None:
-    message = Message((request("a"), request("b", shape=())), joined=True, pending=True, fusion_bytes=7)
-    assert Message.read(message.plain()) == message
+    message = CycleMessage((request("a"), request("b", shape=())), joined=True, pending=True, fusion_bytes=7)
+    assert CycleMessage.read(message.plain()) == message
 
 
 def test_all_reduces_of_one_kind_are_fused_up_to_the_size() -> None:
-    table = Table(1)
+    table = RequestTable(1)
     asked = [request("a"), request("b"), request("h", dtype="float16"), request("c"), request("g", kind="allgather")]
-    ready = table.take([Message((*asked, request("d", operation="adasum 1.0 1.0")))])
+    ready = table.take([CycleMessage((*asked, request("d", operation="adasum 1.0 1.0")))])
     groups = [[each.request.name for each in group] for group in fuse(ready, 2 * 1024)]
     assert groups == [["a", "b"], ["h"], ["c"], ["g"], ["d"]]
     assert len(fuse(ready, 0)) == 6

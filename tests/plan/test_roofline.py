@@ -10,7 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from ropewalk.model.decoder import build
 from ropewalk.model.spec import Spec
-from ropewalk.plan.roofline import KINDS, Ceilings, Work, breakdown, step_work
+from ropewalk.plan.roofline import KINDS, Ceilings, OpWork, breakdown, step_work
 from tests.tiny import small_spec
 
 
@@ -81,7 +81,7 @@ def test_bytes_of_a_step_are_those_written_out_by_hand() -> None:
 def test_the_least_time_is_the_longer_of_computing_and_moving(
     flops: float, moved: float, peak: float, bandwidth: float
 ) -> None:
-    least = Ceilings(flops=peak, bytes=bandwidth).least_ms("loss", Work(flops=flops, bytes=moved))
+    least = Ceilings(flops=peak, bytes=bandwidth).least_ms("loss", OpWork(flops=flops, bytes=moved))
     assert least / 1e3 >= flops / peak * (1 - 1e-12)
     assert least / 1e3 >= moved / bandwidth * (1 - 1e-12)
     assert least / 1e3 <= (flops / peak + moved / bandwidth) * (1 + 1e-12)
@@ -89,13 +89,13 @@ def test_the_least_time_is_the_longer_of_computing_and_moving(
 
 def test_narrower_products_have_a_ceiling_of_their_own() -> None:
     ceilings = Ceilings(flops=100.0, bytes=1e9, gemm_flops=200.0)
-    work = Work(flops=400.0)
+    work = OpWork(flops=400.0)
     assert (ceilings.least_ms("gemm", work), ceilings.least_ms("attention", work)) == (2000.0, 4000.0)
 
 
 def test_a_breakdown_sets_measured_times_beside_the_least() -> None:
     times = dict.fromkeys(KINDS, 0.0) | {"gemm": 6.0, "optimizer": 3.0, "idle": 1.0}
-    work = dict.fromkeys(KINDS, Work()) | {"gemm": Work(flops=3e9), "optimizer": Work(bytes=1e6)}
+    work = dict.fromkeys(KINDS, OpWork()) | {"gemm": OpWork(flops=3e9), "optimizer": OpWork(bytes=1e6)}
     found = {each.kind: each for each in breakdown(times, work, Ceilings(flops=1e12, bytes=1e9))}
     assert tuple(found) == KINDS
     assert sum(each.share for each in found.values()) == pytest.approx(1)

@@ -35,9 +35,9 @@ def make_compressor(plan: Plan, summing: Summing, *, seed: int) -> Compressor:
         case "none":
             return Plain(summing)
         case "bf16":
-            return Rounded(summing, torch.bfloat16)
+            return RoundedGradients(summing, torch.bfloat16)
         case "fp16":
-            return Rounded(summing, torch.float16)
+            return RoundedGradients(summing, torch.float16)
         case "powersgd":
             return PowerSgd(summing, rank=plan.powersgd_rank, seed=seed)
 
@@ -52,7 +52,7 @@ class Plain:
         return self._summing.start_all_reduce(bucket)
 
 
-class Rounded:
+class RoundedGradients:
     """Gradients rounded to `dtype`, and added up in it: half the bytes of float32.
 
     What exceeds float16 (65504) becomes infinite, so that the guard leaves the step out; what lies below 6e-8 becomes

@@ -20,7 +20,7 @@ from ropewalk.base.errors import UserError
 from ropewalk.config.horovod import HorovodSettings
 
 from ..comm import Group
-from .negotiation import FusionTuner, Message, Ready, Request, Table, fuse
+from .negotiation import CycleMessage, FusionTuner, Ready, Request, RequestTable, fuse
 
 IDLE_S = 0.02
 logger = logging.getLogger(__name__)
@@ -63,7 +63,7 @@ class Background:
 
     def __init__(self, tensors: Group, control: Group, settings: HorovodSettings) -> None:
         self._tensors, self._control, self._settings = tensors, control, settings
-        self._table = Table(tensors.size)
+        self._table = RequestTable(tensors.size)
         self._lock = threading.Condition()
         self._new: list[Entry] = []
         self._open: dict[str, Entry] = {}
@@ -112,7 +112,7 @@ class Background:
     def _run(self) -> None:
         if self._device is not None:
             torch.cuda.set_device(self._device)
-        messages: Sequence[Message] = ()
+        messages: Sequence[CycleMessage] = ()
         try:
             while not any(message.leaving for message in messages):
                 messages = self._cycle(wait_s=self._pause(messages))
@@ -121,15 +121,15 @@ class Background:
         except Exception as error:  # a rank that died, a network that failed: everybody who waits must know
             self._end(f"horovod: the other ranks cannot be reached: {error}")
 
-    def _pause(self, messages: Sequence[Message]) -> float:
+    def _pause(self, messages: Sequence[CycleMessage]) -> float:
         return self._settings.cycle_s if any(message.pending for message in messages) else IDLE_S
 
-    def _cycle(self, *, wait_s: float) -> Sequence[Message]:
+    def _cycle(self, *, wait_s: float) -> Sequence[CycleMessage]:
         with self._lock:
             if not self._new and not self._leaving:
                 self._lock.wait(wait_s)
             new, self._new = self._new, []
-            message = Message(
+            message = CycleMessage(
                 requests=tuple(entry.request for entry in new),
                 joined=self._joined is not None,
                 leaving=self._leaving,
@@ -145,7 +145,7 @@ class Background:
         self._tell_stalled()
         return messages
 
-    def _exchange(self, message: Message) -> list[Message]:
+    def _exchange(self, message: CycleMessage) -> list[CycleMessage]:
         """The messages of all ranks."""
         text = json.dumps(message.plain()).encode()
         sizes = self._control.gather_numbers(len(text))
@@ -153,7 +153,7 @@ class Background:
         padded[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
         rows = self._control.all_gather(padded.unsqueeze(0))
         texts = [bytes(row[:size].numpy()) for row, size in zip(rows, sizes, strict=True)]
-        return [Message.read(json.loads(each)) for each in texts]
+        return [CycleMessage.read(json.loads(each)) for each in texts]
 
     def _execute(self, group: Sequence[Ready]) -> None:
         with self._lock:

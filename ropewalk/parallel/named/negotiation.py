@@ -38,7 +38,7 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class CycleMessage:
     """What one rank tells in a cycle."""
 
     requests: tuple[Request, ...] = ()
@@ -56,7 +56,7 @@ class Message:
         return asdict(self)
 
     @classmethod
-    def read(cls, value: dict[str, Any]) -> Message:
+    def read(cls, value: dict[str, Any]) -> CycleMessage:
         """The inverse of `plain`."""
         requests = [Request(**{**each, "shape": tuple(each["shape"])}) for each in value["requests"]]
         return cls(**{**value, "requests": tuple(requests)})
@@ -73,7 +73,7 @@ class Ready:
     """Why it cannot run; it ends with this message on all ranks."""
 
 
-class Table:
+class RequestTable:
     """What ranks have asked for, the same on all of them after the same cycles."""
 
     def __init__(self, ranks: int) -> None:
@@ -82,7 +82,7 @@ class Table:
         self.joined: list[int] = []
         """Ranks without more data, in the order in which they told."""
 
-    def take(self, messages: Sequence[Message]) -> list[Ready]:
+    def take(self, messages: Sequence[CycleMessage]) -> list[Ready]:
         """What is ready after a cycle in which rank i told `messages[i]`, in the order of first requests."""
         for rank, message in enumerate(messages):
             for request in message.requests:

@@ -167,7 +167,7 @@ def _completed(partials: Sequence[_Partial]) -> list[Tensor]:
 
 def _mapped(requests: Sequence[tuple[Mapped, Placement]]) -> list[Tensor]:
     matrices = [
-        Matrix(part, placement.shards, placement.shape, request.function)
+        OwnedMatrix(part, placement.shards, placement.shape, request.function)
         for request, placement in requests
         for part in request.part.unbind(0)
     ]
@@ -179,7 +179,7 @@ Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Matrix:
+class OwnedMatrix:
     """A matrix on its way to its owner: what is gathered so far, and the shards that remain."""
 
     part: Tensor
@@ -196,7 +196,7 @@ class Matrix:
         return tuple(sides)
 
 
-def map_parts(matrices: Sequence[Matrix]) -> list[Tensor]:
+def map_parts(matrices: Sequence[OwnedMatrix]) -> list[Tensor]:
     """This rank's part of each matrix's function of the whole.
 
     All ranks that share one of the matrices must call with all they share, in the same order. A matrix that is sharded
@@ -221,11 +221,11 @@ def map_parts(matrices: Sequence[Matrix]) -> list[Tensor]:
     return [parts[i] for i in range(len(matrices))]
 
 
-def _travels(matrix: Matrix, group: Group, dtype: torch.dtype) -> bool:
+def _travels(matrix: OwnedMatrix, group: Group, dtype: torch.dtype) -> bool:
     return bool(matrix.shards) and matrix.shards[-1].group is group and matrix.part.dtype == dtype
 
 
-def _map_whole(matrices: Sequence[Matrix]) -> list[Tensor]:
+def _map_whole(matrices: Sequence[OwnedMatrix]) -> list[Tensor]:
     """Matrices of one shape and function go through it together."""
     alike: dict[tuple[object, ...], list[int]] = {}
     for i, matrix in enumerate(matrices):
@@ -248,19 +248,19 @@ def _deal(loads: Sequence[int], ranks: int) -> list[int]:
     return owners
 
 
-def _collect(owned: Sequence[Sequence[Matrix]], group: Group) -> list[Matrix]:
+def _collect(owned: Sequence[Sequence[OwnedMatrix]], group: Group) -> list[OwnedMatrix]:
     """The matrices that this rank owns, gathered over the group; `owned` holds this rank's parts by owner."""
     sent = [[matrix.part for matrix in matrices] for matrices in owned]
     mine = owned[group.rank]
     shapes = [[matrix.part_of(rank) for matrix in mine] for rank in range(group.size)]
     received = _exchange(sent, shapes, _rows(owned, group), group)
     return [
-        Matrix(torch.cat(parts, m.shards[-1].dim), m.shards[:-1], m.shape, m.function)
+        OwnedMatrix(torch.cat(parts, m.shards[-1].dim), m.shards[:-1], m.shape, m.function)
         for m, parts in zip(mine, zip(*received, strict=True), strict=True)
     ]
 
 
-def _hand_out(done: Sequence[Tensor], owned: Sequence[Sequence[Matrix]], group: Group) -> list[list[Tensor]]:
+def _hand_out(done: Sequence[Tensor], owned: Sequence[Sequence[OwnedMatrix]], group: Group) -> list[list[Tensor]]:
     """The inverse of `_collect`: the parts of what its matrices became, by owner."""
     placement = [
         whole.split(m.shards[-1].sizes, m.shards[-1].dim) for whole, m in zip(done, owned[group.rank], strict=True)
@@ -270,7 +270,7 @@ def _hand_out(done: Sequence[Tensor], owned: Sequence[Sequence[Matrix]], group: 
     return _exchange(sent, shapes, _rows(owned, group), group)
 
 
-def _rows(owned: Sequence[Sequence[Matrix]], group: Group) -> Tensor:
+def _rows(owned: Sequence[Sequence[OwnedMatrix]], group: Group) -> Tensor:
     """A row per rank, as long as the longest message between a rank and an owner."""
     ranks = range(group.size)
     side = max(sum(math.prod(matrix.part_of(rank)) for matrix in matrices) for matrices in owned for rank in ranks)

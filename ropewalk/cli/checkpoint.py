@@ -30,8 +30,12 @@ app = verb(
 )
 
 Target = Annotated[Path, typer.Argument(help="Folder to write; must not exist.", show_default=False)]
-Place = Annotated[Path, typer.Argument(help="A checkpoint, or a run directory (its newest one).", show_default=False)]
-Places = Annotated[Path, typer.Argument(help="A checkpoint, or a run directory (all of them).", show_default=False)]
+Place = Annotated[
+    Path, typer.Argument(help="A checkpoint, or a run directory: its newest checkpoint.", show_default=False)
+]
+Places = Annotated[
+    Path, typer.Argument(help="A checkpoint, or a run directory: all its checkpoints.", show_default=False)
+]
 
 
 @app.command(name="list")
@@ -68,7 +72,7 @@ def show(checkpoint: Place, json: Json = False) -> None:
 
 @app.command()
 def verify(checkpoint: Places, json: Json = False) -> None:
-    """Verify every byte of a checkpoint, or of all checkpoints of a run.
+    """Verify every byte of one or all checkpoints.
 
     Example: ropewalk checkpoint verify runs/quickstart
 
@@ -141,7 +145,7 @@ def prune(
     keep_last: Annotated[int, typer.Option("--keep-last", min=1, help="Newest checkpoints to keep.")] = 2,
     keep_every: Annotated[
         int,
-        typer.Option("--keep-every", min=0, help="Also keep those of steps divisible by this; 0: none."),
+        typer.Option("--keep-every", min=0, help="Also keep checkpoints of steps divisible by this number; 0: none."),
     ] = 0,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be deleted, and delete nothing.")] = False,
     json: Json = False,

@@ -29,7 +29,7 @@ Gpus = Annotated[
         "--gpus-per-node",
         min=0,
         max=MOST_RANKS,
-        help="GPUs per machine, one process each; 0: one process on the CPU.",
+        help="GPUs per machine, one process each; 0: one process per machine, on the CPU.",
     ),
 ]
 Out = Annotated[Path | None, typer.Option("--out", help="The file to write.", show_default=False)]

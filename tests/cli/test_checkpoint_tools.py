@@ -106,7 +106,7 @@ def test_verify_shows_the_whole_ones_beside_the_damaged(trained: Path, call: Cal
     assert f"use an older checkpoint, {older}, or move {newest} away" in ended.err
     wrong = json.loads(call("checkpoint", "verify", RUN, "--json").out)
     assert {path: bool(messages) for path, messages in wrong.items()} == {str(older): False, str(newest): True}
-    assert "(all of them)" in call("checkpoint", "verify", "--help").out
+    assert "run directory: all" in call("checkpoint", "verify", "--help").out
 
 
 def test_verify_does_not_point_to_another_damaged_checkpoint(trained: Path, call: Call) -> None:

@@ -51,7 +51,6 @@ class Snapshot:
 
     parts: dict[str, list[TensorShard]]
     """By group; the tensors are in buffers that are reused after `release`."""
-    began: float
     _slot: _Slot
     arrivals: dict[str, dict[str, Future[None]]] = field(default_factory=dict)
     """By group and name; completes when a shard is copied and hashed."""
@@ -153,7 +152,7 @@ class Stager:
             self._prepared.result()
         _fit(slot, _counts(parts), locked=_on_gpu(parts))
         pairs = _targets(slot, parts)
-        snapshot = Snapshot({group: [to for g, _, to in pairs if g == group] for group in parts}, began, slot)
+        snapshot = Snapshot({group: [to for g, _, to in pairs if g == group] for group in parts}, slot)
         on_host = [_Batch(pairs) for pairs in _batches([pair for pair in pairs if not pair[1].local.is_cuda])]
         on_gpu = [_Batch(pairs) for pairs in _batches([pair for pair in pairs if pair[1].local.is_cuda])]
         for batch in (*on_host, *on_gpu):

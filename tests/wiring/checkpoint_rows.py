@@ -18,7 +18,7 @@ ROWS = [
     Row("checkpoint.save_every_steps", "1", "saved"),
     Row("checkpoint.max_overhead", "0.5", "Frequency(overhead)"),
     Row("checkpoint.mtbf_hours", "2", "Frequency(mtbf_hours)"),
-    Row("checkpoint.write", "blocking", "Stager(buffers)"),
+    Row("checkpoint.write", "blocking", "Stager(slots)"),
     Row("checkpoint.bytes_per_s", "1e9", "RateLimiter(bytes_per_s)"),
     Row("checkpoint.threads", "3", "Persister(threads)"),
     Row("checkpoint.compression", "on", "packed"),

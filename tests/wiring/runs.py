@@ -85,7 +85,7 @@ SPIED: list[tuple[str, str, str]] = [
     ("ropewalk.checkpoint.tiers.memory_tier", "MemoryTier", "limit_bytes"),
     ("ropewalk.checkpoint.tiers.memory_tier", "MemoryTier.reclaim", "idle_s"),
     ("ropewalk.checkpoint.tiers.gap_scheduler", "TierLink", "limit_bytes_per_s"),
-    ("ropewalk.checkpoint.write.snapshot", "Stager", "buffers"),
+    ("ropewalk.checkpoint.write.snapshot", "Stager", "slots"),
     ("ropewalk.train.checkpointer", "retain", "keep_verified"),
     ("ropewalk.train.training_run", "deterministic", "device"),
     ("ropewalk.train.hooks.order", "DataStalls", "adapt"),

@@ -40,15 +40,13 @@ def train_run(run: OpenRun) -> Result:
         return trained_figures(run.folder)
     run.rendezvous.announce("train")
     loop = needs_torch("ropewalk.train.loop", "training")
-    if run.profile_steps:
-        hooks = needs_torch("ropewalk.train.hooks.profiler", "training")
-        profiler = hooks.Profiler(run.folder, steps=run.profile_steps, progress=run.progress)
-        with contextlib.closing(profiler):
-            figures = loop.train(run.folder, progress=run.progress, hooks=[profiler])
-        run.profile = profiler.table
-        return dict(figures)
-    stays = place.world > 1
-    return dict(loop.train(run.folder, progress=run.progress, rendezvous=run.rendezvous, stays=stays))
+    settings = {"progress": run.progress, "rendezvous": run.rendezvous, "stays": place.world > 1}
+    if not run.profile_steps:
+        return dict(loop.train(run.folder, **settings))
+    profiler = needs_torch("ropewalk.train.hooks.profiler", "training").Profiler(run.profile_steps)
+    figures = loop.train(run.folder, hooks=[profiler], **settings)
+    run.profile = profiler.table
+    return dict(figures)
 
 
 def verify_run(run: OpenRun) -> Result:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
 from pathlib import Path
@@ -12,7 +11,6 @@ import pytest
 import torch
 
 from ropewalk.base.files import read_json
-from ropewalk.base.progress import Silent
 from ropewalk.load.batch import Batch
 from ropewalk.parallel.labels import PREFIX, label
 from ropewalk.train.hooks.hook import Hook
@@ -33,8 +31,8 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def train_profiled(run: Path, *others: Hook, steps: int = 5) -> tuple[dict[str, float], dict[str, Any] | None]:
     """The figures of the training, and the table of its profile."""
-    with contextlib.closing(Profiler(run, steps=steps, progress=Silent())) as profiler:
-        return train(run, hooks=[profiler, *others]), profiler.table
+    profiler = Profiler(steps)
+    return train(run, hooks=[profiler, *others]), profiler.table
 
 
 def profiled(run: Path, *, steps: int = 5) -> dict[str, Any]:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def ordered_hooks(run: TrainingRun, users: Iterable[Hook]) -> list[Hook]:
-    """Ropewalk's own hooks and those of the user. The order matters in these places:
+    """Ropewalk's own hooks and the user's (and the Profiler of `train --profile`). The order matters in these places:
 
     - the meter pauses before the watchdog: waiting for queued steps of the device may be a hang, saving is not
     - the guard looks before anything is logged, validated or saved; the user's `after_step` comes before all of that

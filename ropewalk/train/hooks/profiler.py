@@ -6,19 +6,14 @@ The run is otherwise the same: equal weights, and full speed after these steps.
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch.profiler import profile
 
 from ropewalk.base.files import committed_folder, write_json
-from ropewalk.base.progress import Progress
-from ropewalk.config.ranks import ranks
-from ropewalk.parallel.mesh import pick_device
 
 from ..measure.step_profiler import StepWindow, TraceRecorder, save_trace
 from ..measure.trace import step_time
-from ..settings import read_settings
 from .hook import Hook
 
 if TYPE_CHECKING:
@@ -31,29 +26,25 @@ FORMAT = 1
 
 
 class Profiler(Hook):
-    """Traces `steps` steps of a run after a warm-up and commits `profile/` in the run directory. Close it when training
-    ends, even by an error."""
+    """Traces `steps` steps of a run after a warm-up and commits `profile/` in the run directory."""
 
-    def __init__(self, run: Path, *, steps: int, progress: Progress) -> None:
+    def __init__(self, steps: int) -> None:
         self.table: dict[str, Any] | None = None
         """`profile/table.json`; None until it is written, and when no step was left to profile."""
-        self._folder, self._progress = run / FOLDER, progress
-        planned = read_settings(run).planned
-        self._last_step, self._device = planned.steps, pick_device(planned.phases[0].plan, ranks())
         self._window = StepWindow(steps)
         self._recorder: TraceRecorder | None = None
-        self._step = 0
+        self._run: TrainingRun
 
     def before_training(self, run: TrainingRun) -> None:
-        self._window.place(remaining=self._last_step - run.step)
+        self._run = run
+        self._window.place(remaining=run.settings.planned.steps - run.step)
         self._recorder = TraceRecorder(
-            device=self._device, warmup=self._window.warmup_left, steps=self._window.left, on_trace=self._write
+            device=run.device, warmup=self._window.warmup_left, steps=self._window.left, on_trace=self._write
         )
 
     def after_step(self, run: TrainingRun, result: StepResult) -> None:
         if self._recorder is None:
             return
-        self._step = run.step
         self._window.step_ended()
         self._recorder.step_ended()
         if self.table:
@@ -69,17 +60,18 @@ class Profiler(Hook):
         """Commits trace and table; torch's profiler calls it when the window is complete or it is stopped before."""
         if not self._window.recorded:
             return
-        with committed_folder(self._folder) as folder:
+        path, step = self._run.folder / FOLDER, self._run.step
+        with committed_folder(path) as folder:
             time = step_time(save_trace(profiler, folder / "trace.json"))
             self.table = {
                 "format": FORMAT,
-                "first_step": self._step - time.steps + 1,
-                "last_step": self._step,
-                "device": str(self._device),
+                "first_step": step - time.steps + 1,
+                "last_step": step,
+                "device": str(self._run.device),
                 **dataclasses.asdict(time),
             }
             write_json(folder / "table.json", self.table)
-        self._progress.say(
-            f"profiled {time.steps} steps up to {self._step}: {self._folder / 'table.json'}; "
-            f"https://ui.perfetto.dev opens {self._folder / 'trace.json'}"
+        self._run.progress.say(
+            f"profiled {time.steps} steps up to {step}: {path / 'table.json'}; "
+            f"https://ui.perfetto.dev opens {path / 'trace.json'}"
         )

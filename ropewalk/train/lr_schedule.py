@@ -62,7 +62,7 @@ def learning_rate(step: int, *, extent: Extent, schedule: Schedule) -> float:
     warmup = schedule.warmup(extent.steps)
     if step < warmup:
         return schedule.peak_lr * (step + 1) / (warmup + 1)
-    own = schedule.own_settings()
+    own: ScheduleShape | None = schedule.own_settings()
     share = SCHEDULES[schedule.shape].load() if own is None else own.share
     return schedule.peak_lr * float(share(step, warmup=warmup, extent=extent))
 

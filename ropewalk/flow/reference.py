@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ropewalk.config.schema import Field, describe, fields_of, item_of, section_of
+from ropewalk.config.schema import Field, describe, fields_of, item_of, plugin_fields, section_of
 from ropewalk.config.write import literal
 from ropewalk.prepare.config import Source
 
@@ -26,6 +26,7 @@ def recipe_page() -> str:
         "Every setting of a recipe, generated from the dataclasses by `make docs`. Write a setting in the recipe's",
         "TOML file or as `section.key=value` on the command line. *May change* says whether a run that has begun",
         "accepts another value; *more*: a run may [continue with more](../guides/runs.md#continue-a-finished-run).",
+        'Where `"module:attr"` is a choice, a recipe may name [a kind of your own](../guides/extending.md).',
     ]
     return "\n".join([*head, *_tables(Recipe, "")]) + "\n"
 
@@ -103,6 +104,8 @@ def _tables(cls: type, prefix: str) -> Iterator[str]:
     for field in fields:
         if not section_of(field.kind) and not _is_table_list(field):
             yield _row(field, measured_anew=prefix == "evaluate")
+    for field in plugin_fields(cls):
+        yield f"| `{field.name}` | table | not set |  | {field.doc} |"
     for field in fields:
         section = section_of(field.kind) or (section_of(item_of(field.kind)) if item_of(field.kind) else None)
         if section:

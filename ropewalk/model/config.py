@@ -54,8 +54,7 @@ class Model:
     bias: bool = False
     """Whether the linear layers of the blocks add a bias, as those of GPT-2."""
     norm: Annotated[str, NORMS] = "rms"
-    """Normalisation: root mean square (Zhang and Sennrich 2019), mean and variance (Ba et al. 2016), or none; a deep
-    model without any needs `init = "t-fixup"`."""
+    """Normalisation."""
     norm_settings: Annotated[object, SettingsOf("norm")] = None
     """Settings of a norm of your own (`model.norm = "module:attr"`)."""
     norm_position: NormPlace = "pre"
@@ -65,14 +64,11 @@ class Model:
     """Whether each head's queries and keys are brought to root mean square 1, times a learned scale, before they are
     rotated: bounds the attention scores (Henry et al. 2020; Dehghani et al. 2023)."""
     mlp: Annotated[str, ACTIVATIONS] = "swiglu"
-    """Feed-forward part: gated by SiLU or GeLU (Shazeer 2020), GeLU, its tanh form (GPT-2), or the square of ReLU
-    (So et al. 2021)."""
+    """Activation of the feed-forward part, and whether it is gated."""
     mlp_settings: Annotated[object, SettingsOf("mlp")] = None
     """Settings of an activation of your own (`model.mlp = "module:attr"`)."""
     position: Annotated[str, POSITIONS] = "rope"
-    """How attention knows positions: rotation of queries and keys, a vector added to the embedding (learned, or the
-    sinusoids of Vaswani et al. 2017 with the embedding times sqrt(width)), a penalty proportional to the distance
-    (ALiBi, Press et al. 2022), or not at all."""
+    """How attention knows positions."""
     position_settings: Annotated[object, SettingsOf("position")] = None
     """Settings of a kind of position of your own (`model.position = "module:attr"`)."""
     rope_theta: Annotated[float, Range(above=1)] = 10_000.0
@@ -91,7 +87,7 @@ class Model:
     """Chance that a feature is dropped in training: after the embedding, after attention, after feed-forward. Masks
     are a function of seed, step and place, the same under any layout of devices."""
     init: Annotated[str, INITS] = "depth-scaled"
-    """First values of the weights, by name of the rule; model/init_laws.py has each with its paper."""
+    """Initialization of the weights."""
     init_settings: Annotated[object, SettingsOf("init")] = None
     """Settings of a rule of your own for first values (`model.init = "module:attr"`)."""
     tie_embeddings: bool = True

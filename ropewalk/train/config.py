@@ -15,7 +15,7 @@ from .optim.table import OPTIMIZERS
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Optimizer:
-    """How a gradient changes the weights; matrices decay, norms, biases and positions do not."""
+    """The optimizer. Weight decay applies to matrices, not to norms, biases and positions."""
 
     kind: Annotated[str, OPTIMIZERS] = "adamw"
     """The update rule."""
@@ -49,7 +49,7 @@ class Optimizer:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Schedule:
-    """Linear warm-up to the peak, then a shape."""
+    """The learning rate: linear warm-up to the peak, then a shape."""
 
     shape: Annotated[str, SCHEDULES] = "cosine"
     """The learning rate after warm-up."""
@@ -58,11 +58,11 @@ class Schedule:
     peak_lr: Annotated[float, Range(above=0)] = 3e-3
     """Learning rate after warm-up."""
     warmup_steps: Annotated[int, Range(least=0)] | None = None
-    """Steps of linear warm-up. Not set: a tenth of the steps, at most 100."""
+    """Steps of linear warm-up. Not set: 10 % of the steps, at most 100."""
     restarts: tuple[Annotated[int, Range(least=1)], ...] = ()
-    """Steps after which the schedule begins a new cycle: warm-up, then `shape` over the steps up to the next restart or
-    the end (warm restarts, Loshchilov and Hutter 2017). Optimizer and order of the data go on. Written by ropewalk when
-    a finished run with a decayed schedule continues."""
+    """Steps after which a new cycle begins (warm restarts, Loshchilov and Hutter 2017): warm-up, then `shape` until the
+    next restart or the end. Optimizer state and data order are kept. Set by ropewalk when a finished run with a decayed
+    schedule continues."""
     final_lr_ratio: Annotated[float, Range(least=0, most=1)] = 0.1
     """Learning rate at the last step as a fraction of the peak; `adaptive`: the smallest fraction."""
     milestones: tuple[Annotated[float, Range(above=0)], ...] = ()
@@ -86,13 +86,13 @@ class Schedule:
 
     def check(self) -> Iterator[tuple[str, str]]:
         if self.shape == "step" and not self.milestones:
-            yield "milestones", "the schedule `step` falls at milestones and has none; give some, or use `constant`"
+            yield "milestones", "the schedule `step` needs milestones; set some, or use `constant`"
         if self.shape != "step" and self.milestones:
             yield "milestones", f"the schedule `{self.shape}` has no milestones; set `shape` to `step` or remove them"
         for name in ("milestones", "restarts"):
             given = getattr(self, name)
             if list(given) != sorted(set(given)):
-                yield name, f"{list(given)} does not rise; put them in order"
+                yield name, f"{list(given)} is not in rising order; sort it"
 
     def warmup(self, steps: int) -> int:
         """The steps of warm-up in a cycle of `steps`."""
@@ -107,7 +107,7 @@ class Schedule:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Share:
-    """The share of a source in a mixture."""
+    """The weight of a source in a mixture."""
 
     source: Annotated[str, CONTINUES]
     """Name of a source in the corpus."""
@@ -145,14 +145,14 @@ class LengthRamp:
     """First step with full sequences; the shorter lengths before it last equally long."""
 
     def length(self, step: int, sequence_length: int) -> int:
-        """Tokens of a row of `step`, counted from 0."""
+        """Tokens per sequence in `step`, counted from 0."""
         doublings = (sequence_length // self.from_length).bit_length() - 1
         return self.from_length << (doublings * min(step, self.over_steps) // self.over_steps)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Phase:
-    """One part of a run. Settings that are not set here are those of `[train]` and `[load]`."""
+    """One part of a run. Settings left out are those of `[train]` and `[load]`."""
 
     name: str = ""
     """Name in reports. Not set: the number of the phase."""
@@ -234,7 +234,7 @@ class Faults:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Train:
-    """Batches -> weights."""
+    """Training."""
 
     seed: Annotated[int, Range(least=0)] | None = None
     """Seed of initial weights, data order and dropout, for several runs on the same prepared data and hold-out. Not
@@ -302,14 +302,17 @@ class Train:
 
     def check(self) -> Iterator[tuple[str, str]]:
         if self.phases and self.steps is not None:
-            yield "steps", "with `phases` each has its own; remove it"
+            yield "steps", "each of the `phases` has its own steps; remove it"
         if not self.phases:
             yield from _check_schedule(self.schedule, self.total_steps, "")
         for index, phase in enumerate(self.phases):
             schedule = phase.schedule or self.schedule
             yield from _check_schedule(schedule, phase.steps, f"phases.{index}." if phase.schedule else "")
             if index and phase.lora and not phase.start_from and self.phases[index - 1].lora not in (None, phase.lora):
-                yield f"phases.{index}.lora", "adapters of another shape follow; put a phase without between them"
+                yield (
+                    f"phases.{index}.lora",
+                    "differs from the adapters of the previous phase; add a phase without adapters between them",
+                )
         yield from self._check_ramps()
         mixtures = {"mixture": self.mixture} | {
             f"phases.{i}.mixture": phase.mixture for i, phase in enumerate(self.phases)
@@ -317,17 +320,17 @@ class Train:
         for key, mixture in mixtures.items():
             for kind, weights in _weights(mixture).items():
                 if mixture and not any(weights.values()):
-                    yield key, f"no source has a share of the rows at the {kind}; give one a weight above 0"
+                    yield key, f"all weights are 0 at the {kind}; give a source a weight above 0"
         shapes = {phase.schedule.shape for phase in self.phases if phase.schedule} | {self.schedule.shape}
         if not self.validate_every_steps:
             if "adaptive" in shapes:
-                yield "validate_every_steps", "the schedule `adaptive` needs validations; set the steps between them"
+                yield "validate_every_steps", "the schedule `adaptive` needs validation; set a number of steps above 0"
             if self.early_stop:
-                yield "validate_every_steps", "early stopping needs validations; set the steps between them"
+                yield "validate_every_steps", "early stopping needs validation; set a number of steps above 0"
 
     def _check_ramps(self) -> Iterator[tuple[str, str]]:
-        """Ramps that do not fit their batch, or do not end within their steps; those of `[train]` are the first
-        phase's, unless it has its own."""
+        """Ramps that do not divide their batch or do not end within their steps. Those of `[train]` apply to the first
+        phase, unless it has its own."""
         for index, phase in enumerate(self.phases or (Phase(steps=self.total_steps),)):
             rows, steps = phase.batch_size or self.batch_size, phase.steps
             ramps: dict[str, tuple[BatchRamp | LengthRamp | None, BatchRamp | LengthRamp | None]] = {
@@ -338,14 +341,14 @@ class Train:
                 ramp = own or (None if index else of_run)
                 key = f"phases.{index}.{name}" if own else name
                 if isinstance(ramp, BatchRamp) and rows % ramp.from_size:
-                    text = f"{ramp.from_size} does not divide the {rows} sequences of a whole batch; choose a divisor"
+                    text = f"{ramp.from_size} does not divide the full batch of {rows} sequences; choose a divisor"
                     yield f"{key}.from_size", text
                 if ramp and ramp.over_steps >= steps:
-                    whole = "batch" if isinstance(ramp, BatchRamp) else "row"
+                    whole = "batch" if isinstance(ramp, BatchRamp) else "length"
                     yield (
                         f"{key}.over_steps",
-                        f"a ramp over {ramp.over_steps} steps reaches no whole {whole} in the {steps} steps of the "
-                        f"{'phase' if self.phases else 'run'}; lower it or raise the steps",
+                        f"the ramp over {ramp.over_steps} steps does not reach the full {whole} within the {steps} "
+                        f"steps of the {'phase' if self.phases else 'run'}; lower it or raise the steps",
                     )
 
 
@@ -357,11 +360,12 @@ def _weights(mixture: tuple[Share, ...]) -> dict[str, dict[str, float]]:
 
 
 def _check_schedule(schedule: Schedule, steps: int, table: str) -> Iterator[tuple[str, str]]:
-    """What is wrong with the schedule of a phase of `steps` steps, which stands in `table`."""
+    """Problems of the schedule in `table`, for a phase of `steps` steps."""
     what = "phase" if table else "run"
     if schedule.restarts and schedule.restarts[-1] >= steps:
         text = (
-            f"no step follows {schedule.restarts[-1]} in the {steps} steps of the {what}; remove it or raise the steps"
+            f"a restart at step {schedule.restarts[-1]} lies beyond the {steps} steps of the {what}; "
+            "remove it or raise the steps"
         )
         yield f"{table}schedule.restarts", text
     for _, length in schedule.cycles(steps):
@@ -370,12 +374,11 @@ def _check_schedule(schedule: Schedule, steps: int, table: str) -> Iterator[tupl
         if warmup > length:
             yield (
                 f"{table}schedule.warmup_steps",
-                f"{warmup} steps of warm-up are more than the {length} steps of the {what}; "
-                "lower it or raise the steps",
+                f"{warmup} warm-up steps exceed the {length} steps of the {what}; lower it or raise the steps",
             )
         elif schedule.shape == "wsd" and warmup + schedule.decay_share * length > length:
             yield (
                 f"{table}schedule.decay_share",
-                f"{warmup} steps of warm-up and a decay of {schedule.decay_share:.0%} of them "
-                f"overlap in {length} steps; lower one of them",
+                f"{warmup} warm-up steps and a decay over {schedule.decay_share:.0%} of {length} steps overlap; "
+                "lower one of them",
             )

@@ -240,7 +240,7 @@ def test_what_cannot_continue_is_refused_with_the_remedy_and_changes_nothing(her
     told = refused("train.steps=12", "train.schedule.peak_lr=1e-4")
     assert "6 steps were trained with the settings before" in told
     assert 'train.start_from = "runs/tiny"' in told
-    assert "a new cycle of 1 step would follow: 2 steps of warm-up are more" in refused("train.steps=7")
+    assert "a new cycle of 1 step would follow: 2 warm-up steps exceed" in refused("train.steps=7")
 
 
 def test_a_run_in_the_middle_of_its_cosine_ends_first(here: Path, call: Call, stop_at: Callable[[str], None]) -> None:

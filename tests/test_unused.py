@@ -16,7 +16,7 @@ HOROVOD = (
     *(f"parallel/horovod.py:{name}" for name in ("allgather", "allgather_async", "allreduce_", "allreduce_async_")),
     *("parallel/horovod.py:fp16", "parallel/horovod.py:local_size"),
 )
-PROTOCOL = ("model/protocol.py:build_model", "model/protocol.py:build_stage")
+PROTOCOL = ("model/protocol.py:build_model",)
 EXCEPTIONS = {
     "model/loss.py:token_losses": "the plain form of the loss, which benchmarks and tests compare the chunked one with",
     "store/blobs.py:write_arrays": "the other half of `write_blobs`, which docs/guides/loading.md shows",

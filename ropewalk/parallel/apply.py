@@ -20,7 +20,7 @@ from ropewalk.base.errors import UserError
 from ropewalk.base.files import storage
 from ropewalk.model.attend import Attend, Kernel
 from ropewalk.model.init import initial_values
-from ropewalk.model.protocol import ModelStage
+from ropewalk.model.protocol import ModelStage, build_stage
 from ropewalk.model.sharding import whole_name
 from ropewalk.model.spec import Spec
 from ropewalk.plan.forecast import PURE
@@ -182,7 +182,7 @@ def _stages(
         stage = model
         if count > 1:
             with torch.device("meta"):
-                stage = type(model)(spec, layers=plan.stages[number], first=number == 0, last=number == count - 1)
+                stage = build_stage(spec, layers=plan.stages[number], first=number == 0, last=number == count - 1)
             for name, _ in list(stage.named_parameters()):
                 place, _, attribute = name.rpartition(".")
                 value = whole[whole_name(name, spec)].detach()

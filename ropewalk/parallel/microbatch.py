@@ -337,6 +337,14 @@ class MicrobatchRunner:
             score, choice = model.scores(outputs, microbatch.batch.targets, vocabulary=self._head)
         return torch.stack([score, choice.to(score.dtype)])
 
+    def auxiliary(self, losses: Losses | None) -> Tensor | None:
+        """The sum of what layers reported, with its coefficients; None for nothing."""
+        extra = losses.total() if losses else None
+        if extra is None or not self._plan.sequence:
+            return extra
+        # Each tensor rank reports for its own positions; the ranks' losses are averaged as one that all have alike.
+        return extra + extra.detach() * (self._tensor.size - 1)
+
     def edges(self, stage: int, sequences: int, positions: int) -> Edges:
         """What `stage` receives and sends for a microbatch of this size."""
         # With sequence parallelism this rank holds its part of the positions.
@@ -346,7 +354,7 @@ class MicrobatchRunner:
         """Forward and backward of a microbatch on the device of `model`; its part of the loss."""
         outputs, losses = self.forward(model, microbatch, ())
         loss = self.loss(model, outputs, microbatch)
-        extra = losses.total() if losses else None
+        extra = self.auxiliary(losses)
         part = (loss if extra is None else loss + extra) / total.to(loss.device)
         with label("backward"):
             (part * scale.to(loss.device) if scale is not None else part).backward()
@@ -401,7 +409,7 @@ class StageWork:
         outputs, losses = runner.forward(model, microbatch, inputs)
         if self._total is None:
             return Result((), runner.scores(model, outputs, microbatch)) if model.last else Result(outputs)
-        extra = losses.total() if losses else None
+        extra = runner.auxiliary(losses)
         if not model.last:
             return Result(outputs, None if extra is None else extra / self._total)
         loss = runner.loss(model, outputs, microbatch)

@@ -23,7 +23,7 @@ from typing import Protocol, Self, TypeVar
 import torch
 from torch import Tensor
 
-from ropewalk.model.protocol import ModelStage
+from ropewalk.model.protocol import ModelStage, build_stage
 
 
 class Movable(Protocol):
@@ -88,7 +88,7 @@ def other_devices(device: torch.device, count: int) -> list[torch.device]:
 
 def _copy(model: ModelStage, device: torch.device) -> ModelStage:
     with torch.device("meta"):
-        made = type(model)(model.spec)
+        made = build_stage(model.spec)
     made = made.to(next(model.parameters()).dtype).to_empty(device=device)
     made.run_block = model.run_block
     made.load_state_dict(model.state_dict())

@@ -172,6 +172,9 @@ def check(schedule: Schedule, *, shape: Shape, live: Sequence[int]) -> list[str]
 def _wrong_work(schedule: Schedule, shape: Shape) -> Iterator[str]:
     for rank, own in enumerate(schedule):
         counts = Counter(own)
+        work: dict[tuple[int, int], list[Action]] = {}
+        for action in counts:
+            work.setdefault((action.stage, action.microbatch), []).append(action)
         yield from (
             f"rank {rank} does {action}, which is not its stage"
             for action in counts
@@ -180,9 +183,12 @@ def _wrong_work(schedule: Schedule, shape: Shape) -> Iterator[str]:
         yield from (f"rank {rank} does {action} {times} times" for action, times in counts.items() if times > 1)
         for stage in range(rank, shape.stages, shape.ranks):
             for microbatch in range(shape.microbatches):
-                done = "".join(kind for kind in get_args(ActionKind) if Action(kind, stage, microbatch) in counts)
+                mine = work.get((stage, microbatch), [])
+                done = "".join(kind for kind in get_args(ActionKind) if any(a.kind == kind for a in mine))
                 if done not in ("FB", "FIW"):
                     yield f"rank {rank} does {done or 'nothing'} for stage {stage}, microbatch {microbatch}"
+                if len({action.version for action in mine}) > 1:
+                    yield f"rank {rank} takes several versions of stage {stage} for microbatch {microbatch}"
 
 
 def _wrong_order(schedule: Schedule, shape: Shape) -> Iterator[str]:

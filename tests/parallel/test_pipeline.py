@@ -140,6 +140,94 @@ def test_gradients_are_reduced_during_the_last_backward_pass_of_a_stage(plan: di
     assert all(begun[0] > 0 for _, _, begun in ranks), ranks
 
 
+A = Action
+STEPS = [
+    # Rank 0 sends microbatch 1 in step 1; rank 1 receives it in step 2, and answers for microbatch 0 in step 1 already.
+    [[A("F", 0, 0), A("F", 0, 1)], [A("F", 1, 0), A("B", 1, 0)]],
+    [
+        [A("B", 0, 0), A("F", 0, 2, 1), A("B", 0, 1), A("B", 0, 2, 1)],
+        [A("F", 1, 1), A("B", 1, 1), A("F", 1, 2, 1), A("B", 1, 2, 1)],
+    ],
+]
+"""Two steps of two ranks, an update after each of which changes the weights of later microbatches: version 1."""
+INPUTS = [torch.linspace(-1, 1, 6, dtype=torch.float64) + number for number in range(3)]
+
+
+class Versions:
+    """Two stages, each an elementwise weight of which every version stays."""
+
+    def __init__(self, rank: int) -> None:
+        self.weights = [torch.linspace(1, 2, 6, dtype=torch.float64) + rank]
+        self.weights[0].requires_grad_()
+
+    def forward(self, action: Action, inputs: tuple[Tensor, ...]) -> Result:
+        x = inputs[0] if inputs else INPUTS[action.microbatch]
+        y = torch.tanh(x * self.weights[action.version])
+        return Result((y, x)) if action.stage == 0 else Result((), (y * inputs[1]).sum())
+
+    def edges(self, stage: int, microbatch: int) -> Edges:
+        # The second tensor is the input itself, which the other stage uses beside the first.
+        both = (Edge((6,)), Edge((6,), has_gradient=False))
+        return Edges(both if stage else (), () if stage else both)
+
+    def empty(self, edge: Edge) -> Tensor:
+        return torch.empty(edge.shape, dtype=torch.float64)
+
+    def begin_last_backward(self, stage: int) -> None: ...
+
+    def end_last_backward(self, stage: int) -> None: ...
+
+    def update(self) -> None:
+        """A step of gradient descent on all gradients so far, whichever weights they are of."""
+        gradients = [w.grad for w in self.weights if w.grad is not None]
+        new = self.weights[-1].detach() - 0.1 * sum(gradients, torch.zeros(6, dtype=torch.float64))
+        for weight in self.weights:
+            weight.grad = None
+        self.weights.append(new.requires_grad_())
+
+
+def two_steps(rank: int, plan: Plan) -> tuple[list[list[float]], list[Tensor]]:
+    """(losses of each step, versions of this rank's weights)."""
+    work, mesh = Versions(rank), Mesh(plan, rank)
+    pipeline = Pipeline(iter(STEPS), stages=2, rank=rank, channels=mesh.channels)
+    losses = []
+    for _ in STEPS:
+        losses.append([float(part) for part in pipeline.run(work)])
+        work.update()
+    return losses, [weight.detach() for weight in work.weights]
+
+
+def delayed_gradients() -> tuple[list[list[float]], list[list[Tensor]]]:
+    """The same on one process: which microbatches' gradients each update takes, and of which weights, written out."""
+    stages, losses = [Versions(0), Versions(1)], []
+    versions, backward = [0, 0, 1], [[[], [0]], [[0, 1, 2], [1, 2]]]
+
+    def loss_of(microbatch: int) -> Tensor:
+        result = stages[0].forward(A("F", 0, microbatch, versions[microbatch]), ())
+        loss = stages[1].forward(A("F", 1, microbatch, versions[microbatch]), result.outputs).loss
+        assert loss is not None
+        return loss
+
+    for step, computed in enumerate([[0], [1, 2]]):
+        losses.append([loss_of(microbatch).item() for microbatch in computed])
+        for stage, microbatches in zip(stages, backward[step], strict=True):
+            for microbatch in microbatches:
+                weight = stage.weights[versions[microbatch]]
+                (gradient,) = torch.autograd.grad(loss_of(microbatch), weight)
+                weight.grad = gradient if weight.grad is None else weight.grad + gradient
+        for stage in stages:
+            stage.update()
+    return losses, [[weight.detach() for weight in stage.weights] for stage in stages]
+
+
+def test_messages_of_a_step_that_are_received_in_the_next_give_delayed_gradients() -> None:
+    losses, weights = delayed_gradients()
+    for rank, (own, versions) in enumerate(POOL.run(two_steps, case("", "deep", pipeline=2).plan, world=2)):
+        assert own == ([[], []] if rank == 0 else losses)
+        for found, expected in zip(versions, weights[rank], strict=True):
+            torch.testing.assert_close(found, expected, rtol=0, atol=1e-14)
+
+
 def bf16_losses(rank: int, plan: Plan) -> list[float]:
     return losses(rank, plan, 32, 6)[0]
 

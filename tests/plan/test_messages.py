@@ -8,8 +8,19 @@ from collections.abc import Iterator
 
 import pytest
 
-from ropewalk.plan.messages import IN_FLIGHT, Channel, Compute, Post, Release, Send, channels, forward_lists, program
-from ropewalk.plan.schedules import KINDS, Shape, make_schedule
+from ropewalk.plan.messages import (
+    IN_FLIGHT,
+    Channel,
+    Compute,
+    Post,
+    Programs,
+    Release,
+    Send,
+    channels,
+    forward_lists,
+    program,
+)
+from ropewalk.plan.schedules import KINDS, Action, Shape, make_schedule
 from tests.plan.nccl_order import (
     Collective,
     Create,
@@ -211,3 +222,20 @@ def test_a_relayed_message_waits_for_what_its_stream_waits_for() -> None:
 
 def _first(own: list, kind: str) -> Issue:
     return next(op for op in own if isinstance(op, Issue) and op.kind == kind)
+
+
+def test_a_message_that_outlives_its_step_is_received_and_released_in_the_next() -> None:
+    first = [[Action("F", 0, 0), Action("F", 0, 1)], [Action("F", 1, 0), Action("B", 1, 0)]]
+    second = [[Action("B", 0, 0), Action("B", 0, 1)], [Action("F", 1, 1), Action("B", 1, 1)]]
+    programs = [Programs(rank, stages=2) for rank in range(2)]
+    steps = [[each.step(schedule) for each in programs] for schedule in (first, second)]
+    late = [op for op in steps[1][1] if isinstance(op, Post)]
+    assert [(op.message.microbatch, op.steps_ago) for op in late] == [(1, 1)]
+    for rank in range(2):
+        both = [*steps[0][rank], *steps[1][rank]]
+        sent = [op.message for op in both if isinstance(op, Send)]
+        assert sorted(op.message for op in both if isinstance(op, Release)) == sorted(sent)
+        assert not any(isinstance(op, Release) and op.message.microbatch == 1 for op in steps[0][rank])
+    shape = Shape(ranks=2, microbatches=2)
+    joined = [[*creations(shape, r), *host_program([*steps[0][r], *steps[1][r]])] for r in range(2)]
+    assert Nccl(joined).stuck() == {}

@@ -214,6 +214,23 @@ def test_ranks_that_wait_in_a_circle_are_found() -> None:
         simulate(plan, [UNIT] * 2)
 
 
+def test_a_schedule_of_two_steps_keeps_versions_apart() -> None:
+    """Microbatch 1 begins before an update and ends after it, with the old weights; microbatch 2 has the new ones."""
+    plan = [
+        [Action("F", 0, 0), Action("F", 0, 1), Action("B", 0, 0), Action("F", 0, 2, 1), Action("B", 0, 1)],
+        [Action("F", 1, 0), Action("B", 1, 0), Action("F", 1, 1), Action("B", 1, 1), Action("F", 1, 2, 1)],
+    ]
+    shape = Shape(ranks=2, microbatches=3)
+    for rank, own in enumerate(plan):
+        own.append(Action("B", rank, 2, 1))
+    assert check(plan, shape=shape, live=[2, 1]) == []
+    simulated = simulate(plan, [UNIT, UNIT])
+    assert str(simulated.ranks[0][-1].action) == "B0.2 v1"
+    assert simulated.peak_live == (2, 1)
+    plan[1][-1] = Action("B", 1, 2)
+    assert "rank 1 takes several versions of stage 1 for microbatch 2" in check(plan, shape=shape, live=[2, 1])
+
+
 def test_two_messages_unread_are_too_many_for_one_buffer() -> None:
     # Rank 1 takes the first message only after rank 0 has made two more: possible with room for three.
     send = [Action("F", 0, microbatch) for microbatch in range(3)]

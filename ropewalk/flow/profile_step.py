@@ -8,7 +8,6 @@ from typing import Any
 from ropewalk.base.errors import UserError
 from ropewalk.base.progress import Progress, Silent, counted
 from ropewalk.plan.recompute_planner import foreseen_again
-from ropewalk.plan.roofline import Ceilings
 from ropewalk.train.optim.table import OPTIMIZERS
 from ropewalk.train.settings import training_seed
 
@@ -49,8 +48,7 @@ def profile(
         measured,
         rows=plan.batch_size,
         precision=plan.precision,
-        ceilings=Ceilings(**measured["ceilings"]),
-        peak_flops=device["peak_flops"],
+        device=device,
         optimizer=OPTIMIZERS[settings.train.optimizer.kind].state_bytes,
         trained=planned.trained,
     )

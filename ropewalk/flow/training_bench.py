@@ -62,19 +62,16 @@ def bench_train(
         if importlib.util.find_spec(package) is None:
             raise MissingPackage(package, "bench", "train" if package == "torch" else "dev")
     share_cores()
+    shared = {
+        "precision": _precision(machine, device) if precision == "auto" else precision,
+        "device": device,
+        "steps": steps,
+        "compile": device == "cuda" and recompute != "attention" if compile is None else compile,
+        "optimizer": optimizer,
+    }
     jobs = [
-        _job(
-            size,
-            batch_size=batch_size,
-            microbatch_size=microbatch_size,
-            sequence_length=sequence_length,
-            precision=_precision(machine, device) if precision == "auto" else precision,
-            device=device,
-            steps=steps,
-            compile=device == "cuda" and recompute != "attention" if compile is None else compile,
-            optimizer=optimizer,
-            recompute=recompute or size_of(size).recompute,
-        )
+        _shape(size, batch_size=batch_size, microbatch_size=microbatch_size, sequence_length=sequence_length)
+        | {**shared, "recompute": recompute or size_of(size).recompute}
         for size in sizes or [("124M" if device == "cuda" else "tiny")]
     ]
     others = [name for peer in peers for name in PEERS[peer] if device == "cuda" or "compiled" not in name]
@@ -88,20 +85,20 @@ def step_figures(
     *,
     rows: int,
     precision: Precision,
-    ceilings: Ceilings,
-    peak_flops: float,
+    device: Mapping[str, Any],
     optimizer: StateBytes = two_moments,
     trained: tuple[str, ...] | None = None,
 ) -> dict[str, Any]:
-    """A measured step with derived figures: tokens/s, both MFUs, and each op class's distance from the roofline."""
+    """A measured step with derived figures: tokens/s, both MFUs, and each op class's distance from the roofline of
+    `device` (`device_summary`)."""
     speed = rows * spec.sequence_length / (measured["step_ms"] / 1e3)
     work = step_work(spec, rows=rows, precision=precision, optimizer=optimizer, trained=trained)
-    kinds = breakdown(measured["kinds"], work, ceilings)
+    kinds = breakdown(measured["kinds"], work, Ceilings(**device["ceilings"]))
     least_ms = sum(each.least_ms for each in kinds)
     return {
         "tokens_per_s": speed,
-        "mfu_full": speed * spec.flops_per_token("full", trained=trained) / peak_flops,
-        "mfu_causal": speed * spec.flops_per_token("causal", trained=trained) / peak_flops,
+        "mfu_full": speed * spec.flops_per_token("full", trained=trained) / device["peak_flops"],
+        "mfu_causal": speed * spec.flops_per_token("causal", trained=trained) / device["peak_flops"],
         **{key: measured[key] for key in ("step_ms", "spread", "profiled_ms", "memory_bytes", "loss", "steps")},
         "least_ms": least_ms,
         "distance": measured["step_ms"] / least_ms,
@@ -120,20 +117,10 @@ def device_summary(measured: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _job(
-    name: str,
-    *,
-    batch_size: int | None,
-    microbatch_size: int | None,
-    sequence_length: int | None,
-    precision: Precision,
-    device: str,
-    steps: int,
-    compile: bool,
-    optimizer: str,
-    recompute: Recomputed,
+def _shape(
+    name: str, *, batch_size: int | None, microbatch_size: int | None, sequence_length: int | None
 ) -> dict[str, Any]:
-    """The job for `ropewalk.train.measure.bench_worker`, without the contender."""
+    """Size and batch of a job (`Job` in train/measure/bench_worker.py)."""
     size = size_of(name)
     length = sequence_length or size.sequence_length
     rows = batch_size or size.batch_size
@@ -142,18 +129,7 @@ def _job(
     micro = microbatch_size or next(n for n in range(min(most, rows), 0, -1) if rows % n == 0)
     if rows % micro:
         raise UserError(f"--microbatch {micro} does not divide --batch {rows}; choose a divisor")
-    return {
-        "size": name,
-        "sequence_length": length,
-        "batch_size": rows,
-        "microbatch_size": micro,
-        "precision": precision,
-        "device": device,
-        "steps": steps,
-        "compile": compile,
-        "optimizer": optimizer,
-        "recompute": recompute,
-    }
+    return {"size": name, "sequence_length": length, "batch_size": rows, "microbatch_size": micro}
 
 
 def _compare(job: dict[str, Any], others: Sequence[str], machine: Machine, progress: Progress) -> dict[str, Any]:
@@ -182,8 +158,7 @@ def _compare(job: dict[str, Any], others: Sequence[str], machine: Machine, progr
             each,
             rows=job["batch_size"],
             precision=precision,
-            ceilings=Ceilings(**ours["ceilings"]),
-            peak_flops=device["peak_flops"],
+            device=device,
             optimizer=OPTIMIZERS[job["optimizer"] if name == "ropewalk" else "adamw"].state_bytes,
         )
         contenders.append({"contender": name, "error": None, **figures})

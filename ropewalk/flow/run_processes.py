@@ -8,7 +8,9 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from ropewalk.base.errors import DamagedCheckpoint, MissingPackage, UserError
 from ropewalk.base.files import read_json
@@ -18,6 +20,7 @@ from ropewalk.evaluate.results import RESULTS, read_results
 from ropewalk.launch.worker import command
 from ropewalk.launch.worker_group import WorkerGroup, run_workers
 from ropewalk.plan.plan import load_plan
+from ropewalk.train.hooks.hook import Hook
 from ropewalk.train.settings import VERDICT
 
 from .plan_recipe import needs_torch
@@ -25,6 +28,10 @@ from .recipe import Recipe
 from .run_stages import OpenRun, Result
 from .summary import trained_figures
 
+WORKERS_HOOKED = (
+    "`hooks=[...]` works in this process, and the plan trains in several; name the hooks in `train.hooks`, which every "
+    "worker process imports"
+)
 ONE_PROFILED = "--profile supports a single process; drop it, or run with --nproc 1"
 
 
@@ -34,17 +41,19 @@ def train_run(run: OpenRun) -> Result:
     if wanted > 1 and place.world == 1:
         if run.profile_steps:
             raise UserError(ONE_PROFILED)
+        if run.hooks:
+            raise UserError(WORKERS_HOOKED)
         if importlib.util.find_spec("torch") is None:
             raise MissingPackage("torch", "training", "train")
         run_workers(run.folder, worker_group_of(run.recipe, wanted), progress=run.progress)
         return trained_figures(run.folder)
     run.rendezvous.announce("train")
     loop = needs_torch("ropewalk.train.loop", "training")
-    settings = {"progress": run.progress, "rendezvous": run.rendezvous, "stays": place.world > 1}
+    settings: dict[str, Any] = {"progress": run.progress, "rendezvous": run.rendezvous, "stays": place.world > 1}
     if not run.profile_steps:
-        return dict(loop.train(run.folder, **settings))
+        return dict(loop.train(run.folder, hooks=run.hooks, **settings))
     profiler = needs_torch("ropewalk.train.hooks.profiler", "training").Profiler(run.profile_steps)
-    figures = loop.train(run.folder, hooks=[profiler], **settings)
+    figures = loop.train(run.folder, hooks=[*run.hooks, profiler], **settings)
     run.profile = profiler.table
     return dict(figures)
 
@@ -86,13 +95,13 @@ def _start_team(run: OpenRun, processes: int, option: str) -> None:
     run_workers(run.folder, group, progress=run.progress)
 
 
-def assist(folder: Path, rendezvous: Rendezvous) -> Result:
+def assist(folder: Path, rendezvous: Rendezvous, *, hooks: Sequence[Hook] = ()) -> Result:
     """The part of every rank but the first: it trains, verifies and evaluates when rank 0 does. Returns the verdict of
     a verification; other results are rank 0's alone."""
     verdict: Result = {}
     while (what := rendezvous.wait()) != "nothing":
         if what == "train":
-            needs_torch("ropewalk.train.loop", "training").train(folder, rendezvous=rendezvous, stays=True)
+            needs_torch("ropewalk.train.loop", "training").train(folder, hooks=hooks, rendezvous=rendezvous, stays=True)
         elif what == "verify":
             verdict = dict(needs_torch("ropewalk.train.verify", "verification").verify(folder))
         elif what == "evaluate":

@@ -18,6 +18,7 @@ from ropewalk.config.ranks import ranks
 from ropewalk.config.resolved import FILE as CONFIG
 from ropewalk.monitor.report.run_report import write_report
 from ropewalk.train.failures import meet
+from ropewalk.train.hooks.hook import Hook
 
 from .continue_run import continuation
 from .evaluate_run import evaluate_stage
@@ -48,6 +49,7 @@ def advance(
     progress: Progress | None = None,
     nproc: int | None = None,
     profile_steps: int = 0,
+    hooks: Sequence[Hook] = (),
     begin_training: bool = False,
     verify: bool = False,
 ) -> Result:
@@ -55,8 +57,8 @@ def advance(
 
     Killed at any instant, the same call continues. `new` sets an existing run aside first. `nproc` processes of this
     machine train; None: as many as `[parallel]` asks for. `profile_steps` steps are profiled, and the result has their
-    table. `begin_training` leaves the run as a worker started by hand expects it. `verify` then compares the plan with
-    a single device, and returns the verdict.
+    table. `hooks` observe training in this process. `begin_training` leaves the run as a worker started by hand expects
+    it. `verify` then compares the plan with a single device, and returns the verdict.
 
     Where a launcher (torchrun, srun, mpirun) started several processes, all must call: rank 0 does everything and the
     others train and evaluate with it.
@@ -70,7 +72,7 @@ def advance(
         if profile_steps and (nproc or 1) > 1:
             raise UserError(ONE_PROFILED)
         if place.rank > 0:
-            return assist(folder, rendezvous)
+            return assist(folder, rendezvous, hooks=hooks)
         for remark in [] if meant.prepared else check_contents(resolved):
             say.say(str(remark))
         processes = place.world if place.world > 1 else nproc
@@ -101,6 +103,7 @@ def advance(
                 prepared=meant.prepared,
                 recipe_words=recipe_words(resolved),
                 expected_plan=planned if found.resolved.value == meant.resolved.value else None,
+                hooks=hooks,
                 profile_steps=profile_steps,
             )
             try:

@@ -7,7 +7,7 @@ import functools
 import json
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -21,6 +21,7 @@ from ropewalk.base.rendezvous import Rendezvous
 from ropewalk.base.seal import write_sealed
 from ropewalk.config.stages import FORMAT, read_stage
 from ropewalk.plan.plan import Planned
+from ropewalk.train.hooks.hook import Hook
 
 from .recipe import Recipe
 
@@ -123,6 +124,8 @@ class OpenRun:
     """The recipe as words of a shell, for warnings that print a command."""
     expected_plan: Planned | None = None
     """The plan for the expected vocabulary, made before anything is prepared."""
+    hooks: Sequence[Hook] = ()
+    """Given in Python, beside those of `train.hooks`."""
     profile_steps: int = 0
     profile: Result | None = None
     """The table of the profiled steps, once they ran."""

@@ -17,6 +17,7 @@ from ropewalk.launch.worker import start_detached
 from ropewalk.launch.worker_group import start_group_detached
 from ropewalk.plan.machine import this_machine
 from ropewalk.plan.speed import Speed
+from ropewalk.train.hooks.hook import Hook
 
 from .evaluate_run import measure_run
 from .expected_time import expected_time
@@ -111,6 +112,7 @@ def train(
     progress: Progress | None = None,
     profile: int = 0,
     nproc: int | None = None,
+    hooks: Sequence[Hook] = (),
 ) -> Result:
     """Up to the trained model; steps, tokens and last losses.
 
@@ -119,10 +121,12 @@ def train(
 
     `profile` is a number of steps to profile: the result then has their table as `profile`, and the run a folder
     `profile/` with the trace. The weights are the same.
+
+    `hooks` observe training in this process, or intervene (`ropewalk/train/hooks/hook.py`); worker processes import
+    those that the recipe names in `train.hooks`.
     """
-    return advance(
-        recipe, overrides, runs=runs, until="train", new=new, progress=progress, nproc=nproc, profile_steps=profile
-    )
+    settings: dict[str, Any] = {"new": new, "progress": progress, "nproc": nproc}
+    return advance(recipe, overrides, runs=runs, until="train", profile_steps=profile, hooks=hooks, **settings)
 
 
 def verify(

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from ropewalk.config.schema import CONTINUES, EXTENDS, Range, SettingsOf
 from ropewalk.model.config import Lora
 
+from .hooks.hook import HOOKS, problem_of
 from .lr_schedule import SCHEDULES, MilestoneUnit
 from .optim.table import OPTIMIZERS
 
@@ -280,6 +281,9 @@ class Train:
     also weights and the residual stream in bfloat16, with float32 master weights. `fp8`: as `bf16-pure`, with matmuls
     of blocks in 8 bits where that is faster, for GPUs from Hopper on. `fp16`: matmuls in float16 with dynamic loss
     scaling, for GPUs without bfloat16; slow on a CPU. `auto`: bf16 where the hardware supports it."""
+    hooks: Annotated[tuple[str, ...], HOOKS, CONTINUES] = ()
+    """Your own hooks, `hooks = ["watch:Losses"]` for a class `Losses` in `watch.py` beside the recipe
+    (docs/guides/python.md)."""
     log_every_steps: Annotated[int, Range(least=1), CONTINUES] = 10
     """Steps between logged metrics."""
     layer_stats_every_steps: Annotated[int, Range(least=0), CONTINUES] = 0
@@ -301,6 +305,9 @@ class Train:
         return sum(phase.steps for phase in self.phases) or self.steps or 400
 
     def check(self) -> Iterator[tuple[str, str]]:
+        for name in self.hooks:
+            if problem := problem_of(name):
+                yield "hooks", problem
         if self.phases and self.steps is not None:
             yield "steps", "each of the `phases` has its own steps; remove it"
         if not self.phases:

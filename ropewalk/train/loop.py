@@ -20,7 +20,7 @@ from ropewalk.parallel.compat import version_warning
 from ropewalk.parallel.mesh import leave
 
 from .hooks.anomaly import RollBack
-from .hooks.hook import Hook
+from .hooks.hook import Hook, named_hooks
 from .hooks.order import ordered_hooks
 from .settings import read_settings
 from .training_run import TrainingRun
@@ -46,7 +46,7 @@ def train(
         with contextlib.ExitStack() as stack:
             stack.callback(run.close)
             stack.enter_context(run.interrupt)
-            run.use(ordered_hooks(run, hooks))
+            run.use(ordered_hooks(run, [*named_hooks(run.settings.train.hooks), *hooks]))
             for hook in reversed(run.hooks):
                 stack.callback(hook.close)
             if rendezvous:

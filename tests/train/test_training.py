@@ -127,7 +127,7 @@ def test_memory_for_saves_is_made_after_the_first_step(tmp_path: Path, monkeypat
     def taken(self: Stager, parts: Any, **options: Any) -> Any:
         seen.append("take")
         snapshot = take(self, parts, **options)
-        sizes.add(sum(room.bytes for slot in self._slots for room in slot.rooms.values()))
+        sizes.add(sum(buffer.bytes for slot in self._slots for buffer in slot.buffers.values()))
         return snapshot
 
     class Steps(Hook):

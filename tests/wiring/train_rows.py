@@ -70,6 +70,7 @@ ROWS = [
     Row("train.mixture.0.end_weight", "9", "batches", NOTES),
     Row("train.mixture.1.max_epochs", "0.1", "batches", SMALL),
     Row("train.frozen", '["embedding"]', "moments names"),
+    Row("train.hooks", '["tests.extend.watch:Watch"]', "losses", ("train.clip_norm=0.1",)),
     Row("train.lora.rank", "2", "moments names", ("train.lora={}",)),
     Row("train.lora.alpha", "64", "losses", ("train.lora={}",)),
     Row("train.lora.targets", "attention", "moments names", ("train.lora={}",)),

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+import inspect
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
+
+from ropewalk.config.registry import Kind, Registry
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -17,6 +20,8 @@ if TYPE_CHECKING:
     from ..training_run import TrainingRun
     from .anomaly import Anomaly
 
+HOOKS: Registry[Kind] = Registry("hook", {})
+"""Hooks that `train.hooks` may name: a user's own."""
 Activity = Literal["data", "step", "log", "probe", "validate", "save", "copy", "restore", "leave"]
 
 
@@ -98,3 +103,20 @@ class Hook:
 
     def close(self) -> None:
         """Training has ended, normally or by an error; the last call of a hook."""
+
+
+def problem_of(name: str) -> str:
+    """What is wrong with a name in `train.hooks`, and what to do about it; empty if nothing is."""
+    target = HOOKS[name].load()
+    if not (isinstance(target, type) and issubclass(target, Hook)):
+        return f'"{name}" is no hook; derive the class from `ropewalk.train.hooks.hook.Hook`'
+    try:
+        inspect.signature(target).bind()
+    except TypeError as error:
+        return f'"{name}" cannot be made: {error}; give every argument of its constructor a default'
+    return ""
+
+
+def named_hooks(names: Iterable[str]) -> list[Hook]:
+    """The hooks of `train.hooks`."""
+    return [HOOKS[name].load()() for name in names]

@@ -18,7 +18,7 @@ from ropewalk.checkpoint.format import TOKENIZER
 from ropewalk.checkpoint.read.load import load_weights
 from ropewalk.checkpoint.read.model_check import advise_on_damage
 from ropewalk.config.ranks import Ranks, ranks
-from ropewalk.model.decoder import Decoder
+from ropewalk.model.protocol import ModelStage, build_stage
 from ropewalk.parallel.apply import apply
 from ropewalk.parallel.executor import Executor
 from ropewalk.parallel.mesh import pick_device
@@ -118,23 +118,23 @@ def spelled(tokens: Iterable[int], tokenizer: Tokenizer) -> Iterator[str]:
             shown = text
 
 
-def load_model(path: Path, *, device: torch.device, texts: Sequence[str] = ()) -> tuple[Decoder, int, Tokenizer]:
+def load_model(path: Path, *, device: torch.device, texts: Sequence[str] = ()) -> tuple[ModelStage, int, Tokenizer]:
     """(the model of the checkpoint on `device`, its step, its tokenizer). The tokenizer may be anybody's: it is tried
     out on `texts` before it is used."""
     with advise_on_damage(path):
         state = load_weights(path)
     with torch.device("meta"):
-        model = Decoder(state.spec)
+        model = build_stage(state.spec)
     model.load_state_dict(dict(state.model), assign=True)
     tokenizer = load_foreign(state.tokenizer, path=path / TOKENIZER, vocabulary=state.spec.vocabulary, texts=texts)
     return model.to(device), state.step, tokenizer
 
 
-def _open(path: Path, *, texts: Sequence[str]) -> tuple[Decoder | Executor, Tokenizer]:
+def _open(path: Path, *, texts: Sequence[str]) -> tuple[ModelStage | Executor, Tokenizer]:
     """The model, on one device or under a plan, and its tokenizer, tried out on `texts`."""
     if ranks().world > 1:
         executor, file = load_generator(path)
-        vocabulary = executor.model.spec.vocabulary
+        vocabulary = executor.spec.vocabulary
         return executor, load_foreign(file, path=path / TOKENIZER, vocabulary=vocabulary, texts=texts)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model, _, tokenizer = load_model(path, device=device, texts=texts)

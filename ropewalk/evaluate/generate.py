@@ -21,7 +21,7 @@ from torch import Tensor
 
 from ropewalk.base.errors import UserError
 from ropewalk.base.seeds import seed_for
-from ropewalk.model.decoder import Decoder
+from ropewalk.model.protocol import ModelStage
 from ropewalk.parallel.decoding import ModelDecoding
 from ropewalk.parallel.executor import Decoding, Executor
 
@@ -30,7 +30,7 @@ ROWS = 64
 
 
 def generate(
-    model: Decoder | Executor,
+    model: ModelStage | Executor,
     prompts: list[list[int]],
     *,
     new_tokens: int,
@@ -63,7 +63,7 @@ def generate(
 
 
 def stream(
-    model: Decoder | Executor,
+    model: ModelStage | Executor,
     prompt: list[int],
     *,
     new_tokens: int,
@@ -122,7 +122,7 @@ def _chances(seed: int, index: int, count: int) -> Tensor:
 
 @torch.no_grad()
 def _continue(
-    model: Decoder | Executor,
+    model: ModelStage | Executor,
     prompts: list[list[int]],
     chances_BT: Tensor,
     *,
@@ -150,8 +150,8 @@ def _continue(
             yield token_B.tolist()
 
 
-def _decoding(model: Decoder | Executor, length: int) -> contextlib.AbstractContextManager[Decoding]:
+def _decoding(model: ModelStage | Executor, length: int) -> contextlib.AbstractContextManager[Decoding]:
     """Forward passes of `model` over texts of at most `length` tokens, of which it sees a row."""
-    if isinstance(model, Decoder):
+    if isinstance(model, ModelStage):
         return contextlib.nullcontext(ModelDecoding(model, room=min(model.spec.sequence_length, length)))
-    return model.decoding(room=min(model.model.spec.sequence_length, length))
+    return model.decoding(room=min(model.spec.sequence_length, length))

@@ -21,7 +21,7 @@ from ropewalk.checkpoint.run_state import head_of
 from ropewalk.config.ranks import Ranks, ranks
 from ropewalk.config.resolved import load_section, load_value
 from ropewalk.config.stages import read_stage
-from ropewalk.model.decoder import Decoder
+from ropewalk.model.protocol import ModelStage, build_stage
 from ropewalk.parallel.apply import apply
 from ropewalk.parallel.executor import Executor
 from ropewalk.parallel.mesh import Mesh, join, pick_device
@@ -45,18 +45,18 @@ class PlannedModel:
     def __init__(
         self,
         plan: Plan,
-        load: Callable[[Plan], Executor | Decoder],
+        load: Callable[[Plan], Executor | ModelStage],
         *,
         length: int,
         held_out: HeldOut,
     ) -> None:
         """`load` gives the model under a plan of any precision. One of them at a time is in memory."""
         self._plan, self._load, self._length, self._held_out = plan, load, length, held_out
-        self._loaded: tuple[Plan, Executor | Decoder] | None = None
+        self._loaded: tuple[Plan, Executor | ModelStage] | None = None
 
     def rolling(self, documents: Sequence[np.ndarray]) -> list[Likelihood]:
         executor = self._under(self._plan)
-        assert not isinstance(executor, Decoder), "an executor scores"
+        assert not isinstance(executor, ModelStage), "an executor scores"
         return score_documents(
             executor,
             documents,
@@ -78,7 +78,7 @@ class PlannedModel:
             vocabulary=self._held_out.detokenizer.vocabulary,
         )
 
-    def _under(self, plan: Plan) -> Executor | Decoder:
+    def _under(self, plan: Plan) -> Executor | ModelStage:
         if self._loaded is None or self._loaded[0] != plan:
             self._loaded = None
             gc.collect()
@@ -134,9 +134,9 @@ def load_executor(path: Path, plan: Plan, mesh: Mesh, *, device: torch.device) -
     with advise_on_damage(path):
         reader = CheckpointReader(path)
         check_weights(reader.manifest, path)
-        stored = reader.manifest.tensors["model"]["embedding.weight"].dtype
+        stored = next(iter(reader.manifest.tensors["model"].values())).dtype
         with torch.device("meta"):
-            model = Decoder(head_of(reader.manifest).spec).to(getattr(torch, stored))
+            model = build_stage(head_of(reader.manifest).spec).to(getattr(torch, stored))
         executor = apply(plan, model, mesh, None, device=device, trained=(), init_seed=None)
         weights = LazyTensors(reader, "model", executor.wants())
         executor.load_state(weights, {})

@@ -132,7 +132,7 @@ def held(rank: int, run: Path, world: int) -> dict[str, int]:
 
     def gather_counted(unit: Unit) -> None:
         gather(unit)
-        blocks = [each for key, each in executors[-1]._data._units.items() if key]
+        blocks = [each for key, each in executors[-1]._data.each[0]._units.items() if key]
         there = sum(each._gathering is not None or storage_bytes(each) > 0 for each in blocks)
         found["groups"] = max(found["groups"], there)
 

@@ -153,7 +153,7 @@ def _remembered(place: str, path: str, begun: _Begun) -> Base:
     """The base as the run recorded it."""
     values, origins = dict(flatten(begun.resolved.value)), begun.resolved.origins
     supplied = {key for key, origin in origins.items() if origin.startswith(_FROM)}
-    model = {name: values[f"model.{name}"] for name in Model.__dataclass_fields__}
+    model = {name: values.get(f"model.{name}") for name in Model.__dataclass_fields__}
     tokenizer = values["prepare.tokenizer.file"]
     if tokenizer and not Path(tokenizer).exists() and begun.newest:
         tokenizer = str(begun.newest / TOKENIZER)

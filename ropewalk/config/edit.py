@@ -35,7 +35,7 @@ def with_values(text: str, values: Mapping[str, Any], *, name: str) -> str:
         done = False
     if not done:
         lines = "\n".join(f"  {key} = {literal(value)}" for key, value in values.items())
-        raise UserError(f"{name}: written in a way that is not changed safely from here; set these yourself:\n{lines}")
+        raise UserError(f"{name}: its layout cannot be edited safely; set these by hand:\n{lines}")
     return changed
 
 

@@ -1,4 +1,4 @@
-"""What Horovod's environment variables say, for scripts that import `ropewalk.parallel.horovod` in its place."""
+"""Horovod's environment variables, for scripts that import `ropewalk.parallel.horovod` in its place."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class HorovodSettings:
     autotune: bool = False
     """Finds `fusion_bytes` by measuring."""
     stall_s: float = 60.0
-    """Seconds after which a collective that some ranks have not asked for is told."""
+    """Seconds after which a collective that some ranks have not joined is reported."""
 
 
 def horovod_settings(environment: Mapping[str, str] = os.environ) -> HorovodSettings:

@@ -1,4 +1,4 @@
-"""A layer of values between the defaults and the recipe: what something else supplies where the recipe says nothing."""
+"""A layer of values between the defaults and the recipe, such as the settings of a base run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ropewalk.base.errors import Problem
 from .positions import Path
 
 Where = Callable[[str], str]
-"""Dotted key -> the place in the recipe that gave it, or the table around it."""
+"""Dotted key -> where the recipe sets it, or the nearest table around it."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -19,26 +19,26 @@ class Layer:
     """Values by dotted key."""
 
     values: dict[str, Any] = field(default_factory=dict)
-    """What holds where the recipe gives nothing."""
+    """Values for keys that the recipe does not set."""
     origins: dict[str, str] = field(default_factory=dict)
-    """Where each of them comes from."""
+    """The origin of each value."""
     exact: dict[str, Any] = field(default_factory=dict)
-    """What stands for a value that the recipe gives: the same, said more precisely."""
+    """Replacements for values of the recipe: the same setting, spelled out."""
     problems: list[Problem] = field(default_factory=list)
-    """What the recipe gives and cannot be."""
+    """Values of the recipe that the layer rules out."""
 
     def add(self, key: str, value: Any, origin: str) -> None:
-        """Supplies a value, unless there is one already."""
+        """Adds a value, unless the key has one."""
         if key not in self.values:
             self.values[key], self.origins[key] = value, origin
 
 
 Beneath = Callable[[Mapping[str, Any], Where], Layer]
-"""What the recipe gives, as TOML has it -> the layer beneath it."""
+"""The recipe's values, as TOML -> the layer beneath it."""
 
 
 def lay(beneath: Beneath, tree: dict[str, Any], origins: MutableMapping[Path, str], name: str) -> Sequence[Problem]:
-    """Puts the layer under `tree`, the values that the recipe `name` gives; what the layer finds wrong with them."""
+    """Puts the layer under `tree`, the values of the recipe `name`; returns the problems that the layer finds."""
     layer = beneath(tree, lambda key: nearest(origins, path_of(key), name))
     for key, value in layer.exact.items():
         *parts, last = path_of(key)

@@ -35,7 +35,7 @@ class Ranks:
     world: int = 1
     local_rank: int = 0
     rendezvous: str = "env://"
-    """Where the processes find each other, as torch.distributed says it; "mpi://": through MPI."""
+    """The rendezvous URL, as torch.distributed spells it; "mpi://": through MPI."""
     launcher: Launcher = ""
     """Who started it; "": nobody but the user."""
     local_world: int = 1

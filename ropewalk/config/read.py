@@ -1,7 +1,7 @@
-"""TOML text and `section.key=value` overrides -> a checked dataclass that remembers where values came from.
+"""TOML text and `section.key=value` overrides -> a checked dataclass with the origin of each value.
 
-All problems are found before any is reported: unknown keys, types, ranges, missing keys, and whatever the
-dataclasses' own `check` methods say about relations between settings.
+All problems are reported at once: unknown keys, types, ranges, missing keys, and contradictions between settings found
+by the dataclasses' `check` methods.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ COMMAND_LINE = "command line"
 
 @runtime_checkable
 class Checked(Protocol):
-    """A config dataclass that knows relations between its own settings."""
+    """A config dataclass that checks relations between its settings."""
 
     def check(self) -> Iterable[tuple[str, str]]:
-        """Yields (key below this table, what is wrong and what to do) for every contradiction."""
+        """Yields (key below this table, problem and remedy) for every contradiction."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class Resolved(Generic[T]):
     """Modules of the user's that lie beside the recipe, by name."""
 
     def origin(self, key: str) -> str:
-        """Where the value of the dotted `key` came from."""
+        """The origin of the value of the dotted `key`."""
         return self.origins.get(key, DEFAULT)
 
 
@@ -63,7 +63,7 @@ def read(
 ) -> Resolved[T]:
     """The config in `path` (or the defaults) changed by `overrides`; ConfigError carries every problem.
 
-    Values of the layer `beneath` take the place of defaults.
+    Values of the layer `beneath` replace defaults.
     """
     if path is None:
         return parse(cls, "", "", overrides, beneath=beneath)
@@ -71,7 +71,7 @@ def read(
 
 
 def read_text(path: Path) -> str:
-    """The text of a recipe; ConfigError says why there is none."""
+    """The text of a recipe; ConfigError when it cannot be read."""
     try:
         return read_regular(path).decode("utf-8-sig")  # editors on Windows put a mark before the first line
     except DamagedFile:
@@ -108,7 +108,7 @@ def parse(
 
 
 def laid_over(resolved: Resolved[T], beneath: Beneath, *, name: str = "recipe") -> Resolved[T]:
-    """`resolved` with a layer beneath: what has no origin and equals its default gives way to the layer's value."""
+    """`resolved` with a layer beneath, whose values replace those without an origin that equal their default."""
     origins = {path_of(key): where for key, where in resolved.origins.items()}
     tree = _given(resolved.value, resolved.origins, "")
     return _parsed(type(resolved.value), tree, origins, name, [], beneath, folders_of(resolved.plugins))
@@ -138,7 +138,7 @@ def _parsed(
 
 
 def parse_toml(text: str, name: str) -> dict[str, Any]:
-    """The plain values of a TOML text; ConfigError with the line where it is none."""
+    """The plain values of a TOML text; ConfigError with the line that is not valid."""
     try:
         return tomllib.loads(text)
     except ValueError as error:  # a number of 5,000 digits is no TOMLDecodeError
@@ -154,7 +154,7 @@ def parse_toml(text: str, name: str) -> dict[str, Any]:
 
 
 def _given(value: Any, origins: Mapping[str, str], prefix: str) -> dict[str, Any]:
-    """The values of a config that somebody gave, as TOML has them."""
+    """The values of a config that were set, as TOML."""
     tree: dict[str, Any] = {}
     for field, child in values_of(value):
         key, item = f"{prefix}{field.name}", item_of(field.kind)
@@ -203,12 +203,12 @@ def parse_tree(cls: type[T], tree: Mapping[str, Any], name: str, *, folders: Seq
 
 
 class _UnsoundError(Exception):
-    """A check wanted a value that is wrong in the recipe."""
+    """A check used a value that is wrong in the recipe."""
 
 
 class _Unsound:
-    """Stands for a value that is wrong or missing: whatever is done with it raises, so that a check can neither
-    mistake it for a value nor be kept from what it says of the others."""
+    """Placeholder for a value that is wrong or missing. Every use raises, so that a check cannot mistake it for a value
+    and still reports what it finds before."""
 
     def _refuse(self, *_: object) -> Any:
         raise _UnsoundError
@@ -224,11 +224,11 @@ _UNSOUND: Any = _Unsound()
 
 
 _COMMON_CHOICES = ("auto", "none", "off", "on")
-"""Choices of many settings, which do not tell which of them is meant."""
+"""Choices that many settings share, so that they do not identify one."""
 
 
 class _Reader:
-    """Walks dataclass and tree together, collecting problems and the origins of the leaves it used."""
+    """Walks dataclass and tree together; collects problems and the origins of the leaves it used."""
 
     def __init__(
         self,
@@ -251,7 +251,7 @@ class _Reader:
         return Resolved(value, {".".join(map(str, path)): where for path, where in self._used.items()}, self._plugins)
 
     def section(self, cls: type[T], tree: Any, path: KeyPath, base: T | None = None) -> T:
-        """The table `tree` as a `cls`, `_UNSOUND` where it is wrong; keys not written come from `base`, else `cls`."""
+        """The table `tree` as a `cls`, `_UNSOUND` where it is wrong; defaults come from `base`, else from `cls`."""
         if not isinstance(tree, dict):
             what = f"`{_dotted(path)}` must be a table, not {_show(tree)}"
             return self._unsound(path, what, _table_remedy(cls, tree, path))  # type: ignore[no-any-return]
@@ -322,7 +322,7 @@ class _Reader:
         return value
 
     def _check(self, value: Checked, path: KeyPath) -> None:
-        """Reports the contradictions that can be told from the values that are sound."""
+        """Reports contradictions among the valid values."""
         with contextlib.suppress(_UnsoundError):
             for key, what in value.check():
                 full = (*path, *path_of(key))
@@ -362,7 +362,7 @@ class _Reader:
             self._used[path] = where
 
     def _unsound(self, path: KeyPath, what: str, remedy: str) -> Any:
-        """Reports what is wrong and gives what stands for the value."""
+        """Reports a problem and returns the placeholder for the value."""
         self._report(path, what, remedy)
         return _UNSOUND
 
@@ -370,7 +370,7 @@ class _Reader:
         self._problems.append(Problem(self._where(path), what, remedy))
 
     def _unknown(self, path: KeyPath, value: Any, fields: Mapping[str, Field]) -> None:
-        """Reports a key that is no setting here: what is meant, where that can be told, for each value of a table."""
+        """Reports an unknown key, with the setting that is probably meant, for each value of a table."""
         near = fields.get(_near(str(path[-1]), fields))
         section = section_of(near.kind) if near else None
         inside = {field.name for field in fields_of(section)} if section else set()
@@ -390,7 +390,7 @@ class _Reader:
         return meant_by(self._root, path, on_command_line=self._where(path).startswith(COMMAND_LINE))
 
     def _renaming(self, old: KeyPath, new: KeyPath) -> str:
-        """What to do about a key that has a new name."""
+        """The remedy for a renamed key."""
         name = new[-1] if new[:-1] == old[:-1] else _dotted(new)
         if self._where(old).startswith(COMMAND_LINE):
             return f"it is now `{_dotted(new)}`"
@@ -402,7 +402,7 @@ class _Reader:
 
 
 def _accept(kind: Any, value: Any) -> tuple[bool, Any]:
-    """Whether a TOML value is a `kind`, and what to store. Integers serve as numbers, all else is strict."""
+    """Whether a TOML value is a `kind`, and what to store. Integers are accepted as numbers; all else is strict."""
     if isinstance(value, int) and value.bit_length() > 63:
         return False, value
     if get_origin(kind) is Literal:
@@ -413,13 +413,13 @@ def _accept(kind: Any, value: Any) -> tuple[bool, Any]:
 
 
 def _table_remedy(cls: type, value: Any, path: KeyPath) -> str:
-    """What to write where a table was given a value: the setting in it that takes one of this name, as its kind."""
+    """The remedy for a value in place of a table: the setting in the table that has this value among its choices."""
     name = _taking({field.name: field for field in fields_of(cls)}, value)
     return f"that is `{_dotted((*path, name))}`" if name else f"write {_header(path)}"
 
 
 def _taking(fields: Mapping[str, Field], value: Any) -> str:
-    """The one setting of a table that has the word `value` among its choices; empty where none or several have."""
+    """The only setting of a table with `value` among its choices; empty when none or several have it."""
     if not isinstance(value, str) or value in _COMMON_CHOICES:
         return ""
     found = [
@@ -461,7 +461,7 @@ def _near(key: str, fields: Mapping[str, Field]) -> str:
 
 
 def _override(cls: type, tree: dict[str, Any], text: str, origins: dict[KeyPath, str], problems: list[Problem]) -> None:
-    """Puts one `a.b=c` into `tree`. A bare word is text where the field is text, otherwise TOML decides."""
+    """Sets one `a.b=c` in `tree`. A bare word is text where the field is text; otherwise it is read as TOML."""
     key, equals, raw = text.partition("=")
     path = path_of(key.strip())
     if not equals or "" in path:
@@ -481,7 +481,7 @@ def _override(cls: type, tree: dict[str, Any], text: str, origins: dict[KeyPath,
         elif isinstance(node, list) and isinstance(part, int) and part < len(node):
             node = node[part]
         else:
-            problems.append(Problem(COMMAND_LINE, f"`{key}` leads nowhere", f"`{part}` is not in the recipe"))
+            problems.append(Problem(COMMAND_LINE, f"no such key `{key}`", f"`{part}` is not in the recipe"))
             return
     value = _override_value(cls, path, raw.strip())
     if isinstance(node, dict) and isinstance(path[-1], str):
@@ -550,13 +550,13 @@ def _short(text: str) -> str:
 
 
 def _header(path: KeyPath) -> str:
-    """How a table at `path` begins in TOML; an index at the end means one of a list."""
+    """The TOML header of the table at `path`; an index at the end means an item of a list."""
     names = ".".join(part for part in path if isinstance(part, str))
     return f"[[{names}]]" if isinstance(path[-1], int) else f"[{names}]"
 
 
 def _is_not_utf8(text: str) -> bool:
-    """Whether a command line held bytes that are not UTF-8; Python hands them over as lone surrogates."""
+    """Whether an argument holds bytes that are not UTF-8, which Python represents as lone surrogates."""
     return any("\ud800" <= letter <= "\udfff" for letter in text)
 
 

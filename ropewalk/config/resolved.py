@@ -1,4 +1,4 @@
-"""The resolved config of a run, `config.toml`: every value with its origin. The seam before the worker."""
+"""The resolved config of a run, `config.toml`: every value with its origin, and the input of workers."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def load_resolved(run: Path, cls: type[T], overrides: Sequence[str] = ()) -> Res
 
 
 def load_section(run: Path, key: str, cls: type[T]) -> T:
-    """One table of the saved config as its dataclass; its defaults when the run did not know the table."""
+    """One table of the saved config as its dataclass; defaults when the config lacks the table."""
     tree = _tree(run)
     plugins = _plugins(tree.get("plugins", {}))
     for name, plugin in plugins.items():  # other tables, and the plan, may name them too
@@ -58,7 +58,7 @@ def load_value(run: Path, key: str) -> Any:
     """One top-level value of the saved config."""
     tree = _tree(run)
     if key not in tree:
-        raise DataError(f"{run / FILE}: it holds no `{key}`; run `ropewalk run` again to write it anew")
+        raise DataError(f"{run / FILE}: `{key}` is missing; `ropewalk run` writes the file again")
     return tree[key]
 
 
@@ -79,8 +79,8 @@ def _tree(run: Path) -> dict[str, Any]:
     except FileNotFoundError:
         raise DataError(f"{path}: no such file; {run} is not a run directory") from None
     remedy = (
-        "settings are changed in the recipe, not here. If recipe and overrides are still those that this run began "
-        "with, move this file away and run the same command again, which writes it anew"
+        "change settings in the recipe, not here. If recipe and overrides are still those that this run began with, "
+        "move this file away and run the same command again, which writes it again"
     )
     text = parse_sealed_toml(data, path=path, what=_WHAT, remedy=remedy, sealed_since=SEALED_SINCE)
     try:

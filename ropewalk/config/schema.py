@@ -1,4 +1,4 @@
-"""What a frozen dataclass says of itself: types, ranges, defaults, documentation, what may change in a run.
+"""The schema of a config dataclass: types, ranges, defaults, documentation, what may change during a run.
 
     @dataclass(frozen=True, kw_only=True, slots=True)
     class Schedule:
@@ -24,7 +24,7 @@ from .registry import Registry
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """The values a number may take; for a list, each of its items."""
+    """The range of a number; for a list, of each item."""
 
     least: float | None = None
     above: float | None = None
@@ -46,11 +46,11 @@ class Range:
 
 
 class Continues:
-    """Marks a field that may change when a run continues (as an event); any other change is a new run."""
+    """Marks a field that may change when a run continues (recorded as an event); any other change needs a new run."""
 
 
 class Extends:
-    """Marks a field that may grow when a run continues; `flow/continue_run.py` says when."""
+    """Marks a field that may grow when a run continues; the conditions are in `flow/continue_run.py`."""
 
 
 CONTINUES = Continues()
@@ -59,14 +59,14 @@ EXTENDS = Extends()
 
 @dataclass(frozen=True, slots=True)
 class SettingsOf:
-    """Marks a field with the settings of a user's own kind: the dataclass of what the field `kind` beside it names,
-    None for a kind of ours."""
+    """Marks a field that holds the settings of a user's own kind, which the field `kind` beside it names; None for a
+    built-in kind."""
 
     kind: str
 
 
 class PluginName(str):
-    """The type of a name of the user's: "module:attr", or an entry point of an installed package."""
+    """The type of a user's name: "module:attr", or an entry point of an installed package."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,7 @@ class Field:
 
 
 def fields_of(cls: type) -> tuple[Field, ...]:
-    """The fields of `cls` in order, but for those of a user's own kinds (`plugin_fields`)."""
+    """The fields of `cls` in order, without the settings of users' own kinds (`plugin_fields`)."""
     key: Any = cls  # mypy does not see that classes can be hashed
     return tuple(field for field in _fields_of(key) if not field.settings_of)
 
@@ -149,7 +149,7 @@ def options_of(kind: Any) -> tuple[Any, ...]:
 
 
 def describe(kind: Any) -> str:
-    """The type in the words of a recipe's author."""
+    """The type as shown to the author of a recipe."""
     names = {int: "integer", float: "number", str: "text", bool: "true or false", PluginName: '"module:attr"'}
     words = []
     for choice in options_of(kind):
@@ -206,7 +206,7 @@ class _None:
 
 
 def _with_names(kind: Any, registry: Registry[Any]) -> Any:
-    """`kind` with the names of a table, and any of the user's, in the place of text."""
+    """`kind` with text replaced by the names of a table and users' names."""
     if get_origin(kind) in (Union, types.UnionType):
         return Union[tuple(_with_names(arg, registry) for arg in get_args(kind))]  # noqa: UP007
     if get_origin(kind) is tuple:
@@ -223,7 +223,7 @@ def _unwrap(hint: Any) -> tuple[Any, tuple[Any, ...]]:
 
 
 def _marks(hint: Any) -> tuple[Any, ...]:
-    """Everything that `Annotated` says about a field, also inside `X | None` and `tuple[X, ...]`."""
+    """The `Annotated` marks of a field, also inside `X | None` and `tuple[X, ...]`."""
     if get_origin(hint) is Annotated:
         kind, *marks = get_args(hint)
         return (*marks, *_marks(kind))

@@ -11,7 +11,7 @@ FORMAT = 2
 SEALED_SINCE = 2
 _KEYS = {"stage", "input", "seconds", "result"}
 _WHAT = "record of a stage"
-_REMEDY = "`ropewalk run` with the recipe makes it anew and keeps what the stage has made"
+_REMEDY = "`ropewalk run` with the recipe writes it again and keeps the results of the stage"
 
 
 def read_stage(run: Path, stage: str) -> dict[str, Any]:

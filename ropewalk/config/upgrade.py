@@ -1,7 +1,7 @@
-"""A recipe's text with the names that settings have now: only names change, comments and layout stay.
+"""Upgrades the text of a recipe to the current names of settings; comments and layout stay.
 
-Names are replaced statement by statement. The result is parsed and compared with the upgraded values, so that a text
-written in a way that this cannot change is refused and never damaged.
+Names are replaced statement by statement. The result is parsed and compared with the upgraded values: a text that
+cannot be rewritten safely is refused, never damaged.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def upgraded_text(text: str, *, name: str) -> tuple[str, list[Change]]:
         done = False
     if not done:
         listed = "\n".join(f"  {name}:{change}" for change in changes)
-        raise UserError(f"{name}: written in a way that is not changed safely from here; rename by hand:\n{listed}")
+        raise UserError(f"{name}: its layout cannot be edited safely; rename by hand:\n{listed}")
     return result.replace("\n", end), changes
 
 

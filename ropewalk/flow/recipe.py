@@ -70,36 +70,36 @@ class Recipe:
         if self.evaluate.prompt_tokens >= self.load.sequence_length:
             yield (
                 "evaluate.prompt_tokens",
-                f"{self.evaluate.prompt_tokens} tokens leave no room in rows of {self.load.sequence_length}; "
+                f"{self.evaluate.prompt_tokens} tokens leave no room in sequences of {self.load.sequence_length}; "
                 "lower it or raise `load.sequence_length`",
             )
 
     def _importance_problems(self) -> Iterator[tuple[str, str]]:
-        """What says otherwise than draws by importance do which sequences come, or how many."""
+        """Settings that contradict `load.importance`, which decides which sequences are drawn and how often."""
         if self.load.importance is None:
             return
-        alike = "`load.importance` draws all sequences of the corpus alike at first and then by their loss"
+        alike = "`load.importance` draws all sequences with equal probability at first, then by their loss"
         tables: dict[str, Train | Phase] = {"train": self.train}
         tables |= {f"train.phases.{index}": phase for index, phase in enumerate(self.train.phases)}
         for table, phase in tables.items():
             if phase.mixture:
-                yield f"{table}.mixture", f"{alike}; leave the shares of sources out"
+                yield f"{table}.mixture", f"{alike}; remove the mixture"
             for ramp in ("batch_ramp", "length_ramp"):
                 if getattr(phase, ramp):
                     yield (
                         f"{table}.{ramp}",
-                        "`load.importance` needs batches of one shape in a phase; leave the ramp out",
+                        "`load.importance` needs batches of one shape per phase; remove the ramp",
                     )
         weighted = [f"prepare.sources.{i}.weight" for i, source in enumerate(self.prepare.sources) if source.weight]
         weighted += [f"load.corpus.{i}.weight" for i, corpus in enumerate(self.load.corpus) if corpus.weight]
         for key in weighted:
-            yield key, f"{alike}; leave the weights of sources out"
+            yield key, f"{alike}; remove the weights of sources"
         if self.load.shuffle == "blocks":
-            yield "load.shuffle", '`load.importance` draws sequences from all over the corpus; leave it at "all"'
+            yield "load.shuffle", '`load.importance` draws from the whole corpus; set `shuffle = "all"`'
         if self.load.cache and self.load.cache.staging:
             yield (
                 "load.cache.staging",
-                "`load.importance` reads in an order of its own for each job; leave one of them out",
+                "`load.importance` reads in its own order; remove one of the two",
             )
 
     def _too_long_rows(self) -> Iterator[tuple[str, str]]:
@@ -110,7 +110,7 @@ class Recipe:
         }
         for key, length in rows.items():
             if most and length and length > most:
-                yield key, f"{length} tokens a row are more than the {most} learned positions of the model; lower it"
+                yield key, f"{length} tokens per sequence exceed the model's {most} learned positions; lower it"
 
     def _data_problems(self) -> Iterator[tuple[str, str]]:
         corpora = self.load.corpus

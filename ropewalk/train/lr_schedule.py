@@ -76,7 +76,7 @@ def steady_steps(schedule: Schedule, steps: int, warmup: int) -> int:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cosine:
-    """Half a cosine (Loshchilov and Hutter 2017, one cycle)."""
+    """Half a cosine down to `final_lr_ratio` at the last step (Loshchilov and Hutter 2017, one cycle)."""
 
     final_lr_ratio: float
 
@@ -89,7 +89,7 @@ class Cosine:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LinearDecay:
-    """A line."""
+    """A line down to `final_lr_ratio` at the last step."""
 
     final_lr_ratio: float
 
@@ -102,7 +102,7 @@ class LinearDecay:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Milestones:
-    """Times `factor` at each milestone."""
+    """Times `factor` at each of `milestones`."""
 
     factor: float
     milestones: tuple[float, ...]
@@ -118,7 +118,7 @@ class Milestones:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WarmupStableDecay:
-    """The peak, then down within `decay_share` of the steps (Hu et al. 2024)."""
+    """The peak, then down to `final_lr_ratio` in the last `decay_share` of the run (Hu et al. 2024)."""
 
     final_lr_ratio: float
     decay_share: float
@@ -151,32 +151,26 @@ class Constant:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Adaptive(Constant):
-    """The peak; the hook train/hooks/validation.py multiplies it by `factor` whenever validation stops improving."""
+    """Times `factor` whenever the validation loss stops improving."""
 
+    # The peak, times the share of train/hooks/validation.py.
     factor: float
     final_lr_ratio: float
     patience: int
     min_delta: float
 
 
+_SHAPES = {
+    "cosine": Cosine,
+    "linear": LinearDecay,
+    "step": Milestones,
+    "wsd": WarmupStableDecay,
+    "constant": Constant,
+    "adaptive": Adaptive,
+}
 SCHEDULES = Registry(
     "LR schedule",
-    {
-        "cosine": Kind(target=Cosine, settings=Cosine, doc="Half a cosine down to `final_lr_ratio` at the last step."),
-        "linear": Kind(
-            target=LinearDecay, settings=LinearDecay, doc="A line down to `final_lr_ratio` at the last step."
-        ),
-        "step": Kind(target=Milestones, settings=Milestones, doc="Times `factor` at each of `milestones`."),
-        "wsd": Kind(
-            target=WarmupStableDecay,
-            settings=WarmupStableDecay,
-            doc="The peak, then down to `final_lr_ratio` in the last `decay_share` of the run (Hu et al. 2024).",
-        ),
-        "constant": Kind(target=Constant, settings=Constant, doc="The peak."),
-        "adaptive": Kind(
-            target=Adaptive, settings=Adaptive, doc="Times `factor` whenever the validation loss stops improving."
-        ),
-    },
+    {name: Kind(target=shape, settings=shape, doc=str(shape.__doc__)) for name, shape in _SHAPES.items()},
 )
 
 

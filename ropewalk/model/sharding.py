@@ -9,6 +9,16 @@ if TYPE_CHECKING:
     from .spec import Spec
 
 Role = Literal["column", "row", "vocabulary", "replicate"]
+Axis = Literal["tensor", "expert"]
+"""Axes of ranks that split parameters."""
+
+
+@dataclass(frozen=True, slots=True)
+class AxisSplit:
+    """The dimension of a parameter that one axis splits into equal parts."""
+
+    axis: Axis
+    dimension: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +39,18 @@ class Split:
     """Whether a replicated parameter meets only this rank's part of the features, so that its gradients add up over
     ranks: the norms of queries and keys, one factor of each adapter."""
 
+    before: tuple[AxisSplit, ...] = ()
+    """Other axes that split the parameter; the tensor axis splits what they leave."""
+
+    @property
+    def axes(self) -> tuple[AxisSplit, ...]:
+        """All axes that split the parameter, in this order."""
+        own = () if self.dimension is None else (AxisSplit("tensor", self.dimension),)
+        return (*self.before, *own)
+
     @property
     def dimension(self) -> int | None:
+        """The dimension that the tensor axis splits."""
         return {"column": 0, "vocabulary": 0, "row": 1, "replicate": None}[self.role]
 
 

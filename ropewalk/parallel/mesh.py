@@ -14,7 +14,8 @@ from __future__ import annotations
 import datetime
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -108,16 +109,25 @@ def leave() -> None:
         mpi.part()
 
 
+@dataclass(frozen=True, slots=True)
+class SubMesh:
+    """The ranks of some axes, numbered by other axes: expert ranks, say, out of replicas and shards."""
+
+    of: tuple[Axis, ...]
+    degrees: Mapping[str, int]
+    """The degree of each of its own axes, whose groups `Mesh.group` gives by these names."""
+
+
 class Mesh:
     """The groups of one plan. All ranks must make it at the same moment."""
 
-    def __init__(self, plan: Plan, rank: int = 0) -> None:
+    def __init__(self, plan: Plan, rank: int = 0, *, submeshes: Sequence[SubMesh] = ()) -> None:
         self.plan, self.rank = plan, rank
         self.degrees: dict[Axis, int] = {axis: getattr(plan, axis) for axis in AXES}
         self.place: dict[Axis, int] = dict(zip(AXES, _coordinates(rank, list(self.degrees.values())), strict=True))
         """Where this rank stands on each axis."""
         self.traffic = Traffic(on_gpu=plan.device == "cuda")
-        self._groups: dict[tuple[Axis, ...], Group] = {}
+        self._groups: dict[tuple[str, ...], Group] = {}
         self.channels: dict[Channel, Group] = {}
         """Those of this rank, by their ends on the pipeline axis."""
         self.relay: Group | None = None
@@ -139,12 +149,14 @@ class Mesh:
             name = "+".join(axes) if axes != AXES else "world"
             self._groups[axes] = Group(name, members, rank, made.get(members), self.traffic, exact=exact)
 
+        for submesh in submeshes:
+            self._make_submesh(submesh)
         self._make_pipeline_groups()
         self._make_control_group()
         self._make_sequences_group()
 
-    def group(self, *axes: Axis) -> Group:
-        """The ranks that differ from this one on `axes` alone."""
+    def group(self, *axes: str) -> Group:
+        """The ranks that differ from this one on `axes` alone; an axis of a sub-mesh stands alone."""
         return self._groups[axes]
 
     @property
@@ -165,6 +177,22 @@ class Mesh:
     def is_first(self, *axes: Axis) -> bool:
         """Whether this rank is the first on all of `axes`."""
         return all(self.place[axis] == 0 for axis in axes)
+
+    def _make_submesh(self, submesh: SubMesh) -> None:
+        """Makes the group of each of its axes: the ranks that differ from this one on that axis alone."""
+        members, degrees = self._members(submesh.of), list(submesh.degrees.values())
+        assert len(members) == math.prod(degrees), f"{submesh.degrees} does not number {len(members)} ranks"
+        coordinates = [_coordinates(number, degrees) for number in range(len(members))]
+        here = coordinates[members.index(self.rank)]
+        exact = self.plan.exact and {*submesh.of} <= {"replicate", "shard"}
+        for axis, name in enumerate(submesh.degrees):
+            mine = [
+                member
+                for member, place in zip(members, coordinates, strict=True)
+                if all(theirs == ours for n, (theirs, ours) in enumerate(zip(place, here, strict=True)) if n != axis)
+            ]
+            handle = _new_group(mine) if len(mine) > 1 else None
+            self._groups[name,] = Group(name, mine, self.rank, handle, self.traffic, exact=exact)
 
     def _make_pipeline_groups(self) -> None:
         self.ends = Group("ends", (self.rank,), self.rank, None, self.traffic)

@@ -13,7 +13,7 @@ Shapes: B rows, T tokens, C width, N tokens of a chunk, V vocabulary (of this ra
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +24,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ropewalk.model import matmul as products
 from ropewalk.model.protocol import ModelStage
-from ropewalk.model.sharding import split_of, whole_name
+from ropewalk.model.sharding import Axis, Split, split_of, whole_name
 from ropewalk.model.spec import Spec
 
 from .collectives import enter_split, gather_first, gathered, leave_split, scatter_first
@@ -35,14 +35,25 @@ from .placement import Placement, chunk_sizes, whole_placement
 def tensor_placement(name: str, spec: Spec, group: Group, *, first: bool = True) -> Placement:
     """Which part of the parameter `name` a rank of the tensor axis holds; `first` says the same of the other axes."""
     shape = spec.shapes()[whole_name(name, spec)]
-    split = split_of(name, spec)
-    if split.dimension is None:
-        return whole_placement(shape, first=first and group.rank == 0)
-    side = shape[split.dimension]
-    if split.role == "vocabulary":
-        return whole_placement(shape, first=first).further(split.dimension, chunk_sizes(side, group.size), group)
-    assert split.units % group.size == 0, f"{name}: {split.units} units on {group.size} ranks"
-    return whole_placement(shape, first=first).further(split.dimension, (side // group.size,) * group.size, group)
+    return split_placement(split_of(name, spec), shape, {"tensor": group}, first=first)
+
+
+def split_placement(
+    split: Split, shape: Sequence[int], groups: Mapping[Axis, Group], *, first: bool = True
+) -> Placement:
+    """Which part of a tensor a rank holds whose axes are `groups`."""
+    alike = (group for axis, group in groups.items() if axis not in {each.axis for each in split.axes})
+    placement = whole_placement(shape, first=first and all(group.rank == 0 for group in alike))
+    for each in split.axes:
+        group, side = groups[each.axis], placement.local_shape[each.dimension]
+        if each.axis == "tensor" and split.role == "vocabulary":
+            sizes = chunk_sizes(side, group.size)
+        else:
+            units = split.units if each.axis == "tensor" else side
+            assert units % group.size == 0, f"{units} units of dimension {each.dimension} on {group.size} ranks"
+            sizes = (side // group.size,) * group.size
+        placement = placement.further(each.dimension, sizes, group)
+    return placement
 
 
 def split_model(model: ModelStage, group: Group, *, sequence: bool) -> None:

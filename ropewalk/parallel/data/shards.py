@@ -57,6 +57,7 @@ class Shards:
         """Units are made one after the other: of the whole parameters that `weights` hold, or `fill` gives, no more
         than one unit's are there beside the parts. `host` and `folder` say where the parts lie."""
         self._stage, self._held = stage, held
+        modules = {key: module for key, module in modules.items() if any(n.startswith(f"{key}.") for n in weights)}
         device = next(iter(weights.values())).device
         side = torch.cuda.Stream(device) if device.type == "cuda" and replicas.size > 1 else None
         self._exact = shard.exact or replicas.exact
@@ -81,6 +82,8 @@ class Shards:
             if names
         }
         self._trained = [unit for unit in self._units.values() if unit.trained]
+        self._outer = [self._units[""]] if stage == 3 and "" in self._units else []
+        """What is outside of all modules, and gathered for a whole microbatch."""
         # The order of the parameters is the model's, whatever the units are.
         parameters = {name: p for unit in self._units.values() for name, p in unit.parameters.items()}
         self.parameters = {name: parameters[name] for name in weights}
@@ -130,9 +133,8 @@ class Shards:
         # Of stage 3 the units get complete in an order that the model decides, the same on every rank.
         self._complete.reset(self._trained, ordered=self._stage < 3)
         self._catch_up(self._root)
-        if self._stage == 3 and not self._held:
-            self._units[""].start_gather()
-            self._units[""].finish_gather()
+        if not self._held:
+            _gather(self._outer)
         yield
         if self._reduces:
             self._complete.flush()
@@ -202,8 +204,7 @@ class Shards:
                 _gather(list(self._units.values()))
             yield
         else:
-            self._units[""].start_gather()
-            self._units[""].finish_gather()
+            _gather(self._outer)
             yield
         if self._stage == 3:
             for unit in self._units.values():
@@ -266,7 +267,7 @@ class Shards:
         if self._under_way:
             self._under_way[-1].start_replica_sum()  # settled with its unit, while this one travels
         unit.start_reduce()
-        if self._stage == 3 and not self._held and unit is not self._units[""] and not unit.has_frozen:
+        if self._stage == 3 and not self._held and unit not in self._outer and not unit.has_frozen:
             unit.release()
         self._under_way.append(unit)
         self._settle(UNDER_WAY)

@@ -86,8 +86,8 @@ class StepTraffic:
         return [(end, begin) for (_, end), begin in zip(self.busy, nexts, strict=True) if begin > end]
 
 
-def learn(steps: Sequence[tuple[float, Windows]], *, share: float = 0.5) -> StepTraffic:
-    """The traffic of steps of (seconds, busy windows): a bin is busy when at least `share` of the steps use it.
+def learn(steps: Sequence[tuple[float, Windows]]) -> StepTraffic:
+    """The traffic of steps of (seconds, busy windows): a bin is busy when at least half of the steps use it.
 
     Steps differ in length; windows are compared by their relative position in the step.
     """
@@ -101,7 +101,7 @@ def learn(steps: Sequence[tuple[float, Windows]], *, share: float = 0.5) -> Step
             counts[number] += 1
     busy: list[tuple[float, float]] = []
     for number, count in enumerate(counts):
-        if count >= share * len(steps):
+        if 2 * count >= len(steps):
             begin, end = number * length / BINS, (number + 1) * length / BINS
             if busy and math.isclose(busy[-1][1], begin):
                 busy[-1] = (busy[-1][0], end)

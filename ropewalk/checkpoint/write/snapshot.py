@@ -22,7 +22,6 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -31,8 +30,6 @@ from ..run_state import TensorShard, as_bytes
 from ..shard_file import digest
 from .task_graph import lower_priority
 
-Overlap = Literal["step", "none"]
-"""`step`: the copy runs during the next forward and backward pass. `none`: `take` waits for the copy."""
 BATCH_BYTES = 256 << 20
 """Bytes per copy call. Each call takes the GIL from training once."""
 BUFFER_BYTES = 512 << 20
@@ -119,8 +116,7 @@ class _Slot:
 class Stager:
     """Takes snapshots into two slots in turn: one is written to disk while the next is filled."""
 
-    def __init__(self, *, overlap: Overlap = "step", slots: int = 2) -> None:
-        self._overlap = overlap
+    def __init__(self, *, slots: int = 2) -> None:
         self._slots = [_Slot() for _ in range(slots)]
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="snapshot")
         _keep_to_one_thread(self._pool)
@@ -162,8 +158,6 @@ class Stager:
             snapshot._from_gpu = self._copy_from_gpu(on_gpu)
         self._pool.submit(self._finish, snapshot, on_host, on_gpu)
         snapshot.waited(time.perf_counter() - began)
-        if self._overlap == "none":
-            snapshot.wait()
         return snapshot
 
     def close(self) -> None:

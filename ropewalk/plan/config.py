@@ -14,29 +14,29 @@ Switch = Literal["auto", "on", "off"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Layout:
-    """What the plan decides, and what is decided for it."""
+    """Settings of the plan; those left out are chosen by the plan."""
 
     microbatch_size: Annotated[int, Range(least=1), CONTINUES] | None = None
     """Sequences in one forward and backward pass of a rank; must divide `train.batch_size`. Not set: as many as the
     memory forecast allows."""
     device: Annotated[Literal["auto", "cpu", "cuda"], CONTINUES] = "auto"
-    """Where the model runs; `auto` takes a GPU when there is one."""
+    """Device of the model; `auto` uses a GPU if there is one."""
     memory_bytes: Annotated[int, Range(least=1), CONTINUES] | None = None
     """Memory the run may use. Not set: 80 % of the device's (or of this machine's for the CPU)."""
     compile: Annotated[Switch, CONTINUES] = "auto"
-    """Whether torch.compile fuses the kernels of a block. `auto`: on a GPU, wherever possible. Takes some seconds at
+    """Whether torch.compile fuses the kernels of a block. `auto`: on a GPU, wherever possible. Takes a few seconds at
     the start of a run, once for all layers; later runs reuse the result."""
     deterministic: Annotated[bool, CONTINUES] = False
-    """Whether a GPU gives the same bits for the same step, as a CPU always does. Cost: attention without cuDNN's
-    kernels, whose backward pass sums in any order and takes 0.6 to 0.7 of the time of the others (H200)."""
+    """Bitwise reproducible steps on a GPU, as on a CPU. Cost: attention without cuDNN's kernels, which take 0.6 to 0.7
+    of the time of the others but sum in any order in the backward pass (H200)."""
     fp8: Annotated[Fp8, CONTINUES] = "quicker"
     """Which matmuls of blocks use 8 bits with `train.precision = "fp8"`. `quicker`: those that a measurement at the
     start of the run finds faster, row-wise or with one scale per operand. `all`: every one, with one scale, for the
     same rounding on every machine. `deterministic` and a CPU use `all`."""
     tuning: Annotated[Switch, CONTINUES] = "auto"
-    """Whether the algorithms of cuBLASLt for each matmul are measured when a run begins, once per kind of GPU; a step
-    takes about 2 % less time with the quickest (1.36B, H200). `auto`: for at most 10 s, and at most half of what the
-    run can gain; `on`: all of them, up to a minute; `off`: torch's choice."""
+    """Whether to autotune the cuBLASLt algorithm of each matmul at the start of a run, once per kind of GPU; the
+    fastest save about 2 % of a step (1.36B, H200). `auto`: for at most 10 s, and at most half of what the run can gain;
+    `on`: all matmuls, up to a minute; `off`: torch's choice."""
 
 
 ZeroStage = Literal[1, 2, 3]
@@ -50,12 +50,12 @@ Offload = Literal["activations", "optimizer", "parameters"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Parallel:
-    """How several processes share a run. The product of the degrees is the number of processes; the rest of `--nproc`
-    replicates."""
+    """Parallelism degrees and options. The product of the degrees is the number of processes; with `--nproc`, remaining
+    processes are replicas."""
 
     replicate: Annotated[int, Range(least=1), CONTINUES] | None = None
-    """Data-parallel degree (DDP): replicas of the model, each with its own sequences. Not set: the processes that the
-    other degrees leave."""
+    """Data-parallel degree (DDP): replicas of the model, each with its own sequences. Not set: all processes left by
+    the other degrees."""
     shard: Annotated[int, Range(least=1), CONTINUES] = 1
     """FSDP / ZeRO degree: ranks that shard one model replica (see `zero`) and read different sequences."""
     zero: Annotated[ZeroStage, CONTINUES] = 3
@@ -88,11 +88,11 @@ class Parallel:
     partition_activations: Annotated[bool, CONTINUES] = False
     """Whether `tensor` ranks partition the inputs that `recompute` keeps (ZeRO-R)."""
     offload: Annotated[tuple[Offload, ...], CONTINUES] = ()
-    """What moves to host memory while it is not in use."""
+    """What is kept in host memory while not in use."""
     offload_path: Annotated[str, CONTINUES] = ""
     """Folder on a fast disk that holds offloaded tensors instead of host memory."""
     exact: Annotated[bool, CONTINUES] = False
-    """Whether any power of two of data-parallel ranks gives the same bits. Cost: gradients are reduced after every
+    """Bitwise equal results for any power of two of data-parallel ranks. Cost: gradients are reduced after every
     microbatch."""
     balance: Annotated[bool, CONTINUES] = False
     """Whether sequences are distributed over data-parallel ranks by the cost of their attention, for packed documents
@@ -102,11 +102,11 @@ class Parallel:
     """Whether a continued run splits the layers of a pipeline again by measured times. Off: an unbalanced pipeline is
     only reported."""
     devices: Annotated[int, Range(least=1), CONTINUES] = 1
-    """GPUs that one process drives, a copy of the model on each; with a CPU, threads. Processes (`--nproc`) are quicker
-    and do the rest of this section too."""
+    """GPUs driven by one process, each with a replica of the model; on a CPU, threads. Processes (`--nproc`) are faster
+    and support the rest of this section."""
     bucket_bytes: Annotated[int, Range(least=0), CONTINUES] = 25 << 20
-    """Bucket size of gradient reductions, which overlap with the backward pass: a bucket is sent when it has reached
-    this size. 0 sends each gradient by itself."""
+    """Bucket size of gradient reductions, which overlap with the backward pass: a bucket is sent when it reaches this
+    size. 0 sends each gradient separately."""
     gradient_compression: Annotated[Compression, CONTINUES] = "none"
     """Compression of gradients between replicas: none, rounding to 16 bits, or low-rank factors (PowerSGD, Vogels et
     al. 2019)."""

@@ -1,7 +1,7 @@
-"""AdamW in one reading, for gradients that may be narrower than the weights.
+"""AdamW in one pass over memory, for gradients that may be narrower than the weights.
 
-Twin: `Adam` of train/optim/adamw.py. torch's fused kernel wants gradients as wide as weights: bfloat16 ones would
-be copied to float32 first, and read four bytes each.
+Twin: `Adam` of train/optim/adamw.py. torch's fused kernel requires gradients of the weights' dtype: bfloat16 ones
+would be copied to float32 first and read at four bytes each.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""AdamW (Loshchilov and Hutter 2019, algorithm 2): torch's fused kernel, and the same as a rule for others."""
+"""AdamW (Loshchilov and Hutter 2019, algorithm 2): torch's fused kernel, and the same as a rule."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ from .table import AdamSettings, MuonSettings
 def make(
     parameters: Parameters, settings: AdamSettings, spec: Spec | None, placements: Placements
 ) -> torch.optim.Optimizer:
-    """AdamW in one fused kernel. Every number is updated by itself: how parameters are cut matters for the last bit of
-    a few numbers at most."""
+    """AdamW in one fused kernel. The update is elementwise: sharding changes the last bit of a few numbers at most."""
     if any(p.grad_dtype != p.dtype for p in parameters.values()):
         return _from_narrow(parameters, settings, placements)
     return torch.optim.AdamW(
@@ -30,7 +29,7 @@ def make(
 
 
 def _from_narrow(parameters: Parameters, settings: AdamSettings, placements: Placements) -> torch.optim.Optimizer:
-    """The same for gradients that are narrower than the weights."""
+    """AdamW for gradients that are narrower than the weights."""
     from .fused import FusedAdam  # which knows the rule of this module
 
     rule = adam(settings)
@@ -39,15 +38,15 @@ def _from_narrow(parameters: Parameters, settings: AdamSettings, placements: Pla
 
 
 def make_exact(parameters: Parameters, settings: AdamSettings, placements: Placements) -> torch.optim.Optimizer:
-    """AdamW that gives a number the same bits wherever it stands in its tensor. The fused kernel of the CPU does not:
-    what is left over of its vectors goes through other instructions, which round otherwise."""
+    """AdamW whose bits do not depend on an element's position in its tensor. The fused CPU kernel handles the remainder
+    of a vector loop with other instructions, which round differently."""
     groups = decay_groups(parameters, settings.weight_decay, rule=adam(settings))
     return Guarded(groups, by_parameter(parameters, placements))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Adam:
-    """The direction of Adam with decoupled decay; the moments have the names of torch's."""
+    """Adam's direction with decoupled decay; the moments have torch's names."""
 
     beta1: float
     beta2: float
@@ -60,11 +59,11 @@ class Adam:
         self, weight: Tensor, gradient: Tensor, moments: Moments, *, step: Tensor, lr: float, decay: float
     ) -> Update:
         direction, moments = self.direction(gradient, moments, step=step)
-        yield ()  # every number by itself: nothing to ask
+        yield ()  # elementwise: nothing to ask
         return weight * (1 - lr * decay) - lr * direction, moments
 
     def direction(self, gradient: Tensor, moments: Moments, *, step: Tensor) -> tuple[Tensor, Moments]:
-        """Mean over root of mean square, both corrected for their start at 0; and the new moments."""
+        """Mean over root mean square, both bias-corrected; and the new moments."""
         mean = torch.lerp(moments["exp_avg"], gradient, 1 - self.beta1)
         square = torch.lerp(moments["exp_avg_sq"], gradient * gradient, 1 - self.beta2)
         # Powers in float64: 1 - 0.95 would lose a digit in float32.

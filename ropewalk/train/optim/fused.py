@@ -1,6 +1,6 @@
-"""Adam as single kernels of a GPU: no room for new moments, one reading and one writing of everything.
+"""Adam as single GPU kernels: no memory for new moments, everything is read and written once.
 
-The guard is theirs too: where `found_inf` is 1 they change nothing, decided on the device.
+Where `found_inf` is 1 they change nothing, decided on the device.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .adamw import Adam
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FusedAdam:
-    """Torch's fused kernel, or ours where gradients are narrower than weights, which torch's does not take."""
+    """Torch's fused kernel, or ours for gradients narrower than the weights, which torch's does not accept."""
 
     adam: Adam
 
@@ -94,7 +94,7 @@ def _update_each(
     found_inf: Tensor | None,
     grad_scale: Tensor | None,
 ) -> None:
-    """One launch of our kernel a weight."""
+    """One launch of our kernel per weight."""
     place = weights[0].device
     left_out = torch.zeros((), device=place) if found_inf is None else found_inf
     scale = torch.ones((), device=place) if grad_scale is None else grad_scale
@@ -111,7 +111,7 @@ def _gradient(weight: Tensor) -> Tensor:
 
 
 def _starts(states: Sequence[dict[str, Tensor]], adam: Adam) -> tuple[Tensor, ...]:
-    """Both corrections of Adam for its start at 0, for each parameter's next step."""
+    """Both bias corrections of Adam, for each parameter's next step."""
     count = (torch.stack([state["step"] for state in states]) + 1).double()
     return torch.stack([1 - adam.beta1**count, 1 - adam.beta2**count], dim=1).float().unbind(0)
 

@@ -1,4 +1,4 @@
-"""LAMB (You et al. 2020, algorithm 2): the direction of Adam, scaled to the length of each weight matrix."""
+"""LAMB (You et al. 2020, algorithm 2): Adam's direction, scaled to the norm of each weight matrix."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def make(
 class Lamb:
     """Adam's direction plus decay, times |weight| / |direction plus decay| for a matrix.
 
-    Vectors (norms, biases) take the step of AdamW: a bias starts at 0, and a step in proportion to its own length
-    would keep it there. A matrix that starts at 0 has ratio 1 at its first step, where the paper's is not defined, and
-    grows slowly from there: LAMB and zero initialisation do not go well together.
+    Vectors (norms, biases) take AdamW's step: a bias starts at 0, and a step in proportion to its norm would keep it
+    there. A matrix that starts at 0 has ratio 1 at its first step, where the paper's is not defined, and grows slowly
+    from there: LAMB does not suit zero initialization.
     """
 
     adam: Adam

@@ -1,11 +1,11 @@
 """Muon (Jordan et al. 2024): momentum, then the nearest orthogonal matrix, for the matrices inside blocks.
 
-The singular values of an update are all brought near 1 by five steps of a Newton-Schulz iteration. Embedding, head,
-positions, norms and biases are not maps between hidden features: AdamW updates them.
+Five Newton-Schulz iterations bring the singular values of an update near 1. Embedding, head, positions, norms and
+biases are not linear maps between hidden features: AdamW updates them.
 
-A fused matrix is orthogonalised part by part (query, key, value; gate, up). They are different maps that share storage
-for speed: the rows of all three together cannot be orthogonal (3 C rows of C columns), so that a large gradient of one
-would shrink the others. It also makes the run independent of how the model stores them.
+A fused matrix is orthogonalised part by part (query, key, value; gate, up). The parts are different linears that share
+storage for speed: the rows of all three together cannot be orthogonal (3 C rows of C columns), so a large gradient of
+one would shrink the others. The run also becomes independent of how the model stores them.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 """Jordan et al. 2024: a quintic with the steepest slope at 0 that still leaves singular values in [0.7, 1.2]."""
 ITERATIONS = 5
 RMS = 0.2
-"""Liu et al. 2025 (Muon is scalable for LLM training), section 2.2: an update of root mean square 0.2 is as long as
-AdamW's usually are, so that one learning rate and one weight decay serve both."""
+"""Liu et al. 2025 (Muon is scalable for LLM training), section 2.2: an update of root mean square 0.2 has the usual
+norm of AdamW's, so that one learning rate and one weight decay suit both."""
 
 
 def make(
@@ -73,15 +73,15 @@ class Orthogonal:
         return weight * (1 - lr * decay) - lr * update, {"momentum_buffer": mean}
 
     def orthogonal_parts(self, matrix: Tensor) -> Tensor:
-        """Each whole matrix of N A B with every map in it made orthogonal and brought to `RMS`."""
+        """Each whole matrix of N A B with every part orthogonalised and scaled to `RMS`."""
         pieces = [_scale(piece) * orthogonal(piece) for piece in _unfused(matrix, self.parts)]
         return _fused(pieces, self.parts)
 
 
 def orthogonal(matrix: Tensor) -> Tensor:
-    """Each matrix of N A B with its singular values brought near 1 (0.7 to 1.2; tiny ones less), its vectors kept.
+    """Each matrix of N A B with its singular values brought near 1 (0.7 to 1.2; tiny ones less), same vectors.
 
-    In bfloat16 on a GPU, as its authors do: the result is rough anyhow, and the products are several times as fast.
+    In bfloat16 on a GPU, as its authors do: the result is approximate anyway, and matmuls are several times faster.
     """
     x = matrix.bfloat16() if matrix.is_cuda and matrix.dtype == torch.float32 else matrix
     tall = matrix.shape[1] > matrix.shape[2]
@@ -101,7 +101,7 @@ def _scale(matrix: Tensor) -> float:
 
 
 def _unfused(matrix: Tensor, parts: Sequence[int]) -> list[Tensor]:
-    """The matrices that take turns in the rows of a fused one, N A B."""
+    """The matrices interleaved by rows in a fused one, N A B."""
     if not parts:
         return [matrix]
     units = matrix.unflatten(1, (-1, sum(parts)))

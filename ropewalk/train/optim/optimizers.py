@@ -20,7 +20,7 @@ def make_optimizer(
     placements: Placements | None = None,
     exact: bool = False,
 ) -> torch.optim.Optimizer:
-    """The optimizer of the settings; the learning rate is set by each step. Muon needs the model's `spec`.
+    """The optimizer of the settings; each step sets the learning rate. Muon needs the model's `spec`.
 
     `placements` says of which parameters this rank holds a part. The update is that of the whole parameter, and all
     ranks that share it must step together. With `exact`, AdamW gives the same bits for every placement, and

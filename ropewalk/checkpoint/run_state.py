@@ -19,7 +19,7 @@ from .format import CheckpointManifest
 from .regions import Region, whole_region
 
 Tensors = Mapping[str, Tensor | LocalShard]
-"""Plain tensors (replicated on all ranks), shards, or DTensors."""
+"""Plain tensors, which are replicated on all ranks, and shards."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -111,15 +111,13 @@ class TensorShard:
 
 
 def local_shards(tensors: Tensors) -> Iterator[TensorShard]:
-    """The shard of each tensor on this rank: all of a plain tensor, the local part of a DTensor."""
+    """The shard of each tensor on this rank; all of a plain tensor."""
     for name, tensor in tensors.items():
         if isinstance(tensor, LocalShard):
             placement = tensor.placement
             yield TensorShard(
                 name, placement.shape, Region(placement.offset, placement.local_shape), tensor.local.detach()
             )
-        elif hasattr(tensor, "placements"):
-            yield _dtensor_shard(name, tensor)
         else:
             yield TensorShard(name, tuple(tensor.shape), whole_region(tuple(tensor.shape)), tensor.detach())
 
@@ -127,37 +125,14 @@ def local_shards(tensors: Tensors) -> Iterator[TensorShard]:
 def shards_to_write(tensors: Tensors, *, rank: int = 0) -> Iterator[TensorShard]:
     """The shards that this rank writes, so that every element is written by exactly one rank.
 
-    Of the ranks with the same shard, the first along each mesh dimension that replicates it writes; rank 0 writes plain
-    tensors.
+    The first of the ranks with the same shard writes it; rank 0 writes plain tensors.
     """
     for part in local_shards(tensors):
         tensor = tensors[part.name]
         if part.region.size == 0 and part.shape and 0 not in part.shape:
             continue  # fewer rows than ranks: this rank has none
-        if _writes(tensor, rank):
+        if tensor.placement.first if isinstance(tensor, LocalShard) else rank == 0:
             yield part
-
-
-def _writes(tensor: Any, rank: int) -> bool:
-    if isinstance(tensor, LocalShard):
-        return tensor.placement.first
-    return _is_first(tensor) if hasattr(tensor, "placements") else rank == 0
-
-
-def _dtensor_shard(name: str, tensor: Any) -> TensorShard:
-    # The import takes 0.3 s, not needed without DTensors.
-    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-
-    shape, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
-    local = tensor.to_local().detach()
-    assert tuple(local.shape) == tuple(shape), f"{name}: the local shape is {tuple(local.shape)}, not {shape}"
-    return TensorShard(name, tuple(tensor.shape), Region(tuple(offset), tuple(shape)), local)
-
-
-def _is_first(tensor: Any) -> bool:
-    position = tensor.device_mesh.get_coordinate()
-    assert position is not None, "this rank is not on the tensor's mesh"
-    return all(coordinate == 0 or kind.is_shard() for coordinate, kind in zip(position, tensor.placements, strict=True))
 
 
 def as_bytes(tensor: Tensor) -> memoryview:

@@ -21,20 +21,18 @@ import traceback
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import DTensor, Shard
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from ropewalk.checkpoint.config import Checkpoints
 from ropewalk.checkpoint.format import list_checkpoints, verify_checkpoint
-from ropewalk.checkpoint.run_state import State, local_shards
+from ropewalk.checkpoint.run_state import State
 from ropewalk.config.ranks import Ranks
 from ropewalk.model.config import Model
 from ropewalk.model.spec import resolve
+from ropewalk.parallel.placement import LocalShard
 from ropewalk.train.checkpointer import Checkpointer
 from tests.checkpoint.meeting import Files
 from tests.checkpoint.newest import continued, load_newest
+from tests.checkpoint.placements import placed
 
 SPEC = resolve(Model(width=8, heads=1), vocabulary=3, sequence_length=4)
 SIDE = 64
@@ -45,27 +43,13 @@ def update(weight: torch.Tensor, step: int) -> None:
     weight.mul_(0.999).add_(torch.full_like(weight, step).sin_())
 
 
-def mesh_of(rank: int, world: int) -> DeviceMesh:
-    """A mesh whose ranks know their places and never talk."""
-    dist.init_process_group("fake", rank=rank, world_size=world, store=FakeStore())
-    return init_device_mesh("cpu", (world,))
-
-
-def part(local: torch.Tensor, mesh: DeviceMesh, dimension: int) -> DTensor:
+def part(local: torch.Tensor, rank: int, world: int, dimension: int) -> LocalShard:
     """A rank's share of a square matrix."""
-    whole = torch.Size((SIDE, SIDE))
-    return DTensor.from_local(local, mesh, [Shard(dimension)], run_check=False, shape=whole, stride=(SIDE, 1))
-
-
-def warm_up() -> None:
-    """Imports what every child would."""
-    assert len(list(local_shards({"w": part(torch.zeros(SIDE, SIDE), mesh_of(0, 1), 0)}))) == 1
-    dist.destroy_process_group()
+    return LocalShard(local, placed((SIDE, SIDE), (world,), (dimension,), rank))
 
 
 def live(run: Path, launch: str, rank: int, world: int, acknowledged: int) -> None:
     """One rank, which trains for ever and saves each step; rank 0 tells which steps are durable."""
-    mesh = mesh_of(rank, world)
     coordinator = Files(run / "meetings" / launch, rank, world)
     checkpointer = Checkpointer(
         run,
@@ -97,10 +81,10 @@ def live(run: Path, launch: str, rank: int, world: int, acknowledged: int) -> No
                 spec=SPEC,
                 data={},
                 model={
-                    "w": part(rows, mesh, 0),
+                    "w": part(rows, rank, world, 0),
                     "bias": torch.full((5,), float(step)),
                 },
-                optimizer={"exp_avg/w": part(columns * 2, mesh, 1)},
+                optimizer={"exp_avg/w": part(columns * 2, rank, world, 1)},
                 tokenizer=b"{}",
             )
         )
@@ -148,7 +132,6 @@ def strike(children: list[int], told: int, draw: random.Random, number: int) -> 
 def main(run: Path, worlds: list[int], kills: int, seed: int) -> None:
     os.fsync = lambda _: None  # a kill, unlike a power cut, leaves the page cache alone
     torch.set_num_threads(1)
-    warm_up()
     draw = random.Random(seed)
     reference, at, inside = torch.zeros(SIDE, SIDE), 0, 0
     folder = run / "checkpoints"

@@ -19,7 +19,7 @@ from ..disk import LocalDisk
 from ..format import TOKENIZER, CheckpointManifest, Piece, TensorEntry, read_checkpoint_manifest
 from ..read.model_check import check_weights
 from ..regions import Region, copy_region, element_range, whole_region
-from ..run_state import State, Tensors, head_of, local_shards
+from ..run_state import State, Tensors, head_of
 from ..shard_file import ShardFile, chunks_of, item_bytes
 
 Check = Callable[[CheckpointManifest, Path], object]
@@ -114,15 +114,6 @@ class CheckpointReader:
     def tensors(self, group: str) -> dict[str, Tensor]:
         """Every tensor of a group in full."""
         return {name: self.tensor(group, name) for name in self.manifest.tensors.get(group, {})}
-
-    def into(self, group: str, target: Mapping[str, Tensor]) -> None:
-        """Fills `target` in place: plain tensors, or DTensors of any layout. Type and shape must match."""
-        for part in local_shards(target):
-            entry = self.manifest.tensors[group].get(part.name)
-            stored = (entry.dtype, entry.shape) if entry else "nothing"
-            if entry is None or stored != (part.dtype, part.shape):
-                raise DataError(f"{self.path}: {group}/{part.name} holds {stored}, {part.dtype} {part.shape} is asked")
-            part.local.copy_(self.tensor(group, part.name, part.region))
 
     def file(self, name: str) -> bytes:
         """A file without tensors."""

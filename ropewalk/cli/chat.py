@@ -29,7 +29,7 @@ COMMANDS = {
     "/help": "lists these commands; a turn that begins with / is written with two of them",
 }
 CONTROLS = {code: "\ufffd" for code in (*range(9), *range(11, 32), *range(127, 160))}
-"""What a model may not do to a terminal: everything below a space but tab and new line."""
+"""Control characters that must not reach a terminal: all but tab and new line."""
 
 
 @app.command()
@@ -37,14 +37,14 @@ def chat(
     checkpoint: Annotated[
         Path, typer.Argument(help="A checkpoint, or a run directory for its newest.", show_default=False)
     ],
-    system: Annotated[str, typer.Option("--system", help="A text before the first turn, which stays.")] = "",
+    system: Annotated[str, typer.Option("--system", help="System text: stays before the first turn.")] = "",
     template: Annotated[
         Literal["auto", "chatml", "plain"],
         typer.Option("--template", help="How turns are written; `auto`: as in the model's own data, else plain."),
     ] = "auto",
-    tokens: Annotated[int, typer.Option("--tokens", min=1, max=MOST_TOKENS, help="Most tokens of an answer.")] = 200,
-    temperature: Annotated[float, typer.Option("--temperature", min=0.0, help="0 takes the likeliest token.")] = 0.7,
-    top_k: Annotated[int, typer.Option("--top-k", min=0, help="Draw from the k likeliest tokens; 0 from all.")] = 50,
+    tokens: Annotated[int, typer.Option("--tokens", min=1, max=MOST_TOKENS, help="Maximum tokens per answer.")] = 200,
+    temperature: Annotated[float, typer.Option("--temperature", min=0.0, help="0 takes the most likely token.")] = 0.7,
+    top_k: Annotated[int, typer.Option("--top-k", min=0, help="Draw from the k most likely tokens; 0: all.")] = 50,
     seed: Annotated[int, typer.Option("--seed", min=0, help="The same seed and questions give the same answers.")] = 0,
     json: Json = False,
 ) -> None:
@@ -111,7 +111,7 @@ def _talk(conversation: Conversation, *, by_hand: bool, json: bool) -> None:
 
 
 def _show(pieces: Generator[str, None, None], *, by_hand: bool) -> None:
-    """Writes an answer as it is drawn; at a terminal Ctrl-C ends it, and what there is of it stays."""
+    """Prints an answer as it is generated; at a terminal Ctrl-C ends it and keeps what was printed."""
     terminal = sys.stdout.isatty()
     try:
         with contextlib.closing(pieces):
@@ -126,7 +126,7 @@ def _show(pieces: Generator[str, None, None], *, by_hand: bool) -> None:
 
 
 def _questions(by_hand: bool) -> Iterator[str]:
-    """The lines of standard input that say something, with a prompt and a history at a terminal."""
+    """The non-blank lines of standard input, with a prompt and a history at a terminal."""
     from ropewalk.flow.generation import checked_text  # not for --help
 
     if by_hand:
@@ -157,5 +157,5 @@ def _command(conversation: Conversation, word: str) -> None:
 
 
 def _say(text: str) -> None:
-    """A line that no model wrote."""
+    """A line of ours, on stderr."""
     typer.echo(text, err=True)

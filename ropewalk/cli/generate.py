@@ -31,9 +31,9 @@ def generate(
         Literal["auto", "chatml", "plain"],
         typer.Option("--template", help="How --chat is written; `auto`: as in the model's own data."),
     ] = "auto",
-    tokens: Annotated[int, typer.Option("--tokens", min=1, max=MOST_TOKENS, help="Most tokens to add.")] = 120,
-    temperature: Annotated[float, typer.Option("--temperature", min=0.0, help="0 takes the likeliest token.")] = 0.7,
-    top_k: Annotated[int, typer.Option("--top-k", min=0, help="Draw from the k likeliest tokens; 0 from all.")] = 50,
+    tokens: Annotated[int, typer.Option("--tokens", min=1, max=MOST_TOKENS, help="Maximum tokens to add.")] = 120,
+    temperature: Annotated[float, typer.Option("--temperature", min=0.0, help="0 takes the most likely token.")] = 0.7,
+    top_k: Annotated[int, typer.Option("--top-k", min=0, help="Draw from the k most likely tokens; 0: all.")] = 50,
     seed: Annotated[int, typer.Option("--seed", min=0, help="The same seed gives the same text.")] = 0,
     nproc: Annotated[
         int | None,
@@ -76,10 +76,10 @@ def generate(
         emit({"prompt": text, "completion": "".join(pieces)}, as_json=True, text="")
         return
     if ranks().rank > 0:
-        for _ in pieces:  # all ranks draw, the first one shows
+        for _ in pieces:  # all ranks generate, rank 0 prints
             pass
         return
-    first = next(pieces, "")  # before anything is printed: the checkpoint may be damaged
+    first = next(pieces, "")  # before any output: the checkpoint may be damaged
     typer.echo(first if chat else text + first, nl=False)
     for piece in pieces:
         typer.echo(piece, nl=False)

@@ -1,4 +1,4 @@
-"""What verbs print about a run, as text."""
+"""Results of runs as text."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ropewalk.base.progress import amount, counted, duration
 from .progress_lines import table
 
 WHOLE = "the whole model"
-"""What `--verify` has compared unless that did not fit."""
+"""What `--verify` compares if it fits."""
 
 
 def run_text(summary: dict[str, Any]) -> str:
@@ -27,7 +27,7 @@ def run_text(summary: dict[str, Any]) -> str:
 
 
 def trained_text(result: dict[str, Any]) -> str:
-    """What training came to, after the table of its profile where there is one."""
+    """The result of training, after its profile if there is one."""
     shown = {
         key: f"{value:,}" if isinstance(value, int) else f"{value:g}"
         for key, value in result.items()
@@ -38,7 +38,7 @@ def trained_text(result: dict[str, Any]) -> str:
 
 
 def verdict_text(verdict: dict[str, Any]) -> str:
-    """What `--verify` found, phase by phase."""
+    """The verdict of `--verify` by phase."""
     lines = []
     for phase in verdict["phases"]:
         name = f"phase {phase['phase']}: " if len(verdict["phases"]) > 1 else ""

@@ -1,7 +1,7 @@
 """A dialogue with a model, turn by turn, on one device.
 
-Every answer is generated after all turns that fit. When the context is full the oldest turns are dropped, a question
-with its answer; the system text stays. Turns are whole: no answer is written after half a question.
+Every answer follows all turns that fit. When the context is full, the oldest turns are dropped, a question with its
+answer; the system text stays. Turns are never cut.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .generate import stream
 
 
 class Conversation:
-    """What was said, and the model that answers."""
+    """The turns so far, and the model that answers."""
 
     def __init__(
         self,
@@ -44,31 +44,31 @@ class Conversation:
         with encoding(self._path):
             self._chat = chat_encoder(template, tokenizer, end=self._end)
         self.template, self.own_template = template, own_template
-        """How turns are written, and how they were in the model's own data (empty: it had none)."""
+        """The template in use, and that of the model's own data (empty: it had no dialogues)."""
         self.context: int = self._model.spec.sequence_length
-        """Tokens that the model sees at once."""
+        """Maximum tokens that the model sees."""
         self._tokens, self._temperature, self._top_k, self._seed = tokens, temperature, top_k, seed
         self._system = [Turn("system", system)] if system else []
         self.reset()
 
     def reset(self) -> None:
-        """Forgets every turn but the system text; the next answers are those of a new conversation."""
+        """Forgets every turn but the system text, as a new conversation."""
         self.turns: list[Turn] = []
         self.answers = 0
-        """Answers given, those too that were dropped since."""
+        """Answers given, including those dropped since."""
         self.dropped = 0
-        """Turns that went before the last answer."""
+        """Turns dropped before the last answer."""
         self.drawn = 0
         """Tokens of the last answer."""
 
     @property
     def ended(self) -> bool:
-        """Whether the model closed its last answer by itself, before it had as many tokens as it may."""
+        """Whether the model closed its last answer before the maximum number of tokens."""
         return self.drawn < self._tokens
 
     def answer(self, question: str) -> Generator[str, None, None]:
-        """Pieces of the answer as they are drawn. What is drawn until the caller stops is the answer that later turns
-        refer to. A question that the model cannot see as a whole raises UserError at once."""
+        """Pieces of the answer as they are drawn. If the caller stops early, later turns see the answer so far. A
+        question longer than the context raises UserError at once."""
         prompt = self._prompt(question)
         return self._answer(question, prompt)
 
@@ -99,9 +99,9 @@ class Conversation:
             yield token
 
     def _prompt(self, question: str) -> list[int]:
-        """The tokens before the answer; drops the oldest turns until there is room for it."""
+        """The tokens before the answer; drops the oldest turns until it fits."""
         try_text(self._content, question, path=self._path)
-        # An answer that is longer goes on with the newer half of the text (evaluate/generate.py).
+        # A longer answer continues with the newer half of the text (evaluate/generate.py).
         room = self.context - min(self._tokens, self.context // 2)
         self.dropped = 0
         while True:

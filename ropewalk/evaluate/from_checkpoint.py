@@ -39,7 +39,7 @@ from .sharded_model import PlannedModel, load_generator
 def evaluate_checkpoint(
     path: Path, *, run: Path, data: Path, settings: Evaluate, seed: int, progress: Progress
 ) -> dict[str, Any]:
-    """Measures the checkpoint on the held-out text in `data`, writes the results into `run` and returns them."""
+    """Evaluates the checkpoint with the held-out text in `data`, writes the results into `run` and returns them."""
     trained = alone(load_plan(run).phases[-1].plan)
     model, step, _ = load_model(path, device=pick_device(trained, Ranks()))
     length = model.spec.sequence_length

@@ -1,14 +1,13 @@
-"""Prompts -> completions, with a cache of keys and values.
+"""Prompts -> completions, with a key-value cache.
 
 The model never sees more than `spec.sequence_length` tokens. When a text outgrows that, its older part is dropped and
-the newer half is read again from position 0 (`context_start`), so that generation goes on without end at the price of
-one more pass over half a row every half row. What is dropped depends on the length of the text alone, not on where the
-prompt ended.
+the newer half is read again from position 0 (`context_start`): generation is unbounded, at the price of one more pass
+over half a sequence every half sequence. What is dropped depends on the length of the text only, not on the prompt's.
 
-A model on one device and an executor under any plan give the same tokens: one rank chooses, and all go on with its
-choice. With an executor all ranks must call.
+A model on one device and an executor under any plan give the same tokens: one rank chooses for all. With an executor
+all ranks must call.
 
-Shapes: B rows, T tokens, V vocabulary, K candidates.
+Shapes: B sequences, T tokens, V vocabulary, K candidates.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from ropewalk.parallel.decoding import ModelDecoding
 from ropewalk.parallel.executor import Decoding, Executor
 
 ROWS = 64
-"""Most prompts completed side by side: bounds the cache."""
+"""Maximum prompts per batch: bounds the cache."""
 
 
 def generate(
@@ -42,7 +41,7 @@ def generate(
 ) -> list[list[int]]:
     """The completion of each prompt: at most `new_tokens` tokens, without the prompt and without the closing `end`.
 
-    Temperature 0 takes the likeliest token; `top_k` 0 draws from all. Prompt i draws from a random stream of its own,
+    Temperature 0 takes the most likely token; `top_k` 0 draws from all. Prompt i draws from a random stream of its own,
     so its completion does not depend on its company (up to the rounding of differently sized matrix products).
     Tokens from `vocabulary` on are padding and never drawn; None: the model has no padding.
     """
@@ -73,7 +72,7 @@ def stream(
     end: int | None,
     vocabulary: int | None = None,
 ) -> Iterator[int]:
-    """The tokens that `generate` gives for this prompt alone, one by one as they are drawn."""
+    """The tokens that `generate` gives for this prompt alone, as they are drawn."""
     chances_BT = _chances(seed, 0, new_tokens).unsqueeze(0)
     for (token,) in _continue(model, [prompt], chances_BT, temperature=temperature, top_k=top_k, vocabulary=vocabulary):
         if token == end:
@@ -82,14 +81,14 @@ def stream(
 
 
 def context_start(length: int, limit: int) -> int:
-    """The first of `length` tokens that the model still sees, in rows of at most `limit` tokens."""
+    """The first of `length` tokens that the model still sees, in sequences of at most `limit` tokens."""
     period = limit - limit // 2
     return max(0, -(-(length - limit) // period) * period)
 
 
 def choose(logits_BV: Tensor, chances_B: Tensor, *, temperature: float, top_k: int) -> Tensor:
-    """One token a row: the likeliest at temperature 0, else the one at quantile `chances_B` of the sharpened
-    distribution."""
+    """One token per sequence: the most likely one at temperature 0, else the one at quantile `chances_B` of the
+    sharpened distribution."""
     if temperature == 0:
         return logits_BV.argmax(-1)
     candidates_BK = None
@@ -105,7 +104,7 @@ def choose(logits_BV: Tensor, chances_B: Tensor, *, temperature: float, top_k: i
 
 
 def _batches(prompts: list[list[int]]) -> Iterator[list[int]]:
-    """Indices of prompts of equal length, at most ROWS together: no row needs padding."""
+    """Indices of prompts of equal length, at most ROWS together: no padding."""
     by_length: dict[int, list[int]] = {}
     for index, prompt in enumerate(prompts):
         by_length.setdefault(len(prompt), []).append(index)
@@ -130,7 +129,7 @@ def _continue(
     top_k: int,
     vocabulary: int | None,
 ) -> Iterator[list[int]]:
-    """The next token of every row, again and again, one for each column of `chances_BT`."""
+    """The next token of every sequence, for each column of `chances_BT`."""
     if not prompts[0]:
         raise UserError("an empty prompt cannot be completed; begin it with the end-of-text token")
     with _decoding(model, len(prompts[0]) + chances_BT.shape[1]) as decoding:
@@ -151,7 +150,7 @@ def _continue(
 
 
 def _decoding(model: ModelStage | Executor, length: int) -> contextlib.AbstractContextManager[Decoding]:
-    """Forward passes of `model` over texts of at most `length` tokens, of which it sees a row."""
+    """Forward passes of `model` over texts of at most `length` tokens."""
     if isinstance(model, ModelStage):
         return contextlib.nullcontext(ModelDecoding(model, room=min(model.spec.sequence_length, length)))
     return model.decoding(room=min(model.spec.sequence_length, length))

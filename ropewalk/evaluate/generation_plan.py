@@ -1,4 +1,4 @@
-"""Which plan a checkpoint is used with for generation by several processes. No torch."""
+"""The plan for generation from a checkpoint by several processes. No torch."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from ropewalk.plan.plan import FILE, Plan, load_plan
 
 
 def generation_plan(path: Path, *, processes: int, device: Literal["cpu", "cuda"]) -> Plan:
-    """The plan with which so many processes generate from the checkpoint `path`: that of its run where there is one
-    and it fits them (plan/inference_plan.py)."""
+    """The plan with which `processes` generate from the checkpoint `path`: that of its run if it has one for as many
+    (plan/inference_plan.py)."""
     manifest = read_checkpoint_manifest(path)
     run = path.resolve().parent.parent
     trained = None

@@ -1,5 +1,4 @@
-"""What an evaluation leaves in the run directory: `evaluation/results.json`, `evaluation/documents.jsonl` and
-`samples.jsonl`. No torch."""
+"""Files of an evaluation: `evaluation/results.json`, `evaluation/documents.jsonl` and `samples.jsonl`. No torch."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ RESULTS = "evaluation/results.json"
 SAMPLES = "samples.jsonl"
 DOCUMENTS = "evaluation/documents.jsonl"
 BESIDE = {"samples_checksum": SAMPLES, "documents_checksum": DOCUMENTS}
-"""What lies beside the results, by the key that has its checksum."""
+"""Files that belong to the results, by the key of their checksum."""
 _WHAT = {SAMPLES: "file of samples", DOCUMENTS: "file of scores"}
 _REMEDY = "`ropewalk evaluate` with the recipe measures it anew"
 
@@ -27,11 +26,11 @@ _REMEDY = "`ropewalk evaluate` with the recipe measures it anew"
 def write_results(
     run: Path, results: dict[str, Any], samples: Iterable[dict[str, Any]], documents: Iterable[dict[str, Any]]
 ) -> None:
-    """Commits all of them; the results come last."""
+    """Commits all files; the results come last."""
     for path, rows in ((SAMPLES, samples), (DOCUMENTS, documents)):
         with committed_file(run / path) as file:
             file.write(sealed_lines(rows))
-    # So that older ones beside newer results are noticed.
+    # Files of another evaluation beside the results are noticed.
     beside = {key: checksum_of(run / path) for key, path in BESIDE.items()}
     write_sealed(run / RESULTS, {"format": FORMAT, **results, **beside})
 
@@ -52,7 +51,7 @@ def read_whole(run: Path) -> dict[str, Any]:
     """The results, where samples and documents are those that came with them; DamagedFile when one is not."""
     read_samples(run)
     results = read_results(run)
-    # Results of earlier versions do not tell.
+    # Results of earlier versions have no such file.
     if "documents_checksum" in results:
         read_documents(run)
     for key, file in BESIDE.items():

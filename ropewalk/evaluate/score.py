@@ -25,7 +25,7 @@ from .task import Likelihood
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Targets `start` to `stop` of one document in one row; those before `fresh` were scored by the window before."""
+    """Targets `start` to `stop` of one document in one sequence; the window before scored those before `fresh`."""
 
     document: int
     start: int
@@ -60,7 +60,7 @@ def score_documents(
 
 
 def windows(document: int, tokens: int, length: int) -> Iterator[Window]:
-    """The windows of one document: starts half a row apart, the last one moved back to end with the document."""
+    """The windows of one document: starts half a sequence apart, the last one moved back to end with the document."""
     fresh = start = 0
     while True:
         start = max(0, min(start, tokens - length))
@@ -80,7 +80,7 @@ class _Sums(NamedTuple):
 
 
 def _batch(documents: Sequence[np.ndarray], here: list[Window], *, length: int, rows: int, end_of_text: int) -> Batch:
-    """Always `rows` rows of `length`, so that every batch has one shape; what is padded has weight 0."""
+    """Always `rows` sequences of `length`, so that every batch has one shape; padding has weight 0."""
     tokens = np.full((rows, length + 1), end_of_text, np.int64)
     weight = np.zeros((rows, length), np.float32)
     for row, window in enumerate(here):
@@ -96,7 +96,7 @@ def _batch(documents: Sequence[np.ndarray], here: list[Window], *, length: int, 
 def _add(sums: _Sums, executor: Executor, batch: Batch, here: list[Window]) -> None:
     result = executor.score(batch)
     counts = batch.weight > 0
-    # `where` and not a product: a padded place may be anything, and 0 x -inf is not 0.
+    # `where`, not a product: padding may hold anything, and 0 x -inf is not 0.
     log_probabilities = torch.where(counts, result.log_probabilities.cpu().double(), 0.0).sum(1).numpy()
     correct = (result.first_choice.cpu() & counts).sum(1).numpy()
     of = [window.document for window in here]

@@ -1,5 +1,5 @@
-"""A checkpoint on the ranks of a plan: each builds and reads its own parts, so that a model that fits no single device
-can be measured and can write."""
+"""A checkpoint on the ranks of a plan: each rank builds and reads its own parts, so that a model larger than one device
+can be evaluated and can generate."""
 
 from __future__ import annotations
 
@@ -87,15 +87,15 @@ class PlannedModel:
 
 
 def evaluate_run(run: Path, *, progress: Progress | None = None) -> dict[str, Any]:
-    """Measures the newest checkpoint of the run in directory `run` under the run's own plan, as `evaluate_checkpoint`
-    does on one device. All ranks must call; the first one writes the results. The process stays in its world."""
+    """Evaluates the newest checkpoint of the run directory `run` under the run's plan, as `evaluate_checkpoint` does on
+    one device. All ranks must call; rank 0 writes the results. The process stays in its world."""
     settings, seed = load_section(run, "evaluate", Evaluate), load_value(run, "seed")
     prepared = read_stage(run, "prepare")
     place, planned = ranks(), load_plan(run).phases[-1].plan
     device = pick_device(planned, place)
     join(planned, place)
     mesh = Mesh(inference(planned, length=planned.sequence_length or 1), place.rank)
-    # Named by one rank: a network file system may show the others an older list.
+    # Chosen by rank 0: a network file system may show an older list to other ranks.
     path = run / "checkpoints" / mesh.control.broadcast_json(list_checkpoints(run / "checkpoints")[-1].name)
     head = head_of(read_checkpoint_manifest(path))
     length = head.spec.sequence_length
@@ -114,7 +114,7 @@ def evaluate_run(run: Path, *, progress: Progress | None = None) -> dict[str, An
 
 
 def load_generator(path: Path) -> tuple[Executor, bytes]:
-    """The model in the checkpoint `path` on the ranks of this launch, for generation, and its tokenizer's file. All
+    """(an executor for generation on the ranks of this launch, the tokenizer's file) of the checkpoint `path`. All
     ranks must call."""
     place = ranks()
     device = _device(place)
@@ -148,7 +148,7 @@ def load_executor(path: Path, plan: Plan, mesh: Mesh, *, device: torch.device) -
 
 
 def _device(place: Ranks) -> Literal["cpu", "cuda"]:
-    """What the processes of this machine generate on: a GPU each, or the CPU where there is none."""
+    """A GPU per process, or the CPU where there is none."""
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if 0 < count < place.local_world:
         raise UserError(

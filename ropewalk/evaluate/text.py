@@ -1,8 +1,8 @@
 """Tokens -> bytes, exactly.
 
-`Tokenizer.decode` gives text: bytes that are not UTF-8 become replacement characters, which is right for reading and
-wrong for counting. For byte-level tokenizers the bytes of each token are read from its name instead; others are decoded
-as they can, and `check` compares with the number of bytes that prepare encoded.
+`Tokenizer.decode` replaces bytes that are not UTF-8, which is right for reading and wrong for counting. For byte-level
+tokenizers the bytes of each token are read from its name; others decode, and `document_bytes` compares the number of
+bytes with what prepare encoded.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ropewalk.store.shards import Shard
 
 
 class Detokenizer:
-    """The bytes behind the tokens of one prepared corpus."""
+    """Bytes of the tokens of a prepared corpus, and tokens of text."""
 
     def __init__(self, folder: Path, entry: TokenizerEntry) -> None:
         self._tokenizer = _read_tokenizer(folder / entry.file, entry.checksum)
@@ -41,7 +41,7 @@ class Detokenizer:
         return b"".join([self._table[token] for token in ids])
 
     def text(self, tokens: Sequence[int] | np.ndarray) -> str:
-        """The same for reading: bytes that are not UTF-8 are shown as U+FFFD."""
+        """As `data`, for reading: bytes that are not UTF-8 are shown as U+FFFD."""
         return self.data(tokens).decode(errors="replace")
 
     def continuation(self, prompt: Sequence[int], rest: Sequence[int]) -> bytes:

@@ -16,14 +16,12 @@ HOROVOD = (
     *(f"parallel/horovod.py:{name}" for name in ("allgather", "allgather_async", "allreduce_", "allreduce_async_")),
     *("parallel/horovod.py:fp16", "parallel/horovod.py:local_size"),
 )
-PROTOCOL = ("model/protocol.py:build_model",)
 EXCEPTIONS = {
     "model/loss.py:token_losses": "the plain form of the loss, which benchmarks and tests compare the chunked one with",
     "store/blobs.py:write_arrays": "the other half of `write_blobs`, which docs/guides/loading.md shows",
     "store/shards.py:write_shard": "a shard of tokens in one call, for corpora made by hand",
     "train/hooks/layer_health.py:update_ratio": "read by its name in train/hooks/layer_stats.py",
     "load/cache/importance.py:read_draws": "importance of a job on another machine, for readers in Python",
-    **dict.fromkeys(PROTOCOL, "the model protocol, which parallel, train and evaluate take up"),
     **dict.fromkeys(HOROVOD, "Horovod's API, in the table of docs/guides/horovod.md"),
 }
 """`file:name` -> why it stays although nothing in ropewalk names it."""

@@ -32,8 +32,7 @@ from ropewalk.config.read import DEFAULT, Resolved
 from ropewalk.config.resolved import FILE, load_resolved
 from ropewalk.train.config import Schedule, Train
 from ropewalk.train.hooks.validation import has_stopped
-from ropewalk.train.phase_comparison import common_steps, same_but_steps, same_phase
-from ropewalk.train.phase_spec import PhaseSpec, phases_of
+from ropewalk.train.phase_spec import PhaseSpec, common_steps, phases_of, same_but_steps, same_phase
 
 from .recipe import Recipe
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from ropewalk.base.blame import explain, with_traceback
 from ropewalk.base.errors import RopewalkError, UserError
 from ropewalk.base.events import EventLog
-from ropewalk.base.files import locked
+from ropewalk.base.files import locked, read_json
 from ropewalk.base.progress import Lines, Progress, Silent
 from ropewalk.base.relay import LOGS, PROGRESS, Relay
 from ropewalk.base.rendezvous import Rendezvous
@@ -24,7 +24,7 @@ from ropewalk.config.ranks import Ranks, ranks
 from ropewalk.config.threads import share_cores
 
 from .failures import meet
-from .settings import read_settings
+from .settings import REQUEST, read_settings
 
 TASKS = ("--verify", "--evaluate", "--generate")
 
@@ -75,19 +75,41 @@ def _work(run: Path, place: Ranks, rendezvous: Rendezvous, *, task: str) -> None
 
         verify(run, progress=progress)
     elif task == "--evaluate":
-        from .inference_worker import evaluate
-
-        evaluate(run, progress=progress)
+        _evaluate(run, progress)
     elif task == "--generate":
-        from .inference_worker import generate
-
-        generate(run, progress=progress if place.rank == 0 else Silent())
+        _generate(run, progress if place.rank == 0 else Silent())
     else:
         from .loop import train
 
         # The 200,000 objects of modules stay: every collection, at the end of a phase too, would spend 0.24 s on them.
         gc.freeze()
         train(run, progress=progress, rendezvous=rendezvous)
+
+
+def _evaluate(run: Path, progress: Progress) -> None:
+    """Measures the newest checkpoint of `run` under its plan."""
+    import torch
+
+    from ropewalk.evaluate.sharded_model import evaluate_run
+    from ropewalk.parallel.mesh import leave
+
+    threads = read_settings(run).train.threads
+    if threads:
+        torch.set_num_threads(threads)
+    evaluate_run(run, progress=progress)
+    leave()
+
+
+def _generate(folder: Path, progress: Progress) -> None:
+    """Reports the pieces of the text for the request in `folder`, the arguments of `generate_text`."""
+    from ropewalk.evaluate.from_checkpoint import generate_text
+    from ropewalk.parallel.mesh import leave
+
+    request = read_json(folder / REQUEST, what="request")
+    path = Path(request.pop("path"))
+    for piece in generate_text(path, **request):
+        progress.say(piece)
+    leave()
 
 
 def _progress(run: Path, place: Ranks) -> Progress:

@@ -1,4 +1,4 @@
-"""A phase in the making: model, optimizer, data and schedule of one part of a run."""
+"""A phase in training: model, optimizer, data and schedule of one part of a run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ropewalk.base.errors import DamagedCheckpoint
 from ropewalk.checkpoint.run_state import State
 from ropewalk.load.expected import Expected, Kind
 from ropewalk.load.stalls import Stalls
-from ropewalk.model.decoder import Decoder
+from ropewalk.model.protocol import ModelStage, build_stage
 from ropewalk.model.spec import Spec
 from ropewalk.parallel.anomaly_guard import SpikeRule
 from ropewalk.parallel.apply import apply
@@ -73,7 +73,7 @@ class ActivePhase:
             settings,
             self.phase,
             verify=verify,
-            # Rows that are dealt by their cost travel before they are copied to the device.
+            # Balanced sequences move between ranks before they are copied to the device.
             device=torch.device("cpu") if mesh.sequences.size > 1 else device,
             stalls=stalls,
             rank=mesh.data.rank,
@@ -82,7 +82,7 @@ class ActivePhase:
         )
         by_importance, sampler = settings.load.importance, self.data.loader.sampler
         self.importance: ByImportance | None = None
-        """Draws sequences by their losses, where the recipe says so."""
+        """Draws sequences by their losses, if the recipe asks for it."""
         if by_importance and sampler:
             self.importance = ByImportance(self.data.loader, sampler, by_importance, mesh.control)
         self.executor: Executor = apply(
@@ -105,7 +105,7 @@ class ActivePhase:
             ),
         )
         self.start = ""
-        """The checkpoint or directory whose weights the phase began with; empty when those of the phase before."""
+        """The checkpoint or directory that the phase started from; empty for the end of the previous phase."""
         self._early_stop = settings.train.early_stop
         self.begin_cycle()
         self._extent = Extent(
@@ -114,19 +114,19 @@ class ActivePhase:
         self._flops: dict[int, int] = {}
 
     def begin_cycle(self) -> None:
-        """Forgets the validations so far: a restart of the schedule has a patience of its own."""
+        """Resets plateau and early stopping, at a restart of the schedule."""
         self.plateau = Plateau(self.phase.schedule)
         self.stopper = Stopper(self._early_stop)
 
     def wants(self, before: State) -> Choose:
-        """What this rank reads of the state that the phase before left."""
+        """What this rank reads of the last state of the previous phase."""
         if self.phase.start_from:
             return lambda *_: None
         choose = self._carrying(before).wants
         return _without_moments(choose) if self.phase.fresh_moments else choose
 
     def begin(self, before: State | None) -> None:
-        """Takes over what the phase before left, or another start. All ranks must call."""
+        """Starts from the last state of the previous phase or from `start_from`. All ranks must call."""
         if self.phase.start_from:
             self.start = load_start(
                 self.phase.start_from,
@@ -141,7 +141,7 @@ class ActivePhase:
             self.executor.load_state(carrying.weights(before.model), carrying.moments(before.optimizer))
 
     def resume(self, state: State) -> None:
-        """Goes on from a checkpoint in the middle of this phase."""
+        """Continues from a checkpoint inside this phase."""
         self.executor.load_state(state.model, state.optimizer)
         try:
             self.data.loader.seek(state.data)
@@ -150,12 +150,12 @@ class ActivePhase:
             self.plateau.load(state.validation.get("plateau", {}))
             self.stopper.load(state.validation.get("early_stop", {}))
         except (LookupError, TypeError, ValueError, AttributeError) as error:
-            # Values of the manifest: its seal tells damage, not what somebody else wrote there.
+            # The seal of a manifest detects damage, not a foreign writer.
             what = f"its place in the data cannot be read ({type(error).__name__}: {error})"
             raise DamagedCheckpoint(f"step {state.step}: damaged checkpoint: {what}") from error
 
     def state(self, at: Position, *, seed: int, ended: bool) -> State:
-        """All that the run needs to go on from here."""
+        """What a checkpoint at this position holds."""
         drawn = self.importance.state() if self.importance else {}
         return State(
             step=at.step,
@@ -174,7 +174,7 @@ class ActivePhase:
         )
 
     def learning_rate(self, step: int) -> float:
-        """The rate for step `step` of the phase."""
+        """The learning rate of step `step` of the phase."""
         return self.plateau.share * learning_rate(step, extent=self._extent, schedule=self.phase.schedule)
 
     def flops(self, step: int) -> int:
@@ -186,7 +186,7 @@ class ActivePhase:
         return self._flops[length] * self.phase.rows(step) * self.phase.sequence_length
 
     def tokens_read(self) -> int:
-        """Tokens of the last batch over all readers, as many as this one had that are not padding."""
+        """Tokens of the last batch without padding, over all readers."""
         return self.data.loader.filled * self._readers
 
     def expect(self, kind: Kind, *, done: int, in_steps: int, seconds: float) -> None:
@@ -197,17 +197,17 @@ class ActivePhase:
             self.data.loader.expect(Expected(kind=kind, at=rows, seconds=seconds))
 
     def close(self) -> None:
-        """Stops the reading thread."""
+        """Stops the loader."""
         self.data.loader.close()
 
     def _carrying(self, before: State) -> Carrying:
         return Carrying(before.spec, self.spec, self.executor.wants(), seed=self.seed)
 
 
-def empty(spec: Spec) -> Decoder:
+def empty(spec: Spec) -> ModelStage:
     """The whole model without values: each rank fills its own part."""
     with torch.device("meta"):
-        return Decoder(spec)
+        return build_stage(spec)
 
 
 def _without_moments(choose: Choose) -> Choose:
@@ -221,12 +221,12 @@ def _optimizer(
 
 
 def _plain(parts: Mapping[str, LocalShard], world: int) -> dict[str, Any]:
-    """Parts as a checkpoint takes them; one rank alone has whole tensors."""
+    """Shards as a checkpoint takes them; a single rank has whole tensors."""
     return dict(parts) if world > 1 else {name: part.local for name, part in parts.items()}
 
 
 def _spike_rule(guard: Guard) -> SpikeRule | None:
     if guard.spike == "off":
         return None
-    # `rollback` and `stop` leave the update out too: the weights are sound when the host comes to look.
+    # `rollback` and `stop` skip the update too: the weights are still sound when the host reads the anomaly.
     return SpikeRule(sigma=guard.spike_sigma, window_steps=guard.window_steps, skips=guard.spike != "record")

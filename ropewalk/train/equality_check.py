@@ -15,9 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from ropewalk.load.batch import Batch
-from ropewalk.model.attend import attend_for
-from ropewalk.model.decoder import Decoder, build
 from ropewalk.model.dropout import Dropout, dropout_key
+from ropewalk.model.protocol import ForwardPass, Losses, ModelStage, build_model, build_stage
 from ropewalk.model.spec import Spec
 from ropewalk.parallel.apply import apply
 from ropewalk.parallel.executor import StepHooks
@@ -133,7 +132,7 @@ def run_plan(trial: Trial, mesh: Mesh, *, device: torch.device) -> Outcome:
             gradients.setdefault(name, gradient.detach().clone())
 
     with torch.device("meta"):
-        model = Decoder(trial.spec).double()
+        model = build_stage(trial.spec).double()
     executor = apply(
         trial.plan,
         model,
@@ -171,7 +170,7 @@ def run_plan(trial: Trial, mesh: Mesh, *, device: torch.device) -> Outcome:
 def run_plainly(trial: Trial, *, device: torch.device) -> Outcome:
     """The trial on one device. What it returns lies in the host's memory."""
     train, spec = trial.settings.train, trial.spec
-    model = build(spec, seed=trial.settings.seed, device=device, dtype=torch.float64)
+    model = build_model(spec, seed=trial.settings.seed, device=device, dtype=torch.float64)
     mine: dict[str, nn.Parameter] = {}
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(trial.is_trained(name))
@@ -199,22 +198,24 @@ def run_plainly(trial: Trial, *, device: torch.device) -> Outcome:
     return Outcome(losses=losses, norms=norms, gradients=first, updated=updated, parameters=_wholes(model))
 
 
-def backward_by_rows(model: Decoder, batch: Batch, *, seed: int, step: int) -> float:
+def backward_by_rows(model: ModelStage, batch: Batch, *, seed: int, step: int) -> float:
     """The loss of a step, a row at a time; its gradients are added to the parameters'."""
     spec, total, loss = model.spec, batch.weight.double().sum(), 0.0
     for number in range(len(batch)):
         row = torch.tensor([number], device=batch.tokens.device)
         one = batch.rows(row)
         key = dropout_key(seed, torch.tensor(step, device=row.device))
-        hidden = model(
-            one.tokens,
+        losses = Losses()
+        forward = ForwardPass(
+            tokens_BT=one.tokens,
             positions_BT=one.positions,
-            attend=attend_for(spec, documents_BT=one.documents),
+            documents_BT=one.documents,
             dropout=Dropout(spec.dropout, key, row) if spec.dropout else None,
+            losses=losses,
         )
-        scores = (hidden @ model.head_weight.T).log_softmax(-1).gather(-1, one.targets.unsqueeze(-1)).squeeze(-1)
-        part = -(scores * one.weight.double()).sum() / total
-        part.backward()
+        part = model.loss(model.run((), forward), one.targets, one.weight.double()) / total
+        auxiliary = losses.total()
+        (part if auxiliary is None else part + auxiliary / total).backward()
         loss += float(part.detach())
     return loss
 
@@ -247,7 +248,7 @@ def _short(plan: Plan, length: int) -> int:
     return short if short < length else length
 
 
-def _wholes(model: Decoder) -> dict[str, LocalShard]:
+def _wholes(model: ModelStage) -> dict[str, LocalShard]:
     return {name: _whole(parameter) for name, parameter in model.named_parameters()}
 
 

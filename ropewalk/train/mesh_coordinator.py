@@ -1,4 +1,4 @@
-"""What the ranks of a run decide together, host to host: nothing here waits for a GPU."""
+"""Collectives between the hosts of a run; none waits for a GPU."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ropewalk.parallel.comm import Group
 
 
 class MeshCoordinator:
-    """The collectives that checkpoints need (checkpoint/coordinator.py), over one group of all ranks."""
+    """The `Coordinator` of checkpoints (checkpoint/coordinator.py), over one group of all ranks."""
 
     def __init__(self, group: Group) -> None:
         self._group = group

@@ -1,4 +1,4 @@
-"""The way of a run through its phases: where it stands, what comes next, where it goes back to."""
+"""Tracks the current phase: resume, advance, roll back."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class _Opened:
 
 
 class PhaseRunner:
-    """How far a run has come, and the phase that is at work."""
+    """The position of a run and its open phase."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class PhaseRunner:
         self._verifies = settings.load.verify == "open"
         self.at = Position()
         self.running: ActivePhase | None = None
-        """None when the last phase is over."""
+        """The open phase; None when the last one is over."""
 
     def restore(self) -> Path | None:
         """Continues from the newest whole checkpoint and returns its path, or begins the first phase. All ranks must
@@ -89,30 +89,30 @@ class PhaseRunner:
         return self._checkpointer.path(state.step)
 
     def advance(self) -> None:
-        """Goes on to the phase after the one that is over, whose checkpoint is durable."""
+        """Continues with the next phase; the checkpoint of the last one is durable."""
         last = self.at.phase + 1 == len(self._settings.phases)
         self.close()
         if not last:
             self.restore()
 
     def state(self, *, ended: bool = False) -> State:
-        """All that the run needs to go on from here; `ended` when its phase is over."""
-        assert self.running, "no phase is at work"
+        """What a checkpoint of this moment holds; `ended` when the phase is over."""
+        assert self.running, "no phase is open"
         return self.running.state(self.at, seed=self._settings.seed, ended=ended)
 
     @property
     def stable_step(self) -> int | None:
-        """The step, counted over the run, at which the phase at hand leaves the stable part of its schedule."""
+        """The step of the run at which the open phase leaves the stable part of its schedule."""
         steps = self._settings.phases[self.at.phase].stable_steps
         return None if steps is None else self.at.step - self.at.phase_step + steps
 
     def close(self) -> None:
-        """Stops the reading thread and frees what the phase at work holds."""
+        """Stops the loader and frees the memory of the open phase."""
         if self.running:
             self.running.close()
             self.running = None
-            # Model and executor know each other by hooks: without this their memory is taken until some later
-            # collection, while the next phase fills its own.
+            # Model and executor form a reference cycle: without this, their memory would be held while the next phase
+            # allocates its own.
             gc.collect()
 
     def _open_for(self, head: State) -> _Opened:
@@ -132,7 +132,7 @@ class PhaseRunner:
         return _Opened(None if self._world.rank == 0 else lambda *_: None, _verify)
 
     def _open(self, index: int) -> ActivePhase:
-        """Makes phase `index` ready."""
+        """Builds phase `index`."""
         self.close()
         running = ActivePhase(
             self._settings,
@@ -144,13 +144,13 @@ class PhaseRunner:
             mesh=self._mesh,
             packages=self._packages,
         )
-        # What is to be skipped has to be known by every phase.
+        # Every phase must know what to skip.
         self._verifies = self._verifies and self._settings.load.on_damage == "skip"
         self.running = running
         return running
 
     def _is_inside(self, state: State) -> bool:
-        """Whether steps of the phase of a state are left: it has not ended, or has been given more since."""
+        """Whether the phase of a state has steps left: it has not ended, or was extended since."""
         if not state.phase_ended:
             return True
         phase, early_stop = self._settings.phases[state.phase], self._settings.train.early_stop
@@ -173,7 +173,7 @@ class PhaseRunner:
             return False
         model, spec = settings.model(state.phase), state.spec
         if "positions.weight" not in model.shapes():
-            # A longer row may have come with a phase that was added; nothing of the model depends on it.
+            # A phase added later may have longer sequences; no parameter depends on that.
             spec = dataclasses.replace(spec, sequence_length=model.sequence_length)
         return spec == model
 
@@ -186,7 +186,7 @@ def _verify(state: State) -> None:
 
 
 def _share(world: Group, _group: str, _name: str, shape: tuple[int, ...]) -> Placement:
-    """An even share of the rows of any tensor, whatever model it is of."""
+    """An even share of the first dimension of any tensor of any model."""
     if not shape:
         return whole_placement(shape, first=world.rank == 0)
     return whole_placement(shape).further(0, chunk_sizes(shape[0], world.size), world)

@@ -1,7 +1,8 @@
-"""The phases of a run with nothing left to inherit, and what each of their steps reads. No torch."""
+"""The phases of a run with every value decided: what each step reads, and what two versions share. No torch."""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -32,16 +33,16 @@ class PhaseSpec:
     fresh_moments: bool
 
     def rows(self, step: int) -> int:
-        """Full rows that step `step` of the phase reads."""
+        """Full sequences that step `step` of the phase reads."""
         return self.batch_ramp.rows(step, self.batch_size) if self.batch_ramp else self.batch_size
 
     def length(self, step: int) -> int:
-        """Tokens a row that step `step` of the phase trains on."""
+        """Tokens per sequence in step `step` of the phase."""
         return self.length_ramp.length(step, self.sequence_length) if self.length_ramp else self.sequence_length
 
     @property
     def stable_steps(self) -> int | None:
-        """The steps before `wsd` decays for good, whose checkpoint is kept: a longer run continues from it. None for
+        """Steps before the last decay of `wsd`, whose checkpoint is kept: a longer run continues from it. None for
         other schedules."""
         if self.schedule.shape != "wsd":
             return None
@@ -54,18 +55,18 @@ class PhaseSpec:
         return _rows_before(self.batch_ramp, self.batch_size, steps) * self.sequence_length
 
     def seed(self, run: int) -> int:
-        """The seed of order and dropout in this phase: each phase reads and drops anew."""
+        """The seed of data order and dropout in this phase."""
         return seed_for(run, "phase", self.index) if self.index else run
 
 
 def phases_of(train: Train, *, sequence_length: int) -> tuple[PhaseSpec, ...]:
-    """The phases of a run whose rows have `sequence_length` tokens where a phase does not say otherwise."""
+    """The phases of a run; `sequence_length` is that of phases without their own."""
     phases = train.phases or (Phase(steps=train.total_steps),)
     return tuple(_decided(phase, index, train, sequence_length) for index, phase in enumerate(phases))
 
 
 def length_problems(train: Train, *, sequence_length: int) -> Iterator[tuple[str, str]]:
-    """(key below `[train]`, what is wrong and what to do) for ramps that do not fit the length of the rows."""
+    """(key below `[train]`, what is wrong and what to do) for ramps that do not fit the sequence length."""
     for phase in phases_of(train, sequence_length=sequence_length):
         ramp, full = phase.length_ramp, phase.sequence_length
         times = full // ramp.from_length if ramp else 1
@@ -78,8 +79,35 @@ def length_problems(train: Train, *, sequence_length: int) -> Iterator[tuple[str
             )
 
 
+def same_phase(one: PhaseSpec, other: PhaseSpec) -> bool:
+    """Whether two phases train the same; names do not matter."""
+    return same_but_steps(one, other) and _cycles(one) == _cycles(other)
+
+
+def same_but_steps(one: PhaseSpec, other: PhaseSpec) -> bool:
+    """Whether two phases differ only in steps, cycles and the warm-up derived from them."""
+    return _kind(one) == _kind(other)
+
+
+def common_steps(one: PhaseSpec, other: PhaseSpec) -> int:
+    """The number of first steps in which two phases train the same."""
+    if same_phase(one, other):
+        return one.steps
+    if not same_but_steps(one, other) or any(share.end_weight is not None for share in (*one.mixture, *other.mixture)):
+        return 0  # shares that change over the phase differ from the first step on
+    common = 0
+    for (begin, steps, warmup), (_, others, others_warmup) in zip(_cycles(one), _cycles(other), strict=False):
+        if warmup != others_warmup:
+            break
+        common = begin + min(steady_steps(one.schedule, steps, warmup), steady_steps(one.schedule, others, warmup))
+        if steps != others:
+            break
+        common = begin + steps
+    return common
+
+
 def _decided(phase: Phase, index: int, train: Train, sequence_length: int) -> PhaseSpec:
-    # How a run begins is the first phase's affair: a ramp or another start in the middle would have to be meant.
+    # How a run begins concerns the first phase only; a later ramp or start must be written in its phase.
     first = index == 0
     return PhaseSpec(
         index=index,
@@ -113,3 +141,15 @@ def _ramped_rows(ramp: BatchRamp, batch_size: int) -> tuple[int, ...]:
     for step in range(ramp.over_steps):
         sums.append(sums[-1] + ramp.rows(step, batch_size))
     return tuple(sums)
+
+
+def _kind(phase: PhaseSpec) -> PhaseSpec:
+    """A phase without its steps, and without its mixture, which may change at any step."""
+    schedule = dataclasses.replace(phase.schedule, warmup_steps=None, restarts=())
+    return dataclasses.replace(phase, name="", steps=0, mixture=(), schedule=schedule)
+
+
+def _cycles(phase: PhaseSpec) -> list[tuple[int, int, int]]:
+    """First step, steps and warm-up of each cycle."""
+    schedule = phase.schedule
+    return [(begin, steps, schedule.warmup(steps)) for begin, steps in schedule.cycles(phase.steps)]

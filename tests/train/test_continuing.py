@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from ropewalk.train.config import Schedule, Share, Train
 from ropewalk.train.lr_schedule import Extent, learning_rate
-from ropewalk.train.phase_comparison import common_steps, same_but_steps, same_phase
-from ropewalk.train.phase_spec import PhaseSpec, phases_of
+from ropewalk.train.phase_spec import PhaseSpec, common_steps, phases_of, same_but_steps, same_phase
 
 
 def phase(steps: int, schedule: Schedule, **settings: object) -> PhaseSpec:

@@ -25,6 +25,7 @@ from ropewalk.plan.layout import problems
 from ropewalk.plan.plan import Plan
 from ropewalk.train.config import Phase
 from ropewalk.train.equality_check import SHORT, Outcome, Trial, backward_by_rows, make_trial, run_plainly, trial_plan
+from ropewalk.train.optim.table import OPTIMIZERS
 from ropewalk.train.reduced import candidates
 from ropewalk.train.settings import VERDICT, Settings, read_settings
 from ropewalk.train.verify import LIMITS, _memory_of, verify
@@ -244,7 +245,7 @@ REDUCED: list[tuple[dict[str, Any], str]] = [
 
 def needed(settings: Settings) -> int:
     """Bytes that comparing the whole model takes on a machine with two ranks."""
-    return _memory_of(settings.planned.phases[0], settings.train.optimizer.kind, local_world=2)
+    return _memory_of(settings.planned.phases[0], OPTIMIZERS[settings.train.optimizer.kind].costs, local_world=2)
 
 
 @pytest.mark.parametrize(("settings", "compared"), REDUCED)
@@ -253,7 +254,7 @@ def test_of_a_model_that_does_not_fit_a_part_is_compared_and_named(
 ) -> None:
     run = make_run(tmp_path, **LARGER, **settings)
     (smaller,) = [c.planned for c in candidates(read_settings(run).planned.phases[0]) if c.compared == compared]
-    limit = _memory_of(smaller, "adamw", local_world=2)
+    limit = _memory_of(smaller, OPTIMIZERS["adamw"].costs, local_world=2)
     assert limit < needed(read_settings(run))
     verdicts = POOL.run(verified_within, run, limit, world=2)
     for verdict in verdicts:

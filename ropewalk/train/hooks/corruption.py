@@ -41,7 +41,7 @@ class CorruptionProbe(Hook):
 
 
 def probe(executor: Executor, batch: Batch, *, step: int) -> None:
-    """Raises HardwareError when the work of `step` does not repeat, or the weights of replicas differ.
+    """Raises HardwareError when the microbatch of `step` does not repeat, or the weights of replicas differ.
 
     All ranks must call. Nothing of the executor changes.
     """
@@ -62,7 +62,7 @@ def probe(executor: Executor, batch: Batch, *, step: int) -> None:
 
 
 def disagreeing(hashes: Sequence[int]) -> list[int]:
-    """The ranks whose hash is not the most frequent one; of two that disagree both, since nobody knows which errs."""
+    """The ranks whose hash is not the most frequent one; both of two that disagree."""
     counts = Counter(hashes).most_common()
     if len(counts) == 1:
         return []

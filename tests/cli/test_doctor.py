@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ropewalk.flow.data_doctor import data_doctor as doctor
-from ropewalk.flow.data_doctor import data_probe as examination
+from ropewalk.flow.data_doctor import data_probe
 from ropewalk.flow.data_doctor.data_probe import Examined
 
 from .conftest import Call
@@ -18,7 +18,7 @@ from .conftest import Call
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(examination, "PROBE_SECONDS", 0.02)
+    monkeypatch.setattr(data_probe, "PROBE_SECONDS", 0.02)
 
 
 def test_rates_forecast_what_ifs_and_the_last_error_are_told(tiny: Path, call: Call) -> None:
@@ -40,7 +40,7 @@ def test_remedies_are_listed_with_the_cheapest_and_its_settings(
     tiny: Path, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def starved(*arguments: Any, **named: Any) -> Examined:
-        found = examination.examine(*arguments, **named)
+        found = data_probe.examine(*arguments, **named)
         rates = dataclasses.replace(found.rates, prepare=100.0, prepare_jitter=0.0, copy=1e12)
         return dataclasses.replace(found, rates=rates, setup=dataclasses.replace(found.setup, cores=4, cores_of_step=0))
 

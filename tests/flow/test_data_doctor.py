@@ -16,14 +16,12 @@ from ropewalk.base.events import EventLog
 from ropewalk.base.progress import Silent
 from ropewalk.flow import doctor_data, tune_data
 from ropewalk.flow.data_doctor import data_doctor as doctor
-from ropewalk.flow.data_doctor import data_probe as examination
-from ropewalk.flow.data_doctor import loader_tuning as tuning
-from ropewalk.flow.data_doctor import predictions
+from ropewalk.flow.data_doctor import data_probe, loader_tuning, predictions
 from ropewalk.flow.data_doctor.data_doctor import Scenario
 from ropewalk.flow.data_doctor.data_probe import Examined
 from ropewalk.flow.run_or_recipe import given, resolve_recipe
 from ropewalk.load.config import Load
-from ropewalk.train.measure import throughput as pace
+from ropewalk.train.measure import throughput
 from ropewalk.train.measure.step_profiler import MIN_STEPS
 
 from .tiny import write_tiny
@@ -32,8 +30,8 @@ from .tiny import write_tiny
 @pytest.fixture
 def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(examination, "PROBE_SECONDS", 0.02)
-    monkeypatch.setattr(examination, "STEP_SECONDS", 0.02)
+    monkeypatch.setattr(data_probe, "PROBE_SECONDS", 0.02)
+    monkeypatch.setattr(data_probe, "STEP_SECONDS", 0.02)
     return write_tiny(tmp_path).relative_to(tmp_path)
 
 
@@ -42,12 +40,12 @@ def starved(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine of four cores of which each prepares a hundred tokens a second."""
 
     def examine(*arguments: Any, **named: Any) -> Examined:
-        found = examination.examine(*arguments, **named)
+        found = data_probe.examine(*arguments, **named)
         rates = dataclasses.replace(found.rates, prepare=100.0, prepare_jitter=0.0, copy=1e12)
         return dataclasses.replace(found, rates=rates, setup=dataclasses.replace(found.setup, cores=4, cores_of_step=0))
 
     monkeypatch.setattr(doctor, "examine", examine)
-    monkeypatch.setattr(tuning, "examine", examine)
+    monkeypatch.setattr(loader_tuning, "examine", examine)
 
 
 def write_steps(run: Path, *speeds: float, wait: float = 0.0) -> None:
@@ -120,8 +118,8 @@ class FakeBench:
     def __init__(self, settings: Any) -> None:
         self.closed = False
 
-    def fed(self, load: Load, *, seconds: float) -> pace.Throughput:
-        return pace.Throughput(tokens_per_s=1000.0 * min(2, load.threads), jitter=0.0, steps=10)
+    def fed(self, load: Load, *, seconds: float) -> throughput.Throughput:
+        return throughput.Throughput(tokens_per_s=1000.0 * min(2, load.threads), jitter=0.0, steps=10)
 
     def close(self) -> None:
         self.closed = True
@@ -129,7 +127,7 @@ class FakeBench:
 
 @pytest.fixture
 def bench(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pace, "Bench", FakeBench)
+    monkeypatch.setattr(throughput, "Bench", FakeBench)
 
 
 def test_tuning_writes_what_gained_and_nothing_else(recipe: Path, bench: None, starved: None) -> None:
@@ -165,8 +163,8 @@ def test_settings_that_tuning_chooses_cannot_be_given_beside_it(recipe: Path) ->
 
 def test_real_steps_are_fed_by_the_loader_under_other_settings(recipe: Path) -> None:
     resolved = resolve_recipe(recipe)
-    settings = examination.settings_of(resolved.value, examination.prepared_data(given(resolved), Silent()))
-    bench = pace.Bench(settings)
+    settings = data_probe.settings_of(resolved.value, data_probe.prepared_data(given(resolved), Silent()))
+    bench = throughput.Bench(settings)
     fed = bench.fed(settings.load, seconds=0.02)
     bench.close()
     assert fed.steps >= MIN_STEPS

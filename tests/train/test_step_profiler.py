@@ -1,8 +1,11 @@
-"""Steps by themselves: what is measured of them, and what a profiler adds."""
+"""The step profiler: timing, windows of a run, traces, and the steps of `profile` and `bench train`."""
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +17,17 @@ from ropewalk.plan.roofline import KINDS
 from ropewalk.train.config import Optimizer
 from ropewalk.train.measure.hf_baseline import transformers_model, transformers_step
 from ropewalk.train.measure.step_benchmark import DOCUMENT_TOKENS, own_step, random_batch
-from ropewalk.train.measure.step_profiler import profile_steps, scale_times
+from ropewalk.train.measure.step_profiler import (
+    MIN_STEPS,
+    WARMUP_STEPS,
+    StepWindow,
+    TraceRecorder,
+    profile_steps,
+    save_trace,
+    scale_times,
+    time_steps_for,
+)
+from ropewalk.train.measure.trace import kind_times, step_time
 from tests.tiny import small_spec
 
 CPU = torch.device("cpu")
@@ -34,6 +47,48 @@ def test_a_profiler_makes_a_gpu_idle_and_not_slower() -> None:
     found = dict.fromkeys(KINDS, 2.0)
     assert scale_times(found, step_ms=11.0, on_gpu=True) == {**found, "idle": 1.0}
     assert scale_times(found, step_ms=5.0, on_gpu=False) == {**dict.fromkeys(KINDS, 1.0), "idle": 0.0}
+
+
+@given(st.integers(1, 20), st.integers(1, 20))
+def test_a_window_records_after_the_warm_up_and_at_least_the_last_step(steps: int, remaining: int) -> None:
+    window = StepWindow(steps)
+    assert not window.is_open, "before it is placed"
+    window.place(remaining=remaining)
+    recorded = []
+    for number in range(1, remaining + 1):
+        recorded += [number] if window.is_open else []
+        window.step_ended()
+    first = min(WARMUP_STEPS + 1, remaining)
+    assert recorded == list(range(first, min(first + steps, remaining + 1)))
+    assert window.recorded == len(recorded)
+    assert not window.left
+
+
+def test_a_timing_by_seconds_has_its_steps_without_the_warm_up() -> None:
+    numbers = itertools.count()
+    times = time_steps_for(lambda: torch.tensor(float(next(numbers))), seconds=0.0)
+    assert len(times.seconds) == MIN_STEPS
+    assert times.loss == WARMUP_STEPS + MIN_STEPS - 1
+
+
+def test_labels_and_op_classes_of_one_trace_add_up_to_the_same_step(tmp_path: Path) -> None:
+    step = own_step(small_spec(), PLAN, device=CPU, optimizer=Optimizer(), clip_norm=1.0)
+    traces: list[dict[str, Any]] = []
+    recorder = TraceRecorder(
+        device=CPU, warmup=1, steps=2, on_trace=lambda profiler: traces.append(save_trace(profiler, tmp_path / "trace"))
+    )
+    for _ in range(3):
+        step()
+        recorder.step_ended()
+    recorder.close()
+    (trace,) = traces
+    parts, classes = step_time(trace), kind_times(trace)
+    assert parts.steps == 2
+    assert sum(part.host_ms for part in parts.parts) == pytest.approx(parts.step_ms)
+    assert sum(classes.values()) == pytest.approx(parts.step_ms)
+    labelled = {part.part: part.host_ms for part in parts.parts}
+    assert classes["loss"] >= labelled["loss"] > 0
+    assert classes["optimizer"] == pytest.approx(labelled["clip and guard"] + labelled["update"])
 
 
 def test_every_kind_of_work_is_found_in_a_step_of_ours() -> None:

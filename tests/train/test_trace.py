@@ -1,4 +1,4 @@
-"""What kind of work takes the time of a step: traces written by hand, and that of a real step."""
+"""The op classes of a trace, from traces written by hand."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ import typer
 
 from ropewalk import flow
 from ropewalk.base.progress import amount, counted, span
-from ropewalk.plan.config import ScheduleKind
+from ropewalk.plan.schedules import PIPELINE_SCHEDULES
 
 from .options import Json, Overrides, RecipeOrRun, WithDefault, verb
 from .progress_lines import emit, table
@@ -41,8 +41,13 @@ def draw(
     overrides: Overrides = None,
     out: Annotated[Path | None, typer.Option("--out", help="SVG file to write. Default: NAME-SCHEDULE.svg.")] = None,
     schedule: Annotated[
-        ScheduleKind | None,
-        typer.Option("--schedule", help="Schedule to draw instead of the plan's.", show_default=False),
+        str | None,
+        typer.Option(
+            "--schedule",
+            help="Schedule to draw instead of the plan's.",
+            show_default=False,
+            metavar="|".join(PIPELINE_SCHEDULES),
+        ),
     ] = None,
     ranks: Annotated[int | None, typer.Option("--ranks", min=2, help="Pipeline ranks.", show_default=False)] = None,
     chunks: Annotated[

@@ -8,9 +8,8 @@ from typing import Any
 
 from ropewalk.base.errors import UserError
 from ropewalk.monitor.schedule_drawing import Drawing, Lane, ScheduleBox, write_drawing
-from ropewalk.plan.config import ScheduleKind
 from ropewalk.plan.plan import Plan
-from ropewalk.plan.schedules import Shape, make_schedule
+from ropewalk.plan.schedules import PIPELINE_SCHEDULES, Shape, make_schedule
 from ropewalk.plan.simulate import Simulation, StageTimes, equal_stages_bubble, simulate
 from ropewalk.plan.stage_split import Split, split_layers, stage_times
 
@@ -23,7 +22,7 @@ def draw_plan(
     overrides: Sequence[str] = (),
     *,
     out: Path | None = None,
-    schedule: ScheduleKind | None = None,
+    schedule: str | None = None,
     ranks: int | None = None,
     chunks: int | None = None,
     microbatches: int | None = None,
@@ -60,18 +59,18 @@ def draw_plan(
 def _asked(
     plan: Plan,
     *,
-    schedule: ScheduleKind | None,
+    schedule: str | None,
     ranks: int | None,
     chunks: int | None,
     microbatches: int | None,
-) -> tuple[ScheduleKind, Shape]:
+) -> tuple[str, Shape]:
     kind, ranks = schedule or plan.schedule, ranks or plan.pipeline
     if ranks == 1:
         raise UserError("this recipe has no pipeline to draw; set `parallel.pipeline`, or try one with --ranks 4")
     if chunks is None:
         # The default of `parallel.chunks`: the plan's own number belongs to the plan's own schedule.
         chunks = plan.chunks if kind == plan.schedule else 1
-        chunks = max(2, chunks) if kind == "interleaved" else chunks
+        chunks = max(2, chunks) if PIPELINE_SCHEDULES[kind].interleaves else chunks
     return kind, Shape(ranks=ranks, chunks=chunks, microbatches=microbatches or plan.microbatches)
 
 

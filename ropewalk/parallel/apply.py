@@ -25,7 +25,7 @@ from ropewalk.model.sharding import whole_name
 from ropewalk.model.spec import Spec
 from ropewalk.plan.forecast import PURE
 from ropewalk.plan.plan import Plan
-from ropewalk.plan.schedules import Shape, peak_live
+from ropewalk.plan.schedules import PIPELINE_SCHEDULES, Shape, peak_live
 
 from .anomaly_guard import SpikeRule
 from .comm import Group
@@ -354,7 +354,7 @@ def _folder(plan: Plan, mesh: Mesh) -> Path | None:
 
 
 def _later(plan: Plan, stages: Mapping[int, ModelStage]) -> DeferredWeightGrads | None:
-    if plan.pipeline == 1 or plan.schedule != "zero-bubble":
+    if plan.pipeline == 1 or not PIPELINE_SCHEDULES[plan.schedule].splits_backward:
         return None
     later = DeferredWeightGrads()
     for stage in stages.values():

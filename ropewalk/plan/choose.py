@@ -16,6 +16,7 @@ from .layout import compile_problems, degrees, laid_out
 from .machine import Machine
 from .memory_per_rank import of_rank
 from .plan import PhasePlan, Plan
+from .schedules import PIPELINE_SCHEDULES
 
 
 def choose(
@@ -127,7 +128,7 @@ def _candidates(spec: Spec, rank_rows: int, device: str, *, parallel: Parallel, 
     # A pipeline needs several microbatches per rank: with four the bubble is at most (p - 1) / (p + 3).
     least = 4 * parallel.pipeline if parallel.pipeline > 1 else 1
     most = max(1, rank_rows // least)
-    if parallel.pipeline > 1 and parallel.schedule == "interleaved":
+    if parallel.pipeline > 1 and PIPELINE_SCHEDULES[parallel.schedule].interleaves:
         divisors = [r for r in range(most, 0, -1) if rank_rows % r == 0 and rank_rows // r % parallel.pipeline == 0]
     else:
         divisors = [r for r in range(most, 0, -1) if rank_rows % r == 0]

@@ -8,6 +8,8 @@ from typing import Annotated, Literal
 from ropewalk.config.schema import CONTINUES, Range
 from ropewalk.model.activations import Activations
 
+from .schedules import PIPELINE_SCHEDULES
+
 Fp8 = Literal["quicker", "all"]
 Switch = Literal["auto", "on", "off"]
 
@@ -41,7 +43,6 @@ class Layout:
 
 ZeroStage = Literal[1, 2, 3]
 ContextKind = Literal["ring", "ulysses"]
-ScheduleKind = Literal["gpipe", "1f1b", "interleaved", "zero-bubble"]
 Recompute = Literal["none", "attention", "full", "auto"]
 Compression = Literal["none", "bf16", "fp16", "powersgd"]
 Backend = Literal["auto", "nccl", "gloo", "mpi"]
@@ -73,8 +74,9 @@ class Parallel:
     positions."""
     pipeline: Annotated[int, Range(least=1), CONTINUES] = 1
     """Pipeline-parallel degree: ranks that split the layers."""
-    schedule: Annotated[ScheduleKind, CONTINUES] = "1f1b"
-    """Pipeline schedule: the order of the microbatches."""
+    schedule: Annotated[str, PIPELINE_SCHEDULES, CONTINUES] = "1f1b"
+    """Pipeline schedule: the order of the microbatches. `module:attr` names a function of your own, from rank and
+    shape to actions (`ropewalk/plan/schedules.py`)."""
     chunks: Annotated[int, Range(least=1), CONTINUES] | None = None
     """Pipeline stages per rank. Not set: 2 for `interleaved`, otherwise 1."""
     recompute: Annotated[Recompute, CONTINUES] = "none"

@@ -10,6 +10,7 @@ from ropewalk.model.spec import Spec
 
 from .layout import problems
 from .plan import Plan
+from .schedules import PIPELINE_SCHEDULES
 from .stage_split import split_layers
 
 
@@ -27,7 +28,7 @@ def inference(plan: Plan, *, length: int) -> Plan:
         sequence_length=None,
         compile=False,
         sequence=False,
-        schedule="1f1b" if plan.schedule == "zero-bubble" else plan.schedule,
+        schedule="1f1b" if PIPELINE_SCHEDULES[plan.schedule].splits_backward else plan.schedule,
         recompute="none",
         recompute_bytes=None,
         saved_activations="whole",

@@ -14,7 +14,7 @@ from ropewalk.model.spec import Spec
 from .config import Parallel
 from .forecast import PURE
 from .plan import Plan
-from .schedules import Shape, check_shape
+from .schedules import PIPELINE_SCHEDULES, Shape, check_shape
 from .stage_split import split_layers
 
 
@@ -46,7 +46,9 @@ def degrees(parallel: Parallel, processes: int | None) -> dict[str, int]:
 def laid_out(plan: Plan, parallel: Parallel, spec: Spec, *, processes: int | None) -> Plan:
     """`plan` with the degrees and options of `parallel`; UserError lists all problems."""
     sides = degrees(parallel, processes)
-    chunks = parallel.chunks or (2 if parallel.schedule == "interleaved" and parallel.pipeline > 1 else 1)
+    chunks = parallel.chunks or (
+        2 if PIPELINE_SCHEDULES[parallel.schedule].interleaves and parallel.pipeline > 1 else 1
+    )
     several = parallel.pipeline > 1
     options: dict[str, Any] = {
         "zero": parallel.zero if parallel.shard > 1 else 0,
@@ -164,8 +166,8 @@ def _packing_problems(plan: Plan) -> Iterator[str]:
         )
     if "activations" in plan.offload:
         yield f"{setting} does not work with `parallel.offload` of activations; drop one of them"
-    if plan.pipeline > 1 and plan.schedule == "zero-bubble":
-        yield f"{setting} does not work with the schedule zero-bubble, which keeps inputs itself; use 1f1b"
+    if plan.pipeline > 1 and PIPELINE_SCHEDULES[plan.schedule].splits_backward:
+        yield f"{setting} does not work with the schedule {plan.schedule}, which keeps inputs itself; use 1f1b"
     if plan.devices > 1:
         yield f"{setting} does not work with `parallel.devices`; start a process per device with `--nproc`"
 
@@ -181,15 +183,15 @@ def compile_problems(plan: Plan) -> Iterator[str]:
             f"{setting} does not work with `recompute` attention or auto, nor with offloaded or packed activations: "
             f"they need the inside of a block; use `auto`{other}"
         )
-    if plan.pipeline > 1 and plan.schedule == "zero-bubble":
-        yield f"{setting} does not work with the schedule zero-bubble, which splits the backward pass; use 1f1b"
+    if plan.pipeline > 1 and PIPELINE_SCHEDULES[plan.schedule].splits_backward:
+        yield f"{setting} does not work with the schedule {plan.schedule}, which splits the backward pass; use 1f1b"
     if plan.devices > 1:
         yield f"{setting} does not work with `parallel.devices`; start a process per device with `--nproc`"
 
 
 def _fp8_problems(plan: Plan) -> Iterator[str]:
-    if plan.pipeline > 1 and plan.schedule == "zero-bubble":
-        yield "`train.precision` fp8 does not work with the schedule zero-bubble; use 1f1b"
+    if plan.pipeline > 1 and PIPELINE_SCHEDULES[plan.schedule].splits_backward:
+        yield f"`train.precision` fp8 does not work with the schedule {plan.schedule}; use 1f1b"
     if plan.saved_activations != "whole":
         yield "`train.precision` fp8 already saves inputs in 8 bits; leave `parallel.saved_activations` out"
 

@@ -12,7 +12,7 @@ from ropewalk.config.renames import PLAN, upgraded_model
 from ropewalk.model.activations import Activations
 from ropewalk.model.spec import Spec, spec_of_tree, spec_tree
 
-from .config import Backend, Compression, ContextKind, Fp8, Offload, Recompute, ScheduleKind, Switch
+from .config import Backend, Compression, ContextKind, Fp8, Offload, Recompute, Switch
 from .forecast import Memory, Precision
 
 FORMAT = 4
@@ -45,7 +45,7 @@ class Plan:
     """0 where `shard` is 1."""
     sequence: bool = False
     context_method: ContextKind = "ring"
-    schedule: ScheduleKind = "1f1b"
+    schedule: str = "1f1b"
     chunks: int = 1
     stages: tuple[tuple[int, ...], ...] = ()
     """Layers of every pipeline stage; empty without a pipeline. Stage s runs on pipeline rank s modulo `pipeline`."""

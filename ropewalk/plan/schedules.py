@@ -17,8 +17,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
 from ropewalk.base.errors import UserError
-
-from .config import ScheduleKind
+from ropewalk.config.registry import Kind, Registry
 
 ActionKind: TypeAlias = Literal["F", "B", "I", "W"]
 
@@ -60,30 +59,37 @@ class Shape:
         return self.ranks * self.chunks
 
 
-def actions(kind: ScheduleKind, *, rank: int, ranks: int, microbatches: int, chunks: int = 1) -> list[Action]:
+def actions(kind: str, *, rank: int, ranks: int, microbatches: int, chunks: int = 1) -> list[Action]:
     """What pipeline rank `rank` of `ranks` computes in one step, in order; a shape the kind cannot have is an error."""
     shape = Shape(ranks=ranks, microbatches=microbatches, chunks=chunks)
-    check_shape(kind, shape)
-    return KINDS[kind].actions(rank, shape)
+    return make_schedule(kind, shape)[rank]
 
 
-def make_schedule(kind: ScheduleKind, shape: Shape) -> list[list[Action]]:
+def make_schedule(kind: str, shape: Shape) -> list[list[Action]]:
     """The actions of all ranks."""
     check_shape(kind, shape)
-    return [KINDS[kind].actions(rank, shape) for rank in range(shape.ranks)]
+    schedule = _lists(kind, shape)
+    if ":" in kind and (wrong := check(schedule, shape=shape, live=[len(own) for own in schedule])):
+        raise UserError(f"`{kind}` gives no schedule that can be run: {wrong[0]}")
+    return schedule
 
 
-def check_shape(kind: ScheduleKind, shape: Shape) -> None:
+def _lists(kind: str, shape: Shape) -> list[list[Action]]:
+    actions = PIPELINE_SCHEDULES[kind].load()
+    return [actions(rank, shape) for rank in range(shape.ranks)]
+
+
+def check_shape(kind: str, shape: Shape) -> None:
     """Says what to change where a pipeline of this shape cannot follow a schedule of this kind."""
-    if kind == "interleaved":
+    if PIPELINE_SCHEDULES[kind].interleaves:
         if shape.chunks < 2:
             raise UserError(
-                "`parallel.schedule` interleaved needs several stages a rank, and `parallel.chunks` is "
+                f"`parallel.schedule` {kind} needs several stages a rank, and `parallel.chunks` is "
                 f"{shape.chunks}; set it to 2 or more, or take 1f1b"
             )
         if shape.microbatches % shape.ranks:
             raise UserError(
-                f"`parallel.schedule` interleaved takes microbatches in rounds of `parallel.pipeline` "
+                f"`parallel.schedule` {kind} takes microbatches in rounds of `parallel.pipeline` "
                 f"({shape.ranks}), which does not divide the {shape.microbatches} of a step; change "
                 "`train.batch_size` or `plan.microbatch_size`, or take 1f1b"
             )
@@ -118,9 +124,10 @@ def receiver(action: Action, stages: int) -> int | None:
     return action.stage - 1 if action.kind != "W" and action.stage else None
 
 
-def peak_live(kind: ScheduleKind, *, rank: int, shape: Shape) -> int:
+def peak_live(kind: str, *, rank: int, shape: Shape) -> int:
     """The most forward passes whose activations `rank` holds at once, counted by stage and microbatch."""
-    return KINDS[kind].live(rank, shape)
+    live = PIPELINE_SCHEDULES[kind].live
+    return live(rank, shape) if live else max(held_after(_lists(kind, shape)[rank]), default=0)
 
 
 def in_order(schedule: Schedule, *, stages: int, buffered: int | None = None) -> Iterator[tuple[int, Action]]:
@@ -275,21 +282,64 @@ def _alternate(forward: list[Action], backward: list[Action], *, first: int) -> 
     return [*forward[:first], *(action for turn in turns for action in turn), *backward[len(forward) - first :]]
 
 
-@dataclass(frozen=True, slots=True)
-class Kind:
-    """One kind of schedule: its actions by rank, and the most forward passes a rank holds."""
-
-    actions: Callable[[int, Shape], list[Action]]
-    live: Callable[[int, Shape], int]
+def _idle_until_a_flush(shape: Shape, forward: float, input: float, weight: float) -> float:
+    """Each rank waits through p - 1 forward and backward passes of a stage."""
+    return (shape.ranks - 1) * (forward + input + weight)
 
 
-KINDS: dict[ScheduleKind, Kind] = {
-    "gpipe": Kind(_gpipe, lambda rank, shape: shape.microbatches),
-    "1f1b": Kind(_one_forward_one_backward, lambda rank, shape: min(shape.microbatches, shape.ranks - rank)),
-    "interleaved": Kind(
-        _interleaved,
-        lambda rank, shape: min(shape.microbatches * shape.chunks, _interleaved_ahead(rank, shape) + 1),
-    ),
-    "zero-bubble": Kind(_zero_bubble, lambda rank, shape: min(shape.microbatches, shape.ranks)),
-}
-"""Every kind of schedule by its name in a recipe."""
+def _idle_of_zero_bubble(shape: Shape, forward: float, input: float, weight: float) -> float | None:
+    """ZB-H1 loses (p - 1) (F + I - W) with p microbatches or more (Qi et al. 2023, table 2), as long as W is no longer
+    than F and I, in whose place it is put."""
+    if weight > min(forward, input):
+        return None
+    # With fewer microbatches than ranks there are fewer W to fill the end with.
+    filled = min(shape.microbatches, shape.ranks) - 1
+    return (shape.ranks - 1) * (forward + input) - filled * weight
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PipelineSchedule(Kind):
+    """A kind of schedule: the target gives the actions of a rank, `(rank, shape) -> list[Action]`."""
+
+    live: Callable[[int, Shape], int] | None = None
+    """The most forward passes that a rank holds; None: counted."""
+    idle: Callable[[Shape, float, float, float], float | None] | None = None
+    """Seconds that a rank waits, from those of F, I and W of equal stages; None where there is no closed form."""
+    interleaves: bool = False
+    """Whether ranks have several stages, and microbatches go through them in rounds of `ranks`."""
+    splits_backward: bool = False
+    """Whether I and W take the place of B."""
+
+
+PIPELINE_SCHEDULES: Registry[PipelineSchedule] = Registry(
+    "pipeline schedule",
+    {
+        "gpipe": PipelineSchedule(
+            target=_gpipe,
+            live=lambda rank, shape: shape.microbatches,
+            idle=_idle_until_a_flush,
+            doc="all forward passes, then all backward passes; keeps every microbatch.",
+        ),
+        "1f1b": PipelineSchedule(
+            target=_one_forward_one_backward,
+            live=lambda rank, shape: min(shape.microbatches, shape.ranks - rank),
+            idle=_idle_until_a_flush,
+            doc="forward and backward passes in turn; keeps one microbatch per rank.",
+        ),
+        "interleaved": PipelineSchedule(
+            target=_interleaved,
+            live=lambda rank, shape: min(shape.microbatches * shape.chunks, _interleaved_ahead(rank, shape) + 1),
+            idle=_idle_until_a_flush,
+            interleaves=True,
+            doc="1f1b with `chunks` stages per rank: a shorter bubble, more messages.",
+        ),
+        "zero-bubble": PipelineSchedule(
+            target=_zero_bubble,
+            live=lambda rank, shape: min(shape.microbatches, shape.ranks),
+            idle=_idle_of_zero_bubble,
+            splits_backward=True,
+            doc="weight gradients fill the bubble (ZB-H1).",
+        ),
+    },
+    kind=PipelineSchedule,
+)

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .config import ScheduleKind
-from .schedules import Action, Schedule, Shape, held_after, in_order, needs, receiver
+from .schedules import PIPELINE_SCHEDULES, Action, Schedule, Shape, held_after, in_order, needs, receiver
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -122,20 +121,12 @@ def simulate(schedule: Schedule, times: Sequence[StageTimes], *, link: Link | No
     return Simulation(tuple(map(tuple, spans)))
 
 
-def equal_stages_bubble(kind: ScheduleKind, shape: Shape, times: StageTimes) -> float | None:
+def equal_stages_bubble(kind: str, shape: Shape, times: StageTimes) -> float | None:
     """The share of waiting in closed form, for equal stages and messages that take no time; None where there is none.
 
-    Under GPipe and 1F1B each rank waits through p - 1 forward and backward passes of a stage: (p - 1) / (m + p - 1).
-    Interleaved stages are a v-th as long: (p - 1) / (v m + p - 1). ZB-H1 loses (p - 1) (F + I - W) with p microbatches
-    or more (Qi et al. 2023, table 2), as long as W is no longer than F and I, in whose place it is put.
+    Under GPipe and 1F1B it is (p - 1) / (m + p - 1); interleaved stages are a v-th as long: (p - 1) / (v m + p - 1).
     """
+    of = PIPELINE_SCHEDULES[kind].idle
+    idle = of(shape, times.forward, times.input, times.weight) if of else None
     both = times.forward + times.backward
-    if kind != "zero-bubble":
-        idle = (shape.ranks - 1) * both
-    elif times.weight <= min(times.forward, times.input):
-        # With fewer microbatches than ranks there are fewer W to fill the end with.
-        filled = min(shape.microbatches, shape.ranks) - 1
-        idle = (shape.ranks - 1) * (times.forward + times.input) - filled * times.weight
-    else:
-        return None
-    return idle / (shape.microbatches * shape.chunks * both + idle)
+    return None if idle is None else idle / (shape.microbatches * shape.chunks * both + idle)

@@ -20,7 +20,7 @@ from ropewalk.plan.messages import (
     forward_lists,
     program,
 )
-from ropewalk.plan.schedules import KINDS, Action, Shape, make_schedule
+from ropewalk.plan.schedules import PIPELINE_SCHEDULES, Action, Shape, make_schedule, peak_live
 from tests.plan.nccl_order import (
     Collective,
     Create,
@@ -87,7 +87,7 @@ def no_collection() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("no_collection")
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", PIPELINE_SCHEDULES)
 def test_every_schedule_ends_under_the_rules_of_nccl(kind: str) -> None:
     for shape in shapes(kind):
         assert Nccl(programs(kind, shape)).stuck() == {}, shape
@@ -105,7 +105,7 @@ def test_forward_passes_alone_end_under_the_rules_of_nccl() -> None:
             assert Nccl(own).stuck() == {}, shape
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", PIPELINE_SCHEDULES)
 def test_a_channel_carries_the_same_messages_in_the_same_order_at_both_ends(kind: str) -> None:
     shape = Shape(ranks=4, microbatches=8, chunks=2 if kind == "interleaved" else 1)
     schedule = make_schedule(kind, shape)
@@ -125,7 +125,7 @@ def test_a_channel_carries_the_same_messages_in_the_same_order_at_both_ends(kind
     assert sent.keys() == {c for each in channels(4, wraps=shape.chunks > 1) for c in each}
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", PIPELINE_SCHEDULES)
 def test_gradients_in_flight_are_few_and_hidden_states_wait_for_their_gradient_only(kind: str) -> None:
     shape = Shape(ranks=4, microbatches=16, chunks=2 if kind == "interleaved" else 1)
     schedule = make_schedule(kind, shape)
@@ -137,7 +137,7 @@ def test_gradients_in_flight_are_few_and_hidden_states_wait_for_their_gradient_o
             if isinstance(operation, Release):
                 held[operation.message.backward] -= 1
             assert held[True] <= IN_FLIGHT * 2  # two channels at most lead backwards from a rank
-            assert held[False] <= KINDS[kind].live(rank, shape)
+            assert held[False] <= peak_live(kind, rank=rank, shape=shape)
 
 
 def test_communicators_are_made_in_rounds_of_disjoint_pairs() -> None:

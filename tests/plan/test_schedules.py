@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ropewalk.base.errors import UserError
 from ropewalk.plan.schedules import (
-    KINDS,
+    PIPELINE_SCHEDULES,
     Action,
     Schedule,
     Shape,
@@ -32,7 +32,7 @@ UNIT = StageTimes(forward=1.0, input=1.0, weight=1.0)
 @st.composite
 def pipelines(draw: st.DrawFn, *, most_ranks: int = 8) -> tuple[str, Shape]:
     """A kind and a shape that it can have."""
-    kind = draw(st.sampled_from(sorted(KINDS)))
+    kind = draw(st.sampled_from(sorted(PIPELINE_SCHEDULES)))
     ranks = draw(st.integers(1, most_ranks))
     if kind == "interleaved":
         rounds, chunks = draw(st.integers(1, most_ranks // 2)), draw(st.integers(2, 4))
@@ -275,3 +275,22 @@ def test_a_shape_that_a_kind_cannot_have_is_refused(kind: str, shape: Shape, wor
         make_schedule(kind, shape)
     with pytest.raises(UserError, match=words):
         actions(kind, rank=0, ranks=shape.ranks, microbatches=shape.microbatches, chunks=shape.chunks)
+
+
+def backward_first(rank: int, shape: Shape) -> list[Action]:
+    """A user's schedule: every microbatch comes back before the next one begins."""
+    return [Action(kind, rank, microbatch) for microbatch in range(shape.microbatches) for kind in ("F", "B")]
+
+
+def stuck(rank: int, shape: Shape) -> list[Action]:
+    return backward_first(rank, shape)[::-1]
+
+
+def test_a_schedule_of_ones_own_is_made_and_checked() -> None:
+    shape, kind = Shape(ranks=3, microbatches=4), f"{__name__}:backward_first"
+    assert limits(kind, shape) == [1, 1, 1]
+    simulated = simulate(make_schedule(kind, shape), [UNIT] * 3)
+    assert simulated.makespan == 4 * 3 * (1 + 2)
+    assert equal_stages_bubble(kind, shape, UNIT) is None
+    with pytest.raises(UserError, match="gives no schedule that can be run: nobody can go on"):
+        make_schedule(f"{__name__}:stuck", shape)

@@ -18,7 +18,7 @@ from .run_results import aligned
 app = verb()
 
 _WIDEST = 32
-"""Characters of a setting that are shown."""
+"""Maximum length of a setting in the table."""
 
 
 @app.command()
@@ -37,7 +37,7 @@ def compare(
 
     Example: ropewalk compare runs/quickstart runs/other-seed
 
-    Curves run along steps, tokens, FLOPs or training time. Only reads; the runs may still be running.
+    Curves run along steps, tokens, FLOPs or training time. Only reads files; runs may still be training.
     """
     found = flow.compare(runs, page=html)
     parts = ["\n".join(aligned(figures(found))), _settings(found), _curves(found, by), *found.notes]
@@ -58,7 +58,7 @@ def _short(value: object) -> str:
 
 
 def _curves(found: Comparison, by: Literal["step", "tokens", "flops", "time"]) -> str:
-    """The loss of each run at places that all have reached."""
+    """A table of losses at places that all runs have reached."""
     measure = found.measure()
     rows: list[tuple[str, ...]] = [(UNITS[by], *found.labels)]
     for place in found.places(by):

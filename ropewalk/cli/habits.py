@@ -1,4 +1,4 @@
-"""What users of other tools type: verbs, options and settings that have another name here."""
+"""Verbs, options and settings of other tools that have another name here."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ OPTIONS = {
 
 
 def meant_verb(word: str, verbs: Iterable[str]) -> str:
-    """What to do instead of the verb `word`, which there is not."""
+    """What to do instead of the unknown verb `word`."""
     if word.endswith(".toml"):
         return f"to run a recipe: `ropewalk run {word}`"
     if hint := VERBS.get(_plain(word)):
@@ -79,7 +79,7 @@ def meant_verb(word: str, verbs: Iterable[str]) -> str:
 
 
 def meant_option(option: str) -> str:
-    """What to write instead of `--option`, when it is a setting or a habit; else empty."""
+    """What to write instead of `--option`, if it is a setting or known from another tool; else empty."""
     name = _plain(option.lstrip("-"))
     if name in OPTIONS:
         return OPTIONS[name]

@@ -1,7 +1,7 @@
-"""The last line of a terminal, redrawn in place with rich; what is said meanwhile scrolls by above it.
+"""The last line of a terminal, redrawn in place with rich; messages scroll by above it.
 
-The line never wraps: figures that do not fit are left out, the least important first. rich reads the width anew for
-every frame, so a resized terminal is filled within a quarter of a second.
+The line never wraps: figures that do not fit are dropped, the least important first. rich reads the width for every
+frame, so the line adapts to a resized terminal within a quarter of a second.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LEAST_BAR, MOST_BAR = 5, 32
 
 
 class LiveLine:
-    """Draws on `stream` what `frame` gives for a width, until it is hidden."""
+    """Draws `frame(width)` on `stream` until it is hidden."""
 
     def __init__(self, stream: TextIO, frame: Callable[[int], Text], *, frames_per_s: float = FRAMES_PER_S) -> None:
         self._console = Console(file=stream, highlight=False, soft_wrap=False)
@@ -35,7 +35,7 @@ class LiveLine:
 
     @property
     def characters(self) -> tuple[str, str]:
-        """Of a bar: done, and left."""
+        """Characters of a bar: done, and left."""
         return BAR if self._console.encoding.startswith("utf") else ASCII_BAR
 
     def show(self) -> None:
@@ -49,11 +49,11 @@ class LiveLine:
             auto_refresh=self._frames_per_s > 0,
             refresh_per_second=self._frames_per_s or 1,
             transient=True,
-            redirect_stdout=False,  # results go there, to a file perhaps
-            redirect_stderr=self._console.file is sys.stderr,  # what libraries print goes above the line
+            redirect_stdout=False,  # results go to stdout, perhaps a file
+            redirect_stderr=self._console.file is sys.stderr,  # output of libraries goes above the line
         )
         self._live.start(refresh=True)
-        # A process that is killed could not give the cursor back.
+        # A killed process could not restore the cursor.
         self._console.show_cursor(True)
 
     def hide(self) -> None:
@@ -63,7 +63,7 @@ class LiveLine:
             live.stop()
 
     def say(self, text: str) -> None:
-        """Lines of their own above the line, wrapped at words."""
+        """Prints text above the line, wrapped at words."""
         style = "yellow" if text.startswith("warning:") else ""
         for line in text.splitlines() or [""]:
             first, *others = Text(line, style=style).wrap(self._console, max(20, self.width - 2))
@@ -71,19 +71,19 @@ class LiveLine:
 
     @property
     def width(self) -> int:
-        """Columns that are used."""
+        """Usable columns."""
         return _columns(self._console)
 
 
 class Page:
-    """Lines on `stream` that replace one another, under a line with a bar."""
+    """A page on `stream` that is redrawn in place, under a line with a bar."""
 
     def __init__(self, stream: TextIO) -> None:
         self._console = Console(file=stream, highlight=False)
         self._live: Live | None = None
 
     def show(self, moment: RunStatus, lines: list[str]) -> None:
-        """Draws them in place of the last ones; what is too long is cut off."""
+        """Redraws the page; long lines are cut."""
         width = _columns(self._console)
         drawn = [line(moment.task, moment.share, moment.first, moment.others, width=width)]
         drawn += [Text(text, no_wrap=True, overflow="ellipsis") for text in lines]
@@ -94,7 +94,7 @@ class Page:
         self._live.update(Group(*drawn), refresh=True)
 
     def close(self) -> None:
-        """Leaves the last lines as they are."""
+        """Leaves the last page on the screen."""
         if self._live:
             self._live.stop()
 
@@ -108,13 +108,13 @@ def line(
     width: int,
     characters: tuple[str, str] = BAR,
 ) -> Text:
-    """`task`, a bar with the `share` that is done, the `first` figures and as many of the `others` as fit; where not
-    even those of `first` do, the last of them."""
+    """`task`, a bar of the finished `share`, the `first` figures and as many of the `others` as fit; if not even
+    `first` fits, the last of them."""
     percent = [] if share is None else [f"{share:4.0%}"]
     named, kept = [task], list(first)
     while len(kept) > 1 and _length([task, *percent, *kept]) > width:
         kept.pop(0)
-    if _length([task, *percent, *kept]) > width:  # the time left matters more than the name of what is under way
+    if _length([task, *percent, *kept]) > width:  # the time left matters more than the name of the task
         named = []
     if _length([*named, *percent, *kept]) > width:
         kept = []
@@ -141,8 +141,8 @@ def line(
 
 
 def _columns(console: Console) -> int:
-    """Columns of the terminal as it is now, but for the last one, where some terminals wrap at once."""
-    with contextlib.suppress(OSError):  # else as rich finds it
+    """Current columns of the terminal, except the last, where some terminals wrap."""
+    with contextlib.suppress(OSError):  # otherwise as rich detects it
         console.size = ConsoleDimensions(*os.get_terminal_size(console.file.fileno()))
     return max(10, console.width - 1)
 

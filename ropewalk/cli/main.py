@@ -1,6 +1,6 @@
-"""The command line: finds the verb, runs it, turns errors into words.
+"""The command line: finds the verb, runs it, prints errors.
 
-A verb's file is imported only when that verb is used, so that `--help` answers at once.
+A verb's file is imported only when the verb is used, so that `--help` answers at once.
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ VERBS = {
     "compare": "Compare runs: settings, curves, results with intervals.",
     "report": "Write the HTML report of a run.",
 }
-"""Every verb and its line in `ropewalk --help`; the verb lives in `ropewalk/cli/VERB.py` as `app`."""
+"""Every verb with its line in `ropewalk --help`; `ropewalk/cli/VERB.py` defines it as `app`."""
 
 
 CONTINUING = ("quickstart", "run", "prepare", "train", "evaluate")
-"""Verbs that keep what they have done."""
+"""Verbs whose work is kept, so that the same command continues."""
 INTERRUPTED = 130
 """Exit status after Ctrl-C: 128 plus the signal's number."""
 
 
 class _Verbs(TyperGroup):
-    """A group whose commands are imported when they are asked for."""
+    """A group whose commands are imported on use."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(VERBS)
@@ -83,7 +83,7 @@ def _root(ctx: typer.Context, version: bool = typer.Option(False, "--version", h
 
     Example: ropewalk quickstart
 
-    One recipe describes the whole path, and the same command continues whatever was interrupted. `ropewalk VERB
+    One recipe describes the whole path, and the same command continues an interrupted run. `ropewalk VERB
     --help` explains a verb.
     """
     if version:
@@ -101,12 +101,12 @@ def main(arguments: list[str] | None = None) -> None:
     except RopewalkError as error:
         _fail(error, given)
     except BrokenPipeError:
-        # Whoever read our output has enough; nothing more can be written, not even at exit.
+        # The reader of our output has closed it; nothing more can be written, not even at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(0) from None
     except SystemExit:
         raise
-    except KeyboardInterrupt:  # before or after typer minds it
+    except KeyboardInterrupt:  # outside typer's own handling
         status = INTERRUPTED
     except BaseException as error:
         if hasattr(error, "format_message"):  # typer's own errors, whose classes are not public
@@ -122,7 +122,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _misused(error: Any, arguments: list[str]) -> NoReturn:
-    """Says what does not fit a verb: an option that there is not, a word too many or too few."""
+    """Reports wrong usage of a verb: an unknown option, too many or too few words."""
     if option := getattr(error, "possibilities", None) is not None and error.option_name:
         from .habits import meant_option
 
@@ -141,6 +141,6 @@ def _fail(error: RopewalkError, arguments: list[str], *, kind: str = "") -> None
     rank = ranks().rank
     if "--json" in arguments and rank == 0:
         typer.echo(json.dumps({"error": kind or type(error).__name__, "message": str(error)}))
-    if not (rank and isinstance(error, ConfigError)):  # the first process says the same
+    if not (rank and isinstance(error, ConfigError)):  # rank 0 reports it
         typer.echo(f"rank {rank}: {error}" if rank else str(error), err=True)
     raise SystemExit(error.exit_code)

@@ -92,13 +92,20 @@ def import_command(
 def grow(
     checkpoint: Checkpoint,
     to: Target,
-    sizes: Annotated[list[str], typer.Argument(help="As model.layers=8; also width, heads, kv_heads, mlp_width.")],
+    sizes: Annotated[
+        list[str], typer.Argument(help="New sizes, such as model.layers=8; also width, heads, kv_heads, mlp_width.")
+    ],
     new_blocks: Annotated[
         Literal["identity", "stack"],
-        typer.Option("--new-blocks", help="New blocks add nothing yet, or are plain copies (Gong et al. 2019)."),
+        typer.Option("--new-blocks", help="New blocks start as identities, or as copies (Gong et al. 2019)."),
     ] = "identity",
     noise: Annotated[
-        float, typer.Option("--noise", min=0.0, help="Added to copied weights, as a share of their size: parts copies.")
+        float,
+        typer.Option(
+            "--noise",
+            min=0.0,
+            help="Noise added to copied weights, relative to their size; breaks the symmetry of copies.",
+        ),
     ] = 0.0,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the noise.")] = 0,
     json: Json = False,

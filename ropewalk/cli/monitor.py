@@ -52,8 +52,8 @@ def monitor(
 
     Example: ropewalk monitor runs/quickstart
 
-    Only reads; the run does not notice. Curves written by --to hold every step once, without steps that a restart
-    or a rollback has undone.
+    Only reads files and does not affect the run. Curves written by --to hold every step once, without steps that a
+    restart or rollback undid.
     """
     if run is None and not follow and not to:
         found = newest_runs(runs)
@@ -71,7 +71,7 @@ def monitor(
             else:
                 for _ in watch.looks():
                     pass
-        except KeyboardInterrupt:  # is how one ends it
+        except KeyboardInterrupt:  # the usual end
             pass
     if to:
         written = {"run": str(folder), "points": watch.points, "to": to}
@@ -79,7 +79,7 @@ def monitor(
 
 
 def _follow(watch: RunWatch, *, json: bool) -> None:
-    """Shows the run until it ends: redrawn on a terminal, elsewhere a line now and then."""
+    """Shows the run until it ends: redrawn on a terminal, elsewhere a line from time to time."""
     screen = None
     if redraws(sys.stdout) and not json:
         from .live import Page

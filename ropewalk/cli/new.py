@@ -19,10 +19,10 @@ app = verb()
 def new(
     recipe: Annotated[Path, typer.Argument(help="The TOML file to write.", show_default=False)],
     data: Annotated[list[str], typer.Argument(help="Your files, folders, globs or URLs.", show_default=False)],
-    name: Annotated[str | None, typer.Option("--name", help="Name of the run; the file's name when left out.")] = None,
+    name: Annotated[str | None, typer.Option("--name", help="Name of the run. Default: the file's name.")] = None,
     hours: Annotated[
         float | None,
-        typer.Option("--hours", help="How long the run may take; ten minutes when left out.", show_default=False),
+        typer.Option("--hours", help="Time for the run. Default: ten minutes.", show_default=False),
     ] = None,
     gpu: Annotated[
         bool,

@@ -29,14 +29,14 @@ Nproc = Annotated[
     ),
 ]
 MOST_TOKENS = 1 << 20
-"""That are added to a prompt."""
+"""Maximum tokens to add to a prompt."""
 MOST_RANKS = 1 << 16
-"""Also nodes and cores; more is a slip of the keyboard, and would be waited for."""
+"""Maximum ranks, nodes and cores; a larger number is a typing error and would take forever."""
 Json = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")]
 
 
 def verb(*, help: str = "", cls: type[TyperGroup] | None = None) -> typer.Typer:
-    """A Typer for one verb file, plain text help and our own errors; `cls` makes its group another than usual."""
+    """A Typer for one verb file, with plain-text help and our own errors; `cls` replaces the class of its group."""
     return typer.Typer(
         cls=cls,
         rich_markup_mode=None,
@@ -48,7 +48,7 @@ def verb(*, help: str = "", cls: type[TyperGroup] | None = None) -> typer.Typer:
 
 
 class WithDefault(TyperGroup):
-    """A group whose first word may be a recipe instead of a command: the hidden command then takes it."""
+    """A group whose first word may be a recipe instead of a command; the hidden command then runs."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         named = args and (args[0] in self.commands or args[0] in ctx.help_option_names)

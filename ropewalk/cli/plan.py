@@ -78,7 +78,7 @@ def draw(
 
 
 def plan_text(planned: dict[str, Any]) -> str:
-    """The plan in a few lines, with a heading for each phase where there are several."""
+    """The plan in a few lines, with a heading per phase if there are several."""
     several = len(planned["phases"]) > 1
     rows = [("machine", planned["machine"])]
     for number, phase in enumerate(planned["phases"], 1):
@@ -106,26 +106,26 @@ def _phase_rows(phase: dict[str, Any]) -> list[tuple[str, str]]:
         *(_layout_rows(layout, degrees) if several else []),
         *_option_rows(layout),
         ("parameters", amount(derived["parameters"])),
-        ("step", f"{counted(layout['batch_size'], 'row')} in microbatches of {layout['microbatch_size']}"),
+        ("step", f"{counted(layout['batch_size'], 'sequence')} in microbatches of {layout['microbatch_size']}"),
         (
-            "memory a rank" if several else "memory",
+            "memory per rank" if several else "memory",
             " + ".join(f"{name} {amount(value, 'B')}" for name, value in memory.items()),
         ),
         ("tokens", f"{amount(phase['tokens'])} in {counted(phase['steps'], 'step')}"),
         (
             "FLOPs",
-            f"{amount(derived['flops'])} ({amount(derived['flops_per_token_causal'])} a token, causal attention)",
+            f"{amount(derived['flops'])} ({amount(derived['flops_per_token_causal'])} per token, causal attention)",
         ),
     ]
 
 
 def _layout_rows(layout: dict[str, Any], degrees: dict[str, int]) -> list[tuple[str, str]]:
-    """How several processes share the work."""
+    """Parallelism over several processes."""
     used = [f"{axis} {degree}" for axis, degree in degrees.items() if degree > 1]
     rows = [("processes", f"{prod(degrees.values())} = {' x '.join(used)}")]
     if layout["zero"]:
         shares = ("optimizer state", "gradients", "parameters")[: layout["zero"]]
-        rows.append(("shard", f"ZeRO-{layout['zero']}: shares {', '.join(shares)}"))
+        rows.append(("shard", f"ZeRO-{layout['zero']}: shards {', '.join(shares)}"))
     if layout["tensor"] > 1:
         rows.append(("tensor", "with sequence parallelism" if layout["sequence"] else "without sequence parallelism"))
     if layout["context"] > 1:
@@ -137,7 +137,7 @@ def _layout_rows(layout: dict[str, Any], degrees: dict[str, int]) -> list[tuple[
 
 
 def _option_rows(layout: dict[str, Any]) -> list[tuple[str, str]]:
-    """What differs from a plain step, for one process too."""
+    """Options of the step, which also apply to a single process."""
     named = {
         "recompute": ("recompute", "none"),
         "saved_activations": ("activations", "whole"),

@@ -100,7 +100,7 @@ def report(recipe: RecipeOrRun, overrides: Overrides = None, json: Json = False)
 def prune(
     recipe: RecipeOrRun,
     overrides: Overrides = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only tell what would be deleted.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only report what would be deleted.")] = False,
     json: Json = False,
 ) -> None:
     """Delete intermediate results that this recipe's data does not need.

@@ -21,15 +21,15 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 LINE_EVERY_S = 10.0
-"""Between plain lines of one task, where nothing can be redrawn."""
+"""Seconds between plain lines of a task, where nothing can be redrawn."""
 FIRST_FIGURES = 2
-"""Of a note, shown before the time left: loss and tokens per second."""
+"""Parts of a note shown before the time left: loss and tokens per second."""
 
 _open: ContextVar[list[Console]] = ContextVar("open consoles")
 
 
 class Console:
-    """A `Progress` for people."""
+    """A `Progress` for terminals and logs."""
 
     def __init__(
         self,
@@ -78,12 +78,12 @@ class Console:
         self._line(text)
 
     def close(self) -> None:
-        """Removes the live line: what is printed next stands on a line of its own."""
+        """Removes the live line, so that the next output gets its own line."""
         if self._live:
             self._live.hide()
 
     def _frame(self, width: int) -> Text:
-        """The live line as it is now: between two advances the time left runs down."""
+        """The current live line; the time left counts down between advances."""
         from .live import line
 
         assert self._live is not None
@@ -118,7 +118,7 @@ class Console:
 
 @contextlib.contextmanager
 def closing_consoles() -> Iterator[None]:
-    """Removes the live line of every Console that was made in the block, however the block ends."""
+    """Removes the live lines of all Consoles created in the block, however it ends."""
     token = _open.set([])
     try:
         yield
@@ -129,8 +129,8 @@ def closing_consoles() -> Iterator[None]:
 
 
 def emit(value: Any, *, as_json: bool, text: str) -> None:
-    """The result of a verb on stdout: `value` as one JSON object, or `text`. Of the processes that a launcher started
-    only the first one has a result to show."""
+    """Prints the result of a verb on stdout: `value` as one JSON object, or `text`. Under a launcher only rank 0
+    prints."""
     if ranks().rank > 0:
         return
     typer.echo(json.dumps(value, ensure_ascii=False, default=str) if as_json else text)

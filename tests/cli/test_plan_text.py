@@ -26,7 +26,7 @@ def test_flops_of_a_token_times_tokens_are_the_flops(words: list[str], tiny: Pat
     assert a_token < derived["flops_per_token"]
     assert phase["tokens"] * a_token == derived["flops"]
     assert (
-        rows(call(*words).out)["FLOPs"] == f"{amount(derived['flops'])} ({amount(a_token)} a token, causal attention)"
+        rows(call(*words).out)["FLOPs"] == f"{amount(derived['flops'])} ({amount(a_token)} per token, causal attention)"
     )
 
 
@@ -64,7 +64,7 @@ def test_one_process_tells_how_it_differs_from_a_plain_step(
     found = rows(call("plan", "tiny.toml", "plan.device=cpu", *settings).out)
     assert found.get("options") == options
     assert "memory" in found
-    assert not {"processes", "memory a rank"} & found.keys()
+    assert not {"processes", "memory per rank"} & found.keys()
 
 
 def test_several_processes_tell_it_too_and_have_memory_each(tiny: Path, call: Call) -> None:
@@ -72,4 +72,4 @@ def test_several_processes_tell_it_too_and_have_memory_each(tiny: Path, call: Ca
     found = rows(call("plan", "tiny.toml", "plan.device=cpu", *settings, "plan.microbatch_size=1").out)
     assert found["processes"] == "2 = replicate 2"
     assert found["options"] == "activations packed, exact"
-    assert "memory a rank" in found
+    assert "memory per rank" in found

@@ -222,7 +222,8 @@ class Run:
             found = {"ranks": 1}
             self._launch("evaluate", ranks=1)
         results = json.loads((self._run / "evaluation" / "results.json").read_text())
-        return found | {key: value for key, value in results.items() if isinstance(value, int | float)}
+        metrics = results["tasks"]["held-out"]
+        return found | {"step": results["step"]} | {name: metric["value"] for name, metric in metrics.items()}
 
     def _trained(self, *, first: int, last: int) -> dict[str, Any]:
         """What the events of this phase say of its steps."""

@@ -1,7 +1,7 @@
-"""Which part of a tensor a rank holds, and how ranks put the whole together.
+"""Which part of a tensor a rank holds, and how ranks gather the whole.
 
-A tensor may be cut twice: by the tensor axis along the dimension that the model declares, then by the shard axis along
-dimension 0 of what is left.
+A tensor may be split by several axes: by those that the model declares, then by the shard axis along dimension 0 of
+what they leave.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .comm import Group
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """One dimension dealt to the ranks of a group."""
+    """One dimension split over the ranks of a group."""
 
     dim: int
     sizes: tuple[int, ...]
@@ -40,7 +40,7 @@ class Placement:
     shape: tuple[int, ...]
     """Of the whole."""
     shards: tuple[Shard, ...] = ()
-    """In the order of cutting: each cuts what the one before left."""
+    """In order: each splits what the ones before left."""
     first: bool = True
     """Whether this rank is the first of those that hold the same part."""
 
@@ -48,16 +48,16 @@ class Placement:
     def offset(self) -> tuple[int, ...]:
         """Where the part begins in the whole."""
         corner = [0] * len(self.shape)
-        for slicing in self.shards:
-            corner[slicing.dim] += slicing.begin
+        for shard in self.shards:
+            corner[shard.dim] += shard.begin
         return tuple(corner)
 
     @property
     def local_shape(self) -> tuple[int, ...]:
         """Of the part."""
         sides = list(self.shape)
-        for slicing in self.shards:
-            sides[slicing.dim] = slicing.size
+        for shard in self.shards:
+            sides[shard.dim] = shard.size
         return tuple(sides)
 
     @property
@@ -68,8 +68,8 @@ class Placement:
         """The part of this part that `group` leaves to this rank."""
         if group.size == 1:
             return Placement(self.shape, self.shards, self.first if first is None else first)
-        slicing = Shard(dim, tuple(sizes), group)
-        return Placement(self.shape, (*self.shards, slicing), self.first if first is None else first)
+        shard = Shard(dim, tuple(sizes), group)
+        return Placement(self.shape, (*self.shards, shard), self.first if first is None else first)
 
     def take(self, full: Tensor | LocalShard) -> Tensor:
         """This rank's part of the whole tensor, a view; of one that was read in parts, the part."""
@@ -78,29 +78,29 @@ class Placement:
             assert there == (self.shape, self.offset, self.local_shape), f"the part {there} is another one"
             return full.local
         assert tuple(full.shape) == self.shape, f"{tuple(full.shape)} is not {self.shape}"
-        for slicing in self.shards:
-            full = full.narrow(slicing.dim, slicing.begin, slicing.size)
+        for shard in self.shards:
+            full = full.narrow(shard.dim, shard.begin, shard.size)
         return full
 
     def gather(self, part: Tensor) -> Tensor:
-        """The whole of a tensor that is cut like this one; all ranks of its groups must call. `part` may have more
-        dimensions in front, which are not cut."""
+        """The whole of a tensor that is split like this one; all ranks of its groups must call. `part` may have more
+        dimensions in front, which are not split."""
         extra = part.dim() - len(self.shape)
-        for slicing in reversed(self.shards):
-            part = _joined(part, slicing, extra + slicing.dim)
+        for shard in reversed(self.shards):
+            part = _joined(part, shard, extra + shard.dim)
         return part
 
     def sum(self, partial: Tensor, dim: int) -> Tensor:
         """`partial` sums over this rank's part of dimension `dim`, added up over all ranks that share it."""
-        for slicing in reversed(self.shards):
-            if slicing.dim == dim:
-                partial = slicing.group.all_reduce(partial.contiguous())
+        for shard in reversed(self.shards):
+            if shard.dim == dim:
+                partial = shard.group.all_reduce(partial.contiguous())
         return partial
 
 
 @dataclass(frozen=True, slots=True)
 class LocalShard:
-    """What a rank holds of a tensor: the numbers, and where they belong."""
+    """What a rank holds of a tensor: the values, and which part they are."""
 
     local: Tensor
     placement: Placement
@@ -111,22 +111,22 @@ Choose = Callable[[str, str, tuple[int, ...]], Placement | None]
 
 
 def whole_placement(shape: Sequence[int], *, first: bool = True) -> Placement:
-    """The cut of a tensor of which every rank holds all."""
+    """The placement of a tensor that every rank holds whole."""
     return Placement(tuple(shape), (), first)
 
 
 def chunk_sizes(side: int, ranks: int) -> tuple[int, ...]:
-    """Parts of ceil(side / ranks), the last ones shorter or empty: as `torch.chunk` and FSDP cut."""
+    """Parts of ceil(side / ranks), the last ones shorter or empty: as `torch.chunk` and FSDP split."""
     part = -(-side // ranks)
     return tuple(max(0, min(part, side - rank * part)) for rank in range(ranks))
 
 
-def _joined(part: Tensor, slicing: Shard, dim: int) -> Tensor:
-    """The parts of all ranks of a slicing along `dim`. Shorter ones travel padded."""
-    longest = max(slicing.sizes)
+def _joined(part: Tensor, shard: Shard, dim: int) -> Tensor:
+    """The parts of all ranks of a shard along `dim`. Shorter ones are sent padded."""
+    longest = max(shard.sizes)
     if part.shape[dim] < longest:
         missing = list(part.shape)
         missing[dim] = longest - part.shape[dim]
         part = torch.cat([part, part.new_zeros(missing)], dim)
-    parts = slicing.group.start_all_gather(part).wait().unbind(0)
-    return torch.cat([p.narrow(dim, 0, size) for p, size in zip(parts, slicing.sizes, strict=True)], dim)
+    parts = shard.group.start_all_gather(part).wait().unbind(0)
+    return torch.cat([p.narrow(dim, 0, size) for p, size in zip(parts, shard.sizes, strict=True)], dim)

@@ -13,7 +13,7 @@ from ropewalk.parallel import executor, microbatch
 from ropewalk.parallel.comm import Group, Pending
 from ropewalk.parallel.context import context_attention as context
 from ropewalk.parallel.data.replicas import Replicas
-from ropewalk.parallel.data.shard_group import Unit
+from ropewalk.parallel.data.shard_group import ShardGroup
 from tests.parallel.plans import CASES, MODELS, SLOW, Case
 from tests.parallel.pool import POOL
 from tests.parallel.worlds import Outcome, Proof, compare, train, wrong
@@ -143,15 +143,15 @@ def forgotten_bucket() -> None:
 
 def stale_gather() -> None:
     """Updated rows of the first bucket do not reach the others."""
-    sound = Unit.finish_gather
+    sound = ShardGroup.finish_gather
 
-    def finish(unit: Unit) -> None:
+    def finish(unit: ShardGroup) -> None:
         if "embedding.weight" in unit.parameters and unit._gathering is not None:
             unit._gathering.wait()
             unit._gathering = None
         sound(unit)
 
-    _set(Unit, "finish_gather", finish)
+    _set(ShardGroup, "finish_gather", finish)
 
 
 def forgotten_copy() -> None:

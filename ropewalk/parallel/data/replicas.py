@@ -1,5 +1,5 @@
-"""Data parallelism of ranks that keep everything and add up gradients (DDP: Li et al. 2020), in buckets while the
-backward pass goes on.
+"""Data parallelism of replicas (DDP: Li et al. 2020): gradients are all-reduced in buckets during the backward
+pass.
 
 Why not torch's DDP and `fully_shard` (parallel/data/shards.py): the sums of exact mode, counted bytes,
 optimizers that see plain tensors, a backward pass in two halves (zero-bubble pipelines), an optimizer on the host that
@@ -63,8 +63,7 @@ class Replicas:
                 when_accumulated(weights[name], self._arrived, name)
 
     def listen(self, final: Final) -> None:
-        """Calls `final` as gradients get final in the backward pass of a step's last microbatch, or soon after. Exact
-        sums are final with `finish` only, and not told."""
+        """As `Reducer.listen`."""
         if self._group.exact:
             return
         self._final = final
@@ -97,17 +96,12 @@ class Replicas:
                 bucket.tree.add(bucket.flat.clone())
 
     def last_backward(self, names: Collection[str]) -> None:
-        """The backward pass that begins now makes the gradients of `names` final in this step: their buckets are
-        reduced as soon as they are complete. For pipelines, whose stages end their steps one after the other; all data
-        ranks must call in the same order.
-
-        Not for weights whose gradients are computed outside of autograd (`pipeline.Later`): their hooks are called with
-        nothing added, before the gradient is there. For these, `complete` alone."""
+        """As `Reducer.last_backward`."""
         if not self._group.exact:
             self._ending.update(names)
 
     def complete(self, names: Collection[str]) -> None:
-        """The gradients of `names` are final, also of those that autograd did not accumulate."""
+        """As `Reducer.complete`."""
         if self._group.exact:
             return
         for name in names:
@@ -132,8 +126,8 @@ class Replicas:
         group, found = self._group, {}
         for name, tensor in self._compressor.state.items():
             if name.startswith("error/"):
-                slicing = Shard(0, (1,) * group.size, group)
-                found[name] = LocalShard(tensor.unsqueeze(0), Placement((group.size, *tensor.shape), (slicing,)))
+                shard = Shard(0, (1,) * group.size, group)
+                found[name] = LocalShard(tensor.unsqueeze(0), Placement((group.size, *tensor.shape), (shard,)))
             else:
                 found[name] = LocalShard(tensor, whole_placement(tensor.shape, first=group.rank == 0))
         return found

@@ -1,8 +1,8 @@
-"""One FSDP unit: all-gather before use, reduce-scatter after the backward pass.
+"""One shard group, as FSDP has them: all-gather before use, reduce-scatter after the backward pass.
 
 A parameter is gathered in the dtype that the model computes with, which may differ from parameter to parameter: in
 `bf16` the matrices of a block are bfloat16 and its norms and biases float32. All of them travel as one buffer of bytes,
-wide dtypes first so that every part is aligned: one collective per unit. A flat per dtype would double the collectives
+wide dtypes first so that every part is aligned: one collective per group. A flat per dtype would double the collectives
 for the norms, a few kilobytes whose cost is all latency. Gradients are reduced in the dtype of the master weights.
 """
 
@@ -18,11 +18,11 @@ from ..placement import chunk_sizes
 from .buckets import BinaryCounter
 
 Fill = Callable[[Collection[str]], Iterator[tuple[str, Tensor]]]
-"""First values of parameters by name, one after the other, all rows of them."""
+"""Initial values of whole parameters by name, one after the other."""
 
 
-class Unit:
-    """Parameters of which every rank of `group` keeps some rows, and ranks of `replicas` the same.
+class ShardGroup:
+    """Parameters that the ranks of `group` shard by rows; ranks of `replicas` hold the same shards.
 
     They are gathered as a matrix of (ranks, bytes of one rank) and reduced as one of (ranks, numbers of one rank): of
     each parameter the rows of rank 0, padded to those of the others, then of rank 1, and so on.
@@ -45,7 +45,7 @@ class Unit:
     ) -> None:
         """With `frees`, whole parameters are there between `finish_gather` and `release` only. With `accumulates`,
         `grad` of a weight sums several microbatches, in the dtype of `masters`. `place` moves a rank's part of a
-        parameter to where it is to lie between its uses. Weights without memory of their own (`hollow`) get the values
+        parameter to where it is kept between uses. Weights without memory of their own (`hollow`) get the values
         of `fill`. On a GPU, the sum over replicas is queued on the stream `side`."""
         self._weights, self._group, self._replicas, self._frees = weights, group, replicas, frees
         self._exact = group.exact or replicas.exact
@@ -84,7 +84,7 @@ class Unit:
         self._present = not frees
 
     def begin(self) -> None:
-        """A step begins: nothing is added up yet."""
+        """A step begins with no gradients."""
         self.gradient, self._counter = None, BinaryCounter()
 
     def expect(self) -> None:
@@ -92,7 +92,7 @@ class Unit:
         self.missing, self.backward = set(self.trained), False
 
     def start_gather(self) -> None:
-        """Begins to bring the whole parameters together, unless they are there or under way."""
+        """Starts the all-gather, unless the parameters are whole or it is in flight."""
         if (self._present and self._frees) or self._gathering is not None:
             return
         flat = torch.empty(self._row_bytes, dtype=torch.uint8, device=self._device)
@@ -117,7 +117,7 @@ class Unit:
         self._present = True
 
     def forget_gather(self) -> None:
-        """What is under way is out of date: waits for it and leaves the weights as they are."""
+        """Waits for an all-gather that is out of date and drops its result."""
         if self._gathering is not None:
             self._gathering.wait()
             self._gathering = None
@@ -132,7 +132,7 @@ class Unit:
             self._present = False
 
     def start_reduce(self) -> None:
-        """Begins to send the gradients of this microbatch to those who keep them."""
+        """Starts the reduce-scatter of this microbatch's gradients."""
         sides = [self._sides[name] for name in self.trained]
         parts = torch.zeros(self._group.size, sum(sides), dtype=self._masters, device=self._device)
         for piece, name in zip(parts.split(sides, dim=1), self.trained, strict=True):
@@ -160,7 +160,7 @@ class Unit:
         self._reducing, self._over_replicas = self._replicas.start_all_reduce(self._reducing.wait()), True
 
     def finish_reduce(self) -> None:
-        """Adds what has arrived to the sum of this step."""
+        """Adds the reduced gradients to the sum of this step."""
         self.start_replica_sum()
         assert self._reducing is not None
         part = self._reducing.wait()
@@ -171,7 +171,7 @@ class Unit:
             self.gradient = part if self.gradient is None else self.gradient.add_(part)
 
     def spread_gradient(self) -> None:
-        """Gives each parameter its part of the sum, which is then theirs alone; what was given stays."""
+        """Sets the gradient of each parameter from the sum, and forgets the sum."""
         total = self._counter.total() if self._exact else self.gradient
         self.gradient = None
         if total is None:
@@ -181,7 +181,7 @@ class Unit:
             parameter.grad = piece[: parameter.numel()].view(parameter.shape).to(parameter.device)
 
     def _layout(self) -> dict[str, tuple[int, int]]:
-        """Where each parameter lies among the bytes that a rank sends to be gathered, the widest dtype first."""
+        """The byte range of each parameter in what a rank sends to the all-gather, the widest dtype first."""
         found, end = {}, 0
         for name in sorted(self._weights, key=lambda name: -self._dtypes[name].itemsize):
             begin, end = end, end + self._sides[name] * self._dtypes[name].itemsize
@@ -189,7 +189,7 @@ class Unit:
         return found
 
     def _take(self, name: str, value: Tensor) -> Tensor:
-        """This rank's part of a first value. The weight gets the whole, or gives back its memory."""
+        """This rank's shard of an initial value. The weight gets the whole value, or frees its memory."""
         weight, dtype = self._weights[name], self._dtypes[name]
         part = self._mine(name, value)
         if self._separate:
@@ -206,7 +206,7 @@ class Unit:
 
 
 def hollow(like: Tensor, *, dtype: torch.dtype | None = None, device: torch.device | None = None) -> Tensor:
-    """A tensor of this shape whose memory is given back until it is needed."""
+    """A tensor of this shape without memory."""
     found = torch.empty_like(like, dtype=dtype, device=device, memory_format=torch.contiguous_format)
     found.untyped_storage().resize_(0)
     return found.detach()

@@ -1,7 +1,7 @@
-"""Data parallelism of ranks that share what they keep: every parameter is cut along dimension 0.
+"""ZeRO data parallelism (FSDP): every parameter is sharded along dimension 0.
 
-A rank keeps its part of the optimizer's state (ZeRO-1), of gradients too (2), of parameters too (3; Rajbhandari et al.
-2020). Gradients are reduced in groups during the backward pass; parallel/data/replicas.py says why this is not
+A rank keeps its shard of the optimizer's state (ZeRO-1), of gradients too (2), of parameters too (3; Rajbhandari et al.
+2020). Gradients are reduced by shard groups during the backward pass; parallel/data/replicas.py says why this is not
 torch's `fully_shard`.
 """
 
@@ -22,18 +22,17 @@ from ropewalk.base.files import storage
 from ..comm import Group
 from ..placement import LocalShard, Placement, chunk_sizes
 from .buckets import UNDER_WAY, Final, InOrder, fused, when_accumulated
-from .shard_group import Fill, Unit
+from .shard_group import Fill, ShardGroup
 
 
 class Shards:
-    """Every rank of `shard` keeps its part of each parameter's rows; `replicas` hold the same parts.
+    """Every rank of `shard` keeps its shard of each parameter's rows; `replicas` hold the same shards.
 
-    Before use the rows come together by an all-gather, gradients go apart by a reduce-scatter. Of stage 3, units are
-    the parameters of each of `modules`, which are used together; the root's are there during a whole microbatch. Below,
-    they are buckets of what is `trained`, which are gathered between an update and the next use, and of the rest, which
-    travel when they are set.
-    `held` keeps all of them from the first to the last microbatch of a step and reduces once, as a pipeline wants it:
-    when the pipeline says that their gradients are final, or at the end.
+    Parameters are all-gathered before use, gradients reduce-scattered. In stage 3 a shard group is the parameters of
+    one of `modules`; those outside of modules are whole during a whole microbatch. In stages 1 and 2, shard groups are
+    buckets of `trained` parameters, gathered between an update and the next use, and of the rest, gathered when set.
+    `held` keeps all parameters whole from the first to the last microbatch of a step and reduces once, as a pipeline
+    needs: when the pipeline says that gradients are final, or at the end.
     """
 
     def __init__(
@@ -54,8 +53,8 @@ class Shards:
         folder: Path | None = None,
         fill: Fill | None = None,
     ) -> None:
-        """Units are made one after the other: of the whole parameters that `weights` hold, or `fill` gives, no more
-        than one unit's are there beside the parts. `host` and `folder` say where the parts lie."""
+        """Shard groups are made one after the other: of the whole parameters that `weights` hold or `fill` gives, no
+        more than one group's are in memory beside the shards. `host` and `folder` say where shards are kept."""
         self._stage, self._held = stage, held
         modules = {key: module for key, module in modules.items() if any(n.startswith(f"{key}.") for n in weights)}
         device = next(iter(weights.values())).device
@@ -65,7 +64,7 @@ class Shards:
         self.placements = {name: placements[name].further(0, sizes[name], shard) for name in weights}
         groups = _by_module(weights, modules) if stage == 3 else _by_size(weights, bucket_bytes, trained)
         self._units = {
-            key: Unit(
+            key: ShardGroup(
                 {name: weights[name] for name in names},
                 shard,
                 replicas,
@@ -87,7 +86,7 @@ class Shards:
         # The order of the parameters is the model's, whatever the units are.
         parameters = {name: p for unit in self._units.values() for name, p in unit.parameters.items()}
         self.parameters = {name: parameters[name] for name in weights}
-        self._unit_of: dict[str, Unit] = {}
+        self._unit_of: dict[str, ShardGroup] = {}
         for unit in self._trained:
             for name in unit.trained:
                 self._unit_of[name] = unit
@@ -96,11 +95,11 @@ class Shards:
         self._reduces, self._last = False, False
         self._ending: set[str] = set()
         """As in `Replicas`."""
-        self._under_way: list[Unit] = []
+        self._under_way: list[ShardGroup] = []
         self._final: Final | None = None
         self._blocks = [self._units[key] for key in modules] if stage == 3 else []
-        self._stale: list[Unit] = []
-        """Units of stages 1 and 2 whose new rows have not come together, in the order of their use."""
+        self._stale: list[ShardGroup] = []
+        """Shard groups of stages 1 and 2 to be gathered after an update, in the order of their use."""
         users = _users(self._trained, modules) if stage < 3 else {}
         self._root = users.get("", [])
         # The root's first, then as blocks come: parameters, and so buckets, are in the opposite order.
@@ -112,7 +111,7 @@ class Shards:
                 self._follow(module, self._units[key], place)
 
     def listen(self, final: Final) -> None:
-        """As `Replicas.listen`."""
+        """As `Reducer.listen`."""
         self._final = None if self._exact else final
 
     def begin(self) -> None:
@@ -144,12 +143,12 @@ class Shards:
                 unit.release()
 
     def last_backward(self, names: Collection[str]) -> None:
-        """As `Replicas.last_backward`; of use where units are held."""
+        """As `Reducer.last_backward`."""
         if self._held:
             self._ending.update(names)
 
     def complete(self, names: Collection[str]) -> None:
-        """As `Replicas.complete`."""
+        """As `Reducer.complete`."""
         if not self._held:
             return
         for name in names:
@@ -158,7 +157,7 @@ class Shards:
         self._complete.look()
 
     def finish(self) -> dict[str, Tensor]:
-        """This rank's parts of the gradients of the global batch, by name."""
+        """This rank's shards of the gradients of the global batch, by name."""
         self._catch_up(self._stale)  # of modules that were not used
         if self._held:
             self._complete.flush()
@@ -194,7 +193,7 @@ class Shards:
 
     @contextlib.contextmanager
     def whole(self) -> Iterator[None]:
-        """In the block all parameters are there when they are used, and no gradient travels."""
+        """In the block all parameters are whole when they are used, and nothing is reduced."""
         self._reduces, self._ending = False, set()
         for unit in self._units.values():
             unit.expect()  # after a backward pass, blocks would be kept as if another were under way
@@ -210,10 +209,10 @@ class Shards:
             for unit in self._units.values():
                 unit.release()
 
-    def _before_use(self, units: Sequence[Unit], *_: Any) -> None:
+    def _before_use(self, units: Sequence[ShardGroup], *_: Any) -> None:
         self._catch_up(units)
 
-    def _catch_up(self, units: Sequence[Unit]) -> None:
+    def _catch_up(self, units: Sequence[ShardGroup]) -> None:
         """Waits for the new rows of `units` and of all that are used before them; always in the same order, which is
         then that of the collectives on every rank."""
         needed = {id(unit) for unit in units}
@@ -227,7 +226,7 @@ class Shards:
         for unit in self._stale[:UNDER_WAY]:
             unit.start_gather()
 
-    def _follow(self, module: nn.Module, unit: Unit, place: int) -> None:
+    def _follow(self, module: nn.Module, unit: ShardGroup, place: int) -> None:
         """Gathers before the module runs, forward and backward, the next one already while it does."""
 
         def before(*_: Any) -> None:
@@ -263,7 +262,7 @@ class Shards:
         if self._reduces or self._held:
             self._complete.look()
 
-    def _start(self, unit: Unit) -> None:
+    def _start(self, unit: ShardGroup) -> None:
         if self._under_way:
             self._under_way[-1].start_replica_sum()  # settled with its unit, while this one travels
         unit.start_reduce()
@@ -282,17 +281,17 @@ class Shards:
                 self._final(unit.trained)
 
 
-def _gather(units: Sequence[Unit]) -> None:
-    """Brings the parameters of all units together, at most so many under way: each is there twice meanwhile."""
+def _gather(units: Sequence[ShardGroup]) -> None:
+    """Gathers the parameters of all `units`, few at a time: each is in memory twice meanwhile."""
     for place, unit in enumerate(units):
         for ahead in units[place : place + UNDER_WAY]:
             ahead.start_gather()
         unit.finish_gather()
 
 
-def _users(units: Sequence[Unit], modules: Mapping[str, nn.Module]) -> dict[str, list[Unit]]:
-    """The units with parameters of each module, and under the empty name those with parameters outside of all."""
-    found: dict[str, list[Unit]] = {key: [] for key in (*modules, "")}
+def _users(units: Sequence[ShardGroup], modules: Mapping[str, nn.Module]) -> dict[str, list[ShardGroup]]:
+    """The shard groups with parameters of each module, and under the empty name those of parameters outside of all."""
+    found: dict[str, list[ShardGroup]] = {key: [] for key in (*modules, "")}
     for unit in units:
         for key in {_owner(name, modules) for name in unit.trained}:
             found[key].append(unit)

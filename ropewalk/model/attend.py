@@ -1,6 +1,6 @@
-"""How queries meet keys. A model is given an `Attend`; a KV cache or a ring over devices is another one, not a patch.
+"""Attention kernels and masks behind one interface, `Attend`; a KV cache or ring attention is another `Attend`.
 
-Shapes: B rows, H query heads, G key and value heads, T tokens, S keys, D head size.
+Shapes: B sequences, H query heads, G key and value heads, T tokens, S keys, D head size.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ instead of 2.00 (H200)."""
 
 
 class Attend(Protocol):
-    """Attention of one layer, after positions are applied; a forward pass calls it once a layer, in their order."""
+    """Attention of one layer, after rotation. A forward pass calls it once per layer, in order."""
 
     def __call__(self, q_BHTD: Tensor, k_BGTD: Tensor, v_BGTD: Tensor) -> Tensor:
-        """The attended values, B H T D."""
+        """The attention output, B H T D."""
 
 
 def attend_for(
@@ -62,11 +62,11 @@ def attend_for(
     kernel: Kernel | None = None,
     tiles: bool = False,
 ) -> Attend:
-    """What the spec asks for in one forward pass over whole rows.
+    """The spec's attention for one forward pass over whole sequences.
 
-    `documents_BT` numbers the documents of each row, for a spec that separates them; `first_head` is the first of the
-    heads that this process holds; `kernel` computes plain causal attention where it can, torch's choice without one.
-    `tiles` is for blocks that are compiled: pairs that nobody sees are then left out tile by tile.
+    `documents_BT` numbers the documents of each sequence, for a spec that separates them; `first_head` is the first
+    head of this rank; `kernel` is preferred for plain causal attention (None: torch's choice). `tiles` is for compiled
+    blocks: FlexAttention then skips fully masked tiles.
     """
     separate = documents_BT is not None and spec.documents == "separate"
     if not separate and spec.window is None and spec.position != "alibi":
@@ -77,13 +77,13 @@ def attend_for(
 
 
 def causal(q_BHTD: Tensor, k_BGTD: Tensor, v_BGTD: Tensor) -> Tensor:
-    """Each token sees itself and what came before it in its row."""
+    """Each token attends to itself and to earlier tokens of its sequence."""
     return _attend(q_BHTD, k_BGTD, v_BGTD, mask=None)
 
 
 @dataclass(frozen=True, slots=True)
 class CausalAttend:
-    """`causal` by the first of these kernels of torch that can."""
+    """`causal` by the first of these torch kernels that supports the shapes."""
 
     kernels: tuple[Kernel, ...]
 
@@ -96,7 +96,7 @@ class MaskedAttend:
     """Causal attention with a window, distance penalties or separate documents, for one forward pass.
 
     All layers share one mask of (B if documents) x (H if ALiBi) x T x T numbers, made at the first call. Price: it is
-    held for the backward pass, and pairs outside a window are computed and thrown away.
+    held for the backward pass, and pairs outside a window are computed and discarded.
     """
 
     def __init__(self, spec: Spec, *, documents_BT: Tensor | None = None, first_head: int = 0) -> None:
@@ -120,8 +120,8 @@ class MaskedAttend:
 
 
 class TiledAttend:
-    """What `MaskedAttend` computes, by FlexAttention, for blocks that are compiled: no mask in memory, and tiles whose
-    pairs are all unseen are left out.
+    """The result of `MaskedAttend` by FlexAttention, for compiled blocks: no mask in memory, fully masked tiles are
+    skipped.
     """
 
     def __init__(self, spec: Spec, documents_BT: Tensor, *, first_head: int = 0) -> None:
@@ -162,7 +162,7 @@ def _block_mask(seen: Callable[..., Tensor], rows: int | None, length: int, devi
 
 @functools.cache
 def _compiled_block_mask() -> Callable[..., BlockMask]:
-    """Eager, it would hold all pairs of places."""
+    """Eager, it would hold all pairs of positions."""
     return torch.compile(create_block_mask, dynamic=False)
 
 
@@ -176,10 +176,10 @@ def _alibi_score(spec: Spec, first_head: int, device: torch.device) -> Callable[
 
 
 class CachedAttend:
-    """Causal attention that remembers keys and values, for generation: each call brings only the new tokens.
+    """Causal attention with a key-value cache, for generation: each call brings only the new tokens.
 
-    Memory: 2 x layers x B x G x length x D numbers, allocated once at the first call of each layer. `first_head` is the
-    first of the heads that this process holds.
+    Memory: 2 x layers x B x G x length x D numbers, allocated at the first call of each layer. `first_head` is the
+    first head of this rank.
     """
 
     def __init__(self, spec: Spec, length: int, *, first_head: int = 0) -> None:
@@ -189,7 +189,7 @@ class CachedAttend:
         self._cache: list[tuple[Tensor, Tensor]] = []
         self._layer = 0
         self.seen = 0
-        """Tokens already in the cache; the caller raises it by `advance` after each forward pass."""
+        """Tokens in the cache; `advance` raises it after each forward pass."""
 
     def __call__(self, q_BHTD: Tensor, k_BGTD: Tensor, v_BGTD: Tensor) -> Tensor:
         batch, groups, tokens, size = k_BGTD.shape
@@ -201,8 +201,8 @@ class CachedAttend:
         end = self.seen + tokens
         keys_BGSD[:, :, self.seen : end] = k_BGTD
         values_BGSD[:, :, self.seen : end] = v_BGTD
-        # `is_causal` aligns the first query with the first key, so a continuation needs its own mask; the last token
-        # alone sees everything, if nothing special is asked.
+        # `is_causal` aligns the first query with the first key, so a continuation needs its own mask; a single token
+        # attends to the whole cache unless the spec masks more.
         mask = None
         if tokens > 1 or attend_for(self._spec) is not causal:
             key_S = torch.arange(end, device=q_BHTD.device)
@@ -230,8 +230,8 @@ def _attend(q_BHTD: Tensor, k_BGTD: Tensor, v_BGTD: Tensor, *, mask: Tensor | No
     if q_BHTD.device.type == "cpu" and q_BHTD.dtype == torch.bfloat16 and q_BHTD.shape[2] <= IN_TILES:
         return attend_in_tiles(q_BHTD, k_BGTD, v_BGTD, mask)
     if heads != groups and q_BHTD.is_cuda and (mask is not None or q_BHTD.dtype == torch.float32):
-        # The GPU kernels that take a mask or float32 know no groups, and torch would fall back to T x T matrices: 1.6
-        # times the memory of all that a model of width 768 keeps at T = 1024 (H200, torch 2.11).
+        # GPU kernels for a mask or float32 have no grouped queries; torch would fall back to T x T matrices: 1.6 times
+        # all activations that a model of width 768 saves at T = 1024 (H200, torch 2.11).
         k_BGTD, v_BGTD = (x.repeat_interleave(heads // groups, dim=1) for x in (k_BGTD, v_BGTD))
     grouped = heads != k_BGTD.shape[1]
     return F.scaled_dot_product_attention(
@@ -242,12 +242,12 @@ def _attend(q_BHTD: Tensor, k_BGTD: Tensor, v_BGTD: Tensor, *, mask: Tensor | No
 def additive_mask(
     spec: Spec, query_T: Tensor, key_S: Tensor, *, heads: range, dtype: torch.dtype, documents_BT: Tensor | None
 ) -> Tensor:
-    """What is added to the scores of queries and keys at these places of a row: -inf where unseen.
+    """What is added to the scores of queries and keys at these positions: -inf where masked.
 
     T x S, or with ALiBi or documents (1 or B) x (1 or H) x T x S: three dimensions would take torch's slow path.
-    `documents_BT` are those of the whole rows.
+    `documents_BT` covers whole sequences.
 
-    Numbers rather than booleans: torch would turn booleans into numbers again in every layer and keep each copy.
+    Numbers rather than booleans, which torch would convert in every layer, saving each copy.
     """
     distance_TS = query_T.unsqueeze(1) - key_S
     seen = distance_TS >= 0

@@ -19,20 +19,20 @@ LoraTargets = Literal["attention", "all"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Lora:
-    """Low-rank adapters (Hu et al. 2021): a linear map becomes W + alpha / rank x B A. W stays, A and B are trained;
-    B starts at 0, so that a fresh adapter changes nothing."""
+    """Low-rank adapters (Hu et al. 2021): a linear layer becomes W + alpha / rank x B A. W is frozen, A and B are
+    trained; B starts at 0, so that a new adapter changes nothing."""
 
     rank: Annotated[int, Range(least=1)] = 8
-    """Rows of A and columns of B. An adapter of an O x I matrix has rank x (O + I) numbers."""
+    """Rows of A and columns of B. An adapter of an O x I matrix has rank x (O + I) parameters."""
     alpha: Annotated[float, Range(above=0)] = 16.0
-    """Size of what adapters add. It is divided by the rank, so that another rank needs no other learning rate."""
+    """Scale of the adapters. It is divided by the rank, so that another rank needs no other learning rate."""
     targets: LoraTargets = "all"
-    """Which linear maps of a block have adapters: the two of attention, or those of the feed-forward part too."""
+    """Which linear layers of a block have adapters: the two of attention, or those of the feed-forward part too."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Model:
-    """A decoder-only transformer. With `train.start_from`, what is not set here is that of the model there."""
+    """A decoder-only transformer. With `train.start_from`, settings that are not set here are those of that model."""
 
     kind: Annotated[str, MODELS] = "decoder"
     """Kind of model: a decoder-only transformer, or your own (`"module:attr"`), which reads the sizes below."""
@@ -41,18 +41,18 @@ class Model:
     layers: Annotated[int, Range(least=1, most=1 << 16)] = 4
     """Blocks of attention and feed-forward."""
     width: Annotated[int, Range(least=8)] = 256
-    """Features of a token between blocks."""
+    """Features of hidden states (the model dimension)."""
     heads: Annotated[int, Range(least=1)] = 4
     """Query heads."""
     head_size: Annotated[int, Range(least=1)] | None = None
     """Features of a head. Not set: `width / heads`."""
     kv_heads: Annotated[int, Range(least=1)] | None = None
-    """Key and value heads (grouped-query attention); as many as `heads` when not set."""
+    """Key and value heads (grouped-query attention). Not set: `heads`."""
     mlp_width: Annotated[int, Range(least=8)] | None = None
     """Features inside the feed-forward part (intermediate size). Not set: 8/3 x width, rounded up to a multiple of 64,
     for the gated kinds (`swiglu`, `geglu`); 4 x width for the others."""
     bias: bool = False
-    """Whether the linear layers of the blocks add a bias, as those of GPT-2."""
+    """Whether the linear layers of blocks have a bias, as in GPT-2."""
     norm: Annotated[str, NORMS] = "rms"
     """Normalisation."""
     norm_settings: Annotated[object, SettingsOf("norm")] = None
@@ -61,14 +61,14 @@ class Model:
     """Where a block normalises. `pre`: x + f(norm(x)), and once more before the head. `post`: norm(x + f(x)), as in
     Vaswani et al. 2017; deep models then need `init = "lipschitz"` or `"ds-init"`. `both`: x + norm(f(norm(x)))."""
     qk_norm: bool = False
-    """Whether each head's queries and keys are brought to root mean square 1, times a learned scale, before they are
-    rotated: bounds the attention scores (Henry et al. 2020; Dehghani et al. 2023)."""
+    """RMS norm with a learned scale over each head's queries and keys before rotation; bounds the attention scores
+    (Henry et al. 2020; Dehghani et al. 2023)."""
     mlp: Annotated[str, ACTIVATIONS] = "swiglu"
     """Activation of the feed-forward part, and whether it is gated."""
     mlp_settings: Annotated[object, SettingsOf("mlp")] = None
     """Settings of an activation of your own (`model.mlp = "module:attr"`)."""
     position: Annotated[str, POSITIONS] = "rope"
-    """How attention knows positions."""
+    """Position encoding."""
     position_settings: Annotated[object, SettingsOf("position")] = None
     """Settings of a kind of position of your own (`model.position = "module:attr"`)."""
     rope_theta: Annotated[float, Range(above=1)] = 10_000.0
@@ -78,14 +78,14 @@ class Model:
     (Chen et al. 2023); `ntk` multiplies the base by factor^(D / (D - 2)), D the head size: the slowest pair turns
     `factor` times slower, the fastest as before (Peng et al. 2023, section 3.1)."""
     rope_factor: Annotated[float, Range(least=1)] = 1.0
-    """By how much `rope_scaling` stretches; 1 changes nothing."""
+    """Factor of `rope_scaling`; 1 changes nothing."""
     window: Annotated[int, Range(least=1)] | None = None
-    """Latest tokens that a token attends to, itself included; all before it when not set."""
+    """Sliding-window attention: tokens that a token attends to, itself included. Not set: all earlier tokens."""
     documents: Documents = "ignore"
-    """Whether a token attends to earlier documents of its row, or to its own alone (`separate`)."""
+    """Whether a token attends to earlier documents of its sequence (`ignore`) or to its own only (`separate`)."""
     dropout: Annotated[float, Range(least=0, below=1)] = 0.0
-    """Chance that a feature is dropped in training: after the embedding, after attention, after feed-forward. Masks
-    are a function of seed, step and place, the same under any layout of devices."""
+    """Dropout probability after the embedding, after attention and after feed-forward. Masks are a function of seed,
+    step and position, the same under any layout of devices."""
     init: Annotated[str, INITS] = "depth-scaled"
     """Initialization of the weights."""
     init_settings: Annotated[object, SettingsOf("init")] = None
@@ -93,10 +93,10 @@ class Model:
     tie_embeddings: bool = True
     """Whether the head shares the embedding's weights."""
     vocabulary: Annotated[int, Range(least=1)] | None = None
-    """Rows of the embedding and of the head, at least as many as the tokenizer has tokens; the rest is padding. Not
-    set: the number of tokens."""
+    """Rows of embedding and head, at least the number of the tokenizer's tokens; the rest is padding. Not set: that
+    number."""
     positions: Annotated[int, Range(least=1)] | None = None
-    """Learned positions, at least as many as the longest row has tokens. Not set: the length of that row."""
+    """Number of learned positions, at least the longest sequence length. Not set: that length."""
 
     def check(self) -> Iterator[tuple[str, str]]:
         size = self.head_size or self.width // self.heads

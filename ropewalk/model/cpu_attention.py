@@ -1,10 +1,10 @@
-"""Attention in bfloat16 on a CPU: products of whole tiles, which stay in the cache between one step and the next.
+"""Attention in bfloat16 on a CPU by tiles that stay in the cache between matmul, softmax and matmul.
 
-torch's own kernel for a CPU takes 1.3 to 2 times as long at 64 to 1024 tokens, 1.8 to 3.5 times with a mask, both
-passes together (docs/log.md, 2026-11-16). Price: scores are rounded to bfloat16.
+torch's CPU kernel takes 1.3 to 2 times as long at 64 to 1024 tokens, 1.8 to 3.5 times with a mask, forward and backward
+together (docs/log.md, 2026-11-16). Price: scores are rounded to bfloat16.
 
-Shapes: B rows, H query heads, G key and value heads, T tokens, D head size; N query heads of some rows, Q queries, S
-keys of a tile.
+Shapes: B sequences, H query heads, G key and value heads, T tokens, D head size; N query heads of some sequences, Q
+queries, S keys of a tile.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ import torch
 from torch import Tensor
 
 QUERIES = 128
-"""Of a tile. Fewer leave out more of the pairs that are not seen, more make larger products."""
+"""Per tile. Fewer skip more masked pairs, more make larger matmuls."""
 TILE_BYTES = 1 << 22
-"""Scores of a tile, for each thread: of as many heads as a core's cache has room for."""
+"""Bytes of scores per tile and thread: as many heads as fit the cache of a core."""
 
 
 def attend_in_tiles(q_BHTD: Tensor, k_BGTD: Tensor, v_BGTD: Tensor, mask: Tensor | None) -> Tensor:
-    """Causal attention. Keeps nothing but its inputs for the backward pass.
+    """Causal attention that saves only its inputs for the backward pass.
 
-    `mask` is added to the scores, T x T or with dimensions of rows and heads before; it hides what lies after a token,
-    and tiles of nothing else are left out.
+    `mask` is added to the scores, T x T or with leading dimensions of sequences and heads; it must be causal: tiles
+    above the diagonal are skipped.
     """
     rows, heads, tokens, _ = q_BHTD.shape
     out: Tensor = _forward(q_BHTD, k_BGTD, v_BGTD, None if mask is None else mask.expand(rows, heads, tokens, tokens))
@@ -65,7 +65,7 @@ def _backward(
     for heads in tiles.groups():
         q_NTD, grad_NTD = _flat(q_BHTD[heads]), _flat(grad_BHTD[heads])
         k_NTD, v_NTD = tiles.shared(k_BGTD, heads), tiles.shared(v_BGTD, heads)
-        # Every tile of queries adds to the gradients of the keys before it.
+        # Every tile of queries adds to the gradients of earlier keys.
         k_sums, v_sums = (torch.zeros_like(x, dtype=wide) for x in (k_NTD, v_NTD))
         q_tiles = []
         for first, end, weights_NQS in tiles.weights(heads):
@@ -100,7 +100,7 @@ _forward.register_autograd(_derive, setup_context=_keep)
 
 
 def _room(x_BHTD: Tensor) -> Tensor:
-    """For the like of `x_BHTD`, a token's heads side by side, as the projection after attention reads them."""
+    """An empty tensor like `x_BHTD` with the heads of a token side by side, as the next projection reads them."""
     rows, heads, tokens, size = x_BHTD.shape
     return x_BHTD.new_empty(rows, tokens, heads, size).transpose(1, 2)
 
@@ -110,7 +110,7 @@ def _flat(x_BHTD: Tensor) -> Tensor:
 
 
 class _Tiles:
-    """Scores and weights of one tile after the other, in the same memory."""
+    """Scores and weights tile by tile, in the same memory."""
 
     def __init__(self, q_BHTD: Tensor, k_BGTD: Tensor, mask: Tensor | None) -> None:
         self._q_BHTD, self._k_BGTD, self._mask = q_BHTD, k_BGTD, mask
@@ -126,14 +126,14 @@ class _Tiles:
         self._unseen_QQ = q_BHTD.new_full((queries, queries), float("-inf")).triu_(1)
 
     def groups(self) -> Iterator[tuple[slice, slice]]:
-        """Some rows with all query heads, or those of some groups of one row, whose tiles fit."""
+        """Sequences with all query heads, or groups of one sequence, whose tiles fit."""
         rows, heads = self._q_BHTD.shape[:2]
         for row in range(0, rows, self._rows):
             for head in range(0, heads, self._heads):
                 yield slice(row, row + self._rows), slice(head, head + self._heads)
 
     def weights(self, heads: tuple[slice, slice]) -> Iterator[tuple[int, int, Tensor]]:
-        """First query, end, and how much each query of a tile takes of each key up to the last of them; N Q S."""
+        """First query, end, and the attention weights N Q S of each tile."""
         q_NTD, k_NTD = _flat(self._q_BHTD[heads]), self.shared(self._k_BGTD, heads)
         count, tokens, _ = q_NTD.shape
         for first in range(0, tokens, QUERIES):
@@ -155,7 +155,7 @@ class _Tiles:
         return _flat(x if self._each == 1 else x.repeat_interleave(self._each, dim=1))
 
     def add_up(self, sums_NTD: Tensor, out_BGTD: Tensor, heads: tuple[slice, slice]) -> None:
-        """Writes what the query heads of each group want of its key or value."""
+        """Writes the sums over the query heads of each group."""
         out = out_BGTD[self._groups(heads)]
         sums = sums_NTD.view(*out.shape[:2], self._each, *out.shape[2:])
         out.copy_(sums.squeeze(2) if self._each == 1 else sums.sum(2))

@@ -1,10 +1,10 @@
-"""Dropout without a generator: whether a feature is kept is a function of where it stands.
+"""Dropout without a generator: the mask is a hash of position, reproducible under any layout of devices.
 
-The mask is hashed from (seed, step, layer, site, row of the global batch, place in the row, feature). So it is the same
-under any microbatch, any split over devices, and again when a pass is recomputed; nothing needs to be saved but the
-seed and the step. Price: about 20 passes of integer arithmetic over each masked tensor in eager mode.
+The mask is hashed from (seed, step, layer, site, sequence of the global batch, position, feature). It is the same under
+any microbatch size, any split over devices, and when a pass is recomputed; only seed and step need to be saved. Price:
+about 20 passes of integer arithmetic over each masked tensor in eager mode.
 
-Shapes: B rows, T tokens, C width.
+Shapes: B sequences, T tokens, C width.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ class Dropout:
     """The masks of one forward pass."""
 
     rate: float
-    """Chance to be dropped; what is kept is divided by 1 - rate."""
+    """Probability of dropping a feature; the others are divided by 1 - rate."""
     key: Tensor
-    """One int64 number, made from seed and step by `dropout_key`."""
+    """One int64 number, from `dropout_key`."""
     rows_B: Tensor
-    """int64, each row's number in the global batch of the step."""
+    """int64, numbers of the sequences in the global batch."""
     places_T: Tensor | None = None
-    """int64, where in the row the tokens at hand stand, when they are not all of it."""
+    """int64, positions of the tokens, where they are not a whole sequence."""
     positions_first: bool = False
-    """Whether what is masked is T B C."""
+    """Whether masked tensors are T B C."""
 
     def at(self, layer: int) -> Dropout:
-        """The masks of `layer`; without it they are those of the first."""
+        """The masks of `layer`; a new object has those of the first."""
         return replace(self, key=self.key + len(SITES) * layer)
 
     def __call__(self, x_BTC: Tensor, *, site: Site) -> Tensor:
@@ -45,14 +45,14 @@ class Dropout:
         return x_BTC.masked_fill(~kept_BTC, 0.0) * (1 / (1 - self.rate))
 
     def kept(self, tokens: int, features: int, *, site: Site) -> Tensor:
-        """Which features stay, B T C or T B C."""
+        """Which features are kept, B T C or T B C."""
         device = self.key.device
         place_T = torch.arange(tokens, device=device) if self.places_T is None else self.places_T
         token_BT = _mix64(self.key + SITES[site])
         rows, places = (0, 1) if self.positions_first else (1, 0)
         token_BT = _mix64(token_BT + self.rows_B.unsqueeze(rows))
         token_BT = _mix64(token_BT + place_T.unsqueeze(places))
-        # 64 bits for each token, but 32 for each feature: half the memory traffic where the numbers are many.
+        # 64 bits per token but 32 per feature, which halves the memory traffic.
         low_BT1, high_BT1 = (half.to(torch.int32).unsqueeze(2) for half in (_low(token_BT), _low(token_BT >> 32)))
         bits_BTC = _mix32(low_BT1 + torch.arange(features, device=device, dtype=torch.int32))
         bits_BTC = _mix32(bits_BTC.add_(high_BT1))
@@ -60,7 +60,7 @@ class Dropout:
 
 
 def dropout_key(seed: int, step: Tensor) -> Tensor:
-    """The key of a step: `step` is a number on the device, so that nothing waits for it."""
+    """The key of a step. `step` lies on the device, so that nothing synchronizes."""
     return _mix64(step.to(torch.int64) + seed_for(seed, "dropout"))
 
 

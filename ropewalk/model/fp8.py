@@ -1,10 +1,9 @@
-"""Matrix products in 8-bit floating point: three of them a linear map, forward and backward.
+"""Matmuls in 8-bit floating point: three per linear layer, forward and backward.
 
-Each operand is divided by its largest magnitude, so that it fills the range of its type, and rounded: inputs and
-weights to e4m3 (three bits of mantissa), gradients to e5m2, whose range is wider (Micikevicius et al. 2022). In the
-forward product each row may be divided by its own. The tensor cores of Hopper add up products of rows with rows only,
-so that an operand is needed in both orders: one kernel reads it once and writes both. What is kept for the backward
-pass is 8-bit too.
+Each operand is scaled by its largest magnitude and rounded: inputs and weights to e4m3 (three bits of mantissa),
+gradients to e5m2, whose range is wider (Micikevicius et al. 2022). The forward matmul may scale each row by itself.
+Hopper's tensor cores multiply rows with rows only, so an operand is needed in both orders: one kernel reads it once and
+writes both. What is saved for the backward pass is 8-bit too.
 
 Shapes: N tokens, K inputs, M outputs.
 """
@@ -25,8 +24,8 @@ def product(
 ) -> Tensor:
     """x W^T + b as `torch.nn.functional.linear`, with 8-bit operands; results and gradients have the type of `x`.
 
-    Operands are scaled as a whole, or row by row in the forward product. `scale` takes the place of what the largest
-    magnitudes give, for measuring: nothing is read for it.
+    Operands are scaled as a whole, or row by row in the forward matmul. `scale` replaces that by largest magnitude, for
+    measurements that leave out its cost.
     """
     y: Tensor = _Product.apply(x.flatten(0, -2), weight_MK, by_rows, scale)
     y = y.unflatten(0, x.shape[:-1])
@@ -34,7 +33,7 @@ def product(
 
 
 def product_by_rows(x: Tensor, weight_MK: Tensor, bias: Tensor | None, *, scale: Tensor | None = None) -> Tensor:
-    """The same, whose forward product scales each row by itself: a token with large numbers costs others no bits."""
+    """The same with a scale per row in the forward matmul: a token with large numbers costs others no bits."""
     return product(x, weight_MK, bias, by_rows=True, scale=scale)
 
 
@@ -50,10 +49,10 @@ class Rounded(NamedTuple):
 
 
 def rounded(x_RC: Tensor, dtype: torch.dtype, *, by_rows: bool = False, scale: Tensor | None = None) -> Rounded:
-    """`x_RC` in 8 bits, as it is and transposed."""
+    """`x_RC` in 8 bits, in both orders."""
     if scale is None:
         largest = torch.linalg.vector_norm(x_RC, math.inf, dim=1 if by_rows else None, keepdim=by_rows)
-        # At least so much that zeros are not divided by zero.
+        # Above zero, for operands of zeros.
         row_scale = largest.float().clamp(min=1e-30) / torch.finfo(dtype).max
         scale = row_scale.amax() if by_rows else row_scale
     else:
@@ -86,7 +85,7 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient_NM: Tensor) -> tuple[Tensor | None, ...]:
         x_t, x_scale, weight_t, weight_scale = ctx.saved_tensors
-        # As a whole: the kernel for rows is slower where it adds up in full (H200, torch 2.11).
+        # As a whole: the kernel for rows is slower with full-precision sums (H200, torch 2.11).
         gradient = rounded(gradient_NM.contiguous(), E5M2, scale=ctx.scale)
         to_x, to_weight, *_ = ctx.needs_input_grad
         dtype = gradient_NM.dtype
@@ -103,5 +102,5 @@ class _Product(torch.autograd.Function):
 
 
 def _times(a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, *, dtype: torch.dtype, fast: bool) -> Tensor:
-    """a b^T of row-major operands, times both scales. `fast` adds up in fewer bits inside the tensor cores."""
+    """a b^T of row-major operands, times both scales. `fast` accumulates in fewer bits inside the tensor cores."""
     return torch._scaled_mm(a, b.t(), scale_a=a_scale, scale_b=b_scale.t(), out_dtype=dtype, use_fast_accum=fast)

@@ -1,6 +1,6 @@
 """The fused projection of attention, taken apart into heads and rotated by their positions.
 
-Shapes: B rows, T tokens, H query heads, G key and value heads, D head size. The features of `fused` are grouped by
+Shapes: B sequences, T tokens, H query heads, G key and value heads, D head size. The features of `fused` are grouped by
 key-value head: its queries, its key, its value.
 """
 
@@ -20,7 +20,7 @@ Heads = tuple[Tensor, Tensor, Tensor]
 
 
 def split_heads(fused: Tensor, *, group_heads: int, head_size: int) -> Heads:
-    """The heads as they are; `group_heads` counts the queries, key and value of a group."""
+    """The heads, not rotated; `group_heads` counts the queries, key and value of a group."""
     # -1 rather than the number of groups: a tensor-parallel rank holds only some of them.
     groups = fused.unflatten(-1, (-1, group_heads, head_size))
     queries, keys, values = groups.split((group_heads - 2, 1, 1), dim=3)
@@ -28,8 +28,8 @@ def split_heads(fused: Tensor, *, group_heads: int, head_size: int) -> Heads:
 
 
 def split_biased_heads(fused: Tensor, bias: Tensor, *, group_heads: int, head_size: int) -> Heads:
-    """The same. The bias that `fused` has got without a way back gets its gradient here: it is added up while that by
-    `fused` is put together. For what `has_head_kernel` allows."""
+    """The same, with the gradient of the bias, which `fused` includes detached: one kernel sums it while it builds the
+    gradient by `fused`. Only where `has_head_kernel`."""
     heads: Heads = _Split.apply(fused, bias, group_heads, head_size)
     return heads
 
@@ -49,14 +49,13 @@ def rotated_heads(fused: Tensor, angles: Rotation, *, group_heads: int, head_siz
 
 
 def rotated_projection(x_BTC: Tensor, weight: Tensor, angles: Rotation, *, group_heads: int, head_size: int) -> Heads:
-    """The heads of x W^T, with queries and keys rotated by their positions in the product's own memory. For what
-    `has_head_kernel` allows, in one type."""
+    """The heads of x W^T, with queries and keys rotated in place. Only where `has_head_kernel`, and in one dtype."""
     heads: Heads = _RotatedProduct.apply(x_BTC.contiguous(), weight, *angles, group_heads, head_size)
     return heads
 
 
 class _Split(torch.autograd.Function):
-    """Views; one kernel on the way back."""
+    """Views; one kernel in the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, fused: Tensor, bias: Tensor, group_heads: int, head_size: int) -> Heads:
@@ -73,8 +72,8 @@ class _Split(torch.autograd.Function):
 
 
 class _Rotated(torch.autograd.Function):
-    """One kernel each way. The values are copied too, so that attention does not keep the projection whole for them.
-    What inductor makes of the plain steps' backward pass takes three times as long as memory allows (H200)."""
+    """One kernel each way. Values are copied too, so that attention does not save the whole projection for them.
+    Inductor's backward pass of the plain steps takes three times as long as memory bandwidth allows (H200)."""
 
     @staticmethod
     def forward(ctx: Any, fused: Tensor, cosines: Tensor, sines: Tensor, group_heads: int, head_size: int) -> Heads:
@@ -92,7 +91,7 @@ class _Rotated(torch.autograd.Function):
 
 
 class _RotatedProduct(torch.autograd.Function):
-    """Views of the product; on the way back one kernel, and two products."""
+    """Views of the matmul; one kernel and two matmuls in the backward pass."""
 
     @staticmethod
     def forward(

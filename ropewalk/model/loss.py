@@ -1,4 +1,4 @@
-"""Loss as a function of hidden states and head: the logits of a whole batch never exist at once.
+"""Cross-entropy from hidden states and head, in chunks: the logits of a whole batch never exist at once.
 
 Shapes: N tokens, C width, V vocabulary.
 """
@@ -14,11 +14,11 @@ from torch import Tensor
 from .matmul import multiply
 
 LOGIT_BYTES = 1 << 22
-"""Most bytes of float32 logits alive at once on a CPU; larger batches are cut into chunks, which stay in its cache.
-0.6 to 0.95 of the time of one piece, and of that of `token_losses` 0.6 to 0.95 (2,048 and 4,096 tokens and logits)."""
+"""Maximum bytes of float32 logits at once on a CPU; larger batches are split into chunks that fit its cache. Takes
+0.6 to 0.95 of the time of one chunk and of `token_losses` (2,048 and 4,096 tokens and logits)."""
 GPU_LOGIT_BYTES = 1 << 32
-"""The same for a GPU, which wants large products: 28.6 ms for 65,536 tokens of 768 features and 50,304 logits, against
-32.7 with an eighth of it and 27.9 in one piece (H200)."""
+"""The same for a GPU, where large matmuls are faster: 28.6 ms for 65,536 tokens of 768 features and 50,304 logits,
+against 32.7 with an eighth of it and 27.9 in one chunk (H200)."""
 
 
 def weighted_loss(
@@ -26,17 +26,17 @@ def weighted_loss(
 ) -> Tensor:
     """The sum of the targets' negative log-probabilities, each times its weight, in float32 or wider.
 
-    The gradients are made in the forward pass, a chunk of tokens at a time: a chunk's logits become its gradient by
-    them in place, and that is multiplied with head and hidden states at once. So nothing is computed twice, and what is
-    kept is as large as the hidden states and the head. `each_N` receives what is added up.
+    Gradients are computed in the forward pass, one chunk of tokens at a time: the gradient by a chunk's logits replaces
+    them in place and is multiplied with head and hidden states at once. Nothing is recomputed, and what is saved has
+    the size of the hidden states and the head. `each_N` receives the terms of the sum.
     """
     loss: Tensor = _WeightedLoss.apply(hidden_NC, head_VC, targets_N, weights_N, each_N)
     return loss
 
 
 def token_losses(hidden_NC: Tensor, head_VC: Tensor, targets_N: Tensor) -> Tensor:
-    """The negative log-probability of each target, in float32 or wider: what `weighted_loss` adds up, in plain steps
-    that autograd follows. Holds all logits."""
+    """The negative log-probability of each target, in float32 or wider, by plain autograd; `weighted_loss` sums it.
+    Holds all logits."""
     return F.cross_entropy(_wide(F.linear(hidden_NC, head_VC)), targets_N, reduction="none")
 
 
@@ -53,14 +53,14 @@ def token_scores(hidden_NC: Tensor, head_VC: Tensor, targets_N: Tensor) -> tuple
 
 
 def chunk_rows(tokens: int, head_VC: Tensor) -> int:
-    """How many of `tokens` tokens are taken at once: even chunks, none with too many logits."""
+    """Tokens per chunk: even chunks within the limit of logits."""
     most = max(1, (GPU_LOGIT_BYTES if head_VC.is_cuda else LOGIT_BYTES) // (4 * head_VC.shape[0]))
     chunks = max(1, -(-tokens // most))
     return max(1, -(-tokens // chunks))
 
 
 def losses_and_gradient_(logits_NV: Tensor, targets_N: Tensor, weights_N: Tensor) -> Tensor:
-    """The weighted loss of each token; `logits_NV` becomes the gradient of their sum by it. Plain PyTorch."""
+    """The weighted loss of each token; `logits_NV` becomes the gradient of their sum. Plain PyTorch."""
     log_NV = F.log_softmax(_wide(logits_NV), dim=1)
     losses_N = -log_NV.gather(1, targets_N.unsqueeze(1)).squeeze(1) * weights_N
     gradient_NV = log_NV.exp_()
@@ -98,7 +98,7 @@ class _WeightedLoss(torch.autograd.Function):
                     multiply(logits, head, by_hidden[part])
                 if to_head:
                     by_head = _add_product(by_head, logits, hidden[part], wide)
-                del logits  # or those of the next chunk would be made beside them
+                del logits  # before the next chunk allocates its own
             if to_head and by_head is None:
                 by_head = torch.zeros_like(head, dtype=wide)
         ctx.save_for_backward(by_hidden, by_head)
@@ -118,8 +118,8 @@ class _WeightedLoss(torch.autograd.Function):
 
 
 def _add_product(total_VC: Tensor | None, logits_NV: Tensor, hidden_NC: Tensor, dtype: torch.dtype) -> Tensor:
-    """The product over tokens in `dtype`, added in place to a total that there is. On a GPU the product itself adds,
-    unrounded."""
+    """The gradient by the head in `dtype`, added in place to `total_VC` if given. On a GPU the matmul itself adds,
+    without rounding."""
     if not logits_NV.is_cuda or logits_NV.dtype == dtype:
         product = logits_NV.t() @ hidden_NC
         return product.to(dtype) if total_VC is None else total_VC.add_(product)

@@ -1,6 +1,6 @@
-"""The parts of a block: norms, linear maps, attention, feed-forward. Plain PyTorch, one device, no distribution.
+"""The modules of a block: linear layers, attention, feed-forward. Plain PyTorch on one device.
 
-Shapes: B rows, T tokens, C width, H query heads, G key and value heads, D head size, F hidden features.
+Shapes: B sequences, T tokens, C width, H query heads, G key and value heads, D head size, F hidden features.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from .spec import Spec
 
 
 def make_norm(spec: Spec) -> nn.Module:
-    """The spec's normalisation over the width."""
+    """The spec's norm over the width."""
     norm: nn.Module = made(NORMS[spec.norm], spec.norm_settings)(spec.width)
     return norm
 
 
 def make_linear(spec: Spec, name: str, *, inputs: int, outputs: int) -> Linear:
-    """The linear map `name` of a block, with an adapter where the spec has one."""
+    """The linear layer `name` of a block, with an adapter where the spec has one."""
     rank = spec.lora_rank if name in spec.adapted else 0
     return Linear(inputs, outputs, bias=spec.bias, rank=rank, alpha=spec.lora_alpha)
 
 
 Product = Callable[[Tensor, Tensor, Tensor | None], Tensor]
-"""x W^T + b of an input, a matrix and maybe a bias."""
+"""Computes x W^T + b from an input, a matrix and an optional bias."""
 
 
 def _same(x: Tensor) -> Tensor:
@@ -46,10 +46,9 @@ def _same(x: Tensor) -> Tensor:
 class Linear(nn.Module):
     """x W^T + b, and with a low-rank adapter alpha / rank (x A^T) B^T beside it (Hu et al. 2021, equation 3).
 
-    Who splits the matrix over devices sets `enter`, which brings the input together, or `column`, which does so and
-    multiplies, and `leave`, which adds up what each device computes, before the bias; who computes gradients of weights
-    later sets `product`. Where
-    model/matmul.py does all there is to do, the map is `bare`: callers may join more to its product.
+    Tensor parallelism sets `enter`, which gathers the input, or `column`, which gathers and multiplies, and `leave`,
+    which sums the partial results of ranks before the bias is added; deferred weight gradients set `product`. A layer
+    is `bare` when model/matmul.py computes all of it: callers may then add to its matmul.
     """
 
     def __init__(self, inputs: int, outputs: int, *, bias: bool, rank: int = 0, alpha: float = 1.0) -> None:
@@ -61,7 +60,7 @@ class Linear(nn.Module):
         self.lora_b = nn.Parameter(torch.empty(outputs, rank)) if rank else None
         self.enter: Callable[[Tensor], Tensor] = _same
         self.column: Callable[[Tensor, Tensor, Tensor | None, Product], Tensor] | None = None
-        """`enter` and `product` in one, for the products of torch and of model/matmul.py without an adapter."""
+        """`enter` and `product` in one, for the matmuls of torch and of model/matmul.py without an adapter."""
         self.leave: Callable[[Tensor], Tensor] | None = None
         self.product: Product = F.linear
         self.bare = False
@@ -69,8 +68,8 @@ class Linear(nn.Module):
     def forward(
         self, x: Tensor, *, biased: bool = True, bias_learns: bool = True, added: Tensor | None = None
     ) -> Tensor:
-        """Plus `added`; without its bias where the caller adds it, or with one that gets its gradient from the
-        caller."""
+        """Plus `added`. `biased`: whether the bias is added here rather than by the caller. `bias_learns`: whether its
+        gradient is computed here rather than by the caller."""
         bias: Tensor | None = self.bias if biased else None
         bias = bias if bias is None or bias_learns else bias.detach()
         if added is not None and self.bare:
@@ -79,7 +78,7 @@ class Linear(nn.Module):
             y = self.column(x, self.weight, bias, self.product)
             return y if added is None else added + y
         x = self.enter(x)
-        # The bias inside the product is free; after partial sums it comes once.
+        # The bias is free inside the matmul; after partial sums it is added once.
         y = self.product(x, self.weight, None if self.leave else bias)
         if self.lora_a is not None and self.lora_b is not None:
             y = torch.add(y, self.product(self.product(x, self.lora_a, None), self.lora_b, None), alpha=self.scale)
@@ -97,7 +96,7 @@ class HeadNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(spec.head_size))
 
     def forward(self, x_BHTD: Tensor) -> Tensor:
-        # Attention wants queries and keys in the type of the values; a float32 scale would widen them under autocast.
+        # Attention needs queries and keys in the type of the values; a float32 scale would widen them under autocast.
         scale = self.weight.to(x_BHTD.dtype)
         return F.rms_norm(x_BHTD, scale.shape, scale, 1e-6).to(x_BHTD.dtype)
 
@@ -105,8 +104,8 @@ class HeadNorm(nn.Module):
 class Attention(nn.Module):
     """Self-attention with one fused projection.
 
-    Its rows are grouped by key-value head (queries, key, value of group 0, then group 1, ...), so that a cut of
-    dimension 0 between groups is a valid tensor split.
+    Its rows are grouped by key-value head (queries, key, value of group 0, then group 1, ...): tensor parallelism may
+    split dimension 0 between groups.
 
     With `positions_first` hidden states are T B C, and the angles of rotations T 1 B D/2: until heads meet, tokens are
     tokens, in whatever order.
@@ -133,8 +132,7 @@ class Attention(nn.Module):
         bias_learns: bool = True,
         added: Tensor | None = None,
     ) -> Tensor:
-        """Plus `added`; without the last bias where the caller adds it, or with one that gets its gradient from the
-        caller."""
+        """Plus `added`; `biased` and `bias_learns` are those of the last linear layer."""
         sizes = {"group_heads": self.group_heads, "head_size": self.head_size}
         if angles is not None and self.query_norm is None:
             q_BHTD, k_BGTD, v_BGTD = self._rotated(x_BTC, angles, **sizes)
@@ -167,7 +165,7 @@ class Attention(nn.Module):
 class FeedForward(nn.Module):
     """down(f(up(x))), or gated: down(f(gate(x)) x up(x)).
 
-    The rows of gate and up alternate in chunks of one fused matrix: dimension 0 splits between them.
+    The rows of gate and up alternate in chunks of one fused matrix; tensor parallelism splits between chunks.
     """
 
     def __init__(self, spec: Spec) -> None:
@@ -180,7 +178,7 @@ class FeedForward(nn.Module):
         self.down = make_linear(spec, "mlp.down", inputs=spec.mlp_width, outputs=spec.width)
 
     def forward(self, x_BTC: Tensor, *, bias_learns: bool = True, added: Tensor | None = None) -> Tensor:
-        """Plus `added`; with a last bias that gets its gradient from the caller, where it has one."""
+        """Plus `added`; `bias_learns` is that of the last linear layer."""
         return self.down(self._hidden(x_BTC), bias_learns=bias_learns, added=added)
 
     def _hidden(self, x_BTC: Tensor) -> Tensor:
@@ -192,9 +190,9 @@ class FeedForward(nn.Module):
 
 
 class Block(nn.Module):
-    """Two residual branches, attention and feed-forward; where they are normalised is the spec's `norm_position`.
+    """Two residual branches, attention and feed-forward; the spec's `norm_position` says where norms are.
 
-    The forward pass does not look at `layer`: compiled once, it serves all layers.
+    The forward pass does not read `layer`, so that one compiled block serves all layers.
     """
 
     def __init__(self, spec: Spec, layer: int) -> None:
@@ -227,7 +225,7 @@ class Block(nn.Module):
             return self.mlp_norm(x_BTC + feed_forward(x_BTC))
         x_BTC, normed_BTC = passing(x_BTC, self.attention_norm)
         if dropout is None and self.attention_post_norm is None and has_norm_kernel(x_BTC, self.mlp_norm):
-            # Biases at the end of branches go to the stream as it is: the norm between them has their gradients.
+            # Biases at the end of branches are added in the norm kernels, which also compute their gradients.
             branch = functools.partial(self.attention, normed_BTC, angles=angles, attend=attend)
             biases = {"bias": self.attention.out.bias, "later": self.mlp.down.bias}
             if self.attention.out.bare:  # the product adds
@@ -241,5 +239,5 @@ class Block(nn.Module):
 
 
 def _normed(y_BTC: Tensor, norm: nn.Module | None, dtype: torch.dtype) -> Tensor:
-    """The end of a branch. Under autocast it is in half precision; it is normalised in that of the stream."""
+    """The end of a branch: half precision under autocast, normalised in the type of the stream."""
     return y_BTC if norm is None else norm(y_BTC.to(dtype))

@@ -1,4 +1,4 @@
-"""Norms of a stream that also passes by the branch for which it is normalised.
+"""Norms of the residual stream, fused on a GPU with the additions around them.
 
 Shapes: ... any, C width.
 """
@@ -39,12 +39,11 @@ def passing(
     bias: Tensor | None = None,
     later: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """`x`, plus what is `added` and the `bias` that it lacks, as it is and normalised. On a GPU one kernel does it, and
-    one the way back, where the gradients by both come together and sums over them are at hand: that by `bias`, which
-    `x` has already where nothing is added, without a way back of its own; and that by a bias that is added to the
-    stream `later`, to what passes by, likewise.
+    """(x + `added` + `bias`, the same normalised); one kernel each way on a GPU.
 
-    `bias` and `later` are for what `has_norm_kernel` allows.
+    The backward kernel sees the whole gradient of the stream, so it also sums the gradients of two biases: of `bias`
+    (which `x` includes already, detached, where nothing is `added`), and of `later`, which is added to the stream after
+    this norm. Both only where `has_norm_kernel`.
     """
     if has_norm_kernel(x, norm):
         assert isinstance(norm, RmsNorm | LayerNorm)
@@ -76,7 +75,7 @@ def _kernel(x: Tensor, norm: RmsNorm | LayerNorm) -> Tensor:
 
 
 class _Normed(torch.autograd.Function):
-    """One kernel each way; a layer norm has a bias, a root mean square none."""
+    """One kernel each way; layer norm has a bias, RMS norm none."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, epsilon: float) -> Tensor:
@@ -89,8 +88,7 @@ class _Normed(torch.autograd.Function):
 
 
 class _Passing(torch.autograd.Function):
-    """The same for a stream that passes by. What inductor makes of the plain steps' backward pass reads it once more,
-    and the gradient that passes by too."""
+    """`passing` by kernels. Inductor's backward pass of the plain steps reads the stream and its gradient once more."""
 
     @staticmethod
     def forward(
@@ -104,7 +102,7 @@ class _Passing(torch.autograd.Function):
         epsilon: float,
     ) -> tuple[Tensor, Tensor]:
         ctx.dtypes = x.dtype, None if added is None else added.dtype
-        # What is normalised goes into a product.
+        # The norm feeds a matmul.
         kind = x.device.type
         dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
         return _forward(ctx, x, added, added_bias, weight, bias, epsilon, later_bias, dtype=dtype)
@@ -140,11 +138,11 @@ def _forward(
 
 
 def _gradients(ctx: Any, by_norm: Tensor, by_stream: Tensor | None) -> tuple[Tensor, list[Tensor]]:
-    """By the sum; and by the vectors that are `there`, in their order."""
+    """The gradient by the sum, and those by the vectors in `ctx.there`, in order."""
     from .kernels.fused_norms import norm_backward
 
     x, weight, means, scales = ctx.saved_tensors
     by_stream = None if by_stream is None else by_stream.contiguous()
     by_x, parts = norm_backward(x, weight, means, scales, by_norm.contiguous(), by_stream, *ctx.there[2:])
-    # Here rather than beside the kernel: compiled, a sum of parts takes a quarter of the time of torch's.
+    # Here rather than beside the kernel: compiled, this sum takes a quarter of the time of torch's.
     return by_x, list(parts.sum(dim=1).to(weight.dtype).unbind(0))

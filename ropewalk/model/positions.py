@@ -1,6 +1,6 @@
-"""How a model knows where its tokens stand: rotation, sinusoids, slopes. Functions of positions, no parameters.
+"""Position encodings without parameters: rotation (RoPE), sinusoids, ALiBi slopes.
 
-Shapes: B rows, T tokens, C width, H heads, D head size.
+Shapes: B sequences, T tokens, C width, H heads, D head size.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ Rotation = tuple[Tensor, Tensor]
 def rotation(positions_BT: Tensor, spec: Spec, *, dtype: torch.dtype = torch.float32) -> Rotation:
     """Cosines and sines of RoPE (Su et al. 2021) for each position, B 1 T D/2; angles are float64, results `dtype`.
 
-    Pair i of D/2 turns by position x base^(-2i/D). Scaling by a factor s: `linear` takes position / s (Chen et al.
+    Pair i of D/2 is rotated by position x base^(-2i/D). Scaling by a factor s: `linear` takes position / s (Chen et al.
     2023); `ntk` takes base x s^(D/(D-2)) (Peng et al. 2023, section 3.1), so that pair 0 is unchanged and
-    the last pair turns s times slower.
+    the last pair rotates s times slower.
     """
     size, base, positions = spec.head_size, spec.rope_theta, positions_BT.to(torch.float64)
     if spec.rope_scaling == "linear":
@@ -31,7 +31,7 @@ def rotation(positions_BT: Tensor, spec: Spec, *, dtype: torch.dtype = torch.flo
 
 
 def rotate(x_BHTD: Tensor, by: Rotation) -> Tensor:
-    """Turns feature pairs (i, i + D/2) by their angles."""
+    """Rotates feature pairs (i, i + D/2) by their angles."""
     cos, sin = by[0].to(x_BHTD.dtype), by[1].to(x_BHTD.dtype)
     first, second = x_BHTD.chunk(2, dim=-1)
     return torch.cat((first * cos - second * sin, first * sin + second * cos), dim=-1)
@@ -53,7 +53,7 @@ def with_sinusoids(x_BTC: Tensor, positions_BT: Tensor, spec: Spec) -> Tensor:
 
 
 def alibi_slopes(heads: int, *, device: torch.device | str = "cpu") -> Tensor:
-    """How much each head dislikes distance, H in float64 (Press et al. 2022, section 3; their code for other counts).
+    """The penalty per token of distance, H in float64 (Press et al. 2022, section 3; their code for other counts).
 
     For n = 2^k heads: 2^(-8/n), 2^(-16/n), ... Otherwise those of the largest such n below, then every second one of
     those for 2n heads. Computed on the device, so that nothing waits for a copy.

@@ -246,6 +246,12 @@ def test_models_know_nothing_of_distribution() -> None:
     assert found(r"torch\.distributed(\..*)?", inside="model/", outside=("nowhere",)) == []
 
 
+def test_only_models_know_a_kind_of_model() -> None:
+    """The others build stages by the spec (`model/protocol.py`)."""
+    imports = [(within(path), name) for path in MODULES if folder_of(path) != "model" for name, _ in imports_of(path)]
+    assert [(file, name) for file, name in imports if name.startswith("ropewalk.model.decoder")] == []
+
+
 MACHINE_PATHS = re.compile(r"(?<![\w.])/" + r"(work|tmp|home|root|mnt|scratch)/")
 TEXTS = ("*.py", "*.md", "*.toml", "*.js", "*.css", "*.txt")
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ropewalk.config.ranks import ranks
 from ropewalk.load.batch import Batch
-from ropewalk.model.decoder import Decoder
+from ropewalk.model.protocol import build_stage
 from ropewalk.model.spec import Spec
 from ropewalk.parallel.apply import apply
 from ropewalk.parallel.compat import deterministic
@@ -83,7 +83,7 @@ def own_step(
 ) -> StepFunction:
     """A training step under `plan`, for one process."""
     with torch.device("meta"):
-        model = Decoder(spec)
+        model = build_stage(spec)
     executor = apply(
         plan,
         model,

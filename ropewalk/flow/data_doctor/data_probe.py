@@ -74,11 +74,11 @@ def examine(meant: Given, *, tokens_per_s: float | None, progress: Progress) -> 
     prepared = prepared_data(meant, progress)
     settings = settings_of(recipe, prepared)
     run, machine, phase = meant.folder, this_machine(), settings.phases[0]
-    pace, probing = (
+    throughput, probing = (
         needs_torch("ropewalk.train.measure.throughput", "measuring"),
         needs_torch("ropewalk.load.probe", "measuring"),
     )
-    device = pace.device_of(settings)
+    device = throughput.device_of(settings)
     files = [file for file in _files(prepared, settings) if file.exists()]
     progress.say("measuring how batches are made, warm and cold")
     data = probing.probe(functools.partial(_opened, settings), files=files, device=device, seconds=PROBE_SECONDS)
@@ -87,7 +87,7 @@ def examine(meant: Given, *, tokens_per_s: float | None, progress: Progress) -> 
         compute, step_from = compute_speed(run), "the last steps of the run"
     if compute is None:
         progress.say("measuring the step")
-        with contextlib.closing(pace.Bench(settings)) as bench:
+        with contextlib.closing(throughput.Bench(settings)) as bench:
             alone = bench.alone(seconds=STEP_SECONDS)
         compute, step_jitter, step_from = alone.tokens_per_s, alone.jitter, f"{alone.steps} steps just now"
     facts = _facts(settings, prepared, files, mapped=data.mapped)

@@ -71,11 +71,11 @@ def tune_data(
 
 def _search(examined: Examined, progress: Progress) -> tuple[list[Change], list[Change]]:
     """Every candidate with its speed, and the changes that helped."""
-    pace = needs_torch("ropewalk.train.measure.throughput", "measuring")
+    throughput = needs_torch("ropewalk.train.measure.throughput", "measuring")
     load = examined.settings.load
     tried: list[Change] = []
     changes: list[Change] = []
-    with contextlib.closing(pace.Bench(examined.settings)) as bench:
+    with contextlib.closing(throughput.Bench(examined.settings)) as bench:
         speed = bench.fed(load, seconds=SECONDS).tokens_per_s
         tried.append({"key": "", "value": None, "tokens_per_s": speed})
         for key, values in _candidates(examined):

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ropewalk.base.errors import DataError
 from ropewalk.monitor.draw.sankey import draw_flow
 from ropewalk.monitor.funnel import SMALL, Flow, gather_small, read_flow
-from ropewalk.monitor.report.corpus import funnel_figures
+from ropewalk.monitor.report.corpus_section import funnel_figures
 from ropewalk.monitor.run_view import read_run
 
 RULES = st.dictionaries(st.sampled_from(["short", "long", "symbols", "repeats"]), st.integers(0, 50))

@@ -16,7 +16,7 @@ from ropewalk.base.seal import read_sealed
 from ..draw.bars import Bar, BarGroup, bar_figure
 from ..draw.markup import Child, Markup, element
 from ..values import finite, mapping, text, whole
-from .corpus import funnel_figures
+from .corpus_section import funnel_figures
 from .page import empty, page, scrolling, section, table, warning_box
 
 FILE, PAGE = "report.json", "report.html"

@@ -10,7 +10,7 @@ from ropewalk.base.files import committed_file
 from ..draw.markup import Child, Markup, element
 from ..headline import KeyFigure, key_figures, verdict
 from ..run_view import RunView, read_run
-from .corpus import corpus_section
+from .corpus_section import corpus_section
 from .layer_maps import layers_section
 from .page import page
 from .quality import quality_section, samples_section

@@ -369,7 +369,7 @@ def keep_hits(order: Iterable[int], capacity: int) -> list[bool]:
     return found
 
 
-def importance_policy(samples: int, jobs: int, share: float, epochs: int, *, coordinator: bool) -> dict[str, Any]:
+def importance_policy(samples: int, jobs: int, share: float, epochs: int, *, together: bool) -> dict[str, Any]:
     """Hits and reads of our importance cache, and the draws that it made; `together` combines the jobs' importance."""
     from ropewalk.load.cache.importance import combined
     from ropewalk.load.cache.packages import Packages
@@ -395,7 +395,7 @@ def importance_policy(samples: int, jobs: int, share: float, epochs: int, *, coo
         drawn: list[list[int]] = []
         hits = draws_made = 0
         for epoch in range(epochs):
-            shared = combined(values) if coordinator else None
+            shared = combined(values) if together else None
             orders = [
                 cache.begin(epoch, values[job], count=samples, shared=shared).given for job, cache in enumerate(caches)
             ]
@@ -428,8 +428,8 @@ def importance(samples: int, epochs: int) -> dict[str, dict[str, Any]]:
         plain = [order for job in range(jobs) for order in [accesses(samples, epochs, seed=job)]]
         in_turn = [s for f in range(0, samples * epochs, 50) for order in plain for s in order[f : f + 50]]
         for share in (0.1, 0.2, 0.4):
-            ours = importance_policy(samples, jobs, share, epochs, coordinator=True)
-            apart = importance_policy(samples, jobs, share, epochs, coordinator=False)
+            ours = importance_policy(samples, jobs, share, epochs, together=True)
+            apart = importance_policy(samples, jobs, share, epochs, together=False)
             draws = ours.pop("draws")
             del apart["draws"]
             row = {"importance": ours}

@@ -63,7 +63,7 @@ class Clock:
         return call
 
 
-class ActivePhase:
+class Running:
     """A hash that grows, whose updates are timed."""
 
     def __init__(self, clock: Clock, inner: Any) -> None:
@@ -84,9 +84,9 @@ def counted(clock: Clock) -> Iterator[None]:
         setattr(xxhash, name, clock.timed(kept[name]))
     for name in ("xxh3_64", "xxh3_128"):
         make = clock.timed(kept[name])
-        setattr(xxhash, name, lambda *given, make=make, **named: ActivePhase(clock, make(*given, **named)))
+        setattr(xxhash, name, lambda *given, make=make, **named: Running(clock, make(*given, **named)))
     make_blake = clock.timed(blake)
-    hashlib.blake2b = lambda *given, **named: ActivePhase(clock, make_blake(*given, **named))  # type: ignore[assignment, misc]
+    hashlib.blake2b = lambda *given, **named: Running(clock, make_blake(*given, **named))  # type: ignore[assignment, misc]
     try:
         yield
     finally:

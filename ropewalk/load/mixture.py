@@ -122,7 +122,7 @@ class Stretch:
     """[2, PERIOD]: the source of each slot; its rows in the period before the slot."""
 
 
-class PhaseRunner:
+class Course:
     """A mixture over sources of known size: which source gives row i, and which row is a source's k-th.
 
     `rows` gives the rows of each source by name; their order numbers the sources and decides nothing else: ties are

@@ -24,7 +24,7 @@ from ropewalk.base.seeds import seed_for
 from .config import Packing, Shuffle
 from .history import History
 from .layout import Layout, laid_out
-from .mixture import Mixture, PhaseRunner
+from .mixture import Course, Mixture
 from .packing import BLOCK_DOCUMENTS, count_pieces, fill_pieces
 from .permutation import place_rows, places
 
@@ -104,7 +104,7 @@ class Order:
         self._sizes = np.array([rows, blocks, groups], np.int64)
         self._keys = np.array([seed_for(seed, "order", name) for name in self.names], np.uint64)
         self.mixture = mixture
-        self._phase_runner = PhaseRunner(mixture, self.source_rows)
+        self._course = Course(mixture, self.source_rows)
         # Windows have one piece a row; batches come in few sizes.
         self._whole = functools.lru_cache(maxsize=4)(self._whole_rows)
         self._offsets = functools.lru_cache(maxsize=None)(self._compute_offsets)
@@ -112,7 +112,7 @@ class Order:
     @property
     def total(self) -> int | None:
         """Rows there are until every source has had its epochs; None when there is no end."""
-        return self._phase_runner.total
+        return self._course.total
 
     @property
     def fill(self) -> list[float]:
@@ -146,7 +146,7 @@ class Order:
 
     def counts(self, rows: int) -> list[int]:
         """How many of the first `rows` rows each source gives."""
-        return self._phase_runner.counts(rows)
+        return self._course.counts(rows)
 
     def epochs(self, rows: int) -> list[float]:
         """How often each source has been read after `rows` rows."""
@@ -157,12 +157,12 @@ class Order:
         number = self.names.index(source)
         size, block, together = (int(value) for value in self._sizes[:, number])
         held = self._rows_holding(number, document)
-        given = self._phase_runner.counts(rows)[number]
+        given = self._course.counts(rows)[number]
         found = []
         for epoch in range(-(-given // size)):
             key = int(self._keys[number])
             for place in places(held, size, block=block, together=together, key=key, epoch=epoch).tolist():
-                row = self._phase_runner.row_of(number, epoch * size + place)
+                row = self._course.row_of(number, epoch * size + place)
                 if row is not None and row < rows:
                     found.append(row)
         return sorted(found)
@@ -212,7 +212,7 @@ class Order:
         done = 0
         while done < count:
             row = first + done * stride
-            stretch = self._phase_runner.at(row)
+            stretch = self._course.at(row)
             rest = count - done
             here = rest if stretch.stop is None else min(rest, -(-(stretch.stop - row) // stride))
             place_rows(

@@ -72,7 +72,7 @@ def times(plant: Plant, batches: int, seed: int) -> list[tuple[float, ...]]:
 def intervals(plant: Plant, *, batches: int = 1000, seed: int = 0) -> list[float]:
     """Seconds between the ends of the steps, by simulating every queue in the order of events."""
     workers = [0.0] * plant.threads
-    store = tier_writer = done = 0.0
+    store = copier = done = 0.0
     ends = [0.0]
     for number, (fetch, prepare, copy, compute) in enumerate(times(plant, batches, seed)):
         begun = ends[max(0, number - plant.ahead)]
@@ -82,8 +82,8 @@ def intervals(plant: Plant, *, batches: int = 1000, seed: int = 0) -> list[float
             store = max(begun, store) + fetch
             prepared = max(store, heapq.heappop(workers)) + prepare
         heapq.heappush(workers, prepared)
-        tier_writer = max(tier_writer, prepared) + copy
-        done = max(tier_writer, done) + compute
+        copier = max(copier, prepared) + copy
+        done = max(copier, done) + compute
         ends.append(done)
     return [after - before for before, after in itertools.pairwise(ends)]
 

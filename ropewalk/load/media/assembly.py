@@ -19,7 +19,7 @@ from .resample import extents
 from .shared import Shared
 from .staging import Allocate, Buffer, Results, Staging, Timing
 from .transforms import Chain
-from .work import Made, StageTimer, Work
+from .work import Busy, Made, Work
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Assembly:
         dtype: torch.dtype,
         staging: Allocate,
         results: Allocate,
-        busy: StageTimer,
+        busy: Busy,
         clock: Callable[[], float],
     ) -> None:
         self._chain, self._device, self._dtype, self._busy, self._clock = chain, device, dtype, busy, clock

@@ -35,7 +35,7 @@ from .samples import Samples, open_samples
 from .streams import Drawn
 from .threads import Threads
 from .transforms import Chain, compiled
-from .work import Executor, Made, StageTimer, Work
+from .work import Busy, Executor, Made, Work
 from .worker import Measured
 
 FETCH_PART = 16
@@ -90,7 +90,7 @@ class MediaLoader:
         stalls: Stalls | None = None,
     ) -> None:
         self.samples, self.media = samples, media
-        self.busy = StageTimer()
+        self.busy = Busy()
         self.damaged: dict[str, str] = {}
         """Why, by document, of what was skipped."""
         self._seed, self._device, self._rank, self._world, self._fetch = seed, device, rank, world, fetch
@@ -362,7 +362,7 @@ class MediaLoader:
 
 
 def _executor(
-    chain: Chain, media: Media, device: torch.device, busy: StageTimer, stills: Stills, clock: Callable[[], float]
+    chain: Chain, media: Media, device: torch.device, busy: Busy, stills: Stills, clock: Callable[[], float]
 ) -> Executor:
     """Who decodes and transforms: DALI when the recipe says so, else threads or processes, and the device."""
     dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[media.dtype]

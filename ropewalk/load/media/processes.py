@@ -22,7 +22,7 @@ from .shared import Bytes, Shared
 from .staging import Results, shared, shared_page_locked
 from .team import Team, WorkerDied
 from .transforms import Chain
-from .work import Made, StageTimer, Work
+from .work import Busy, Made, Work
 from .worker import Content, Damage, Decode, Decoded, Measure, Measured, Reply, Slice
 
 PART = 16
@@ -39,10 +39,10 @@ class Processes:
         device: torch.device,
         dtype: torch.dtype = torch.float32,
         processes: int = 1,
-        busy: StageTimer | None = None,
+        busy: Busy | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self._busy = busy or StageTimer()
+        self._busy = busy or Busy()
         self._assembly = Assembly(
             chain,
             device=device,

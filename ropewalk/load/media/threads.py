@@ -22,7 +22,7 @@ from .assembly import Assembly, Layout
 from .decode import Damaged, Pixels, Stills
 from .staging import page_locked, pageable
 from .transforms import Chain
-from .work import Made, StageTimer, Work
+from .work import Busy, Made, Work
 
 PART = 8
 """Samples a thread takes at a time: handing a part over costs about 40 us, decoding a sample 500."""
@@ -38,11 +38,11 @@ class Threads:
         device: torch.device,
         dtype: torch.dtype = torch.float32,
         threads: int = 1,
-        busy: StageTimer | None = None,
+        busy: Busy | None = None,
         stills: Stills | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self._busy = busy or StageTimer()
+        self._busy = busy or Busy()
         self._stills = stills or Stills()
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="decode")
         self._assembly = Assembly(

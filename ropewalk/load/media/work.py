@@ -73,7 +73,7 @@ class Executor(Protocol):
 
 
 @dataclass(slots=True)
-class StageTimer:
+class Busy:
     """Seconds that threads, processes and the device have spent, summed over all. Safe to add to from several
     threads."""
 

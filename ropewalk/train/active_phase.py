@@ -57,7 +57,7 @@ class ActivePhase:
         index: int,
         *,
         device: torch.device,
-        points: StepHooks,
+        step_hooks: StepHooks,
         verify: bool,
         stalls: Stalls | None = None,
         mesh: Mesh | None = None,
@@ -97,7 +97,7 @@ class ActivePhase:
             trained=self.planned.trained,
             clip_norm=settings.train.clip_norm,
             spike=_spike_rule(settings.train.guard),
-            hooks=points,
+            hooks=step_hooks,
             seed=self.seed,
             draws=self.importance is not None,
             run_s=expected_seconds(

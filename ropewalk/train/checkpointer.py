@@ -1,4 +1,4 @@
-"""The checkpoints of a run: when one is due, which one it goes on from, which ones stay."""
+"""Saves, finds, loads and retains the checkpoints of a run."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ from .save_interval import Interval, Note
 class Checkpointer:
     """`checkpoints/`, and `checkpoints/best/` for the best validations of a phase that may stop early.
 
-    In the background, `save` begins a copy and returns; the state must not change before `fence`, and `finished` tells
-    when a checkpoint is durable.
+    In the background, `save` begins a copy and returns; the state must not change before `fence`, and `finished`
+    reports durable checkpoints.
 
-    Every rank of a run has one, and calls it at the same steps. Each writes its own parts of the tensors; rank 0 makes
-    them one checkpoint, decides what a run goes on from, and deletes. Only on rank 0 does `finished` mean durable.
+    Every rank of a run has one and calls it at the same steps. Each writes its own shards; rank 0 commits them as one
+    checkpoint, decides which one a run continues from, and deletes. Only on rank 0 does `finished` mean durable.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Checkpointer:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """`attempt`: a name that all ranks of this launch share and no earlier launch of the run had; one rank alone
-        needs none. `together`: the collectives of several ranks."""
+        needs none. `coordinator`: the collectives of several ranks."""
         self._place, self._launch, self._coordinator = place or Ranks(), plain_name(attempt), coordinator or Alone()
         assert self._place.world == 1 or (coordinator and attempt != "0"), (
             "several ranks decide and name things together"
@@ -78,7 +78,7 @@ class Checkpointer:
         self.interval = Interval(
             run, settings, place=self._place, coordinator=self._coordinator, ranks=ranks, clock=clock
         )
-        """Says which steps are due."""
+        """Decides which steps are due."""
         self._clock = clock
         self._failures = 0
         self._spared: int | None = None
@@ -136,8 +136,8 @@ class Checkpointer:
         return self._workers(parts)[0].prepare(parts)
 
     def save(self, state: State, *, spent_s: float = 0.0) -> None:
-        """Begins a checkpoint; what it makes superfluous goes when it is durable. Training has stood still for
-        `spent_s` already, to look at the state."""
+        """Begins a checkpoint; superfluous ones are deleted when it is durable. Training has already stood still for
+        `spent_s` to check the state."""
         began = self._clock()
         best_step = state.validation.get("early_stop", {}).get("best_step", 0)
         parts = self._parts(state)
@@ -170,7 +170,7 @@ class Checkpointer:
         self.interval.saving(state.step, spent_s=spent_s + self._clock() - began, blocked_s=snapshot.blocked_s)
 
     def is_durable(self, step: int) -> bool:
-        """Whether a state of `step` that was found lies on the disk. All ranks must call."""
+        """Whether the state of `step` lies on disk. All ranks must call."""
         return not self._tier_writer or self.holds(step)
 
     def make_durable(self, state: State) -> None:
@@ -197,7 +197,7 @@ class Checkpointer:
         return self._coordinator.agree(not self._persister or self._persister.idle)
 
     def copy(self, state: State) -> None:
-        """Begins a copy to memory and to peers; the disk knows nothing of it."""
+        """Begins a copy to memory and to peers, not to disk."""
         parts = self._parts(state)
         stager, persister = self._workers(parts)
         self.fence()
@@ -247,7 +247,7 @@ class Checkpointer:
         return found
 
     def step_began(self) -> None:
-        """A step begins; copies look for the gaps in its traffic."""
+        """A step begins; copies use the gaps in its traffic."""
         self.interval.step_began()
         if self._tier_writer:
             self._tier_writer.learner.step()
@@ -283,7 +283,7 @@ class Checkpointer:
         return self.interval.decide()
 
     def settle(self) -> None:
-        """Waits until nothing is under way; StorageError when the disk hangs."""
+        """Waits until nothing is in flight; StorageError when the disk hangs."""
         self.fence()
         if self._persister and not self._persister.drain(give_up=self._is_stuck):
             raise self._stuck()
@@ -297,7 +297,7 @@ class Checkpointer:
         return self._coordinator.agree(self._persist_s < seconds)
 
     def close(self) -> None:
-        """Finishes what is under way and ends the threads; what hangs is left to itself."""
+        """Completes what is in flight and ends the threads; a hanging save is abandoned."""
         self.fence()
         if self._persister:
             self._persister.close(give_up=self._is_stuck)
@@ -330,7 +330,7 @@ class Checkpointer:
         return LazyTensors(CheckpointReader(step_path(self._best, step)), "model", wants)
 
     def spare(self, step: int | None) -> None:
-        """The checkpoint of `step` stays, whatever the settings say, until another one is spared."""
+        """Retains the checkpoint of `step` whatever the settings say, until another one is spared."""
         self._spared = step
 
     def retain(self, *, best_step: int = 0) -> None:

@@ -46,13 +46,13 @@ class PhaseRunner:
         checkpointer: Checkpointer,
         *,
         device: torch.device,
-        points: StepHooks,
+        step_hooks: StepHooks,
         stalls: Stalls,
         mesh: Mesh | None = None,
         packages: Path | None = None,
     ) -> None:
         self._packages = packages
-        self._settings, self._checkpointer, self._device, self._points = settings, checkpointer, device, points
+        self._settings, self._checkpointer, self._device, self._step_hooks = settings, checkpointer, device, step_hooks
         self._stalls, self._mesh = stalls, mesh
         self._world = mesh.world if mesh else alone()
         # Every phase reads the same files: once is enough.
@@ -138,7 +138,7 @@ class PhaseRunner:
             self._settings,
             index,
             device=self._device,
-            points=self._points,
+            step_hooks=self._step_hooks,
             verify=self._verifies,
             stalls=self._stalls,
             mesh=self._mesh,

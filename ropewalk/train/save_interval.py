@@ -1,4 +1,4 @@
-"""When the next checkpoint is due: every so many steps, or as `auto` decides from what it measures in this run."""
+"""When the next checkpoint is due: at a fixed interval, or as `auto` decides from measurements of this run."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Note = dict[str, Any]
 
 
 class Interval:
-    """Decides which steps are saved. With `auto`, rank 0 measures and all ranks do as it says."""
+    """Decides which steps are saved. With `auto`, rank 0 measures and decides for all ranks."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class Interval:
         had blocked training by then."""
         self._wrong: queue.SimpleQueue[str] = queue.SimpleQueue()
         self.saved_at = 0
-        """The last step that was saved, or that the run goes on from."""
+        """The last step that was saved, or that the run continued from."""
 
     # Decisions
 

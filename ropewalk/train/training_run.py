@@ -62,12 +62,12 @@ class TrainingRun:
         self.events = EventLog(folder, rank=self.place.rank)
         self.peak_flops = peak_flops(self.device, plan.precision)
         self.checkpointer = self._make_checkpointer(disk)
-        self.points, self.stalls = self._make_points(), Stalls()
+        self.step_hooks, self.stalls = self._make_step_hooks(), Stalls()
         self.phases = PhaseRunner(
             settings,
             self.checkpointer,
             device=self.device,
-            points=self.points,
+            step_hooks=self.step_hooks,
             stalls=self.stalls,
             mesh=self.mesh,
             packages=packages_folder(folder, settings.load),
@@ -194,7 +194,7 @@ class TrainingRun:
         self.hooks = list(hooks)
         # An optimizer on the host waits for hooks that look at gradients.
         if any(type(hook).on_gradients is not Hook.on_gradients for hook in self.hooks):
-            self.points.on_gradients.append(self._on_gradients)
+            self.step_hooks.on_gradients.append(self._on_gradients)
 
     def close(self) -> None:
         """Completes what is being saved, stops the threads and closes the event log."""
@@ -217,7 +217,7 @@ class TrainingRun:
         checkpointer.observe(self.mesh.traffic, but=self.mesh.control.name)
         return checkpointer
 
-    def _make_points(self) -> StepHooks:
+    def _make_step_hooks(self) -> StepHooks:
         return StepHooks(
             before_change=[self.checkpointer.fence],
             before_tuning=[lambda: self.say(TUNING)] if self.leads else [],

@@ -75,7 +75,7 @@ def course_of(run: Path, rank: int, attempt: str) -> tuple[Measured, Checkpointe
         coordinator=MeshCoordinator(mesh.control),
     )
     return Measured(
-        settings, checkpointer, device=torch.device("cpu"), hooks=StepHooks(), stalls=Stalls(), mesh=mesh
+        settings, checkpointer, device=torch.device("cpu"), step_hooks=StepHooks(), stalls=Stalls(), mesh=mesh
     ), checkpointer
 
 

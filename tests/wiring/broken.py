@@ -49,7 +49,7 @@ def _drained(real: Any) -> Any:
 KEYS = "tests/test_recipe_keys.py::test_another_value_makes_a_difference"
 BROKEN = {
     "regular saves are never due": Break(
-        *("ropewalk.train.checkpointer:Keeper.due", _says(False)),
+        *("ropewalk.train.save_interval:Interval.due", _says(False)),
         test="tests/train/test_training.py::test_hooks_are_called_at_their_moments",
     ),
     "stalls of saves are told as 0": Break(

@@ -53,7 +53,7 @@ class Bench:
         self._settings = settings
         if settings.train.threads:
             torch.set_num_threads(settings.train.threads)
-        self._running = ActivePhase(settings, 0, device=device_of(settings), points=StepHooks(), verify=False)
+        self._running = ActivePhase(settings, 0, device=device_of(settings), step_hooks=StepHooks(), verify=False)
 
     def alone(self, *, seconds: float) -> Throughput:
         """The step on a batch that is ready."""

@@ -183,7 +183,7 @@ def test_data_that_are_gone_are_prepared_again_from_the_settings_of_the_run(trai
         ),
         (["monitor", "runs/tinny"], "runs/tinny: no such run directory; did you mean `runs/tiny`?"),
         (["report", "corpus"], "corpus: not a run directory; runs lie in `runs/NAME`; there are runs/tiny"),
-        (["doctor", "data", RUN, "--tune"], "runs/tiny: --tune writes the settings into a recipe"),
+        (["doctor", "data", RUN, "--tune"], "runs/tiny: --tune writes settings into a recipe"),
         (["plan", RUN, "train.stepz=3"], "unknown key `train.stepz`; did you mean `steps`?"),
     ],
     ids=lambda value: value if isinstance(value, str) else " ".join(value),

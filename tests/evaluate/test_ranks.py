@@ -28,7 +28,7 @@ from ropewalk.launch.worker_group import WorkerGroup
 from ropewalk.model.config import Model
 from ropewalk.model.decoder import build
 from ropewalk.model.spec import Spec
-from ropewalk.parallel.data.shard_group import Unit
+from ropewalk.parallel.data.shard_group import ShardGroup
 from ropewalk.plan.inference_plan import generation
 from ropewalk.plan.plan import Plan, load_plan
 from ropewalk.train.config import Phase
@@ -121,7 +121,7 @@ that, what the allocator keeps from earlier jobs would be too much."""
 def held(rank: int, run: Path, world: int) -> dict[str, int]:
     """A rank's job: bytes that it takes to load the model, and the most groups that are there, or on their way, at
     once while it scores and samples."""
-    load, gather = loading.load_executor, Unit.start_gather
+    load, gather = loading.load_executor, ShardGroup.start_gather
     found, executors = {"groups": 0}, []
 
     def load_measured(*arguments: Any, **named: Any) -> Any:
@@ -130,7 +130,7 @@ def held(rank: int, run: Path, world: int) -> dict[str, int]:
         found["loading"] = memory.growth()
         return executors[-1]
 
-    def gather_counted(unit: Unit) -> None:
+    def gather_counted(unit: ShardGroup) -> None:
         gather(unit)
         blocks = [each for key, each in executors[-1]._data.each[0]._units.items() if key]
         there = sum(each._gathering is not None or storage_bytes(each) > 0 for each in blocks)
@@ -138,12 +138,12 @@ def held(rank: int, run: Path, world: int) -> dict[str, int]:
 
     with as_rank(rank, world) as patch:
         patch.setattr(loading, "load_executor", load_measured)
-        patch.setattr(Unit, "start_gather", gather_counted)
+        patch.setattr(ShardGroup, "start_gather", gather_counted)
         evaluate_run(run)
     return found
 
 
-def storage_bytes(unit: Unit) -> int:
+def storage_bytes(unit: ShardGroup) -> int:
     return sum(weight.untyped_storage().nbytes() for weight in unit._weights.values())
 
 

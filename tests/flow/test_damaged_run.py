@@ -116,7 +116,7 @@ def test_a_record_under_the_name_of_another_stage_is_noticed(run: Path) -> None:
 def test_a_changed_config_is_refused_where_there_is_a_checkpoint_to_lose(run: Path) -> None:
     edit(run / "config.toml", "width = 32", "width = 33")
     for read in (lambda: load_value(run, "seed"), lambda: flow.run("tiny.toml")):
-        with pytest.raises(DamagedFile, match=r"config\.toml: this resolved config is damaged.*changed in the recipe"):
+        with pytest.raises(DamagedFile, match=r"config\.toml: this resolved config is damaged.*settings in the recipe"):
             read()
     (run / "config.toml").unlink()  # as the message says
     assert flow.run("tiny.toml")["seed"] == 7

@@ -1,4 +1,4 @@
-"""The length of a gradient whose parts lie on many ranks, and sums over ranks that hold a parameter alike."""
+"""The norm of a gradient that is sharded over ranks, and sums over ranks that hold the same parameter."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from .placement import Placement
 def global_norm(
     gradients: Mapping[str, Tensor], mesh: Mesh, *, copies: Mapping[str, int], loss: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """(the sum of `loss` over all ranks, the length of the whole gradient). `copies` says how many ranks hold the same
-    part: a square counts once.
+    """(the sum of `loss` over all ranks, the norm of the whole gradient). `copies` is the number of ranks that hold
+    the same part, of which one counts.
 
     One all-reduce of two numbers.
     """
@@ -30,7 +30,7 @@ def global_norm(
         parts = [g for found in by_copies.values() for g in found]
         if not parts:
             return loss, torch.zeros((), device=device)
-        # Of narrow gradients too the length is a wide number.
+        # The norm of narrow gradients is a wide number, too.
         norms = torch._foreach_norm(parts, 2, torch.promote_types(parts[0].dtype, torch.float32))
         return loss, torch.linalg.vector_norm(torch.stack(norms))
     squares = torch.zeros((), dtype=torch.float64, device=device)
@@ -41,12 +41,12 @@ def global_norm(
 
 
 def global_norms(parts: Mapping[str, Tensor], placements: Mapping[str, Placement], mesh: Mesh) -> list[Tensor]:
-    """The lengths of whole tensors whose parts lie on several ranks, in the order given; one all-reduce an axis."""
-    lengths = list(torch._foreach_norm(list(parts.values())))
+    """The norms of whole tensors that are sharded over ranks, in the order given; one all-reduce per axis."""
+    norms = list(torch._foreach_norm(list(parts.values())))
     cutting = [group for group in (mesh.group("tensor"), mesh.group("shard")) if group.size > 1]
     if not cutting:
-        return lengths
-    squares = torch.stack(lengths).double().square()
+        return norms
+    squares = torch.stack(norms).double().square()
     for group in cutting:
         cut_here = [any(s.group.ranks == group.ranks for s in placements[name].shards) for name in parts]
         shares = torch.tensor([1.0 if here else 1 / group.size for here in cut_here], dtype=torch.float64)
@@ -65,8 +65,8 @@ def sum_partial(gradients: Sequence[Tensor], group: Group) -> None:
 
 
 def exact_norm(gradients: Mapping[str, Tensor], placements: Mapping[str, Placement], mesh: Mesh) -> Tensor:
-    """The length of the whole gradient, the same bits whatever the cut: squares are added up row by row, the rows of
-    all ranks gathered, and these added up in one order. Price: a collective a parameter."""
+    """The norm of the whole gradient, the same bits for any sharding: squares are summed per row, the sums of all ranks
+    gathered and added up in one order. Cost: a collective per parameter."""
     rows = []
     shard = mesh.group("shard")
     for name, gradient in gradients.items():
@@ -74,9 +74,9 @@ def exact_norm(gradients: Mapping[str, Tensor], placements: Mapping[str, Placeme
         sums = square.flatten(1).sum(1) if square.dim() > 1 else square
         shards = placements[name].shards
         if shards:
-            (slicing,) = shards
-            assert slicing.group.ranks == shard.ranks, "exact mode cuts along the shard axis alone"
-            sums = Placement((sum(slicing.sizes),), shards).gather(sums)
+            (only,) = shards
+            assert only.group.ranks == shard.ranks, "exact mode shards along the shard axis alone"
+            sums = Placement((sum(only.sizes),), shards).gather(sums)
         rows.append(sums.sum())
     # Every parameter by itself, then all of them: the same numbers in the same order on every rank.
     return torch.stack(rows).sum().sqrt()

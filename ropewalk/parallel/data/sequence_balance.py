@@ -1,16 +1,15 @@
-"""Rows of a step go to the data ranks by what they cost, before anything is computed from them.
+"""Balances the sequences of a step over data ranks by their cost, before anything is computed from them.
 
-The loader gives rank r of n the rows r, r + n, ... of the global batch. Ranks tell each other what their rows cost (a
-number a row), all come to the same assignment (plan/sequence_assignment.py), and one all-to-all brings every row where
-it is computed,
-with its number in the global batch: dropout is drawn by that number. The rows of the step and their weights stay what
-they were, so loss and gradients do.
+The loader gives rank r of n the sequences r, r + n, ... of the global batch. Ranks exchange the cost of each sequence,
+compute the same assignment (plan/sequence_assignment.py), and one all-to-all moves every sequence to its rank, with its
+number in the global batch, by which dropout is drawn. The sequences of the step and their weights stay the same, and so
+do loss and gradients.
 
-Everything here happens in host memory: while a GPU computes a step, its host deals the rows of the next one.
+Everything here happens in host memory: while a GPU computes a step, its host assigns the sequences of the next one.
 
-What is won is the time of pairs that attention leaves out. An attention that computes every pair of a row and masks
-those of two documents (model/attend.py) takes the same time for each row, however they are dealt; the ring
-(parallel/context/context_attention.py) leaves out tiles that documents hide.
+The gain is the time of pairs that attention skips. An attention that computes every pair and masks those of two
+documents (model/attend.py) takes the same time for each sequence, and gains nothing; the ring
+(parallel/context/context_attention.py) skips tiles that documents hide.
 """
 
 from __future__ import annotations
@@ -28,33 +27,33 @@ from ..comm import Group
 
 
 def numbers_of(batch: Batch, group: Group) -> Tensor:
-    """The numbers in the global batch of this rank's rows as the loader gives them, where they are."""
+    """The numbers in the global batch of this rank's sequences as the loader gives them, on their device."""
     return torch.arange(len(batch), device=batch.tokens.device) * group.size + group.rank
 
 
 class SequenceBalancer:
-    """Deals the rows of steps to the ranks of `group`, which communicate host to host."""
+    """Assigns the sequences of steps to the ranks of `group`, which communicate host to host."""
 
     def __init__(self, group: Group, spec: Spec) -> None:
         self._group, self._spec, self._cost = group, spec, row_cost(spec)
 
     def __call__(self, batch: Batch) -> tuple[Batch, Tensor]:
-        """The rows that this rank computes of the global batch, and their numbers in it, both on the host. `batch` is
-        what the loader gave, in host memory. All ranks must call."""
-        assert batch.tokens.device.type == "cpu", "rows are dealt in host memory"
+        """The sequences that this rank computes of the global batch, and their numbers in it, both on the host. `batch`
+        is what the loader gave, in host memory. All ranks must call."""
+        assert batch.tokens.device.type == "cpu", "sequences are assigned in host memory"
         group = self._group
         if group.size == 1 or self._spec.documents == "ignore":
-            return batch, numbers_of(batch, group)  # every row costs the same
+            return batch, numbers_of(batch, group)  # every sequence costs the same
         # One column a rank: read row by row these are the costs of rows 0, 1, 2, ... of the global batch.
         costs = torch.stack(group.all_gather(self.costs(batch)).chunk(group.size), dim=1).flatten().tolist()
-        dealt = deal(costs, group.size)
-        mine = torch.tensor(dealt[group.rank])
-        if all(row % group.size == rank for rank, rows in enumerate(dealt) for row in rows):
+        assigned = deal(costs, group.size)
+        mine = torch.tensor(assigned[group.rank])
+        if all(row % group.size == rank for rank, rows in enumerate(assigned) for row in rows):
             return batch.rows(mine // group.size), mine
-        return _exchange(batch, dealt, group), mine
+        return _exchange(batch, assigned, group), mine
 
     def costs(self, batch: Batch) -> Tensor:
-        """FLOPs of each row, int64."""
+        """FLOPs of each sequence, int64."""
         place = torch.arange(batch.documents.shape[1])
         begins = torch.zeros_like(batch.documents, dtype=torch.bool)
         begins[:, 1:] = batch.documents[:, 1:] != batch.documents[:, :-1]
@@ -63,10 +62,11 @@ class SequenceBalancer:
         return self._cost.pair * pairs + self._cost.token * len(place)
 
 
-def _exchange(batch: Batch, dealt: Sequence[Sequence[int]], group: Group) -> Batch:
-    """The rows dealt to this rank, in their order there. Row n is rank n mod `ranks`'s, its row n div `ranks`."""
+def _exchange(batch: Batch, assigned: Sequence[Sequence[int]], group: Group) -> Batch:
+    """The sequences assigned to this rank, in their order. Sequence n comes from rank n mod `ranks`, number n div
+    `ranks` there."""
     ranks, me = group.size, group.rank
-    routes = [[[row for row in rows if row % ranks == source] for rows in dealt] for source in range(ranks)]
+    routes = [[[row for row in rows if row % ranks == source] for rows in assigned] for source in range(ranks)]
     room = max(len(rows) for to in routes for rows in to)  # all messages are of one size
     packed = _pack(batch)
     parts = packed.new_zeros(ranks, room, *packed.shape[1:])
@@ -74,7 +74,7 @@ def _exchange(batch: Batch, dealt: Sequence[Sequence[int]], group: Group) -> Bat
         parts[target, : len(rows)] = packed[torch.tensor(rows, dtype=torch.int64) // ranks]
     arrived = group.all_to_all(parts)
     places = {row: (source, place) for source in range(ranks) for place, row in enumerate(routes[source][me])}
-    sources, slots = torch.tensor([places[row] for row in dealt[me]]).unbind(1)
+    sources, slots = torch.tensor([places[row] for row in assigned[me]]).unbind(1)
     return _unpack(arrived[sources, slots])
 
 

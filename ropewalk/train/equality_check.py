@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from ropewalk.load.batch import Batch
 from ropewalk.model.dropout import Dropout, dropout_key
-from ropewalk.model.protocol import ForwardPass, Losses, ModelStage, build_model, build_stage
+from ropewalk.model.protocol import ForwardPass, LanguageModel, Losses, ModelStage, build_model, build_stage
 from ropewalk.model.spec import Spec
 from ropewalk.parallel.apply import apply
 from ropewalk.parallel.executor import StepHooks
@@ -213,11 +213,21 @@ def backward_by_rows(model: ModelStage, batch: Batch, *, seed: int, step: int) -
             dropout=Dropout(spec.dropout, key, row) if spec.dropout else None,
             losses=losses,
         )
-        part = model.loss(model.run((), forward), one.targets, one.weight.double()) / total
+        part = _loss(model, model.run((), forward), one) / total
         auxiliary = losses.total()
         (part if auxiliary is None else part + auxiliary / total).backward()
         loss += float(part.detach())
     return loss
+
+
+def _loss(model: ModelStage, outputs: tuple[Tensor, ...], batch: Batch) -> Tensor:
+    """The loss by its definition where the model has that of all language models, so that the kernels and splits of the
+    loss are compared too; else the model's own."""
+    if type(model).loss is not LanguageModel.loss:
+        return model.loss(outputs, batch.targets, batch.weight.double())
+    (hidden,) = outputs
+    scores = (hidden @ model.head_weight.T).log_softmax(-1).gather(-1, batch.targets.unsqueeze(-1)).squeeze(-1)
+    return -(scores * batch.weight.double()).sum()
 
 
 def _batches(settings: Settings, phase: int, plan: Plan) -> list[Batch]:

@@ -14,7 +14,7 @@ from ropewalk.base.errors import ConfigError, UserError
 from ropewalk.base.events import read_events
 from ropewalk.checkpoint.format import list_checkpoints
 from ropewalk.cli.main import main
-from ropewalk.train.hooks.hook import Hook
+from ropewalk.train.hooks import Hook
 from tests.flow.tiny import write_tiny
 
 OURS = Path(__file__).with_name("watch.py")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from ropewalk.train.hooks.hook import Hook
+from ropewalk.train.hooks import Hook
 
 
 class Watch(Hook):

@@ -1,0 +1,3 @@
+"""Hooks observe a training run or react to it; `order.py` lists those of every run."""
+
+from .hook import Hook as Hook

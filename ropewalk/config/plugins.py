@@ -53,7 +53,7 @@ def load_module(name: str, folders: Sequence[Path]) -> Any:
     """The module `name`, imported from the first of `folders` and the working folder that has it, else as installed."""
     top = name.split(".")[0]
     folder = next((each for each in _searched(folders) if _source(each, top)), None)
-    _forget_other(folder, top)
+    _forget_other(folder, top, folders)
     with _first_on_path(folder), _reported(name):
         if folder is None and not _is_installed(top):
             places = " or ".join(str(each) for each in _searched(folders))
@@ -89,35 +89,54 @@ def _source(folder: Path, name: str) -> Path | None:
     return next((file for file in choices if file.is_file()), None)
 
 
-def _forget_other(folder: Path | None, top: str) -> None:
+def _forget_other(folder: Path | None, top: str, folders: Sequence[Path]) -> None:
     """Forgets the module `top` where its file is gone, lies in another folder, or has changed since the import."""
     known = sys.modules.get(top)
     if known is None:
         return
     file = Path(getattr(known, "__file__", None) or "").absolute()
+    # One that a module of the user's imported when it was called has no digest.
+    is_plugin = hasattr(known, _DIGEST) or any(file == _source(Path(each), top) for each in _ON_PATH)
     if folder is None:
-        if not hasattr(known, _DIGEST) or file.exists():
+        # A model's tree says no folder: its module is the one that a recipe has brought.
+        if not is_plugin or (not folders and file.exists()):
             return
     elif file == _source(folder, top):
         if getattr(known, _DIGEST, digest(folder, top)) == digest(folder, top):
             return
-    elif not hasattr(known, _DIGEST):
+    elif not is_plugin:
         other = getattr(known, "__file__", None) or "one of Python's own"
         raise _wrong(f"`{_source(folder, top)}` has the name of another module, {other}", "rename the file")
+    _forget(top)
+
+
+def _forget(top: str) -> None:
     for name in [name for name in sys.modules if name == top or name.startswith(f"{top}.")]:
         del sys.modules[name]
 
 
 _DIGEST = "__ropewalk_digest__"
+_ON_PATH: list[str] = []
+"""Folders of users' modules that are on the path, the last one used first. What lies there is not installed."""
 
 
 @contextlib.contextmanager
 def _first_on_path(folder: Path | None) -> Iterator[None]:
-    """Imports see `folder` first, and the modules that come from it carry the digest of what was read."""
+    """Imports see `folder` first, and the modules that come from it carry the digest of what was read; without a folder
+    they see what is installed."""
     if folder is None:
-        yield
+        sys.path[:] = [entry for entry in sys.path if entry not in _ON_PATH]
+        try:
+            yield
+        finally:
+            sys.path += _ON_PATH
         return
-    kept = sys.path[:], sys.dont_write_bytecode
+    others = [Path(each) for each in _ON_PATH if each != str(folder)]
+    for name, module in list(sys.modules.items()):
+        file = Path(getattr(module, "__file__", None) or "")
+        if file.parent in others and file.stem == name and _source(folder, name):
+            _forget(name)  # what a module of another recipe imported when it was called
+    kept = [entry for entry in sys.path if entry not in _ON_PATH], sys.dont_write_bytecode
     sys.path.insert(0, str(folder))
     sys.dont_write_bytecode = True  # bytecode is told from source by its second: an edited file could be taken for old
     importlib.invalidate_caches()
@@ -128,7 +147,8 @@ def _first_on_path(folder: Path | None) -> Iterator[None]:
         # Last on the path from now on, for what the module imports when it is called.
         sys.path[:], sys.dont_write_bytecode = kept
         if str(folder) not in sys.path:
-            sys.path.append(str(folder))
+            _ON_PATH[:] = [str(folder), *(each for each in _ON_PATH if each != str(folder))]
+        sys.path += _ON_PATH
         for name in sys.modules.keys() - before:
             if _source(folder, name):
                 setattr(sys.modules[name], _DIGEST, digest(folder, name))

@@ -126,4 +126,8 @@ class Registry(Mapping[str, K], Generic[K]):
             for field in dataclasses.fields(self._kind)
             if field.name not in given and hasattr(found, field.name)
         }
+        required = [field.name for field in dataclasses.fields(self._kind) if field.default is dataclasses.MISSING]
+        missing = [each for each in required if each not in given and each not in costs]
+        if missing:
+            raise ConfigError([Problem("", f"`{name}` is no {self.noun}: it has no `{missing[0]}`")])
         return cast(K, self._kind(target=found, settings=settings, doc=doc, **costs))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import textwrap
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -134,6 +135,26 @@ def test_an_edited_module_and_one_of_the_same_name_elsewhere_are_read_anew(
     assert read(Whole, other / "r.toml").value.part.settings.points == 8
     assert edited.plugins != first.plugins
     assert type(edited.value.part.settings)().points == 6
+
+
+def test_a_module_of_another_recipe_is_not_taken_for_one_that_is_installed(
+    recipe: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    read(Whole, recipe)
+    other = tmp_path_factory.mktemp("other") / "r.toml"
+    other.write_text('part.kind = "star:Star"')
+    assert "no module `star`" in problems(other)[0]
+    # One that only a module of the user's imported, when it was called, is the user's too.
+    (recipe.parent / "ring.py").write_text(STAR)
+    read(Whole, recipe)
+    assert importlib.import_module("ring").__file__ == str(recipe.parent / "ring.py")
+    for name in ("star", "ring"):
+        (other.parent / f"{name}.py").write_text(STAR.replace("= 5\n", "= 8\n"))
+    other.write_text('parts = [{kind = "star:Star"}]')
+    assert read(Whole, other).value.parts[0].settings.points == 8
+    assert importlib.import_module("ring").__file__ == str(other.parent / "ring.py")
+    other.write_text('parts = [{kind = "star:Star"}, {kind = "ring:Star"}]')
+    assert read(Whole, other).value.parts[1].settings.points == 8
 
 
 def test_what_is_wrong_is_one_line_with_its_place(recipe: Path) -> None:

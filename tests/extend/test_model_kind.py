@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ropewalk.base.errors import UserError
+from ropewalk.base.errors import ConfigError, UserError
+from ropewalk.model.components import MODELS
 from ropewalk.model.protocol import build_model
 from ropewalk.plan.config import Parallel
 from ropewalk.plan.layout import laid_out
@@ -45,6 +46,11 @@ def test_its_declarations_are_exact() -> None:
     assert {name: tuple(p.shape) for name, p in model.named_parameters()} == spec.shapes()
     assert spec.parameters() == sum(p.numel() for p in model.parameters())
     assert spec.flops_per_token() == 6 * (spec.layers * 2 * spec.width**2 + spec.vocabulary * spec.width)
+
+
+def test_a_class_that_declares_no_components_is_no_model_kind() -> None:
+    with pytest.raises(ConfigError, match="`colorsys:rgb_to_hsv` is no model kind: it has no `components`"):
+        MODELS["colorsys:rgb_to_hsv"]
 
 
 def test_positions_of_a_recurrent_model_are_not_split() -> None:

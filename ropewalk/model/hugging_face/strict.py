@@ -40,9 +40,11 @@ def read_spec(tree: Mapping[str, Any], *, name: str) -> Spec:
 
 
 def _is_imported(name: str) -> bool:
-    """Whether a recipe has brought the module of `module:attr`: a stranger's model must not choose what is imported."""
-    module = name.split(":")[0]
-    return module in sys.modules and module.split(".")[0] not in sys.stdlib_module_names
+    """Whether a recipe has brought the module of `module:attr`: a stranger's model must not choose what is imported,
+    nor reach through a module for what that has imported (`torch:os._exit`)."""
+    module, _, attribute = name.partition(":")
+    is_brought = module in sys.modules and module.split(".")[0] not in sys.stdlib_module_names
+    return is_brought and "." not in attribute
 
 
 def spec_problems(spec: Spec) -> Iterator[tuple[str, str]]:

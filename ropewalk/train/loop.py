@@ -63,28 +63,24 @@ def train_run(run: TrainingRun) -> dict[str, float]:
     """Restores the run, trains its phases one after the other and ends it."""
     restore(run)
     first, start = run.step, _begin(run)
-    while run.phases.running and not run.requests.stop:
+    while True:
         try:
-            _announce_phase(run)
-            train_phase(run)
-            if not run.requests.stop:
-                with run.during("restore"):
-                    run.phases.advance()
+            while run.phases.running and not run.requests.stop:
+                _announce_phase(run)
+                train_phase(run)
+                if not run.requests.stop:
+                    with run.during("restore"):
+                        run.phases.advance()
+            return _end(run, first=first, start=start)
         except RollBack as failure:
-            for hook in run.hooks:
-                hook.before_rollback(run, failure.anomaly)
-            restore(run, rolling_back=True)
-            for hook in run.hooks:
-                hook.after_rollback(run, failure.anomaly)
-            run.progress.advance(run.step)
-    return _end(run, first=first, start=start)
+            _roll_back(run, failure)
 
 
 def train_phase(run: TrainingRun) -> None:
     """The steps of a phase, from where it stands to its end."""
     for hook in run.hooks:
         hook.before_phase(run)
-    run.phase_ended = False
+    run.phase_ended = run.in_step = False
     while not run.phase_ended:
         run.exchange_requests()
         if run.requests.interrupt:
@@ -100,6 +96,7 @@ def train_phase(run: TrainingRun) -> None:
 
 def train_step(run: TrainingRun) -> None:
     """One step: a batch, an update, and what hooks do about it."""
+    run.in_step = True
     for hook in run.hooks:
         hook.before_step(run)
     with run.during("data"):
@@ -142,6 +139,17 @@ def restore(run: TrainingRun, *, rolling_back: bool = False) -> None:
         run.say(f"step {found.step}: {sources}")
     if path and not rolling_back:
         run.say(f"continuing from {path}")
+
+
+def _roll_back(run: TrainingRun, failure: RollBack) -> None:
+    """Returns to the newest checkpoint, or to the beginning."""
+    run.drop_rollback_requests()
+    for hook in run.hooks:
+        hook.before_rollback(run, failure.anomaly)
+    restore(run, rolling_back=True)
+    for hook in run.hooks:
+        hook.after_rollback(run, failure.anomaly)
+    run.progress.advance(run.step)
 
 
 def _begin(run: TrainingRun) -> float:

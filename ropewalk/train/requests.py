@@ -66,6 +66,12 @@ class RequestExchange:
     def __init__(self, group: Group) -> None:
         self._group = group
         self._in_flight: Pending | None = None
+        self._drops_rollback = False
+
+    def drop_rollback(self) -> None:
+        """The run has just returned to its newest checkpoint: a request for that in flight is out of date. All ranks
+        must call, between the same two exchanges."""
+        self._drops_rollback = self._in_flight is not None
 
     def exchange(self, own: Requests) -> Requests:
         """Sends this rank's requests; those of all ranks at the last call. One rank alone gets its own at once. All
@@ -73,6 +79,8 @@ class RequestExchange:
         if self._group.size == 1:
             return own
         heard = Requests(*map(int, self._in_flight.wait().tolist())) if self._in_flight else Requests()
+        if self._drops_rollback:
+            heard.rollback, self._drops_rollback = 0, False
         wishes = torch.tensor([own.interrupt, own.stop, own.save, own.rollback])
         self._in_flight = self._group.start_all_reduce(wishes, operation="max")
         return heard

@@ -81,7 +81,9 @@ class TrainingRun:
         """Whether all ranks have come to the end, or to a stop that they agreed on."""
         self.lr = 0.0
         """The learning rate of the last step."""
-        self._own, self._exchange = Requests(), RequestExchange(self.mesh.control)
+        self.in_step = False
+        """Whether step `step + 1` has begun."""
+        self._own, self._sent, self._exchange = Requests(), Requests(), RequestExchange(self.mesh.control)
         self._rollback_reason = "another rank requested a rollback"
 
     # Where the run is
@@ -126,22 +128,27 @@ class TrainingRun:
 
     def request_rollback(self, reason: str) -> None:
         """Returns to the newest checkpoint and repeats the steps, as `[train.guard]` does after an anomaly: when the
-        same step is rejected again, its batch is skipped. What is not saved yet is not saved."""
-        self._own.rollback, self._rollback_reason = max(1, self.step), reason
+        same step is rejected again, its batch is skipped. What is not saved yet is not saved. The step is the one that
+        has begun, else the last one."""
+        self._own.rollback, self._rollback_reason = max(1, self.step + self.in_step), reason
 
     @property
     def rollback_requested(self) -> bool:
-        """Whether this rank has requested one that the loop has not seen yet."""
-        return bool(self._own.rollback)
+        """Whether this rank has requested one that the loop has not obeyed yet."""
+        return bool(self._own.rollback or self._sent.rollback)
 
     def exchange_requests(self) -> None:
         """Takes the requests of all ranks. All ranks must call, every step."""
-        own, self._own = self._own, Requests()
-        self.requests = self._exchange.exchange(dataclasses.replace(own, interrupt=int(self.interrupt.asked)))
+        self._sent, self._own = self._own, Requests()
+        self.requests = self._exchange.exchange(dataclasses.replace(self._sent, interrupt=int(self.interrupt.asked)))
+
+    def drop_rollback_requests(self) -> None:
+        """A rollback is about to answer all requests for one. All ranks must call."""
+        self._own.rollback = self._sent.rollback = 0
+        self._exchange.drop_rollback()
 
     def take_rollback(self, step: int) -> RollBack:
         """The rollback that some rank requested because of `step`."""
-        self._own.rollback = 0
         reason, self._rollback_reason = self._rollback_reason, "another rank requested a rollback"
         return RollBack(Anomaly(step, reason, "rollback"))
 
@@ -163,7 +170,7 @@ class TrainingRun:
         at = self.at
         at.phase_step, at.step = at.phase_step + 1, at.step + 1
         at.tokens += batch.tokens.numel() * self.mesh.data.size
-        self.phase_ended = at.phase_step == self.phase.phase.steps
+        self.phase_ended, self.in_step = at.phase_step == self.phase.phase.steps, False
 
     def state(self) -> State:
         """What a checkpoint of this moment holds."""

@@ -5,20 +5,25 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 from torch import Tensor
 
 from ropewalk.base.errors import UserError
+from ropewalk.checkpoint.faulty import Fault as DiskFault
+from ropewalk.checkpoint.faulty import FaultyDisk
 from ropewalk.checkpoint.read.load import load
 from ropewalk.load.batch import Batch
 from ropewalk.load.loader import Loader
 from ropewalk.parallel.anomaly_guard import GRADIENT, LOSS, OVERFLOW, SPIKE, SpikeRule, Watch
+from ropewalk.parallel.executor import StepResult
+from ropewalk.train import training_run
 from ropewalk.train.config import EarlyStop, Guard
 from ropewalk.train.hooks.hook import Hook
 from ropewalk.train.loop import train
+from ropewalk.train.requests import RequestExchange
 from ropewalk.train.training_run import TrainingRun
 from tests.tiny import make_run
 from tests.train.runs import events, final_files, last_checkpoint, quick, train_until
@@ -279,3 +284,86 @@ def test_early_stopping_ends_with_the_best_weights(tmp_path: Path) -> None:
         train_until(killed, max(1, step))
     train(killed)
     assert final_files(killed) == final_files(run)
+
+
+class Rejects(Hook):
+    """Asks for a rollback during or after a step: the first `times` times, and to stop after another step."""
+
+    def __init__(self, step: int, *, times: int, during: bool = False, stop: int = 0) -> None:
+        self._step, self._left, self._during, self._stop = step, times, during, stop
+        self.batches: list[Tensor] = []
+
+    def before_forward(self, run: TrainingRun, batch: Batch) -> None:
+        if run.step + 1 == self._step:
+            self.batches.append(batch.tokens)
+            if self._during:
+                self._ask(run)
+
+    def after_step(self, run: TrainingRun, result: StepResult) -> None:
+        if run.step == self._step and not self._during:
+            self._ask(run)
+        if run.step == self._stop:
+            run.request_stop()
+
+    def _ask(self, run: TrainingRun) -> None:
+        if self._left:
+            self._left -= 1
+            run.request_rollback("looks odd")
+
+
+def rollbacks(run: Path) -> list[tuple[int, int, int]]:
+    return [(event["step"], event["failed_step"], event["left_out"]) for event in events(run, "rolled_back")]
+
+
+@pytest.mark.parametrize("during", [False, True], ids=["after", "during"])
+def test_a_step_that_a_hook_rejects_twice_gets_another_batch(tmp_path: Path, during: bool) -> None:
+    run, hook = make(tmp_path, train__steps=9), Rejects(7, times=2, during=during)
+    train(run, hooks=[hook])
+    assert rollbacks(run) == [(6, 7, 0), (6, 7, 1)]
+    assert torch.equal(hook.batches[0], hook.batches[1])
+    assert not torch.equal(hook.batches[1], hook.batches[2])
+
+
+class Late:
+    """The sum of a group of ranks whose other ranks ask for nothing."""
+
+    size = 2
+
+    def __init__(self, group: object) -> None:
+        self._sent = torch.zeros(0)
+
+    def start_all_reduce(self, wishes: Tensor, *, operation: str) -> Late:
+        late = Late(None)
+        late._sent = wishes
+        return late
+
+    def wait(self) -> Tensor:
+        return self._sent
+
+
+@pytest.mark.parametrize("step", [10, 11, 12])
+def test_what_a_hook_rejects_is_not_saved_while_the_request_is_on_its_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
+) -> None:
+    """Step 12 is saved; requests of several ranks are heard a step later."""
+    whole, run = make(tmp_path / "whole", train__steps=15), make(tmp_path / "run", train__steps=15)
+    train(whole)
+    monkeypatch.setattr(training_run, "RequestExchange", lambda group: RequestExchange(cast(Any, Late(group))))
+    train(run, hooks=[Rejects(step, times=1)])
+    assert rollbacks(run) == [(6, {10: 10, 11: 12, 12: 12}[step], 0)]
+    assert final_files(run) == final_files(whole)
+
+
+def test_a_hook_stops_a_run_whose_last_step_went_wrong(tmp_path: Path) -> None:
+    run = make(tmp_path)
+    last = train(run, hooks=[Fault("nan loss", step=14), Rejects(0, times=0, stop=14)])
+    assert (last["step"], rollbacks(run)) == (12, [(12, 14, 0)])
+    assert last_checkpoint(run).name == "step-00000012"
+
+
+def test_a_run_that_a_hook_stops_ends_when_its_last_step_is_durable(tmp_path: Path) -> None:
+    run = make(tmp_path)
+    disk = FaultyDisk(DiskFault(kind="error", on=("make_folder",), after=3, times=1))
+    assert train(run, hooks=[Rejects(0, times=0, stop=14)], disk=disk)["step"] == 14
+    assert [event["step"] for event in events(run, "save_failed")] == [14]
+    assert last_checkpoint(run).name == "step-00000014"

@@ -72,17 +72,17 @@ class Checkpointing(Hook):
     def before_end(self, run: TrainingRun) -> None:
         if run.phases.running:
             with run.during("save"):
-                self._save_last(run, "stopped by a hook")
+                self._save_last(run, "stopped by a hook", until_durable=True)
         self._checkpointer.end()
         self._report(run)
 
-    def _save(self, run: TrainingRun) -> None:
+    def _save(self, run: TrainingRun, *, until_durable: bool = False) -> None:
         start = time.perf_counter()
         state = self._sound_state(run)
         self._checkpointer.save(state, spent_s=time.perf_counter() - start)
         for hook in run.hooks:
             hook.on_save(run, state)
-        if run.phase_ended:
+        if run.phase_ended or until_durable:
             # The next phase may take the memory, and the end of a run is not announced before it is durable.
             self._checkpointer.settle()
             self._report(run)
@@ -155,10 +155,10 @@ class Checkpointing(Hook):
         run.ends_together = True
         raise Preempted(f"preempted: {state}; the same command continues")
 
-    def _save_last(self, run: TrainingRun, why: str) -> None:
+    def _save_last(self, run: TrainingRun, why: str, *, until_durable: bool = False) -> None:
         """Makes a checkpoint of the last step, unless there is one."""
         if run.step and not self._checkpointer.holds(run.step):
-            self._save(run)
+            self._save(run, until_durable=until_durable)
             self._checkpointer.settle()
             run.say(f"{why}: saved step {run.step}")
         self._report(run)

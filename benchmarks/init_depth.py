@@ -35,7 +35,7 @@ from torch import Tensor
 
 from ropewalk.base.seeds import seed_for
 from ropewalk.load.batch import Batch
-from ropewalk.model.config import Init, Mlp, Model
+from ropewalk.model.config import Model
 from ropewalk.model.decoder import Decoder, build
 from ropewalk.model.spec import Spec, resolve
 from ropewalk.parallel.apply import apply
@@ -121,7 +121,7 @@ def bare(layers: int, steps: int) -> Table:
     return Table(contenders=starts(model, "t-fixup", warmup=False), rates=(1e-3, 2e-3, 4e-3), steps=steps)
 
 
-def starts(model: Model, *inits: Init, warmup: bool) -> dict[str, Contender]:
+def starts(model: Model, *inits: str, warmup: bool) -> dict[str, Contender]:
     """`model` from each of `inits`, then from the plain ones."""
     share = WARMUP_SHARE if warmup else 0.0
     named = {init: Contender(model=replace(model, init=init), warmup_share=share) for init in (*inits, "gaussian")}
@@ -149,7 +149,7 @@ def norms(layers: int, steps: int) -> Table:
 
 def mlps(layers: int, steps: int, seeds: int) -> Table:
     """The default model but for its feed-forward part; a gated one has three matrices for two."""
-    hidden: dict[Mlp, int] = {"gelu": 192, "swiglu": 128, "geglu": 128, "relu2": 192}
+    hidden: dict[str, int] = {"gelu": 192, "swiglu": 128, "geglu": 128, "relu2": 192}
     models = {mlp: Model(**SMALL, layers=layers, mlp_width=size, mlp=mlp) for mlp, size in hidden.items()}
     sizes = [spec_of(model).parameters() for model in models.values()]
     assert max(sizes) <= 1.01 * min(sizes), f"unequal parameters: {sizes}"

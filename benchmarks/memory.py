@@ -124,7 +124,7 @@ def final_loss(
     spec = resolve(settings, vocabulary=64, sequence_length=length)
     plan = Plan(device=device.type, precision="bf16", batch_size=rows, microbatch_size=rows, **way)
     model = build(spec, seed=seed, device=device)
-    make = lambda named, cuts: make_optimizer(named, Optimizer(kind=kind), spec=spec, cuts=cuts)  # noqa: E731
+    make = lambda named, placements: make_optimizer(named, Optimizer(kind=kind), spec=spec, placements=placements)  # noqa: E731
     executor = apply(plan, model, None, make, clip_norm=1.0)
     draw = torch.Generator().manual_seed(seed)
     likely = chain(64)

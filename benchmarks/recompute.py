@@ -24,9 +24,10 @@ from torch.autograd.graph import save_on_cpu
 from ropewalk.model.activations import saved_bytes
 from ropewalk.model.attend import attend_for
 from ropewalk.model.config import Model
-from ropewalk.model.decoder import Decoder, RunBlock, build, run_plainly
+from ropewalk.model.decoder import Decoder, build
 from ropewalk.model.loss import token_losses
 from ropewalk.model.modules import Block
+from ropewalk.model.protocol import RunBlock, run_plainly
 from ropewalk.model.spec import Spec, resolve
 from ropewalk.parallel.memory.activation_offload import ActivationOffload
 from ropewalk.parallel.memory.recompute import AutoRecompute, BlockRunner, always, recomputed

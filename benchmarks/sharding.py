@@ -127,9 +127,9 @@ def ours(rank: int, case: str, zero: int, *, exact: bool = False) -> Contender:
     kept: list[Any] = []
     gradients: list[Any] = []
 
-    def optimizer(parameters: Any, cuts: Any) -> torch.optim.Optimizer:
+    def optimizer(parameters: Any, placements: Any) -> torch.optim.Optimizer:
         settings = Optimizer(weight_decay=0.0, beta1=0.9, beta2=0.95, epsilon=1e-8)
-        kept.append(make_optimizer(parameters, settings, cuts=cuts, exact=exact))
+        kept.append(make_optimizer(parameters, settings, placements=placements, exact=exact))
         return kept[0]
 
     points = StepHooks(before_update=[lambda named: gradients.__setitem__(slice(None), list(named.values()))])

@@ -40,9 +40,9 @@ def scatter_first(x: Tensor, group: Group) -> Tensor:
     return _Scatter.apply(x, group) if group.size > 1 else x
 
 
-def swap_along(x: Tensor, group: Group, *, placement: int, join: int) -> Tensor:
-    """What was split along `join` is split along `cut` instead, by one all-to-all."""
-    return _Swap.apply(x, group, placement, join) if group.size > 1 else x
+def swap_along(x: Tensor, group: Group, *, split: int, join: int) -> Tensor:
+    """What was split along `join` is split along dimension `split` instead, by one all-to-all."""
+    return _Swap.apply(x, group, split, join) if group.size > 1 else x
 
 
 def gathered(x: Tensor, group: Group) -> Tensor:
@@ -118,17 +118,17 @@ class _Scatter(torch.autograd.Function):
 
 class _Swap(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, group: Group, placement: int, join: int) -> Tensor:
-        ctx.group, ctx.placement, ctx.join = group, placement, join
-        return _swap(x, group, placement, join)
+    def forward(ctx: Any, x: Tensor, group: Group, split: int, join: int) -> Tensor:
+        ctx.group, ctx.split, ctx.join = group, split, join
+        return _swap(x, group, split, join)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        return _swap(grad, ctx.group, ctx.join, ctx.placement), None, None, None
+        return _swap(grad, ctx.group, ctx.join, ctx.split), None, None, None
 
 
-def _swap(x: Tensor, group: Group, placement: int, join: int) -> Tensor:
-    parts = torch.stack(x.chunk(group.size, placement))
+def _swap(x: Tensor, group: Group, split: int, join: int) -> Tensor:
+    parts = torch.stack(x.chunk(group.size, split))
     parts = _all_to_all(parts, group.key) if torch.compiler.is_compiling() else group.all_to_all(parts)
     return torch.cat(parts.unbind(0), join)
 

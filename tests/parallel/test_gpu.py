@@ -110,11 +110,10 @@ def test_the_model_computes_with_the_optimizers_weights_rounded(kind: str, rows:
     made = executor("cuda", "bf16-pure", kind=kind, rows=rows)
     for _ in range(2):
         made.step(batch(), lr=1e-2)
-    (masters,) = made._masters  # type: ignore[attr-defined]
-    (stage,) = made._stages.values()  # type: ignore[attr-defined]
-    for name, weight in stage.named_parameters():
+    (masters,) = made.state._copies
+    for name, weight in made.model.named_parameters():
         assert torch.equal(weight, masters.parameters[name].to(torch.bfloat16)), name
-    assert getattr(made._optimizer, "rounds", False) == (rows == 8 and kind.startswith("adamw"))  # type: ignore[attr-defined]
+    assert getattr(made.state.optimizer, "rounds", False) == (rows == 8 and kind.startswith("adamw"))
 
 
 @pytest.mark.parametrize("name", SMALL)

@@ -20,9 +20,10 @@ from torch import Tensor
 from ropewalk.base.errors import StorageError
 from ropewalk.model.activations import Division, Recompute, block_bytes, saved_bytes, saved_logit_bytes
 from ropewalk.model.attend import Attend, attend_for
-from ropewalk.model.decoder import Decoder, RunBlock, build, run_plainly
+from ropewalk.model.decoder import Decoder, build
 from ropewalk.model.dropout import Dropout, dropout_key
 from ropewalk.model.loss import token_losses, weighted_loss
+from ropewalk.model.protocol import RunBlock, run_plainly
 from ropewalk.model.spec import Spec
 from ropewalk.parallel.comm import Group
 from ropewalk.parallel.compat import deterministic
@@ -171,7 +172,7 @@ def counted_bytes(
 
     def run_block(block: Any, x: Tensor, forward: Any) -> Tensor:
         y = runner(block, x, forward)
-        shared.extend(weakref.ref(tensor) for tensor in inspect.getclosurevars(forward).nonlocals["turn"] or ())
+        shared.extend(weakref.ref(tensor) for tensor in inspect.getclosurevars(forward).nonlocals["angles"] or ())
         mask = getattr(masks(), "_mask", None)
         shared.extend([] if mask is None else [weakref.ref(mask)])
         return y

@@ -100,8 +100,8 @@ class UlyssesAttend:
         copies = math.lcm(kv_heads, group.size) // kv_heads
         if copies > 1:
             k_BGTD, v_BGTD = (x.repeat_interleave(copies, dim=1) for x in (k_BGTD, v_BGTD))
-        whole = [swap_along(x, group, placement=1, join=2) for x in (q_BHTD, k_BGTD, v_BGTD)]
-        return swap_along(self._attend(*whole), group, placement=2, join=1)
+        whole = [swap_along(x, group, split=1, join=2) for x in (q_BHTD, k_BGTD, v_BGTD)]
+        return swap_along(self._attend(*whole), group, split=2, join=1)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

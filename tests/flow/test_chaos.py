@@ -71,7 +71,7 @@ def test_a_trial_that_ends_otherwise_fails_by_name_and_its_copy_stays(
 
 
 def test_a_run_too_short_to_strike_is_refused(tiny: Path) -> None:  # noqa: F811
-    with pytest.raises(UserError, match=r"^2 steps in this run are too few .* raise `train.steps` to 4 or more"):
+    with pytest.raises(UserError, match=r"^2 steps are too few .* raise `train.steps` to 4 or more"):
         flow.chaos("tiny.toml", ["train.steps=2"])
     assert not (tiny / "prepared").exists(), "refused before anything is prepared"
 

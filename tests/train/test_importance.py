@@ -201,11 +201,11 @@ paths = ["x"]
 @pytest.mark.parametrize(
     ("more", "told"),
     [
-        ('[[train.mixture]]\nsource = "x"', "train.mixture.*leave the shares"),
-        ("[train.batch_ramp]\nfrom_size = 1\nover_steps = 4", "train.batch_ramp.*leave the ramp out"),
-        ("[train.length_ramp]\nfrom_length = 128\nover_steps = 4", "train.length_ramp.*leave the ramp out"),
-        ('[load]\nshuffle = "blocks"', 'load.shuffle.*leave it at "all"'),
-        ('[load.cache]\nstaging = "s"\njobs = 2', "load.cache.staging.*leave one of them out"),
+        ('[[train.mixture]]\nsource = "x"', "train.mixture.*remove the mixture"),
+        ("[train.batch_ramp]\nfrom_size = 1\nover_steps = 4", "train.batch_ramp.*remove the ramp"),
+        ("[train.length_ramp]\nfrom_length = 128\nover_steps = 4", "train.length_ramp.*remove the ramp"),
+        ('[load]\nshuffle = "blocks"', 'load.shuffle.*set `shuffle = "all"'),
+        ('[load.cache]\nstaging = "s"\njobs = 2', "load.cache.staging.*remove one of the two"),
         ("job = 1", "load.importance.job.*no folder is shared"),
     ],
 )

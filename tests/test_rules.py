@@ -131,6 +131,38 @@ def test_a_folder_imports_only_folders_above_it() -> None:
     assert [text for here, there, text in edges() if ORDER.index(there) > ORDER.index(here)] == []
 
 
+@functools.cache
+def defined_in(module: str) -> frozenset[str]:
+    """Every name that a module of ours assigns, defines or imports, and the modules inside a package."""
+    path = ROOT.joinpath(*module.split("."))
+    file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    if not file.exists():
+        return frozenset()
+    names = {each.stem for each in path.iterdir()} if path.is_dir() else set()
+    for node in ast.walk(tree_of(file)):
+        if isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+            names.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+        elif isinstance(node, ast.alias):
+            names.add(node.asname or node.name)
+    return frozenset(names)
+
+
+def test_names_imported_from_us_exist() -> None:
+    """Also those that only a GPU or a benchmark would ask for, which nothing else here imports."""
+    wrong = []
+    for path in (*MODULES, *(p for folder in ("tests", "benchmarks") for p in sorted((ROOT / folder).rglob("*.py")))):
+        for node in ast.walk(tree_of(path)):
+            if not isinstance(node, ast.ImportFrom):
+                continue
+            above = path.relative_to(ROOT).parent.parts[: 1 - node.level or None] if node.level else ()
+            module = ".".join((*above, node.module) if node.module else above)
+            if module.split(".")[0] == "ropewalk" and not all(n.name in defined_in(module) for n in node.names):
+                wrong.append(f"{path.relative_to(ROOT)}:{node.lineno}: from {module}")
+    assert wrong == []
+
+
 def test_launch_and_monitor_stand_apart() -> None:
     apart = ("launch", "monitor")
     reach_out = [text for here, there, text in edges() if here in apart and there not in ("base", "config")]

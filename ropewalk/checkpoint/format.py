@@ -21,6 +21,7 @@ import xxhash
 from ropewalk.base.errors import DamagedCheckpoint, DataError
 from ropewalk.base.files import storage, upgraded
 from ropewalk.base.untrusted import Refused, open_inside, parse_json, plain_tree, read_inside
+from ropewalk.config.resolved import import_model_plugins
 
 from .shard_file import FileEntry, ShardFile, item_bytes
 from .validate import MANIFEST_BYTES, check_file, check_manifest, check_tensor, check_tree
@@ -131,7 +132,9 @@ def list_checkpoints(folder: Path) -> list[Path]:
 
 
 def resolve_checkpoint(path: Path) -> Path:
-    """The checkpoint at `path`, or the newest of the run or `checkpoints` folder at `path`."""
+    """The checkpoint at `path`, or the newest of the run or `checkpoints` folder at `path`. Of a run, what its model
+    names of the user's is imported; a checkpoint alone never says what is."""
+    import_model_plugins(path)
     if (path / FILE).exists() and path.resolve().name.startswith(_PREFIX):
         return path
     for folder in (path, path / "checkpoints"):

@@ -139,7 +139,7 @@ def raw_bytes(entry: FileEntry) -> int:
 
 def _check_spec(tree: Mapping[str, Any], refuse: Callable[[str], NoReturn]) -> None:
     try:
-        read_spec(tree, name="")
+        read_spec(tree, name="this checkpoint")
     except ConfigError as error:
         refuse(f"invalid model spec: {error.problems[0].what}")
 

@@ -46,7 +46,8 @@ def list_command(run: RunFolder, json: Json = False) -> None:
 
     Reads only the manifests. Exit status 2 if a manifest is damaged.
     """
-    found = list_checkpoints(run / "checkpoints") or [resolve_checkpoint(run)]
+    newest = resolve_checkpoint(run)
+    found = list_checkpoints(run / "checkpoints") or [newest]
     rows = [_row(path) for path in found]
     emit(rows, as_json=json, text=table([(row["path"], _summary(row)) for row in rows]))
     _end_if({path: [row["damaged"]] for path, row in zip(found, rows, strict=True) if row["damaged"]})
@@ -79,7 +80,8 @@ def verify(checkpoint: Places, json: Json = False) -> None:
     Also checks that weights and tokenizer match the model, and reports what is damaged. Exit status 2 if anything is
     damaged.
     """
-    paths = list_checkpoints(checkpoint / "checkpoints") or [resolve_checkpoint(checkpoint)]
+    newest = resolve_checkpoint(checkpoint)
+    paths = list_checkpoints(checkpoint / "checkpoints") or [newest]
     wrong = {}
     for listed in paths:
         with leased(listed) as path:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 from ropewalk import __version__
-from ropewalk.base.errors import DataError
+from ropewalk.base.errors import ConfigError, DataError
 from ropewalk.base.files import committed_file, read_regular, storage, upgraded
 from ropewalk.base.seal import damaged, parse_sealed_toml, sealed_toml
 
@@ -65,6 +66,18 @@ def load_value(run: Path, key: str) -> Any:
 def saved_plugins(run: Path) -> dict[str, Plugin]:
     """The user's modules that the saved config names."""
     return _plugins(_tree(run).get("plugins", {}))
+
+
+def import_model_plugins(run: Path) -> None:
+    """Imports the user's modules that the model of the run in folder `run` names; without them its checkpoints cannot
+    be read. Nothing where `run` is no run or they are gone: whoever needs one says so."""
+    with contextlib.suppress(DataError, ConfigError):
+        tree = _tree(run)
+        model = tree.get("model", {}).values()
+        named = {value.split(":")[0].split(".")[0] for value in model if isinstance(value, str) and ":" in value}
+        for name, plugin in _plugins(tree.get("plugins", {})).items():
+            if name in named:
+                load_module(name, [Path(plugin.folder)])
 
 
 def _plugins(table: Mapping[str, Any]) -> dict[str, Plugin]:

@@ -104,7 +104,7 @@ def _evaluate_newest(run: OpenRun) -> Result:
         "checkpoint": identity(read_checkpoint_manifest(checkpoint)),
         "settings": old_names(plain(run.recipe.evaluate), "evaluate"),
         "seed": run.recipe.seed,
-        **_own_tasks(run),
+        **_own_modules(run),
     }
     return run.stages.do(
         "evaluate", inputs, lambda: evaluate_run(run, checkpoint), whole=lambda result: _is_evaluated(run, result)
@@ -124,9 +124,10 @@ def _is_evaluated(run: OpenRun, result: Result) -> bool:
     return {**found, "format": None} == {**upgrade_results(result), "format": None}
 
 
-def _own_tasks(run: OpenRun) -> dict[str, Any]:
-    """The sources of the user's tasks that lie beside the recipe."""
-    modules = {task.split(":")[0].split(".")[0] for task in run.recipe.evaluate.tasks if ":" in task}
+def _own_modules(run: OpenRun) -> dict[str, Any]:
+    """The sources of the user's tasks and parts of the model that lie beside the recipe."""
+    names = [*run.recipe.evaluate.tasks, *plain(run.recipe.model).values()]
+    modules = {name.split(":")[0].split(".")[0] for name in names if isinstance(name, str) and ":" in name}
     plugins = load_resolved(run.folder, Recipe).plugins
     found = {name: digest(Path(plugins[name].folder), name) for name in sorted(modules & plugins.keys())}
     return {"plugins": found} if found else {}

@@ -49,7 +49,7 @@ def draw_text(checkpoint: Path, request: dict[str, Any], *, nproc: int | None) -
             request = {**request, "template": _own_template(path)}
     if several:
         assert nproc is not None
-        team = functools.partial(_draw_in_a_team, request=request, processes=nproc)
+        team = functools.partial(_draw_in_a_team, named=checkpoint, request=request, processes=nproc)
         return _leased(checkpoint, team)
     module = needs_torch("ropewalk.evaluate.from_checkpoint", "generation")
     return _leased(checkpoint, lambda path: module.generate_text(path, **request))
@@ -113,12 +113,12 @@ class _Heard:
         return taken
 
 
-def _draw_in_a_team(path: Path, request: dict[str, Any], processes: int) -> Iterator[str]:
+def _draw_in_a_team(path: Path, named: Path, request: dict[str, Any], processes: int) -> Iterator[str]:
     if importlib.util.find_spec("torch") is None:
         raise MissingPackage("torch", "generation", "train")
     with tempfile.TemporaryDirectory(prefix="ropewalk-generate-") as name:
         folder, heard = Path(name), _Heard()
-        write_json(folder / REQUEST, {"path": str(path.resolve()), **request})
+        write_json(folder / REQUEST, {"path": str(path.resolve()), "named": str(named.resolve()), **request})
         team = WorkerGroup(processes=processes, max_restarts=0, worker=[*command(folder), "--generate"])
         # Workers say the text and nothing else; an interruption loses nothing that was saved.
         for _ in follow_workers(folder, team, progress=heard, say=lambda _: None):

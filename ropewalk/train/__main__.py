@@ -21,6 +21,7 @@ from ropewalk.base.progress import Lines, Progress, Silent
 from ropewalk.base.relay import LOGS, PROGRESS, Relay
 from ropewalk.base.rendezvous import Rendezvous
 from ropewalk.config.ranks import Ranks, ranks
+from ropewalk.config.resolved import import_model_plugins
 from ropewalk.config.threads import share_cores
 
 from .failures import meet
@@ -106,7 +107,8 @@ def _generate(folder: Path, progress: Progress) -> None:
     from ropewalk.parallel.mesh import leave
 
     request = read_json(folder / REQUEST, what="request")
-    path = Path(request.pop("path"))
+    path, named = Path(request.pop("path")), Path(request.pop("named"))
+    import_model_plugins(named)
     for piece in generate_text(path, **request):
         progress.say(piece)
     leave()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from ropewalk.checkpoint.format import list_checkpoints
 from ropewalk.cli.main import main
 from ropewalk.config.plugins import load_plugin
 from ropewalk.model.activations import saved_bytes
@@ -70,6 +73,16 @@ def test_a_norm_of_a_user_trains_alone_with_zero_3_and_on_tensor_ranks(call: Cal
     status, out, err = call("evaluate", "runs/alone", "--json")
     assert status == 0, err
     assert json.loads(out)["bits_per_byte"] > 0
+    # Other commands find the norm by the run. A checkpoint alone does not choose what is imported, and is not damaged.
+    newest = str(list_checkpoints(Path("runs/alone/checkpoints"))[-1])
+    program = [sys.executable, "-m", "ropewalk"]
+    shown = subprocess.run([*program, "generate", "runs/alone", "--tokens", "2"], capture_output=True, text=True)
+    assert (shown.returncode, shown.stderr) == (0, "")
+    verified = subprocess.run([*program, "checkpoint", "verify", "runs/alone"], capture_output=True, text=True)
+    assert (verified.returncode, verified.stdout.count(": whole")) == (0, 2), verified.stderr
+    alone = subprocess.run([*program, "checkpoint", "verify", newest], capture_output=True, text=True)
+    assert (alone.returncode, "name the run's directory" in alone.stderr) == (2, True)
+    assert "damaged" not in alone.stderr + alone.stdout
     status, _, err = call("model", "export", "runs/alone", "out")
     assert (status, "needs `model.norm` rms, not norms:NORM" in err) == (2, True)
     status, _, err = call("train", "tiny.toml", *NORM[:1], "model.norm_settings.epsilon=0")

@@ -14,14 +14,14 @@ import pytest
 import safetensors.torch
 import torch
 
-from ropewalk.base.errors import ConfigError, DamagedModel, DamagedTokenizer, RopewalkError
+from ropewalk.base.errors import DamagedModel, DamagedTokenizer, RopewalkError
 from ropewalk.checkpoint.read.load import load
 from ropewalk.checkpoint.read.model_check import verify_model
 from ropewalk.checkpoint.run_state import State
 from ropewalk.checkpoint.write.save import save
 from ropewalk.flow import export_model, import_model
 from ropewalk.model.decoder import build
-from ropewalk.model.hugging_face.strict import read_spec
+from ropewalk.model.hugging_face.strict import NotImportedError, read_spec
 from ropewalk.model.spec import TABLES, spec_tree
 from tests.checkpoint.hostile import VALUES, Hang, _places, copied, watched
 from tests.tiny import byte_tokenizer, small_spec
@@ -209,7 +209,7 @@ def test_a_model_of_a_stranger_chooses_no_code(tmp_path: Path, monkeypatch: pyte
     (tmp_path / "theirs.py").write_text("raise SystemExit('imported')")
     monkeypatch.chdir(tmp_path)
     for key in TABLES:
-        with pytest.raises(ConfigError, match="which nothing here has imported"):
+        with pytest.raises(NotImportedError, match="which nothing here has imported"):
             read_spec({**spec_tree(small_spec()), key: name}, name="a model")
 
 

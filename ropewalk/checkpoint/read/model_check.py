@@ -13,7 +13,7 @@ from math import prod
 from pathlib import Path
 
 from ropewalk.base.errors import DamagedCheckpoint, DataError
-from ropewalk.model.hugging_face.strict import read_spec
+from ropewalk.model.hugging_face.strict import NotImportedError, read_spec
 from ropewalk.model.spec import Spec
 
 from ..format import (
@@ -133,7 +133,8 @@ def _moments_problem(spec: Spec, manifest: CheckpointManifest) -> str:
 
 def _is_readable(path: Path) -> bool:
     try:
-        read_checkpoint_manifest(path)
+        with contextlib.suppress(NotImportedError):
+            read_checkpoint_manifest(path)
     except DataError:
         return False
     return True

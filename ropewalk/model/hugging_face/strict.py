@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from math import prod
 from typing import Any
 
-from ropewalk.base.errors import ConfigError, Problem
+from ropewalk.base.errors import ConfigError, Problem, UserError
 from ropewalk.config.read import parse_tree
 from ropewalk.config.renames import upgraded_model
 
@@ -18,6 +18,10 @@ MOST_SIDE = 1 << 31
 """Of a vocabulary, a width, a row: far beyond any model, near enough that sums of products stay small numbers."""
 MOST_NUMBERS = 1 << 53
 _MOST_TEXT = 64
+
+
+class NotImportedError(UserError):
+    """A model has a component of somebody's own that no recipe or run has brought."""
 
 
 def read_spec(tree: Mapping[str, Any], *, name: str) -> Spec:
@@ -33,8 +37,8 @@ def read_spec(tree: Mapping[str, Any], *, name: str) -> Spec:
         ):
             raise ConfigError([Problem(name, f"`{key[:_MOST_TEXT]}` is not a setting of a model")])
         if own and ":" in text and not _is_imported(text):
-            remedy = "name the run's directory or its recipe, which says where that module lies"
-            raise ConfigError([Problem(name, f"its `{key}` is `{text}`, which nothing here has imported", remedy)])
+            remedy = "name the run's directory, whose config.toml says where that module lies"
+            raise NotImportedError(f"{name}: its `{key}` is `{text}`, which nothing here has imported; {remedy}")
     given = {key: value for key, value in upgraded_model(tree).items() if value is not None}
     return parse_tree(_Checked, given, name).plain()
 

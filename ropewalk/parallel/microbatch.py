@@ -354,6 +354,7 @@ class MicrobatchRunner:
         """Forward and backward of a microbatch on the device of `model`; its part of the loss."""
         outputs, losses = self.forward(model, microbatch, ())
         loss = self.loss(model, outputs, microbatch)
+        del outputs  # the backward pass does not need them
         extra = self.auxiliary(losses)
         part = (loss if extra is None else loss + extra) / total.to(loss.device)
         with label("backward"):

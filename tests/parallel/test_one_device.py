@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import weakref
 from collections.abc import Iterator
 
 import pytest
@@ -212,6 +213,15 @@ def test_a_step_never_waits_for_the_device(precision: str, kind: str) -> None:
     for number in range(2):
         ours.step(random_batch(SPEC, rows=ROWS, seed=number), lr=1e-2)
     ours.score(random_batch(SPEC, rows=ROWS))
+
+
+def test_hidden_states_of_the_last_layer_are_gone_when_the_backward_pass_comes_to_the_first() -> None:
+    made, outputs, alive = executor(microbatch=ROWS), [], []
+    made.model.norm.register_forward_hook(lambda module, inputs, output: outputs.append(weakref.ref(output)))
+    first = made.model.blocks["0"].attention_norm.weight
+    first.register_post_accumulate_grad_hook(lambda weight: alive.append(outputs[0]() is not None))
+    made.step(random_batch(SPEC, rows=ROWS), lr=1e-3)
+    assert alive == [False]
 
 
 @pytest.mark.parametrize("kind", OPTIMIZERS)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ropewalk.base.errors import DamagedFile, DataError, StorageError
+from ropewalk.base.errors import DamagedFile, DataError, StorageError, UserError
 from ropewalk.base.files import read_regular
 from ropewalk.base.progress import counted
 from ropewalk.base.seal import parse_sealed, read_sealed, write_sealed
@@ -145,8 +145,8 @@ def _past(runs: Path, planned: Planned, machine: Machine, speed: Speed) -> list[
         folder = Path(line.folder)
         try:
             run = _run(folder, load_plan(folder), planned, machine, speed)
-        except (DataError, StorageError, OSError, ArithmeticError, LookupError, TypeError):
-            continue  # damaged, or of another version
+        except (UserError, StorageError, OSError, ArithmeticError, LookupError, TypeError, AttributeError):
+            continue  # damaged, of another version, or its model has a component whose module is not here
         found += [run] if run else []
     return found
 

@@ -101,6 +101,14 @@ def test_runs_of_other_machines_and_damaged_ones_say_nothing(finished: Path, tmp
     assert "idle machine" in times(folder).basis, "the machine of this test has another name"
     path = folder / "runs/tiny/summary.json"
     assert "idle machine" not in times(folder, machine=this_machine()).basis
+    plan = folder / "runs/tiny/plan.json"
+    tree = {key: value for key, value in json.loads(plan.read_text()).items() if key != "seal"}
+    spec = tree["phases"][0]["spec"]
+    for own in ({"norm": "gone:Norm"}, {"norm": "gone:Norm", "norm_settings": {"epsilon": 1e-3}}):
+        plan.write_bytes(sealed_json({**tree, "phases": [{**tree["phases"][0], "spec": {**spec, **own}}]}))
+        assert "idle machine" in times(folder, machine=this_machine()).basis
+    plan.write_bytes(sealed_json(tree))
+    assert "idle machine" not in times(folder, machine=this_machine()).basis
     path.write_text(path.read_text().replace('"tokens_per_s": ', '"tokens_per_s": 9'))
     assert "idle machine" in times(folder, machine=this_machine()).basis
     path.write_text("{")

@@ -1,4 +1,4 @@
-"""Memory before it is spent."""
+"""Forecasts peak memory of a training step."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .config import Recompute
 Precision = Literal["fp32", "bf16", "bf16-pure", "fp16", "fp8"]
 """The settings of `train.precision` without `auto`."""
 PURE: tuple[Precision, ...] = ("bf16-pure", "fp8")
-"""Those in which the model's own weights are bfloat16, beside float32 ones for the optimizer."""
+"""The settings whose model weights are bfloat16, with float32 master weights in the optimizer."""
 
 LOGIT_BYTES, GPU_LOGIT_BYTES, SPLIT_LOGIT_BYTES = 1 << 22, 1 << 32, 1 << 28
 """As in model/loss.py and parallel/tensor.py (which need torch): logits above this are chunked."""
@@ -25,17 +25,16 @@ LOGIT_BYTES, GPU_LOGIT_BYTES, SPLIT_LOGIT_BYTES = 1 << 22, 1 << 32, 1 << 28
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Memory:
-    """Bytes at the fullest moment of a step."""
+    """Bytes at the peak of a step."""
 
     weights: int
     gradients: int
-    """Of all microbatches; of a single one what they need more than its activations, as which go they come."""
+    """Without accumulation only the excess over activations, which are freed as gradients are allocated."""
     optimizer: int
     activations: int
-    """Kept by autograd for the backward pass of one microbatch."""
+    """Saved by autograd for the backward pass of one microbatch."""
     workspace: int
-    """What the widest moment of the backward pass adds: gradients of logits, or of a block's widest part, with what is
-    computed again of that block."""
+    """Peak extra of the backward pass: gradients of logits or of a block's widest part, and that block's recompute."""
 
     @property
     def total(self) -> int:
@@ -44,11 +43,11 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class OptimizerCosts:
-    """What an optimizer needs beside weights and gradients; the defaults are those of the fused AdamW."""
+    """Optimizer memory beyond weights and gradients; defaults are those of fused AdamW."""
 
     state_bytes: StateBytes = two_moments
     update_copies: int = 0
-    """Copies of the largest parameter, in float32, that an update holds at once."""
+    """Float32 copies of the largest parameter that an update allocates at once."""
 
 
 FUSED_ADAMW = OptimizerCosts()
@@ -66,15 +65,15 @@ def memory(
     device: Literal["cpu", "cuda"] = "cpu",
     accumulates: bool = True,
 ) -> Memory:
-    """The forecast for `rows` rows a microbatch, with gradients and moments in float32; `trained` names the parameters
-    that have them, None all.
+    """Forecasts memory for `rows` sequences per microbatch, with float32 gradients and moments; `trained` names the
+    trained parameters (None: all).
 
-    Exact for weights, gradients and moments. A step that does not accumulate gradients of several microbatches has them
-    block by block, as its activations go.
+    Exact for weights, gradients and moments. Without gradient accumulation, gradients are allocated block by block as
+    activations are freed.
     """
     tokens = rows * spec.sequence_length
     narrow = products_of(precision)
-    # What autograd keeps (model/activations.py), and the rest of the batch: target, weight, document, position.
+    # Activations saved by autograd (model/activations.py), and the batch: targets, weights, documents, positions.
     pure = precision in PURE
     whole, saved = (
         saved_bytes(
@@ -89,7 +88,7 @@ def memory(
         )
         for each in ("none", recompute)
     )
-    # What is computed again, a block at a time; and copies of weights, which blocks that keep nothing have meanwhile.
+    # Recompute, one block at a time; and copies of weights, which recomputed blocks allocate meanwhile.
     again, copies = (whole - saved) // spec.layers, 0
     if recompute == "full":
         blocks = block_bytes(spec, rows=rows, precision=narrow, trained=trained, device=device, pure=pure)
@@ -104,7 +103,7 @@ def memory(
         workspace=max(
             _loss_workspace(spec, tokens, narrow, device) + copies,
             _block_workspace(spec, tokens, narrow) + again,
-            # What was saved is gone when the embedding's turn comes, and at the update.
+            # Saved activations are freed before the embedding's backward pass and the update.
             _embedding_workspace(spec) - saved,
             _update_workspace(spec, optimizer) - saved,
         ),
@@ -112,22 +111,22 @@ def memory(
 
 
 def counted(recompute: Recompute) -> Again:
-    """What a forecast takes for computed again: nothing for `auto`, which keeps all where there is room."""
+    """The recompute mode a forecast assumes: none for `auto`, which recomputes only when memory runs short."""
     return "none" if recompute == "auto" else recompute
 
 
 def products_of(precision: Precision) -> Products:
-    """The type of matrix products; in fp8 that of those outside blocks."""
+    """The dtype of matmuls; with fp8, of those outside the blocks."""
     return precision if precision in ("fp32", "fp16") else "bf16"
 
 
 def _loss_workspace(spec: Spec, tokens: int, precision: Products, device: str) -> int:
-    """The loss, which makes its gradients in the forward pass: the logits of a chunk, in float32 too unless a GPU's
-    kernel reads them as they are, or the head's gradient by them; and the backward pass, which scales both."""
+    """Workspace of the loss, which computes gradients in the forward pass: one chunk of logits (also in float32 unless
+    a GPU kernel reads them directly) or the head's gradient; then the backward pass, which scales both."""
     narrow, head = 4 if precision == "fp32" else 2, spec.vocabulary * spec.width
     logits = min(tokens * spec.vocabulary, (GPU_LOGIT_BYTES if device == "cuda" else LOGIT_BYTES) // 4)
     hidden = 4 * tokens * spec.width
-    # Narrow copies of hidden states and head; and of what is added to the head's gradient, a wide one.
+    # Narrow copies of hidden states and head, and a wide copy of each addition to the head's gradient.
     copies, widened = (0, 0) if precision == "fp32" else (2 * (tokens * spec.width + head), 4 * head)
     wide = 0 if device == "cuda" else 4 if precision == "fp32" else 8
     forward = hidden + copies + max((narrow + wide) * logits, narrow * (logits + head) + widened)
@@ -135,10 +134,10 @@ def _loss_workspace(spec: Spec, tokens: int, precision: Products, device: str) -
 
 
 def _block_workspace(spec: Spec, tokens: int, precision: Products) -> int:
-    """The last block's backward, feed-forward part: gradients by its inner features and by its largest matrix.
+    """Backward pass of the last block's feed-forward: gradients of its inner features and of its largest matrix.
 
-    Gated: by the product, f(gate), gate, up, and the fused pair (two); else: by output and input. A tied head's
-    gradient waits for the embedding's all the while, but what the loss kept is gone.
+    Gated: of the product, f(gate), gate, up, and the fused pair (two); otherwise of output and input. A tied head's
+    gradient stays allocated until the embedding's backward pass; other tensors of the loss are already freed.
     """
     narrow = 4 if precision == "fp32" else 2
     inner, columns = (6, 2) if spec.gated else (2, 1)
@@ -149,7 +148,7 @@ def _block_workspace(spec: Spec, tokens: int, precision: Products) -> int:
 
 
 def _embedding_workspace(spec: Spec) -> int:
-    """The embedding's dense gradient; when tied, also the head's and their sum."""
+    """The embedding's dense gradient; if tied, also the head's gradient and their sum."""
     return (12 if spec.tie_embeddings else 4) * spec.vocabulary * spec.width
 
 

@@ -1,4 +1,4 @@
-"""What of a model's memory falls to one rank of a plan."""
+"""Forecasts memory per rank of a plan."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from .schedules import Shape, peak_live
 
 
 def of_rank(whole: Memory, plan: Plan, spec: Spec, *, trained: Collection[str] | None = None) -> Memory:
-    """`whole`, the forecast for one device with the plan's `recompute`, as the fullest rank has it.
+    """Memory of the fullest rank; `whole` is the forecast for one device with the plan's `recompute`.
 
-    Weights, gradients and moments by the formulas of Rajbhandari et al. 2020, table 1, with the tensor and pipeline
-    degrees, and what ZeRO-3 gathers; small parameters that every tensor rank holds whole are counted as split. In a
-    pipeline, gradients add up whole until the last microbatch, whatever `zero` is. Activations by the exact count of
-    what a rank keeps of a microbatch, times the microbatches that the fullest rank of a pipeline holds.
+    Weights, gradients and moments follow Rajbhandari et al. 2020, table 1, with the tensor and pipeline degrees and the
+    parameters that ZeRO-3 gathers; small parameters replicated on tensor ranks are counted as split. Pipelines keep
+    whole gradients until the last microbatch, whatever `zero` is. Activations are the exact count per microbatch, times
+    the microbatches that the fullest pipeline rank holds.
     """
     split = plan.tensor * plan.pipeline
     moments = split * (plan.shard if plan.zero >= 1 else 1)
@@ -64,12 +64,12 @@ def of_rank(whole: Memory, plan: Plan, spec: Spec, *, trained: Collection[str] |
 
 
 def _gathered(spec: Spec, plan: Plan) -> int:
-    """Bytes of whole weights beside a rank's parts: two blocks, one in use and the next, and all that is outside of
-    blocks; in a pipeline the whole stage, for as long as a step."""
+    """Bytes of gathered weights beside a rank's shards: two blocks (in use and prefetched) and all parameters outside
+    blocks; in a pipeline the whole stage, for the duration of a step."""
     groups: Counter[str] = Counter()
     for name, shape in spec.shapes().items():
         in_block = name.startswith("blocks.")
-        # As parallel/apply.py: what the model computes with.
+        # As parallel/apply.py: the compute dtype.
         is_narrow = plan.precision in PURE or (plan.precision != "fp32" and in_block and len(shape) == 2)
         groups[name.split(".")[1] if in_block else ""] += (2 if is_narrow else 4) * prod(shape)
     if plan.pipeline > 1:

@@ -1,15 +1,15 @@
 """Point-to-point messages of a pipeline schedule as data: when each rank posts, sends, waits and frees.
 
 `program` turns a schedule into one list of operations per rank. `parallel/pipeline.py` executes it; the tests run the
-same lists under NCCL's ordering rules. The rules that it is written for: NCCL executes the operations of a communicator
-in stream order and buffers nothing, so a send ends only when its receive runs, and an operation waits behind all that
-were issued before it on the same communicator. Hence
+same lists under NCCL's ordering rules: NCCL executes the operations of a communicator in stream order without
+buffering, so a send ends only when its receive runs, and an operation waits for all issued before it on the same
+communicator. Hence
 
-- every `Channel` (sender, receiver, direction) has a communicator of its own, so that a receive never stands in front
-  of a send, and the two sides of a channel issue their operations in the same order;
-- a receive is posted one action before the one that needs it: the message travels while the rank computes;
-- sends are waited for where that costs nothing: hidden states when their gradient has come back (they are alive until
-  then anyway), gradients when `IN_FLIGHT` others were sent after them. Memory is bounded by the schedule.
+- every `Channel` (sender, receiver, direction) has its own communicator, so that a receive never blocks a send, and
+  both sides of a channel issue their operations in the same order;
+- a receive is posted one action before the one that needs it: communication overlaps with computation;
+- waits for sends are free: for hidden states when their gradient has come back (they are alive until then anyway), for
+  gradients after `IN_FLIGHT` later sends. The schedule bounds memory.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from typing import NamedTuple, TypeAlias
 from .schedules import Action, Schedule, receiver, sender
 
 IN_FLIGHT = 2
-"""Gradients per channel that may be on their way: one that travels while the next one is computed."""
+"""Gradients in flight per channel: one is sent while the next is computed."""
 
 
 class Channel(NamedTuple):
-    """All messages of one direction from one pipeline rank to another."""
+    """All messages from one pipeline rank to another in one direction."""
 
     source: int
     target: int
@@ -34,37 +34,37 @@ class Channel(NamedTuple):
 
 
 class Message(NamedTuple):
-    """The hidden states that `stage` receives for a microbatch, or (`backward`) the gradient of those that it sent."""
+    """Hidden states that `stage` receives for a microbatch, or (`backward`) the gradient of those it sent."""
 
     backward: bool
     stage: int
-    """The stage that receives it."""
+    """The receiving stage."""
     microbatch: int
 
 
 @dataclass(frozen=True, slots=True)
 class Post:
-    """Start to receive."""
+    """Post a receive."""
 
     message: Message
     channel: Channel
     steps_ago: int = 0
-    """Steps since the one in which the message was sent."""
+    """Steps since the message was sent."""
 
 
 @dataclass(frozen=True, slots=True)
 class Compute:
-    """Wait for `needs`, then do `action`."""
+    """Wait for `needs`, then run `action`."""
 
     action: Action
     needs: Message | None
     is_last: bool
-    """Whether the gradients of the action's stage are complete after it."""
+    """Whether the action completes its stage's gradients."""
 
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Start to send what the action before has computed."""
+    """Start sending the output of the preceding action."""
 
     message: Message
     channel: Channel
@@ -81,8 +81,8 @@ Operation: TypeAlias = Post | Compute | Send | Release
 
 
 def channels(ranks: int, *, wraps: bool) -> list[list[Channel]]:
-    """All channels of a pipeline in rounds, in which every rank occurs at most once: the order in which communicators
-    are created. With `wraps` (several stages per rank) the last rank sends to the first, too."""
+    """All channels of a pipeline, in rounds in which every rank occurs at most once: the order in which communicators
+    are created. With `wraps` (several stages per rank) the last rank also sends to the first."""
     pairs = [(rank, rank + 1) for rank in range(ranks - 1)]
     rounds = [pairs[0::2], pairs[1::2]]
     if wraps and ranks > 1:
@@ -96,24 +96,24 @@ def channels(ranks: int, *, wraps: bool) -> list[list[Channel]]:
 
 
 def program(schedule: Schedule, rank: int, *, stages: int) -> list[Operation]:
-    """What `rank` does in a step that leaves nothing open, in order."""
+    """Operations of `rank` in order, for a step that leaves no message in flight."""
     return Programs(rank, stages=stages).step(schedule)
 
 
 class Programs:
-    """What `rank` does in consecutive steps. A message that is sent in one step may be received in a later one; until
-    then its sender does not wait for it."""
+    """Operations of `rank` in consecutive steps. A message sent in one step may be received in a later one; its sender
+    does not wait for it until then."""
 
     def __init__(self, rank: int, *, stages: int) -> None:
         self._rank, self._stages = rank, stages
         self._arriving: dict[Channel, deque[tuple[Message, int]]] = {}
-        """Messages to this rank that it has not posted, with the steps since they were sent."""
+        """Messages to this rank not yet posted, with the steps since they were sent."""
         self._in_flight: dict[Channel, deque[Message]] = {}
-        """Messages of this rank that it has not waited for, unless their gradient comes back in the same step."""
+        """Sends of this rank not yet waited for, except those whose gradient comes back in the same step."""
         self._latest: tuple[Schedule, list[Operation]] | None = None
 
     def step(self, schedule: Schedule) -> list[Operation]:
-        """What `rank` does in the next step, in order."""
+        """Operations of `rank` in the next step, in order."""
         opened = self._is_open
         if not opened and self._latest and self._latest[0] is schedule:
             return self._latest[1]
@@ -140,7 +140,7 @@ class Programs:
             if action.kind in ("B", "I") and action.stage + 1 < stages:
                 sent = Message(False, action.stage + 1, action.microbatch)
                 waiting = self._in_flight.get(Channel(self._rank, sent.stage % ranks, False), deque())
-                if sent in waiting:  # since an earlier step
+                if sent in waiting:  # from an earlier step
                     waiting.remove(sent)
                     found.append(Release(sent))
                 elif (action.stage, action.microbatch) in forward:
@@ -161,7 +161,7 @@ class Programs:
         return found
 
     def _expect(self, schedule: Schedule) -> None:
-        """Adds the messages that the others send to this rank in the next step, in the order of the sender."""
+        """Queues the messages that other ranks send to this one in the next step, in the order of the sender."""
         ranks = len(schedule)
         for channel, left in self._arriving.items():
             self._arriving[channel] = deque((message, ago + 1) for message, ago in left)
@@ -172,7 +172,7 @@ class Programs:
                     self._arriving.setdefault(channel, deque()).append((message, 0))
 
     def _posts(self, action: Action, ranks: int) -> Iterator[Operation]:
-        """Receives up to the one that `action` needs, in the order in which the sender sends them."""
+        """Posts receives up to the one that `action` needs, in the order of the sender."""
         message, source = _needed(action, self._stages), sender(action, self._stages)
         if message is None or source is None:
             return
@@ -184,8 +184,8 @@ class Programs:
 
 
 def forward_lists(ranks: int, *, microbatches: int, chunks: int) -> list[list[Action]]:
-    """A schedule of forward passes alone, for scoring: `ranks` microbatches go through the first chunk of every rank,
-    then through the second, and so on. All of them through one chunk first would fill what may be in flight."""
+    """A forward-only schedule, for scoring: `ranks` microbatches go through the first chunk of every rank, then through
+    the second, and so on. Running all of them through one chunk first would exceed the messages allowed in flight."""
     order = [
         (chunk, microbatch)
         for first in range(0, microbatches, ranks)
@@ -203,13 +203,13 @@ def _needed(action: Action, stages: int) -> Message | None:
 
 
 def _made(action: Action, stages: int) -> Message | None:
-    """The message that `action` computes."""
+    """The message that `action` produces."""
     target = receiver(action, stages)
     return None if target is None else Message(action.kind != "F", target, action.microbatch)
 
 
 def _neighbours(rank: int, ranks: int) -> set[int]:
-    """The ranks that `rank` exchanges messages with."""
+    """Ranks that exchange messages with `rank`."""
     return {(rank - 1) % ranks, (rank + 1) % ranks}
 
 

@@ -23,14 +23,14 @@ REMEDY = "run `ropewalk run` with the recipe again, which writes a new plan; to 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """One layout. The degrees multiply to the number of processes; with one process all are 1."""
+    """Parallel degrees, whose product is the number of processes, and sizes."""
 
     device: Literal["cpu", "cuda"]
     precision: Precision
     batch_size: int
     microbatch_size: int
     sequence_length: int | None = None
-    """Tokens per sequence at these sizes; microbatches have more of shorter sequences. None: any length."""
+    """Tokens per sequence at these sizes; shorter sequences come in larger microbatches. None: any length."""
     pipeline: int = 1
     replicate: int = 1
     shard: int = 1
@@ -81,7 +81,7 @@ class Plan:
         return self.batch_size // (self.microbatch_size * self.replicate * self.shard)
 
     def microbatch_size_of(self, length: int) -> int:
-        """Sequences of `length` tokens in one microbatch, with as many tokens as at full length."""
+        """Sequences of `length` tokens per microbatch, with the same number of tokens as at full length."""
         return self.microbatch_size * ((self.sequence_length or length) // length)
 
 

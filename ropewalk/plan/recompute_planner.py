@@ -1,8 +1,8 @@
-"""Which blocks are computed again so that the activations of a microbatch fit, planned while the run goes on. No torch.
+"""Chooses which blocks to recompute so that activations fit in memory, from counts made during training. No torch.
 
-After Mimose (Liao et al. 2022): what a layer keeps is a quadratic function of the size of its input, fitted to what was
-counted so far; a plan is made for every size of input that comes, kept by size, and made stricter instead of failing.
-Where the paper chooses layers greedily, the plan here is the one with the fewest.
+After Mimose (Liao et al. 2022): activation bytes per layer are a quadratic function of input size, fitted to counts.
+Plans are cached by input size, and made stricter instead of failing. Where the paper chooses layers greedily, this
+planner finds the plan with the fewest recomputed layers.
 """
 
 from __future__ import annotations
@@ -28,22 +28,21 @@ from .forecast import GPU_LOGIT_BYTES, LOGIT_BYTES, PURE, SPLIT_LOGIT_BYTES, pro
 from .plan import Plan
 
 SIZES_COUNTED = 8
-"""Sizes of input whose blocks are counted before the fit is trusted. Three determine it; the paper takes about ten
-iterations."""
+"""Input sizes counted before the fit is trusted. Three determine it; the paper takes about ten iterations."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Foreseen:
-    """Activation bytes of a microbatch."""
+    """Forecast activation bytes of a microbatch."""
 
     blocks: Mapping[int, BlockBytes]
-    """By layer, lowest first."""
+    """Per layer, lowest first."""
     rest: int
-    """What blocks do not decide: embedding, rotations, masks, copies of weights, final norm, head and logits."""
+    """Outside the blocks: embedding, rotations, masks, copies of weights, final norm, head and logits."""
 
     def peak(self, again: Collection[int]) -> int:
-        """Bytes at the fullest moment when the blocks of layers `again` are computed again: the end of the forward
-        pass, or the backward pass of such a block, when what comes after it is gone."""
+        """Peak bytes with the layers `again` recomputed: at the end of the forward pass, or in the backward pass of a
+        recomputed block, when later activations are freed."""
         before = peak = 0
         for layer, block in self.blocks.items():
             whole = before + block.input + block.inner
@@ -68,8 +67,8 @@ def foresee(
     device: Literal["cpu", "cuda"] = "cpu",
     pure: bool = False,
 ) -> Foreseen:
-    """The count of model/activations.py for `rows` rows of `length` tokens in a stage that has `layers` (None: all);
-    `last` says whether it has the head. The rest is that of a whole model but for the logits."""
+    """Counts activations (model/activations.py) of `rows` sequences of `length` tokens in a stage with `layers` (None:
+    all); `last` if it has the head. Bytes outside the blocks are those of a whole model, except for the logits."""
     spec = dataclasses.replace(spec, sequence_length=length)
     blocks = block_bytes(
         spec, rows=rows, precision=precision, trained=trained, division=division, device=device, pure=pure
@@ -85,7 +84,7 @@ def foresee(
         pure=pure,
     )
     tokens = rows * length // division.context
-    # As they are and as log-probabilities or gradients; above this size the loss cuts them into chunks.
+    # Logits, and their log-probabilities or gradients; above this size the loss chunks them.
     most = SPLIT_LOGIT_BYTES if division.tensor > 1 else GPU_LOGIT_BYTES // 2 if device == "cuda" else LOGIT_BYTES
     logits = min(saved_logit_bytes(spec, tokens=tokens) // division.tensor, most)
     owned = {layer: blocks[layer] for layer in (range(spec.layers) if layers is None else sorted(layers))}
@@ -94,12 +93,12 @@ def foresee(
 
 
 def fewest(foreseen: Foreseen, budget_bytes: int) -> frozenset[int]:
-    """The fewest layers to compute again so that the peak is within the budget; of such plans the one that keeps least,
-    and of equal ones that of the lowest layers, which live longest. When none fits, the plan of the lowest peak.
+    """The fewest layers to recompute for a peak within the budget; among equals the plan that saves the fewest bytes,
+    then the one with the lowest layers, whose activations live longest. If none fits, the plan with the lowest peak.
 
-    One pass over the layers holds, for every number of layers computed again so far, the least that can be kept: less
-    is never worse for what follows, so nothing else matters. The paper's greedy choice, largest layer first, may take
-    a late layer whose own backward pass is then the fullest moment.
+    Dynamic programming over layers: for each number of recomputed layers, only the minimum of saved bytes matters, as
+    fewer bytes are never worse later. The paper's greedy choice, largest layer first, may pick a late layer whose own
+    backward pass then becomes the peak.
     """
     room = budget_bytes - foreseen.rest
     plans: dict[int, tuple[int, tuple[int, ...]]] = {0: (0, ())}
@@ -117,15 +116,15 @@ def fewest(foreseen: Foreseen, budget_bytes: int) -> frozenset[int]:
         kept, again = plans[count]
         if kept <= room:
             return frozenset(again)
-    # Nothing keeps less than computing everything again; often all but the last layers reach its peak too.
+    # Full recompute saves the least; often recomputing all but the last layers has the same peak.
     return fewest(foreseen, foreseen.peak(foreseen.blocks))
 
 
 class Estimator:
-    """What blocks keep as a function of the size of their input: `prior`, corrected by what was counted.
+    """Activation bytes of blocks as a function of input size: `prior`, corrected by counts.
 
-    The correction is a x rows x length + b x rows x length^2 + c for each layer, fitted by least squares: `a` alone to
-    one count, `a` and `b` to two.
+    The correction per layer is a x rows x length + b x rows x length^2 + c, fitted by least squares: `a` alone from one
+    count, `a` and `b` from two.
     """
 
     def __init__(self, prior: Callable[[int, int], Foreseen]) -> None:
@@ -134,16 +133,16 @@ class Estimator:
         self._fits: dict[int, tuple[float, ...]] = {}
 
     def observe(self, layer: int, rows: int, length: int, inner_bytes: int) -> None:
-        """The block of `layer` kept `inner_bytes` besides its input; counts again for the same size."""
+        """Records that the block of `layer` saved `inner_bytes` besides its input; replaces a count of this size."""
         self._counts.setdefault(layer, {})[rows, length] = inner_bytes
         self._fits.pop(layer, None)
 
     def sizes(self, layer: int) -> Collection[tuple[int, int]]:
-        """The rows and lengths at which a block was counted."""
+        """(rows, length) pairs at which a block was counted."""
         return self._counts.get(layer, {}).keys()
 
     def estimate(self, rows: int, length: int) -> Foreseen:
-        """What a microbatch of this size will keep."""
+        """Estimates activation bytes of a microbatch of this size."""
         prior = self._prior(rows, length)
         blocks = {
             layer: dataclasses.replace(block, inner=self._corrected(layer, rows, length, block.inner))
@@ -164,11 +163,11 @@ class Estimator:
         return max(0, round(prior_bytes + correction))
 
     def _fit(self, layer: int, counts: dict[tuple[int, int], int]) -> tuple[float, ...]:
-        import numpy as np  # a tenth of a second that checking a recipe need not spend
+        import numpy as np  # importing takes 0.1 s, which checking a recipe need not spend
 
         terms = np.array([_terms(*size)[: len(counts)] for size in counts])
         off = [count - self._prior(*size).blocks[layer].inner for size, count in counts.items()]
-        # Columns of like size, so that none is lost to rounding.
+        # Columns of similar scale limit rounding errors.
         scale = terms.max(axis=0)
         solved = np.linalg.lstsq(terms / scale, np.array(off, dtype=float), rcond=None)[0]
         return tuple(float(factor) for factor in solved / scale)
@@ -179,45 +178,45 @@ def _terms(rows: int, length: int) -> tuple[float, float, float]:
 
 
 class Planner:
-    """The layers to compute again for every size of input, within `budget_bytes` of activations a microbatch."""
+    """Layers to recompute per input size, within `budget_bytes` of activations per microbatch."""
 
     def __init__(self, budget_bytes: int, estimator: Estimator, *, sizes_counted: int = SIZES_COUNTED) -> None:
         self.estimator = estimator
         self._budget_bytes, self._sizes_counted = budget_bytes, sizes_counted
         self._limits: list[tuple[int, int, int]] = []
-        """(rows, length, bytes): inputs at least as large proved to need less than these bytes."""
+        """(rows, length, bytes): inputs at least this large must use less than these bytes."""
         self._plans: dict[tuple[int, int], frozenset[int]] = {}
 
     def wants(self, layer: int, rows: int, length: int) -> bool:
-        """Whether the block of `layer` should be counted at this size: once a bucket, until the fit is trusted."""
+        """Whether to count the block of `layer` at this size: once per bucket, until the fit is trusted."""
         counted = {(known_rows, bucket_length(known)) for known_rows, known in self.estimator.sizes(layer)}
         return (rows, bucket_length(length)) not in counted and len(counted) < self._sizes_counted
 
     def observe(self, layer: int, rows: int, length: int, inner_bytes: int) -> None:
-        """Takes a count of `Estimator.observe`; plans are made anew."""
+        """Records a count (see `Estimator.observe`) and discards cached plans."""
         self.estimator.observe(layer, rows, length, inner_bytes)
         self._plans.clear()
 
     def plan_for(self, rows: int, length: int) -> frozenset[int]:
-        """The layers to compute again. Sizes of one bucket share the plan of its largest."""
+        """Layers to recompute. All sizes of a bucket share the plan of its largest."""
         bucket = rows, bucket_length(length)
         if bucket not in self._plans:
             self._plans[bucket] = fewest(self.estimator.estimate(*bucket), self.budget_for(*bucket))
         return self._plans[bucket]
 
     def planned_bytes(self, rows: int, length: int) -> int:
-        """The peak that is foreseen under the plan of this size's bucket."""
+        """Forecast peak under the plan of this size's bucket."""
         foreseen = self.estimator.estimate(rows, bucket_length(length))
         return foreseen.peak(self.plan_for(rows, length))
 
     def budget_for(self, rows: int, length: int) -> int:
-        """Bytes that inputs of this size may take."""
+        """Activation budget in bytes for inputs of this size."""
         limits = (limit for least, shortest, limit in self._limits if rows >= least and length >= shortest)
         return min(limits, default=self._budget_bytes)
 
     def tighten(self, rows: int, length: int, *, excess_bytes: int = 0) -> bool:
-        """A microbatch of this size ran out of memory, or needed `excess_bytes` too many: from now on it and larger
-        ones are planned to need less than was planned for it, by that much. Returns whether that is possible."""
+        """Lowers the budget of this input size and larger ones after an out-of-memory error or `excess_bytes` over the
+        forecast: by that much below the planned bytes. Returns whether a smaller plan exists."""
         planned = self.planned_bytes(rows, length)
         self._limits.append((rows, bucket_length(length), planned - max(1, excess_bytes)))
         self._plans.clear()
@@ -234,8 +233,8 @@ def planner_for(
     last: bool = True,
     live_microbatches: int = 1,
 ) -> Planner:
-    """What a plan whose `recompute` is `auto` decides by, before anything was counted; the other arguments are those of
-    `foresee`. `live_microbatches` share what the plan allows for activations."""
+    """The planner of a plan with `recompute = "auto"`, before any count; other arguments as in `foresee`.
+    `live_microbatches` share the plan's activation budget."""
     assert plan.recompute_bytes is not None, "a plan that computes again what it must says how much it may keep"
 
     def prior(rows: int, length: int) -> Foreseen:
@@ -256,7 +255,7 @@ def planner_for(
 
 
 def foreseen_again(plan: Plan, spec: Spec, *, trained: Collection[str] | None = None) -> frozenset[int]:
-    """The layers whose blocks one process will compute again for full microbatches, before anything was counted."""
+    """Layers that a single process is forecast to recompute for full microbatches, before any count."""
     if plan.recompute == "full":
         return frozenset(range(spec.layers))
     if plan.recompute != "auto":
@@ -265,6 +264,6 @@ def foreseen_again(plan: Plan, spec: Spec, *, trained: Collection[str] | None = 
 
 
 def bucket_length(length: int) -> int:
-    """The largest length of the bucket. Every doubling has eight: a plan is made for at most 12.5 % more tokens."""
+    """The largest length of the bucket. Eight buckets per doubling: a plan covers at most 12.5 % more tokens."""
     step = max(1, 1 << max(0, length.bit_length() - 4))
     return -(-length // step) * step

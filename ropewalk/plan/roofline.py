@@ -1,9 +1,8 @@
-"""The least time that the work of a step can take on a device: its FLOPs at the speed of products, or its bytes at that
-of the memory, whichever takes longer (Williams et al. 2009). No torch.
+"""Roofline bound of a training step: per kind of work, the longer of FLOPs / matmul speed and bytes / memory bandwidth
+(Williams et al. 2009). No torch.
 
-Work is of five kinds. Each is counted as if it were perfect: what a kernel could hold back from memory does not travel.
-`attention` never writes its scores (Dao et al. 2022), `loss` never its logits, and what lies between two products is
-one kernel that reads and writes every number once.
+Work is of five kinds, each counted as if perfectly fused: `attention` never writes its scores (Dao et al. 2022), `loss`
+never writes logits, and everything between two matmuls is one kernel that reads and writes each value once.
 """
 
 from __future__ import annotations
@@ -18,45 +17,45 @@ from ropewalk.model.spec import Spec, StateBytes, two_moments
 from .forecast import PURE, Precision
 
 Kind = Literal["attention", "gemm", "loss", "optimizer", "other", "idle"]
-"""`gemm` are the linear maps of the blocks; `loss` is the head with the cross-entropy; `optimizer` clips and updates;
-`other` is the rest of the work: norms, activations, sums, the embedding. `idle` is no work: a GPU that waits."""
+"""`gemm`: linear layers of the blocks; `loss`: head and cross-entropy; `optimizer`: clipping and update; `other`:
+norms, activation functions, residual adds, embedding. `idle` is the time in which the GPU waits."""
 KINDS: tuple[Kind, ...] = ("attention", "gemm", "loss", "optimizer", "other", "idle")
 
 WIDE = 4
-"""Bytes of a float32: weights and moments; gradients and the stream between blocks, unless precision is pure."""
+"""Bytes of a float32: weights and moments; also gradients and the residual stream unless precision is pure."""
 PRODUCT_BYTES: Mapping[Precision, int] = {"fp32": 4, "bf16": 2, "bf16-pure": 2, "fp16": 2, "fp8": 1}
-"""Bytes of a factor of a matrix product."""
+"""Bytes per element of a matmul operand."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OpWork:
-    """What a kind of work must do in a step."""
+    """FLOPs and memory traffic of one kind of work in a step."""
 
     flops: float = 0.0
     bytes: float = 0.0
-    """Read from and written to the device's memory."""
+    """Read from and written to device memory."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ceilings:
-    """What a device can do."""
+    """Peak rates of a device."""
 
     flops: float
-    """FLOP/s of large matrix products."""
+    """FLOP/s of large matmuls."""
     bytes: float
-    """Bytes a second that are read and written."""
+    """Memory bandwidth, bytes per second."""
     gemm_flops: float | None = None
-    """The same of the products of the blocks, where these are narrower than those of head and attention."""
+    """FLOP/s of matmuls inside blocks, if these use a narrower dtype than head and attention."""
 
     def least_ms(self, kind: Kind, work: OpWork) -> float:
-        """Milliseconds below which no implementation gets."""
+        """Lower bound in milliseconds for any implementation."""
         flops = self.gemm_flops or self.flops if kind == "gemm" else self.flops
         return 1e3 * max(work.flops / flops, work.bytes / self.bytes)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KindTime:
-    """What a kind of work takes of a step, beside the least that it could."""
+    """Measured time of one kind of work, with its roofline bound."""
 
     kind: Kind
     ms: float
@@ -65,11 +64,11 @@ class KindTime:
     bytes: float
     least_ms: float
     distance: float | None
-    """How many times as long as the least; None for what needs no time."""
+    """Measured time over the bound; None where the bound is zero."""
 
 
 def breakdown(times: Mapping[Kind, float], work: Mapping[Kind, OpWork], ceilings: Ceilings) -> list[KindTime]:
-    """The times of a step by kind, in milliseconds, beside the roofline."""
+    """Milliseconds of a step by kind, each with its roofline bound."""
     total = sum(times.values())
     found = []
     for kind in KINDS:
@@ -96,8 +95,8 @@ def step_work(
     optimizer: StateBytes = two_moments,
     trained: Collection[str] | None = None,
 ) -> dict[Kind, OpWork]:
-    """The work of a step of `rows` full rows, each a single document; recomputation is not counted. Bytes of products
-    are those of a model of which every parameter is trained."""
+    """Work of a step of `rows` full sequences, each a single document. Excludes recompute; bytes of matmuls assume that
+    every parameter is trained."""
     tokens = rows * spec.sequence_length
     flops = spec.token_flops("causal", trained=trained)
     factor = PRODUCT_BYTES[precision]
@@ -105,12 +104,12 @@ def step_work(
     wide = 2 if precision in PURE else WIDE
     matrices = [p.shape for n, p in spec.parameter_specs().items() if n.startswith("blocks.") and p.is_matmul]
     return {
-        # Forward reads q, k, v and writes o; backward reads these and the gradient by o, and writes those by q, k, v.
+        # Forward reads q, k, v and writes o; backward also reads do and writes dq, dk, dv.
         "attention": OpWork(
             flops=tokens * flops.attention,
             bytes=tokens * spec.layers * 6 * (spec.heads + spec.kv_heads) * spec.head_size * narrow,
         ),
-        # Three products: each reads two of input, output and weight (or their gradients) and writes the third.
+        # Three matmuls: each reads two of input, output and weight (or their gradients) and writes the third.
         "gemm": OpWork(
             flops=tokens * flops.blocks,
             bytes=sum(
@@ -128,24 +127,23 @@ def step_work(
 
 
 def _matrix_bytes(numbers: int, factor: int, gradient: int) -> int:
-    """A weight is read forward and backward; its gradient is written."""
+    """Reads the weight in forward and backward, writes its gradient."""
     return numbers * (2 * factor + gradient)
 
 
 def _update_bytes(spec: Spec, precision: Precision, optimizer: StateBytes, trained: Collection[str] | None) -> int:
-    """Gradients are read for their length and for the update, weights and moments are read and written: 32 bytes a
-    weight for AdamW. Pure precisions have gradients of two bytes and write narrow weights too: 30."""
+    """Reads gradients for the norm and for the update, reads and writes weights and moments: 32 bytes per weight for
+    AdamW. Pure precisions have two-byte gradients and also write narrow weights: 30."""
     weights = spec.parameters(trained=trained)
     gradients, published = (2, 2) if precision in PURE else (WIDE, 0)
     return weights * (2 * gradients + 2 * WIDE + published) + 2 * spec.optimizer_bytes(optimizer, trained=trained)
 
 
 def _elementwise_bytes(spec: Spec, tokens: int, narrow: int, stream: int) -> int:
-    """What lies between products, forward and backward.
+    """Memory traffic between matmuls, forward and backward.
 
-    A branch adds to the stream and is normalised at once: forward it reads the stream and what is added, and writes
-    both sum and normalised sum; backward it reads the stream, its gradient and that of the normalised sum, and writes
-    the gradient for the stream and for the branch.
+    Residual add and norm are fused. Forward reads the stream and the branch, writes their sum and its norm; backward
+    reads the stream and the gradients of stream and norm, writes the gradients of stream and branch.
     """
     branch = spec.width * ((2 * stream + 2 * narrow) + (3 * stream + 2 * narrow))
     inner = spec.mlp_width * (2 if spec.gated else 1)

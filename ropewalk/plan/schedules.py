@@ -1,12 +1,12 @@
-"""Pipeline schedules as data: what every rank computes, in order.
+"""Pipeline schedules as data: the computations of every rank, in order.
 
-A schedule is one list of actions a pipeline rank. Messages are implied: the forward pass of a stage needs that of the
-stage before it, the backward pass that of the stage after it, for the same microbatch. `parallel` interprets these
-lists, `plan.simulate` puts times on them, the monitor draws them.
+A schedule is one list of actions per pipeline rank. Messages are implied: a stage's forward pass needs that of the
+stage before, its backward pass that of the stage after, for the same microbatch. `parallel` interprets these lists,
+`plan.simulate` times them, the monitor draws them.
 
 Stage s lies on rank s modulo `ranks`; with several chunks the stages of a rank are therefore `ranks` apart.
-Every kind hands over in the order in which the other side takes: for each pair of ranks and direction, messages are
-received in the order in which they were sent, and one message in flight is enough.
+In every kind, and for each pair of ranks and direction, messages are received in the order in which they were sent,
+so one message in flight suffices.
 """
 
 from __future__ import annotations
@@ -26,23 +26,22 @@ ActionKind: TypeAlias = Literal["F", "B", "I", "W"]
 class Action:
     """One computation: F is the forward pass and B the backward pass of a stage for a microbatch.
 
-    Zero-bubble schedules cut B in two: I gives the gradient of the stage's input, for which the stage before waits, and
-    W those of its weights, for which nobody waits.
+    Zero-bubble schedules split B: I computes the gradient of the stage's input, which the previous stage waits for, and
+    W the gradients of its weights, which no rank waits for.
     """
 
     kind: ActionKind
     stage: int
     microbatch: int
     version: int = 0
-    """Which weights it computes with: those after so many updates since the schedule began. All actions of a stage for
-    a microbatch have the same version."""
+    """Weight version: number of updates since the schedule began. Equal for all actions of a stage and microbatch."""
 
     def __str__(self) -> str:
         return f"{self.kind}{self.stage}.{self.microbatch}" + (f" v{self.version}" if self.version else "")
 
 
 Schedule: TypeAlias = Sequence[Sequence[Action]]
-"""The actions of every pipeline rank."""
+"""The actions of each pipeline rank."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,7 +51,7 @@ class Shape:
     ranks: int
     microbatches: int
     chunks: int = 1
-    """Stages of each rank."""
+    """Stages per rank."""
 
     @property
     def stages(self) -> int:
@@ -60,13 +59,13 @@ class Shape:
 
 
 def actions(kind: str, *, rank: int, ranks: int, microbatches: int, chunks: int = 1) -> list[Action]:
-    """What pipeline rank `rank` of `ranks` computes in one step, in order; a shape the kind cannot have is an error."""
+    """Actions of pipeline rank `rank` of `ranks` in one step, in order; raises for an unsupported shape."""
     shape = Shape(ranks=ranks, microbatches=microbatches, chunks=chunks)
     return make_schedule(kind, shape)[rank]
 
 
 def make_schedule(kind: str, shape: Shape) -> list[list[Action]]:
-    """The actions of all ranks."""
+    """Actions of all ranks."""
     check_shape(kind, shape)
     schedule = _lists(kind, shape)
     if ":" in kind and (wrong := check(schedule, shape=shape, live=[len(own) for own in schedule])):
@@ -80,7 +79,7 @@ def _lists(kind: str, shape: Shape) -> list[list[Action]]:
 
 
 def check_shape(kind: str, shape: Shape) -> None:
-    """Says what to change where a pipeline of this shape cannot follow a schedule of this kind."""
+    """Raises an error that says what to change if this kind of schedule does not support the shape."""
     if PIPELINE_SCHEDULES[kind].interleaves:
         if shape.chunks < 2:
             raise UserError(
@@ -101,7 +100,7 @@ def check_shape(kind: str, shape: Shape) -> None:
 
 
 def needs(action: Action, stages: int) -> list[Action]:
-    """What must be done before `action`: by its own stage, and by the stage whose message it waits for."""
+    """Dependencies of `action`: on its own stage, and on the stage whose message it waits for."""
     before: list[Action] = []
     if action.kind != "F":
         before.append(Action("I" if action.kind == "W" else "F", action.stage, action.microbatch, action.version))
@@ -111,30 +110,30 @@ def needs(action: Action, stages: int) -> list[Action]:
 
 
 def sender(action: Action, stages: int) -> int | None:
-    """The stage whose message `action` waits for; None where there is none."""
+    """The stage whose message `action` waits for, if any."""
     if action.kind == "F":
         return action.stage - 1 if action.stage else None
     return action.stage + 1 if action.kind != "W" and action.stage + 1 < stages else None
 
 
 def receiver(action: Action, stages: int) -> int | None:
-    """The stage that waits for the message of `action`; None where there is none."""
+    """The stage that waits for the message of `action`, if any."""
     if action.kind == "F":
         return action.stage + 1 if action.stage + 1 < stages else None
     return action.stage - 1 if action.kind != "W" and action.stage else None
 
 
 def peak_live(kind: str, *, rank: int, shape: Shape) -> int:
-    """The most forward passes whose activations `rank` holds at once, counted by stage and microbatch."""
+    """Maximum number of forward passes whose activations `rank` holds at once, per stage and microbatch."""
     live = PIPELINE_SCHEDULES[kind].live
     return live(rank, shape) if live else max(held_after(_lists(kind, shape)[rank]), default=0)
 
 
 def in_order(schedule: Schedule, *, stages: int, buffered: int | None = None) -> Iterator[tuple[int, Action]]:
-    """The actions of all ranks, each with its rank, in an order in which they can happen.
+    """Yields (rank, action) of all ranks in an executable order.
 
-    Ends early where ranks wait for one another. With `buffered`, a rank goes on after a send only once no more than
-    that many of its messages to the same rank and in the same direction lie unread; without it sends never wait.
+    Ends early on deadlock. With `buffered`, a rank continues after a send only when at most that many of its messages
+    to the same rank and direction are unread; without it sends never block.
     """
     ranks = len(schedule)
     waiting = [deque(own) for own in schedule]
@@ -166,10 +165,10 @@ def in_order(schedule: Schedule, *, stages: int, buffered: int | None = None) ->
 
 
 def check(schedule: Schedule, *, shape: Shape, live: Sequence[int]) -> list[str]:
-    """What is wrong with a schedule, in words; nothing for a right one.
+    """Lists the errors of a schedule; empty if it is valid.
 
-    Every stage is where it belongs and does each microbatch once forward and once backward, whole or in two parts; all
-    of it can happen when a rank waits to send until its last message was read; no rank holds more than `live` of it.
+    Each stage runs on its rank, with one forward and one backward pass (whole or split) per microbatch; no deadlock if
+    each send blocks until the previous message was read; no rank holds more than `live` microbatches.
     """
     if len(schedule) != shape.ranks:
         return [f"{len(schedule)} ranks have actions, not {shape.ranks}"]
@@ -200,7 +199,7 @@ def _wrong_work(schedule: Schedule, shape: Shape) -> Iterator[str]:
 
 def _wrong_order(schedule: Schedule, shape: Shape) -> Iterator[str]:
     left = [deque(own) for own in schedule]
-    # Without any room even 1F1B locks, since neighbours send to each other at the same time.
+    # Unbuffered, even 1F1B deadlocks, since neighbours send to each other at the same time.
     for rank, _ in in_order(schedule, stages=shape.stages, buffered=1):
         left[rank].popleft()
     stuck = [f"rank {rank} before {own[0]}" for rank, own in enumerate(left) if own]
@@ -216,7 +215,7 @@ def _held_too_much(schedule: Schedule, live: Sequence[int]) -> Iterator[str]:
 
 
 def held_after(own: Sequence[Action]) -> Iterator[int]:
-    """How many forward passes a rank holds after each of its actions: B frees one, and of its two parts W."""
+    """Number of live forward passes after each action of a rank: freed by B or, when split, by W."""
     held = 0
     for action in own:
         held += {"F": 1, "B": -1, "I": 0, "W": -1}[action.kind]
@@ -226,23 +225,23 @@ def held_after(own: Sequence[Action]) -> Iterator[int]:
 def _gpipe(rank: int, shape: Shape) -> list[Action]:
     """GPipe (Huang et al. 2019): all forward passes, then all backward passes.
 
-    Backward passes go in the order of the forward passes, not in reverse: gradients are then summed in the order of one
-    device, at the same bubble and the same peak memory.
+    Backward passes run in the order of the forward passes, not in reverse: gradients are then summed in the same order
+    as on one device, with the same bubble and peak memory.
     """
     return [Action(kind, rank, microbatch) for kind in ("F", "B") for microbatch in range(shape.microbatches)]
 
 
 def _one_forward_one_backward(rank: int, shape: Shape) -> list[Action]:
-    """1F1B with a flush (PipeDream-Flush, Narayanan et al. 2021): the bubble of GPipe, at the memory of `ranks`
-    microbatches however many there are."""
+    """1F1B with a flush (PipeDream-Flush, Narayanan et al. 2021): the bubble of GPipe, with at most `ranks`
+    microbatches in memory."""
     forward = [Action("F", rank, microbatch) for microbatch in range(shape.microbatches)]
     backward = [Action("B", rank, microbatch) for microbatch in range(shape.microbatches)]
     return _alternate(forward, backward, first=shape.ranks - rank - 1)
 
 
 def _interleaved(rank: int, shape: Shape) -> list[Action]:
-    """Interleaved 1F1B (Megatron-LM, Narayanan et al. 2021): `ranks` microbatches go through the first stage of a rank,
-    then the same ones through its second, and so on."""
+    """Interleaved 1F1B (Megatron-LM, Narayanan et al. 2021): `ranks` microbatches go through a rank's first stage,
+    then through its second, and so on."""
     rounds = range(0, shape.microbatches, shape.ranks)
     places = [
         (chunk, first + place) for first in rounds for chunk in range(shape.chunks) for place in range(shape.ranks)
@@ -254,15 +253,15 @@ def _interleaved(rank: int, shape: Shape) -> list[Action]:
 
 
 def _interleaved_ahead(rank: int, shape: Shape) -> int:
-    """Forward passes before the first that a backward pass follows at once."""
+    """Warm-up: forward passes before forward and backward passes alternate."""
     return 2 * (shape.ranks - rank - 1) + (shape.chunks - 1) * shape.ranks
 
 
 def _zero_bubble(rank: int, shape: Shape) -> list[Action]:
-    """ZB-H1 (Qi et al. 2023, section 2.3): 1F1B whose backward passes are cut in two.
+    """ZB-H1 (Qi et al. 2023, section 2.3): 1F1B with split backward passes.
 
-    Rank r puts W off by r microbatches: the last ranks answer sooner at the start and have W left to do at the end,
-    where 1F1B idles. What is put off keeps its activations, so that every rank holds what the first does.
+    Rank r delays W by r microbatches: the last ranks return gradients sooner at the start and have W left for the end,
+    where 1F1B idles. Delayed W keeps its activations, so every rank holds as many as the first.
     """
     steps: list[Action] = []
     forward = [Action("F", rank, microbatch) for microbatch in range(shape.microbatches)]
@@ -276,39 +275,39 @@ def _zero_bubble(rank: int, shape: Shape) -> list[Action]:
 
 
 def _alternate(forward: list[Action], backward: list[Action], *, first: int) -> list[Action]:
-    """`first` forward passes, then forward and backward in turn, then the backward passes that remain."""
+    """`first` forward passes, then alternating forward and backward passes, then the remaining backward passes."""
     first = min(first, len(forward))
     turns = zip(forward[first:], backward, strict=False)
     return [*forward[:first], *(action for turn in turns for action in turn), *backward[len(forward) - first :]]
 
 
 def _idle_until_a_flush(shape: Shape, forward: float, input: float, weight: float) -> float:
-    """Each rank waits through p - 1 forward and backward passes of a stage."""
+    """Each rank idles for p - 1 forward and backward passes of a stage."""
     return (shape.ranks - 1) * (forward + input + weight)
 
 
 def _idle_of_zero_bubble(shape: Shape, forward: float, input: float, weight: float) -> float | None:
-    """ZB-H1 loses (p - 1) (F + I - W) with p microbatches or more (Qi et al. 2023, table 2), as long as W is no longer
-    than F and I, in whose place it is put."""
+    """ZB-H1 idles for (p - 1) (F + I - W) with at least p microbatches (Qi et al. 2023, table 2), if W takes no longer
+    than F and I, whose bubble it fills."""
     if weight > min(forward, input):
         return None
-    # With fewer microbatches than ranks there are fewer W to fill the end with.
+    # With fewer microbatches than ranks there are too few W to fill the end.
     filled = min(shape.microbatches, shape.ranks) - 1
     return (shape.ranks - 1) * (forward + input) - filled * weight
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PipelineSchedule(Kind):
-    """A kind of schedule: the target gives the actions of a rank, `(rank, shape) -> list[Action]`."""
+    """A kind of schedule; its target returns the actions of a rank, `(rank, shape) -> list[Action]`."""
 
     live: Callable[[int, Shape], int] | None = None
-    """The most forward passes that a rank holds; None: counted."""
+    """Maximum number of forward passes a rank holds; None: counted."""
     idle: Callable[[Shape, float, float, float], float | None] | None = None
-    """Seconds that a rank waits, from those of F, I and W of equal stages; None where there is no closed form."""
+    """Idle seconds per rank, from those of F, I and W of equal stages; None where there is no closed form."""
     interleaves: bool = False
-    """Whether ranks have several stages, and microbatches go through them in rounds of `ranks`."""
+    """Whether ranks have several stages, with microbatches in rounds of `ranks`."""
     splits_backward: bool = False
-    """Whether I and W take the place of B."""
+    """Whether B is split into I and W."""
 
 
 PIPELINE_SCHEDULES: Registry[PipelineSchedule] = Registry(

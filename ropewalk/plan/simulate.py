@@ -1,7 +1,7 @@
-"""When every action of a pipeline schedule runs, and how long ranks wait: a discrete-event simulation.
+"""Simulates a pipeline schedule (discrete events): the time of each action, and the idle time of ranks.
 
-An action starts when its rank is free and what it needs has arrived. Sends cost the sender no time, as with
-asynchronous sends; messages of one pair of ranks and direction follow one another on their link.
+An action starts when its rank is free and its inputs have arrived. Sends are asynchronous and cost the sender no time;
+messages of one pair of ranks and direction are serialized on their link.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ class StageTimes:
 
     forward: float
     input: float
-    """The part of the backward pass that gives the gradient of the stage's input."""
+    """Backward pass for the gradient of the stage's input."""
     weight: float
-    """The part that gives the gradients of its weights."""
+    """Backward pass for the gradients of the weights."""
 
     @property
     def backward(self) -> float:
-        """The whole backward pass."""
+        """The full backward pass."""
         return self.input + self.weight
 
     def of(self, action: Action) -> float:
-        """Seconds that `action` takes."""
+        """Seconds of `action`."""
         return {"F": self.forward, "B": self.backward, "I": self.input, "W": self.weight}[action.kind]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Link:
-    """The way between two pipeline ranks, and what one message on it carries."""
+    """The link between two pipeline ranks, and the size of a message."""
 
     latency_s: float = 0.0
     bytes_per_s: float = float("inf")
@@ -42,13 +42,13 @@ class Link:
 
     @property
     def occupied_s(self) -> float:
-        """Seconds for which a message keeps the next one waiting."""
+        """Seconds for which a message occupies the link."""
         return self.message_bytes / self.bytes_per_s
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """One action and the seconds between which it runs, counted from the start of the step."""
+    """Start and end of one action, in seconds from the start of the step."""
 
     action: Action
     start: float
@@ -57,7 +57,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Simulation:
-    """The spans of every rank, in order."""
+    """Spans of each rank, in order."""
 
     ranks: tuple[tuple[Span, ...], ...]
 
@@ -68,18 +68,18 @@ class Simulation:
 
     @property
     def idle(self) -> tuple[float, ...]:
-        """Seconds that each rank waits during the makespan."""
+        """Idle seconds of each rank during the makespan."""
         return tuple(self.makespan - sum(span.end - span.start for span in spans) for spans in self.ranks)
 
     @property
     def bubble(self) -> float:
-        """The share of all ranks' time that is waited away."""
+        """Idle share of all ranks' time."""
         return sum(self.idle) / (self.makespan * len(self.ranks)) if self.makespan else 0.0
 
     def live(self, rank: int) -> list[tuple[float, int]]:
-        """How many forward passes `rank` holds, from the moment on at which that changes.
+        """(seconds, live forward passes) at each change on `rank`.
 
-        Activations are there from the start of F, which allocates them, to the end of B or W.
+        Activations live from the start of F, which allocates them, to the end of B or W.
         """
         spans = self.ranks[rank]
         counts = held_after([span.action for span in spans])
@@ -91,14 +91,14 @@ class Simulation:
 
     @property
     def peak_live(self) -> tuple[int, ...]:
-        """The most forward passes that each rank holds at once."""
+        """Maximum number of live forward passes per rank."""
         return tuple(max((held for _, held in self.live(rank)), default=0) for rank in range(len(self.ranks)))
 
 
 def simulate(schedule: Schedule, times: Sequence[StageTimes], *, link: Link | None = None) -> Simulation:
-    """The times of a schedule whose stages take `times`, one for each stage; messages take none without a `link`."""
+    """Times a schedule; `times` are per stage, and messages take no time without a `link`."""
     stages, ranks = len(times), len(schedule)
-    # Stages of one rank have nothing to send.
+    # Stages on the same rank exchange no messages.
     link = link if link and ranks > 1 else Link()
     ended: dict[Action, float] = {}
     arrived: dict[Action, float] = {}
@@ -122,9 +122,9 @@ def simulate(schedule: Schedule, times: Sequence[StageTimes], *, link: Link | No
 
 
 def equal_stages_bubble(kind: str, shape: Shape, times: StageTimes) -> float | None:
-    """The share of waiting in closed form, for equal stages and messages that take no time; None where there is none.
+    """The bubble in closed form, for equal stages and instant messages; None where there is none.
 
-    Under GPipe and 1F1B it is (p - 1) / (m + p - 1); interleaved stages are a v-th as long: (p - 1) / (v m + p - 1).
+    GPipe and 1F1B: (p - 1) / (m + p - 1); interleaved stages take 1/v of the time: (p - 1) / (v m + p - 1).
     """
     of = PIPELINE_SCHEDULES[kind].idle
     idle = of(shape, times.forward, times.input, times.weight) if of else None

@@ -1,8 +1,7 @@
-"""Which layers each stage of a pipeline holds, so that the slowest stage is as quick as it can be.
+"""Assigns layers to pipeline stages so that the slowest stage is as fast as possible.
 
-A pipeline goes at the pace of its slowest stage. The first stage also embeds and the last one computes the head and the
-loss: with a large vocabulary that is worth several layers. Splits are exact, by dynamic programming over contiguous
-runs of layers.
+The slowest stage sets the pace of a pipeline. The first stage also has the embedding, the last one the head and loss,
+which cost as much as several layers with a large vocabulary. Exact, by dynamic programming over contiguous ranges.
 """
 
 from __future__ import annotations
@@ -18,20 +17,19 @@ from ropewalk.model.spec import Spec
 from .simulate import StageTimes
 
 Split: TypeAlias = tuple[tuple[int, ...], ...]
-"""The layers of every stage."""
+"""Layers per stage."""
 
 
 def layer_passes(spec: Spec) -> tuple[StageTimes, ...]:
-    """FLOPs for a token, by pass: of the embedding, of each layer, and of the final norm, head and loss.
+    """FLOPs per token and pass: of the embedding, of each layer, and of the final norm, head and loss.
 
-    Causal attention and matrix products only, as `Spec.flops_per_token` counts them; what they leave out (norms, the
-    softmax of the loss) is less than a `width`-th of each part. Looking up is no product: the embedding costs its
-    gradient's addition.
+    Counts causal attention and matmuls only, as `Spec.flops_per_token`; the rest (norms, softmax of the loss) is less
+    than 1/`width` of each part. An embedding lookup is no matmul: it costs the addition of its gradient.
     """
     layers = []
     for number in range(spec.layers):
         numbers, features = spec.layer_sizes(number)
-        # Queries with keys, or scores with values: one of them in the mean query. Backward each has two matmuls.
+        # Per query, one of q k^T and p v, at the mean causal length. Backward each has two matmuls.
         scores = round(2 * features * spec.attended_pairs() / spec.sequence_length)
         linear = 2 * numbers
         layers.append(StageTimes(forward=linear + 2 * scores, input=linear + 4 * scores, weight=linear))
@@ -41,18 +39,18 @@ def layer_passes(spec: Spec) -> tuple[StageTimes, ...]:
 
 
 def layer_costs(spec: Spec) -> tuple[float, ...]:
-    """The same, all passes together."""
+    """`layer_passes`, summed over passes."""
     return tuple(passes.forward + passes.backward for passes in layer_passes(spec))
 
 
 def split_layers(
     spec: Spec, stages: int, *, costs: Sequence[float] | None = None, slowness: Sequence[float] | None = None
 ) -> Split:
-    """The layers of every stage: contiguous, at least one each, the costliest stage as cheap as possible.
+    """Layers per stage: contiguous, at least one each, minimizing the cost of the costliest stage.
 
-    Among such splits the most even one is taken, and of these the one with the fewest layers in the early stages, which
-    hold the most microbatches under 1F1B. `costs` are those of the embedding, each layer, and the end (not given:
-    `layer_costs`); `slowness` says how many times as long a stage takes for the same work.
+    Ties go to the most even split, then to the one with the fewest layers in early stages, which hold the most
+    microbatches under 1F1B. `costs` are of the embedding, each layer, and the end (default: `layer_costs`); `slowness`
+    is the relative time of each stage for equal work.
     """
     if stages > spec.layers:
         raise UserError(
@@ -68,10 +66,10 @@ def split_layers(
 
 
 def resplit(spec: Spec, split: Split, *, seconds: Sequence[float], gain: float = 0.05) -> Split:
-    """A better split for the measured `seconds` of every stage; the same one where less than a share `gain` is won.
+    """A better split given measured `seconds` per stage; unchanged if the gain is below the fraction `gain`.
 
-    A stage that takes longer than its FLOPs say, next to the others, is taken to run on a slower rank, and gets less to
-    do. Moving layers moves their weights and optimizer state, so a small gain is not worth it.
+    A stage slower than its FLOPs predict, relative to the others, is taken to run on a slower rank, and gets fewer
+    layers. Moving layers moves their weights and optimizer state, so small gains are not worth it.
     """
     costs = layer_costs(spec)
     slowness = [taken / cost for taken, cost in zip(seconds, stage_costs(costs, split), strict=True)]
@@ -82,7 +80,7 @@ def resplit(spec: Spec, split: Split, *, seconds: Sequence[float], gain: float =
 
 
 def stage_times(spec: Spec, split: Split) -> tuple[StageTimes, ...]:
-    """The times of every stage for a simulation: its FLOPs for a token, at one of them a second."""
+    """Times per stage for a simulation: FLOPs per token at 1 FLOP/s."""
     passes = layer_passes(spec)
     by_pass = (
         stage_costs([part.forward for part in passes], split),
@@ -93,13 +91,13 @@ def stage_times(spec: Spec, split: Split) -> tuple[StageTimes, ...]:
 
 
 def stage_costs(costs: Sequence[float], split: Split) -> tuple[float, ...]:
-    """What every stage costs, when the embedding, the layers and the end cost `costs`."""
+    """Cost per stage; `costs` are of the embedding, each layer, and the end."""
     cost = _Cost(costs)
     return tuple(cost(layers[0], layers[-1] + 1) for layers in split)
 
 
 class _Cost:
-    """What a run of layers costs as a stage: with the embedding at the front, with the head at the end."""
+    """Cost of a contiguous range of layers as a stage, with the embedding at the front and the head at the end."""
 
     def __init__(self, costs: Sequence[float]) -> None:
         self.layers = len(costs) - 2
@@ -112,17 +110,17 @@ class _Cost:
 
 
 def _most_even(costs: Sequence[float], slowness: Sequence[float]) -> list[int]:
-    """Where each stage begins, and where the last one ends."""
+    """Boundaries of the stages: each start, and the last end."""
     cost, stages = _Cost(costs), len(slowness)
 
     def ends(stage: int, start: int) -> range:
-        """Where stage `stage` may end when it begins at `start`: each stage after it needs a layer."""
+        """Possible ends of stage `stage` starting at `start`: each later stage needs a layer."""
         left = stages - stage - 1
         return range(start + 1, cost.layers - left + 1) if left else range(cost.layers, cost.layers + 1)
 
     @cache
     def slowest(stage: int, start: int) -> float:
-        """The time of the slowest of the stages from `stage` on, at its least."""
+        """Minimal time of the slowest stage from `stage` on."""
         return min(
             max(slowness[stage] * cost(start, end), slowest(stage + 1, end) if stage + 1 < stages else 0)
             for end in ends(stage, start)
@@ -132,7 +130,7 @@ def _most_even(costs: Sequence[float], slowness: Sequence[float]) -> list[int]:
 
     @cache
     def unevenness(stage: int, start: int) -> tuple[float, int]:
-        """The least sum of squared times of the stages from `stage` on, none above `limit`, and where `stage` ends."""
+        """Minimal sum of squared times of the stages from `stage` on, none above `limit`, and the end of `stage`."""
         found = (float("inf"), cost.layers)
         for end in ends(stage, start):
             time = slowness[stage] * cost(start, end)

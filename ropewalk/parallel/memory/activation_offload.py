@@ -1,10 +1,8 @@
-"""Activations that leave the device after the forward pass of a block and are back for its backward pass.
+"""Activation offload: moves a block's saved tensors off the device after forward and back for its backward pass.
 
-On a GPU copies run on a stream of their own, from and to pinned memory of the host; when the backward pass of a block
-begins, what the block before it saved sets out. With a folder the host's memory is only passed through, by a bounded
-amount at a time. On a CPU the host's memory is where they lie already: only the folder makes sense there.
-
-What moves is storages, each once, however many saved tensors are views of it.
+On a GPU, copies run on a side stream, to and from pinned host memory; the backward pass of a block prefetches the
+activations of the block before it. With a folder, host memory is a bounded staging buffer for files; on a CPU only the
+folder makes sense. Storages are offloaded, each once, however many saved tensors are views of it.
 """
 
 from __future__ import annotations
@@ -27,16 +25,15 @@ from ropewalk.base.errors import storage_error
 from ropewalk.model.modules import Block
 
 SMALL_BYTES = 1 << 20
-"""Below this a tensor stays: a PCIe 5 link takes 20 microseconds for it, about what starting the copy takes."""
+"""Smaller storages stay on the device: PCIe 5 copies this in 20 microseconds, about the cost of launching the copy."""
 WAITING_BYTES = 1 << 30
-"""Most bytes that wait in the host's memory to be written."""
+"""Maximum bytes in host memory that wait to be written to disk."""
 
 
 class ActivationOffload:
-    """Where the activations of `layers` lie between their forward and backward pass: in the host's memory, or in
-    `folder`.
+    """Offloads the activations of `layers` between forward and backward, to host memory or to `folder`.
 
-    The last layer of a stage should not be among `layers`: its activations would come back at once.
+    Leave the last layer of a stage out of `layers`: its activations are needed immediately.
     """
 
     def __init__(
@@ -52,11 +49,11 @@ class ActivationOffload:
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
         self._disk = _Disk(folder, waiting_bytes) if folder else None
         self.moved_bytes = 0
-        """Bytes that have left so far."""
+        """Bytes offloaded so far."""
         self._last: weakref.ref[Parcel] | None = None
 
     def open(self, block: Block) -> Parcel | None:
-        """Takes what `block` saves in the forward pass that follows; None where it may stay."""
+        """Returns the hooks that offload what `block` saves in the next forward pass; None for other layers."""
         if block.layer not in self._layers:
             return None
         before = self._last() if self._last else None
@@ -68,11 +65,11 @@ class ActivationOffload:
 
     @property
     def most_waiting_bytes(self) -> int:
-        """The most that ever waited to be written."""
+        """Peak of the bytes that waited to be written."""
         return self._disk.most_waiting_bytes if self._disk else 0
 
     def send(self, flat: Tensor, parcel: Parcel) -> _Away:
-        """Begins to move the bytes `flat` away."""
+        """Starts to offload the bytes `flat`."""
         self.moved_bytes += flat.nbytes
         if not flat.is_cuda:
             return self._disk.write(flat, None, parcel) if self._disk else _OnHost(flat.clone(), None)
@@ -82,33 +79,33 @@ class ActivationOffload:
             host = torch.empty(flat.shape, dtype=torch.uint8, pin_memory=True)
             host.copy_(flat, non_blocking=True)
             copied = stream.record_event()
-        # Nobody else gets its memory before the copy is made.
+            # The allocator must not reuse the memory before the copy is done.
         flat.record_stream(stream)
         return self._disk.write(host, copied, parcel) if self._disk else _OnHost(host, stream)
 
 
 class Parcel:
-    """What one block saves in one forward pass. A pair of hooks for autograd: `pack` and `unpack`.
+    """Saved tensors of one block in one forward pass: the autograd hooks `pack` and `unpack`.
 
-    It lives as long as autograd holds one of its tickets; all references to it from here are weak.
+    Autograd's tickets keep a parcel alive; all references to it from here are weak.
     """
 
     def __init__(self, block: Block, offload: ActivationOffload, before: Parcel | None, small_bytes: int) -> None:
         self.layer = block.layer
         self.file: IO[bytes] | None = None
-        """Made and filled by the disk."""
+        """Created and filled by `_Disk`."""
         self.size = 0
-        """Bytes that the file takes."""
+        """Bytes in the file."""
         self._block, self._offload, self._small_bytes = block, offload, small_bytes
         self._before = weakref.ref(before) if before else None
         self._items: list[weakref.ref[_Item]] = []
         self._seen: dict[int, tuple[StorageWeakRef, weakref.ref[_Item]]] = before._seen if before else {}
-        """What left in this pass, by address."""
+        """Storages offloaded in this pass, by address."""
 
     def pack(self, x: Tensor) -> Any:
-        """A ticket for `x`, which begins to leave; or `x` itself, where it stays."""
+        """Starts to offload `x` and returns a ticket; returns `x` detached if it stays."""
         storage = x.untyped_storage()
-        # Not the tensor itself where it stays: saved by who made it, it would hold the graph that holds it.
+        # Detached: the producer's graph saves the tensor, and the tensor would hold the graph.
         if storage.nbytes() < self._small_bytes or self._is_weight(storage):
             return x.detach()
         item = self._sent(storage)
@@ -118,11 +115,11 @@ class Parcel:
             self._items.append(weakref.ref(item))
             self._seen[storage.data_ptr()] = StorageWeakRef(storage), self._items[-1]
         elif item.parcel is not self:
-            return x.detach()  # blocks share it, as rotations and masks: it stays on the device for others anyway
+            return x.detach()  # shared by blocks (rotations, masks): stays on the device for the others anyway
         return _Ticket(item, x.dtype, x.shape, x.stride(), int(x.storage_offset()))
 
     def unpack(self, packed: Any) -> Tensor:
-        """The tensor again; what the block before saved sets out too."""
+        """Returns the tensor on the device; prefetches the activations of the block before."""
         if not isinstance(packed, _Ticket):
             return packed
         self.start()
@@ -132,14 +129,14 @@ class Parcel:
         return packed.tensor()
 
     def start(self) -> None:
-        """Begins to bring everything back."""
+        """Starts to copy all storages back."""
         for reference in self._items:
             if (item := reference()) is not None:
                 item.start()
 
     def _sent(self, storage: torch.UntypedStorage) -> _Item | None:
         present, item = self._seen.get(storage.data_ptr(), (None, None))
-        # The address alone may belong to a new storage.
+        # The address may have been reused by a new storage.
         return item() if present and item and not present.expired() else None
 
     def _is_weight(self, storage: torch.UntypedStorage) -> bool:
@@ -147,17 +144,17 @@ class Parcel:
 
 
 class _Away(Protocol):
-    """Bytes that left."""
+    """Offloaded bytes."""
 
     def start(self, device: torch.device) -> None:
-        """Begins to bring them to `device`."""
+        """Starts to copy the bytes to `device`."""
 
     def finish(self, device: torch.device) -> Tensor:
-        """They are there, on the current stream."""
+        """Returns the bytes, usable on the current stream."""
 
 
 class _Item:
-    """One storage that left; it lives as long as a ticket for it, and with it what was brought back."""
+    """One offloaded storage; it and its copy on the device live as long as a ticket does."""
 
     def __init__(self, parcel: Parcel, away: _Away, device: torch.device) -> None:
         self.parcel, self._away, self._device = parcel, away, device
@@ -170,7 +167,7 @@ class _Item:
             self._away.start(self._device)
 
     def flat(self) -> Tensor:
-        """Its bytes on the device."""
+        """Returns the bytes of the storage on the device."""
         self.start()
         if self._flat is None:
             self._flat = self._away.finish(self._device)
@@ -179,7 +176,7 @@ class _Item:
 
 @dataclass(frozen=True, slots=True)
 class _Ticket:
-    """A tensor in terms of its storage."""
+    """A tensor as a view of its storage."""
 
     item: _Item
     dtype: torch.dtype
@@ -195,7 +192,7 @@ class _Ticket:
 
 
 class _OnHost:
-    """In the host's memory; `stream` copies to and from a GPU."""
+    """Bytes in host memory; `stream` copies to and from a GPU."""
 
     def __init__(self, host: Tensor, stream: torch.cuda.Stream | None) -> None:
         self._host, self._stream = host, stream
@@ -217,7 +214,7 @@ class _OnHost:
 
 
 class _Disk:
-    """Files without a name in a folder: they go with the process, however it ends. One thread writes and reads."""
+    """Unlinked files in a folder, which vanish with the process. One thread reads and writes."""
 
     def __init__(self, folder: Path, waiting_bytes: int) -> None:
         self._folder = folder
@@ -227,8 +224,7 @@ class _Disk:
         self.most_waiting_bytes = 0
 
     def write(self, host: Tensor, copied: torch.cuda.Event | None, parcel: Parcel) -> _OnDisk:
-        """Begins to write `host` to the parcel's file, once `copied` has passed and there is room among those that
-        wait."""
+        """Queues `host` for the parcel's file after the event `copied`; blocks while too many bytes wait."""
         while self._waiting and (
             self._waiting[0][0].done() or sum(size for _, size in self._waiting) + host.nbytes > self._waiting_bytes
         ):
@@ -251,7 +247,7 @@ class _Disk:
 
 
 class _OnDisk:
-    """At `offset` of a file, or on the way there or back."""
+    """Bytes at `offset` of a file, or being written or read."""
 
     def __init__(
         self, thread: ThreadPoolExecutor, file: IO[bytes], offset: int, host: Tensor, copied: torch.cuda.Event | None
@@ -279,7 +275,7 @@ class _OnDisk:
             raise storage_error(error, doing="moving activations to `parallel.offload_path`") or error from None
 
     def _fetch(self, device: torch.device) -> Tensor:
-        self.written.result()  # done before in this thread; raises what it raised
+        self.written.result()  # ran earlier in this thread; re-raises its error
         host = torch.empty(self._size, dtype=torch.uint8, pin_memory=device.type == "cuda")
         view, offset = _view(host), self._offset
         while view:

@@ -1,15 +1,15 @@
-"""Activations kept in fewer bits between the forward and the backward pass of a block.
+"""Compressed activations: keeps a block's saved tensors in fewer bits until its backward pass.
 
-    packed   boolean masks take a bit each; gradients keep their bits
-    8-bit    also: inputs of linear maps, norms and activation functions take a byte a number, 256 of them share a scale
-             (ActNN, Chen et al. 2021, with rounding to nearest); what was computed first stays exact, gradients of
-             weights and norms are those of slightly other inputs
+    packed   boolean masks take one bit per element; gradients are bit-identical
+    8-bit    also: inputs of linears, norms and activation functions take one byte per number, with one scale per 256
+             numbers (ActNN, Chen et al. 2021, but rounded to nearest); the forward pass stays exact, gradients of
+             weights and norms are those of slightly different inputs
 
-What attention itself keeps stays as it is in either: its backward pass computes probabilities again from queries, keys
-and the logarithm of their sum, which must fit together. So do weights and whatever is small, as means and rotations.
+Kept exact in both: attention's saved tensors (its backward pass recomputes probabilities from queries, keys and the
+log-sum-exp, which must agree), weights, and small tensors such as means and rotations.
 
-Autograd's hooks see what eager operations save. A compiled block saves what its compiler chose, attention's part among
-it: these settings are for blocks that are not compiled.
+Autograd's hooks see what eager operations save; a compiled block saves what its compiler chose, attention's tensors
+included. These settings therefore need blocks that are not compiled.
 """
 
 from __future__ import annotations
@@ -30,27 +30,27 @@ from ropewalk.model.attend import Attend
 from ropewalk.model.modules import Block
 
 COPIES = ("ToCopyBackward0", "TBackward0", "TransposeBackward0", "PermuteBackward0")
-"""What lies between a weight and the copy of it that autocast lets a product save."""
+"""Graph nodes between a weight and the autocast copy of it that a matmul saves."""
 
 
 class ActivationPacking:
-    """How blocks keep what they save; `ModelStage.run_block` and `attend` of one executor share it."""
+    """Compresses saved tensors of blocks; `ModelStage.run_block` and `attend` of one executor share an instance."""
 
     def __init__(self, kind: Literal["packed", "8-bit"]) -> None:
         self.kind = kind
         self.whole_bytes = 0
-        """Bytes of all storages that were packed so far."""
+        """Bytes of all storages compressed so far."""
         self.packed_bytes = 0
-        """Bytes that were kept instead."""
+        """Bytes of the compressed copies."""
         self._open: Packed | None = None
 
     def open(self, block: Block, x: Tensor) -> Packed:
-        """Takes what `block` saves in the forward pass on `x` that follows."""
+        """Returns the hooks that compress what `block` saves in the next forward pass on `x`."""
         self._open = Packed(self, block, x.numel())
         return self._open
 
     def exactly(self, attend: Attend) -> Attend:
-        """`attend`, whose saved tensors stay as they are."""
+        """Returns `attend` with its saved tensors kept exact."""
 
         def attend_exactly(q_BHTD: Tensor, k_BGTD: Tensor, v_BGTD: Tensor) -> Tensor:
             with saved_tensors_hooks(self._keep_exact, _same):
@@ -65,7 +65,7 @@ class ActivationPacking:
 
 
 class Packed:
-    """What one block saves in one forward pass. A pair of hooks for autograd: `pack` and `unpack`."""
+    """Saved tensors of one block in one forward pass: the autograd hooks `pack` and `unpack`."""
 
     def __init__(self, packing: ActivationPacking, block: Block, input_numel: int) -> None:
         self._packing = packing
@@ -74,18 +74,18 @@ class Packed:
         self._weight_shapes = {tuple(sorted(weight.shape)) for weight in block.parameters()}
         self._exact: dict[int, StorageWeakRef] = {}
         self._seen: dict[int, tuple[StorageWeakRef, weakref.ref[Kept]]] = {}
-        """What is packed, by address; it lives as long as autograd holds a ticket for it."""
+        """Compressed storages by address; each lives as long as autograd holds a ticket for it."""
 
     def stays(self, x: Tensor) -> None:
-        """The storage of `x` is kept as it is by another."""
+        """Excludes the storage of `x`, which another owner keeps as it is."""
         storage = x.untyped_storage()
         self._exact[storage.data_ptr()] = StorageWeakRef(storage)
 
     def pack(self, x: Tensor) -> Any:
-        """A ticket for `x`, or `x` itself."""
+        """Compresses `x` and returns a ticket; returns `x` detached if it stays exact."""
         storage = x.untyped_storage()
         numel = storage.nbytes() // x.element_size()
-        # Not the tensor itself where it stays: saved by who made it, it would hold the graph that holds it.
+        # Detached: the producer's graph saves the tensor, and the tensor would hold the graph.
         if numel <= self._small_numel or self._stays(x, storage):
             return x.detach()
         kept = self._known(storage)
@@ -98,12 +98,12 @@ class Packed:
         return _Ticket(kept, x.shape, x.stride(), int(x.storage_offset()))
 
     def unpack(self, packed: Any) -> Tensor:
-        """The tensor again."""
+        """Returns the decompressed tensor."""
         return packed.tensor() if isinstance(packed, _Ticket) else packed
 
     def _known(self, storage: torch.UntypedStorage) -> Kept | None:
         present, kept = self._seen.get(storage.data_ptr(), (None, None))
-        # The address alone may belong to a new storage.
+        # The address may have been reused by a new storage.
         return kept() if present and kept and not present.expired() else None
 
     def _stays(self, x: Tensor, storage: torch.UntypedStorage) -> bool:
@@ -113,22 +113,22 @@ class Packed:
         return (kept is not None and not kept.expired()) or self._is_weight(x, storage)
 
     def _is_weight(self, x: Tensor, storage: torch.UntypedStorage) -> bool:
-        """Whether `x` is a weight or a narrow copy of one, which autocast keeps for the whole pass anyway."""
+        """Whether `x` is a weight or an autocast copy of one, which lives for the whole pass anyway."""
         if storage.data_ptr() in self._weights:
             return True
         if not x.requires_grad:
-            # One that is not trained, by its shape: an input of that very shape, below all that is trained, stays too.
+            # A frozen weight, recognised by shape: an input of this shape below all trained weights stays exact too.
             return x.dim() == 2 and tuple(sorted(x.shape)) in self._weight_shapes
         return any(node.name() == "torch::autograd::AccumulateGrad" for node in _origins(x.grad_fn))
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
 class Kept:
-    """The numbers of a storage in fewer bits."""
+    """A storage in compressed form."""
 
     codes: Tensor
     scales: Tensor | None
-    """One for each group of `codes`; None for bits."""
+    """One per group of `codes`; None for bits."""
     numel: int
     dtype: torch.dtype
 
@@ -137,7 +137,7 @@ class Kept:
         return self.codes.nbytes + (0 if self.scales is None else self.scales.nbytes)
 
     def flat(self) -> Tensor:
-        """The numbers again, one after the other."""
+        """Returns the decompressed numbers, flat."""
         if self.scales is None:
             places = torch.arange(8, dtype=torch.uint8, device=self.codes.device)
             return (self.codes.unsqueeze(1) >> places).bitwise_and_(1).to(torch.bool).view(-1)[: self.numel]
@@ -147,7 +147,7 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class _Ticket:
-    """A tensor in terms of its storage."""
+    """A tensor as a view of its storage."""
 
     kept: Kept
     shape: torch.Size
@@ -165,7 +165,7 @@ def _bits(flat: Tensor) -> Kept:
 
 
 def _bytes(flat: Tensor) -> Kept:
-    """Each number as a multiple of 1 / 127 of the largest of its group, rounded to nearest."""
+    """Quantizes to multiples of 1 / 127 of each group's largest magnitude, rounded to nearest."""
     groups = F.pad(flat.detach(), (0, -len(flat) % GROUP)).view(-1, GROUP).float()
     scales = groups.abs().amax(1, keepdim=True) / 127
     codes = (groups / torch.where(scales > 0, scales, 1)).round_().to(torch.int8)
@@ -173,7 +173,7 @@ def _bytes(flat: Tensor) -> Kept:
 
 
 def _origins(node: Node | None) -> Iterator[Node]:
-    """`node`, and what it is a copy of."""
+    """Yields `node` and the nodes it copies."""
     while node is not None:
         yield node
         node = node.next_functions[0][0] if node.name() in COPIES and node.next_functions else None

@@ -1,18 +1,17 @@
-"""An optimizer whose weights and moments lie in the host's memory, or on a disk, and which updates them there.
+"""CPU-offloaded optimizer (ZeRO-Offload, Ren et al. 2021): updates weights and moments in host memory or on disk.
 
-ZeRO-Offload (Ren et al. 2021): the device keeps the weights that it computes with; gradients travel to the host while
-the backward pass goes on, a bucket at a time, are applied there by a thread, and the new weights travel back. The step
-is that of the same optimizer on the device, and none is late: the next forward pass has the new weights.
+The device keeps the compute weights. Gradients are copied to the host bucket by bucket during the backward pass, a
+thread applies them there, and the new weights are copied back before the next forward pass. The update equals that of
+the same optimizer on the device, without staleness.
 
-What overlaps with the backward pass depends on what an update has to wait for. Clipping needs the length of all
-gradients: then it is the copies alone, and the updates of one bucket overlap with the copies of others at the end. With
-nothing to wait for, updates are made as gradients arrive and taken back, bit for bit, when the guard leaves the step
-out; meanwhile the host remembers the state before (SuperOffload does so too, Lian et al. 2025), which takes as much
-memory again. Who says that gradients are final is parallel/executor.py, as the reducers announce it.
+What overlaps with the backward pass depends on clipping. Clipping needs the norm of all gradients: only the copies
+overlap then, and updates of one bucket overlap with copies of others at the end. Without it, updates run as gradients
+arrive and are rolled back, bit for bit, when the guard skips the step; the host keeps the state before meanwhile, which
+doubles its memory (as SuperOffload, Lian et al. 2025). parallel/executor.py reports final gradients from the reducers.
 
 Price, AdamW on 124 M parameters in float32, beside 243 ms of computing (H200, 16 cores, torch 2.11): 1.1 ms on the
-device; 80 ms on the host, of which 60 remain visible when updates wait; 125 when they do not, of which 45 remain
-visible, most of them the embedding's, whose gradient is the last; 470 from files.
+device; 80 ms on the host, 60 of them exposed when updates wait; 125 when they do not, 45 of them exposed, mostly the
+embedding's, whose gradient is the last; 470 from files.
 """
 
 from __future__ import annotations
@@ -29,29 +28,29 @@ from ..data.buckets import fused
 from .state_files import StateFiles
 
 BUCKET_BYTES = 16 << 20
-"""Of weights. Time is flat from here to 256 MB (4 MB: a quarter more), and smaller ones begin sooner and need less
-memory where the state lies in files."""
+"""Bytes of weights. Time is flat from here to 256 MB (4 MB: a quarter more); smaller buckets start sooner and need less
+memory when the state is in files."""
 
 Make = Callable[[dict[str, nn.Parameter]], torch.optim.Optimizer]
 
 
 @dataclass(slots=True)
 class _Bucket:
-    """Parameters that travel and are updated together."""
+    """Parameters copied and updated together."""
 
     number: int
     names: list[str]
     missing: set[str] = field(default_factory=set)
     arrived: _Arriving | None = None
-    """Their gradients, on the way."""
+    """Their gradients, being copied."""
     done: Future[None] | None = None
     before: dict[str, dict[str, Tensor]] = field(default_factory=dict)
-    """What an update that may be taken back found, by parameter; weights as `weight`."""
+    """State before an update that may be rolled back, by parameter; weights as `weight`."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Arriving:
-    """Gradients on their way to the host, by name."""
+    """Gradients being copied to the host, by name."""
 
     gradients: dict[str, Tensor]
     event: torch.cuda.Event | None
@@ -63,13 +62,13 @@ class _Arriving:
 
 
 class HostOptimizer:
-    """Updates `weights` of the device by an optimizer on the host.
+    """Updates device `weights` with an optimizer on the host.
 
-    A step: `begin`, then `ready` for each parameter whose gradient (`weights[name].grad`) is final, as early as that
-    may be, then `step`. `make` makes the optimizer from the host's own weights, which are `parameters`, in `dtype`
-    (that of the weights where not given). With `waits` updates are made in `step`, for gradients that are scaled there;
-    those of an optimizer that communicates always are. With `folder` weights and moments lie in files there and only a
-    few buckets of `bucket_bytes` of weights are in memory; updates wait, and gradients stay on the device until then.
+    A step: `begin`, then `ready` for each parameter whose gradient (`weights[name].grad`) is final, as early as
+    possible, then `step`. `make` builds the optimizer from the host's master weights, `parameters`, in `dtype`
+    (default: that of the weights). With `waits`, updates run in `step`, on gradients scaled there; an optimizer that
+    communicates always waits. With `folder`, weights and moments are in files and only a few buckets of `bucket_bytes`
+    of weights in memory; updates wait, and gradients stay on the device until then.
     """
 
     def __init__(
@@ -91,17 +90,16 @@ class HostOptimizer:
         self._bucket_of = {name: bucket for bucket in self._buckets for name in bucket.names}
         masters = {n: nn.Parameter(t) for bucket in self._buckets for n, t in self._masters(bucket, dtype).items()}
         self.parameters = {name: masters[name] for name in weights}
-        """The host's weights, which are what a checkpoint keeps: nothing has to come from the device for it."""
+        """Host master weights; checkpoints save these without a copy from the device."""
         self.optimizer = make(self.parameters)
-        """Its `state` holds the moments by the host's weights; its groups take learning rates."""
+        """Its `state` holds the moments, keyed by master weight; its groups take learning rates."""
         self.waits = waits or folder is not None or communicates(self.optimizer)
-        """Whether nothing changes before `step`."""
+        """Whether all updates wait for `step`."""
         for bucket in self._buckets:
             self._make_state(bucket)
 
     def begin(self) -> None:
-        """A step begins, with the learning rates of the optimizer's groups. What one that never came to its end has
-        changed is taken back."""
+        """Begins a step with the learning rates of the optimizer's groups; rolls back an unfinished step."""
         self._guard(torch.zeros(()))
         wait([bucket.done for bucket in self._buckets if bucket.done])
         for bucket in self._buckets:
@@ -111,7 +109,7 @@ class HostOptimizer:
                 self._files.start_read(bucket.number)
 
     def ready(self, names: Iterable[str]) -> None:
-        """The gradients of these weights are final."""
+        """Marks the gradients of these weights as final."""
         for name in names:
             bucket = self._bucket_of[name]
             bucket.missing.discard(name)
@@ -119,17 +117,15 @@ class HostOptimizer:
                 self._start(bucket)
 
     def step(self, skipped: Tensor, *, scale: Tensor | None = None) -> None:
-        """Finishes the update with gradients times `scale`, or leaves everything as it was where `skipped` is 1.
-
-        Waits for the device, and for the host.
-        """
+        """Finishes the update with gradients times `scale`, or changes nothing where `skipped` is 1. Waits for the
+        device and the host."""
         assert scale is None or self.waits, "updates were made before the scale was known"
         left_out = skipped.detach().to("cpu", torch.float32).reshape(())
         factor = None if scale is None else scale.detach().cpu()
         if self.waits:
             self._guard(left_out)
         if self._stream:
-            # What computes with the old weights is over before the new ones arrive.
+            # Kernels that read the old weights finish before the new ones arrive.
             self._stream.wait_stream(torch.cuda.current_stream(self._device))
         for bucket in self._buckets:
             if self._files:
@@ -153,27 +149,27 @@ class HostOptimizer:
             torch.cuda.current_stream(self._device).wait_stream(self._stream)
 
     def publish(self) -> None:
-        """Gives the device the host's weights, after these were set from elsewhere."""
+        """Copies master weights to the device, after they were set from a checkpoint."""
         for bucket in self._buckets:
             self._publish(bucket)
         if self._stream:
             torch.cuda.current_stream(self._device).wait_stream(self._stream)
 
     def close(self) -> None:
-        """Ends the threads; what lies in files is gone."""
+        """Stops the threads; state in files is lost."""
         self._thread.shutdown()
         if self._files:
             self._files.close()
 
     def _masters(self, bucket: _Bucket, dtype: torch.dtype | None) -> dict[str, Tensor]:
-        """Copies of a bucket's weights where they are to lie."""
+        """Returns copies of a bucket's weights in host memory or files."""
         found = {name: self._weights[name].detach().to("cpu", dtype, copy=True) for name in bucket.names}
         if self._files:
             return dict(zip(found, self._files.add(bucket.number, list(found.values())), strict=True))
         return {name: weight.pin_memory() for name, weight in found.items()} if self._stream else found
 
     def _make_state(self, bucket: _Bucket) -> None:
-        """The moments of a bucket before its first step: what an update that is left out makes."""
+        """Creates the moments of a bucket before its first step, by running a skipped update."""
         self._guard(torch.ones(()))
         self._apply({name: torch.zeros_like(self.parameters[name]) for name in bucket.names})
         if self._files:
@@ -182,7 +178,7 @@ class HostOptimizer:
                 self.optimizer.state[self.parameters[name]][kind] = view
 
     def _guard(self, left_out: Tensor) -> None:
-        """Tells the optimizer whether the next update is left out (see train/optim/rule.py)."""
+        """Sets whether the optimizer skips its next update (see train/optim/rule.py)."""
         vars(self.optimizer).update(found_inf=left_out, grad_scale=None)
 
     def _start(self, bucket: _Bucket) -> None:
@@ -191,7 +187,7 @@ class HostOptimizer:
             bucket.done = self._thread.submit(self._update_for_now, bucket)
 
     def _fetch(self, bucket: _Bucket) -> _Arriving:
-        """Begins to copy the gradients of a bucket to the host; those of a CPU are there."""
+        """Starts to copy a bucket's gradients to the host; those of a CPU are used in place."""
         found = {name: grad for name in bucket.names if (grad := self._weights[name].grad) is not None}
         if not self._stream:
             return _Arriving(found, None)
@@ -210,7 +206,7 @@ class HostOptimizer:
         self._apply({n: g if scale is None else g * scale.to(g.dtype) for n, g in gradients.items()})
 
     def _update_for_now(self, bucket: _Bucket) -> None:
-        """An update that may be taken back."""
+        """Updates a bucket such that it can be rolled back."""
         for name in bucket.names:
             parameter = self.parameters[name]
             moments = {kind: tensor.clone() for kind, tensor in self.optimizer.state[parameter].items()}
@@ -219,7 +215,7 @@ class HostOptimizer:
 
     @torch.no_grad()
     def _take_back(self, bucket: _Bucket) -> None:
-        """Makes everything as it was before an update that may be taken back; nothing where none was made."""
+        """Rolls a bucket back to its state before the update; no-op without one."""
         for name, before in bucket.before.items():
             self.parameters[name].copy_(before.pop("weight"))
             for kind, tensor in before.items():
@@ -227,7 +223,7 @@ class HostOptimizer:
         bucket.before = {}
 
     def _update_in_files(self, bucket: _Bucket, scale: Tensor | None) -> None:
-        """Updates a bucket in memory and sends it back to its file."""
+        """Updates a bucket in memory and writes it back to its file."""
         assert self._files
         masters = {name: self.parameters[name].data for name in bucket.names}
         moments = list(self._moments(bucket))
@@ -252,7 +248,7 @@ class HostOptimizer:
             bucket.arrived = None
 
     def _apply(self, gradients: Mapping[str, Tensor]) -> None:
-        """One step of the parameters that have a gradient here; the optimizer passes over the others."""
+        """Runs one optimizer step for the parameters in `gradients`; the optimizer skips the others."""
         for name, gradient in gradients.items():
             self.parameters[name].grad = gradient.to(self.parameters[name].dtype)
         self.optimizer.step()
@@ -266,7 +262,7 @@ class HostOptimizer:
                 self._weights[name].copy_(self.parameters[name], non_blocking=True)
 
     def _moments(self, bucket: _Bucket) -> Iterable[tuple[str, str, Tensor]]:
-        """(parameter, kind, tensor) of all moments; counts of steps are no tensors to speak of."""
+        """Yields (parameter, kind, tensor) of all moments; step counts are excluded."""
         for name in bucket.names:
             for kind, tensor in self.optimizer.state[self.parameters[name]].items():
                 if tensor.dim():
@@ -274,6 +270,6 @@ class HostOptimizer:
 
 
 def communicates(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether an update of `optimizer` asks other ranks, so that all must make it at the same moment. Ours declare it;
-    torch's know of no ranks."""
+    """Whether an update of `optimizer` runs collectives, so that all ranks must call it together. Ours declare it;
+    torch's never do."""
     return getattr(optimizer, "communicates", False)

@@ -1,14 +1,13 @@
-"""Less kept for the backward pass: blocks, or their attention, are computed again when it needs them.
+"""Activation checkpointing: full blocks, attention only, or as many blocks as the memory budget needs.
 
-What is computed again is what was computed first, bit for bit: dropout is a function of place (model/dropout.py), so
-there is no generator to set back. Three ways, all through seams of the model:
+Recomputation is bit-identical: dropout is a function of position (model/dropout.py), so no generator state is restored.
 
     attention   `recomputed(attend)` keeps queries, keys and values (Korthikanti et al. 2022, section 5)
-    full        a block keeps its input alone (Chen et al. 2016)
-    auto        as few blocks as the memory asks for keep their input alone (Mimose, Liao et al. 2022)
+    full        a block keeps only its input (Chen et al. 2016)
+    auto        as few blocks as the budget needs keep only their input (Mimose, Liao et al. 2022)
 
-What a block keeps may be dealt to the ranks that hold it alike (ZeRO-R), leave the device (activation_offload.py) or be
-kept in fewer bits (activation_packing.py).
+Kept tensors may also be partitioned over ranks that hold them alike (ZeRO-R), offloaded (activation_offload.py) or
+compressed (activation_packing.py).
 """
 
 from __future__ import annotations
@@ -39,24 +38,24 @@ from .activation_packing import ActivationPacking
 
 Forward = Callable[[Block, Tensor], Tensor]
 Choose = Callable[[Block, Tensor, Forward], bool]
-"""Whether a block on its input is to be computed again; every rank that shares the block must choose alike."""
+"""Whether to recompute a block on its input; all ranks that share the block must choose alike."""
 
 
 def never(block: Block, x: Tensor, forward: Forward) -> bool:
-    """Every block keeps what its backward pass needs."""
+    """Recomputes no block."""
     return False
 
 
 def always(block: Block, x: Tensor, forward: Forward) -> bool:
-    """Every block keeps its input alone."""
+    """Recomputes every block from its input."""
     return True
 
 
 def recomputed(attend: Attend) -> Attend:
-    """`attend` that keeps queries, keys and values, and meets them again in the backward pass.
+    """Returns `attend` that keeps only queries, keys and values, and recomputes attention in the backward pass.
 
-    Kernels that never hold all scores leave little to save: the logarithm of every query's sum, and the result where
-    the output projection reads a copy of it.
+    Flash kernels leave little to save: the log-sum-exp of each query, and the output where the output projection reads
+    a copy of it.
     """
 
     def attend_again(q_BHTD: Tensor, k_BGTD: Tensor, v_BGTD: Tensor) -> Tensor:
@@ -76,10 +75,10 @@ def make_run_block(
     live_microbatches: int = 1,
     packing: ActivationPacking | None = None,
 ) -> BlockRunner:
-    """How `plan` runs the blocks of a stage that has `layers`, and the head if it is the `last`.
+    """Builds the runner that `plan` asks for, for a pipeline stage with `layers`, and the head if it is the `last`.
 
-    `live_microbatches` share what the plan allows for activations. `trained` names parameters of the whole model.
-    `packing` is that of the executor.
+    `live_microbatches` share the plan's activation budget. `trained` names parameters of the whole model. `packing` is
+    the executor's.
     """
     tensor, context = mesh.group("tensor"), mesh.group("context")
     partition = tensor if plan.partition_activations and not plan.sequence else None
@@ -100,22 +99,22 @@ def make_run_block(
         choose = AutoRecompute(planner, groups=(tensor, context), places=division.places, positions_first=plan.sequence)
     offload = None
     if "activations" in plan.offload:
-        # What the last block saves would come back at once.
+        # Activations of the last block are needed immediately.
         offload = ActivationOffload(sorted(layers)[:-1], folder=Path(plan.offload_path) if plan.offload_path else None)
     return BlockRunner(choose=choose, partition=partition, offload=offload, packing=packing)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BlockRunner:
-    """Runs blocks as `ModelStage.run_block` asks: some twice, what they keep kept elsewhere."""
+    """Runs blocks for `ModelStage.run_block`: recomputes, partitions, offloads or compresses their activations."""
 
     choose: Choose = never
     partition: Group | None = None
-    """Ranks that hold the input of a block alike: of one that is computed again, each keeps its share, and they gather
-    it in the backward pass (ZeRO-R, Rajbhandari et al. 2020, section 6.1). Price: one all-gather of it."""
+    """Ranks that hold the same block input: for a recomputed block each keeps its share, all-gathered in the backward
+    pass (ZeRO-R, Rajbhandari et al. 2020, section 6.1). Price: that all-gather."""
     offload: ActivationOffload | None = None
     packing: ActivationPacking | None = None
-    """Of blocks that are not computed again: from an input in fewer bits they would compute something else."""
+    """For blocks that are not recomputed: recomputing from compressed inputs would give other results."""
 
     def __call__(self, block: Block, x: Tensor, forward: Forward) -> Tensor:
         if not torch.is_grad_enabled():
@@ -128,22 +127,22 @@ class BlockRunner:
             keep = _Shared(self.partition, keep)
         hooks = saved_tensors_hooks(keep.pack, keep.unpack) if keep else contextlib.nullcontext()
         with hooks:
-            # The hooks see what the block saves, or of one that is computed again what `checkpoint` does: its input.
+            # The hooks see what the block saves, or for a recomputed block what `checkpoint` saves: its input.
             return _again(forward, block, x) if again else forward(block, x)
 
     def tighten(self, *, excess_bytes: int = 0) -> bool:
-        """As `AutoRecompute.tighten`; False where there is no plan to change."""
+        """As `AutoRecompute.tighten`; False for a fixed choice."""
         return isinstance(self.choose, AutoRecompute) and self.choose.tighten(excess_bytes=excess_bytes)
 
 
 class Keep(Protocol):
-    """Where a tensor stays until the backward pass."""
+    """Stores a tensor until the backward pass."""
 
     def pack(self, x: Tensor) -> Any:
-        """What stands for `x` in the graph."""
+        """Returns the object that replaces `x` in the graph."""
 
     def unpack(self, packed: Any) -> Tensor:
-        """`x` again."""
+        """Returns `x`."""
 
 
 class _Shared:
@@ -154,8 +153,8 @@ class _Shared:
 
     def pack(self, x: Tensor) -> Any:
         if not x.numel():
-            return x, None  # torch's checkpoint saves an empty tensor of the host, which NCCL cannot gather
-        # A copy, so that the rest can go. Shares are even: the ranks divide the heads, and these the width.
+            return x, None  # torch's checkpoint saves an empty CPU tensor, which NCCL cannot gather
+        # Copied, so that the rest can be freed. Shares are even: the ranks divide the heads, and these the width.
         mine = x.detach().reshape(self._group.size, -1)[self._group.rank].clone()
         return self._keep.pack(mine) if self._keep else mine, x.shape
 
@@ -168,15 +167,14 @@ class _Shared:
 
 
 class AutoRecompute:
-    """Chooses by a planner, which learns what blocks really keep.
+    """Chooses the blocks to recompute with a planner that measures what blocks save.
 
-    The first time a size of input comes, every block runs twice: once to count what it saves, with only that alive,
-    and once to be computed again, which needs the least memory (Mimose's shuttling collector). From then on the plan
-    of that size is followed. `groups` hold the ranks that run the same blocks together and so must choose alike: the
-    largest count among them is everybody's.
+    For each new input size, every block runs twice: once to count what it saves, with only that alive, and once
+    recomputed, which needs the least memory (Mimose's shuttling collector). Later passes of that size follow the plan.
+    `groups` hold the ranks that run the same blocks and must choose alike: they take the maximum of their counts.
 
-    `places` is how many ranks split the places of a row: the length of a row is that many times that of the input,
-    which is T B C with `positions_first`.
+    `places` ranks split the positions: the sequence length is that many times the input's, which is T B C with
+    `positions_first`.
     """
 
     def __init__(
@@ -202,21 +200,21 @@ class AutoRecompute:
         return block.layer in self.planner.plan_for(rows, length)
 
     def tighten(self, *, excess_bytes: int = 0) -> bool:
-        """After the last microbatch ran out of memory, or needed `excess_bytes` more than it might: inputs of its size
-        or larger will be planned to need less. False when nothing is left to recompute. All ranks of the groups must
+        """Lowers the budget for inputs of the last microbatch's size or larger, after an out-of-memory error or
+        `excess_bytes` above the limit. False if all blocks are recomputed already. All ranks of the groups must
         call."""
         return self.planner.tighten(*self._size, excess_bytes=excess_bytes)
 
 
 def inner_bytes(block: Block, x: Tensor, forward: Forward) -> int:
-    """Bytes of all storages, each counted once, that autograd keeps of a block and that go when it does not: the input,
+    """Bytes of storages that autograd keeps for a block and that recomputing frees, each counted once; the input,
     weights, rotations and masks stay."""
     kept: dict[int, tuple[StorageWeakRef, int]] = {}
 
     def count(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
         kept[storage.data_ptr()] = StorageWeakRef(storage), storage.nbytes()
-        return tensor.detach()  # the tensor itself, saved by who made it, would hold the graph that holds it
+        return tensor.detach()  # the producer's graph saves the tensor, and the tensor would hold the graph
 
     with saved_tensors_hooks(count, lambda tensor: tensor):
         result = forward(block, x)

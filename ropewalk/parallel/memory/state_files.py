@@ -1,6 +1,6 @@
-"""Tensors that lie in files and come into memory a few at a time: the optimizer's state on a fast disk.
+"""Optimizer state on a fast disk: memory-mapped files, read into a few buffers at a time.
 
-The files have no name: they go with the process, however it ends. What has to outlive it is in checkpoints.
+The files are unlinked and vanish with the process; checkpoints hold what must persist.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ PAGE = mmap.ALLOCATIONGRANULARITY
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where a tensor lies in a file."""
+    """Byte offset, dtype and shape of a tensor in a file."""
 
     offset: int
     dtype: torch.dtype
     shape: torch.Size
 
     def of(self, flat: Tensor) -> Tensor:
-        """The tensor in a copy of the whole file."""
+        """Returns the tensor as a view of `flat`, a copy of the whole file."""
         size = math.prod(self.shape) * self.dtype.itemsize
         return flat[self.offset : self.offset + size].view(self.dtype).view(self.shape)
 
@@ -50,11 +50,11 @@ class _File:
 
 
 class StateFiles:
-    """Units of tensors, a file each in `folder`, of which at most `buffers` are in memory.
+    """Units of tensors, one file per unit in `folder`, with at most `buffers` units in memory.
 
-    One thread reads and one writes, so that with three buffers a unit is read, one computed with and one written at the
-    same time. Units must be taken in the order in which their reading was started. No thread waits for a buffer: a
-    process that ends in the middle has nothing to wait for.
+    One thread reads and one writes: with three buffers, a unit is read, one updated and one written at the same time.
+    Take units in the order in which their reads were started. No thread blocks on a buffer, so that a process can exit
+    at any point.
     """
 
     def __init__(self, folder: Path, *, buffers: int = 3, pinned: bool = False) -> None:
@@ -66,23 +66,23 @@ class StateFiles:
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="state-read")
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="state-write")
         self.memory_bytes = 0
-        """Of all buffers."""
+        """Total size of the buffers."""
 
     def add(self, unit: int, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Writes further tensors of a unit; returns them as views of the file. Reading a view brings in its pages
-        alone, which the system may drop at any time; writing to it changes the file."""
+        """Appends tensors to a unit and returns them as views of the file. Reading a view pages in only its own pages,
+        which the system may evict at any time; writing to it changes the file."""
         assert not self.memory_bytes, "units are complete before the first is read"
         file = self._files.setdefault(unit, _File(self._make_file()))
         begin, places = file.size, []
         for tensor in tensors:
             places.append(_Place(file.size, tensor.dtype, tensor.shape))
-            # Any type of number may follow, and the next mapping begins a page.
+            # Page-aligned: any dtype may follow, and mappings begin at a page.
             file.size += -(-tensor.nbytes // PAGE) * PAGE
         file.places += places
         if file.size == begin:
             return [torch.empty(place.shape, dtype=place.dtype) for place in places]
         try:
-            # Room now rather than a signal when a mapped page finds none.
+            # Allocate now, rather than get SIGBUS when a mapped page finds no space.
             os.posix_fallocate(file.file.fileno(), begin, file.size - begin)
         except OSError as error:
             raise storage_error(error, doing=f"{self._folder}: optimizer state does not fit") or error from None
@@ -91,12 +91,12 @@ class StateFiles:
         views = [_Place(place.offset - begin, place.dtype, place.shape).of(mapped) for place in places]
         for view, tensor in zip(views, tensors, strict=True):
             view.copy_(tensor)
-        # They are the file's pages from here on, no longer this process's memory.
+        # Drops the pages from this process's memory; they stay in the file.
         mapping.madvise(mmap.MADV_DONTNEED)
         return views
 
     def start_read(self, unit: int) -> None:
-        """Begins to bring a unit into memory, as soon as there is a buffer for it."""
+        """Queues a read of a unit, which starts when a buffer is free."""
         if not self.memory_bytes:
             self._make_buffers()
         file = self._files[unit]
@@ -106,35 +106,35 @@ class StateFiles:
         self._serve()
 
     def take(self, unit: int) -> list[Tensor]:
-        """The tensors of a unit in memory, in the order of adding."""
+        """Returns the tensors of a unit in memory, in the order of `add`."""
         file = self._files[unit]
         assert file.read is not None, "its reading was not started"
         file.buffer, file.read = file.read.result(), None
         return [place.of(file.buffer) for place in file.places]
 
     def start_write(self, unit: int) -> None:
-        """Begins to write back what was taken; its tensors are no longer to be touched."""
+        """Starts to write a taken unit back; its tensors must not be touched any more."""
         file = self._files[unit]
         assert file.buffer is not None, "nothing was taken"
         file.written = self._writer.submit(self._write, file, file.buffer)
         file.buffer = None
 
     def drop(self, unit: int) -> None:
-        """Gives back the memory of what was taken; the file stays as it is."""
+        """Frees the buffer of a taken unit without writing."""
         file = self._files[unit]
         if file.buffer is not None:
             self._give_back(file.buffer)
             file.buffer = None
 
     def settle(self) -> None:
-        """Waits until everything is in the files."""
+        """Waits until all units are written."""
         for file in self._files.values():
             if file.written:
                 file.written.result()
                 file.written = None
 
     def close(self) -> None:
-        """Ends the threads and gives the files back."""
+        """Stops the threads and deletes the files."""
         self._reader.shutdown(cancel_futures=True)
         self._writer.shutdown()
         for file in self._files.values():
@@ -158,7 +158,7 @@ class StateFiles:
         self._serve()
 
     def _serve(self) -> None:
-        """Starts the reads for which there are buffers, in order."""
+        """Starts queued reads in order while buffers are free."""
         with self._lock:
             while self._waiting and self._free:
                 self._reader.submit(self._read, *self._waiting.popleft(), self._free.pop())

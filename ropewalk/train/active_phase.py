@@ -1,4 +1,4 @@
-"""A phase in training: model, optimizer, data and schedule of one part of a run."""
+"""The active phase: model, optimizer, data and schedule."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from .start import Carrying, load_start
 
 @dataclass(slots=True)
 class Position:
-    """How far a run has come."""
+    """The progress of a run."""
 
     phase: int = 0
     phase_step: int = 0
@@ -49,7 +49,7 @@ class Position:
 
 
 class ActivePhase:
-    """One phase with its state on the device."""
+    """One phase and its state on the device."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class ActivePhase:
             settings,
             self.phase,
             verify=verify,
-            # Balanced sequences move between ranks before they are copied to the device.
+            # Balanced sequences are exchanged between ranks on the host before the copy to the device.
             device=torch.device("cpu") if mesh.sequences.size > 1 else device,
             stalls=stalls,
             rank=mesh.data.rank,
@@ -82,7 +82,7 @@ class ActivePhase:
         )
         by_importance, sampler = settings.load.importance, self.data.loader.sampler
         self.importance: ByImportance | None = None
-        """Draws sequences by their losses, if the recipe asks for it."""
+        """Importance sampling, if configured."""
         if by_importance and sampler:
             self.importance = ByImportance(self.data.loader, sampler, by_importance, mesh.control)
         self.executor: Executor = apply(
@@ -105,7 +105,7 @@ class ActivePhase:
             ),
         )
         self.start = ""
-        """The checkpoint or directory that the phase started from; empty for the end of the previous phase."""
+        """The checkpoint or directory the phase started from; empty: the end of the previous phase."""
         self._early_stop = settings.train.early_stop
         self.begin_cycle()
         self._extent = Extent(
@@ -114,19 +114,19 @@ class ActivePhase:
         self._flops: dict[int, int] = {}
 
     def begin_cycle(self) -> None:
-        """Resets plateau and early stopping, at a restart of the schedule."""
+        """Resets plateau and early stopping at a restart of the schedule."""
         self.plateau = Plateau(self.phase.schedule)
         self.stopper = Stopper(self._early_stop)
 
     def wants(self, before: State) -> Choose:
-        """What this rank reads of the last state of the previous phase."""
+        """The shards of the previous phase's final state that this rank reads."""
         if self.phase.start_from:
             return lambda *_: None
         choose = self._carrying(before).wants
         return _without_moments(choose) if self.phase.fresh_moments else choose
 
     def begin(self, before: State | None) -> None:
-        """Starts from the last state of the previous phase or from `start_from`. All ranks must call."""
+        """Starts from the previous phase's final state or from `start_from`. All ranks must call."""
         if self.phase.start_from:
             self.start = load_start(
                 self.phase.start_from,
@@ -141,7 +141,7 @@ class ActivePhase:
             self.executor.load_state(carrying.weights(before.model), carrying.moments(before.optimizer))
 
     def resume(self, state: State) -> None:
-        """Continues from a checkpoint inside this phase."""
+        """Resumes from a checkpoint inside this phase."""
         self.executor.load_state(state.model, state.optimizer)
         try:
             self.data.loader.seek(state.data)
@@ -150,12 +150,12 @@ class ActivePhase:
             self.plateau.load(state.validation.get("plateau", {}))
             self.stopper.load(state.validation.get("early_stop", {}))
         except (LookupError, TypeError, ValueError, AttributeError) as error:
-            # The seal of a manifest detects damage, not a foreign writer.
+            # A manifest's checksum detects damage, not an incompatible writer.
             what = f"its place in the data cannot be read ({type(error).__name__}: {error})"
             raise DamagedCheckpoint(f"step {state.step}: damaged checkpoint: {what}") from error
 
     def state(self, at: Position, *, seed: int, ended: bool) -> State:
-        """What a checkpoint at this position holds."""
+        """The state to checkpoint at this position."""
         drawn = self.importance.state() if self.importance else {}
         return State(
             step=at.step,
@@ -178,7 +178,7 @@ class ActivePhase:
         return self.plateau.share * learning_rate(step, extent=self._extent, schedule=self.phase.schedule)
 
     def flops(self, step: int) -> int:
-        """FLOPs of step `step` of the phase, full attention."""
+        """FLOPs of step `step` of the phase, counting full attention."""
         length = self.phase.length(step)
         if length not in self._flops:
             spec: Spec = dataclasses.replace(self.planned.spec, sequence_length=length)
@@ -190,8 +190,8 @@ class ActivePhase:
         return self.data.loader.filled * self._readers
 
     def expect(self, kind: Kind, *, done: int, in_steps: int, seconds: float) -> None:
-        """Tells the loader about a pause `in_steps` after the first `done` steps of the phase: an evaluation, in which
-        it reads on, or a save, before which it reads ahead because storage is then busy."""
+        """Announces a pause to the loader, `in_steps` steps after the first `done` of the phase: it prefetches during
+        an evaluation, and before a save, which keeps storage busy."""
         if in_steps:
             rows = sum(self.phase.rows(step) for step in range(done, done + in_steps))
             self.data.loader.expect(Expected(kind=kind, at=rows, seconds=seconds))
@@ -205,7 +205,7 @@ class ActivePhase:
 
 
 def empty(spec: Spec) -> ModelStage:
-    """The whole model without values: each rank fills its own part."""
+    """The whole model on the meta device; each rank materializes its own shards."""
     with torch.device("meta"):
         return build_stage(spec)
 
@@ -221,12 +221,12 @@ def _optimizer(
 
 
 def _plain(parts: Mapping[str, LocalShard], world: int) -> dict[str, Any]:
-    """Shards as a checkpoint takes them; a single rank has whole tensors."""
+    """Shards as checkpointed; a single rank saves whole tensors."""
     return dict(parts) if world > 1 else {name: part.local for name, part in parts.items()}
 
 
 def _spike_rule(guard: Guard) -> SpikeRule | None:
     if guard.spike == "off":
         return None
-    # `rollback` and `stop` skip the update too: the weights are still sound when the host reads the anomaly.
+    # `rollback` and `stop` also skip the update: weights stay sound until the host reads the anomaly.
     return SpikeRule(sigma=guard.spike_sigma, window_steps=guard.window_steps, skips=guard.spike != "record")

@@ -1,4 +1,4 @@
-"""What a phase reads: its batches, its held-out rows, its tokenizer."""
+"""Opens the data of a phase: batches, held-out sequences, tokenizer."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ _REMEDY = "restore it from a copy, or move its folder away and run the same comm
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Data:
-    """The prepared data, open for a phase."""
+    """The prepared data of an open phase."""
 
     loader: Loader
     held_out: Batch
     bytes_per_token: float
-    """UTF-8 bytes of text behind a held-out token."""
+    """Mean UTF-8 bytes of text per held-out token."""
     tokenizer: bytes
-    """The tokenizer's file."""
+    """Content of the tokenizer file."""
     chat: str
-    """Name of the chat template, empty without."""
+    """Name of the chat template; empty if there is none."""
 
 
 def open_data(
@@ -47,8 +47,8 @@ def open_data(
     world: int = 1,
     packages: Path | None = None,
 ) -> Data:
-    """The data of a phase, the rows of reader `rank` of `world` in batches on `device`; `verify` reads all of it once,
-    `stalls` counts the waiting. `packages` is where sequences that are drawn seldom are packed."""
+    """Opens the data of a phase for reader `rank` of `world`, with batches on `device`. `verify` checks all data once,
+    `stalls` counts data stalls, `packages` is the directory for packs of rarely drawn sequences."""
     manifest = read_manifest(settings.data)
     length = phase.sequence_length
     sources = tuple(share.source for share in phase.mixture) or None
@@ -89,7 +89,7 @@ def open_data(
 
 
 def mixture_of(phase: PhaseSpec) -> Mixture | None:
-    """The shares of the sources over the rows of a phase; None: as the corpus says."""
+    """The mixture weights of a phase; None: those of the corpus."""
     if not phase.mixture:
         return None
     begin = {share.source: share.weight for share in phase.mixture}

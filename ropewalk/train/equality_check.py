@@ -1,7 +1,7 @@
-"""A few steps of a run's own model that are small enough to be done twice: under its plan, and written out plainly.
+"""Runs a few small steps of a run's model twice: under its plan and on one device, for `train --verify`.
 
-Both sides compute in float64, where what is left of their differences is the order of sums. The plain side knows
-nothing of `parallel`: rows one after the other, autograd, one optimizer.
+Both compute in float64, so only summation order differs. The reference does not use `parallel`: sequences one by one,
+autograd, one optimizer.
 """
 
 from __future__ import annotations
@@ -29,29 +29,29 @@ from .optim.optimizers import make_optimizer
 from .settings import Settings
 
 STEPS = 3
-"""The first shows wrong gradients, the second what the first update did to them, the third wrong moments."""
+"""Step 1 shows wrong gradients, step 2 a wrong first update, step 3 wrong moments."""
 SHORT = 256
-"""Tokens a row, or fewer where rows are shorter."""
+"""Maximum tokens per sequence."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trial:
-    """What both sides compute."""
+    """The inputs of both computations."""
 
     settings: Settings
     phase: int
     plan: Plan
-    """That of the phase, for the few rows of the trial and without what rounds."""
+    """The plan of the phase with a small batch and without lossy settings."""
     spec: Spec
     trained: tuple[str, ...] | None
     batches: Sequence[Batch]
-    """Whole ones, of every step."""
+    """The full batch of every step."""
     left_out: tuple[str, ...]
-    """Settings of the plan that the trial does without, since they round on purpose."""
+    """Lossy settings of the plan that the trial disables."""
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The parameters in the order of the model."""
+        """Parameter names in model order."""
         return tuple(self.spec.shapes())
 
     def is_trained(self, name: str) -> bool:
@@ -63,27 +63,27 @@ class Trial:
 
     @property
     def rate(self) -> float:
-        """The learning rate: the schedule's highest, where a wrong update shows most."""
+        """The peak learning rate, where a wrong update shows most."""
         return self.settings.phases[self.phase].schedule.peak_lr
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """What one side came to."""
+    """The results of one computation."""
 
     losses: list[float]
     norms: list[float]
     gradients: Mapping[str, LocalShard]
-    """Of the first step, before clipping; of what is trained."""
+    """Of step 1, before clipping; trained parameters only."""
     updated: Mapping[str, LocalShard]
-    """Parameters after the first step: who is the first to go wrong is seen before it spreads."""
+    """Parameters after step 1: locates the first wrong one before the error spreads."""
     parameters: Mapping[str, LocalShard]
     """After the last step."""
 
 
 def make_trial(settings: Settings, phase: int, planned: PhasePlan | None = None) -> Trial:
-    """The trial of a phase, with rows of its own data; with `planned`, of a smaller model under the same plan, whose
-    vocabulary the tokens are folded into."""
+    """The trial of a phase with sequences of its own data. `planned` substitutes a smaller model under the same plan;
+    token ids are then taken modulo its vocabulary."""
     planned = planned or settings.planned.phases[phase]
     spec = dataclasses.replace(planned.spec, sequence_length=settings.model(phase).sequence_length)
     plan, left_out = trial_plan(planned.plan, length=settings.phases[phase].sequence_length)
@@ -99,21 +99,20 @@ def make_trial(settings: Settings, phase: int, planned: PhasePlan | None = None)
 
 
 def trial_plan(plan: Plan, *, length: int) -> tuple[Plan, tuple[str, ...]]:
-    """`plan` for as few and short rows as its degrees allow, `length` being that of the run's; and what was left out.
-
-    A step has a microbatch for each rank of a pipeline and each device of a process, at least two where the run has
-    several: sums over microbatches are part of what is compared.
+    """`plan` with the fewest and shortest sequences its degrees allow, and the names of disabled lossy settings.
+    `length` is the run's sequence length. At least one microbatch per pipeline stage and per device of a process, and
+    at least two if the run has several: gradient accumulation is verified too.
     """
     microbatches = min(plan.microbatches, max(2, plan.pipeline, plan.devices))
     short = _short(plan, length)
     changed = dataclasses.replace(
         plan,
-        precision="fp32",  # products are not rounded; the model itself is made of float64
+        precision="fp32",  # no autocast; the model itself is float64
         batch_size=plan.data * microbatches,
         microbatch_size=1,
         sequence_length=short,
         gradient_compression="none",
-        saved_activations="packed" if plan.saved_activations == "8-bit" else plan.saved_activations,  # the same bits
+        saved_activations="packed" if plan.saved_activations == "8-bit" else plan.saved_activations,  # packed is exact
     )
     left_out = {
         "compression": plan.gradient_compression != "none",
@@ -123,7 +122,7 @@ def trial_plan(plan: Plan, *, length: int) -> tuple[Plan, tuple[str, ...]]:
 
 
 def run_plan(trial: Trial, mesh: Mesh, *, device: torch.device) -> Outcome:
-    """The trial under its plan, as this rank sees it. All ranks must call."""
+    """Runs the trial under its plan; returns this rank's shards. All ranks must call."""
     train = trial.settings.train
     gradients: dict[str, Tensor] = {}
 
@@ -160,7 +159,7 @@ def run_plan(trial: Trial, mesh: Mesh, *, device: torch.device) -> Outcome:
     return Outcome(
         losses=losses,
         norms=norms,
-        # The last stage's copy of a tied matrix is no parameter of its own.
+        # The last stage's copy of a tied matrix is not a separate parameter.
         gradients={n: LocalShard(g, parameters[n].placement) for n, g in gradients.items() if n in parameters},
         updated=updated,
         parameters=parameters,
@@ -168,7 +167,7 @@ def run_plan(trial: Trial, mesh: Mesh, *, device: torch.device) -> Outcome:
 
 
 def run_plainly(trial: Trial, *, device: torch.device) -> Outcome:
-    """The trial on one device. What it returns lies in the host's memory."""
+    """Runs the trial on one device; returns tensors on the CPU."""
     train, spec = trial.settings.train, trial.spec
     model = build_model(spec, seed=trial.settings.seed, device=device, dtype=torch.float64)
     mine: dict[str, nn.Parameter] = {}
@@ -199,7 +198,7 @@ def run_plainly(trial: Trial, *, device: torch.device) -> Outcome:
 
 
 def backward_by_rows(model: ModelStage, batch: Batch, *, seed: int, step: int) -> float:
-    """The loss of a step, a row at a time; its gradients are added to the parameters'."""
+    """The loss of a step, computed one sequence at a time; accumulates gradients."""
     spec, total, loss = model.spec, batch.weight.double().sum(), 0.0
     for number in range(len(batch)):
         row = torch.tensor([number], device=batch.tokens.device)
@@ -221,8 +220,8 @@ def backward_by_rows(model: ModelStage, batch: Batch, *, seed: int, step: int) -
 
 
 def _loss(model: ModelStage, outputs: tuple[Tensor, ...], batch: Batch) -> Tensor:
-    """The loss by its definition where the model has that of all language models, so that the kernels and splits of the
-    loss are compared too; else the model's own."""
+    """Cross-entropy by its definition for plain language models, so that fused and sharded losses are verified too;
+    otherwise the model's own loss."""
     if type(model).loss is not LanguageModel.loss:
         return model.loss(outputs, batch.targets, batch.weight.double())
     (hidden,) = outputs
@@ -231,7 +230,7 @@ def _loss(model: ModelStage, outputs: tuple[Tensor, ...], batch: Batch) -> Tenso
 
 
 def _batches(settings: Settings, phase: int, plan: Plan) -> list[Batch]:
-    """The beginnings of the first rows of a phase."""
+    """Prefixes of the first sequences of a phase."""
     data = open_data(settings, settings.phases[phase], verify=False, device=torch.device("cpu"))
     places = torch.arange(plan.sequence_length or SHORT)
     with contextlib.closing(data.loader) as loader:
@@ -239,19 +238,19 @@ def _batches(settings: Settings, phase: int, plan: Plan) -> list[Batch]:
 
 
 def _folded(batch: Batch, vocabulary: int) -> Batch:
-    """`batch` with tokens of a vocabulary of this size."""
+    """`batch` with token ids modulo `vocabulary`."""
     return dataclasses.replace(batch, tokens=batch.tokens % vocabulary, targets=batch.targets % vocabulary)
 
 
 def _counting(batch: Batch) -> Batch:
-    """`batch`, or with every token counted where none is: of dialogues the beginnings may all be questions."""
+    """`batch`, with all weights 1 if all are 0: a prefix of a dialogue may contain only the question."""
     if batch.weight.sum() > 0:
         return batch
     return dataclasses.replace(batch, weight=torch.ones_like(batch.weight))
 
 
 def _short(plan: Plan, length: int) -> int:
-    """The longest row of at most `SHORT` tokens that the plan's ranks can share, where there is one."""
+    """The longest sequence length up to `SHORT` that context and sequence parallelism can split, if there is one."""
     halves = 2 if plan.context_method == "ring" else 1
     unit = (plan.context * halves if plan.context > 1 else 1) * (plan.tensor if plan.sequence else 1)
     short = max(unit, SHORT // unit * unit)

@@ -1,4 +1,4 @@
-"""The losses of a run's sequences on their way to the sampler that draws by them."""
+"""Importance sampling: passes the per-sequence losses of a run to its sampler."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from ropewalk.parallel.comm import Group
 from ropewalk.parallel.placement import LocalShard, whole_placement
 
 KIND = "sampler"
-"""What the names of the sampler's tensors in a checkpoint begin with, beside those of the optimizer."""
+"""Prefix of the sampler's tensors in the optimizer section of a checkpoint."""
 
 
 class ByImportance:
-    """Hands the losses of each step to the sampler of `loader` before it draws an epoch or is saved: only then does
-    anything wait for the device. `group` has all ranks, host to host."""
+    """Collects the losses of each step and updates the sampler of `loader` only before an epoch is drawn or a state is
+    saved, so steps need no device synchronization. `group` connects all ranks on the host."""
 
     def __init__(self, loader: Loader, sampler: Sampler, settings: ImportanceSampling, group: Group) -> None:
         self._loader, self._sampler, self._settings, self._group = loader, sampler, settings, group
@@ -34,7 +34,7 @@ class ByImportance:
         loader.before_epoch = self._before_epoch
 
     def after_step(self, losses: Tensor | None, *, first: int, rows: int) -> None:
-        """A step has read `rows` rows from row `first` on, with these mean losses, the same on every rank."""
+        """Records the mean losses (identical on all ranks) of `rows` sequences starting at sequence `first`."""
         assert losses is not None, "the executor was not told that rows are drawn"
         if self._sampler.epoch != self._told:
             self._told = self._sampler.epoch
@@ -42,12 +42,12 @@ class ByImportance:
         self._pending.append((self._sampler.samples_of(first, rows), losses))
 
     def take_drawn(self) -> list[dict[str, float]]:
-        """The epochs that were drawn since the last call."""
+        """Statistics of the epochs drawn since the last call."""
         drawn, self._drawn = self._drawn, []
         return drawn
 
     def state(self) -> dict[str, LocalShard]:
-        """The sampler's arrays as tensors of a checkpoint, of which the first rank writes all."""
+        """The sampler's arrays as checkpoint tensors; rank 0 writes them."""
         self._flush()
         found = {}
         for name, array in self._sampler.state().items():
@@ -58,7 +58,7 @@ class ByImportance:
         return found
 
     def load(self, tensors: Mapping[str, Tensor | LocalShard], position: Mapping[str, Any]) -> None:
-        """Goes on from what `state` and the loader's state gave."""
+        """Restores the sampler from `state` and the loader's state."""
         arrays = {}
         for name in self._sampler.state():
             tensor = tensors[f"{KIND}/{name}"]
@@ -71,7 +71,7 @@ class ByImportance:
         self._pending.clear()
 
     def _before_epoch(self) -> Floats | None:
-        """All losses are in; what several runs find important together, as the first rank sees it now."""
+        """Updates the sampler; with `shared`, combines importances across runs, as read by rank 0."""
         self._flush()
         if not self._settings.shared:
             return None

@@ -29,12 +29,12 @@ from .settings import Settings
 
 @dataclass(frozen=True, slots=True)
 class _Opened:
-    """How a checkpoint is loaded."""
+    """How to load a checkpoint."""
 
     wants: Choose | None
-    """The parts of its tensors that this rank needs; None: all."""
+    """The shards this rank needs; None: all."""
     fill: Fill | None
-    """Takes the tensors as they are read; None: they are kept, to be saved."""
+    """Consumes the tensors as they are read; None: they stay in memory, to be saved."""
 
 
 class PhaseRunner:
@@ -55,18 +55,18 @@ class PhaseRunner:
         self._settings, self._checkpointer, self._device, self._step_hooks = settings, checkpointer, device, step_hooks
         self._stalls, self._mesh = stalls, mesh
         self._world = mesh.world if mesh else alone()
-        # Every phase reads the same files: once is enough.
+        # Every phase reads the same files: verify once.
         self._verifies = settings.load.verify == "open"
         self.at = Position()
         self.running: ActivePhase | None = None
         """The open phase; None when the last one is over."""
 
     def restore(self) -> Path | None:
-        """Continues from the newest whole checkpoint and returns its path, or begins the first phase. All ranks must
+        """Resumes from the newest complete checkpoint and returns its path, or begins the first phase. All ranks must
         call.
 
-        Every rank reads its own shards, one tensor after the other. After the end of a phase these are the shards that
-        the next phase starts with, so the two never need memory at the same time.
+        Every rank reads its own shards, one tensor at a time. After the end of a phase it reads the shards of the next
+        phase, so the states of two phases never share memory.
         """
         with self._checkpointer.search(check=check_weights) as search:
             while head := search.find():
@@ -89,20 +89,20 @@ class PhaseRunner:
         return self._checkpointer.path(state.step)
 
     def advance(self) -> None:
-        """Continues with the next phase; the checkpoint of the last one is durable."""
+        """Starts the next phase from the durable checkpoint of the last one."""
         last = self.at.phase + 1 == len(self._settings.phases)
         self.close()
         if not last:
             self.restore()
 
     def state(self, *, ended: bool = False) -> State:
-        """What a checkpoint of this moment holds; `ended` when the phase is over."""
+        """The state to checkpoint now; `ended` at the end of the phase."""
         assert self.running, "no phase is open"
         return self.running.state(self.at, seed=self._settings.seed, ended=ended)
 
     @property
     def stable_step(self) -> int | None:
-        """The step of the run at which the open phase leaves the stable part of its schedule."""
+        """The step of the run at which the open phase starts its last decay; None for schedules without one."""
         steps = self._settings.phases[self.at.phase].stable_steps
         return None if steps is None else self.at.step - self.at.phase_step + steps
 
@@ -111,13 +111,13 @@ class PhaseRunner:
         if self.running:
             self.running.close()
             self.running = None
-            # Model and executor form a reference cycle: without this, their memory would be held while the next phase
-            # allocates its own.
+            # Model and executor form a reference cycle: without this, their memory stays allocated while the next
+            # phase is built.
             gc.collect()
 
     def _open_for(self, head: State) -> _Opened:
-        """Opens the phase that continues from a checkpoint, if there is one. The end of a phase that is not on disk is
-        saved first: the next phase does not have all of its tensors."""
+        """Opens the phase that continues from a checkpoint, if any. An end of phase that is not durable is saved
+        first, because the next phase reads only some of its tensors."""
         self._check_is_ours(head)
         if self._is_inside(head):
             phase = self._open(head.phase)
@@ -144,13 +144,13 @@ class PhaseRunner:
             mesh=self._mesh,
             packages=self._packages,
         )
-        # Every phase must know what to skip.
+        # With `on_damage = "skip"`, each phase must find the damage to skip.
         self._verifies = self._verifies and self._settings.load.on_damage == "skip"
         self.running = running
         return running
 
     def _is_inside(self, state: State) -> bool:
-        """Whether the phase of a state has steps left: it has not ended, or was extended since."""
+        """Whether the phase of `state` has steps left: not ended, or extended since."""
         if not state.phase_ended:
             return True
         phase, early_stop = self._settings.phases[state.phase], self._settings.train.early_stop
@@ -159,7 +159,7 @@ class PhaseRunner:
         return not has_stopped(state.validation, early_stop) or state.phase_step in phase.schedule.restarts
 
     def _check_is_ours(self, head: State) -> None:
-        """Raises RunConflict unless a checkpoint is of this run's model and seed."""
+        """Raises RunConflict unless the checkpoint has this run's model and seed."""
         if not self._is_ours(head):
             raise RunConflict(
                 f"{step_path(Path('checkpoints'), head.step) / FILE}: this checkpoint is of another model or seed than "
@@ -179,14 +179,14 @@ class PhaseRunner:
 
 
 def _verify(state: State) -> None:
-    """Reads every tensor, which checks it."""
+    """Reads every tensor, which verifies its checksum."""
     for tensors in (state.model, state.optimizer):
         for name in tensors:
             tensors[name]
 
 
 def _share(world: Group, _group: str, _name: str, shape: tuple[int, ...]) -> Placement:
-    """An even share of the first dimension of any tensor of any model."""
+    """An even split along the first dimension, for any tensor."""
     if not shape:
         return whole_placement(shape, first=world.rank == 0)
     return whole_placement(shape).further(0, chunk_sizes(shape[0], world.size), world)

@@ -1,4 +1,4 @@
-"""The phases of a run with every value decided: what each step reads, and what two versions share. No torch."""
+"""Fully resolved phases of a run, and how many steps two versions of a phase share. No torch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .lr_schedule import steady_steps
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PhaseSpec:
-    """One phase with every value decided."""
+    """One fully resolved phase."""
 
     index: int
     name: str
@@ -33,7 +33,7 @@ class PhaseSpec:
     fresh_moments: bool
 
     def rows(self, step: int) -> int:
-        """Full sequences that step `step` of the phase reads."""
+        """Full sequences in step `step` of the phase."""
         return self.batch_ramp.rows(step, self.batch_size) if self.batch_ramp else self.batch_size
 
     def length(self, step: int) -> int:
@@ -42,8 +42,8 @@ class PhaseSpec:
 
     @property
     def stable_steps(self) -> int | None:
-        """Steps before the last decay of `wsd`, whose checkpoint is kept: a longer run continues from it. None for
-        other schedules."""
+        """Steps before the last decay of `wsd`; that checkpoint is kept so that a longer run can continue from it.
+        None for other schedules."""
         if self.schedule.shape != "wsd":
             return None
         begin, steps = self.schedule.cycles(self.steps)[-1]
@@ -51,7 +51,7 @@ class PhaseSpec:
         return begin + stable if stable else None
 
     def tokens(self, steps: int) -> int:
-        """Tokens that the first `steps` steps read."""
+        """Tokens in the first `steps` steps."""
         return _rows_before(self.batch_ramp, self.batch_size, steps) * self.sequence_length
 
     def seed(self, run: int) -> int:
@@ -60,13 +60,13 @@ class PhaseSpec:
 
 
 def phases_of(train: Train, *, sequence_length: int) -> tuple[PhaseSpec, ...]:
-    """The phases of a run; `sequence_length` is that of phases without their own."""
+    """The phases of a run; `sequence_length` is the default of phases without their own."""
     phases = train.phases or (Phase(steps=train.total_steps),)
     return tuple(_decided(phase, index, train, sequence_length) for index, phase in enumerate(phases))
 
 
 def length_problems(train: Train, *, sequence_length: int) -> Iterator[tuple[str, str]]:
-    """(key below `[train]`, what is wrong and what to do) for ramps that do not fit the sequence length."""
+    """(key below `[train]`, problem and remedy) of length ramps that do not fit the sequence length."""
     for phase in phases_of(train, sequence_length=sequence_length):
         ramp, full = phase.length_ramp, phase.sequence_length
         times = full // ramp.from_length if ramp else 1
@@ -80,7 +80,7 @@ def length_problems(train: Train, *, sequence_length: int) -> Iterator[tuple[str
 
 
 def same_phase(one: PhaseSpec, other: PhaseSpec) -> bool:
-    """Whether two phases train the same; names do not matter."""
+    """Whether two phases train identically; names are ignored."""
     return same_but_steps(one, other) and _cycles(one) == _cycles(other)
 
 
@@ -90,11 +90,11 @@ def same_but_steps(one: PhaseSpec, other: PhaseSpec) -> bool:
 
 
 def common_steps(one: PhaseSpec, other: PhaseSpec) -> int:
-    """The number of first steps in which two phases train the same."""
+    """The number of initial steps in which two phases train identically."""
     if same_phase(one, other):
         return one.steps
     if not same_but_steps(one, other) or any(share.end_weight is not None for share in (*one.mixture, *other.mixture)):
-        return 0  # shares that change over the phase differ from the first step on
+        return 0  # mixture weights that change linearly differ from the first step on
     common = 0
     for (begin, steps, warmup), (_, others, others_warmup) in zip(_cycles(one), _cycles(other), strict=False):
         if warmup != others_warmup:
@@ -107,7 +107,7 @@ def common_steps(one: PhaseSpec, other: PhaseSpec) -> int:
 
 
 def _decided(phase: Phase, index: int, train: Train, sequence_length: int) -> PhaseSpec:
-    # How a run begins concerns the first phase only; a later ramp or start must be written in its phase.
+    # The run's ramps and start apply to the first phase only; later phases set their own.
     first = index == 0
     return PhaseSpec(
         index=index,
@@ -136,7 +136,7 @@ def _rows_before(ramp: BatchRamp | None, batch_size: int, steps: int) -> int:
 
 @functools.lru_cache(maxsize=16)
 def _ramped_rows(ramp: BatchRamp, batch_size: int) -> tuple[int, ...]:
-    """Rows that the first 0, 1, ... `over_steps` steps read."""
+    """Cumulative sequences after 0, 1, ... `over_steps` steps."""
     sums = [0]
     for step in range(ramp.over_steps):
         sums.append(sums[-1] + ramp.rows(step, batch_size))
@@ -144,7 +144,7 @@ def _ramped_rows(ramp: BatchRamp, batch_size: int) -> tuple[int, ...]:
 
 
 def _kind(phase: PhaseSpec) -> PhaseSpec:
-    """A phase without its steps, and without its mixture, which may change at any step."""
+    """A phase without its steps and without its mixture, which may change at any step."""
     schedule = dataclasses.replace(phase.schedule, warmup_steps=None, restarts=())
     return dataclasses.replace(phase, name="", steps=0, mixture=(), schedule=schedule)
 

@@ -1,6 +1,6 @@
-"""What `--verify` compares of a model that does not fit: fewer layers, then fewer heads of the same size. No torch.
+"""Reduced models for `--verify` when the whole model does not fit: fewer layers, then fewer heads of the same size.
 
-The plan keeps its degrees, its stages and every other setting, so that the same collectives run.
+The plan keeps its degrees, stages and settings, so the same collectives run. No torch.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from ropewalk.plan.plan import PhasePlan, Plan
 from ropewalk.plan.stage_split import split_layers
 
 LAYERS_PER_STAGE = 2
-"""Of a model with fewer layers, where they fit: one follows another inside a stage too."""
+"""Of a reduced model, if they fit: two consecutive layers in one stage are verified too."""
 LEAST_VOCABULARY = 64
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Candidate:
-    """A model that may be compared, under the plan of its phase."""
+    """A model to verify under the plan of its phase."""
 
     planned: PhasePlan
     compared: str
-    """What part of the whole model it is, in words."""
+    """The compared part of the model, in words."""
 
 
 def candidates(planned: PhasePlan) -> Iterator[Candidate]:
-    """The whole model, then smaller and smaller ones that the plan's ranks can share."""
+    """The whole model, then ever smaller ones that the plan can shard."""
     yield Candidate(planned=planned, compared="the whole model")
     spec, stages = planned.spec, planned.plan.pipeline * planned.plan.chunks
     counts = [per * stages for per in range(LAYERS_PER_STAGE, 0, -1) if per * stages < spec.layers]
@@ -44,8 +44,8 @@ def candidates(planned: PhasePlan) -> Iterator[Candidate]:
 
 
 def narrower(spec: Spec, plan: Plan, share: int) -> Spec:
-    """A model of about a `share`-th of the heads, hidden features and vocabulary of `spec`, as the plan allows;
-    the size of a head stays."""
+    """A model with about 1/`share` of the heads, MLP width and vocabulary of `spec` that the plan can shard; the head
+    size is unchanged."""
     unit = plan.tensor
     for kv_heads in range(max(unit, spec.kv_heads // share // unit * unit), spec.kv_heads + 1, unit):
         heads = kv_heads * (spec.heads // spec.kv_heads)
@@ -64,7 +64,7 @@ def narrower(spec: Spec, plan: Plan, share: int) -> Spec:
 
 
 def _multiples(whole: int, unit: int, share: int) -> Iterator[int]:
-    """Multiples of `unit` from a `share`-th of `whole` up, then `whole`."""
+    """Multiples of `unit` from `whole` / `share` up, then `whole`."""
     yield from range(max(unit, whole // share // unit * unit), whole, unit)
     yield whole
 
@@ -72,11 +72,11 @@ def _multiples(whole: int, unit: int, share: int) -> Iterator[int]:
 def _planned(planned: PhasePlan, spec: Spec) -> PhasePlan:
     trained = planned.trained
     if trained is not None:
-        # The first layers stand for the first ones of the whole model, the others for its last ones.
+        # The first half of the layers maps to the first layers of the whole model, the rest to its last ones.
         first = -(-spec.layers // 2)
         moved = planned.spec.layers - spec.layers
         names = {name: _name_in_whole(name, first, moved) for name in spec.shapes()}
-        # None where all that is trained lies between: then everything is.
+        # If no trained parameter maps, all are trained.
         trained = tuple(name for name, there in names.items() if there in trained) or None
     return dataclasses.replace(planned, spec=spec, plan=_relaid(planned.plan, spec), trained=trained)
 
@@ -89,7 +89,7 @@ def _name_in_whole(name: str, first: int, moved: int) -> str:
 
 
 def _relaid(plan: Plan, spec: Spec) -> Plan:
-    """`plan` with the layers of `spec` dealt to its stages."""
+    """`plan` with the layers of `spec` assigned to its pipeline stages."""
     if plan.pipeline == 1 or sum(map(len, plan.stages)) == spec.layers:
         return plan
     return dataclasses.replace(plan, stages=split_layers(spec, plan.pipeline * plan.chunks))

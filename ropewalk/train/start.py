@@ -1,8 +1,6 @@
-"""Weights that a phase does not begin from scratch with: those of the phase before, of a checkpoint, of a Hugging Face
-directory.
+"""Initial weights of a phase: from the previous phase, a checkpoint or a Hugging Face directory.
 
-Every rank reads the parts that it holds, one tensor at a time: nobody needs room for more than its own state and one
-tensor, however large the model is.
+Every rank reads its own shards, one tensor at a time: peak memory is a rank's state plus one tensor.
 """
 
 from __future__ import annotations
@@ -32,13 +30,13 @@ from ropewalk.parallel.placement import Choose, LocalShard, Placement
 def load_start(
     place: str, spec: Spec, tokenizer: bytes, *, seed: int, choose: Choose, load: Callable[[Tensors], None]
 ) -> str:
-    """Gives `load` the weights of the checkpoint or Hugging Face directory at `place`, as a model of `spec` has them,
-    and returns where exactly they were; raises UserError unless they fit it and its `tokenizer`.
+    """Loads the weights at `place` (checkpoint or Hugging Face directory) into a model of `spec` through `load`;
+    returns the exact path. Raises UserError if the model or its tokenizer does not match.
 
-    The parts that `choose` names are read when `load` asks for them. New adapters are filled from `seed`.
+    Shards selected by `choose` are read lazily. New adapters are initialized from `seed`.
     """
     hugging_face = (Path(place) / CONFIG).is_file()
-    # Another run may be training where this one starts from.
+    # Leased: another run may be training there and would delete old checkpoints.
     with contextlib.nullcontext(Path(place)) if hugging_face else leased(Path(place)) as path:
         source = _open_directory(path) if hugging_face else _open_checkpoint(path)
         _check(source, spec, tokenizer)
@@ -52,8 +50,8 @@ def load_start(
 
 
 class Carrying:
-    """How the state of a model of `before` becomes the part of one of `after` that a rank holds, as `choose` says:
-    adapters that it lacks are merged, new ones do nothing yet. Adapters of the same kind go on."""
+    """Converts this rank's shards (`choose`) of a model of spec `before` to spec `after`: merges LoRA adapters that
+    `after` lacks, initializes new ones to a zero update, keeps adapters of the same rank, alpha and targets."""
 
     def __init__(self, before: Spec, after: Spec, choose: Choose, *, seed: int) -> None:
         self._before, self._after, self._choose, self._seed = before, after, choose, seed
@@ -62,7 +60,7 @@ class Carrying:
         self._fresh = set() if same else set(adapter_names(after))
 
     def wants(self, group: str, name: str, shape: tuple[int, ...]) -> Placement | None:
-        """Which part of a tensor of the state before this rank needs."""
+        """The placement of the tensor of the previous state that this rank reads; None: not read."""
         parameter = name.split("/", 1)[-1]
         part, _, kind = parameter.rpartition(".")
         if kind not in ("lora_a", "lora_b") or not (self._fresh or self._merged):
@@ -72,21 +70,20 @@ class Carrying:
         return self._adapter_cut(part, kind, shape)
 
     def weights(self, weights: Tensors) -> Tensors:
-        """The weights of a model of `before`, read by `wants`, as one of `after` has them."""
+        """The previous weights, read with `wants`, converted to `after`."""
         return weights if not (self._fresh or self._merged) else _Carried(self, weights)
 
     def moments(self, moments: Tensors) -> Tensors:
-        """What an optimizer knows of parameters that are trained before and after. The guard starts anew: other data
-        have other losses."""
+        """The optimizer state to keep. Loss statistics of the guard are reset: the data distribution changes."""
         kept = [key for key in moments if key.split("/", 1)[0] not in ("guard", "compression", "sampler")]
         return _Some(moments, kept)
 
     def names(self) -> list[str]:
-        """The parameters of which this rank holds a part."""
+        """Names of the parameters with a shard on this rank."""
         return [name for name, shape in self._after.shapes().items() if self._choose("model", name, shape)]
 
     def part(self, name: str, weights: Tensors) -> Tensor | LocalShard:
-        """This rank's part of one parameter."""
+        """This rank's shard of one parameter."""
         shape = self._after.shapes()[name]
         placement, (part, _, kind) = self._choose("model", name, shape), name.rpartition(".")
         assert placement, f"{name}: not of this rank"
@@ -99,7 +96,7 @@ class Carrying:
         return LocalShard(with_adapter(_local(found), a, b, self._before), placement)
 
     def _adapter_cut(self, part: str, kind: str, shape: tuple[int, ...]) -> Placement | None:
-        """Of the factors of B A, the columns of A and the rows of B that a part of their product needs."""
+        """The columns of A or the rows of B needed for a shard of the product B A."""
         name = f"{part}.weight"
         placement = self._choose("model", name, self._after.shapes()[name])
         dim = 1 if kind == "lora_a" else 0
@@ -109,7 +106,7 @@ class Carrying:
 
 
 class _Carried(Mapping[str, Tensor | LocalShard]):
-    """The weights of a `Carrying`, made when they are asked for."""
+    """The converted weights of a `Carrying`, computed lazily."""
 
     def __init__(self, carrying: Carrying, weights: Tensors) -> None:
         self._carrying, self._weights = carrying, weights
@@ -129,7 +126,7 @@ class _Carried(Mapping[str, Tensor | LocalShard]):
 
 
 class _Some(Mapping[str, Tensor | LocalShard]):
-    """Some tensors of a state, read when they are asked for."""
+    """A lazily read subset of the tensors of a state."""
 
     def __init__(self, tensors: Tensors, names: list[str]) -> None:
         self._tensors, self._names = tensors, names
@@ -146,13 +143,13 @@ class _Some(Mapping[str, Tensor | LocalShard]):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Source:
-    """A model to start from."""
+    """A model to initialize from."""
 
     path: Path
     spec: Spec
     tokenizer: bytes
     weights: Callable[[Choose], Tensors]
-    """The parts that are chosen, read when they are asked for."""
+    """The selected shards, read lazily."""
 
 
 def _open_directory(path: Path) -> _Source:
@@ -181,7 +178,7 @@ def _open_checkpoint(path: Path) -> _Source:
 
 
 class _OfDirectory(Mapping[str, Tensor | LocalShard]):
-    """The chosen parts of the weights of a Hugging Face directory, read when they are asked for."""
+    """The selected shards of the weights of a Hugging Face directory, read lazily."""
 
     def __init__(self, weights: Imported, choose: Choose) -> None:
         self._weights = weights
@@ -203,8 +200,8 @@ class _OfDirectory(Mapping[str, Tensor | LocalShard]):
 
 
 def _check(source: _Source, spec: Spec, tokenizer: bytes) -> None:
-    """Refuses a model that `spec` or the tokenizer of the run does not fit."""
-    # Adapters come and go; a row may have any length up to that of learned positions.
+    """Raises UserError if the model or tokenizer of `source` does not match the run."""
+    # Adapters may differ; sequence length may differ unless positions are learned.
     free = {*CHANGEABLE, "sequence_length", "lora_rank", "lora_alpha", "lora_targets"}
     there, here = (dataclasses.asdict(one) | {"positions": one.learned_positions} for one in (source.spec, spec))
     other = [
@@ -229,6 +226,6 @@ def _local(tensor: Tensor | LocalShard) -> Tensor:
 
 
 def _means(source: _Source, tokenizer: bytes) -> bool:
-    from ropewalk.prepare.foreign import same_meaning  # a worker that starts from scratch does without
+    from ropewalk.prepare.foreign import same_meaning  # imported here: not needed when training from scratch
 
     return same_meaning(source.tokenizer, tokenizer, path=source.path / TOKENIZER, vocabulary=source.spec.vocabulary)

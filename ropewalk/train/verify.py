@@ -1,8 +1,7 @@
-"""`train --verify`: a run's own model under its own plan beside one device, for a few steps in float64.
+"""`train --verify`: compares a run's parallel plan with one device, over a few steps in float64.
 
-The first rank computes the plain side before all of them run the plan; then it shows its numbers to the others,
-parameter by parameter, and each looks how far its part is away. So nobody holds more than the plan and one parameter
-asks for, and a difference is known by rank.
+Rank 0 runs the single-device reference first, then all ranks run the plan. Rank 0 broadcasts the reference one
+parameter at a time and every rank compares its shard: extra memory is one parameter, and errors are located by rank.
 """
 
 from __future__ import annotations
@@ -38,27 +37,25 @@ from .settings import VERDICT, Settings, read_settings
 
 FORMAT = 1
 LIMITS = {"loss": 1e-10, "grad_norm": 1e-10, "gradient": 1e-12, "update": 1e-10, "parameter": 1e-10}
-"""Greatest differences that are rounding, in units of max(1, the largest of their kind on one device). Sums of n
-numbers in another order differ by about sqrt(n) * 1e-16, once more in every layer; AdamW divides a gradient by its own
-size, and so lets the rounding of very small ones grow, and figures of later steps follow the parameters. Of 6 layers
-of width 256 on two tensor ranks: 3e-16, 1e-13, 3e-16, 1e-13, 2e-12. Mistakes are larger by many orders;
-`tests/train/test_verify.py` makes some."""
+"""Tolerances for rounding, in units of max(1, the largest value of the same kind on one device). Reordering a sum of n
+terms changes it by about sqrt(n) * 1e-16, and by more per layer. AdamW divides a gradient by its own magnitude, which
+amplifies the rounding of tiny gradients; later steps inherit it. Measured with 6 layers of width 256 on two tensor
+ranks: 3e-16, 1e-13, 3e-16, 1e-13, 2e-12. Bugs are orders of magnitude larger (`tests/train/test_verify.py`)."""
 WAIT_S = 3600.0
-"""How long the others wait for the first rank's plain side."""
+"""Timeout of the other ranks while rank 0 runs the reference."""
 
 NOT_HERE = -1.0
-"""In a table of differences: this rank holds nothing of the parameter."""
+"""In a table of differences: the rank holds no shard of the parameter."""
 KINDS = {"gradient": "gradients", "update": "updated", "parameter": "parameters"}
-"""What is compared of every parameter, and which field of an outcome has it."""
+"""Compared tensors of every parameter, and their field in `Outcome`."""
 FIGURES = ("loss", "grad_norm")
 
 
 def verify(run: Path, *, progress: Progress | None = None, memory_bytes: int | None = None) -> dict[str, Any]:
-    """Whether the plan of the run in directory `run` computes what one device does: the verdict, also written to
-    `verify.json` (docs/formats.md). All ranks must call, and get the same; the run itself stays as it is.
+    """Checks that the plan of the run directory `run` computes the same as one device; writes and returns the verdict
+    (`verify.json`, docs/formats.md). All ranks must call and get the same verdict; the run itself is not changed.
 
-    A model that does not fit the free memory of the first rank, or `memory_bytes`, is compared in part
-    (train/reduced.py)."""
+    A model that exceeds the free memory of rank 0, or `memory_bytes`, is reduced (train/reduced.py)."""
     settings, place, progress = read_settings(run), ranks(), progress or Silent()
     plan = settings.planned.phases[0].plan
     device = pick_device(plan, place)
@@ -98,14 +95,14 @@ def verify(run: Path, *, progress: Progress | None = None, memory_bytes: int | N
 
 @dataclass(frozen=True, slots=True)
 class PinnedBuffer:
-    """Bytes that the first rank may take."""
+    """Memory budget of rank 0, in bytes."""
 
     device: int
     host: int
 
 
 def room_for(device: torch.device, memory_bytes: int | None = None) -> PinnedBuffer:
-    """What is free where the first rank is, at most `memory_bytes`."""
+    """Free memory of rank 0, at most `memory_bytes`."""
     host = available_memory()
     there = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else host
     return PinnedBuffer(*(free if memory_bytes is None else min(free, memory_bytes) for free in (there, host)))
@@ -114,7 +111,7 @@ def room_for(device: torch.device, memory_bytes: int | None = None) -> PinnedBuf
 def choose_candidate(
     settings: Settings, phase: int, room: PinnedBuffer, *, local_world: int, progress: Progress
 ) -> int:
-    """The number of the largest model that fits, twice and in float64; says so where that is not the whole one."""
+    """The index of the largest candidate whose reference and plan fit in float64; reports a reduced model."""
     optimizer = OPTIMIZERS[settings.train.optimizer.kind].costs
     on_gpu = settings.planned.phases[phase].plan.device == "cuda"
     whole = 0
@@ -142,16 +139,16 @@ def _memory_of(planned: PhasePlan, optimizer: OptimizerCosts, *, local_world: in
         for again in ("none", plan.recompute)
     )
     rank = of_rank(whole, plan, spec, trained=planned.trained) if plan.world > 1 else whole
-    # With gradients of the first step and parameters after it; on the plain side also those at the end.
+    # Plus gradients of step 1 and parameters after it; the reference also keeps the final parameters.
     of_ranks = rank.total + rank.gradients + rank.weights
-    # Twice: numbers of eight bytes instead of four.
+    # Twice: float64 instead of float32.
     if plan.device == "cuda":
         return 2 * max(single.total, of_ranks)
     return _left_by_plain_side(planned, optimizer) + 2 * max(single.total, of_ranks * local_world)
 
 
 def _left_by_plain_side(planned: PhasePlan, optimizer: OptimizerCosts) -> int:
-    """Bytes of its gradients, and of its parameters after the first and the last step."""
+    """Bytes kept by the reference: gradients, and parameters after the first and the last step."""
     _, spec = _short_trial(planned)
     single = memory(spec, rows=1, precision="fp32", optimizer=optimizer, trained=planned.trained, recompute="none")
     return 2 * (single.gradients + 2 * single.weights)
@@ -164,7 +161,7 @@ def _short_trial(planned: PhasePlan) -> tuple[Plan, Spec]:
 
 
 def _different(settings: Settings) -> list[int]:
-    """The phases that compute something else than those before them."""
+    """Phases that differ in model, plan or trained parameters from all earlier ones."""
     seen = set()
     found = []
     for phase, planned in enumerate(settings.planned.phases):
@@ -191,7 +188,7 @@ def _verify_phase(trial: Trial, mesh: Mesh, *, device: torch.device, progress: P
 
 
 def _differences(trial: Trial, outcome: Outcome, plain: Outcome | None, mesh: Mesh) -> Tensor:
-    """How far every rank's parts are from the whole tensors that the first one has: rank, parameter, kind."""
+    """Maximum absolute difference to the reference on rank 0, by rank, parameter and kind."""
     away = torch.full((len(trial.names), len(KINDS)), NOT_HERE, dtype=torch.float64)
     shapes = trial.spec.shapes()
     for number, name in enumerate(trial.names):
@@ -208,10 +205,7 @@ def _differences(trial: Trial, outcome: Outcome, plain: Outcome | None, mesh: Me
 
 
 def _verdict(trial: Trial, plain: Outcome, figures_RFS: Tensor, away_RPK: Tensor) -> dict[str, Any]:
-    """What to say of a phase.
-
-    Shapes: R ranks, F figures, S steps, P parameters, K kinds of tensors.
-    """
+    """The verdict on one phase. Shapes: R ranks, F figures, S steps, P parameters, K kinds of tensors."""
     true_FS = torch.tensor([plain.losses, plain.norms], dtype=torch.float64)
     beside_RF = (figures_RFS - true_FS).abs().amax(2) / true_FS.abs().amax(1).clamp(min=1.0)
     beside_RF = beside_RF.nan_to_num(nan=math.inf)
@@ -232,8 +226,8 @@ def _verdict(trial: Trial, plain: Outcome, figures_RFS: Tensor, away_RPK: Tensor
 
 
 def _wrong(trial: Trial, beside_RF: Tensor, away_RPK: Tensor) -> Iterator[dict[str, Any]]:
-    """What is more than rounding, in the order in which one thing follows from another: gradients of the first step,
-    parameters after it, those at the end, figures of the steps; each in the order of the model."""
+    """Differences above the limits, in causal order: gradients of step 1, parameters after step 1, final parameters,
+    then loss and norm; each in model order."""
     for kind, what in enumerate(KINDS):
         for number, name in enumerate(trial.names):
             away_R = away_RPK[:, number, kind]
@@ -246,7 +240,7 @@ def _wrong(trial: Trial, beside_RF: Tensor, away_RPK: Tensor) -> Iterator[dict[s
 
 
 def _worst(away_R: Tensor, limit: float) -> dict[str, Any]:
-    """The rank that is farthest away, and all that are too far. None where no rank has anything."""
+    """The rank with the largest difference and all ranks above `limit`; None if no rank holds the parameter."""
     if away_R.max() < 0:
         return {"difference": None, "rank": None, "ranks": []}
     rank, too_far = int(away_R.argmax()), (away_R > limit).nonzero()[:, 0]
@@ -265,5 +259,5 @@ def _distance(held: Tensor, true: Tensor) -> float:
 
 
 def _number(value: float) -> float | str:
-    """JSON has no infinity."""
+    """`value` for JSON, which has no infinity."""
     return max(0.0, value) if math.isfinite(value) else "inf"

@@ -1,4 +1,4 @@
-"""Gradients travel in buckets: which parameters share one, when it starts, and in which order terms are added up."""
+"""Gradient buckets: which parameters share a bucket, when its reduction starts, and in which order terms are summed."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import Generic, Protocol, TypeVar
 from torch import Tensor
 
 UNDER_WAY = 2
-"""Most buckets that are under way where somebody waits for their ends: one that travels and one that is being filled.
-What is under way holds memory, and what has not ended is not final."""
+"""Maximum buckets in flight when final gradients are awaited: one in transit and one being filled. Buckets in flight
+hold memory, and their gradients are not final."""
 
 Final = Callable[[Collection[str]], None]
-"""Told the names of parameters whose gradients are those of the global batch."""
+"""Called with the names of parameters whose gradients are those of the global batch."""
 
 
 class Awaited(Protocol):
-    """What is complete when nothing is missing."""
+    """Complete when `missing` is empty."""
 
     missing: set[str]
 
@@ -27,11 +27,11 @@ Bucket = TypeVar("Bucket", bound=Awaited)
 
 
 def fused(parameters: Mapping[str, Tensor], bucket_bytes: int) -> list[list[str]]:
-    """The names of `parameters` in buckets of at least `bucket_bytes`, last ones first: as gradients arrive.
+    """Groups the names of `parameters` into buckets of at least `bucket_bytes`, last ones first: as gradients arrive.
 
-    A bucket is full when it has reached that size, as in torch's DDP. With an upper bound instead, matrices of 17 MB
-    travel alone under the default of 25 MiB: twice the messages, and 0.90 of DDP's speed instead of 1.01 (350M
-    parameters, two ranks over sockets, benchmarks/nccl.py).
+    The size is a lower bound, as in torch's DDP. With an upper bound, matrices of 17 MB are sent alone under the
+    default of 25 MiB: twice the messages, and 0.90 of DDP's speed instead of 1.01 (350M parameters, two ranks over
+    sockets, benchmarks/nccl.py).
     """
     buckets: list[list[str]] = []
     held = bucket_bytes
@@ -47,8 +47,8 @@ def fused(parameters: Mapping[str, Tensor], bucket_bytes: int) -> list[list[str]
 def when_accumulated(weight: Tensor, tell: Callable[[str], None], name: str) -> None:
     """Calls the method `tell` with `name` whenever the backward pass has completed the gradient of `weight`.
 
-    The method's owner is held weakly: a weight keeps its hooks where Python's collector does not look, and an owner
-    that holds the weight would never be freed, nor would its process groups and their threads.
+    The method's owner is held weakly: Python's collector does not see a weight's hooks, so an owner that holds the
+    weight would never be freed, nor would its process groups and their threads.
     """
     method = weakref.WeakMethod(tell)
 
@@ -61,7 +61,7 @@ def when_accumulated(weight: Tensor, tell: Callable[[str], None], name: str) -> 
 
 
 class InOrder(Generic[Bucket]):
-    """Starts what is complete, in the same order on every rank: a later bucket waits for the ones before it."""
+    """Starts complete buckets in the same order on every rank: a bucket waits for those before it."""
 
     def __init__(self, start: Callable[[Bucket], None]) -> None:
         self._start = start
@@ -69,11 +69,11 @@ class InOrder(Generic[Bucket]):
         self._ordered = True
 
     def reset(self, buckets: Sequence[Bucket], *, ordered: bool = True) -> None:
-        """All of `buckets` are to come; not `ordered` where they get complete in the same order on every rank."""
+        """Resets to `buckets`; with `ordered=False`, they complete in the same order on every rank anyway."""
         self._waiting, self._ordered = list(buckets), ordered
 
     def look(self) -> None:
-        """Something has arrived."""
+        """Starts the buckets that have become complete."""
         if self._ordered:
             while self._waiting and not self._waiting[0].missing:
                 self._start(self._waiting.pop(0))
@@ -83,13 +83,13 @@ class InOrder(Generic[Bucket]):
                 self._start(bucket)
 
     def flush(self) -> None:
-        """Nothing more arrives: starts the rest."""
+        """Starts all remaining buckets."""
         while self._waiting:
             self._start(self._waiting.pop(0))
 
 
 class BinaryCounter:
-    """Adds up terms as a balanced binary tree over their order, holding log2 n of them: as a counter carries bits."""
+    """Sums terms as a balanced binary tree over their order, holding log2 n partial sums, as a counter carries bits."""
 
     def __init__(self) -> None:
         self._levels: list[Tensor | None] = []
@@ -103,7 +103,7 @@ class BinaryCounter:
         self._levels.append(term)
 
     def total(self) -> Tensor:
-        """The sum; begins anew."""
+        """Returns the sum and resets."""
         held = [level for level in self._levels if level is not None]
         self._levels = []
         return functools.reduce(lambda low, high: high + low, held)

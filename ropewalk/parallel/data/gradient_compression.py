@@ -1,4 +1,4 @@
-"""Gradient compression for replicas: gradients are all-reduced as they are, rounded, or as low-rank factors."""
+"""Gradient compression for replicas: all-reduces gradients unchanged, rounded, or as low-rank factors."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from ..comm import Pending
 
 
 class Summing(Protocol):
-    """Adds up a tensor over ranks, in place; a `Group` is one."""
+    """Sums a tensor over ranks, in place; a `Group` is one."""
 
     def start_all_reduce(self, x: Tensor) -> Pending:
-        """Begins; `x` is not to be touched before the end."""
+        """Starts the all-reduce; `x` must not be touched before its end."""
 
 
 class Compressor(Protocol):
-    """How a bucket of gradients is added up over replicas. All of them must start the same buckets in the same order,
-    and wait for them in that order."""
+    """Sums a bucket of gradients over replicas. All replicas must start the same buckets in the same order, and wait
+    for them in that order."""
 
     def start(self, bucket: Tensor, parts: Mapping[str, Tensor]) -> Pending:
-        """Begins to sum flat `bucket`, of which `parts` are views in the shapes of the parameters, in place."""
+        """Starts to sum flat `bucket` in place; `parts` are its views in the shapes of the parameters."""
 
 
 def make_compressor(plan: Plan, summing: Summing, *, seed: int) -> Compressor:
-    """The compressor that `plan` asks for."""
+    """Returns the compressor that `plan` selects."""
     match plan.gradient_compression:
         case "none":
             return Plain(summing)
@@ -43,7 +43,7 @@ def make_compressor(plan: Plan, summing: Summing, *, seed: int) -> Compressor:
 
 
 class Plain:
-    """Gradients as they are."""
+    """No compression."""
 
     def __init__(self, summing: Summing) -> None:
         self._summing = summing
@@ -53,9 +53,9 @@ class Plain:
 
 
 class RoundedGradients:
-    """Gradients rounded to `dtype`, and added up in it: half the bytes of float32.
+    """Gradients rounded to `dtype` and summed in it: half the bytes of float32.
 
-    What exceeds float16 (65504) becomes infinite, so that the guard leaves the step out; what lies below 6e-8 becomes
+    Values beyond float16's range (65504) become infinite, so that the guard skips the step; values below 6e-8 become
     0. bfloat16 has the range of float32 and 8 bits of precision.
     """
 
@@ -69,24 +69,24 @@ class RoundedGradients:
 
 
 class PowerSgd:
-    """Each matrix as the product of two factors of `rank` columns (Vogels et al. 2019, algorithms 1 and 2).
+    """PowerSGD (Vogels et al. 2019, algorithms 1 and 2): sends each matrix as two factors of `rank` columns.
 
-    One step of a power iteration, begun where the last one ended, finds the columns: P spans the sum of the ranks'
-    matrices times Q, and every matrix is projected on it. What the projection loses is added to the next gradient of
-    the rank that lost it, so that late is all it is: over any number of steps what was applied and what is still owed
-    make up the gradients. Vectors, and matrices whose factors would be no smaller, travel as they are. A x B becomes
-    `rank` (A + B) numbers, in two messages per bucket. The second leaves when the next bucket has sent its first, so
-    that both travel during the backward pass; only the last bucket's second message is left to `wait` for. On a GPU the
-    compute stream waits for the first message, which then has had the time of a whole bucket.
+    One step of power iteration, warm-started from the last, finds the columns: P spans the sum of the ranks' matrices
+    times Q, and every matrix is projected on it. Error feedback adds the projection error to the same rank's next
+    gradient: over any number of steps, applied updates and remaining errors sum to the gradients. Vectors, and matrices
+    whose factors would be no smaller, are sent uncompressed. A x B becomes `rank` (A + B) numbers, in two messages per
+    bucket. The second starts once the next bucket's first is sent, so that both overlap with the backward pass; only
+    the last bucket's second message is exposed in `wait`. On a GPU the compute stream waits for the first message,
+    which by then has had the time of a whole bucket.
 
-    Takes gradients of one scale: loss scaling would have to rescale what is owed. Price: a float32 number a parameter.
+    Needs a constant gradient scale: loss scaling would have to rescale the errors. Price: one float32 per parameter.
     """
 
     def __init__(self, summing: Summing, *, rank: int, seed: int) -> None:
         self._summing, self._rank, self._seed = summing, rank, seed
         self._newest: _LowRank | None = None
         self.state: dict[str, Tensor] = {}
-        """What a checkpoint keeps: `error/parameter`, of this rank alone, and `factor/parameter`, the same on all."""
+        """Checkpointed state: `error/parameter`, per rank, and `factor/parameter`, the same on all ranks."""
 
     def start(self, bucket: Tensor, parts: Mapping[str, Tensor]) -> Pending:
         low = {name: part for name, part in parts.items() if self._is_worth_it(part)}
@@ -108,7 +108,7 @@ class PowerSgd:
             part = this.low[name]
             lost = part - basis @ mine.mT
             torch.matmul(basis, factor.mT, out=part)
-            # An infinite gradient makes the guard leave the step out; it is not owed.
+            # The guard skips the step of an infinite gradient; its error is dropped.
             sound = torch.isfinite(factor).all()
             before = self.state.get(f"error/{name}", torch.zeros_like(lost))
             self.state[f"error/{name}"] = torch.where(sound, lost, before)
@@ -118,9 +118,9 @@ class PowerSgd:
         return part.dim() == 2 and self._rank * sum(part.shape) < part.numel()
 
     def _factor(self, name: str, part: Tensor) -> Tensor:
-        """Q of the last step; at first drawn, the same on all ranks."""
+        """Returns Q of the last step; the first is random, the same on all ranks."""
         if f"factor/{name}" not in self.state:
-            # On the host: every device draws differently.
+            # Drawn on the host: generators differ between devices.
             draw = torch.Generator().manual_seed(seed_for(self._seed, "powersgd", name))
             first = torch.randn(part.shape[1], self._rank, generator=draw, dtype=torch.float64)
             self.state[f"factor/{name}"] = first.to(part)
@@ -128,7 +128,7 @@ class PowerSgd:
 
 
 class _LowRank:
-    """A bucket under way: its first message, `plain` gradients and `spans`, and its second, the factors."""
+    """A bucket in flight: its first message, `plain` gradients and `spans`, and its second, the factors."""
 
     def __init__(self, summing: Summing, low: Mapping[str, Tensor], plain: list[Tensor], spans: list[Tensor]) -> None:
         self._summing, self.low = summing, low
@@ -140,7 +140,7 @@ class _LowRank:
         self._second: Pending | None = None
 
     def send_factors(self) -> None:
-        """Waits for the first message, and starts the second unless that was done."""
+        """Waits for the first message and starts the second; no-op if started."""
         if self._first is None:
             return
         _part(self._whole, self._first.wait())
@@ -151,7 +151,7 @@ class _LowRank:
             self._second = self._summing.start_all_reduce(_joined(self._mine))
 
     def factors(self) -> dict[str, tuple[Tensor, Tensor, Tensor]]:
-        """(basis, this rank's factor, the sum of all ranks' factors) of each matrix."""
+        """Returns (basis, this rank's factor, the sum of all ranks' factors) of each matrix."""
         self.send_factors()
         if self._second is None:
             return {}
@@ -165,7 +165,7 @@ def _joined(tensors: list[Tensor]) -> Tensor:
 
 
 def _part(tensors: list[Tensor], flat: Tensor) -> None:
-    """The inverse of `_joined`, in place."""
+    """Inverts `_joined`, in place."""
     pieces = flat.split([tensor.numel() for tensor in tensors])
     for tensor, piece in zip(tensors, pieces, strict=True):
         tensor.copy_(piece.view_as(tensor))

@@ -1,7 +1,7 @@
-"""Groups of parameters, each reduced over its own ranks.
+"""Parameter groups, each with its own reducer over its own ranks.
 
-All parameters of a dense model have the same ranks. Parameters of which ranks hold different ones, as experts, have
-fewer replicas: a group of their own, with its own `Replicas` or `Shards`.
+All parameters of a dense model have the same ranks. Expert parameters have fewer replicas, and so a group of their own
+with its own `Replicas` or `Shards`.
 """
 
 from __future__ import annotations
@@ -20,61 +20,61 @@ from .buckets import Final
 
 @dataclass(frozen=True, slots=True)
 class ParameterGroup:
-    """Parameters that are reduced over the same ranks."""
+    """Parameters reduced over the same ranks."""
 
     names: frozenset[str]
     replicas: Group
-    """The ranks that hold the same parts and see other tokens: their gradients add up."""
+    """Ranks with the same shards and different tokens: their gradients are summed."""
     shard: Group
-    """The ranks that share these parameters under ZeRO."""
+    """Ranks that shard these parameters under ZeRO."""
 
 
 class Reducer(Protocol):
-    """Brings the gradients of one group together: parallel/data/replicas.py, parallel/data/shards.py."""
+    """Reduces the gradients of one group: parallel/data/replicas.py, parallel/data/shards.py."""
 
     parameters: dict[str, nn.Parameter]
-    """What the optimizer updates."""
+    """Parameters that the optimizer updates."""
     placements: dict[str, Placement]
 
     def listen(self, final: Final) -> None:
-        """Calls `final` as gradients get final in the backward pass of a step's last microbatch, or soon after. Exact
-        sums are final with `finish` only, and not announced."""
+        """Calls `final` as gradients become final in the backward pass of a step's last microbatch, or soon after.
+        Exact sums are final only at `finish`, and not announced."""
 
     def begin(self) -> None:
-        """A step begins."""
+        """Begins a step."""
 
     def microbatch(self, *, last: bool) -> contextlib.AbstractContextManager[None]:
-        """Forward and backward of one microbatch."""
+        """Context of the forward and backward pass of one microbatch."""
 
     def last_backward(self, names: Collection[str]) -> None:
         """The backward pass that begins now makes the gradients of `names` final in this step: their buckets are
-        reduced as soon as they are complete. For pipelines, whose stages end their steps one after the other; all data
-        ranks must call in the same order.
+        reduced as soon as they are complete. For pipelines, whose stages finish their steps at different times; all
+        data ranks must call in the same order.
 
-        Not for weights whose gradients are computed outside of autograd (`DeferredWeightGrads`): their hooks are called
-        with nothing added, before the gradient is there. For these, `complete` only."""
+        Not for weights whose gradients are computed outside autograd (`DeferredWeightGrads`): their hooks fire before
+        the gradient exists. Use `complete` for these."""
 
     def complete(self, names: Collection[str]) -> None:
-        """The gradients of `names` are final, also of those that autograd did not accumulate."""
+        """Marks the gradients of `names` as final, including those that autograd did not accumulate."""
 
     def finish(self) -> dict[str, Tensor]:
-        """This rank's parts of the gradients of the global batch, by name."""
+        """Returns this rank's shards of the gradients of the global batch, by name."""
 
     def publish(self, *, everything: bool = False) -> None:
-        """The update is done, or with `everything` all parameters were set."""
+        """Publishes updated parameters, or with `everything` all parameters, after these were set."""
 
     def whole(self) -> contextlib.AbstractContextManager[None]:
-        """In the block all parameters are whole when they are used, and nothing is reduced."""
+        """In the block, all parameters are unsharded when used, and nothing is reduced."""
 
     def owed(self) -> dict[str, LocalShard]:
-        """What compression has not yet sent."""
+        """Returns the error-feedback state of gradient compression."""
 
     def owe(self, name: str, tensor: Tensor) -> None:
-        """Takes over a whole tensor of what `owed` gave."""
+        """Restores one whole tensor of the state that `owed` returned."""
 
 
 class Reducers:
-    """The reducers of all groups, as one."""
+    """Presents the reducers of all groups as one."""
 
     def __init__(
         self, groups: Sequence[ParameterGroup], make: Callable[[ParameterGroup], Reducer], *, order: Sequence[str]
@@ -83,11 +83,11 @@ class Reducers:
         self._groups, self.each = groups, [make(group) for group in groups]
         held = {name: reducer for reducer in self.each for name in reducer.parameters}
         self.parameters = {name: held[name].parameters[name] for name in order}
-        """What the optimizer updates."""
+        """Parameters that the optimizer updates."""
         self.placements = {name: held[name].placements[name] for name in order}
 
     def replicas_of(self, name: str) -> Group:
-        """The ranks that hold the same part of this parameter, along the data axes."""
+        """Returns the ranks that hold the same shard of this parameter, along the data axes."""
         return next(group.replicas for group in self._groups if name in group.names)
 
     def listen(self, final: Final) -> None:
@@ -96,13 +96,13 @@ class Reducers:
             each.listen(final)
 
     def begin(self) -> None:
-        """A step begins."""
+        """As `Reducer.begin`."""
         for each in self.each:
             each.begin()
 
     @contextlib.contextmanager
     def microbatch(self, *, last: bool) -> Iterator[None]:
-        """Forward and backward of one microbatch."""
+        """As `Reducer.microbatch`."""
         with contextlib.ExitStack() as stack:
             for each in self.each:
                 stack.enter_context(each.microbatch(last=last))
@@ -119,29 +119,29 @@ class Reducers:
             each.complete(mine)
 
     def finish(self) -> dict[str, Tensor]:
-        """This rank's parts of the gradients of the global batch, by name."""
+        """As `Reducer.finish`."""
         found = {name: gradient for each in self.each for name, gradient in each.finish().items()}
         return {name: found[name] for name in self.parameters if name in found}
 
     def publish(self, *, everything: bool = False) -> None:
-        """The update is done, or with `everything` all parameters were set."""
+        """As `Reducer.publish`."""
         for each in self.each:
             each.publish(everything=everything)
 
     @contextlib.contextmanager
     def whole(self) -> Iterator[None]:
-        """In the block all parameters are whole when they are used, and nothing is reduced."""
+        """As `Reducer.whole`."""
         with contextlib.ExitStack() as stack:
             for each in self.each:
                 stack.enter_context(each.whole())
             yield
 
     def owed(self) -> dict[str, LocalShard]:
-        """What compression has not yet sent."""
+        """As `Reducer.owed`."""
         return {name: part for each in self.each for name, part in each.owed().items()}
 
     def owe(self, name: str, tensor: Tensor) -> None:
-        """Takes over a whole tensor of what `owed` gave."""
+        """As `Reducer.owe`."""
         for each in self.each:
             each.owe(name, tensor)
 

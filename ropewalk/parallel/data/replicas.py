@@ -1,10 +1,9 @@
-"""Data parallelism of replicas (DDP: Li et al. 2020): gradients are all-reduced in buckets during the backward
-pass.
+"""Replicated data parallelism (DDP, Li et al. 2020): bucketed gradient all-reduce, overlapped with the backward pass.
 
-Why not torch's DDP and `fully_shard` (parallel/data/shards.py): the sums of exact mode, counted bytes,
-optimizers that see plain tensors, a backward pass in two halves (zero-bubble pipelines), an optimizer on the host that
-begins during the backward pass and parameters on a disk each need a seam that one of them lacks; with the seams of one
-bucket all of it is one mechanism. `benchmarks/sharding.py` runs them side by side.
+Why not torch's DDP and `fully_shard` (parallel/data/shards.py): exact sums, counted bytes, optimizers that see plain
+tensors, a backward pass in two halves (zero-bubble pipelines), a host optimizer that starts during the backward pass
+and parameters on disk each need a hook that one of them lacks; hooks on one bucket serve them all.
+`benchmarks/sharding.py` compares them.
 """
 
 from __future__ import annotations
@@ -24,10 +23,10 @@ Parameters = dict[str, nn.Parameter]
 
 
 class Replicas:
-    """Every rank of `group` holds all; gradients of those `trained` are added up in buckets of `bucket_bytes` or more.
+    """Replicates all parameters on the ranks of `group`; gradients of those `trained` are summed in buckets of at least
+    `bucket_bytes`.
 
-    `weights` are what the backward pass fills, `parameters` what the optimizer updates: the same tensors, or float32
-    masters of them.
+    The backward pass fills `weights`, the optimizer updates `parameters`: the same tensors, or float32 masters.
     """
 
     def __init__(
@@ -51,7 +50,7 @@ class Replicas:
         self._final: Final | None = None
         self._last = False
         self._ending: set[str] = set()
-        """Parameters whose last backward pass of this step has begun, where a pipeline says so."""
+        """Parameters whose last backward pass of this step has begun, as a pipeline reports."""
         if group.size == 1 and not group.exact:
             return  # exact sums are trees over microbatches too
         reduced = {name: parameters[name] for name in parameters if name in self._trained}
@@ -72,7 +71,7 @@ class Replicas:
                 when_accumulated(weight, self._is_final, name)
 
     def begin(self) -> None:
-        """A step begins."""
+        """Begins a step."""
         for bucket in self._buckets:
             bucket.clear()
         self._under_way = []
@@ -81,7 +80,8 @@ class Replicas:
 
     @contextlib.contextmanager
     def microbatch(self, *, last: bool) -> Iterator[None]:
-        """Forward and backward of one microbatch; gradients travel in the `last` one, or in each for exact sums."""
+        """Runs forward and backward of one microbatch; gradients are reduced in the `last`, or in each for exact
+        sums."""
         self._last = last or self._group.exact
         if self._group.exact:
             self._complete.reset(self._buckets)
@@ -110,7 +110,7 @@ class Replicas:
         self._complete.look()
 
     def finish(self) -> dict[str, Tensor]:
-        """The gradients of the global batch, by name."""
+        """Returns the gradients of the global batch, by name."""
         if self._group.exact:
             for bucket in self._buckets:
                 bucket.flat.copy_(bucket.tree.total())
@@ -120,7 +120,7 @@ class Replicas:
         return {name: p.grad for name, p in self.parameters.items() if p.grad is not None}
 
     def owed(self) -> dict[str, LocalShard]:
-        """What compression has not yet sent: an error of each rank by itself, and factors that all share."""
+        """Returns the error-feedback state: one error per rank, and factors shared by all."""
         if not isinstance(self._compressor, PowerSgd):
             return {}
         group, found = self._group, {}
@@ -133,8 +133,7 @@ class Replicas:
         return found
 
     def owe(self, name: str, tensor: Tensor) -> None:
-        """Takes over a whole tensor of what `owed` gave. Errors of another number of ranks are nobody's: they begin
-        anew."""
+        """Restores a whole tensor of `owed`; errors saved with another number of ranks are reset."""
         if not isinstance(self._compressor, PowerSgd):
             return
         if not name.startswith("error/"):
@@ -144,14 +143,14 @@ class Replicas:
             self._compressor.state[name] = mine.to(next(iter(self.parameters.values())).device, copy=True)
 
     def publish(self, *, everything: bool = False) -> None:
-        """The update is done, or with `everything` all parameters were set: nobody else needs to know."""
+        """As `Reducer.publish`; replicas need no communication."""
         if not self._buckets:
             for parameter in self.parameters.values():
                 parameter.grad = None
 
     @contextlib.contextmanager
     def whole(self) -> Iterator[None]:
-        """In the block all parameters are there, and nothing travels."""
+        """In the block, nothing is reduced; parameters are always whole."""
         self._last, self._ending = False, set()
         yield
 
@@ -168,10 +167,10 @@ class Replicas:
         parts = dict(zip(bucket.parameters, bucket.views, strict=True))
         self._under_way.append((bucket, self._compressor.start(bucket.flat, parts)))
         if self._final:
-            self._settle(UNDER_WAY)  # else all of them may travel while the backward pass goes on
+            self._settle(UNDER_WAY)  # otherwise all may be in flight while the backward pass continues
 
     def _settle(self, most: int) -> None:
-        """Waits, in the order of their starts, until at most so many buckets are under way."""
+        """Waits, in start order, until at most `most` buckets are in flight."""
         while len(self._under_way) > most:
             bucket, pending = self._under_way.pop(0)
             pending.wait()
@@ -181,7 +180,7 @@ class Replicas:
 
 @dataclass(slots=True)
 class _Bucket:
-    """Gradients that are added up together, as views of one buffer."""
+    """Gradients summed together, as views of one buffer."""
 
     parameters: Mapping[str, nn.Parameter]
     flat: Tensor = field(init=False)
@@ -197,7 +196,7 @@ class _Bucket:
         self.clear()
 
     def clear(self) -> None:
-        """A step begins: nothing is there yet."""
+        """Zeroes the gradients at the start of a step."""
         self.flat.zero_()
         self.missing = set(self.parameters)
         self.tree = BinaryCounter()

@@ -1,15 +1,13 @@
-"""Balances the sequences of a step over data ranks by their cost, before anything is computed from them.
+"""Balances sequences across data-parallel ranks by attention cost, before the forward pass.
 
 The loader gives rank r of n the sequences r, r + n, ... of the global batch. Ranks exchange the cost of each sequence,
 compute the same assignment (plan/sequence_assignment.py), and one all-to-all moves every sequence to its rank, with its
-number in the global batch, by which dropout is drawn. The sequences of the step and their weights stay the same, and so
-do loss and gradients.
+index in the global batch, which seeds dropout. The sequences of the step and their weights stay the same, and so do
+loss and gradients. All of it runs in host memory: while a GPU computes a step, its host assigns the next one.
 
-Everything here happens in host memory: while a GPU computes a step, its host assigns the sequences of the next one.
-
-The gain is the time of pairs that attention skips. An attention that computes every pair and masks those of two
-documents (model/attend.py) takes the same time for each sequence, and gains nothing; the ring
-(parallel/context/context_attention.py) skips tiles that documents hide.
+The gain is the time of pairs that attention skips. Attention that computes and masks pairs of different documents
+(model/attend.py) takes the same time for each sequence and gains nothing; the ring
+(parallel/context/context_attention.py) skips tiles that documents mask.
 """
 
 from __future__ import annotations
@@ -27,7 +25,7 @@ from ..comm import Group
 
 
 def numbers_of(batch: Batch, group: Group) -> Tensor:
-    """The numbers in the global batch of this rank's sequences as the loader gives them, on their device."""
+    """Returns the global-batch indices of this rank's sequences as the loader gives them, on their device."""
     return torch.arange(len(batch), device=batch.tokens.device) * group.size + group.rank
 
 
@@ -38,13 +36,13 @@ class SequenceBalancer:
         self._group, self._spec, self._cost = group, spec, row_cost(spec)
 
     def __call__(self, batch: Batch) -> tuple[Batch, Tensor]:
-        """The sequences that this rank computes of the global batch, and their numbers in it, both on the host. `batch`
-        is what the loader gave, in host memory. All ranks must call."""
+        """Returns this rank's sequences of the global batch and their indices in it, both on the host. `batch` comes
+        from the loader, in host memory. All ranks must call."""
         assert batch.tokens.device.type == "cpu", "sequences are assigned in host memory"
         group = self._group
         if group.size == 1 or self._spec.documents == "ignore":
             return batch, numbers_of(batch, group)  # every sequence costs the same
-        # One column a rank: read row by row these are the costs of rows 0, 1, 2, ... of the global batch.
+        # One column per rank: row-major order gives the costs of sequences 0, 1, 2, ... of the global batch.
         costs = torch.stack(group.all_gather(self.costs(batch)).chunk(group.size), dim=1).flatten().tolist()
         assigned = deal(costs, group.size)
         mine = torch.tensor(assigned[group.rank])
@@ -53,7 +51,7 @@ class SequenceBalancer:
         return _exchange(batch, assigned, group), mine
 
     def costs(self, batch: Batch) -> Tensor:
-        """FLOPs of each sequence, int64."""
+        """Returns the FLOPs of each sequence, int64."""
         place = torch.arange(batch.documents.shape[1])
         begins = torch.zeros_like(batch.documents, dtype=torch.bool)
         begins[:, 1:] = batch.documents[:, 1:] != batch.documents[:, :-1]
@@ -63,11 +61,11 @@ class SequenceBalancer:
 
 
 def _exchange(batch: Batch, assigned: Sequence[Sequence[int]], group: Group) -> Batch:
-    """The sequences assigned to this rank, in their order. Sequence n comes from rank n mod `ranks`, number n div
-    `ranks` there."""
+    """Returns the sequences assigned to this rank, in order. Sequence n comes from rank n mod `ranks`, where its index
+    is n div `ranks`."""
     ranks, me = group.size, group.rank
     routes = [[[row for row in rows if row % ranks == source] for rows in assigned] for source in range(ranks)]
-    room = max(len(rows) for to in routes for rows in to)  # all messages are of one size
+    room = max(len(rows) for to in routes for rows in to)  # all messages have equal size
     packed = _pack(batch)
     parts = packed.new_zeros(ranks, room, *packed.shape[1:])
     for target, rows in enumerate(routes[me]):
@@ -79,7 +77,7 @@ def _exchange(batch: Batch, assigned: Sequence[Sequence[int]], group: Group) -> 
 
 
 def _pack(batch: Batch) -> Tensor:
-    """Rows as 20 bytes a token, B 5 T of 32-bit integers."""
+    """Packs sequences as 20 bytes per token, B 5 T of 32-bit integers."""
     weight = batch.weight.contiguous().view(torch.int32)
     others = (part.to(torch.int32) for part in (batch.tokens, batch.targets, batch.positions, batch.documents))
     return torch.stack([weight, *others], dim=1)

@@ -1,9 +1,9 @@
-"""One shard group, as FSDP has them: all-gather before use, reduce-scatter after the backward pass.
+"""One FSDP unit: all-gather before use, reduce-scatter after backward.
 
-A parameter is gathered in the dtype that the model computes with, which may differ from parameter to parameter: in
-`bf16` the matrices of a block are bfloat16 and its norms and biases float32. All of them travel as one buffer of bytes,
-wide dtypes first so that every part is aligned: one collective per group. A flat per dtype would double the collectives
-for the norms, a few kilobytes whose cost is all latency. Gradients are reduced in the dtype of the master weights.
+A parameter is gathered in its compute dtype: in `bf16` the matrices of a block are bfloat16 and its norms and biases
+float32. All share one byte buffer, wide dtypes first so that every shard is aligned: one collective per group. A flat
+buffer per dtype would double the collectives for the norms, a few kilobytes whose cost is all latency. Gradients are
+reduced in the dtype of the master weights.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from ..placement import chunk_sizes
 from .buckets import BinaryCounter
 
 Fill = Callable[[Collection[str]], Iterator[tuple[str, Tensor]]]
-"""Initial values of whole parameters by name, one after the other."""
+"""Yields initial values of whole parameters by name, one at a time."""
 
 
 class ShardGroup:
     """Parameters that the ranks of `group` shard by rows; ranks of `replicas` hold the same shards.
 
-    They are gathered as a matrix of (ranks, bytes of one rank) and reduced as one of (ranks, numbers of one rank): of
-    each parameter the rows of rank 0, padded to those of the others, then of rank 1, and so on.
+    They are gathered as a matrix (ranks, bytes per rank) and reduced as (ranks, numbers per rank): each row holds one
+    rank's rows of every parameter, padded to equal size.
     """
 
     def __init__(
@@ -43,35 +43,35 @@ class ShardGroup:
         fill: Fill | None = None,
         side: torch.cuda.Stream | None = None,
     ) -> None:
-        """With `frees`, whole parameters are there between `finish_gather` and `release` only. With `accumulates`,
-        `grad` of a weight sums several microbatches, in the dtype of `masters`. `place` moves a rank's part of a
-        parameter to where it is kept between uses. Weights without memory of their own (`hollow`) get the values
-        of `fill`. On a GPU, the sum over replicas is queued on the stream `side`."""
+        """With `frees`, whole parameters exist only between `finish_gather` and `release`. With `accumulates`, `grad`
+        of a weight sums several microbatches, in the dtype of `masters`. `place` moves a shard to its storage between
+        uses. Weights without storage (`hollow`) take the values of `fill`. On a GPU, the all-reduce over replicas is
+        queued on the stream `side`."""
         self._weights, self._group, self._replicas, self._frees = weights, group, replicas, frees
         self._exact = group.exact or replicas.exact
         self.trained = [name for name in weights if name in trained]
         self.has_frozen = len(self.trained) < len(weights)
         self._rows = {name: chunk_sizes(weight.shape[0], group.size) for name, weight in weights.items()}
-        # Rows of the longest part times numbers of a row.
+        # Rows of the largest shard times numbers per row.
         self._sides = {n: self._rows[n][0] * (w.numel() // w.shape[0]) for n, w in weights.items()}
         self._masters = masters
         self.gradient: Tensor | None = None
-        """This rank's part of the sum so far, flat; exact sums are held by the counter."""
+        """This rank's shard of the sum so far, flat; exact sums are in the counter."""
         self._counter = BinaryCounter()
         self.missing: set[str] = set()
         self.backward = False
         self._gathering: Pending | None = None
         self._reducing: Pending | None = None
         self._sent: Tensor | None = None
-        """What is being reduced: its memory is free for others when the stream that computes has waited."""
+        """Input of the reduce-scatter in flight: kept until the compute stream has waited."""
         self._over_replicas, self._side = False, side
         self._dtypes = {n: narrow.get(n, w.dtype) for n, w in weights.items()}
         self._gathered = self._layout()
-        # Rounded up, so that the bytes of the next rank are aligned too.
+        # Rounded up, so that the next rank's bytes are aligned too.
         widest = max(dtype.itemsize for dtype in self._dtypes.values())
         self._row_bytes = -(-max(end for _, end in self._gathered.values()) // widest) * widest
         self._device = next(iter(weights.values())).device
-        # A part of its own, unless it can be a view of the whole.
+        # The shard needs its own storage unless it can be a view of the whole parameter.
         self._separate = frees or any(w.dtype != masters or self._dtypes[n] != masters for n, w in weights.items())
         values = fill(weights) if fill else ((name, weight.data) for name, weight in weights.items())
         self.parameters: dict[str, nn.Parameter] = {}
@@ -84,11 +84,11 @@ class ShardGroup:
         self._present = not frees
 
     def begin(self) -> None:
-        """A step begins with no gradients."""
+        """Begins a step without gradients."""
         self.gradient, self._counter = None, BinaryCounter()
 
     def expect(self) -> None:
-        """A microbatch begins: all gradients are missing."""
+        """Begins a microbatch: all gradients are missing."""
         self.missing, self.backward = set(self.trained), False
 
     def start_gather(self) -> None:
@@ -111,19 +111,19 @@ class ShardGroup:
             if self._frees:
                 weight.untyped_storage().resize_(weight.numel() * dtype.itemsize)
             rows = parts[:, begin:end].view(dtype).reshape(-1, *weight.shape[1:])[: weight.shape[0]]
-            # The graph keeps these very tensors; their values are what they were.
+            # The graph saves these tensors; a gather restores the same values, so versions must not change.
             with torch.no_grad(), torch.autograd._unsafe_preserve_version_counter(weight):  # type: ignore[attr-defined]
                 weight.copy_(rows)
         self._present = True
 
     def forget_gather(self) -> None:
-        """Waits for an all-gather that is out of date and drops its result."""
+        """Waits for an outdated all-gather and drops its result."""
         if self._gathering is not None:
             self._gathering.wait()
             self._gathering = None
 
     def release(self) -> None:
-        """Frees the whole parameters; the part stays."""
+        """Frees the whole parameters; the shard stays."""
         if self._frees and self._gathering is not None:
             self.finish_gather()
         if self._frees and self._present:
@@ -152,8 +152,8 @@ class ShardGroup:
                 self.start_replica_sum()
 
     def start_replica_sum(self) -> None:
-        """HSDP: begins to add up over replicas what the reduce-scatter gave, unless that has begun. The host waits for
-        the reduce-scatter, or on a GPU the stream at hand, which is not the one that computes."""
+        """HSDP: starts to all-reduce the reduce-scatter's result over replicas, unless started. The host waits for the
+        reduce-scatter, or on a GPU the current stream, which is not the compute stream."""
         if self._over_replicas or self._exact or self._replicas.size == 1:
             return
         assert self._reducing is not None
@@ -171,7 +171,7 @@ class ShardGroup:
             self.gradient = part if self.gradient is None else self.gradient.add_(part)
 
     def spread_gradient(self) -> None:
-        """Sets the gradient of each parameter from the sum, and forgets the sum."""
+        """Sets the gradient of each parameter from the sum, and drops the sum."""
         total = self._counter.total() if self._exact else self.gradient
         self.gradient = None
         if total is None:
@@ -181,7 +181,7 @@ class ShardGroup:
             parameter.grad = piece[: parameter.numel()].view(parameter.shape).to(parameter.device)
 
     def _layout(self) -> dict[str, tuple[int, int]]:
-        """The byte range of each parameter in what a rank sends to the all-gather, the widest dtype first."""
+        """Returns each parameter's byte range in this rank's all-gather input, widest dtype first."""
         found, end = {}, 0
         for name in sorted(self._weights, key=lambda name: -self._dtypes[name].itemsize):
             begin, end = end, end + self._sides[name] * self._dtypes[name].itemsize
@@ -189,7 +189,7 @@ class ShardGroup:
         return found
 
     def _take(self, name: str, value: Tensor) -> Tensor:
-        """This rank's shard of an initial value. The weight gets the whole value, or frees its memory."""
+        """Returns this rank's shard of an initial value. The weight gets the whole value, or frees its storage."""
         weight, dtype = self._weights[name], self._dtypes[name]
         part = self._mine(name, value)
         if self._separate:
@@ -206,7 +206,7 @@ class ShardGroup:
 
 
 def hollow(like: Tensor, *, dtype: torch.dtype | None = None, device: torch.device | None = None) -> Tensor:
-    """A tensor of this shape without memory."""
+    """Returns a tensor shaped like `like`, without storage."""
     found = torch.empty_like(like, dtype=dtype, device=device, memory_format=torch.contiguous_format)
     found.untyped_storage().resize_(0)
     return found.detach()

@@ -1,8 +1,7 @@
-"""ZeRO data parallelism (FSDP): every parameter is sharded along dimension 0.
+"""ZeRO data parallelism (FSDP): shards every parameter along dimension 0.
 
-A rank keeps its shard of the optimizer's state (ZeRO-1), of gradients too (2), of parameters too (3; Rajbhandari et al.
-2020). Gradients are reduced by shard groups during the backward pass; parallel/data/replicas.py says why this is not
-torch's `fully_shard`.
+A rank keeps its shard of the optimizer state (ZeRO-1), also of gradients (2), also of parameters (3; Rajbhandari et al.
+2020). Shard groups reduce gradients during the backward pass; parallel/data/replicas.py says why not `fully_shard`.
 """
 
 from __future__ import annotations
@@ -26,13 +25,13 @@ from .shard_group import Fill, ShardGroup
 
 
 class Shards:
-    """Every rank of `shard` keeps its shard of each parameter's rows; `replicas` hold the same shards.
+    """Shards each parameter's rows over the ranks of `shard`; `replicas` hold the same shards.
 
-    Parameters are all-gathered before use, gradients reduce-scattered. In stage 3 a shard group is the parameters of
-    one of `modules`; those outside of modules are whole during a whole microbatch. In stages 1 and 2, shard groups are
-    buckets of `trained` parameters, gathered between an update and the next use, and of the rest, gathered when set.
-    `held` keeps all parameters whole from the first to the last microbatch of a step and reduces once, as a pipeline
-    needs: when the pipeline says that gradients are final, or at the end.
+    Parameters are all-gathered before use, gradients reduce-scattered. In stage 3 each of `modules` is a shard group;
+    parameters outside of modules are gathered for a whole microbatch. In stages 1 and 2, shard groups are buckets of
+    `trained` parameters, gathered between an update and the next use, and of frozen ones, gathered when set. `held`
+    keeps all parameters whole from the first to the last microbatch of a step and reduces once, as pipelines need: when
+    the pipeline reports final gradients, or at the end.
     """
 
     def __init__(
@@ -53,8 +52,8 @@ class Shards:
         folder: Path | None = None,
         fill: Fill | None = None,
     ) -> None:
-        """Shard groups are made one after the other: of the whole parameters that `weights` hold or `fill` gives, no
-        more than one group's are in memory beside the shards. `host` and `folder` say where shards are kept."""
+        """Builds shard groups one at a time, from whole parameters in `weights` or from `fill`: at most one group's are
+        in memory beside the shards. `host` and `folder` select where shards are stored."""
         self._stage, self._held = stage, held
         modules = {key: module for key, module in modules.items() if any(n.startswith(f"{key}.") for n in weights)}
         device = next(iter(weights.values())).device
@@ -82,8 +81,8 @@ class Shards:
         }
         self._trained = [unit for unit in self._units.values() if unit.trained]
         self._outer = [self._units[""]] if stage == 3 and "" in self._units else []
-        """What is outside of all modules, and gathered for a whole microbatch."""
-        # The order of the parameters is the model's, whatever the units are.
+        """Parameters outside of all modules, gathered for a whole microbatch."""
+        # Parameters keep the model's order, whatever the shard groups.
         parameters = {name: p for unit in self._units.values() for name, p in unit.parameters.items()}
         self.parameters = {name: parameters[name] for name in weights}
         self._unit_of: dict[str, ShardGroup] = {}
@@ -99,10 +98,10 @@ class Shards:
         self._final: Final | None = None
         self._blocks = [self._units[key] for key in modules] if stage == 3 else []
         self._stale: list[ShardGroup] = []
-        """Shard groups of stages 1 and 2 to be gathered after an update, in the order of their use."""
+        """Shard groups of stages 1 and 2 to be gathered after an update, in order of use."""
         users = _users(self._trained, modules) if stage < 3 else {}
         self._root = users.get("", [])
-        # The root's first, then as blocks come: parameters, and so buckets, are in the opposite order.
+        # The root's first, then by block: buckets are in reverse order.
         self._in_order_of_use = sorted(reversed(self._trained), key=lambda unit: unit not in self._root)
         for place, (key, module) in enumerate(modules.items()):
             if stage < 3:
@@ -115,7 +114,7 @@ class Shards:
         self._final = None if self._exact else final
 
     def begin(self) -> None:
-        """A step begins."""
+        """Begins a step."""
         self._under_way, self._ending = [], set()
         for unit in self._units.values():
             unit.begin()
@@ -124,12 +123,12 @@ class Shards:
 
     @contextlib.contextmanager
     def microbatch(self, *, last: bool) -> Iterator[None]:
-        """Forward and backward of one microbatch; of stage 1, gradients travel in the `last` one."""
+        """Runs forward and backward of one microbatch; in stage 1, gradients are reduced in the `last`."""
         self._last = last
         self._reduces = (last or self._stage > 1 or self._exact) and not self._held
         for unit in self._units.values():
             unit.expect()
-        # Of stage 3 the units get complete in an order that the model decides, the same on every rank.
+        # In stage 3 the model determines the order in which groups complete, the same on every rank.
         self._complete.reset(self._trained, ordered=self._stage < 3)
         self._catch_up(self._root)
         if not self._held:
@@ -157,8 +156,8 @@ class Shards:
         self._complete.look()
 
     def finish(self) -> dict[str, Tensor]:
-        """This rank's shards of the gradients of the global batch, by name."""
-        self._catch_up(self._stale)  # of modules that were not used
+        """Returns this rank's shards of the gradients of the global batch, by name."""
+        self._catch_up(self._stale)  # of unused modules
         if self._held:
             self._complete.flush()
             self._settle(0)
@@ -169,8 +168,8 @@ class Shards:
         return {name: p.grad for name, p in self.parameters.items() if p.grad is not None}
 
     def publish(self, *, everything: bool = False) -> None:
-        """The update is done, or with `everything` all parameters were set: of stages 1 and 2, the new rows go to all
-        ranks of the shard, after an update as they are needed and the first ones already now."""
+        """As `Reducer.publish`: in stages 1 and 2, new rows are all-gathered: after an update as they are needed, the
+        first ones immediately."""
         for parameter in self.parameters.values():
             parameter.grad = None
         if self._stage == 3:
@@ -185,18 +184,18 @@ class Shards:
             self._gather_ahead()
 
     def owed(self) -> dict[str, LocalShard]:
-        """Nothing: gradients are reduced as they are."""
+        """Returns nothing: gradients are not compressed."""
         return {}
 
     def owe(self, name: str, tensor: Tensor) -> None:
-        """Errors of a compression that a run before had."""
+        """Ignores the error-feedback state of an earlier run."""
 
     @contextlib.contextmanager
     def whole(self) -> Iterator[None]:
-        """In the block all parameters are whole when they are used, and nothing is reduced."""
+        """In the block, all parameters are unsharded when used, and nothing is reduced."""
         self._reduces, self._ending = False, set()
         for unit in self._units.values():
-            unit.expect()  # after a backward pass, blocks would be kept as if another were under way
+            unit.expect()  # after a backward pass, blocks would otherwise stay gathered for another
         self._catch_up(self._stale)
         if self._stage < 3 or self._held:
             if self._held and self._stage == 3:
@@ -213,8 +212,8 @@ class Shards:
         self._catch_up(units)
 
     def _catch_up(self, units: Sequence[ShardGroup]) -> None:
-        """Waits for the new rows of `units` and of all that are used before them; always in the same order, which is
-        then that of the collectives on every rank."""
+        """Waits for the new rows of `units` and of all used before them; always in the same order, so that collectives
+        are ordered alike on every rank."""
         needed = {id(unit) for unit in units}
         while any(id(unit) in needed for unit in self._stale):
             unit = self._stale.pop(0)
@@ -227,7 +226,7 @@ class Shards:
             unit.start_gather()
 
     def _follow(self, module: nn.Module, unit: ShardGroup, place: int) -> None:
-        """Gathers before the module runs, forward and backward, the next one already while it does."""
+        """Hooks `module` to gather `unit` before forward and backward, and to prefetch the next one meanwhile."""
 
         def before(*_: Any) -> None:
             unit.start_gather()
@@ -236,7 +235,7 @@ class Shards:
 
         def after(_module: nn.Module, _inputs: Any, output: Tensor) -> None:
             if unit.backward:
-                return  # computed again inside the backward pass, which comes next
+                return  # recomputed inside its own backward pass, which needs the parameters next
             unit.release()
             if output.requires_grad:
                 output.register_hook(backward)
@@ -244,7 +243,7 @@ class Shards:
         def backward(gradient: Tensor) -> Tensor:
             unit.backward = True
             if place + 1 < len(self._blocks):
-                self._blocks[place + 1].release()  # its input has its gradient: frozen weights are done with as well
+                self._blocks[place + 1].release()  # its input gradient is done: frozen weights are free as well
             before()
             return gradient
 
@@ -264,7 +263,7 @@ class Shards:
 
     def _start(self, unit: ShardGroup) -> None:
         if self._under_way:
-            self._under_way[-1].start_replica_sum()  # settled with its unit, while this one travels
+            self._under_way[-1].start_replica_sum()  # overlaps with this group's reduce-scatter
         unit.start_reduce()
         if self._stage == 3 and not self._held and unit not in self._outer and not unit.has_frozen:
             unit.release()
@@ -272,7 +271,7 @@ class Shards:
         self._settle(UNDER_WAY)
 
     def _settle(self, most: int) -> None:
-        """Waits, in the order of their starts, until at most so many units are under way."""
+        """Waits, in start order, until at most `most` shard groups are in flight."""
         while len(self._under_way) > most:
             unit = self._under_way.pop(0)
             unit.finish_reduce()
@@ -282,7 +281,7 @@ class Shards:
 
 
 def _gather(units: Sequence[ShardGroup]) -> None:
-    """Gathers the parameters of all `units`, few at a time: each is in memory twice meanwhile."""
+    """Gathers the parameters of all `units`, few at a time: each needs twice its memory meanwhile."""
     for place, unit in enumerate(units):
         for ahead in units[place : place + UNDER_WAY]:
             ahead.start_gather()
@@ -290,7 +289,7 @@ def _gather(units: Sequence[ShardGroup]) -> None:
 
 
 def _users(units: Sequence[ShardGroup], modules: Mapping[str, nn.Module]) -> dict[str, list[ShardGroup]]:
-    """The shard groups with parameters of each module, and under the empty name those of parameters outside of all."""
+    """Returns the shard groups with parameters of each module; the empty name holds those outside of all modules."""
     found: dict[str, list[ShardGroup]] = {key: [] for key in (*modules, "")}
     for unit in units:
         for key in {_owner(name, modules) for name in unit.trained}:
@@ -303,14 +302,14 @@ def _owner(name: str, modules: Mapping[str, nn.Module]) -> str:
 
 
 def _by_module(weights: Mapping[str, Tensor], modules: Mapping[str, nn.Module]) -> dict[str, list[str]]:
-    """The names of each module's parameters; those outside of all of them are the root's, under the empty name."""
+    """Returns the names of each module's parameters; the empty name holds those outside of all modules."""
     groups = {key: [name for name in weights if name.startswith(f"{key}.")] for key in modules}
     inside = {name for names in groups.values() for name in names}
     return groups | {"": [name for name in weights if name not in inside]}
 
 
 def _by_size(weights: Mapping[str, Tensor], bucket_bytes: int, trained: Collection[str]) -> dict[str, list[str]]:
-    """Names in buckets, none of which has both parameters that are trained and others."""
+    """Buckets names; no bucket mixes trained and frozen parameters."""
     changing = {name: weight for name, weight in weights.items() if name in trained}
     frozen = {name: weight for name, weight in weights.items() if name not in trained}
     buckets = [*fused(changing, bucket_bytes), *fused(frozen, bucket_bytes)]
@@ -318,8 +317,7 @@ def _by_size(weights: Mapping[str, Tensor], bucket_bytes: int, trained: Collecti
 
 
 def _own_place(host: bool, folder: Path | None) -> Callable[[str, Tensor], Tensor] | None:
-    """How a part leaves the device: to the host's memory, page-locked where a GPU reads it, or to a file that the
-    system brings into memory as it is read."""
+    """Returns a function that moves a shard to host memory, pinned for a GPU, or to a memory-mapped file."""
     if not host:
         return None
 
@@ -328,7 +326,7 @@ def _own_place(host: bool, folder: Path | None) -> Callable[[str, Tensor], Tenso
             path = folder / f"{name}.{os.getpid()}"
             with storage(f"writing {path}"):
                 file = torch.from_file(str(path), shared=True, size=part.numel(), dtype=part.dtype).view(part.shape)
-                path.unlink()  # the mapping keeps it; nothing is left when this process ends
+                path.unlink()  # the mapping keeps it; nothing remains when this process exits
             return file.copy_(part)
         return part.cpu().pin_memory() if part.is_cuda else part
 

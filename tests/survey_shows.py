@@ -58,7 +58,7 @@ COMMANDS: dict[str, Show] = {
         "ropewalk doctor data tiny.toml", r"a step 10 times as fast.*data on object, none in memory .*%.*fetch"
     ),
     "Compute of a decoder-only model, C = τT = 6PD": Show(
-        "ropewalk plan tiny.toml", r"tokens +768 in 6 steps.*FLOPs +205 M \(267 k a token.*time +training takes"
+        "ropewalk plan tiny.toml", r"tokens +768 in 6 steps.*FLOPs +205 M \(267 k per token.*time +training takes"
     ),
     "Several machines, several devices": Show(
         "ropewalk launch slurm tiny.toml --nodes 2 --gpus-per-node 8", r"processes +16.*sbatch tiny\.sbatch"

@@ -81,7 +81,14 @@ def import_model_plugins(run: Path) -> None:
 
 
 def _plugins(table: Mapping[str, Any]) -> dict[str, Plugin]:
-    return {name: Plugin(**values) for name, values in table.items()}
+    found = {name: Plugin(**values) for name, values in table.items()}
+    for name, plugin in found.items():
+        # Ropewalk writes absolute folders. A relative one could lie in a run directory that a stranger made.
+        if not Path(plugin.folder).is_absolute():
+            raise DataError(
+                f"`plugins.{name}`: the folder {plugin.folder!r} is not absolute; nothing is imported from it"
+            )
+    return found
 
 
 def _tree(run: Path) -> dict[str, Any]:

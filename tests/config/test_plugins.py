@@ -10,7 +10,7 @@ from typing import Annotated
 
 import pytest
 
-from ropewalk.base.errors import ConfigError
+from ropewalk.base.errors import ConfigError, DataError
 from ropewalk.config.plugins import Plugin, digest
 from ropewalk.config.read import Resolved, flatten, read
 from ropewalk.config.registry import Kind, Registry
@@ -121,6 +121,17 @@ def test_a_saved_config_reads_back_in_another_folder(
     assert (again.value, again.origins, again.plugins) == (resolved.value, resolved.origins, resolved.plugins)
     assert load_resolved(run, Whole, ["parts.0.settings.points=4"]).value.parts[0].settings.points == 4
     assert load_section(run, "part", Part) == Part()
+
+
+def test_nothing_is_imported_from_a_folder_that_a_run_names_relative_to_the_working_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "planted.py").write_text("raise SystemExit('imported')")
+    save_resolved(tmp_path, Resolved(Whole(), {}, {"planted": Plugin(".", digest(tmp_path, "planted"))}))
+    monkeypatch.chdir(tmp_path)
+    for read_back in (lambda: load_resolved(tmp_path, Whole), lambda: load_section(tmp_path, "part", Part)):
+        with pytest.raises(DataError, match=r"`plugins.planted`: the folder '.' is not absolute"):
+            read_back()
 
 
 def test_an_edited_module_and_one_of_the_same_name_elsewhere_are_read_anew(

@@ -1,8 +1,7 @@
-"""The worker: `python -m ropewalk.train RUN`. Takes one argument, the run directory, and trains. A word after it asks
-for something else under the run's plan: `--verify` compares the plan with one device, `--evaluate` measures the newest
-checkpoint; `--generate` continues a text, and its folder holds the request instead of a run.
+"""The training worker: `python -m ropewalk.train RUN [TASK]`. Instead of training, `--verify` compares the plan with
+one device, `--evaluate` evaluates the newest checkpoint, and `--generate` generates text (RUN holds the request).
 
-One process alone holds the lock of the run; of several it is their launcher that does.
+A single process locks the run; with several, the launcher holds the lock.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ TASKS = ("--verify", "--evaluate", "--generate")
 
 
 def main(arguments: list[str]) -> int:
-    """Trains the run named by the first argument, or does what the second one asks for; the exit status."""
+    """Trains the run of the first argument, or performs the task of the second; returns the exit status."""
     run, task = (*arguments, "", "")[:2]
     if not 1 <= len(arguments) <= 2 or task not in ("", *TASKS):
         print(f"usage: python -m ropewalk.train RUN_DIRECTORY [{' | '.join(TASKS)}]", file=sys.stderr)
@@ -61,7 +60,7 @@ def _run(run: Path, task: str, place: Ranks) -> int:
 def _fail(error: RopewalkError, run: Path, place: Ranks, *, kind: str = "") -> int:
     print(error, file=sys.stderr)
     if error.exit_code and run.is_dir():
-        # What is told may be that this disk cannot be written.
+        # The error may be that this disk is not writable.
         with contextlib.suppress(RopewalkError), EventLog(run, rank=place.rank) as events:
             events.write("failed", error=kind or type(error).__name__, message=str(error))
     return error.exit_code
@@ -82,13 +81,13 @@ def _work(run: Path, place: Ranks, rendezvous: Rendezvous, *, task: str) -> None
     else:
         from .loop import train
 
-        # The 200,000 objects of modules stay: every collection, at the end of a phase too, would spend 0.24 s on them.
+        # Excludes the 200,000 objects of imported modules from collections, each of which would take 0.24 s longer.
         gc.freeze()
         train(run, progress=progress, rendezvous=rendezvous)
 
 
 def _evaluate(run: Path, progress: Progress) -> None:
-    """Measures the newest checkpoint of `run` under its plan."""
+    """Evaluates the newest checkpoint of `run` under its plan."""
     import torch
 
     from ropewalk.evaluate.sharded_model import evaluate_run
@@ -102,7 +101,7 @@ def _evaluate(run: Path, progress: Progress) -> None:
 
 
 def _generate(folder: Path, progress: Progress) -> None:
-    """Reports the pieces of the text for the request in `folder`, the arguments of `generate_text`."""
+    """Generates text for the request in `folder` (arguments of `generate_text`) and reports it as progress."""
     from ropewalk.evaluate.from_checkpoint import generate_text
     from ropewalk.parallel.mesh import leave
 
@@ -115,7 +114,7 @@ def _generate(folder: Path, progress: Progress) -> None:
 
 
 def _progress(run: Path, place: Ranks) -> Progress:
-    """Lines for the log; of several processes the first one also tells whoever launched them."""
+    """Progress as log lines; with several processes, rank 0 also relays it to the launcher."""
     if place.world == 1 or place.rank > 0:
         return Lines()
     progress = Relay(run / LOGS / PROGRESS, Lines())
@@ -129,7 +128,7 @@ if __name__ == "__main__":
     sys.stdout.flush()
     sys.stderr.flush()
     if ranks().world > 1:
-        # Threads of torch's collectives now and then abort a process that ends in the ordinary way, after all is done
-        # (torch 2.13: 5 of 60 runs of four processes).
+        # Threads of torch's collectives sometimes abort a process at normal exit, after all work is done (torch 2.13:
+        # 5 of 60 runs of four processes).
         os._exit(status)
     sys.exit(status)

@@ -40,13 +40,13 @@ from .save_interval import Interval, Note
 
 
 class Checkpointer:
-    """`checkpoints/`, and `checkpoints/best/` for the best validations of a phase that may stop early.
+    """Manages `checkpoints/`, and `checkpoints/best/` for the best validations of a phase with early stopping.
 
-    In the background, `save` begins a copy and returns; the state must not change before `fence`, and `finished`
-    reports durable checkpoints.
+    With background writes, `save` starts a snapshot and returns; the state must not change before `fence`, and
+    `finished` reports durable checkpoints.
 
-    Every rank of a run has one and calls it at the same steps. Each writes its own shards; rank 0 commits them as one
-    checkpoint, decides which one a run continues from, and deletes. Only on rank 0 does `finished` mean durable.
+    Every rank has one and calls it at the same steps. Each rank writes its own shards; rank 0 commits the checkpoint,
+    chooses the one to resume from, and deletes. Only on rank 0 does `finished` mean durable.
     """
 
     def __init__(
@@ -62,8 +62,8 @@ class Checkpointer:
         disk: Disk | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """`attempt`: a name that all ranks of this launch share and no earlier launch of the run had; one rank alone
-        needs none. `coordinator`: the collectives of several ranks."""
+        """`attempt`: a launch name, equal on all ranks and unique among launches of the run; optional for one rank.
+        `coordinator`: collectives of several ranks."""
         self._place, self._launch, self._coordinator = place or Ranks(), plain_name(attempt), coordinator or Alone()
         assert self._place.world == 1 or (coordinator and attempt != "0"), (
             "several ranks decide and name things together"
@@ -78,7 +78,7 @@ class Checkpointer:
         self.interval = Interval(
             run, settings, place=self._place, coordinator=self._coordinator, ranks=ranks, clock=clock
         )
-        """Decides which steps are due."""
+        """Decides which steps to save."""
         self._clock = clock
         self._failures = 0
         self._spared: int | None = None
@@ -90,13 +90,13 @@ class Checkpointer:
         self._copying: Snapshot | None = None
         self._tier_writer = self._make_tier_writer() if settings.tiers.used else None
         self.found: RestoreReport | None = None
-        """Where the state of the last `search` came from, when there are copies elsewhere than on the disk."""
+        """The source of the state loaded by the last `search`; None without other tiers than disk."""
 
     @contextlib.contextmanager
     def search(self, *, check: Check = lambda *_: None) -> Iterator[Search]:
-        """Finds and loads the newest whole checkpoint, the same on every rank; what `check` refuses is not tried. When
-        the block ends, nothing newer than the state loaded in it is left; `make_durable` saves a state that came from
-        elsewhere. All ranks must call."""
+        """Finds and loads the newest complete checkpoint, the same on every rank; skips those that `check` rejects.
+        After the block, newer checkpoints are gone; `make_durable` saves a state loaded from another tier. All ranks
+        must call."""
         self.settle()
         self.interval.begin(warn=self._warn)
         with contextlib.ExitStack() as stack:
@@ -117,27 +117,27 @@ class Checkpointer:
         self.interval.saved_at = step
 
     def path(self, step: int) -> Path:
-        """Where the checkpoint of `step` lies when it is durable."""
+        """The path of the durable checkpoint of `step`."""
         return step_path(self._folder, step)
 
     def holds(self, step: int) -> bool:
-        """Whether there is a checkpoint of `step`. All ranks must call."""
+        """Whether a checkpoint of `step` exists. All ranks must call."""
         return bool(self._decided(step_path(self._folder, step).exists))
 
     @property
     def prepared(self) -> bool:
-        """Whether memory for copies is made, or being made."""
+        """Whether snapshot buffers are allocated or being allocated."""
         return self._stager is not None
 
     def prepare(self, state: State) -> Future[int]:
-        """Begins to make the memory for copies of such a state, so that its first save does not wait for that; its
-        bytes, when it is there."""
+        """Starts allocating snapshot buffers for such a state, so that the first save does not wait for them; the
+        future gives their bytes."""
         parts = self._parts(state)
         return self._workers(parts)[0].prepare(parts)
 
     def save(self, state: State, *, spent_s: float = 0.0) -> None:
-        """Begins a checkpoint; superfluous ones are deleted when it is durable. Training has already stood still for
-        `spent_s` to check the state."""
+        """Starts a checkpoint; retention runs when it is durable. `spent_s`: seconds training was already blocked to
+        check the state."""
         began = self._clock()
         best_step = state.validation.get("early_stop", {}).get("best_step", 0)
         parts = self._parts(state)
@@ -156,7 +156,7 @@ class Checkpointer:
             snapshot,
             tokenizer=state.tokenizer,
             attempt=attempt,
-            # Without the state: the thread remembers its last job, and with it a phase that is over would stay.
+            # Not the state itself: the thread keeps its last job alive, and with it the memory of a finished phase.
             before=functools.partial(self._copy, manifest, snapshot, tokenizer=state.tokenizer),
             after=functools.partial(
                 self._stored, state.step, save=self._saves, best_step=best_step, note=self.interval.note()
@@ -170,17 +170,17 @@ class Checkpointer:
         self.interval.saving(state.step, spent_s=spent_s + self._clock() - began, blocked_s=snapshot.blocked_s)
 
     def is_durable(self, step: int) -> bool:
-        """Whether the state of `step` lies on disk. All ranks must call."""
+        """Whether the state of `step` is on disk. All ranks must call."""
         return not self._tier_writer or self.holds(step)
 
     def make_durable(self, state: State) -> None:
-        """Makes a checkpoint of a state that was found elsewhere, unless the disk has one of its step. All ranks must
-        call."""
+        """Saves a state that was loaded from another tier, unless the disk has a checkpoint of its step. All ranks
+        must call."""
         if self.is_durable(state.step):
             return
         self.save(state)
         if state.phase_ended:
-            # Nothing may follow that waits for it.
+            # No later step would wait for this save.
             self.settle()
             while not self.holds(state.step):
                 # Each failure counts; the last one allowed raises.
@@ -189,15 +189,15 @@ class Checkpointer:
                 self.settle()
 
     def copy_due(self, step: int) -> bool:
-        """Whether `step` is to be kept in memory alone; not while a save is under way, which needs the buffers. All
-        ranks must call."""
+        """Whether to copy `step` to memory only; False while a save is in flight, which uses the buffers. All ranks
+        must call."""
         every = self._settings.tiers.memory_every_steps
         if not self._tier_writer or not every or step % every:
             return False
         return self._coordinator.agree(not self._persister or self._persister.idle)
 
     def copy(self, state: State) -> None:
-        """Begins a copy to memory and to peers, not to disk."""
+        """Starts a copy to memory and peers, not to disk."""
         parts = self._parts(state)
         stager, persister = self._workers(parts)
         self.fence()
@@ -208,13 +208,13 @@ class Checkpointer:
             persister.lend(snapshot, work, step=state.step)
 
     def fence(self) -> None:
-        """Waits until the copy under way no longer needs the state; on a GPU it is the current stream that waits."""
+        """Waits until the copy in flight no longer needs the state; on a GPU, the current stream waits."""
         copying, self._copying = self._copying, None
         if copying:
             copying.wait()
 
     def finished(self) -> list[SaveResult]:
-        """Saves that have become durable, or failed, since the last call; StorageError when too many have failed."""
+        """Saves that became durable or failed since the last call; StorageError after too many failures."""
         found = [*self._untold, *(self._persister.finished() if self._persister else [])]
         self._untold = []
         while not self._damaged.empty():
@@ -231,7 +231,7 @@ class Checkpointer:
             if left < 0 or not isinstance(saved.error, StorageError):
                 if number == 0:
                     raise saved.error
-                # What came before it is told first.
+                # Earlier results are reported first.
                 self._untold = found[number:]
                 return found[:number]
             self._failures += 1
@@ -239,7 +239,7 @@ class Checkpointer:
         return found
 
     def copied(self) -> list[CopyResult]:
-        """Copies elsewhere than on the disk that have been made, or have failed, since the last call."""
+        """Copies to other tiers that completed or failed since the last call."""
         found = self._tier_writer.finished() if self._tier_writer else []
         for copy in found:
             if copy.error:
@@ -247,22 +247,22 @@ class Checkpointer:
         return found
 
     def step_began(self) -> None:
-        """A step begins; copies use the gaps in its traffic."""
+        """Marks the start of a step; copies use the gaps in its network traffic."""
         self.interval.step_began()
         if self._tier_writer:
             self._tier_writer.learner.step()
 
     def steps_settled(self) -> None:
-        """The device has done all steps so far."""
+        """Marks that the device has completed all steps so far."""
         self.interval.steps_settled(copying=self._persister is not None and not self._persister.idle)
 
     def traffic(self) -> contextlib.AbstractContextManager[None]:
-        """Training uses the network in this block."""
+        """Marks the block as training traffic on the network."""
         return self._tier_writer.learner.busy() if self._tier_writer else contextlib.nullcontext()
 
     def observe(self, traffic: Traffic, *, but: str) -> None:
-        """Copies keep out of the way of the collectives of `traffic`, except those of the group `but`, which carry next
-        to nothing for as long as a step lasts."""
+        """Makes copies yield to the collectives of `traffic`, except group `but`: its collectives last whole steps but
+        carry little data."""
         if not self._tier_writer:
             return
         learner = self._tier_writer.learner
@@ -279,25 +279,25 @@ class Checkpointer:
         traffic.observers.append(saw)
 
     def decide(self) -> SaveDecision | None:
-        """The new interval of `auto`, when it has changed. All ranks must call."""
+        """The new interval of `auto` if it changed. All ranks must call."""
         return self.interval.decide()
 
     def settle(self) -> None:
-        """Waits until nothing is in flight; StorageError when the disk hangs."""
+        """Waits until nothing is in flight; StorageError if the disk hangs."""
         self.fence()
         if self._persister and not self._persister.drain(give_up=self._is_stuck):
             raise self._stuck()
 
     def hurry(self, seconds: float) -> bool:
-        """From now on nobody waits longer than `seconds` altogether, and the disk is used in full; whether a save can
-        be expected to become durable by then. All ranks must call."""
+        """Bounds all further waits to `seconds` in total and lifts the write rate limit; returns whether a save is
+        expected to become durable by then. All ranks must call."""
         self._deadline = time.monotonic() + seconds
         if self._persister:
             self._persister.hurry()
         return self._coordinator.agree(self._persist_s < seconds)
 
     def close(self) -> None:
-        """Completes what is in flight and ends the threads; a hanging save is abandoned."""
+        """Completes work in flight and stops the threads; abandons a hanging save."""
         self.fence()
         if self._persister:
             self._persister.close(give_up=self._is_stuck)
@@ -307,36 +307,36 @@ class Checkpointer:
             self._tier_writer.close()
 
     def end(self) -> None:
-        """The run has ended well: its copies in memory are no longer needed. All ranks must call."""
+        """Frees the copies in memory after a successful run. All ranks must call."""
         if self._tier_writer:
             self.settle()
             self._tier_writer.settle()
-            # Ranks of one machine share that memory.
+            # Ranks of one host share that memory.
             self._coordinator.barrier()
             self._tier_writer.end()
         self.interval.stop()
 
     def save_best(self, state: State) -> None:
         """Commits the checkpoint of a best validation. All ranks must call."""
-        # The background deletes what it takes for leftovers.
+        # The background retention deletes partial folders it does not know.
         self.settle()
         save(self._best, state, disk=self._disk, attempt=self._next_attempt())
-        # Only now may every rank read it.
+        # No rank may read it before it is committed.
         self._coordinator.barrier()
 
     def best_weights(self, step: int, wants: Choose | None = None) -> LazyTensors:
-        """The weights of the best validation, made at `step`, read as they are asked for: of each the part that this
-        rank `wants`, without it all."""
+        """The weights of the best validation, saved at `step`, read lazily: this rank's shards (`wants`), or whole
+        tensors."""
         return LazyTensors(CheckpointReader(step_path(self._best, step)), "model", wants)
 
     def spare(self, step: int | None) -> None:
-        """Retains the checkpoint of `step` whatever the settings say, until another one is spared."""
+        """Protects the checkpoint of `step` from retention until another one is protected."""
         self._spared = step
 
     def retain(self, *, best_step: int = 0) -> None:
-        """Keeps as many checkpoints as the settings say, and the best from that of `best_step` on. Also called at the
-        start: a kill between a save and its retention leaves one checkpoint too many."""
-        # A save that is under way looks like something that a crash left; it ends with its own retention.
+        """Applies retention: keeps checkpoints per the settings, and best ones from `best_step` on. Also called at
+        startup: a kill between a save and its retention leaves one checkpoint too many."""
+        # A save in flight looks like a crash leftover; it runs its own retention.
         if self._leads and (not self._persister or self._persister.drain(timeout_s=0.0)):
             self._retain(best_step=best_step, save=0)
 
@@ -355,33 +355,33 @@ class Checkpointer:
         )
         newest = [path for path in list_checkpoints(self._best) if path >= step_path(self._best, best_step)]
         if newest:
-            # The newest is read when its weights are taken over; the others are worse.
+            # The newest is read at early stopping; older ones are worse.
             retain(self._best, keep_last=len(newest), keep_verified=0, is_left=is_left, disk=self._disk)
 
     def _is_left(self, path: Path, *, save: int) -> bool:
-        """Whether nobody writes to a half-written folder any more: it is of another launch, or of a save before number
-        `save`. Other ranks may be ahead of this one."""
+        """Whether a partial folder is stale: from another launch, or from a save before number `save`. Other ranks may
+        be ahead of this one."""
         launch, _, number = path.name.removesuffix(PARTIAL).partition(".")[2].rpartition("-")
         return self._place.world == 1 or launch != self._launch or int(number) < save
 
     @property
     def _leads(self) -> bool:
-        """Whether this rank decides and deletes."""
+        """Whether this rank (0) decides and deletes."""
         return self._place.rank == 0
 
     def _decided(self, decide: Callable[[], Any]) -> Any:
-        """What rank 0 finds. All ranks must call."""
+        """The value that rank 0 computes. All ranks must call."""
         return decided(self._coordinator, decide, leads=self._leads)
 
     def _remove_newer(self, step: int) -> None:
-        """Moves aside checkpoints newer than the state of `step`, and publishes the newest again."""
+        """Moves checkpoints newer than `step` aside and republishes the newest one."""
         if step:
-            # Newer ones are damaged; left in place, retention would keep them and delete this one.
+            # Newer ones are damaged; retention would keep them and delete this one.
             for newer in list_checkpoints(self._folder):
                 if step_of(newer) > step:
                     set_aside(newer)
         for best in list_checkpoints(self._best):
-            # To be made again; should it turn out otherwise this time, it would not be the best of this run.
+            # Best checkpoints after `step` are recomputed and may differ this time.
             if best > step_path(self._best, step):
                 shutil.rmtree(best)
         for folder in (self._folder, self._best):
@@ -416,7 +416,7 @@ class Checkpointer:
         )
 
     def _give_up(self, step: int) -> None:
-        """Counts a save that found no buffer free, or waited for a disk that hangs, among those that failed."""
+        """Records a failed save: no free buffer, or a hanging disk."""
         path = step_path(self._folder, step)
         failed = SaveResult(
             step=step, path=path, bytes=0, blocked_s=0.0, copy_s=0.0, persist_s=0.0, error=self._stuck()
@@ -424,13 +424,13 @@ class Checkpointer:
         self._untold.append(failed)
 
     def _parts(self, state: State) -> dict[str, list[TensorShard]]:
-        """What this rank writes of each group."""
+        """The shards of each group that this rank writes."""
         rank = self._place.rank
         return {group: list(shards_to_write(tensors, rank=rank)) for group, tensors in groups_of(state).items()}
 
     def _next_attempt(self) -> Attempt:
-        """Of the next save. Ranks save the same steps in the same order, so they agree on its name, and a save that
-        was given up cannot be mistaken for it."""
+        """The next save's name. Ranks save the same steps in the same order, so they agree on it, and an abandoned
+        save has another one."""
         self._saves += 1
         place = self._place
         return Attempt(
@@ -449,7 +449,7 @@ class Checkpointer:
             self._folder,
             ranks=self._place,
             run=run,
-            # One rank alone makes a name that no launch before it had.
+            # A single rank generates a name unique among launches.
             attempt=self._launch if several else "",
             keep_every=self._settings.keep_every_steps,
         )

@@ -1,4 +1,4 @@
-"""The rendezvous of the ranks that a launcher started for one run: a failure of one ends all (base/rendezvous.py)."""
+"""Rendezvous of the ranks of one launch: when one fails, all stop (base/rendezvous.py)."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from ropewalk.config.ranks import Ranks
 
 
 def meet(run: Path, place: Ranks) -> Rendezvous:
-    """The ranks launched together with `place` for `run`. A failure of another rank is an event `rank_failed`."""
+    """The rendezvous of the ranks launched with `place` for `run`; logs failures of others as `rank_failed`."""
 
     def note(failure: Failure) -> None:
         if run.is_dir():
-            # A log of its own: a blocked main thread may hold the lock of the other.
+            # A separate log: a blocked main thread may hold the lock of the other.
             with EventLog(run, rank=place.rank) as events:
                 events.write(
                     "rank_failed",

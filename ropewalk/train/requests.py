@@ -1,4 +1,4 @@
-"""What signals and hooks ask a run to do; every rank acts on it between the same two steps."""
+"""Requests of signals and hooks to stop, save or roll back; all ranks act on them between the same two steps."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ import torch
 from ropewalk.parallel.comm import Group, Pending
 
 PREEMPTION = (signal.SIGTERM, signal.SIGUSR1)
-"""What schedulers send before they take a machine away; Slurm sends the second when `--signal=USR1@120` asks for it."""
+"""Signals that schedulers send before preemption; Slurm sends the second with `--signal=USR1@120`."""
 
 
 class Interrupt:
-    """While entered, the first signal is noted: a step ends before the process does. A second Ctrl-C interrupts at
-    once; schedulers repeat theirs, which changes nothing. Only in the main thread."""
+    """Defers the first signal to the end of the step. A second Ctrl-C interrupts at once; repeated scheduler signals
+    are ignored. Main thread only."""
 
     def __init__(self) -> None:
         self.asked = False
-        """Whether the process is asked to end."""
+        """Whether a signal arrived."""
         self.preempted_at: float | None = None
-        """When a scheduler asked, by `time.monotonic`; None after Ctrl-C, or before any signal."""
+        """Time of the scheduler's signal (`time.monotonic`); None after Ctrl-C or without a signal."""
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Interrupt:
@@ -50,18 +50,18 @@ class Interrupt:
 
 @dataclass(slots=True)
 class Requests:
-    """What is asked for; 0 for what is not."""
+    """The requested actions; 0: not requested."""
 
     interrupt: int = 0
     stop: int = 0
     save: int = 0
     rollback: int = 0
-    """The step that went wrong."""
+    """The step to roll back from."""
 
 
 class RequestExchange:
-    """Requests of any rank reach all of them one step later, at the same step: a signal comes to one rank, and a rank
-    that stopped by itself would leave the others waiting."""
+    """Shares requests with all ranks, which receive them one step later at the same step: a signal may reach only one
+    rank, and a rank that stops alone would leave the others hanging in a collective."""
 
     def __init__(self, group: Group) -> None:
         self._group = group
@@ -69,13 +69,13 @@ class RequestExchange:
         self._drops_rollback = False
 
     def drop_rollback(self) -> None:
-        """The run has just returned to its newest checkpoint: a request for that in flight is out of date. All ranks
-        must call, between the same two exchanges."""
+        """Discards a rollback request in flight, because the run has just rolled back. All ranks must call, between
+        the same two exchanges."""
         self._drops_rollback = self._in_flight is not None
 
     def exchange(self, own: Requests) -> Requests:
-        """Sends this rank's requests; those of all ranks at the last call. One rank alone gets its own at once. All
-        ranks must call, every step."""
+        """Sends this rank's requests and returns those of all ranks from the last call; a single rank gets its own at
+        once. All ranks must call, every step."""
         if self._group.size == 1:
             return own
         heard = Requests(*map(int, self._in_flight.wait().tolist())) if self._in_flight else Requests()

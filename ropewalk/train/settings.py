@@ -1,4 +1,4 @@
-"""What a worker reads from its run directory."""
+"""Reads a worker's settings from its run directory."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from .config import Train
 from .phase_spec import PhaseSpec, phases_of
 
 VERDICT = "verify.json"
-"""What `--verify` found, in the run directory."""
+"""Result of `--verify`, in the run directory."""
 REQUEST = "request.json"
-"""What a worker of `ropewalk generate` is asked for, in its folder."""
+"""Request of `ropewalk generate` to its workers, in their folder."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:
-    """The part of the resolved config that training needs, with the plan and the place of the data."""
+    """The parts of the resolved config that training needs, the plan and the data path."""
 
     seed: int
-    """Of training."""
+    """The training seed."""
     load: Load
     train: Train
     checkpoint: Checkpoints
@@ -38,22 +38,22 @@ class Settings:
 
     @property
     def phases(self) -> tuple[PhaseSpec, ...]:
-        """The phases of the run, as many as there are plans."""
+        """The phases of the run, one per plan."""
         return phases_of(self.train, sequence_length=self.load.sequence_length)
 
     def model(self, phase: int) -> Spec:
-        """The model of a phase; its longest row is that of the run, so that learned positions keep their shape."""
+        """The model of a phase, with the run's maximum sequence length: learned positions keep their shape."""
         specs = [planned.spec for planned in self.planned.phases]
         return dataclasses.replace(specs[phase], sequence_length=max(spec.sequence_length for spec in specs))
 
 
 def training_seed(train: Train, recipe_seed: int) -> int:
-    """Its own, or that of the recipe."""
+    """`train.seed`, or the recipe's seed."""
     return recipe_seed if train.seed is None else train.seed
 
 
 def read_settings(run: Path) -> Settings:
-    """The settings in a run directory that has been prepared and planned."""
+    """Reads the settings of a prepared and planned run directory."""
     prepared = read_stage(run, "prepare")["result"]
     if prepared is None:
         raise DataError(f"{run}: its data are not prepared; run `ropewalk run` with the recipe first")

@@ -1,4 +1,4 @@
-"""Data loading during a run: waits by cause, skipped damage, retuned settings, changed mixtures."""
+"""Data loading metrics: stalls by cause, skipped damage, retuned settings, changed mixtures."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ LEAST_WAIT_S = 0.1
 
 
 def packages_folder(run: Path, load: Load) -> Path:
-    """Where a run packs rarely drawn sequences."""
+    """The folder for packs of rarely drawn sequences."""
     named = load.importance.packages if load.importance else ""
     return Path(named) if named else run / "packages"
 
 
 class DataStalls(Hook):
-    """Follows the loader of the phase in training; with `adapt`, retunes it."""
+    """Monitors the loader of the active phase; with `adapt`, retunes it."""
 
     def __init__(self, stalls: Stalls, *, adapt: bool) -> None:
         self._stalls, self._adapts = stalls, adapt
@@ -38,7 +38,7 @@ class DataStalls(Hook):
         self._begins = True
 
     def before_phase(self, run: TrainingRun) -> None:
-        """What was spent on opening the phase does not count."""
+        """Resets stall counters: opening the phase does not count."""
         loader, self._reported, self._begins = run.phase.data.loader, None, True
         self._adapt = Adapt(loader.knobs()) if self._adapts else None
         if loader.mixture_changed_at is not None:
@@ -49,7 +49,7 @@ class DataStalls(Hook):
         self._stalls.take()
 
     def after_step(self, run: TrainingRun, result: StepResult) -> None:
-        """Passes the losses of a step's sequences on, if sequences are drawn by importance."""
+        """Passes the losses of a step's sequences to importance sampling, if configured."""
         importance, read = run.phase.importance, run.phase.data.loader.last_read
         if importance:
             importance.after_step(result.sequence_losses, first=read.start, rows=len(read))
@@ -57,7 +57,7 @@ class DataStalls(Hook):
                 run.events.write("importance", step=run.step, **epoch)
 
     def read_metrics(self, run: TrainingRun) -> Mapping[str, float | None]:
-        """Waits per step by cause since the last call, and the share of drawn sequences that were in memory."""
+        """Stalls per step by cause since the last call, and the hit rate of importance sampling."""
         waited, loader = self._stalls.take(), run.phase.data.loader
         self._report_stall(run, waited)
         _report_damage(run, loader)
@@ -72,7 +72,7 @@ class DataStalls(Hook):
             run.events.write("load_cached", step=run.step, **counts)
 
     def _report_stall(self, run: TrainingRun, waited: dict[str, float]) -> None:
-        """With cause and remedy, once per cause. Not at the first call of a phase: nothing could be read ahead."""
+        """Reports each cause once, with remedy; not at the first call of a phase, before anything was prefetched."""
         begins, self._begins = self._begins, False
         message = warning(waited) if waited["wait_s"] > LEAST_WAIT_S and not begins else None
         cause = binding_cause(waited) if message else None

@@ -1,14 +1,14 @@
-"""Which layer vanishes or explodes, from the figures of one step. Plain numbers, no torch.
+"""Detects vanishing or exploding layers from the statistics of one step. No torch.
 
-Blocks have the same shape, so they are judged by each other. In the order in which causes come before effects:
+Blocks have the same shape, so they are compared with each other, causes before effects:
 
-1. The stream between blocks, on its way up: the first output that is not finite, or `FACTOR` times larger or smaller
-   than the output of the block before (of the embedding before the first).
-2. What attention and mlp add to the stream: `FACTOR` times from the median of the same part of all blocks.
-3. A gradient that is not finite: the first on its way down.
-4. The gradient of a block, then of its attention and mlp: `FACTOR` times from the median of all blocks.
+1. The residual stream, in forward order: the first output that is not finite, or a factor of `FACTOR` larger or smaller
+   than the previous block's output (for the first block: the embedding's).
+2. Outputs of attention and mlp: a factor of `FACTOR` from the median over blocks.
+3. The first gradient in backward order that is not finite.
+4. The gradient norm of a block, then of its attention and mlp: a factor of `FACTOR` from the median over blocks.
 
-A median is taken of three blocks or more: it does not follow one of them.
+Medians need at least three blocks, so that one outlier does not move them.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ from dataclasses import dataclass
 from typing import Literal
 
 FACTOR = 1000.0
-"""Measured on decoders of 24 blocks (docs/log.md, 2026-11-15). In 11 runs that train, a gradient is at most 320 times
-from the median, an output 200 times, a stream 40 times. In six post-LN runs that do not, gradients are 2000 to 100 000
-times from it; without norms and with Glorot's start, outputs are 1600 times from it at the first step."""
+"""Measured on decoders of 24 blocks (docs/log.md, 2026-11-15). In 11 healthy runs, gradients are within 320 times the
+median, outputs within 200, the stream within 40. In six failing post-LN runs, gradients are 2000 to 100 000 times off;
+without norms and with Glorot initialization, outputs are 1600 times off at step 1."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LayerFigures:
-    """One layer or part of a block in one step; None where there is nothing to measure."""
+    """Statistics of one layer, or part of a block, in one step; None where not measured."""
 
     name: str
     gradient: float | None
-    """Length of the gradient of its trained parameters, before clipping."""
+    """Norm of the gradient of its trained parameters, before clipping."""
     weight: float | None
-    """Length of these parameters before the update."""
+    """Norm of these parameters before the update."""
     update: float | None
-    """Length of their change."""
+    """Norm of the update."""
     activation: float | None
-    """Root mean square of its output for the first microbatch."""
+    """Root mean square of its output in the first microbatch."""
 
     @property
     def update_ratio(self) -> float | None:
-        """The update beside the weight; None for a weight of 0."""
+        """Update norm / weight norm; None for a zero weight."""
         return self.update / self.weight if self.update is not None and self.weight else None
 
 
@@ -63,7 +63,7 @@ REMEDIES: dict[What, str] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Symptom:
-    """A layer in trouble."""
+    """A layer that vanishes, explodes or is not finite."""
 
     layer: str
     figure: FigureName
@@ -71,9 +71,9 @@ class Symptom:
     value: float
     usual: float | None = None
     beside: str = ""
-    """What `usual` is."""
+    """Describes `usual`."""
     others: int = 0
-    """Layers with the same trouble, less far off."""
+    """Number of other layers with the same, smaller deviation."""
 
     def __str__(self) -> str:
         more = f" (and {self.others} more)" if self.others else ""
@@ -81,7 +81,7 @@ class Symptom:
         return f"{self.layer}{more}: the {self.figure} {self.what}: {self.value:.2g}{beside}; {REMEDIES[self.what]}"
 
     def same_trouble(self, other: Symptom | None) -> bool:
-        """Whether it tells the reader nothing that `other` did not: the same of the same block."""
+        """Whether `other` already reports the same figure and problem of the same block."""
         return other is not None and self._trouble() == other._trouble()
 
     def _trouble(self) -> tuple[str, str, list[str]]:
@@ -89,8 +89,8 @@ class Symptom:
 
 
 def find_symptom(layers: Sequence[LayerFigures], *, scaled_loss: bool = False) -> Symptom | None:
-    """The symptom nearest to the cause, None in health. With a scaled loss (fp16) a gradient that overflows says
-    nothing about a layer."""
+    """The symptom closest to the cause; None if healthy. With loss scaling (fp16), overflowing gradients are expected
+    and ignored."""
     kinds = [
         [layer for layer in layers if re.fullmatch(pattern, layer.name)]
         for pattern in (r"blocks\.\d+", r"blocks\.\d+\.attention", r"blocks\.\d+\.mlp")
@@ -106,12 +106,12 @@ def _in_stream(layers: Sequence[LayerFigures]) -> Symptom | None:
         if value is None or layer.name.count(".") > 1:
             continue
         if not math.isfinite(value):
-            # A block is broken because its part is.
+            # If part of a block is not finite, that part is named.
             inside = [
                 one.name for one in layers if one.name.startswith(f"{layer.name}.") and not _finite(one.activation)
             ]
             return Symptom(layer=[*inside, layer.name][0], figure="activation", what="is not finite", value=value)
-        # The last norm brings the stream to another size on purpose.
+        # The final norm rescales the stream by design.
         if before and layer.name != "norm" and _distance(value, before) > math.log(FACTOR):
             return _unusual(layer.name, "activation", value, before, "its input has")
         before = value
@@ -128,8 +128,8 @@ def _broken_gradient(layers: Sequence[LayerFigures], scaled_loss: bool) -> Sympt
 
 
 def _beside_medians(figure: FigureName, kinds: Sequence[Sequence[LayerFigures]]) -> Symptom | None:
-    """The layer farthest from the median of its kind, of the first kind in which one is far enough. Beside a median of
-    0, as of blocks whose projections start at 0, nothing is far."""
+    """The layer farthest from its kind's median, for the first kind with an outlier. A median of 0 (projections
+    initialized to 0) is skipped."""
     for kind in kinds:
         found = [(layer.name, layer.activation if figure == "activation" else layer.gradient) for layer in kind]
         values = {name: value for name, value in found if value is not None and math.isfinite(value)}
@@ -142,7 +142,7 @@ def _beside_medians(figure: FigureName, kinds: Sequence[Sequence[LayerFigures]])
 
 
 def _distance(value: float, usual: float) -> float:
-    """How far apart two sizes are, as the logarithm of their ratio."""
+    """Absolute logarithm of the ratio of two magnitudes."""
     return abs(math.log(value / usual)) if value else math.inf
 
 

@@ -1,11 +1,10 @@
-"""Whether the layers of a pipeline lie where its ranks can compute them in the same time.
+"""Checks pipeline load balance: compares measured stage times at checkpoints and proposes a better layer split.
 
-Stages are cut by FLOPs before the run; what they take is known when it runs. At checkpoints the measured seconds of all
-stages are compared (plan/stage_split.py); with `parallel.resplit` a better split is written to `plan.json` and holds
-when the run continues: weights and moments are in the checkpoint whole, each rank then takes its part.
+Stages are initially balanced by FLOPs (plan/stage_split.py). With `parallel.resplit` a better split is written to
+`plan.json` and used when the run continues: checkpoints hold whole tensors, so each rank reads its new layers.
 
-A run that is never cut anew repeats bit for bit; one that is does so up to the order of sums in the gradient's norm,
-which is why it has to be asked for. Memory is not looked at: a stage that gets layers needs room for them.
+Runs without a resplit are bitwise reproducible; a resplit changes the summation order of the gradient norm, which is
+why it is opt-in. Memory is not checked: a stage that gains layers needs room for them.
 """
 
 from __future__ import annotations
@@ -31,11 +30,11 @@ if TYPE_CHECKING:
     from ..training_run import TrainingRun
 
 LEAST_STEPS = 5
-"""Steps that are measured at least before they are judged."""
+"""Minimum steps to measure before comparing."""
 
 
 class PipelineBalance(Hook):
-    """Compares the stages of a run's phases at checkpoints; `say` is given on the rank that speaks and writes."""
+    """Compares the pipeline stages of each phase at checkpoints; `say` is set on the reporting rank only."""
 
     def __init__(
         self, run: Path, planned: Planned, control: Group, *, events: EventLog, say: Callable[[str], None] | None
@@ -48,13 +47,14 @@ class PipelineBalance(Hook):
         self.look(run.executor, phase=state.phase, step=state.step)
 
     def look(self, executor: Executor, *, phase: int, step: int) -> None:
-        """Judges the steps since the last look, where they are enough. All ranks must call, at the same steps."""
+        """Compares stages over the steps since the last call, if there are enough. All ranks must call, at the same
+        steps."""
         planned = self._planned.phases[phase]
         if planned.plan.pipeline == 1:
             return
         known, since = self._seen
         if known is not executor or step < since:
-            # The steps before were of another phase, were undone, or warmed up.
+            # Earlier steps belong to another phase, were rolled back, or warmed up.
             executor.stage_seconds()
             self._seen = (executor, step)
             return
@@ -63,7 +63,7 @@ class PipelineBalance(Hook):
         self._seen = (executor, step)
         mine, stages = executor.stage_seconds(), planned.plan.stages
         taken = torch.tensor([mine.get(stage, 0.0) for stage in range(len(stages))], dtype=torch.float64)
-        # Of ranks that share a stage or copy it the slowest one counts: the others wait for it.
+        # The slowest rank of a stage and its replicas counts: the others wait for it.
         seconds = self._control.all_reduce(taken, operation="max").tolist()
         better = resplit(planned.spec, stages, seconds=seconds) if min(seconds) > 0 else stages
         if self._say and better not in (stages, self._proposed):
@@ -87,7 +87,7 @@ class PipelineBalance(Hook):
 
 
 def _with_stages(planned: Planned, before: Split, after: Split) -> Planned:
-    """The same plans with other stages in all phases that have those `before`."""
+    """The plans with stages `after` in all phases with stages `before`."""
     phases = (
         dataclasses.replace(each, plan=dataclasses.replace(each.plan, stages=after))
         if each.plan.stages == before

@@ -1,7 +1,7 @@
-"""Validation during training; when its loss stops improving, a lower learning rate or the end of the phase. No torch.
+"""Validation during training, learning-rate reduction on plateaus and early stopping. No torch.
 
-Plateau and stopper are the only parts of a run that are not functions of the step. Their state is in the checkpoint, so
-a killed run continues with the same decisions.
+Plateau and Stopper are the only state of a run that is not a function of the step; they are checkpointed, so a resumed
+run makes the same decisions.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Validation(Hook):
-    """Measures the validation loss every so many steps (0: never) and at the end of each phase."""
+    """Measures the validation loss every `every_steps` steps (0: never) and at the end of each phase."""
 
     def __init__(self, every_steps: int) -> None:
         self._every_steps = every_steps
@@ -50,7 +50,7 @@ class Validation(Hook):
             "validation", step=run.step, loss=loss, bits_per_byte=bits_per_byte, sequences=sequences, seconds=seconds
         )
         run.say(f"step {run.step}: validation loss {loss:.4f} ({counted(sequences, 'held-out sequence')})")
-        # The loader reads on during the next pause of this length.
+        # The loader prefetches during the next pause of this length.
         run.phase.expect("evaluation", done=run.at.phase_step, in_steps=self._every_steps, seconds=seconds)
         return loss
 
@@ -77,7 +77,7 @@ class Validation(Hook):
 
 
 class Patience:
-    """Counts validations in a row that did not beat the best by `min_delta`."""
+    """Counts consecutive validations that did not improve on the best by `min_delta`."""
 
     def __init__(self, *, min_delta: float) -> None:
         self._min_gain = min_delta
@@ -85,7 +85,7 @@ class Patience:
         self.waited = 0
 
     def gains(self, loss: float) -> bool:
-        """Takes a validation loss; whether it is the best by far enough."""
+        """Records a validation loss; returns whether it improved by `min_delta`."""
         if self._best is None or loss < self._best - self._min_gain:
             self._best, self.waited = loss, 0
             return True
@@ -100,7 +100,7 @@ class Patience:
 
 
 class Plateau:
-    """The share of the rate that is left after the validations so far; always 1 for other schedules than `adaptive`."""
+    """The learning-rate factor after the validations so far; always 1 for schedules other than `adaptive`."""
 
     def __init__(self, schedule: Schedule) -> None:
         self._schedule = schedule
@@ -108,7 +108,7 @@ class Plateau:
         self.share = 1.0
 
     def observe(self, loss: float) -> bool:
-        """Takes a validation loss; whether it lowered the share."""
+        """Records a validation loss; returns whether it lowered the factor."""
         schedule = self._schedule
         if schedule.shape != "adaptive" or self._patience.gains(loss):
             return False
@@ -119,34 +119,34 @@ class Plateau:
         return True
 
     def state(self) -> dict[str, Any]:
-        """What to remember to continue: JSON, empty for other schedules."""
+        """JSON state to checkpoint; empty for other schedules."""
         return {"share": self.share, **self._patience.state()} if self._schedule.shape == "adaptive" else {}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Continues from what `state` returned."""
+        """Restores the result of `state`."""
         if state:
             self.share = state["share"]
             self._patience.load(state)
 
 
 def has_stopped(validation: Mapping[str, Any], settings: EarlyStop | None) -> bool:
-    """Whether the phase of a checkpoint that remembers this of its validations has stopped early."""
+    """Whether the phase of a checkpoint with this validation state has stopped early."""
     early_stop = validation.get("early_stop")
     waited = early_stop.get("waited") if isinstance(early_stop, Mapping) else None
     return settings is not None and isinstance(waited, int) and waited >= settings.patience
 
 
 class Stopper:
-    """Whether validations in this phase have stopped gaining; never without settings."""
+    """Early stopping: whether validations of this phase stopped improving; never without settings."""
 
     def __init__(self, settings: EarlyStop | None) -> None:
         self._settings = settings
         self._patience = Patience(min_delta=settings.min_delta if settings else 0.0)
         self.best_step = 0
-        """Step of the best validation, counted over the run."""
+        """Step of the run with the best validation."""
 
     def observe(self, loss: float, *, step: int) -> bool:
-        """Takes the validation loss of `step`; whether it is the best of the phase, to be kept."""
+        """Records the validation loss of `step`; returns whether it is the best of the phase, to be saved."""
         if self._settings is None or not self._patience.gains(loss):
             return False
         self.best_step = step
@@ -154,15 +154,15 @@ class Stopper:
 
     @property
     def stops(self) -> bool:
-        """Whether the phase is to end."""
+        """Whether to end the phase."""
         return self._settings is not None and self._patience.waited >= self._settings.patience
 
     def state(self) -> dict[str, Any]:
-        """What to remember to continue: JSON, empty without settings."""
+        """JSON state to checkpoint; empty without settings."""
         return {"best_step": self.best_step, **self._patience.state()} if self._settings else {}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Continues from what `state` returned."""
+        """Restores the result of `state`."""
         if state and self._settings:
             self.best_step = state["best_step"]
             self._patience.load(state)

@@ -1,8 +1,8 @@
-"""Hang detection: per-rank heartbeats and a timeout. Stragglers among ranks.
+"""Hang detection: per-rank heartbeats and a timeout watchdog. Straggler detection.
 
-A hang raises no error: a collective waits for a rank that is gone, a read for a disk. A thread watches the time of the
-last step; when that is too long ago, it writes the stack of every thread and an event, and ends the process with its
-own exit status, so that a launcher restarts it from the last checkpoint.
+A hang raises no error: a collective waits for a dead rank, a read for a disk. A thread checks the time since the last
+step; after the timeout it writes all thread stacks and an event, and exits with its own status, so that a launcher
+restarts the run from the last checkpoint.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
     from ..training_run import TrainingRun
 
 HANG = 70
-"""Exit status of a process that ended itself because it hung."""
+"""Exit status after a hang."""
 FOLDER = "heartbeats"
 MEMORY = 50
-"""Steps that the median looks back on."""
+"""Steps in the median step time."""
 BEAT_EVERY_S = 1.0
-"""A heartbeat is written at most so often: the file tells people and launchers, who look every few seconds."""
+"""Minimum seconds between heartbeat writes: people and launchers poll every few seconds."""
 
 
 class Watchdog(Hook):
@@ -81,7 +81,7 @@ class Watchdog(Hook):
             self._thread.join()
 
     def beat(self, step: int) -> None:
-        """A step is done."""
+        """Records a completed step."""
         now = self._clock()
         if self._last is not None:
             self._steps.append(now - self._last)
@@ -92,7 +92,7 @@ class Watchdog(Hook):
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """What happens in the block may last as long as it likes: validation, saving, restoring."""
+        """Suspends the timeout in the block: validation, saving, restoring."""
         self._pauses += 1
         try:
             yield
@@ -103,17 +103,17 @@ class Watchdog(Hook):
 
     @property
     def limit_s(self) -> float:
-        """Seconds without a step that are too many."""
+        """The timeout in seconds without a step."""
         usual = median(self._steps) if self._steps else 0.0
         return max(self._settings.hang_s, self._settings.hang_steps * usual)
 
     def is_hanging(self) -> bool:
-        """Whether the last step is too long ago. Nothing hangs before the first, which may compile."""
+        """Whether the timeout has passed since the last step. False before the first step, which may compile."""
         last = self._last
         return not self._pauses and last is not None and self._clock() - last > self.limit_s
 
     def forgive(self, seconds: float) -> None:
-        """Time in which the whole process stood still (Ctrl-Z, a debugger) is no time without a step."""
+        """Excludes time in which the whole process was stopped (Ctrl-Z, a debugger)."""
         if self._last is not None:
             self._last += seconds
 
@@ -122,7 +122,7 @@ class Watchdog(Hook):
         looked = self._clock()
         while not self._stop.wait(interval):
             now = self._clock()
-            # This thread sleeps and nothing else: when it comes late, nobody ran.
+            # This thread only sleeps: if it wakes late, the whole process was stopped.
             self.forgive(max(0.0, now - looked - 2 * interval))
             looked = now
             if self.is_hanging():
@@ -136,12 +136,12 @@ class Watchdog(Hook):
             file.write(f"step {self._step + 1} hung for {self.limit_s:.0f} s; every thread stands here:\n")
             file.flush()
             faulthandler.dump_traceback(file, all_threads=True)
-        # A log of its own: whoever hangs may hold the lock of the other.
+        # A separate log: the hanging thread may hold the lock of the other.
         with EventLog(self._run, rank=self._rank) as events:
             events.write("hang", step=self._step + 1, limit_s=self.limit_s, stacks=path.name)
 
     def _write_heartbeat(self) -> None:
-        """Tells that this rank lives; in place of the last word, and never half of it."""
+        """Replaces the heartbeat file atomically."""
         path = heartbeat_path(self._run, self._rank)
         told = {
             "rank": self._rank,
@@ -152,7 +152,7 @@ class Watchdog(Hook):
             "host": socket.gethostname(),
         }
         beside = path.with_suffix(".partial")
-        # A full disk must not end training here; whoever looks sees an old heartbeat.
+        # A full disk must not end training here; the heartbeat just goes stale.
         with contextlib.suppress(OSError):
             path.parent.mkdir(exist_ok=True)
             beside.write_text(json.dumps(told))
@@ -160,16 +160,16 @@ class Watchdog(Hook):
 
 
 def heartbeat_path(run: Path, rank: int) -> Path:
-    """Where a rank leaves its heartbeat."""
+    """The heartbeat file of a rank."""
     return run / FOLDER / f"rank-{rank:05d}.json"
 
 
 def stragglers(busy_seconds: Mapping[int, float], *, sigma: float = 4.0, least: float = 0.05) -> dict[int, float]:
-    """The ranks that are busy `sigma` standard deviations longer than the median rank, and how many they are.
+    """The ranks busy more than `sigma` standard deviations longer than the median rank, with their deviations.
 
-    The spread is 1.4826 times the median distance from the median, which equals the standard deviation of normal
-    figures and is not widened by the stragglers themselves: among n ranks no plain z-score exceeds (n - 1) / sqrt(n).
-    A rank is not named for a difference of less than a share `least` of the median.
+    The standard deviation is estimated as 1.4826 times the median absolute deviation, which stragglers do not inflate:
+    among n ranks no plain z-score exceeds (n - 1) / sqrt(n). Differences below a share `least` of the median are
+    ignored.
     """
     if len(busy_seconds) < 3:
         return {}

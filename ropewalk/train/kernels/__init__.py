@@ -1,1 +1,1 @@
-"""GPU kernels in Triton. Each has a plain PyTorch twin, named in its docstring, that says what is right."""
+"""GPU kernels in Triton. Each docstring names its reference implementation in plain PyTorch."""

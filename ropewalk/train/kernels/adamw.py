@@ -1,7 +1,7 @@
-"""AdamW in one pass over memory, for gradients that may be narrower than the weights.
+"""AdamW in one pass over memory, with gradients that may be narrower than the weights.
 
-Twin: `Adam` of train/optim/adamw.py. torch's fused kernel requires gradients of the weights' dtype: bfloat16 ones
-would be copied to float32 first and read at four bytes each.
+Reference: `Adam` of train/optim/adamw.py. torch's fused kernel requires gradients of the weights' dtype: bfloat16 ones
+would first be copied to float32 and read at four bytes each.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ def update_(
     decay: float,
     rounded: Tensor | None = None,
 ) -> None:
-    """One step of a weight and its moments in place; none where `left_out` is 1. Gradients are divided by `scale`;
-    `starts_2` are the two corrections of Adam for its start at 0. `rounded` becomes the weight in fewer bits."""
+    """One in-place step of a weight and its moments; skipped if `left_out` is 1. Divides gradients by `scale`.
+    `starts_2`: Adam's two bias corrections. `rounded` receives a low-precision copy of the weight."""
     _adamw[(triton.cdiv(weight.numel(), BLOCK),)](
         weight,
         gradient.contiguous(),
@@ -76,8 +76,8 @@ def _adamw(
     mean = tl.load(means + at, mask=inside, other=0.0)
     square = tl.load(squares + at, mask=inside, other=0.0)
     weight = tl.load(weights + at, mask=inside, other=0.0)
-    kept = at < tl.where(tl.load(left_out) == 0, count, 0)  # a step that is left out writes nothing
-    # What all numbers are divided by is inverted once.
+    kept = at < tl.where(tl.load(left_out) == 0, count, 0)  # a skipped step stores nothing
+    # Common divisors are inverted once.
     gradient *= 1.0 / tl.load(scale)
     mean += mean_share * (gradient - mean)
     square += square_share * (gradient * gradient - square)

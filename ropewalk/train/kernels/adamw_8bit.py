@@ -1,8 +1,8 @@
-"""AdamW with moments in eight bits: decode, update, encode and the step of the weights in one kernel.
+"""AdamW with 8-bit moments: dequantize, update, requantize and weight step in one kernel.
 
-Twin: `Adam8` of train/optim/adamw_8bit.py. A program owns a row. It computes the row's new moments twice, first
-for their largest, then to encode them by it: the second reading comes from the cache, and nothing is written between.
-A row held in registers takes longer (H200).
+Reference: `Adam8` of train/optim/adamw_8bit.py. One program per row. It computes the row's new moments twice, first
+for their maximum, then to quantize them: the second pass reads from the cache, and nothing is stored in between.
+Keeping a row in registers is slower (H200).
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ def update_(
     decay: float,
     rounded: Tensor | None = None,
 ) -> None:
-    """One step of a matrix and its moments in place; none where `left_out` is 1. Gradients are divided by `scale`;
-    `starts_2` are the two corrections of Adam for its start at 0. `rounded` becomes the matrix in fewer bits."""
+    """One in-place step of a matrix and its moments; skipped if `left_out` is 1. Divides gradients by `scale`.
+    `starts_2`: Adam's two bias corrections. `rounded` receives a low-precision copy of the matrix."""
     rows, columns = weight.shape
     place = {"dtype": weight.dtype, "device": weight.device}
     _adamw_8bit[(rows,)](
@@ -95,7 +95,7 @@ def _adamw_8bit(
     applies = tl.load(left_out) == 0
     width = tl.where(applies, columns, 0)
     mean_scale, root_scale = tl.load(mean_scales + row), tl.load(root_scales + row)
-    # Numbers that all share are inverted once: divisions and roots are what takes time here.
+    # Common divisors are inverted once: divisions and roots dominate the time.
     share = 1 / tl.load(scale)
     mean_start, root_start = 1 / tl.load(starts), 1 / tl.sqrt(tl.load(starts + 1))
     most_mean, most_square = tl.zeros([BLOCK], tl.float32), tl.zeros([BLOCK], tl.float32)
@@ -123,7 +123,7 @@ def _adamw_8bit(
         if ROUNDS:
             tl.store(rounded + at, weight.to(rounded.dtype.element_ty), mask=inside)
         mean_code = _signed_code(mean * mean_unit, signed_middles)
-        # Above 0 it stays above: it divides.
+        # A positive root never rounds to 0: it is a divisor.
         root_code = tl.maximum(_unsigned_code(root * root_unit, unsigned_middles), (root > 0).to(tl.int32))
         tl.store(mean_codes + at, mean_code.to(tl.uint8), mask=inside)
         tl.store(root_codes + at, root_code.to(tl.uint8), mask=inside)
@@ -145,7 +145,7 @@ def _square(codes, inside, unsigned, scale, gradient, share):
 
 @triton.jit
 def _signed_code(x, middles):
-    """How many of the 255 rising `middles` are below each of `x`, from -1 to 1."""
+    """The number of the 255 ascending `middles` below each `x` in [-1, 1]."""
     size = tl.minimum(tl.abs(x), 1.0)
     code = tl.maximum(_at_least(size, 64 / 0.9), 0)
     middle = tl.load(middles + 127 + code)
@@ -156,16 +156,16 @@ def _signed_code(x, middles):
 
 @triton.jit
 def _unsigned_code(x, middles):
-    """The same for numbers from 0 to 1."""
+    """As `_signed_code`, for `x` in [0, 1]."""
     code = tl.maximum(_at_least(tl.minimum(x, 1.0), 128 / 0.9) - 1, 0)
     return code + (x > tl.load(middles + code)).to(tl.int32)
 
 
 @triton.jit
 def _at_least(size, steps):
-    """The code or the one before it, counted so that the codes of a decade begin at a power of two: the largest decade
-    has 0.9 `steps` and begins at as many, the one below begins at half of it. Decades begin 0.2 codes before the middle
-    between their least and the number below it, hence the difference of 0.21."""
+    """The code or the one before it. Codes of a decade start at a power of two: the largest decade has 0.9 `steps`
+    codes and starts at `steps`, the next one at half of that. A decade starts 0.2 codes before the midpoint between its
+    smallest value and the one below, hence the offset of 0.21."""
     for _ in tl.static_range(6):
         below = size < 0.1
         size = tl.where(below, size * 10, size)

@@ -1,7 +1,7 @@
-"""The training step of Hugging Face transformers on the same shapes, for `ropewalk bench train --peer`.
+"""A training step of Hugging Face transformers with the same shapes, for `ropewalk bench train --peer`.
 
-It trains as its users do: the library's model, autocast, torch's fused AdamW and gradient clipping. Body and loss are
-called separately so that a profile distinguishes them; both are the library's own, and `compiled` compiles both.
+It uses what users of the library use: its model, autocast, torch's fused AdamW and gradient clipping. Body and loss
+are called separately so that profiles distinguish them; both are the library's own, and `compiled` compiles both.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from .step_profiler import StepFunction
 def transformers_step(
     spec: Spec, plan: Plan, *, device: torch.device, optimizer: Optimizer, clip_norm: float, compiled: bool
 ) -> StepFunction:
-    """A step of Hugging Face transformers."""
-    with device:  # initialization of billions of weights would take a CPU minutes
+    """A training step of Hugging Face transformers."""
+    with device:  # on the CPU, initialization of billions of weights would take minutes
         model = transformers_model(spec).train()
     if plan.recompute == "full":
         model.gradient_checkpointing_enable()
@@ -73,7 +73,7 @@ def transformers_step(
 
 
 def transformers_model(spec: Spec) -> Any:
-    """The library's model with these shapes, GPT-2 or Llama, with torch's attention (the library's default)."""
+    """The library's GPT-2 or Llama model with these shapes and torch's attention (the library's default)."""
     try:
         import transformers
     except ModuleNotFoundError:

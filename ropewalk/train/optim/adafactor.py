@@ -1,4 +1,4 @@
-"""Adafactor (Shazeer and Stern 2018): the second moment of a matrix kept as its row and column means."""
+"""Adafactor (Shazeer and Stern 2018): factors the second moment of a matrix into row and column means."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from .sharded import Mean
 from .table import AdafactorSettings
 
 DECAY_POWER = 0.8
-"""Section 7: the second moment decays by 1 - step^-0.8, so that no correction for its start is needed."""
+"""Section 7: the second moment decays by 1 - step^-0.8, which makes bias correction unnecessary."""
 SMALLEST = 1e-30
 """Algorithm 4: epsilon 1, added to squared gradients."""
 LARGEST_RMS = 1.0
-"""Section 6: d, the root mean square above which an update is scaled down to it."""
+"""Section 6: d, the maximum root mean square of an update; larger ones are scaled down."""
 SMALLEST_RMS = 1e-3
-"""Algorithm 4: epsilon 2, in the place of a parameter's root mean square where that is smaller."""
+"""Algorithm 4: epsilon 2, the lower bound of a parameter's root mean square."""
 
 
 def make(
@@ -33,11 +33,11 @@ def make(
 
 @dataclass(frozen=True, slots=True)
 class Adafactor:
-    """Algorithms 4 (matrices) and 5 (vectors). No first moment. The moments have the names of torch's."""
+    """Algorithms 4 (matrices) and 5 (vectors), without first moment. The moments have torch's names."""
 
     relative: bool = False
-    """Whether alpha is max(epsilon 2, RMS(X)) rho with rho = min(lr, 1 / sqrt(step)), as in section 8; else it is the
-    learning rate. The decay follows the learning rate in either case, as torch's does."""
+    """Whether alpha is max(epsilon 2, RMS(X)) rho with rho = min(lr, 1 / sqrt(step)), as in section 8; otherwise it is
+    the learning rate. Weight decay scales with the learning rate in both cases, as in torch."""
 
     def begin(self, weight: Tensor) -> Moments:
         if weight.dim() < 2:
@@ -59,7 +59,7 @@ class Adafactor:
             rows = _mixed(moments["row_var"], of_rows, recent)
             columns = _mixed(moments["col_var"], of_columns, recent)
             moments = {"row_var": rows, "col_var": columns}
-            # The estimate is rows x columns / mean(rows). Roots before the product: 1e-30 squared is 0 in float32.
+            # The estimate is rows x columns / mean(rows). Roots first: 1e-30 squared underflows in float32.
             (of_all,) = yield [Mean(rows, (1,))]
             update = gradient * (rows / of_all).rsqrt() * columns.rsqrt()
         asked = [Mean(update.square(), inner), *([Mean(weight.square(), inner)] if self.relative else [])]
@@ -72,5 +72,5 @@ class Adafactor:
 
 
 def _mixed(old: Tensor, new: Tensor, share: Tensor) -> Tensor:
-    """(1 - share) old + share new. At the first step the share is 1 and nothing of `old` is left."""
+    """(1 - share) old + share new; at the first step share is 1 and `old` is discarded."""
     return old + share * (new - old)

@@ -1,4 +1,4 @@
-"""AdamW (Loshchilov and Hutter 2019, algorithm 2): torch's fused kernel, and the same as a rule."""
+"""AdamW (Loshchilov and Hutter 2019, algorithm 2): torch's fused kernel, and the same update as a `Rule`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .table import AdamSettings, MuonSettings
 def make(
     parameters: Parameters, settings: AdamSettings, spec: Spec | None, placements: Placements
 ) -> torch.optim.Optimizer:
-    """AdamW in one fused kernel. The update is elementwise: sharding changes the last bit of a few numbers at most."""
+    """AdamW in one fused kernel. The update is elementwise: sharding changes at most the last bit of a few numbers."""
     if any(p.grad_dtype != p.dtype for p in parameters.values()):
         return _from_narrow(parameters, settings, placements)
     return torch.optim.AdamW(
@@ -29,8 +29,8 @@ def make(
 
 
 def _from_narrow(parameters: Parameters, settings: AdamSettings, placements: Placements) -> torch.optim.Optimizer:
-    """AdamW for gradients that are narrower than the weights."""
-    from .fused import FusedAdam  # which knows the rule of this module
+    """AdamW for gradients narrower than the weights."""
+    from .fused import FusedAdam  # here: fused.py imports this module
 
     rule = adam(settings)
     groups = decay_groups(parameters, settings.weight_decay, rule=rule, in_place=FusedAdam(adam=rule))
@@ -38,8 +38,8 @@ def _from_narrow(parameters: Parameters, settings: AdamSettings, placements: Pla
 
 
 def make_exact(parameters: Parameters, settings: AdamSettings, placements: Placements) -> torch.optim.Optimizer:
-    """AdamW whose bits do not depend on an element's position in its tensor. The fused CPU kernel handles the remainder
-    of a vector loop with other instructions, which round differently."""
+    """AdamW whose bits do not depend on an element's position in its tensor. The fused CPU kernel rounds the remainder
+    of a vectorized loop differently."""
     groups = decay_groups(parameters, settings.weight_decay, rule=adam(settings))
     return Guarded(groups, by_parameter(parameters, placements))
 
@@ -59,14 +59,14 @@ class Adam:
         self, weight: Tensor, gradient: Tensor, moments: Moments, *, step: Tensor, lr: float, decay: float
     ) -> Update:
         direction, moments = self.direction(gradient, moments, step=step)
-        yield ()  # elementwise: nothing to ask
+        yield ()  # elementwise: no request
         return weight * (1 - lr * decay) - lr * direction, moments
 
     def direction(self, gradient: Tensor, moments: Moments, *, step: Tensor) -> tuple[Tensor, Moments]:
-        """Mean over root mean square, both bias-corrected; and the new moments."""
+        """The bias-corrected mean over the root mean square, and the new moments."""
         mean = torch.lerp(moments["exp_avg"], gradient, 1 - self.beta1)
         square = torch.lerp(moments["exp_avg_sq"], gradient * gradient, 1 - self.beta2)
-        # Powers in float64: 1 - 0.95 would lose a digit in float32.
+        # Powers in float64: in float32, 1 - 0.95 would lose a digit.
         starts = [(1 - beta**step).to(gradient.dtype) for beta in (self.beta1, self.beta2)]
         direction = mean / starts[0] / ((square / starts[1]).sqrt() + self.epsilon)
         return direction, {"exp_avg": mean, "exp_avg_sq": square}

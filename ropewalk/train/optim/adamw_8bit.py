@@ -1,17 +1,16 @@
-"""AdamW with moments in eight bits for the matrices inside blocks (Dettmers et al. 2022): 2 bytes per weight, not 8.
+"""AdamW with 8-bit moments for the matrices inside blocks (Dettmers et al. 2022): 2 bytes per weight instead of 8.
 
-Moments are decoded, updated and encoded in every step; the weights take the step of the decoded ones. What is encoded
-is the mean of gradients and the *root* of the mean of squares: a code that reaches down to 10^-7 of the largest number
-of a row would otherwise lose the squares of all gradients below 10^-3.5 of the largest, whose means it keeps.
+Every step dequantizes, updates and requantizes the moments; weights use the unquantized new ones. The second moment is
+stored as its *root*: codes reach down to 10^-7 of the largest number of a row, so storing squares would lose those of
+gradients below 10^-3.5 of the largest, whose means are kept.
 
-A code is an index into a table of 256 values, times the largest number of the row: the dynamic code of the paper
-(section 1.3), with a decade per leading zero bit that the remaining bits divide evenly. Numbers near the largest of a
-row are kept to 0.4 %, and those 10^-6 as large still have a code. A row is a block of the paper. Ranks hold rows whole
-or share them by columns: the codes of a matrix are the same for every placement, and a checkpoint of them fits any
-number of ranks.
+A code is an index into 256 values, times the largest number of the row: dynamic quantization (section 1.3 of the
+paper), one decade per leading zero bit, divided evenly by the remaining bits. Numbers near the row's maximum have 0.4 %
+error; 10^-6 of it is still representable. A row is the paper's block. Row scales are reduced over ranks that shard
+columns, so codes do not depend on placement and a checkpoint loads on any number of ranks.
 
-Embedding, head, positions, norms and biases keep moments in float32: the first for stability, as the paper finds
-(section 2.3), the last because they are small.
+Embedding, head, positions, norms and biases keep float32 moments: the embedding for stability (section 2.3), the small
+ones because they save nothing.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from .table import AdamSettings, is_hidden
 def make(
     parameters: Parameters, settings: AdamSettings, spec: Spec | None, placements: Placements
 ) -> torch.optim.Optimizer:
-    """Eight bits for the matrices inside blocks, AdamW with float32 moments for the rest."""
+    """8-bit moments for the matrices inside blocks, float32 moments for the rest."""
     rule = adam(settings)
     hidden = {name: p for name, p in parameters.items() if is_hidden(name, p.shape)}
     rest = {name: p for name, p in parameters.items() if not is_hidden(name, p.shape)}
@@ -46,7 +45,7 @@ def make(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Adam8:
-    """The rule in plain PyTorch, which says what is right; fused.py has it as a kernel."""
+    """The reference in plain PyTorch; fused.py runs it as a kernel."""
 
     adam: Adam
 
@@ -83,13 +82,13 @@ DECADES = 7
 
 @functools.lru_cache(maxsize=16)
 def table(*, signed: bool, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """The 256 values in rising order, from 0 or -1 to 1."""
+    """The 256 values in ascending order, from 0 or -1 to 1."""
     return torch.tensor(list(_values(signed=signed)), dtype=torch.float64).to(device, dtype)
 
 
 @functools.lru_cache(maxsize=16)
 def middles(*, signed: bool, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Where the next code becomes the nearer one: 255 numbers."""
+    """The 255 midpoints between adjacent values."""
     wide = table(signed=signed, dtype=torch.float64, device=torch.device("cpu"))
     return ((wide[:-1] + wide[1:]) / 2).to(device, dtype)
 
@@ -100,9 +99,8 @@ def zero_code(*, signed: bool) -> int:
 
 
 def encode(x: Tensor, scale: Tensor, *, signed: bool) -> Tensor:
-    """The nearest codes of `x`, whose largest absolute numbers are `scale` along the last dimension.
-
-    Unsigned numbers above 0 never become 0: they divide.
+    """The nearest codes of `x`, given its maximum absolute value `scale` along the last dimension. Unsigned: a positive
+    number never rounds to 0, because the root is a divisor.
     """
     unit = x / torch.where(scale > 0, scale, 1)
     limits = middles(signed=signed, dtype=x.dtype, device=x.device)
@@ -111,14 +109,14 @@ def encode(x: Tensor, scale: Tensor, *, signed: bool) -> Tensor:
 
 
 def decode(codes: Tensor, scale: Tensor, *, signed: bool) -> Tensor:
-    """The numbers that `codes` stand for."""
+    """The values of `codes`."""
     return table(signed=signed, dtype=scale.dtype, device=scale.device)[codes.int()] * scale
 
 
 def _values(*, signed: bool) -> Iterator[float]:
     positive = [0.0, 1.0]
     for decade in range(DECADES):
-        # The sign takes a bit of the fraction.
+        # The sign takes one bit of the fraction.
         steps = 2 ** (DECADES - decade - 1) * (1 if signed else 2)
         width = 0.9 / steps
         positive += [10.0**-decade * (0.1 + width * (step + 0.5)) for step in range(steps)]

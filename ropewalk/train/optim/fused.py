@@ -1,6 +1,6 @@
-"""Adam as single GPU kernels: no memory for new moments, everything is read and written once.
+"""Adam as single GPU kernels: in place, every number is read and written once.
 
-Where `found_inf` is 1 they change nothing, decided on the device.
+If `found_inf` is 1, they change nothing; the decision is made on the device.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .adamw import Adam
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FusedAdam:
-    """Torch's fused kernel, or ours for gradients narrower than the weights, which torch's does not accept."""
+    """Torch's fused kernel, or ours for gradients narrower than the weights, which torch's rejects."""
 
     adam: Adam
 
@@ -32,7 +32,7 @@ class FusedAdam:
     ) -> None:
         gradients = [_gradient(weight) for weight in weights]
         if any(gradient.dtype != weight.dtype for gradient, weight in zip(gradients, weights, strict=True)):
-            # Here, because Triton comes with torch's builds for GPUs only.
+            # Imported here, because Triton comes with torch's GPU builds only.
             from ..kernels.adamw import update_
 
             given = {"found_inf": found_inf, "grad_scale": grad_scale}
@@ -63,7 +63,7 @@ class FusedAdam:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FusedAdam8:
-    """The kernel of train/kernels/adamw_8bit.py: the rule `Adam8`."""
+    """The kernel of train/kernels/adamw_8bit.py; reference: `Adam8`."""
 
     adam: Adam
 
@@ -94,7 +94,7 @@ def _update_each(
     found_inf: Tensor | None,
     grad_scale: Tensor | None,
 ) -> None:
-    """One launch of our kernel per weight."""
+    """Launches our kernel once per weight."""
     place = weights[0].device
     left_out = torch.zeros((), device=place) if found_inf is None else found_inf
     scale = torch.ones((), device=place) if grad_scale is None else grad_scale
@@ -111,11 +111,11 @@ def _gradient(weight: Tensor) -> Tensor:
 
 
 def _starts(states: Sequence[dict[str, Tensor]], adam: Adam) -> tuple[Tensor, ...]:
-    """Both bias corrections of Adam, for each parameter's next step."""
+    """Both bias corrections of Adam for the next step of each parameter."""
     count = (torch.stack([state["step"] for state in states]) + 1).double()
     return torch.stack([1 - adam.beta1**count, 1 - adam.beta2**count], dim=1).float().unbind(0)
 
 
 def _count(states: Sequence[dict[str, Tensor]], left_out: Tensor) -> None:
-    # A list of tensors: a tensor as a number would be read by the host.
+    # A list of tensors: passing one tensor as a number would synchronize with the host.
     torch._foreach_add_([state["step"] for state in states], [1 - left_out] * len(states))

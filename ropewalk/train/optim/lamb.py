@@ -1,4 +1,4 @@
-"""LAMB (You et al. 2020, algorithm 2): Adam's direction, scaled to the norm of each weight matrix."""
+"""LAMB (You et al. 2020, algorithm 2): scales Adam's direction to the norm of each weight matrix."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ def make(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Lamb:
-    """Adam's direction plus decay, times |weight| / |direction plus decay| for a matrix.
+    """Adam's direction plus decay, times |weight| / |direction plus decay| for matrices.
 
-    Vectors (norms, biases) take AdamW's step: a bias starts at 0, and a step in proportion to its norm would keep it
-    there. A matrix that starts at 0 has ratio 1 at its first step, where the paper's is not defined, and grows slowly
-    from there: LAMB does not suit zero initialization.
+    Vectors (norms, biases) use AdamW: a bias starts at 0, and a step proportional to its norm would keep it there. A
+    matrix initialized to 0 has ratio 1 at its first step, where the paper's is undefined, and then grows slowly: LAMB
+    does not suit zero initialization.
     """
 
     adam: Adam

@@ -1,11 +1,11 @@
-"""Muon (Jordan et al. 2024): momentum, then the nearest orthogonal matrix, for the matrices inside blocks.
+"""Muon (Jordan et al. 2024): orthogonalized momentum for the matrices inside blocks, AdamW for everything else.
 
 Five Newton-Schulz iterations bring the singular values of an update near 1. Embedding, head, positions, norms and
-biases are not linear maps between hidden features: AdamW updates them.
+biases are not linear layers between hidden features.
 
-A fused matrix is orthogonalised part by part (query, key, value; gate, up). The parts are different linears that share
-storage for speed: the rows of all three together cannot be orthogonal (3 C rows of C columns), so a large gradient of
-one would shrink the others. The run also becomes independent of how the model stores them.
+Parts of a fused matrix (query, key, value; gate, up) are orthogonalized separately. They are different linears that
+share storage for speed: 3 C rows of C columns cannot be orthogonal, and a large gradient of one part would shrink the
+others. Runs also do not depend on how the model stores them.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from .sharded import Mapped
 from .table import MuonSettings, is_hidden
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
-"""Jordan et al. 2024: a quintic with the steepest slope at 0 that still leaves singular values in [0.7, 1.2]."""
+"""Jordan et al. 2024: a quintic with maximum slope at 0 that keeps singular values in [0.7, 1.2]."""
 ITERATIONS = 5
 RMS = 0.2
-"""Liu et al. 2025 (Muon is scalable for LLM training), section 2.2: an update of root mean square 0.2 has the usual
-norm of AdamW's, so that one learning rate and one weight decay suit both."""
+"""Liu et al. 2025 (Muon is scalable for LLM training), section 2.2: updates of root mean square 0.2 match the typical
+norm of AdamW's, so that both share one learning rate and weight decay."""
 
 
 def make(
@@ -55,11 +55,11 @@ def make(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Orthogonal:
-    """Nesterov momentum, orthogonalised; decoupled decay."""
+    """Nesterov momentum, orthogonalized; decoupled weight decay."""
 
     momentum: float
     parts: tuple[int, ...] = ()
-    """Rows of each part in one unit of a fused matrix (model/sharding.py); none when it is not fused."""
+    """Rows of each part per unit of a fused matrix (model/sharding.py); empty if not fused."""
 
     def begin(self, weight: Tensor) -> Moments:
         return {"momentum_buffer": torch.zeros_like(weight)}
@@ -73,19 +73,19 @@ class Orthogonal:
         return weight * (1 - lr * decay) - lr * update, {"momentum_buffer": mean}
 
     def orthogonal_parts(self, matrix: Tensor) -> Tensor:
-        """Each whole matrix of N A B with every part orthogonalised and scaled to `RMS`."""
+        """Orthogonalizes every part of whole matrices (N A B) and scales it to `RMS`."""
         pieces = [_scale(piece) * orthogonal(piece) for piece in _unfused(matrix, self.parts)]
         return _fused(pieces, self.parts)
 
 
 def orthogonal(matrix: Tensor) -> Tensor:
-    """Each matrix of N A B with its singular values brought near 1 (0.7 to 1.2; tiny ones less), same vectors.
+    """Matrices (N A B) with singular values near 1 (0.7 to 1.2; tiny ones less) and the same singular vectors.
 
-    In bfloat16 on a GPU, as its authors do: the result is approximate anyway, and matmuls are several times faster.
+    In bfloat16 on a GPU, as the authors do: the result is approximate anyway, and matmuls are several times faster.
     """
     x = matrix.bfloat16() if matrix.is_cuda and matrix.dtype == torch.float32 else matrix
     tall = matrix.shape[1] > matrix.shape[2]
-    # The smaller Gram matrix of the two.
+    # Transposed if tall: the Gram matrix is the smaller one.
     x = x.mT if tall else x
     x = x / (torch.linalg.matrix_norm(x, keepdim=True) + 1e-7)
     first, third, fifth = COEFFICIENTS
@@ -96,12 +96,12 @@ def orthogonal(matrix: Tensor) -> Tensor:
 
 
 def _scale(matrix: Tensor) -> float:
-    """An orthogonal A x B matrix has root mean square 1 / sqrt(max(A, B)); this brings it to `RMS`."""
+    """The factor to `RMS`: an orthogonal A x B matrix has root mean square 1 / sqrt(max(A, B))."""
     return RMS * math.sqrt(max(matrix.shape[1:]))
 
 
 def _unfused(matrix: Tensor, parts: Sequence[int]) -> list[Tensor]:
-    """The matrices interleaved by rows in a fused one, N A B."""
+    """The matrices whose rows are interleaved in a fused one (N A B)."""
     if not parts:
         return [matrix]
     units = matrix.unflatten(1, (-1, sum(parts)))

@@ -1,4 +1,4 @@
-"""Parameters -> optimizer."""
+"""Creates the optimizer of a phase."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ def make_optimizer(
     placements: Placements | None = None,
     exact: bool = False,
 ) -> torch.optim.Optimizer:
-    """The optimizer of the settings; each step sets the learning rate. Muon needs the model's `spec`.
+    """The configured optimizer; the learning rate is set every step. Muon needs the model's `spec`.
 
-    `placements` says of which parameters this rank holds a part. The update is that of the whole parameter, and all
-    ranks that share it must step together. With `exact`, AdamW gives the same bits for every placement, and
-    `adamw-8bit` always does; the others add up numbers of several ranks, in an order that depends on these.
+    `placements`: sharded parameters. Updates equal those of whole parameters, and all ranks that share a parameter
+    must step together. `exact` makes AdamW bitwise independent of placement; `adamw-8bit` always is. The others sum
+    over ranks, so rounding depends on the placement.
     """
     if exact and settings.kind == "adamw":
         return make_exact(parameters, settings.own_settings(), placements or {})
     own, target = settings.own_settings(), OPTIMIZERS[settings.kind].load()
-    if isinstance(target, type):  # a user's rule, which is its own settings or is made with them
+    if isinstance(target, type):  # a user's rule: a dataclass of its own settings, or constructed with them
         rule = own if isinstance(own, target) else target(own)
         groups = decay_groups(parameters, settings.weight_decay, rule=rule)
         return Guarded(groups, by_parameter(parameters, placements or {}))

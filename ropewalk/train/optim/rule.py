@@ -1,7 +1,7 @@
-"""A rule is the pure update of one parameter; `Guarded` applies it to all, and a bad gradient changes no bit.
+"""`Rule` is the pure update of one parameter; `Guarded` applies it to all and skips steps with non-finite gradients.
 
-Parameters of one shape are updated together, on the device, by a rule in plain PyTorch or by its kernel (`InPlace`). A
-rule is written for whole tensors; what it asks about a parameter of which ranks hold parts, sharded.py answers.
+Parameters of equal shape are updated together on the device, by a rule in plain PyTorch or its kernel (`InPlace`).
+Rules are written for whole tensors; sharded.py answers their requests about sharded parameters.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from .sharded import Asking, run_together
 
 Parameters = dict[str, nn.Parameter]
 Placements = Mapping[str, Placement]
-"""Which part of a parameter this rank holds, by name; those not named are whole."""
+"""This rank's shard of each parameter, by name; missing names are whole."""
 Group = dict[str, Any]
 
 
 def decay_groups(parameters: Parameters, weight_decay: float, **shared: Any) -> list[Group]:
-    """`parameters` in torch's groups: those that decay and those that do not; each group also has `shared`.
+    """`parameters` as torch parameter groups with and without weight decay; each group also has the fields `shared`.
 
     Matrices decay. Norms, biases and positions do not: decaying a scale towards zero has no meaning.
     """
@@ -46,7 +46,7 @@ def by_parameter(parameters: Parameters, placements: Placements) -> dict[nn.Para
 
 
 class InPlace(Protocol):
-    """A rule that needs no room for new moments."""
+    """A kernel for a rule, which updates in place without allocating new moments."""
 
     def update(
         self,
@@ -58,28 +58,28 @@ class InPlace(Protocol):
         found_inf: Tensor | None,
         grad_scale: Tensor | None,
     ) -> None:
-        """One step of weights that have a gradient; `states` hold their moments and the counter `step`. Gradients are
-        to be divided by `grad_scale`."""
+        """One step of weights with gradients; `states` hold their moments and the counter `step`. The kernel divides
+        gradients by `grad_scale`."""
 
 
 def fits(weight: Tensor, placement: Placement) -> bool:
-    """Whether a kernel can take this part of a parameter."""
+    """Whether a kernel supports this shard of a parameter."""
     alone = all(slicing.dim == 0 for slicing in placement.shards)
     return weight.is_cuda and weight.dtype == torch.float32 and weight.is_contiguous() and alone and weight.numel() > 0
 
 
 Moments = dict[str, Tensor]
-"""The state of one parameter, by the names under which checkpoints keep it: of the shape of this rank's part, or with
-size 1 where the rule keeps one number for a whole dimension."""
+"""The state of one parameter by checkpoint name: with the shape of this rank's shard, or with size 1 in dimensions
+that the rule reduces."""
 
 Update = Asking[tuple[Tensor, Moments]]
-"""An update in progress, which may ask about whole parameters (sharded.py)."""
+"""An update in progress, which may yield requests about whole parameters (sharded.py)."""
 
 
 class Rule(Protocol):
-    """One update of N parameters of one shape: the first dimension of all tensors counts them.
+    """One update of N parameters of one shape, stacked along the first dimension of all tensors.
 
-    Reads no tensor on the host: on a GPU that would wait for the device.
+    Must not read a tensor on the host: that would synchronize with the GPU.
     """
 
     def begin(self, weight: Tensor) -> Moments:
@@ -88,20 +88,20 @@ class Rule(Protocol):
     def update(
         self, weight: Tensor, gradient: Tensor, moments: Moments, *, step: Tensor, lr: float, decay: float
     ) -> Update:
-        """Ends with the new weights and the new moments; the old ones stay as they are.
+        """Returns the new weights and new moments without changing the old ones.
 
         `step` counts from 1, in float64, with as many dimensions as the weights; `decay` is the decoupled weight decay.
         """
 
 
 TOGETHER_NUMEL = 1 << 26
-"""Maximum numbers in one round of sharded parameters, which are updated together to save messages: about 0.8 GB of new
-moments and directions in float32."""
+"""Maximum numbers in one round of sharded parameters, updated together to save messages: about 0.8 GB of new moments
+and directions in float32."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Batch:
-    """Parameters of one shape, placement and group of torch."""
+    """Parameters of equal shape, placement and parameter group."""
 
     weights: list[Tensor]
     placement: Placement
@@ -109,16 +109,16 @@ class _Batch:
 
 
 class Guarded(torch.optim.Optimizer):
-    """Applies `group["rule"]` to the parameters of each group, by `group["in_place"]` where that kernel fits.
+    """Applies `group["rule"]` to the parameters of each group, or `group["in_place"]` if the kernel supports them.
 
-    Small parameters of one shape are stacked, up to half the size of the largest: the time of a small one is that of
-    starting its kernels. Price: an update of 124 M parameters takes 8 ms by LAMB, 7 by Adafactor and 23 by Muon (36 to
-    148 ms unstacked), where torch's fused AdamW takes 1.1 (H200, torch 2.11).
+    Small parameters of equal shape are stacked, up to half the size of the largest, because launch overhead dominates
+    their time. Cost: updating 124 M parameters takes 8 ms with LAMB, 7 with Adafactor and 23 with Muon (36 to 148 ms
+    unstacked); torch's fused AdamW takes 1.1 (H200, torch 2.11).
     """
 
-    # The contract between torch's GradScaler and its fused optimizers, which the executor relies on: `step` leaves
-    # weights, moments and counters as they are when `found_inf` is 1, and decides so on the device; gradients are
-    # divided by `grad_scale`.
+    # The contract between torch's GradScaler and fused optimizers, which the executor relies on: if `found_inf` is 1,
+    # `step` leaves weights, moments and counters unchanged, decided on the device; gradients are divided by
+    # `grad_scale`.
     _step_supports_amp_scaling = True
     found_inf: Tensor | None = None
     grad_scale: Tensor | None = None
@@ -132,7 +132,7 @@ class Guarded(torch.optim.Optimizer):
         self.rounds = all(
             hasattr(p, "rounded") and self._has_kernel(p, group) for group in self.param_groups for p in group["params"]
         )
-        """Whether an update also writes the parameters' narrow copies, `rounded` (parallel/precision.py)."""
+        """Whether updates also write the low-precision copies `rounded` of parameters (parallel/precision.py)."""
         self._stack_numel = max(_numel(self._placement(p)) for p in parameters) // 2
 
     @torch.no_grad()
@@ -145,7 +145,7 @@ class Guarded(torch.optim.Optimizer):
                 self._end(batch, weight, new)
 
     def _step_in_place(self, group: Group) -> None:
-        """Updates what a kernel can take."""
+        """Updates the parameters that a kernel supports."""
         weights = [p for p in group["params"] if p.grad is not None and self._has_kernel(p, group)]
         if weights:
             kernel: InPlace = group["in_place"]
@@ -169,7 +169,7 @@ class Guarded(torch.optim.Optimizer):
         return state
 
     def _rounds(self) -> Iterator[list[_Batch]]:
-        """Batches that are updated together: whole parameters one by one, sharded ones up to `TOGETHER_NUMEL`."""
+        """Batches to update together: whole parameters one by one, sharded ones up to `TOGETHER_NUMEL`."""
         together: list[_Batch] = []
         room = TOGETHER_NUMEL
         for batch in self._batches():
@@ -187,7 +187,7 @@ class Guarded(torch.optim.Optimizer):
 
     def _batches(self) -> Iterator[_Batch]:
         """Parameters with a gradient and without a kernel, stacked by shape and placement. Ranks that share parameters
-        must find gradients for the same ones."""
+        must have gradients for the same ones."""
         for group in self.param_groups:
             alike: dict[object, list[Tensor]] = {}
             for parameter in group["params"]:
@@ -224,16 +224,16 @@ class Guarded(torch.optim.Optimizer):
 
     def _commit(self, old: list[Tensor], new: Tensor) -> None:
         if self.found_inf is not None:
-            # A choice rather than a product with 0: 0 times nan is nan.
+            # `where` instead of a product with 0: 0 times nan is nan.
             new = torch.where(self.found_inf.bool(), _stack(old), new)
         torch._foreach_copy_(old, list(new.unbind(0)))
 
 
 def _stack(tensors: list[Tensor]) -> Tensor:
-    """All tensors along a new first dimension; one alone is not copied."""
+    """Stacks tensors along a new first dimension; a single one is not copied."""
     return torch.stack(tensors) if len(tensors) > 1 else tensors[0].unsqueeze(0)
 
 
 def _numel(placement: Placement) -> int:
-    """Numbers in a part, or a little less where parts differ in size: all ranks must find the same."""
+    """Numbers per shard, rounded down if uneven: identical on all ranks."""
     return max(1, math.prod(placement.shape) // math.prod(slicing.group.size for slicing in placement.shards))

@@ -1,13 +1,12 @@
-"""What a rule may ask about a whole parameter of which this rank holds a part, and how ranks answer together.
+"""Answers a rule's requests about sharded parameters: means, maxima, norms, and functions of whole matrices.
 
-A rule is written for whole tensors. Where a number or a matrix depends on all of a tensor, the rule yields a request
-and is sent the answer. Rules of many parameters run side by side, so that requests of the same moment share messages:
-one all-reduce per group for all means and norms, and one for all maxima. For a parameter that is not sharded the answer
-is computed locally, by the operation that a rule for one device would use.
+Rules are written for whole tensors. Where a value depends on the whole tensor, the rule yields a request and is sent
+the answer. Rules of many parameters run concurrently, so their requests share messages: per group, one all-reduce for
+means and norms, and one for maxima. For unsharded parameters the answer is computed locally, with the same operation.
 
-A function of whole matrices (`Mapped`) runs on one rank per matrix, its owner: an all-to-all brings the parts, another
-returns the results. Compared with all-gathering every matrix, no rank repeats the work of others, and each sends its
-parts twice instead of once per other rank.
+A function of whole matrices (`Mapped`) runs on one rank per matrix, its owner: one all-to-all collects the shards,
+another returns the results. Unlike all-gathering every matrix, no work is repeated, and each rank sends its shards
+twice instead of once per other rank.
 """
 
 from __future__ import annotations
@@ -29,16 +28,16 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True)
 class Mean:
-    """The mean along `dims` of the whole, which stay with size 1."""
+    """The mean of the whole tensor along `dims`, kept with size 1."""
 
     part: Tensor
     dims: tuple[int, ...]
-    """Of `part`, whose dimension 0 counts parameters and is never cut."""
+    """Dimensions of `part`; its dimension 0 counts parameters and is never sharded."""
 
 
 @dataclass(frozen=True, slots=True)
 class Largest:
-    """The maximum along `dims` of the whole, which stay with size 1; no number is below 0."""
+    """The maximum of a non-negative whole tensor along `dims`, kept with size 1."""
 
     part: Tensor
     dims: tuple[int, ...]
@@ -47,29 +46,29 @@ class Largest:
 
 @dataclass(frozen=True, slots=True)
 class Norm:
-    """The Frobenius norm of every whole matrix of N A B, as N 1 1."""
+    """The Frobenius norm of every whole matrix (N A B -> N 1 1)."""
 
     part: Tensor
 
 
 @dataclass(frozen=True, slots=True)
 class Mapped:
-    """This rank's part of what `function` makes of whole matrices, N A B to N A B, each by itself."""
+    """This rank's shard of `function` applied to each whole matrix (N A B -> N A B)."""
 
     part: Tensor
     function: Callable[[Tensor], Tensor]
-    """Equal functions are called with many matrices at a time."""
+    """Called with several matrices at once if functions are equal."""
 
 
 Request = Mean | Largest | Norm | Mapped
 Asking = Generator[Sequence[Request], list[Tensor], Result]
-"""A computation that yields requests, is sent their answers, and ends with a result."""
+"""A generator that yields requests, is sent the answers, and returns a result."""
 
 
 def run_together(computations: Sequence[tuple[Asking[Result], Placement]]) -> list[Result]:
-    """The results of computations, each about N parameters of one shape and placement.
+    """Runs computations, each about N parameters of one shape and placement, and returns their results.
 
-    All ranks that share one of the parameters must call with all they share, in the same order.
+    All ranks that share a parameter must call with all parameters they share, in the same order.
     """
     results: dict[int, Result] = {}
     asked: dict[int, Sequence[Request]] = {}
@@ -122,7 +121,7 @@ def _on_the_spot(request: Request) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class _Partial:
-    """A sum or maximum over this rank's part, the groups to reduce it over, and what to compute from the result."""
+    """A sum or maximum over this rank's shard, the groups to reduce over, and the final function."""
 
     value: Tensor
     groups: tuple[Group, ...]
@@ -137,7 +136,7 @@ def _partial(request: Mean | Largest | Norm, placement: Placement) -> _Partial:
     count = math.prod(placement.shape[dim - 1] for dim in request.dims)
     groups = tuple(slicing.group for slicing in placement.shards if slicing.dim + 1 in request.dims)
     if isinstance(request, Largest):
-        # A part without columns has no maximum; 0 is no larger than that of any other.
+        # An empty shard has no maximum; 0 is neutral, because no number is negative.
         some = all(request.part.shape[dim] for dim in request.dims)
         empty = request.part.sum(request.dims, keepdim=True)
         largest = request.part.amax(request.dims, keepdim=True) if some else empty
@@ -146,7 +145,7 @@ def _partial(request: Mean | Largest | Norm, placement: Placement) -> _Partial:
 
 
 def _completed(partials: Sequence[_Partial]) -> list[Tensor]:
-    """All of them reduced, by one all-reduce per group, operation and dtype."""
+    """Reduces all partial results, with one all-reduce per group, operation and dtype."""
     values = [each.value for each in partials]
     kinds = dict.fromkeys((each.operation, each.value.dtype) for each in partials)
     for group in dict.fromkeys(group for each in partials for group in each.groups):
@@ -180,28 +179,28 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class OwnedMatrix:
-    """A matrix on its way to its owner: what is gathered so far, and the shards that remain."""
+    """A matrix on its way to its owner: the part gathered so far and the remaining shards."""
 
     part: Tensor
     shards: tuple[Shard, ...]
     shape: Shape
-    """Of the whole."""
+    """Shape of the whole matrix."""
     function: Callable[[Tensor], Tensor]
-    """Of whole matrices, N A B to N A B, each by itself; equal functions are called with many at a time."""
+    """As in `Mapped`."""
 
     def part_of(self, rank: int) -> Shape:
-        """The shape of the part that a rank of the last slicing's group holds."""
+        """The shape of the part on a rank of the last shard's group."""
         sides = list(self.part.shape)
         sides[self.shards[-1].dim] = self.shards[-1].sizes[rank]
         return tuple(sides)
 
 
 def map_parts(matrices: Sequence[OwnedMatrix]) -> list[Tensor]:
-    """This rank's part of each matrix's function of the whole.
+    """This rank's shard of the function of each whole matrix.
 
-    All ranks that share one of the matrices must call with all they share, in the same order. A matrix that is sharded
-    twice is gathered twice: first over the group of its last shard, whose ranks share the work, then by each owner over
-    the group of the first.
+    All ranks that share a matrix must call with all matrices they share, in the same order. A matrix sharded twice is
+    gathered twice: over the group of its last shard, whose ranks divide the work, then by each owner over the group of
+    the first.
     """
     deepest = max(matrices, key=lambda matrix: len(matrix.shards), default=None)
     if deepest is None or not deepest.shards:
@@ -226,7 +225,7 @@ def _travels(matrix: OwnedMatrix, group: Group, dtype: torch.dtype) -> bool:
 
 
 def _map_whole(matrices: Sequence[OwnedMatrix]) -> list[Tensor]:
-    """Matrices of one shape and function go through it together."""
+    """Applies functions to whole matrices, batched by shape and function."""
     alike: dict[tuple[object, ...], list[int]] = {}
     for i, matrix in enumerate(matrices):
         alike.setdefault((matrix.shape, matrix.part.dtype, matrix.function), []).append(i)
@@ -238,7 +237,7 @@ def _map_whole(matrices: Sequence[OwnedMatrix]) -> list[Tensor]:
 
 
 def _deal(loads: Sequence[int], ranks: int) -> list[int]:
-    """The owner of each matrix: the rank with the least work so far, so that equal matrices take turns."""
+    """The owner of each matrix: the least loaded rank so far, so equal matrices rotate."""
     busy = [0] * ranks
     owners = []
     for load in loads:
@@ -249,7 +248,7 @@ def _deal(loads: Sequence[int], ranks: int) -> list[int]:
 
 
 def _collect(owned: Sequence[Sequence[OwnedMatrix]], group: Group) -> list[OwnedMatrix]:
-    """The matrices that this rank owns, gathered over the group; `owned` holds this rank's parts by owner."""
+    """Gathers the matrices this rank owns; `owned` holds this rank's parts by owner."""
     sent = [[matrix.part for matrix in matrices] for matrices in owned]
     mine = owned[group.rank]
     shapes = [[matrix.part_of(rank) for matrix in mine] for rank in range(group.size)]
@@ -261,7 +260,7 @@ def _collect(owned: Sequence[Sequence[OwnedMatrix]], group: Group) -> list[Owned
 
 
 def _hand_out(done: Sequence[Tensor], owned: Sequence[Sequence[OwnedMatrix]], group: Group) -> list[list[Tensor]]:
-    """The inverse of `_collect`: the parts of what its matrices became, by owner."""
+    """The inverse of `_collect`: returns the parts of the results, by owner."""
     placement = [
         whole.split(m.shards[-1].sizes, m.shards[-1].dim) for whole, m in zip(done, owned[group.rank], strict=True)
     ]
@@ -271,7 +270,7 @@ def _hand_out(done: Sequence[Tensor], owned: Sequence[Sequence[OwnedMatrix]], gr
 
 
 def _rows(owned: Sequence[Sequence[OwnedMatrix]], group: Group) -> Tensor:
-    """A row per rank, as long as the longest message between a rank and an owner."""
+    """A send buffer with one row per rank, as long as the longest message."""
     ranks = range(group.size)
     side = max(sum(math.prod(matrix.part_of(rank)) for matrix in matrices) for matrices in owned for rank in ranks)
     example = next(matrix.part for matrices in owned for matrix in matrices)

@@ -1,7 +1,7 @@
-"""Every optimizer by its name in a recipe: settings, costs and factory. No torch.
+"""The registry of optimizers: settings, costs and factory of each `train.optimizer.kind`. No torch.
 
-A user's own, `train.optimizer.kind = "lion:Lion"`, is a frozen dataclass with the methods of `Rule` (train/optim/
-rule.py), whose fields are its settings; `[train.optimizer.settings]` sets them. Its state is taken to be two float32
+A custom one, `train.optimizer.kind = "lion:Lion"`, is a frozen dataclass with the methods of `Rule`
+(train/optim/rule.py); its fields are set in `[train.optimizer.settings]`. Its state is assumed to be two float32
 numbers per weight, unless the class has a static method `state_bytes(name, shape)`.
 """
 
@@ -17,22 +17,22 @@ from ropewalk.plan.forecast import OptimizerCosts
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OptimizerKind(Kind):
-    """A kind of optimizer; `settings` names those of `[train.optimizer]` that it reads."""
+    """An optimizer; `settings` names the keys of `[train.optimizer]` that it reads."""
 
     state_bytes: StateBytes = two_moments
-    """Bytes of state of a parameter, by its name and shape."""
+    """Bytes of optimizer state of a parameter, by its name and shape."""
     update_copies: int = 7
-    """Copies of the largest parameter, in float32, that an update holds at once: up to seven for a `Rule`."""
+    """Float32 copies of the largest parameter alive during an update: up to seven for a `Rule`."""
 
     @property
     def costs(self) -> OptimizerCosts:
-        """What the memory forecast needs to know."""
+        """The inputs of the memory forecast."""
         return OptimizerCosts(self.state_bytes, self.update_copies)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AdamSettings:
-    """Of AdamW, its variants, and what takes its moments."""
+    """Settings of AdamW, its variants and LAMB."""
 
     beta1: float
     beta2: float
@@ -42,7 +42,7 @@ class AdamSettings:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AdafactorSettings:
-    """Of Adafactor, which keeps no mean of gradients."""
+    """Settings of Adafactor, which has no first moment."""
 
     weight_decay: float
     relative_step: bool
@@ -50,7 +50,7 @@ class AdafactorSettings:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MuonSettings:
-    """Of Muon for the matrices inside blocks, with AdamW for the rest."""
+    """Settings of Muon for the matrices inside blocks, with AdamW for the rest."""
 
     beta1: float
     beta2: float
@@ -61,7 +61,7 @@ class MuonSettings:
 
 
 def is_hidden(name: str, shape: tuple[int, ...]) -> bool:
-    """Whether a parameter is a matrix inside a block: Muon and `adamw-8bit` treat those alone in their own way."""
+    """Whether a parameter is a matrix inside a block; Muon and `adamw-8bit` apply only to these."""
     return name.startswith("blocks.") and len(shape) == 2
 
 
@@ -74,7 +74,7 @@ def _one_moment_inside(name: str, shape: tuple[int, ...]) -> int:
 
 
 def _two_codes_inside(name: str, shape: tuple[int, ...]) -> int:
-    """A byte per weight and a scale per row, twice."""
+    """Two moments, each with one byte per weight and a float32 scale per row."""
     return 2 * prod(shape) + 8 * shape[0] if is_hidden(name, shape) else two_moments(name, shape)
 
 

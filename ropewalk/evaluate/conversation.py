@@ -1,7 +1,7 @@
-"""A dialogue with a model, turn by turn, on one device.
+"""Chat with a model on one device.
 
-Every answer follows all turns that fit. When the context is full, the oldest turns are dropped, a question with its
-answer; the system text stays. Turns are never cut.
+The prompt of an answer has all turns that fit the context. When it is full, the oldest question and answer are dropped;
+the system text stays. Turns are never truncated.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .generate import stream
 
 
 class Conversation:
-    """The turns so far, and the model that answers."""
+    """A model and the turns so far."""
 
     def __init__(
         self,
@@ -44,31 +44,31 @@ class Conversation:
         with encoding(self._path):
             self._chat = chat_encoder(template, tokenizer, end=self._end)
         self.template, self.own_template = template, own_template
-        """The template in use, and that of the model's own data (empty: it had no dialogues)."""
+        """The template in use, and that of the training data (empty: no dialogues)."""
         self.context: int = self._model.spec.sequence_length
-        """Maximum tokens that the model sees."""
+        """Maximum tokens of context."""
         self._tokens, self._temperature, self._top_k, self._seed = tokens, temperature, top_k, seed
         self._system = [Turn("system", system)] if system else []
         self.reset()
 
     def reset(self) -> None:
-        """Forgets every turn but the system text, as a new conversation."""
+        """Removes all turns except the system text."""
         self.turns: list[Turn] = []
         self.answers = 0
-        """Answers given, including those dropped since."""
+        """Answers given, including dropped ones."""
         self.dropped = 0
-        """Turns dropped before the last answer."""
+        """Turns dropped for the last answer."""
         self.drawn = 0
         """Tokens of the last answer."""
 
     @property
     def ended(self) -> bool:
-        """Whether the model closed its last answer before the maximum number of tokens."""
+        """Whether the model ended its last answer before the maximum number of tokens."""
         return self.drawn < self._tokens
 
     def answer(self, question: str) -> Generator[str, None, None]:
-        """Pieces of the answer as they are drawn. If the caller stops early, later turns see the answer so far. A
-        question longer than the context raises UserError at once."""
+        """Generates the answer piece by piece. If the caller stops early, later turns see the answer so far. Raises
+        UserError at once if the question exceeds the context."""
         prompt = self._prompt(question)
         return self._answer(question, prompt)
 
@@ -99,7 +99,7 @@ class Conversation:
             yield token
 
     def _prompt(self, question: str) -> list[int]:
-        """The tokens before the answer; drops the oldest turns until it fits."""
+        """The prompt tokens; drops the oldest turns until they fit."""
         try_text(self._content, question, path=self._path)
         # A longer answer continues with the newer half of the text (evaluate/generate.py).
         room = self.context - min(self._tokens, self.context // 2)

@@ -1,4 +1,4 @@
-"""Runs evaluation tasks: requests -> answers of the model -> metrics, samples and scored documents in the run."""
+"""Runs evaluation tasks and writes their metrics, samples and scored documents."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from .task import (
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """What was measured."""
+    """Metrics by task, samples and scored documents."""
 
     tasks: dict[str, list[Metric]]
     samples: list[Sample]
@@ -42,10 +42,10 @@ class Evaluation:
 
 
 def evaluate(model: TaskModel, held_out: HeldOut) -> Evaluation:
-    """Asks `model` the questions of the tasks in `evaluate.tasks`. All ranks must call."""
+    """Runs the tasks of `evaluate.tasks` with `model`. All ranks must call."""
     tasks = open_tasks(held_out)
     requests = [list(task.requests()) for task in tasks]
-    # The likelihoods of all tasks come first: a model may need other memory to generate.
+    # Likelihoods of all tasks first: generation may load the model in another precision.
     likelihoods = [_likelihoods(model, held_out, asked) for asked in requests]
     completions = [_completions(model, held_out, asked) for asked in requests]
     found = Evaluation({}, [], [])
@@ -60,7 +60,7 @@ def evaluate(model: TaskModel, held_out: HeldOut) -> Evaluation:
 
 
 def open_tasks(held_out: HeldOut) -> list[Task]:
-    """The tasks of the settings, in their order."""
+    """The configured tasks, in order."""
     tasks: list[Task] = [TASKS[name].load()(held_out) for name in held_out.settings.tasks]
     names = [task.name for task in tasks]
     if len({*names}) < len(names):
@@ -76,7 +76,7 @@ def write_evaluation(run: Path, evaluation: Evaluation, *, step: int) -> None:
 
 
 def _likelihoods(model: TaskModel, held_out: HeldOut, requests: Sequence[Request]) -> dict[int, Likelihood]:
-    """By the number of the request."""
+    """Likelihoods by request index."""
     asked = {index: request.text for index, request in enumerate(requests) if isinstance(request, Rolling)}
     documents = [
         np.array([*held_out.detokenizer.encode(text), held_out.end_of_text]) if isinstance(text, str) else text
@@ -95,7 +95,7 @@ def _completions(model: TaskModel, held_out: HeldOut, requests: Sequence[Request
     found = {}
     for sampling, prompts in by_sampling.items():
         held_out.progress.begin("sample", None, "completions")
-        # Every document of the training text follows an end of text: so does a prompt.
+        # Prompts follow an end-of-text token, like every training document.
         whole = [[held_out.end_of_text, *prompt] for prompt in prompts.values()]
         drawn = model.generate(whole, sampling, seed=seed_for(held_out.seed, "samples"))
         held_out.progress.end()
@@ -106,7 +106,7 @@ def _completions(model: TaskModel, held_out: HeldOut, requests: Sequence[Request
 
 
 def _checked(task: Task, metrics: list[Metric]) -> list[Metric]:
-    """`metrics`, if files can hold them."""
+    """`metrics`; UserError unless they are finite and each overall metric precedes its groups."""
     for index, metric in enumerate(metrics):
         where = f"task `{task.name}`: metric `{metric.name}`"
         if not math.isfinite(metric.value):

@@ -1,7 +1,6 @@
-"""A checkpoint on disk -> a measured model, or generated text.
+"""Evaluates a checkpoint, or generates text from it.
 
-One process builds the whole model on its device. Processes of a launcher share it under a plan
-(evaluate/sharded_model.py).
+A single process loads the whole model on its device. Processes of a launcher shard it (evaluate/sharded_model.py).
 """
 
 from __future__ import annotations
@@ -62,8 +61,8 @@ def generate_text(
     top_k: int,
     seed: int,
 ) -> Iterator[str]:
-    """Pieces of the text that follows `prompt`, or of the answer to `question` as the chat `template` writes it, as the
-    model draws them. Under a launcher all ranks must call, and all get the same text."""
+    """Generates the text after `prompt`, or the answer to `question` in the chat `template`, piece by piece. Under a
+    launcher all ranks must call and get the same text."""
     model, tokenizer = _open(path, texts=[prompt if question is None else question])
     end, chat = end_of_text(tokenizer, path=path / TOKENIZER), None
     with encoding(path / TOKENIZER):
@@ -74,7 +73,7 @@ def generate_text(
             text = tokenizer.encode(prompt, add_special_tokens=False).ids
     drawn = stream(
         model,
-        # Every document of the training text follows an end of text: so does a prompt.
+        # Prompts follow an end-of-text token, like every training document.
         [end, *text],
         new_tokens=tokens,
         temperature=temperature,
@@ -87,14 +86,14 @@ def generate_text(
 
 
 def chat_encoder(template: str, tokenizer: Tokenizer, *, end: int) -> ChatEncoder:
-    """Encodes dialogues as the template named `template` writes them."""
+    """The encoder of dialogues in the template named `template`."""
     return ChatEncoder(
         template_named(template), tokenizer, lambda texts: encode(tokenizer, texts, dtype="uint32"), end=end
     )
 
 
 def until(tokens: Iterable[int], closing: list[int]) -> Iterator[int]:
-    """`tokens` up to where `closing` first begins; tokens that may be its beginning are held back."""
+    """`tokens` before the first occurrence of `closing`; a possible prefix of it is held back."""
     held: list[int] = []
     for token in tokens:
         held.append(token)
@@ -106,21 +105,21 @@ def until(tokens: Iterable[int], closing: list[int]) -> Iterator[int]:
 
 
 def spelled(tokens: Iterable[int], tokenizer: Tokenizer) -> Iterator[str]:
-    """The text of `tokens`, piece by piece."""
+    """Decodes `tokens` incrementally."""
     drawn: list[int] = []
     shown = ""
     for token in tokens:
         drawn.append(token)
         text = tokenizer.decode(drawn)
-        # A character may take several tokens; the replacement mark is held back until it is whole.
+        # A character may take several tokens: no output until it is complete.
         if not text.endswith("\ufffd"):
             yield text[len(shown) :]
             shown = text
 
 
 def load_model(path: Path, *, device: torch.device, texts: Sequence[str] = ()) -> tuple[ModelStage, int, Tokenizer]:
-    """(the model of the checkpoint on `device`, its step, its tokenizer). The tokenizer may be anybody's: it is tried
-    out on `texts` before it is used."""
+    """(model of the checkpoint on `device`, its step, its tokenizer). The tokenizer may be foreign: it is tested on
+    `texts` first."""
     with advise_on_damage(path):
         state = load_weights(path)
     with torch.device("meta"):
@@ -131,7 +130,7 @@ def load_model(path: Path, *, device: torch.device, texts: Sequence[str] = ()) -
 
 
 def _open(path: Path, *, texts: Sequence[str]) -> tuple[ModelStage | Executor, Tokenizer]:
-    """The model, on one device or under a plan, and its tokenizer, tried out on `texts`."""
+    """The model, on one device or sharded, and its tokenizer, tested on `texts`."""
     if ranks().world > 1:
         executor, file = load_generator(path)
         vocabulary = executor.spec.vocabulary

@@ -1,11 +1,11 @@
-"""Prompts -> completions, with a key-value cache.
+"""Generates completions with a key-value cache.
 
-The model never sees more than `spec.sequence_length` tokens. When a text outgrows that, its older part is dropped and
-the newer half is read again from position 0 (`context_start`): generation is unbounded, at the price of one more pass
-over half a sequence every half sequence. What is dropped depends on the length of the text only, not on the prompt's.
+The context is at most `spec.sequence_length` tokens. When a text outgrows it, the older part is dropped and the newer
+half is encoded from position 0 (`context_start`): generation is unbounded, at the cost of one pass over half a sequence
+every half sequence. What is dropped depends on the length of the text only, not on the prompt's.
 
-A model on one device and an executor under any plan give the same tokens: one rank chooses for all. With an executor
-all ranks must call.
+A model on one device and an executor under any plan give the same tokens, because one rank samples for all. With an
+executor all ranks must call.
 
 Shapes: B sequences, T tokens, V vocabulary, K candidates.
 """
@@ -25,7 +25,7 @@ from ropewalk.parallel.decoding import ModelDecoding
 from ropewalk.parallel.executor import Decoding, Executor
 
 ROWS = 64
-"""Maximum prompts per batch: bounds the cache."""
+"""Maximum prompts per batch, which bounds the cache."""
 
 
 def generate(
@@ -39,11 +39,11 @@ def generate(
     end: int | None,
     vocabulary: int | None = None,
 ) -> list[list[int]]:
-    """The completion of each prompt: at most `new_tokens` tokens, without the prompt and without the closing `end`.
+    """Completes each prompt with at most `new_tokens` tokens; results exclude the prompt and the closing `end`.
 
-    Temperature 0 takes the most likely token; `top_k` 0 draws from all. Prompt i draws from a random stream of its own,
-    so its completion does not depend on its company (up to the rounding of differently sized matrix products).
-    Tokens from `vocabulary` on are padding and never drawn; None: the model has no padding.
+    Temperature 0 takes the most likely token; `top_k` 0 samples from all. Each prompt has its own random stream, so its
+    completion does not depend on the batch (up to rounding of matmuls of different sizes). Tokens from `vocabulary` on
+    are padding and never sampled; None: no padding.
     """
     completions: list[list[int]] = [[] for _ in prompts]
     for indices in _batches(prompts):
@@ -72,7 +72,7 @@ def stream(
     end: int | None,
     vocabulary: int | None = None,
 ) -> Iterator[int]:
-    """The tokens that `generate` gives for this prompt alone, as they are drawn."""
+    """Streams the tokens that `generate` gives for this prompt alone."""
     chances_BT = _chances(seed, 0, new_tokens).unsqueeze(0)
     for (token,) in _continue(model, [prompt], chances_BT, temperature=temperature, top_k=top_k, vocabulary=vocabulary):
         if token == end:
@@ -81,20 +81,20 @@ def stream(
 
 
 def context_start(length: int, limit: int) -> int:
-    """The first of `length` tokens that the model still sees, in sequences of at most `limit` tokens."""
+    """The first of `length` tokens still in a context of at most `limit` tokens."""
     period = limit - limit // 2
     return max(0, -(-(length - limit) // period) * period)
 
 
 def choose(logits_BV: Tensor, chances_B: Tensor, *, temperature: float, top_k: int) -> Tensor:
-    """One token per sequence: the most likely one at temperature 0, else the one at quantile `chances_B` of the
-    sharpened distribution."""
+    """Samples one token per sequence: the most likely one at temperature 0, else by inverse CDF at the quantiles
+    `chances_B` of the tempered distribution."""
     if temperature == 0:
         return logits_BV.argmax(-1)
     candidates_BK = None
     if 0 < top_k < logits_BV.shape[-1]:
         logits_BV, candidates_BK = logits_BV.topk(top_k, dim=-1)
-    # In float64, and from the largest down, a very low temperature overflows to probability 0, not to nan.
+    # Float64 logits minus their maximum: a very low temperature underflows to probability 0 instead of nan.
     wide_BK = logits_BV.double()
     sharp_BK = (wide_BK - wide_BK.amax(-1, keepdim=True)) / temperature
     below_BK = sharp_BK.softmax(-1).cumsum(-1)
@@ -104,7 +104,7 @@ def choose(logits_BV: Tensor, chances_B: Tensor, *, temperature: float, top_k: i
 
 
 def _batches(prompts: list[list[int]]) -> Iterator[list[int]]:
-    """Indices of prompts of equal length, at most ROWS together: no padding."""
+    """Indices of prompts of equal length, at most ROWS per batch: no padding."""
     by_length: dict[int, list[int]] = {}
     for index, prompt in enumerate(prompts):
         by_length.setdefault(len(prompt), []).append(index)
@@ -114,7 +114,7 @@ def _batches(prompts: list[list[int]]) -> Iterator[list[int]]:
 
 
 def _chances(seed: int, index: int, count: int) -> Tensor:
-    """The random numbers in [0, 1) of prompt `index`, drawn on the CPU: the same on every device."""
+    """Random numbers in [0, 1) for prompt `index`, drawn on the CPU so that they are equal on all devices."""
     generator = torch.Generator().manual_seed(seed_for(seed, "generate", index))
     return torch.rand(count, generator=generator, dtype=torch.float64)
 
@@ -129,7 +129,7 @@ def _continue(
     top_k: int,
     vocabulary: int | None,
 ) -> Iterator[list[int]]:
-    """The next token of every sequence, for each column of `chances_BT`."""
+    """The next token of every sequence, once per column of `chances_BT`."""
     if not prompts[0]:
         raise UserError("an empty prompt cannot be completed; begin it with the end-of-text token")
     with _decoding(model, len(prompts[0]) + chances_BT.shape[1]) as decoding:
@@ -150,7 +150,7 @@ def _continue(
 
 
 def _decoding(model: ModelStage | Executor, length: int) -> contextlib.AbstractContextManager[Decoding]:
-    """Forward passes of `model` over texts of at most `length` tokens."""
+    """A context for decoding texts of at most `length` tokens with `model`."""
     if isinstance(model, ModelStage):
         return contextlib.nullcontext(ModelDecoding(model, room=min(model.spec.sequence_length, length)))
     return model.decoding(room=min(model.spec.sequence_length, length))

@@ -1,4 +1,4 @@
-"""The plan for generation from a checkpoint by several processes. No torch."""
+"""Plans generation from a checkpoint with several processes. No torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ropewalk.plan.plan import FILE, Plan, load_plan
 
 
 def generation_plan(path: Path, *, processes: int, device: Literal["cpu", "cuda"]) -> Plan:
-    """The plan with which `processes` generate from the checkpoint `path`: that of its run if it has one for as many
+    """The plan for generating from the checkpoint `path` with `processes`: the run's own if its process count matches
     (plan/inference_plan.py)."""
     manifest = read_checkpoint_manifest(path)
     run = path.resolve().parent.parent

@@ -1,4 +1,4 @@
-"""The held-out documents of a run, which its evaluation tasks share."""
+"""Held-out documents of a run, shared by its evaluation tasks."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ class Document:
     source: str
     domain: str
     tokens: np.ndarray
-    """As in the shard: the last one is the end of text."""
+    """As in the shard; the last one is the end of text."""
     data: bytes
-    """The text that the other tokens stand for."""
+    """The text of the other tokens."""
 
 
 class HeldOut:
-    """The validation split of a prepared corpus and its tokenizer, with the settings of the evaluation."""
+    """The validation split of a prepared corpus, its tokenizer and the evaluation settings."""
 
     def __init__(self, folder: Path, settings: Evaluate, *, seed: int, progress: Progress | None = None) -> None:
         self.settings, self.seed, self.progress = settings, seed, progress or Silent()
@@ -42,7 +42,7 @@ class HeldOut:
 
     @functools.cached_property
     def documents(self) -> list[Document]:
-        """Those of at most `evaluate.max_bytes`; chosen when a task first asks."""
+        """Documents of at most `evaluate.max_bytes` in total; selected on first use."""
         found = held_out_documents(
             self._folder, self._manifest, self.detokenizer, max_bytes=self.settings.max_bytes, seed=self.seed
         )
@@ -66,11 +66,10 @@ class _Candidate:
 def held_out_documents(
     folder: Path, manifest: Manifest, detokenizer: Detokenizer, *, max_bytes: int, seed: int
 ) -> list[Document]:
-    """Whole validation documents of at most `max_bytes` bytes together, each source with its share of the bytes.
+    """Samples whole validation documents of at most `max_bytes` bytes in total, each source in proportion to its bytes.
 
-    The order is drawn from (seed, document id) and does not depend on how shards are cut. A document that exceeds what
-    is left of its source's share is skipped, so very long documents are rarer here than in the split. If none fits, the
-    shortest is taken.
+    The order is a hash of (seed, document id) and does not depend on shard boundaries. Documents above the rest of
+    their source's budget are skipped, so very long documents are underrepresented. If none fits, the shortest is used.
     """
     candidates = {source.name: _candidates(folder, manifest, source, detokenizer) for source in manifest.sources}
     sizes = {name: sum(c.size for c in found) for name, found in candidates.items()}
@@ -81,7 +80,7 @@ def held_out_documents(
         for source in manifest.sources
         for candidate in _fitting(_shuffled(candidates[source.name], seed), int(sizes[source.name] * share))
     ]
-    # A corpus of few long documents: the shortest one is over the limit, and better than none after hours of training.
+    # A corpus of few long documents: one over the limit is better than none after hours of training.
     return chosen or [_shortest(folder, manifest, candidates, detokenizer)]
 
 

@@ -15,9 +15,9 @@ RESAMPLES = 1000
 LEVEL = 0.95
 LEAST_DOCUMENTS = 2
 _AT_ONCE = 1 << 22
-"""Counts in memory at a time."""
+"""Numbers drawn at a time, which bounds memory."""
 _Z = 1.959963984540054
-"""The normal quantile of 97.5 %."""
+"""The 97.5 % quantile of the normal distribution."""
 
 Interval = tuple[float, float]
 
@@ -29,10 +29,9 @@ def intervals(
     tokens: npt.NDArray[np.int64],
     correct: npt.NDArray[np.int64],
 ) -> Mapping[str, Interval] | None:
-    """95 % intervals of `bits_per_byte`, `loss` and `accuracy` under resampling of whole documents; None for fewer than
-    two.
+    """Bootstrap 95 % intervals of `bits_per_byte`, `loss` and `accuracy` over whole documents; None for fewer than two.
 
-    Deterministic. Another training run may differ by more: to see by how much, train with another `train.seed`.
+    Deterministic. They do not cover variance between training runs: measure that with another `train.seed`.
     """
     count = len(sizes)
     if count < LEAST_DOCUMENTS:
@@ -58,11 +57,11 @@ def _quantiles(drawn: Mapping[str, npt.NDArray[np.float64]], tails: list[float])
 
 
 def proportion(name: str, successes: int, n: int, **described: Any) -> Metric:
-    """The share of `successes` with its Wilson score interval; `described` are further fields of the metric."""
+    """The proportion of `successes` with its Wilson score interval; `described` are further metric fields."""
     share = successes / n
     centre = share + _Z * _Z / (2 * n)
     margin = _Z * math.sqrt(share * (1 - share) / n + _Z * _Z / (4 * n * n))
     low, high = ((centre + sign * margin) / (1 + _Z * _Z / n) for sign in (-1, 1))
-    # Without rounding these are exact.
+    # Exact bounds, without rounding error.
     low, high = 0.0 if successes == 0 else low, 1.0 if successes == n else high
     return Metric(name, share, (low, high), n=n, unit=SHARE, **described)

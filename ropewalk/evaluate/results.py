@@ -1,4 +1,4 @@
-"""Files of an evaluation: `evaluation/results.json`, `evaluation/documents.jsonl` and `samples.jsonl`. No torch."""
+"""Reads and writes `evaluation/results.json`, `evaluation/documents.jsonl` and `samples.jsonl`. No torch."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ _REMEDY = "`ropewalk evaluate` with the recipe measures it anew"
 def write_results(
     run: Path, results: dict[str, Any], samples: Iterable[dict[str, Any]], documents: Iterable[dict[str, Any]]
 ) -> None:
-    """Commits all files; the results come last."""
+    """Commits all files, the results last."""
     for path, rows in ((SAMPLES, samples), (DOCUMENTS, documents)):
         with committed_file(run / path) as file:
             file.write(sealed_lines(rows))
-    # Files of another evaluation beside the results are noticed.
+    # Checksums detect files of another evaluation.
     beside = {key: checksum_of(run / path) for key, path in BESIDE.items()}
     write_sealed(run / RESULTS, {"format": FORMAT, **results, **beside})
 
 
 def read_results(run: Path) -> dict[str, Any]:
-    """The results; DamagedFile when they are not what was written."""
+    """Reads the results; DamagedFile if the checksum does not match."""
     return read_sealed(
         run / RESULTS,
         what="evaluation",
@@ -48,10 +48,10 @@ def read_results(run: Path) -> dict[str, Any]:
 
 
 def read_whole(run: Path) -> dict[str, Any]:
-    """The results, where samples and documents are those that came with them; DamagedFile when one is not."""
+    """Reads the results and verifies that samples and documents belong to them; DamagedFile otherwise."""
     read_samples(run)
     results = read_results(run)
-    # Results of earlier versions have no such file.
+    # Earlier versions wrote no such file.
     if "documents_checksum" in results:
         read_documents(run)
     for key, file in BESIDE.items():
@@ -62,12 +62,12 @@ def read_whole(run: Path) -> dict[str, Any]:
 
 
 def read_samples(run: Path) -> list[Any]:
-    """The samples; DamagedFile when they are not what was written."""
+    """Reads the samples; DamagedFile if the checksum does not match."""
     return _read_lines(run, SAMPLES)
 
 
 def read_documents(run: Path) -> list[Any]:
-    """What was measured of each document; DamagedFile when it is not what was written."""
+    """Reads the scores of each document; DamagedFile if the checksum does not match."""
     return _read_lines(run, DOCUMENTS)
 
 

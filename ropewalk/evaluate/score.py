@@ -1,9 +1,8 @@
-"""Log-likelihood of whole documents.
+"""Computes the log-likelihood of whole documents.
 
-Every token of a document is predicted exactly once, the closing end-of-text token too, from its own document alone,
-which follows one end-of-text token. A document longer than a sequence is read in windows that overlap by half, so that
-every token has at least half a sequence of context (near the beginning: all there is). The price: long documents are
-read twice.
+Every token, the closing end of text included, is predicted exactly once, conditioned on an end-of-text token and the
+preceding tokens of its document. Documents longer than a sequence use sliding windows with 50 % overlap, so every token
+has at least half a sequence of context (or all preceding tokens). Cost: long documents are computed twice.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from .task import Likelihood
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Targets `start` to `stop` of one document in one sequence; the window before scored those before `fresh`."""
+    """Targets `start` to `stop` of one document in one sequence; targets before `fresh` belong to earlier windows."""
 
     document: int
     start: int
@@ -42,7 +41,7 @@ def score_documents(
     end_of_text: int,
     progress: Progress | None = None,
 ) -> list[Likelihood]:
-    """Likelihoods of documents given as tokens that end with `end_of_text`, `rows` sequences at a time. All ranks must
+    """Scores documents, given as tokens that end with `end_of_text`, in batches of `rows` sequences. All ranks must
     call."""
     progress = progress or Silent()
     everything = [w for index, tokens in enumerate(documents) for w in windows(index, len(tokens), sequence_length)]
@@ -60,7 +59,7 @@ def score_documents(
 
 
 def windows(document: int, tokens: int, length: int) -> Iterator[Window]:
-    """The windows of one document: starts half a sequence apart, the last one moved back to end with the document."""
+    """The windows of one document, half a sequence apart; the last one ends with the document."""
     fresh = start = 0
     while True:
         start = max(0, min(start, tokens - length))
@@ -80,7 +79,7 @@ class _Sums(NamedTuple):
 
 
 def _batch(documents: Sequence[np.ndarray], here: list[Window], *, length: int, rows: int, end_of_text: int) -> Batch:
-    """Always `rows` sequences of `length`, so that every batch has one shape; padding has weight 0."""
+    """A batch of fixed shape, `rows` sequences of `length`; padding has weight 0."""
     tokens = np.full((rows, length + 1), end_of_text, np.int64)
     weight = np.zeros((rows, length), np.float32)
     for row, window in enumerate(here):
@@ -96,7 +95,7 @@ def _batch(documents: Sequence[np.ndarray], here: list[Window], *, length: int, 
 def _add(sums: _Sums, executor: Executor, batch: Batch, here: list[Window]) -> None:
     result = executor.score(batch)
     counts = batch.weight > 0
-    # `where`, not a product: padding may hold anything, and 0 x -inf is not 0.
+    # `where` instead of a product: padding may be -inf, and 0 x -inf is nan.
     log_probabilities = torch.where(counts, result.log_probabilities.cpu().double(), 0.0).sum(1).numpy()
     correct = (result.first_choice.cpu() & counts).sum(1).numpy()
     of = [window.document for window in here]

@@ -1,5 +1,5 @@
-"""A checkpoint on the ranks of a plan: each rank builds and reads its own parts, so that a model larger than one device
-can be evaluated and can generate."""
+"""Evaluates and generates under a parallel plan: each rank loads its own shards, so that the model may be larger than
+one device."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ from .task import Likelihood, Sampling
 
 
 class PlannedModel:
-    """A model under a plan as tasks see it: all ranks call its methods. It scores in the precision of the plan and
-    generates in float32, so that every plan draws the same tokens."""
+    """A model under a plan, for tasks. All ranks must call its methods. Scores in the plan's precision and generates in
+    float32, so that every plan samples the same tokens."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class PlannedModel:
         length: int,
         held_out: HeldOut,
     ) -> None:
-        """`load` gives the model under a plan of any precision. One of them at a time is in memory."""
+        """`load` loads the model under a plan of any precision; one is in memory at a time."""
         self._plan, self._load, self._length, self._held_out = plan, load, length, held_out
         self._loaded: tuple[Plan, Executor | ModelStage] | None = None
 
@@ -87,15 +87,15 @@ class PlannedModel:
 
 
 def evaluate_run(run: Path, *, progress: Progress | None = None) -> dict[str, Any]:
-    """Evaluates the newest checkpoint of the run directory `run` under the run's plan, as `evaluate_checkpoint` does on
-    one device. All ranks must call; rank 0 writes the results. The process stays in its world."""
+    """Evaluates the newest checkpoint of the run directory `run` under the run's plan, like `evaluate_checkpoint` on
+    one device. All ranks must call; rank 0 writes the results. The process group stays initialized."""
     settings, seed = load_section(run, "evaluate", Evaluate), load_value(run, "seed")
     prepared = read_stage(run, "prepare")
     place, planned = ranks(), load_plan(run).phases[-1].plan
     device = pick_device(planned, place)
     join(planned, place)
     mesh = Mesh(inference(planned, length=planned.sequence_length or 1), place.rank)
-    # Chosen by rank 0: a network file system may show an older list to other ranks.
+    # Chosen by rank 0: a network file system may show other ranks a stale listing.
     path = run / "checkpoints" / mesh.control.broadcast_json(list_checkpoints(run / "checkpoints")[-1].name)
     head = head_of(read_checkpoint_manifest(path))
     length = head.spec.sequence_length
@@ -109,13 +109,13 @@ def evaluate_run(run: Path, *, progress: Progress | None = None) -> dict[str, An
     measured = evaluate(model, held_out)
     if place.rank == 0:
         write_evaluation(run, measured, step=head.step)
-    mesh.control.gather_numbers(place.rank)  # no rank reads the results before they are written
+    mesh.control.gather_numbers(place.rank)  # barrier: rank 0 has written the results
     return read_results(run)
 
 
 def load_generator(path: Path) -> tuple[Executor, bytes]:
-    """(an executor for generation on the ranks of this launch, the tokenizer's file) of the checkpoint `path`. All
-    ranks must call."""
+    """(executor for generation on this launch's ranks, tokenizer file) of the checkpoint `path`. All ranks must
+    call."""
     place = ranks()
     device = _device(place)
     with advise_on_damage(path):
@@ -129,8 +129,8 @@ def load_generator(path: Path) -> tuple[Executor, bytes]:
 
 
 def load_executor(path: Path, plan: Plan, mesh: Mesh, *, device: torch.device) -> Executor:
-    """An executor without an optimizer whose ranks each read their own parts of the checkpoint `path`; every byte that
-    is read is checked. All ranks must call, and fail together."""
+    """An executor without optimizer; each rank reads its own shards of the checkpoint `path` and verifies every byte
+    read. All ranks must call, and fail together."""
     with advise_on_damage(path):
         reader = CheckpointReader(path)
         check_weights(reader.manifest, path)
@@ -148,7 +148,7 @@ def load_executor(path: Path, plan: Plan, mesh: Mesh, *, device: torch.device) -
 
 
 def _device(place: Ranks) -> Literal["cpu", "cuda"]:
-    """A GPU per process, or the CPU where there is none."""
+    """`cuda` with one GPU per process, or `cpu` if there is none."""
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if 0 < count < place.local_world:
         raise UserError(

@@ -1,4 +1,4 @@
-"""Evaluation tasks: a task asks the model questions and turns the answers into named metrics.
+"""Evaluation tasks: a task sends requests to the model and computes named metrics from the answers.
 
     class Capitals(Task):
         name = "capitals"
@@ -10,8 +10,8 @@
             right = sum(city in answer.text for answer, city in zip(answers, CAPITALS.values()))
             return [proportion("accuracy", right, len(answers), of="question")]
 
-A recipe names it as `evaluate.tasks = ["held-out", "my_tasks:Capitals"]`. Tasks are independent of how the model is run
-or sharded, and nothing outside of a task knows its metrics (base/metric.py).
+A recipe lists it as `evaluate.tasks = ["held-out", "my_tasks:Capitals"]`. Tasks do not depend on how the model is run
+or sharded, and no other module knows their metrics (base/metric.py).
 """
 
 from __future__ import annotations
@@ -28,57 +28,57 @@ from ropewalk.base.metric import Metric
 from .held_out import HeldOut
 
 Text = str | np.ndarray
-"""Text, or tokens where those of a corpus are to be used exactly."""
+"""Text, or token ids to use a corpus's tokens exactly."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rolling:
-    """Asks for the log-likelihood of a whole document, closing end-of-text token included."""
+    """Requests the log-likelihood of a whole document, closing end-of-text token included."""
 
     text: Text
-    """Tokens end with the end of text."""
+    """Token ids end with the end of text."""
 
 
 @dataclass(frozen=True, slots=True)
 class Likelihood:
-    """Answers `Rolling`."""
+    """The answer to `Rolling`."""
 
     log_probability: float
-    """Natural logarithm of the probability of the document."""
+    """Natural log of the document's probability."""
     tokens: int
-    """Tokens predicted, with the end of text."""
+    """Tokens predicted, end of text included."""
     correct: int
-    """Tokens that were the model's first choice."""
+    """Tokens predicted correctly by argmax."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How tokens are drawn."""
+    """Sampling parameters."""
 
     max_new_tokens: int
     temperature: float = 0.0
     """0 takes the most likely token."""
     top_k: int = 0
-    """0 draws from all."""
+    """0 samples from all tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class Generate:
-    """Asks for a completion of `prompt`, the beginning of a document."""
+    """Requests a completion of `prompt`, the beginning of a document."""
 
     prompt: Text
-    """May be empty; it follows an end of text, as every document of the training text does."""
+    """May be empty; it follows an end-of-text token, like every training document."""
     sampling: Sampling
 
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """Answers `Generate`."""
+    """The answer to `Generate`."""
 
     tokens: list[int]
-    """Without the prompt and without the end of text; fewer than `max_new_tokens` where the model ended the text."""
+    """Without prompt and end of text; fewer than `max_new_tokens` if the model ended the text."""
     text: str
-    """Bytes that are not UTF-8 are shown as U+FFFD."""
+    """Invalid UTF-8 is shown as U+FFFD."""
 
 
 Request = Rolling | Generate
@@ -87,24 +87,24 @@ Answer = Likelihood | Generation
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A completion to show, a line of `samples.jsonl`; `parses` is None where that is not asked."""
+    """A completion to show: a line of `samples.jsonl`. `parses` is None if not checked."""
 
     prompt: str
     completion: str
     domain: str
     source: str
     parses: bool | None = None
-    """Whether the completion is accepted as Python."""
+    """Whether the completion parses as Python."""
     parses_reference: bool | None = None
-    """The same of the document's true continuation."""
+    """The same for the document's true continuation."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScoredDocument:
-    """A line of `evaluation/documents.jsonl`. Models are compared best by the documents that both have read."""
+    """A line of `evaluation/documents.jsonl`. Compare models on the documents that both have scored."""
 
     key: str
-    """xxh3-64 of its text, the same whatever the tokenizer."""
+    """xxh3-64 of its text, independent of the tokenizer."""
     domain: str
     bytes: int
     tokens: int
@@ -113,33 +113,33 @@ class ScoredDocument:
 
 
 class Task(abc.ABC):
-    """A benchmark. Made with the held-out text of the run, which it need not read."""
+    """A benchmark, constructed with the held-out text of the run, which it need not use."""
 
     name: str
-    """In results, reports and comparisons."""
+    """Its name in results, reports and comparisons."""
 
     def __init__(self, held_out: HeldOut) -> None:
         self.held_out = held_out
 
     @abc.abstractmethod
     def requests(self) -> Sequence[Request]:
-        """The questions; the same on every rank."""
+        """The requests, identical on every rank."""
 
     @abc.abstractmethod
     def metrics(self, answers: Sequence[Any]) -> list[Metric]:
-        """What `answers` show, a `Likelihood` or `Generation` for each request, in order. The first metric is the
-        task's headline; those of groups follow the metric of the whole."""
+        """Metrics of `answers`, one `Likelihood` or `Generation` per request, in order. The first metric is the
+        task's headline; metrics of groups follow the overall one."""
 
     def records(self, answers: Sequence[Any]) -> Sequence[Sample | ScoredDocument]:
-        """Samples and documents to keep beside the results."""
+        """Samples and documents to save with the results."""
         return ()
 
 
 class TaskModel(Protocol):
-    """What answers requests: a model under any plan. All ranks must call, with the same arguments."""
+    """Answers requests: a model under any plan. All ranks must call, with the same arguments."""
 
     def rolling(self, documents: Sequence[np.ndarray]) -> list[Likelihood]:
-        """Of documents as tokens that end with the end of text."""
+        """Log-likelihoods of documents, given as tokens that end with the end of text."""
 
     def generate(self, prompts: Sequence[Sequence[int]], sampling: Sampling, *, seed: int) -> list[list[int]]:
-        """The tokens after each prompt."""
+        """The completion of each prompt, as tokens."""

@@ -1,8 +1,8 @@
-"""Tokens -> bytes, exactly.
+"""Decodes tokens to exact bytes.
 
-`Tokenizer.decode` replaces bytes that are not UTF-8, which is right for reading and wrong for counting. For byte-level
-tokenizers the bytes of each token are read from its name; others decode, and `document_bytes` compares the number of
-bytes with what prepare encoded.
+`Tokenizer.decode` replaces invalid UTF-8, which is right for reading and wrong for counting. For byte-level tokenizers
+the bytes of each token come from its vocabulary entry; others use `decode`, and `document_bytes` verifies the byte
+count against prepare's.
 """
 
 from __future__ import annotations
@@ -23,41 +23,41 @@ from ropewalk.store.shards import Shard
 
 
 class Detokenizer:
-    """Bytes of the tokens of a prepared corpus, and tokens of text."""
+    """Converts tokens of a prepared corpus to bytes, and text to tokens."""
 
     def __init__(self, folder: Path, entry: TokenizerEntry) -> None:
         self._tokenizer = _read_tokenizer(folder / entry.file, entry.checksum)
         self._end = entry.end_of_text
         self.vocabulary = entry.vocabulary
-        """One more than the highest token."""
+        """Vocabulary size: one more than the highest token id."""
         self._table = byte_table(self._tokenizer)
         self._sizes = np.array([len(data) for data in self._table or ()], np.int64)
 
     def data(self, tokens: Sequence[int] | np.ndarray) -> bytes:
-        """The bytes of `tokens`; a token that stands for no text (a hole in the vocabulary) has none."""
+        """The bytes of `tokens`; unused ids of the vocabulary have none."""
         ids = np.asarray(tokens).tolist()
         if self._table is None:
             return self._tokenizer.decode(ids, skip_special_tokens=False).encode()
         return b"".join([self._table[token] for token in ids])
 
     def text(self, tokens: Sequence[int] | np.ndarray) -> str:
-        """As `data`, for reading: bytes that are not UTF-8 are shown as U+FFFD."""
+        """The text of `tokens`; invalid UTF-8 is shown as U+FFFD."""
         return self.data(tokens).decode(errors="replace")
 
     def continuation(self, prompt: Sequence[int], rest: Sequence[int]) -> bytes:
-        """The bytes of `rest` after `prompt`: a tokenizer may decode the first token of a text differently."""
+        """The bytes of `rest` after `prompt`: some tokenizers decode the first token of a text differently."""
         return self.data([*prompt, *rest])[len(self.data(prompt)) :]
 
     def encode(self, text: str) -> list[int]:
-        """The tokens of `text`, without end of text."""
+        """The tokens of `text`, without end-of-text token."""
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
         return ids
 
     def document_bytes(self, shard: Shard, entry: ShardEntry) -> npt.NDArray[np.int64]:
         """Text bytes of every document of a shard, without the closing end-of-text token.
 
-        Raises DataError unless they add up to what prepare encoded: a tokenizer that adds or loses bytes would make
-        every number of bits per byte wrong.
+        Raises DataError unless they sum to the bytes that prepare encoded: a tokenizer that adds or drops bytes makes
+        bits per byte wrong.
         """
         ends = shard.offsets[1:] - 1
         if (shard.tokens[ends] != self._end).any():

@@ -66,7 +66,7 @@ class PhaseRunner:
         call.
 
         Every rank reads its own shards, one tensor at a time. After the end of a phase it reads the shards of the next
-        phase, so the states of two phases never share memory.
+        phase, so the states of two phases are never in memory together.
         """
         with self._checkpointer.search(check=check_weights) as search:
             while head := search.find():

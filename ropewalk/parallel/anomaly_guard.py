@@ -1,4 +1,4 @@
-"""Whether a step went wrong, decided on the device: no step waits for the host to look."""
+"""Anomaly detection on the device, without host synchronization: non-finite losses or gradients, loss spikes."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ ANOMALIES = {
     SPIKE: "loss spike",
     OVERFLOW: "overflow in fp16",
 }
-"""What the codes of `Watch.judge` mean; 0 is a sound step."""
+"""Codes of `Watch.judge`; 0 is a normal step."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SpikeRule:
-    """When a loss is a spike: more than `sigma` standard deviations above the mean of about `window_steps` losses."""
+    """A loss spikes if it is more than `sigma` standard deviations above the mean of about `window_steps` losses."""
 
     sigma: float
     window_steps: int
     skips: bool
-    """Whether the update of such a step is left out."""
+    """Whether to skip the update of a spike."""
 
 
 class Watch:
-    """Tells sound steps from broken ones; without a rule for spikes it looks at finiteness alone.
+    """Classifies steps as normal or anomalous; without a spike rule, by finiteness alone.
 
-    Mean and variance of the loss are exponential ones; a loss that is no anomaly enters them, so that one spike does
-    not hide the next. They are part of a checkpoint: a run that continues judges as if it had not stopped.
+    Tracks exponential moving mean and variance of the loss, excluding anomalies, so that one spike does not hide the
+    next. Both are checkpointed: a resumed run judges as an uninterrupted one.
     """
 
     def __init__(self, rule: SpikeRule | None, device: torch.device) -> None:
@@ -40,10 +40,9 @@ class Watch:
         self.state = {name: torch.zeros((), device=device) for name in names}
 
     def judge(self, loss: Tensor, norm: Tensor, loss_scale: Tensor | None) -> tuple[Tensor, Tensor]:
-        """(code, skipped) of a step with this loss and length of gradient: its anomaly, and 1 where the update is to be
-        left out."""
+        """Returns (code, skipped) for a step's loss and gradient norm: its anomaly, and 1 if the update is skipped."""
         finite_loss, finite = torch.isfinite(loss), torch.isfinite(norm)
-        # With a scale above 1 a gradient that overflows says that the scale is too large, nothing else.
+        # With a scale above 1, a gradient overflow only means that the scale is too large.
         broken = GRADIENT if loss_scale is None else torch.where(loss_scale > 1, OVERFLOW, GRADIENT)
         code = torch.where(finite, 0, broken)
         code = torch.where(finite_loss, code, LOSS)
@@ -57,13 +56,13 @@ class Watch:
 
     def _is_spike(self, loss: Tensor, rule: SpikeRule) -> Tensor:
         seen, mean, variance = self.state["count"], self.state["mean"], self.state["variance"]
-        # A variance of zero (equal losses) makes nothing a spike but a real jump.
+        # The minimum variance keeps rounding noise on constant losses from counting as a spike.
         limit = mean + rule.sigma * variance.clamp(min=1e-12).sqrt()
         return (seen >= rule.window_steps) & (loss > limit)
 
     def _remember(self, loss: Tensor, sound: Tensor, rule: SpikeRule) -> None:
         count = self.state["count"] + 1
-        # A plain mean at first, an exponential one when the memory is full (Welford's form of both).
+        # A plain mean until the window is full, an exponential one afterwards (Welford's form of both).
         rate = torch.clamp(1 / count, min=1 / rule.window_steps)
         away = loss - self.state["mean"]
         new = {

@@ -1,8 +1,7 @@
-"""The single entry: a plan and a model become an executor.
+"""Builds an executor from a plan and a model.
 
-The order is fixed here: stages of the pipeline, then slices of the tensor axis, then values for what is still empty
-(with ZeRO one shard group at a time, as the data axes take them), then what is computed again, then the data axes, then
-the kernels, which are chosen by shapes alone, then the optimizer.
+The order is fixed: pipeline stages, tensor slices, values of empty parameters (with ZeRO one shard group at a time, as
+the data axes take them), recomputation, data axes, kernels (chosen by shapes alone), optimizer.
 """
 
 from __future__ import annotations
@@ -68,14 +67,14 @@ def apply(
     timer: Timer = gpu_milliseconds,
     draws: bool = False,
 ) -> Executor:
-    """The executor of `plan` on this rank of `mesh` (None: the only one). All ranks must call.
+    """Returns the executor of `plan` on this rank of `mesh` (None: a single process). All ranks must call.
 
-    `model` is the whole one: with values, of which each rank takes its part, or on torch's `meta` device, where each
-    rank fills its part from `init_seed`, on `device`; None leaves it unfilled, for a state that is loaded next.
-    `make_optimizer` gets the parameters named by `trained` (all
-    without) as they end up cut; without it the executor only scores. `spike` says which losses are anomalies; `seed` is
-    that of the phase, for dropout. `run_s` is about how long its steps will take, which bounds the time for measuring
-    kernels; `timer` measures them. `draws`: rows are drawn by importance and come with the weight of their draw.
+    `model` is the whole model: with values, of which each rank takes its shard, or on torch's `meta` device, where each
+    rank initializes its shard from `init_seed` on `device`; None leaves it uninitialized, for a checkpoint to load.
+    `make_optimizer` gets the sharded parameters named by `trained` (default: all); without it the executor only scores.
+    `spike` defines loss anomalies; `seed` is the phase's, for dropout. `run_s` is the expected time of its steps, which
+    bounds the time for measuring kernels; `timer` measures them. With `draws`, sequences are importance-sampled and
+    carry the weight of their draw.
     """
     here = mesh.world.size if mesh else 1
     if plan.world != here:
@@ -164,15 +163,15 @@ def apply(
 
 
 def local(parts: Mapping[str, LocalShard]) -> dict[str, Tensor]:
-    """The numbers alone of what an executor's state gives."""
+    """Returns the local tensors of an executor's state."""
     return {name: part.local for name, part in parts.items()}
 
 
 def _stages(
     plan: Plan, model: ModelStage, mesh: Mesh, *, device: torch.device | None, init_seed: int | None
 ) -> dict[int, ModelStage]:
-    """This rank's stages by their number in the whole, cut along the tensor axis and filled; with ZeRO hollow where the
-    model is on `meta`."""
+    """Returns this rank's stages by global stage number, sliced along the tensor axis and filled; with ZeRO, a model on
+    `meta` stays without storage."""
     spec, count = model.spec, plan.pipeline * plan.chunks
     group = mesh.group("tensor")
     empty = next(model.parameters()).is_meta
@@ -186,8 +185,8 @@ def _stages(
             for name, _ in list(stage.named_parameters()):
                 place, _, attribute = name.rpartition(".")
                 value = whole[whole_name(name, spec)].detach()
-                # A copy: the first and the last stage of one process would share a tied matrix otherwise. ZeRO-3 copies
-                # its parts anyway.
+                # A copy: otherwise the first and last stage of one process would share a tied matrix. ZeRO-3 copies
+                # its shards anyway.
                 shared = empty or plan.zero == 3
                 setattr(stage.get_submodule(place), attribute, nn.Parameter(value if shared else value.clone()))
         split_model(stage, group, sequence=plan.sequence)
@@ -209,8 +208,8 @@ def _stages(
 def _first_values(
     names: Collection[str], *, spec: Spec, group: Group, seed: int | None
 ) -> Iterator[tuple[str, Tensor]]:
-    """The parts that a rank of the tensor axis `group` has of the first values of parameters, one after the other;
-    without a seed memory with any values, of which the system gives only what is written."""
+    """Yields initial parameter values for a rank of the tensor axis `group`, one at a time; without a seed,
+    uninitialized memory, of which the system commits only written pages."""
     placements = {name: tensor_placement(name, spec, group) for name in names}
     if seed is None:
         yield from ((name, torch.empty(placement.local_shape)) for name, placement in placements.items())
@@ -231,7 +230,7 @@ def make_reducers(
     seed: int = 0,
     fill: Fill | None = None,
 ) -> Reducers:
-    """The reducers of `groups`, which have every parameter of `stages` between them."""
+    """Builds the reducers of `groups`, which partition the parameters of `stages`."""
     spec = next(iter(stages.values())).spec
     weights: dict[str, nn.Parameter] = {n: p for stage in stages.values() for n, p in stage.named_parameters()}
     parameters = {n: p for each in masters for n, p in each.parameters.items()} if masters else weights
@@ -273,19 +272,19 @@ def make_reducers(
 
 
 def _one_group(stages: Mapping[int, ModelStage], mesh: Mesh) -> ParameterGroup:
-    """All parameters: every data rank holds the same, or its share."""
+    """Returns one group of all parameters, replicated or sharded over the data ranks."""
     names = frozenset(name for stage in stages.values() for name, _ in stage.named_parameters())
     return ParameterGroup(names, replicas=mesh.group("replicate", "context"), shard=mesh.group("shard"))
 
 
 def _narrow(plan: Plan, weights: Mapping[str, nn.Parameter], *, pure: bool) -> dict[str, torch.dtype]:
-    """The dtype in which parameters are gathered, where it is not that of the master weights."""
+    """Returns the gather dtype of each parameter, where it differs from the master weights'."""
     if pure:
         return dict.fromkeys(weights, torch.bfloat16)
     if plan.precision not in PRODUCTS:
         return {}
-    # What autocast would round them to anyway: half the bytes to gather, and no narrow copy of each for the backward.
-    # The head is not among them: its gradient is a float32 sum, which a narrow head would round.
+    # Autocast would round these anyway: half the bytes to gather, and no narrow copy for the backward pass. The head
+    # stays wide: its gradient is a float32 sum, which a narrow head would round.
     matrices = [n for n, w in weights.items() if n.startswith("blocks.") and w.dim() == 2]
     return dict.fromkeys(matrices, PRODUCTS[plan.precision])
 
@@ -302,9 +301,9 @@ def _optimizer(
     mine = {name: placements[name] for name in parameters}
     if "optimizer" not in plan.offload:
         return make(parameters, mine)
-    # Where gradients are final at the end of a step only, memory for taking back would be of no use.
+    # When gradients become final only at the end of a step, memory for rollback is of no use.
     waits = clips or plan.pipeline > 1 or plan.exact or plan.precision == "fp16"
-    # No larger than what gradients arrive in.
+    # At most the size of the buckets in which gradients arrive.
     size = min(BUCKET_BYTES, plan.bucket_bytes)
     return HostOptimizer(
         parameters, lambda there: make(there, mine), waits=waits, bucket_bytes=size, folder=_folder(plan, mesh)
@@ -312,10 +311,10 @@ def _optimizer(
 
 
 def _largest_kept(plan: Plan, spec: Spec) -> int:
-    """Size up to which tensors on the host leave their memory to the next ones.
+    """Returns the maximum size of host tensors whose memory the allocator reuses.
 
-    What is left lies in pieces between tensors that stay: as much as ZeRO saves (21 M parameters on four ranks, ZeRO-3:
-    440 MB with it, 228 without). Where that is much, only small tensors do; page by page, memory costs a step of 21 M
+    Reused memory fragments between live tensors: as much as ZeRO saves (21 M parameters on four ranks, ZeRO-3: 440 MB
+    with reuse, 228 without). Large models therefore reuse small tensors only; returning pages costs a step of 21 M
     parameters 0.2 to 0.4 s of system time.
     """
     state_bytes = 16 * spec.parameters()  # weights, gradients and two moments of float32
@@ -323,12 +322,12 @@ def _largest_kept(plan: Plan, spec: Spec) -> int:
 
 
 def _is_alone(plan: Plan) -> bool:
-    """Whether a GPU's gradients are final with one backward pass, and updated where they are."""
+    """Whether gradients on a GPU are final after one backward pass, and updated in place."""
     return plan.device == "cuda" and plan.world == 1 and plan.microbatches == 1 and "optimizer" not in plan.offload
 
 
 def _attention(plan: Plan, packing: ActivationPacking | None) -> Callable[[Attend], Attend] | None:
-    """What becomes of the way to attend so that less is kept."""
+    """Returns the wrapper that makes attention save less, if any."""
     again = recomputed if plan.recompute == "attention" else None
     if packing is None:
         return again
@@ -336,7 +335,7 @@ def _attention(plan: Plan, packing: ActivationPacking | None) -> Callable[[Atten
 
 
 def _live(plan: Plan, mesh: Mesh) -> int:
-    """Microbatches whose activations this rank holds at once."""
+    """Returns the number of microbatches whose activations this rank holds at once."""
     if plan.pipeline == 1:
         return 1
     shape = Shape(ranks=plan.pipeline, microbatches=max(1, plan.microbatches), chunks=plan.chunks)
@@ -344,7 +343,7 @@ def _live(plan: Plan, mesh: Mesh) -> int:
 
 
 def _folder(plan: Plan, mesh: Mesh) -> Path | None:
-    """Where this rank keeps what lies neither on the device nor in the host's memory."""
+    """Returns this rank's folder for state and activations on disk."""
     if not plan.offload_path:
         return None
     folder = Path(plan.offload_path) / f"rank-{mesh.rank:05d}"

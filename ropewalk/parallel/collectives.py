@@ -1,9 +1,8 @@
-"""Collectives with gradients, for what a model computes over several ranks; in compiled code too.
+"""Differentiable collectives for models computed over several ranks, in eager and compiled code.
 
-The compiler cannot look into a collective. Compiled code calls it as an opaque operator, which finds its group by key
-and calls the same methods when it runs: bytes are counted, and waits timed, as in eager code. The operators with a
-result of their own allocate it; `all_reduce_` works in place, and inductor leaves out the copies that functions make
-for it.
+The compiler cannot trace into a collective. Compiled code calls it as an opaque operator, which looks up its group by
+key and calls the same methods at run time: bytes are counted and waits timed as in eager code. Out-of-place operators
+allocate their result; `all_reduce_` works in place, and inductor removes the copies that functionalization adds for it.
 """
 
 from __future__ import annotations
@@ -18,51 +17,50 @@ from .comm import Group, group_of
 
 
 def enter_split(x: Tensor, group: Group) -> Tensor:
-    """`x` as it is; its gradient is summed over ranks. For what all ranks hold and each uses with its own weights
-    (Megatron's f). The gradient is summed in place: whoever uses the result must make it, as a matmul does."""
+    """Identity forward, all-reduce backward, for activations all ranks hold and use with their own weights (Megatron's
+    f). The gradient is summed in place: the result's consumer must allocate it, as a matmul does."""
     return _Enter.apply(x, group) if group.size > 1 else x
 
 
 def leave_split(x: Tensor, group: Group) -> Tensor:
-    """Partial sums added up in place; the gradient passes as it is (Megatron's g). `x` must be the output of something
-    that does not keep it, as a matmul does not: autograd raises an error otherwise."""
+    """All-reduce forward, in place, identity backward (Megatron's g). The producer of `x` must not save it for
+    backward, as a matmul does not: autograd raises an error otherwise."""
     return _Leave.apply(x, group) if group.size > 1 else x
 
 
 def gather_first(x: Tensor, group: Group) -> Tensor:
-    """The ranks' parts joined along the first dimension, for use with weights that are split: gradients are summed and
-    cut again. Nothing is copied."""
+    """All-gather along the first dimension forward, reduce-scatter backward, before sharded weights. No copies."""
     return _Gather.apply(x, group) if group.size > 1 else x
 
 
 def scatter_first(x: Tensor, group: Group) -> Tensor:
-    """Partial sums added up and cut along the first dimension; gradients are joined. Nothing is copied."""
+    """Reduce-scatter along the first dimension forward, all-gather backward. No copies."""
     return _Scatter.apply(x, group) if group.size > 1 else x
 
 
 def swap_along(x: Tensor, group: Group, *, split: int, join: int) -> Tensor:
-    """What was split along `join` is split along dimension `split` instead, by one all-to-all."""
+    """All-to-all: changes the sharded dimension from `join` to `split`."""
     return _Swap.apply(x, group, split, join) if group.size > 1 else x
 
 
 def gathered(x: Tensor, group: Group) -> Tensor:
-    """`gather_first` without a gradient."""
+    """`gather_first` without autograd."""
     if torch.compiler.is_compiling():
         return _all_gather(x, group.key)
     return group.all_gather(x)
 
 
 def scattered(x: Tensor, group: Group) -> Tensor:
-    """`scatter_first` without a gradient."""
+    """`scatter_first` without autograd."""
     if torch.compiler.is_compiling():
         return _reduce_scatter(x, group.key)
     return group.reduce_scatter(x)
 
 
 def _summed(x: Tensor, group: Group) -> Tensor:
-    """`x` summed over the ranks, in its own memory."""
+    """Sums `x` over the ranks, in place."""
     if torch.compiler.is_compiling():
-        out = x.clone(memory_format=torch.contiguous_format)  # functions of a graph change nothing; inductor drops it
+        out = x.clone(memory_format=torch.contiguous_format)  # graphs are functional; inductor removes the copy
         _all_reduce(out, group.key)
         return out
     return group.all_reduce(x.contiguous())
@@ -84,8 +82,8 @@ class _Leave(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
         out = _summed(x, group)
         if not torch.compiler.is_compiling():
-            # Collectives do not count as changes. Not `mark_dirty`: where `x` is a view, the backward pass would copy
-            # the gradient.
+            # Autograd does not see a collective's write. Not `mark_dirty`: for a view `x`, the backward pass would
+            # copy the gradient.
             increment_version(x)
         return out.view_as(out)
 

@@ -1,9 +1,9 @@
-"""The only caller of collectives: groups of ranks.
+"""Collectives over groups of ranks; no other module calls torch.distributed's.
 
-A group of one rank communicates nothing. Every operation counts the bytes that this rank sends, as the best algorithm
-known for it does (Thakur et al. 2005): an all-reduce of n bytes over p ranks sends 2 n (p - 1) / p, its two halves
-one of these each. tests/parallel/test_wire.py finds as many on the network. The same operations with gradients, also in
-compiled code, are in collectives.py.
+A group of one rank communicates nothing. Every operation counts the bytes that this rank sends under the best known
+algorithm (Thakur et al. 2005): an all-reduce of n bytes over p ranks sends 2 n (p - 1) / p, half each for its
+reduce-scatter and all-gather. tests/parallel/test_wire.py checks the counts on the network. collectives.py has these
+operations with gradients, also for compiled code.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from .compat import all_gather_flat, reduce_scatter_flat
 from .timing import StreamClock
 
 MOST_QUEUED = 1024
-"""Collectives of a GPU that are not read yet, before somebody looks which of them are over."""
+"""Unread GPU timings that trigger a `settle`."""
 Operation = Literal["sum", "max", "min"]
 _OPERATIONS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
 
 
 @dataclass(slots=True)
 class Sent:
-    """What went out by one kind of collective."""
+    """Calls and bytes of one kind of collective."""
 
     calls: int = 0
     bytes: float = 0.0
@@ -40,35 +40,35 @@ class Sent:
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """One collective, as it was seen; seconds of `time.perf_counter`."""
+    """Timing of one collective; seconds of `time.perf_counter`."""
 
     group: str
     kind: str
     bytes: float
     begin: float
     end: float
-    """When its result was waited for and there: what overlaps with computing ends late, not slowly."""
+    """When a wait for its result returned: a collective overlapped with compute ends late without being slow."""
 
 
 @dataclass(slots=True)
 class Traffic:
-    """What this rank sends, by group and kind of collective, since the last `take`, and how long it waits for others.
+    """Bytes this rank sends, by group and kind of collective, since the last `take`, and seconds it waits for others.
 
-    On a GPU it is the stream that waits: the time between two CUDA events around the wait, in which the stream did
-    nothing else. They are read when the GPU has passed them (`settle`).
+    On a GPU the stream waits: two CUDA events around the wait measure its idle time, and are read once the GPU has
+    passed them (`settle`).
     """
 
     sent: dict[tuple[str, str], Sent] = field(default_factory=dict)
     timeline: list[Moment] | None = None
-    """Filled while it is a list."""
+    """Collects timings while it is a list."""
     observers: list[Callable[[Moment], None]] = field(default_factory=list)
-    """Are told of every collective when it is over."""
+    """Called with the timing of every finished collective."""
     on_begin: list[Callable[[str, float], None]] = field(default_factory=list)
-    """Are told the group of every collective that begins, and when. Not on a GPU, where only the stream knows."""
+    """Called with the group and start time of every collective; not on a GPU, where only the stream has the time."""
     waited_s: float = 0.0
-    """Time in which this rank did nothing but wait for collectives."""
+    """Exposed communication: time in which this rank only waits for collectives."""
     on_gpu: bool = False
-    """Whether steps are computed on a GPU: then its waiting counts, and not the host's, which goes on beside it."""
+    """Whether steps run on a GPU: then the stream's waits count, not the host's, which runs ahead."""
     clock: Callable[[], float] = time.perf_counter
     _stream: StreamClock = field(default_factory=StreamClock)
     _queued: deque[_Flight] = field(default_factory=deque)
@@ -78,36 +78,36 @@ class Traffic:
         sent.calls, sent.bytes = sent.calls + 1, sent.bytes + size
 
     def take(self) -> dict[tuple[str, str], Sent]:
-        """What was sent since the last call."""
+        """Returns what was sent since the last call."""
         sent, self.sent = self.sent, {}
         return sent
 
     def take_waited(self) -> float:
-        """Seconds of waiting since the last call; those of collectives that a GPU has not passed yet come later."""
+        """Returns seconds of waiting since the last call; unfinished GPU collectives count in a later one."""
         self.settle()
         waited, self.waited_s = self.waited_s, 0.0
         return waited
 
     def settle(self, *, wait: bool = False) -> None:
-        """Reads what a GPU has passed by now, or, with `wait`, all that is queued."""
+        """Reads finished GPU timings, or, with `wait`, all queued ones."""
         if wait and self._queued:
             self._queued[-1].synchronize()
         while self._queued and self._queued[0].is_over():
             self._queued.popleft().tell()
 
     def calibrate(self) -> None:
-        """To be called now and then, when the GPU has nothing to do: its moments are told in the host's seconds."""
+        """Aligns GPU timestamps with the host's clock; call it now and then, when the GPU is idle."""
         if self.on_gpu:
             self.settle()
             self._stream.calibrate()
 
     def drop_queued(self) -> None:
-        """Waits that are not read yet do not count."""
+        """Drops timings not yet read."""
         self._queued.clear()
 
 
 class _Flight:
-    """A collective under way, timed where its result is: on the current stream of a GPU, or on the host."""
+    """Times a collective in flight on its result's device: the GPU's current stream, or the host."""
 
     def __init__(self, traffic: Traffic, group: str, kind: str, size: float) -> None:
         self._traffic, self._what = traffic, (group, kind, size)
@@ -120,14 +120,14 @@ class _Flight:
         self._on_gpu = False
 
     def issued(self, *, on_gpu: bool) -> None:
-        """It was just launched. On a GPU it begins when the stream comes to this point."""
+        """Marks the launch; on a GPU, the start is when the stream reaches this point."""
         self._on_gpu, traffic = on_gpu, self._traffic
         if on_gpu and (traffic.timeline is not None or traffic.observers):
             self._begin = traffic._stream.stamp()
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
-        """Its end is waited for in this block, and that is all that happens there."""
+        """Times the block, which only waits for the collective's end."""
         traffic = self._traffic
         self._timeline = traffic.timeline
         if self._on_gpu:
@@ -146,15 +146,15 @@ class _Flight:
             self._show(cast(float, self._begin), end)
 
     def is_over(self) -> bool:
-        """Whether the GPU has passed its end."""
+        """Whether the GPU has passed the end."""
         return self._waits[1].query()
 
     def synchronize(self) -> None:
-        """Waits until the GPU has passed its end."""
+        """Waits until the GPU has passed the end."""
         self._waits[1].synchronize()
 
     def tell(self) -> None:
-        """Adds it to the traffic, when it is over."""
+        """Adds a finished timing to the traffic."""
         (before, after), stream, begin = self._waits, self._traffic._stream, self._begin
         self._traffic.waited_s += before.elapsed_time(after) / 1e3
         if isinstance(begin, torch.cuda.Event):
@@ -173,7 +173,7 @@ class _Flight:
 
 
 class Pending:
-    """A collective under way."""
+    """A collective in flight."""
 
     def __init__(
         self,
@@ -188,7 +188,7 @@ class Pending:
             moment.issued(on_gpu=_is_on_gpu(result))
 
     def wait(self) -> Any:
-        """The result, when it is there. On a GPU it is the stream that waits, not the host."""
+        """Waits and returns the result. On a GPU the stream waits, not the host."""
         with self._moment.waiting() if self._moment else contextlib.nullcontext():
             for work in self._works:
                 work.wait()
@@ -199,10 +199,9 @@ class Pending:
 
 
 class Group:
-    """Ranks that communicate with each other; `name` says what for. All of them must call each operation.
+    """A process group named for its purpose. All members must call each operation.
 
-    With `exact`, sums are binary trees over the ranks in order: the same bits however many ranks share the work, as
-    long as their number is a power of two.
+    With `exact`, sums are binary trees over the ranks in order: bit-identical for any power-of-two number of ranks.
     """
 
     def __init__(
@@ -217,25 +216,25 @@ class Group:
     ) -> None:
         self.name = name
         self.ranks = tuple(ranks)
-        """Numbers of its members in the world."""
+        """Global ranks of the members."""
         self.size = len(ranks)
         self.rank = self.ranks.index(place)
-        """This process's place among them."""
+        """This process's rank in the group."""
         self.traffic = traffic or Traffic()
         self.exact = exact
         self._handle = handle
         self._on_gloo = self.size > 1 and handle is not None and dist.get_backend(handle) == "gloo"
         self.key = _add_key(self) if self.size > 1 else ""
-        """Its name in compiled code, which holds no objects."""
+        """Identifies the group in compiled code, which holds no objects."""
         self.kept: dict[str, Any] = {}
-        """What compiled code finds again by name; goes with the group."""
+        """Objects that compiled code looks up by name; freed with the group."""
 
     def all_reduce(self, x: Tensor, *, operation: Operation = "sum") -> Tensor:
-        """`x` summed over the ranks, in place."""
+        """Sums `x` over the ranks, in place."""
         return self.start_all_reduce(x, operation=operation).wait()
 
     def start_all_reduce(self, x: Tensor, *, operation: Operation = "sum") -> Pending:
-        """Begins `all_reduce`; `x` is not to be touched before the end."""
+        """Starts `all_reduce`; `x` must not be touched before its end."""
         if self.size == 1:
             return Pending((), x)
         if self.exact and operation == "sum":
@@ -246,14 +245,14 @@ class Group:
         return Pending([work], x, finish=None if whole is x else lambda: _copy(x, whole), moment=moment)
 
     def all_gather(self, x: Tensor, *, dim: int = 0) -> Tensor:
-        """The ranks' `x` one after the other along `dim`; all of one shape."""
+        """Concatenates the ranks' `x`, all of one shape, along `dim`."""
         if self.size == 1:
             return x
         parts = self.start_all_gather(x).wait()
         return parts.flatten(0, 1) if dim == 0 else torch.cat(parts.unbind(0), dim)
 
     def start_all_gather(self, x: Tensor, out: Tensor | None = None) -> Pending:
-        """Begins to gather `x` of every rank along a new first dimension."""
+        """Starts to gather `x` of every rank along a new first dimension."""
         if self.size == 1:
             return Pending((), x.unsqueeze(0) if out is None else out.copy_(x.unsqueeze(0)))
         out = x.new_empty((self.size, *x.shape)) if out is None else out
@@ -262,14 +261,14 @@ class Group:
         return Pending([work], out, moment=moment)
 
     def reduce_scatter(self, x: Tensor, *, dim: int = 0) -> Tensor:
-        """This rank's part, along `dim`, of the sum of all ranks' `x`."""
+        """Returns this rank's chunk, along `dim`, of the sum of all ranks' `x`."""
         if self.size == 1:
             return x
         parts = x.unflatten(dim, (self.size, -1)).movedim(dim, 0).contiguous()
         return self.start_reduce_scatter(parts).wait()
 
     def start_reduce_scatter(self, parts: Tensor, out: Tensor | None = None) -> Pending:
-        """Begins to sum over ranks `parts`, whose first dimension counts them; each rank gets its own."""
+        """Starts to sum `parts` over ranks; the first dimension is the rank, and each rank gets its own slice."""
         if self.size == 1:
             return Pending((), parts[0] if out is None else out.copy_(parts[0]))
         out = torch.empty_like(parts[0]) if out is None else out
@@ -277,7 +276,7 @@ class Group:
             return Pending((), out, finish=lambda: _copy(out, _tree_sum(self.all_to_all(parts))))
         moment = self._count("reduce_scatter", _share(parts, self.size))
         if self._on_gloo:
-            # gloo's own is an all-reduce of everything, twice the bytes. Each rank adds up what the others send it.
+            # gloo's own is an all-reduce, twice the bytes. Here each rank sums what the others send it.
             arrived = torch.empty_like(parts, memory_format=torch.contiguous_format)
             work = dist.all_to_all_single(arrived, parts.contiguous(), group=self._handle, async_op=True)
             return Pending([work], out, finish=lambda: _sum_into(out, arrived), moment=moment)
@@ -285,7 +284,7 @@ class Group:
         return Pending([work], out, moment=moment)
 
     def all_to_all(self, parts: Tensor) -> Tensor:
-        """Row i of `parts` goes to rank i; the result's row i comes from it."""
+        """Sends row i of `parts` to rank i; row i of the result comes from rank i."""
         if self.size == 1:
             return parts
         out = torch.empty_like(parts, memory_format=torch.contiguous_format)
@@ -294,7 +293,7 @@ class Group:
         return Pending([work], out, moment=moment).wait()
 
     def broadcast(self, x: Tensor, *, source: int = 0) -> Tensor:
-        """`x` of the group's rank `source`, in place."""
+        """Broadcasts `x` from the group's rank `source`, in place."""
         if self.size > 1:
             moment = self._count("broadcast", _bytes(x) if self.rank == source else 0)
             work = dist.broadcast(x, self.ranks[source], group=self._handle, async_op=True)
@@ -302,7 +301,7 @@ class Group:
         return x
 
     def start_shift(self, tensors: Sequence[Tensor]) -> Pending:
-        """Begins to send `tensors` to the next rank of the ring and to receive those of the one before."""
+        """Starts to send `tensors` to the next rank of the ring and to receive the previous rank's."""
         if self.size == 1:
             return Pending((), list(tensors))
         after, before = self.ranks[(self.rank + 1) % self.size], self.ranks[self.rank - 1]
@@ -314,25 +313,25 @@ class Group:
         return Pending(dist.batch_isend_irecv(orders), there, moment=moment)
 
     def start_send(self, x: Tensor, to: int, *, tag: int = 0) -> Pending:
-        """Begins to send `x` to the group's rank `to`, which must receive it; `tag` counts on gloo and MPI only."""
+        """Starts to send `x` to the group's rank `to`, which must receive it; only gloo and MPI use `tag`."""
         moment = self._count("send", _bytes(x))
         there = x.detach().contiguous()
-        # As a batch of one: by itself it would have NCCL make another communicator for the pair.
+        # In a batch of one: otherwise NCCL creates another communicator for the pair.
         order = dist.P2POp(dist.isend, there, self.ranks[to], self._handle, tag)
         return Pending(dist.batch_isend_irecv([order]), there, moment=moment)
 
     def start_receive(self, out: Tensor, source: int, *, tag: int = 0) -> Pending:
-        """Begins to receive `out` from the group's rank `source`."""
+        """Starts to receive `out` from the group's rank `source`."""
         moment = self._count("receive", 0)
         order = dist.P2POp(dist.irecv, out, self.ranks[source], self._handle, tag)
         return Pending(dist.batch_isend_irecv([order]), out, moment=moment)
 
     def gather_numbers(self, value: int, *, device: torch.device | str = "cpu") -> list[int]:
-        """The `value` of every rank, in order."""
+        """Returns the `value` of every rank, in order."""
         return self.all_gather(torch.tensor([value], dtype=torch.int64, device=device)).tolist()
 
     def broadcast_json(self, value: Any, *, source: int = 0) -> Any:
-        """`value` of the group's rank `source`, as JSON gives it back; for groups of hosts."""
+        """Broadcasts `value` from the group's rank `source` as JSON; for groups of hosts."""
         if self.size == 1:
             return value
         text = bytearray(json.dumps(value).encode() if self.rank == source else b"")
@@ -349,13 +348,13 @@ class Group:
         x.copy_(self.start_all_gather(mine).wait().view(-1)[: flat.numel()].view_as(x))
 
     def _count(self, kind: str, size: float) -> _Flight:
-        """Counts a collective that begins, and returns what `Pending` times it with."""
+        """Counts a starting collective and returns its timer for `Pending`."""
         self.traffic.add(self.name, kind, size)
         return _Flight(self.traffic, self.name, kind, size)
 
 
 def group_of(key: str) -> Group:
-    """The group with this `key`; somebody else keeps it alive."""
+    """Returns the group with this `key`; its key does not keep it alive."""
     return _GROUPS[key]
 
 
@@ -363,8 +362,8 @@ _GROUPS: weakref.WeakValueDictionary[str, Group] = weakref.WeakValueDictionary()
 
 
 def _add_key(group: Group) -> str:
-    """Its name, so that a group of a new mesh is the same to compiled code as the one before; with a number where both
-    are alive."""
+    """Registers `group` under its name, so that compiled code finds a new mesh's group by the same key; numbered while
+    both are alive."""
     key, number = group.name, 1
     while key in _GROUPS:
         key, number = f"{group.name} {number + 1}", number + 1
@@ -373,12 +372,12 @@ def _add_key(group: Group) -> str:
 
 
 def alone(name: str = "alone") -> Group:
-    """A group of this process only."""
+    """Returns a group of this process only."""
     return Group(name, (0,), 0, None)
 
 
 def _tree_sum(parts: Tensor) -> Tensor:
-    """The sum along the first dimension by pairs of neighbours, their pairs, and so on."""
+    """Sums along the first dimension as a binary tree of neighbours."""
     terms = list(parts.unbind(0))
     assert len(terms) & (len(terms) - 1) == 0, "a binary tree has a power of two of leaves"
     while len(terms) > 1:
@@ -387,7 +386,7 @@ def _tree_sum(parts: Tensor) -> Tensor:
 
 
 def _is_on_gpu(result: Any) -> bool:
-    """Of a tensor, or of some that travel together."""
+    """Whether a tensor, or any of several, is on a GPU."""
     return any(each.is_cuda for each in ((result,) if isinstance(result, Tensor) else result))
 
 
@@ -396,7 +395,7 @@ def _copy(out: Tensor, x: Tensor) -> None:
 
 
 def _sum_into(out: Tensor, parts: Tensor) -> None:
-    """`out` becomes the sum along the first dimension, in the order of the ranks."""
+    """Writes to `out` the sum along the first dimension, in rank order."""
     out.copy_(parts[0])
     for part in parts[1:]:
         out += part

@@ -1,8 +1,8 @@
-"""Generation under a plan: forward passes over new tokens only, with a key-value cache on every rank.
+"""Generation under a plan: incremental forward passes with a key-value cache on every rank.
 
-All ranks compute the same sequences. Tensor ranks cache the keys and values of their heads, pipeline ranks those of
-their layers; data and context ranks cache the same as each other. The first rank of the last stage has the whole logits
-and chooses. A model without a cache reads all tokens in every pass.
+All ranks generate the same sequences. Tensor ranks cache the keys and values of their heads, pipeline ranks those of
+their layers; data and context ranks hold identical caches. The first rank of the last stage has the full logits and
+samples. A model without a cache reads all tokens in every pass.
 
 Shapes: B sequences, T tokens, V vocabulary.
 """
@@ -49,10 +49,10 @@ class ModelDecoding:
 
 
 class RankDecoding:
-    """A rank's part in generation under `plan`, with its `stages` by their number in the whole."""
+    """One rank's part of generation under `plan`; `stages` are keyed by global stage number."""
 
     def __init__(self, plan: Plan, stages: Mapping[int, ModelStage], mesh: Mesh, *, room: int) -> None:
-        """`room` is the length of the longest sequence."""
+        """`room` is the maximum sequence length."""
         assert not plan.sequence, "generation has one position at a time; `inference(plan)` does without `sequence`"
         self._plan, self._stages, self._mesh, self._room = plan, stages, mesh, room
         some = next(iter(stages.values()))
@@ -60,7 +60,7 @@ class RankDecoding:
         parameter = next(some.parameters())
         self.device, self._dtype = parameter.device, parameter.dtype
         self._tensor = mesh.group("tensor")
-        # Ranks are numbered with the pipeline outermost.
+        # Pipeline is the outermost axis of rank numbers.
         self._chooser = (plan.pipeline - 1) * (plan.world // plan.pipeline)
         self.restart()
 
@@ -81,13 +81,13 @@ class RankDecoding:
         return found if self._mesh.rank == self._chooser else None
 
     def share(self, token_B: Tensor | None, *, rows: int) -> Tensor:
-        # Between hosts, which need the tokens anyway: a receive on a GPU would spin while others load kernels.
+        # Between hosts, which need the tokens anyway: a receive on a GPU would spin while other ranks load kernels.
         if token_B is None:
             token_B = torch.empty(rows, dtype=torch.int64)
         return self._mesh.control.broadcast(token_B.cpu(), source=self._chooser).to(self.device)
 
     def _pass(self, new_BT: Tensor) -> Tensor | None:
-        """Logits B V on ranks of the last stage."""
+        """Returns logits B V on ranks of the last stage."""
         work = _StagePass(self, new_BT)
         if self._plan.pipeline == 1:
             return work.forward(Action("F", 0, 0), ()).loss
@@ -98,14 +98,14 @@ class RankDecoding:
             chunks=self._plan.chunks,
             rank=self._mesh.place["pipeline"],
             channels=self._mesh.channels,
-            # Every length of the cache may ask for another kernel; parallel/pipeline.py says why these then relay.
+            # Any cache length may need a new kernel; parallel/pipeline.py says why such steps use the relay.
             relay=self._mesh.relay,
         )
         return found[0] if found else None
 
 
 class _StagePass:
-    """One forward pass as a pipeline asks for it."""
+    """One forward pass, as the pipeline's `Work`."""
 
     def __init__(self, decoding: RankDecoding, new_BT: Tensor) -> None:
         self._of, self._new_BT = decoding, new_BT
@@ -129,17 +129,17 @@ class _StagePass:
         """Generation has no backward pass."""
 
     def end_last_backward(self, stage: int) -> None:
-        """Neither."""
+        """Generation has no backward pass."""
 
     def _vocabulary(self) -> Placement:
-        """Which logits a tensor rank computes."""
+        """Returns the placement of this tensor rank's logits."""
         side, group = self._of.spec.vocabulary, self._of._tensor
         return whole_placement((side,)).further(0, chunk_sizes(side, group.size), group)
 
 
 @torch.no_grad()
 def decode(stage: ModelStage, inputs: tuple[Tensor, ...], new_BT: Tensor, cache: Cache | None) -> tuple[Tensor, ...]:
-    """The outputs of a stage for new tokens, which the cache holds afterwards."""
+    """Runs a stage on new tokens and appends them to the cache."""
     seen = cache.seen if cache else 0
     positions_BT = torch.arange(seen, seen + new_BT.shape[1], device=new_BT.device).expand(new_BT.shape[0], -1)
     outputs = stage.run(inputs, ForwardPass(tokens_BT=new_BT, positions_BT=positions_BT, cache=cache))

@@ -1,4 +1,4 @@
-"""The norm of a gradient that is sharded over ranks, and sums over ranks that hold the same parameter."""
+"""Global gradient norm over sharded gradients, and gradient sums over ranks that hold the same parameter."""
 
 from __future__ import annotations
 
@@ -16,11 +16,8 @@ from .placement import Placement
 def global_norm(
     gradients: Mapping[str, Tensor], mesh: Mesh, *, copies: Mapping[str, int], loss: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """(the sum of `loss` over all ranks, the norm of the whole gradient). `copies` is the number of ranks that hold
-    the same part, of which one counts.
-
-    One all-reduce of two numbers.
-    """
+    """Returns (the sum of `loss` over all ranks, the global gradient norm), in one all-reduce of two numbers. `copies`
+    ranks hold the same shard, which counts once."""
     device = loss.device
     by_copies: dict[int, list[Tensor]] = {}
     for name, gradient in gradients.items():
@@ -30,7 +27,7 @@ def global_norm(
         parts = [g for found in by_copies.values() for g in found]
         if not parts:
             return loss, torch.zeros((), device=device)
-        # The norm of narrow gradients is a wide number, too.
+        # The norm of narrow gradients needs a wide dtype, too.
         norms = torch._foreach_norm(parts, 2, torch.promote_types(parts[0].dtype, torch.float32))
         return loss, torch.linalg.vector_norm(torch.stack(norms))
     squares = torch.zeros((), dtype=torch.float64, device=device)
@@ -41,7 +38,7 @@ def global_norm(
 
 
 def global_norms(parts: Mapping[str, Tensor], placements: Mapping[str, Placement], mesh: Mesh) -> list[Tensor]:
-    """The norms of whole tensors that are sharded over ranks, in the order given; one all-reduce per axis."""
+    """Returns the norms of sharded tensors, in the order given; one all-reduce per axis."""
     norms = list(torch._foreach_norm(list(parts.values())))
     cutting = [group for group in (mesh.group("tensor"), mesh.group("shard")) if group.size > 1]
     if not cutting:
@@ -55,7 +52,7 @@ def global_norms(parts: Mapping[str, Tensor], placements: Mapping[str, Placement
 
 
 def sum_partial(gradients: Sequence[Tensor], group: Group) -> None:
-    """Adds up, in place and in one collective, gradients of parameters that all ranks of `group` hold."""
+    """Sums, in place and in one collective, gradients of parameters that all ranks of `group` hold."""
     if group.size == 1 or not gradients:
         return
     flat = group.all_reduce(torch.cat([gradient.reshape(-1) for gradient in gradients]))
@@ -65,8 +62,8 @@ def sum_partial(gradients: Sequence[Tensor], group: Group) -> None:
 
 
 def exact_norm(gradients: Mapping[str, Tensor], placements: Mapping[str, Placement], mesh: Mesh) -> Tensor:
-    """The norm of the whole gradient, the same bits for any sharding: squares are summed per row, the sums of all ranks
-    gathered and added up in one order. Cost: a collective per parameter."""
+    """Returns the global gradient norm, bit-identical for any sharding: row sums of squares are all-gathered and summed
+    in a fixed order. Cost: a collective per parameter."""
     rows = []
     shard = mesh.group("shard")
     for name, gradient in gradients.items():
@@ -78,12 +75,12 @@ def exact_norm(gradients: Mapping[str, Tensor], placements: Mapping[str, Placeme
             assert only.group.ranks == shard.ranks, "exact mode shards along the shard axis alone"
             sums = Placement((sum(only.sizes),), shards).gather(sums)
         rows.append(sums.sum())
-    # Every parameter by itself, then all of them: the same numbers in the same order on every rank.
+    # Per parameter, then over parameters: the same numbers in the same order on every rank.
     return torch.stack(rows).sum().sqrt()
 
 
 def exact_sum(terms: Sequence[Tensor], group: Group) -> Tensor:
-    """The sum of one number per microbatch and rank of `group`, in the order of the gradients."""
+    """Returns the sum of one number per microbatch and rank of `group`, in the order of the gradients."""
     tree = BinaryCounter()
     for term in group.all_reduce(torch.stack(list(terms))).unbind(0):
         tree.add(term)

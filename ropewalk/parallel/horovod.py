@@ -1,8 +1,8 @@
-"""Horovod's API for training loops of one's own: `import ropewalk.parallel.horovod as hvd` and nothing else changes.
+"""Horovod's API for custom training loops: change the import to `import ropewalk.parallel.horovod as hvd`.
 
-Collectives are named and run in a thread of their own, so ranks may ask for them in any order; small ones travel
-together (negotiation.py). Names that Horovod has and this module has not: process sets, alltoall, reducescatter,
-sparse gradients. An object that is broadcast is what JSON can hold: nothing is unpickled.
+Named collectives run in a background thread, so ranks may request them in any order; small ones are fused
+(negotiation.py). Not supported: process sets, alltoall, reducescatter, sparse gradients. Broadcast objects must be
+JSON: nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ from .named.negotiation import Request
 
 
 class Average:
-    """The sum over the ranks, divided by their number."""
+    """Mean over the ranks."""
 
 
 class Sum:
-    """The sum over the ranks."""
+    """Sum over the ranks."""
 
 
 class Adasum:
-    """A sum in which what ranks agree on counts once (Maleki et al. 2021); for a power of two of ranks."""
+    """Adaptive sum: counts what ranks agree on once (Maleki et al. 2021); needs a power of two of ranks."""
 
 
 class Compression:
-    """How gradients are rounded before they are sent, and brought back."""
+    """Gradient compression before sending, and decompression."""
 
     class none:
-        """As they are."""
+        """No compression."""
 
         @staticmethod
         def compress(tensor: Tensor) -> tuple[Tensor, torch.dtype]:
@@ -53,7 +53,7 @@ class Compression:
             return tensor.to(dtype)
 
     class fp16(none):
-        """Half the bytes of float32; what exceeds 65504 becomes infinite."""
+        """Half the bytes of float32; values beyond 65504 become infinite."""
 
         @staticmethod
         def compress(tensor: Tensor) -> tuple[Tensor, torch.dtype]:
@@ -68,7 +68,7 @@ class Compression:
 
 
 class _World:
-    """This process among the others, between `init` and `shutdown`."""
+    """This process's rank and groups, between `init` and `shutdown`."""
 
     def __init__(self, place: Ranks, settings: HorovodSettings) -> None:
         self.place = place
@@ -81,13 +81,13 @@ class _World:
 
 
 _WORLD: list[_World] = []
-"""At most one: what `init` made."""
+"""At most one, created by `init`."""
 
 
 def init(*, place: Ranks | None = None, settings: HorovodSettings | None = None) -> None:
-    """Joins the processes that `torchrun`, `mpirun` or `srun` started; all must call. Alone, everything works too.
+    """Joins the processes started by `torchrun`, `mpirun` or `srun`; all must call. Also works for a single process.
 
-    `place` and `settings` come from the environment unless they are given."""
+    `place` and `settings` default to the environment's."""
     if _WORLD:
         return
     _WORLD.append(_World(place or ranks(), settings or horovod_settings()))
@@ -95,7 +95,7 @@ def init(*, place: Ranks | None = None, settings: HorovodSettings | None = None)
 
 
 def shutdown() -> None:
-    """Ends the named collectives of all ranks; what other ranks still wait for fails there."""
+    """Stops the named collectives of all ranks; pending ones fail on other ranks."""
     if not _WORLD:
         return
     world = _WORLD.pop()
@@ -112,22 +112,22 @@ def is_initialized() -> bool:
 
 
 def rank() -> int:
-    """This process's number, from 0."""
+    """Returns this process's rank."""
     return _world().place.rank
 
 
 def size() -> int:
-    """The number of processes."""
+    """Returns the number of processes."""
     return _world().place.world
 
 
 def local_rank() -> int:
-    """This process's number on its machine, which is that of its GPU."""
+    """Returns this process's rank on its machine, which is the index of its GPU."""
     return _world().place.local_rank
 
 
 def local_size() -> int:
-    """The number of processes on this machine."""
+    """Returns the number of processes on this machine."""
     return _world().place.local_world
 
 
@@ -138,7 +138,7 @@ def allreduce_async(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> Entry:
-    """Begins to reduce `tensor` over the ranks, which all ask for the same `name`."""
+    """Starts to reduce `tensor` over the ranks; all ranks request the same `name`."""
     if not (tensor.is_floating_point() or prescale_factor == postscale_factor == 1):
         raise UserError(f"horovod: a tensor of {_name_of(tensor.dtype)} cannot be scaled; leave the factors at 1")
     operation = f"{_operation(op)} {prescale_factor} {postscale_factor}"
@@ -153,13 +153,13 @@ def allreduce(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> Tensor:
-    """`tensor` reduced over the ranks; without a gradient."""
+    """Reduces `tensor` over the ranks; not differentiable."""
     narrow, dtype = compression.compress(tensor.detach())
     return compression.decompress(allreduce_async(narrow, name, op, prescale_factor, postscale_factor).wait(), dtype)
 
 
 def allreduce_async_(tensor: Tensor, name: str | None = None, op: type = Average) -> Entry:
-    """Begins to reduce `tensor`; `synchronize` writes the result into it."""
+    """Starts to reduce `tensor`; `synchronize` writes the result into it."""
     return _in_place(allreduce_async(tensor, name, op), tensor)
 
 
@@ -169,44 +169,44 @@ def allreduce_(tensor: Tensor, name: str | None = None, op: type = Average) -> T
 
 
 def allgather_async(tensor: Tensor, name: str | None = None) -> Entry:
-    """Begins to gather the rows of all ranks; their numbers may differ."""
+    """Starts to gather the rows of all ranks; row counts may differ."""
     return _ask("allgather", tensor, name)
 
 
 def allgather(tensor: Tensor, name: str | None = None) -> Tensor:
-    """The rows of all ranks one after the other."""
+    """Concatenates the rows of all ranks."""
     return synchronize(allgather_async(tensor, name))
 
 
 def broadcast_async(tensor: Tensor, root_rank: int, name: str | None = None) -> Entry:
-    """Begins to send `tensor` of `root_rank` to all."""
+    """Starts to broadcast `tensor` from `root_rank`."""
     if not 0 <= root_rank < size():
         raise UserError(f"horovod: `root_rank` is {root_rank}, ranks are 0 to {size() - 1}")
     return _ask("broadcast", tensor, name, str(root_rank))
 
 
 def broadcast(tensor: Tensor, root_rank: int, name: str | None = None) -> Tensor:
-    """`tensor` of `root_rank`."""
+    """Returns `tensor` of `root_rank`."""
     return synchronize(broadcast_async(tensor, root_rank, name))
 
 
 def broadcast_async_(tensor: Tensor, root_rank: int, name: str | None = None) -> Entry:
-    """Begins to send `tensor` of `root_rank`; `synchronize` writes it into that of the others."""
+    """Starts to broadcast `tensor` from `root_rank`; `synchronize` writes it into the other ranks' tensors."""
     return _in_place(broadcast_async(tensor, root_rank, name), tensor)
 
 
 def broadcast_(tensor: Tensor, root_rank: int, name: str | None = None) -> Tensor:
-    """`tensor` becomes that of `root_rank`."""
+    """Broadcasts `tensor` from `root_rank`, in place."""
     return synchronize(broadcast_async_(tensor, root_rank, name))
 
 
 def poll(handle: Entry) -> bool:
-    """Whether a collective is over."""
+    """Whether a collective has finished."""
     return handle.over.is_set()
 
 
 def synchronize(handle: Entry) -> Tensor:
-    """The result of a collective, when it is there."""
+    """Waits for a collective and returns its result."""
     result = handle.wait()
     if handle.target is None:
         return result
@@ -215,18 +215,18 @@ def synchronize(handle: Entry) -> Tensor:
 
 
 def join() -> int:
-    """Has no more data: adds zeros to what the others reduce until all have joined. The rank that joined last."""
+    """Contributes zeros, when out of data, until all ranks have joined; returns the rank that joined last."""
     background = _world().background
     return background.join() if background else 0
 
 
 def barrier() -> None:
-    """Waits until all ranks have come here."""
+    """Waits for all ranks."""
     allreduce(torch.zeros(1), name="barrier")
 
 
 def broadcast_parameters(params: Any, root_rank: int = 0) -> None:
-    """Tensors become those of `root_rank`: a `state_dict()` or `named_parameters()`."""
+    """Broadcasts the tensors of a `state_dict()` or `named_parameters()` from `root_rank`, in place."""
     named = params.items() if isinstance(params, Mapping) else params
     tensors = [(name, each) for name, each in named if isinstance(each, Tensor)]
     for handle in [broadcast_async_(each.data, root_rank, f"parameter.{name}") for name, each in tensors]:
@@ -234,7 +234,7 @@ def broadcast_parameters(params: Any, root_rank: int = 0) -> None:
 
 
 def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int = 0) -> None:
-    """Settings and state of `optimizer` become those of `root_rank`, which alone may have taken steps."""
+    """Broadcasts settings and state of `optimizer` from `root_rank`, which may be the only rank that took steps."""
     mine = optimizer.state_dict()
     shapes = {
         str(place): {key: _outline(value) if isinstance(value, Tensor) else value for key, value in state.items()}
@@ -260,7 +260,7 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int =
 
 
 def broadcast_object(obj: Any, root_rank: int = 0, name: str | None = None) -> Any:
-    """`obj` of `root_rank`: numbers, texts, lists and dictionaries, as JSON gives them back."""
+    """Broadcasts `obj` from `root_rank` as JSON: numbers, strings, lists and dictionaries."""
     name = name or f"object.{next(_world().numbers['broadcast'])}"
     text = b""
     if rank() == root_rank:
@@ -281,8 +281,8 @@ def DistributedOptimizer(
     backward_passes_per_step: int = 1,
     op: type = Average,
 ) -> Any:
-    """`optimizer` itself, which from now on reduces gradients while the backward pass makes them, and waits for them
-    in `step`. Gradients of `backward_passes_per_step` passes are added up before they travel."""
+    """Makes `optimizer` reduce gradients during the backward pass and wait for them in `step`; returns it. Gradients of
+    `backward_passes_per_step` passes accumulate before they are reduced."""
 
     def start(name: str, gradient: Tensor) -> Any:
         narrow, dtype = compression.compress(gradient)
@@ -308,7 +308,7 @@ def _operation(op: type) -> str:
 
 def _ask(kind: Any, tensor: Tensor, name: str | None, operation: str = "") -> Entry:
     world = _world()
-    # Unnamed collectives are told apart by their number, which is the same on ranks that ask in the same order.
+    # Unnamed collectives are numbered, consistently on ranks that request them in the same order.
     name = f"{kind}.{name}" if name is not None else f"{kind}.unnamed.{next(world.numbers[kind])}"
     request = Request(name, kind, tuple(tensor.shape), _name_of(tensor.dtype), tensor.device.type, operation)
     if world.background:
@@ -328,7 +328,7 @@ def _in_place(handle: Entry, tensor: Tensor) -> Entry:
 
 
 def _outline(tensor: Tensor) -> list[Any]:
-    """What another rank makes a tensor of this kind from."""
+    """Returns shape, dtype and device, from which another rank allocates a matching tensor."""
     return [list(tensor.shape), _name_of(tensor.dtype), tensor.device.type]
 
 

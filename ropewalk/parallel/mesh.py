@@ -1,12 +1,11 @@
-"""The only maker of process groups: a plan's degrees become axes, and every axis a group of ranks.
+"""Creates all process groups: a plan's degrees become mesh axes, each with a group of ranks.
 
-Ranks are numbered with tensor innermost, then context, shard, replicate, and pipeline outermost: what communicates most
-lies closest together.
+Ranks are numbered with tensor innermost, then context, shard, replicate, and pipeline outermost: axes that communicate
+most are closest together.
 
-A rank makes the groups that it is a member of and no others (`use_local_synchronization`), at most 20 of them, however
-many ranks there are; docs/guides/clusters.md counts the calls for 4,096. torch names such a group by its members and by
-how many groups the process has, so every rank must make as many as the others in the same order: where some ranks have
-no partner, they make a group of themselves.
+A rank creates only its own groups (`use_local_synchronization`), at most 20 of them at any world size;
+docs/guides/clusters.md counts the calls for 4,096 ranks. torch names such a group by its members and by the process's
+group count, so every rank must create equally many in the same order: ranks without a partner create a group of one.
 """
 
 from __future__ import annotations
@@ -36,15 +35,15 @@ AXES: tuple[Axis, ...] = ("pipeline", "replicate", "shard", "context", "tensor")
 
 COMBINED: tuple[tuple[Axis, ...], ...] = (
     ("replicate", "shard"),  # data ranks: they read different sequences
-    ("replicate", "context"),  # who holds the same part of every parameter and saw other tokens
-    ("replicate", "shard", "context"),  # over whom the tokens of a step are dealt
+    ("replicate", "context"),  # the same shard of every parameter, different tokens
+    ("replicate", "shard", "context"),  # the tokens of a step are split over these
     AXES,
 )
-"""Groups over several axes that are needed."""
+"""Groups over several axes."""
 
 
 def pick_device(plan: Plan, ranks: Ranks) -> torch.device:
-    """The device of this process under `plan`; refuses a world that the plan was not made for."""
+    """Returns this process's device under `plan`; raises if the world does not match the plan's."""
     if ranks.world != plan.world:
         raise UserError(
             f"{ranks.world} processes were started, but the plan is for {plan.world}; "
@@ -62,8 +61,8 @@ def pick_device(plan: Plan, ranks: Ranks) -> torch.device:
 
 
 def join(plan: Plan, ranks: Ranks, *, timeout_s: float = 600.0, store: Store | None = None) -> None:
-    """Makes this process a member of the plan's world, which must be entered before any mesh is made. All ranks must
-    call. Nothing to do for one process. With `store` the ranks find each other there, not where the launcher says."""
+    """Initializes the plan's process group, before any mesh is made; no-op for one process. All ranks must call. With
+    `store`, the rendezvous is there rather than at the launcher's address."""
     if plan.world > 1:
         enter(ranks, plan.backend, device=plan.device, timeout_s=timeout_s, store=store)
 
@@ -71,7 +70,7 @@ def join(plan: Plan, ranks: Ranks, *, timeout_s: float = 600.0, store: Store | N
 def enter(
     ranks: Ranks, backend: str = "auto", *, device: str, timeout_s: float = 600.0, store: Store | None = None
 ) -> None:
-    """Makes this process a member of the world of `ranks`, unless it is one. All ranks must call."""
+    """Initializes the process group of `ranks`; no-op if initialized. All ranks must call."""
     if dist.is_initialized():
         return
     if backend == "auto":
@@ -95,15 +94,15 @@ def enter(
 
 
 def world_groups() -> tuple[Group, Group]:
-    """(all ranks for tensors, all ranks for what hosts tell each other), apart from all other groups. All ranks must
-    call at the same moment."""
+    """Returns (all ranks for tensors, all ranks for host messages), separate from all other groups. All ranks must call
+    together."""
     members, rank, traffic = range(dist.get_world_size()), dist.get_rank(), Traffic()
     tensors = Group("horovod", members, rank, _new_group(members), traffic)
     return tensors, Group("horovod control", members, rank, _new_group(members, _host_backend()), traffic)
 
 
 def leave() -> None:
-    """Ends this process's membership. All ranks must call; one that fails just exits, its launcher ends the rest."""
+    """Destroys the process group. All ranks must call; a failing rank just exits, and its launcher ends the rest."""
     if dist.is_initialized():
         dist.destroy_process_group()
         mpi.part()
@@ -111,39 +110,39 @@ def leave() -> None:
 
 @dataclass(frozen=True, slots=True)
 class SubMesh:
-    """The ranks of some axes, numbered by other axes: expert ranks, say, out of replicas and shards."""
+    """A mesh over the ranks of some axes, with axes of its own: expert ranks, say, out of replicas and shards."""
 
     of: tuple[Axis, ...]
     degrees: Mapping[str, int]
-    """The degree of each of its own axes, whose groups `Mesh.group` gives by these names."""
+    """The degree of each of its own axes; `Mesh.group` takes their names."""
 
 
 class Mesh:
-    """The groups of one plan. All ranks must make it at the same moment."""
+    """The process groups of one plan. All ranks must create it together."""
 
     def __init__(self, plan: Plan, rank: int = 0, *, submeshes: Sequence[SubMesh] = ()) -> None:
         self.plan, self.rank = plan, rank
         self.degrees: dict[Axis, int] = {axis: getattr(plan, axis) for axis in AXES}
         self.place: dict[Axis, int] = dict(zip(AXES, _coordinates(rank, list(self.degrees.values())), strict=True))
-        """Where this rank stands on each axis."""
+        """This rank's coordinate on each axis."""
         self.traffic = Traffic(on_gpu=plan.device == "cuda")
         self._groups: dict[tuple[str, ...], Group] = {}
         self.channels: dict[Channel, Group] = {}
-        """Those of this rank, by their ends on the pipeline axis."""
+        """This rank's channels, by their ends on the pipeline axis."""
         self.relay: Group | None = None
-        """The pipeline axis on gloo, for messages through the hosts; None where the channels are gloo's or MPI's."""
+        """The pipeline axis on gloo, for messages through the hosts; None where the channels use gloo or MPI."""
         self.ends: Group
-        """The first and the last rank of the pipeline, which share a tied embedding; of others, themselves."""
+        """The first and last pipeline rank, which share a tied embedding; a group of one on other ranks."""
         self.control: Group
-        """All ranks once more, for what hosts tell each other: nothing on it waits for a GPU."""
+        """All ranks, for host messages: nothing on it waits for a GPU."""
         self.sequences: Group
-        """`data` once more, for sequences that move between hosts before a step; alone unless they are balanced."""
+        """The ranks of `data`, for sequences moved between hosts before a step; a group of one unless balanced."""
         made: dict[tuple[int, ...], object] = {}
         for axes in (*((axis,) for axis in AXES), *COMBINED):
             members = self._members(axes)
             if len(members) > 1 and members not in made:
                 made[members] = dist.group.WORLD if len(members) == plan.world else _new_group(members)
-            # Sums over the data are what exact mode orders; an axis of one rank sums nothing.
+            # Exact mode orders sums over data; an axis of one rank sums nothing.
             summed = {axis for axis in axes if self.degrees[axis] > 1}
             exact = plan.exact and summed <= {"replicate", "shard"}
             name = "+".join(axes) if axes != AXES else "world"
@@ -156,22 +155,22 @@ class Mesh:
         self._make_sequences_group()
 
     def group(self, *axes: str) -> Group:
-        """The ranks that differ from this one on `axes` alone; an axis of a sub-mesh stands alone."""
+        """Returns the ranks that differ from this one only on `axes`; name an axis of a sub-mesh by itself."""
         return self._groups[axes]
 
     @property
     def world(self) -> Group:
-        """All ranks."""
+        """Returns all ranks."""
         return self._groups[AXES]
 
     @property
     def data(self) -> Group:
-        """The ranks that read other sequences than this one."""
+        """Returns the data ranks, which read different sequences."""
         return self._groups["replicate", "shard"]
 
     @property
     def tokens(self) -> Group:
-        """The ranks over which the tokens of a step are dealt."""
+        """Returns the ranks over which the tokens of a step are split."""
         return self._groups["replicate", "shard", "context"]
 
     def is_first(self, *axes: Axis) -> bool:
@@ -179,7 +178,7 @@ class Mesh:
         return all(self.place[axis] == 0 for axis in axes)
 
     def _make_submesh(self, submesh: SubMesh) -> None:
-        """Makes the group of each of its axes: the ranks that differ from this one on that axis alone."""
+        """Creates the group of each of its axes: the ranks that differ from this one only on that axis."""
         members, degrees = self._members(submesh.of), list(submesh.degrees.values())
         assert len(members) == math.prod(degrees), f"{submesh.degrees} does not number {len(members)} ranks"
         coordinates = [_coordinates(number, degrees) for number in range(len(members))]
@@ -215,7 +214,7 @@ class Mesh:
             self._connect_channels()
 
     def _connect_channels(self) -> None:
-        """Sends a number through every channel: NCCL makes a communicator at its first use, and both ends wait for
+        """Sends a number through every channel: NCCL creates a communicator at its first use, and both ends wait for
         each other. In rounds of disjoint pairs, the same on all ranks."""
         probe = torch.zeros(1, device=self.plan.device)
         for channel, group in self.channels.items():
@@ -238,7 +237,7 @@ class Mesh:
             self.sequences = Group("sequences", members, self.rank, _new_group(members, _host_backend()), self.traffic)
 
     def _members(self, axes: Sequence[Axis]) -> tuple[int, ...]:
-        """The ranks that differ from this one on `axes` alone, in order."""
+        """Returns the ranks that differ from this one only on `axes`, in order."""
         sides = [range(self.degrees[axis]) if axis in axes else [self.place[axis]] for axis in AXES]
         found = []
         for place in itertools.product(*sides):
@@ -254,7 +253,7 @@ def _new_group(members: Sequence[int], backend: str | None = None) -> object:
 
 
 def _host_backend() -> str | None:
-    """The backend for what hosts tell each other; None: the world's."""
+    """Returns the backend for host messages; None: the world's."""
     return "gloo" if dist.get_backend() == "nccl" else None
 
 

@@ -1,11 +1,10 @@
-"""A backend of torch.distributed over MPI, for worlds that `mpirun` starts.
+"""A torch.distributed backend over MPI, for processes started by `mpirun`.
 
-torch has such a backend only when it is compiled against an MPI. This one needs mpi4py alone: a process group written
-in Python whose collectives are MPI's, begun without blocking and waited for where their result is wanted. Tensors on a
-GPU pass through the host's memory.
+torch's own needs torch compiled against an MPI. This one needs only mpi4py: a Python process group over MPI's
+non-blocking collectives. GPU tensors are staged through host memory.
 
-MPI knows no 16-bit floats. They travel as what they are, bytes; sums of them are made in float32 and rounded once,
-which is more exact than rounding at every hop and moves twice the bytes.
+MPI has no 16-bit floats. They are sent as bytes; sums are in float32 and rounded once, which is more exact than
+rounding at every hop and sends twice the bytes.
 """
 
 from __future__ import annotations
@@ -24,11 +23,11 @@ from ropewalk.base.errors import MissingPackage, Preempted, UserError
 from ropewalk.config.ranks import Ranks
 
 NAME = "mpi4py"
-"""What torch calls the backend; it keeps "mpi" for the one that it is compiled with."""
+"""Name of the backend in torch, which reserves "mpi" for its built-in one."""
 
 
 def register(ranks: Ranks) -> str:
-    """Makes the backend known to torch.distributed; its name. Refuses processes that MPI does not know as `ranks`."""
+    """Registers the backend with torch.distributed and returns its name. Raises if MPI's ranks are not `ranks`."""
     comm = _mpi().COMM_WORLD
     if (comm.rank, comm.size) != (ranks.rank, ranks.world):
         raise UserError(
@@ -41,11 +40,11 @@ def register(ranks: Ranks) -> str:
 
 
 def meet() -> TCPStore:
-    """A store that all processes of an MPI world share: rank 0 opens it and tells the others where. All must call."""
+    """Rendezvous: rank 0 opens a store and broadcasts its address over MPI. All ranks must call."""
     mpi = _mpi()
     world = mpi.COMM_WORLD
     machine = world.Split_type(mpi.COMM_TYPE_SHARED)
-    # A laptop's name may lead nowhere, and it is needed only between machines.
+    # A laptop's host name may not resolve, and only several machines need it.
     host = "127.0.0.1" if machine.size == world.size else mpi.Get_processor_name()
     machine.Free()
     opened = TCPStore(host, 0, world.size, True, wait_for_workers=False) if world.rank == 0 else None
@@ -54,10 +53,10 @@ def meet() -> TCPStore:
 
 
 def part() -> None:
-    """Ends MPI in this process, where this module began it; waits for all to do so.
+    """Finalizes MPI in this process if this module initialized it; waits for all ranks.
 
-    A process that fails while the others work on must not wait for them: it ends without, which makes `mpirun` end the
-    others. An interruption or a preemption is agreed upon, so that all come here.
+    A failing process must not wait for the others: it exits without, and `mpirun` then ends them. Ranks agree on
+    interruptions and preemptions, so that all of them call this.
     """
     begun, error = sys.modules.get("mpi4py"), sys.exception()
     if begun and not begun.rc.finalize and (error is None or isinstance(error, KeyboardInterrupt | Preempted)):
@@ -65,7 +64,7 @@ def part() -> None:
 
 
 class _Work(dist.Work):
-    """A collective under way; whatever MPI reads and writes lives as long as this."""
+    """A collective in flight; keeps MPI's buffers alive."""
 
     def __init__(self, request: Any, *kept: Any, finish: Callable[[], None] | None = None) -> None:
         super().__init__()
@@ -83,7 +82,7 @@ class _Work(dist.Work):
 
 
 class _All(dist.Work):
-    """Several collectives waited for as one."""
+    """Several collectives as one."""
 
     def __init__(self, works: Sequence[dist.Work]) -> None:
         super().__init__()
@@ -96,18 +95,18 @@ class _All(dist.Work):
         return all(work.is_completed() for work in self._works)
 
 
-# Of the ways to call a method that its type allows, torch.distributed uses one.
+# torch.distributed uses one of the several overloads in the type's stubs.
 _ProcessGroup: Any = dist.ProcessGroup
 
 
 class _Group(_ProcessGroup):
-    """The process group that torch.distributed calls; names and arguments are its."""
+    """The process group that torch.distributed calls; method and argument names are torch's."""
 
     def __init__(self, comm: Any, name: str) -> None:
         super().__init__(comm.rank, comm.size)
         self._comm, self._name = comm, name
 
-    # torch looks for these in its own part of the object, which knows nothing of a group made in Python.
+    # torch looks these up in its C++ object, which does not know Python process groups.
     def getBackendName(self) -> str:
         return NAME
 
@@ -181,9 +180,9 @@ class _Group(_ProcessGroup):
         return _Work(self._comm.Ibarrier())
 
     def shutdown(self) -> None:
-        """Nothing to do: the end of MPI frees what it has made."""
+        """No-op: `Finalize` frees all of MPI's resources."""
 
-    # The names of torch 2.11.
+    # torch 2.11's names.
     _allgather_base = all_gather_single
     allgather_into_tensor_coalesced = all_gather_single_coalesced
     _reduce_scatter_base = reduce_scatter_single
@@ -205,7 +204,7 @@ class _Group(_ProcessGroup):
 
 
 class _Landing:
-    """Memory in which MPI may write what is meant for `x`: its own, or memory that is copied to it by `land`."""
+    """Receive buffer for `x`: its own memory, or a staging buffer that `land` copies to it."""
 
     def __init__(self, x: Tensor, *, summed: bool = False) -> None:
         self._x = x.detach()
@@ -226,7 +225,7 @@ class _Landing:
 
 
 def _make_group(options: Any, _: Any) -> _Group:
-    """Called by torch.distributed on every member of a group, and on no other process."""
+    """Called by torch.distributed on the members of a group only."""
     world = _mpi().COMM_WORLD
     members = list(options.global_ranks_in_group) or list(range(world.size))
     chosen = world.group.Incl(members)
@@ -243,12 +242,12 @@ _SAME_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def _bits(x: Tensor) -> Any:
-    """What `x` holds, as integers that MPI knows; shares its memory where that is in one piece on the host."""
+    """Returns the bits of `x` as integers that MPI supports; shares contiguous host memory."""
     return x.detach().cpu().contiguous().view(-1).view(_SAME_SIZE[x.element_size()]).numpy()
 
 
 def _numbers(x: Tensor) -> Any:
-    """`x` as numbers that MPI can add; shares its memory where it can."""
+    """Returns `x` in a dtype that MPI can sum; shares memory if possible."""
     return _for_sums(x.detach()).cpu().contiguous().view(-1).numpy()
 
 
@@ -257,7 +256,7 @@ def _for_sums(x: Tensor) -> Tensor:
 
 
 def _counts(x: Tensor, rows: list[int], ranks: int) -> list[int]:
-    """Elements that go to or come from each rank; no `rows`: as many for each."""
+    """Returns the number of elements to or from each rank; equal counts without `rows`."""
     if not rows:
         return [x.numel() // ranks] * ranks
     side = x.numel() // max(1, x.shape[0])
@@ -277,7 +276,7 @@ def _mpi() -> Any:
     try:
         import mpi4py
 
-        # At exit it would wait for all processes, though one that fails must not wait for those that wait for it.
+        # MPI's exit handler would wait for all processes, but a failing one must not wait for its peers.
         mpi4py.rc.finalize = False
         from mpi4py import MPI
     except ImportError as error:

@@ -1,16 +1,15 @@
-"""One process that drives several devices: a copy of the model on each, and a thread for each copy.
+"""Single-process data parallelism: one model copy and one thread per device.
 
-The microbatches of a step go to the devices in turn; gradients are added up on the first device, where the one update
-is made, and the new weights are copied to the others. Loss, norm, clipping and checkpoints are those of one device,
-except that the sum over microbatches has another order.
+Microbatches go to the devices round-robin; gradients are summed on the first device, which runs the one update, and the
+new weights are copied to the others. Loss, norm, clipping and checkpoints are those of one device, except that the sum
+over microbatches has another order.
 
-It needs no launcher and no collectives, and it is the slower way: the threads take turns at running Python (they share
-its lock, which torch gives up only inside kernels), the sum and the copies wait for the last device and overlap with
-nothing, and all of the optimizer's state lies on the first device. Processes (`parallel.replicate`) have none of these
-limits. torch.nn.DataParallel, which this resembles, also copies the weights and splits the rows of every microbatch,
-and gathers outputs rather than gradients; here devices meet once a step.
+Needs no launcher and no collectives, but is slower than processes (`parallel.replicate`): threads share Python's GIL,
+the sum and the copies wait for the last device without overlap, and the first device holds the whole optimizer state.
+torch.nn.DataParallel also copies the weights, but splits every microbatch and gathers outputs rather than gradients;
+here devices synchronize once per step.
 
-On a CPU the devices are threads over the same cores and the same memory: for tests.
+On a CPU the devices are threads over the same cores and memory: for tests.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from ropewalk.model.protocol import ModelStage, build_stage
 
 
 class Movable(Protocol):
-    """What can be brought to a device."""
+    """An object that can be moved to a device."""
 
     def to(self, device: torch.device) -> Self: ...
 
@@ -36,7 +35,7 @@ Item = TypeVar("Item", bound=Movable)
 
 
 class Devices:
-    """`model` on its own device, and copies of it on the `others`."""
+    """`model` on its own device, and copies on the `others`."""
 
     def __init__(self, model: ModelStage, others: Sequence[torch.device]) -> None:
         self._models = [model, *(_copy(model, device) for device in others)]
@@ -44,9 +43,9 @@ class Devices:
         self._threads = concurrent.futures.ThreadPoolExecutor(len(self._models), thread_name_prefix="device")
 
     def each(self, work: Callable[[ModelStage, Item], Tensor], items: Sequence[Item]) -> list[Tensor]:
-        """`work(model, item)` for every item: of n devices, number i on device i mod n, one after the other there and
-        all devices at once. Results come in order, on the first device."""
-        gradients = torch.is_grad_enabled()  # each thread has a switch of its own
+        """Runs `work(model, item)` for every item, item i on device i mod n, devices in parallel. Returns results in
+        order, on the first device."""
+        gradients = torch.is_grad_enabled()  # thread-local in torch
 
         def share(place: int) -> list[Tensor]:
             model, device = self._models[place], self._places[place]
@@ -54,14 +53,14 @@ class Devices:
                 return [work(model, item.to(device)) for item in items[place :: len(self._models)]]
 
         started = [self._threads.submit(share, place) for place in range(len(self._models))]
-        concurrent.futures.wait(started)  # all of them, before one that failed is heard
+        concurrent.futures.wait(started)  # all of them, before raising the error of one
         shares = [future.result() for future in started]
         count = len(self._models)
         return [shares[number % count][number // count].to(self._places[0]) for number in range(len(items))]
 
     @torch.no_grad()
     def gather(self) -> None:
-        """Adds the gradients of the others to those of the first, in their order, and forgets them."""
+        """Sums the other devices' gradients into the first's, in order, and clears them."""
         first, *others = (dict(model.named_parameters()) for model in self._models)
         for name, parameter in first.items():
             for other in others:
@@ -72,7 +71,7 @@ class Devices:
 
     @torch.no_grad()
     def publish(self) -> None:
-        """Gives the others the weights of the first."""
+        """Copies the first device's weights to the others."""
         first, *others = self._models
         for other in others:
             for mine, theirs in zip(first.parameters(), other.parameters(), strict=True):
@@ -80,7 +79,7 @@ class Devices:
 
 
 def other_devices(device: torch.device, count: int) -> list[torch.device]:
-    """The devices of this machine beside `device`, the first of `count`."""
+    """Returns the machine's first `count` devices without `device`."""
     if device.type == "cpu":
         return [device] * (count - 1)
     return [torch.device(device.type, number) for number in range(1, count)]
@@ -98,5 +97,5 @@ def _copy(model: ModelStage, device: torch.device) -> ModelStage:
 
 
 def _at(device: torch.device) -> contextlib.AbstractContextManager:
-    """Kernels that name no device run on this one."""
+    """Makes `device` the default for kernels."""
     return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()

@@ -1,11 +1,11 @@
 """Pipeline parallelism: executes one rank's list of actions (plan/schedules.py) and messages (plan/messages.py).
 
-Stage s sends its hidden states to s + 1 and receives their gradient from there. Every channel has a communicator of its
-own, made with the mesh; plan/messages.py says why this cannot hang on NCCL.
+Stage s sends hidden states to s + 1 and receives their gradient. Every channel has its own communicator, created with
+the mesh; plan/messages.py shows why this cannot hang on NCCL.
 
-The first step of each shape sends its messages through the hosts (`relay`). A receive that is posted on a GPU is a
-kernel that spins; the first launch of any other kernel loads its code, which waits until nothing runs. In that step all
-kernels are loaded, compiled and tuned while nothing spins.
+The first step of each shape sends its messages through the hosts (`relay`). A receive posted on a GPU is a spinning
+kernel; the first launch of any other kernel loads its code, which waits until the GPU is idle. In that step all kernels
+are loaded, compiled and tuned while nothing spins.
 """
 
 from __future__ import annotations
@@ -32,37 +32,37 @@ from .comm import Group, Pending
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a stage computes of a microbatch."""
+    """Output of a stage for a microbatch."""
 
     outputs: tuple[Tensor, ...]
-    """For the next stage; nothing of the last one."""
+    """For the next stage; empty on the last."""
     loss: Tensor | None = None
-    """Its part of the loss: the main loss of the last stage, auxiliary losses of any. When scoring, the scores."""
+    """Its loss terms: the main loss on the last stage, auxiliary losses on any. When scoring, the scores."""
 
 
 class Work(Protocol):
-    """What the stages of this rank compute."""
+    """The computation of this rank's stages."""
 
     def forward(self, action: Action, inputs: tuple[Tensor, ...]) -> Result:
-        """The forward pass of a stage for a microbatch, with the weights of `action.version`; no inputs for the first
-        stage."""
+        """Runs a stage's forward pass on a microbatch with the weights of `action.version`; the first stage has no
+        inputs."""
 
     def edges(self, stage: int, microbatch: int) -> Edges:
-        """What `stage` receives and sends for this microbatch."""
+        """Returns the tensors that `stage` receives and sends for this microbatch."""
 
     def empty(self, edge: Edge) -> Tensor:
-        """A tensor to receive `edge`, or its gradient, in."""
+        """Allocates a tensor to receive `edge`, or its gradient."""
 
     def begin_last_backward(self, stage: int) -> None:
-        """The next action makes the gradients of `stage` final."""
+        """Called before the action that makes the gradients of `stage` final."""
 
     def end_last_backward(self, stage: int) -> None:
-        """The gradients of `stage` are final."""
+        """Called when the gradients of `stage` are final."""
 
 
 @dataclass(slots=True)
 class _Live:
-    """A microbatch between its forward and its backward pass on a stage: what has a gradient."""
+    """A microbatch between its forward and backward pass on a stage: the tensors with a gradient."""
 
     inputs: list[Tensor]
     outputs: list[Tensor]
@@ -70,10 +70,10 @@ class _Live:
 
 
 class Pipeline:
-    """Executes the schedules of consecutive `steps`, one per `run`. All ranks must make and run it.
+    """Executes the schedules of consecutive `steps`, one per `run`. All ranks must create and run it.
 
-    Messages and microbatches that the schedule of a step leaves open stay until a later step takes them up;
-    microbatches are then numbered through the steps.
+    Messages and microbatches that a step's schedule leaves open are completed by a later step; microbatches are then
+    numbered across steps.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Pipeline:
         later: DeferredWeightGrads | None = None,
         timer: StageTimer | None = None,
     ) -> None:
-        """`channels` are those of this rank. `timer` counts the time of every stage."""
+        """`channels` are this rank's. `timer` measures the time of every stage."""
         self._steps, self._programs = steps, Programs(rank, stages=stages)
         self._messages = _Messages(channels, relay)
         self._live: dict[tuple[int, int], _Live] = {}
@@ -95,9 +95,9 @@ class Pipeline:
         self._later = later
 
     def run(self, work: Work, *, scale: Tensor | None = None, relayed: bool = False) -> list[Tensor]:
-        """All actions of the next step; this rank's parts of the loss in the order of microbatches, then stages.
+        """Runs the next step; returns this rank's loss terms, ordered by microbatch, then stage.
 
-        Gradients are those of the losses times `scale`. `relayed`: messages go through the hosts, if there is a relay.
+        Gradients are of the losses times `scale`. With `relayed`, messages use the relay, if there is one.
         """
         self._messages.begin(work, relayed=relayed)
         self._losses: dict[tuple[int, int], Tensor] = {}
@@ -157,8 +157,8 @@ class Pipeline:
 
 
 class StageTimer:
-    """Seconds in which stages compute, without their waiting for messages; on a GPU by its own clock, since what is
-    queued there takes no time of the host."""
+    """Measures the compute seconds of stages, excluding waits for messages; on a GPU with CUDA events, since the
+    host runs ahead of it."""
 
     def __init__(self, device: torch.device) -> None:
         self._on_gpu = device.type == "cuda"
@@ -167,7 +167,7 @@ class StageTimer:
 
     @contextlib.contextmanager
     def counting(self, stage: int) -> Iterator[None]:
-        """Time in the block is that of `stage`."""
+        """Counts the time in the block for `stage`."""
         if self._on_gpu:
             begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
             begin.record()
@@ -180,13 +180,13 @@ class StageTimer:
             self._add(stage, time.perf_counter() - started)
 
     def settle(self) -> None:
-        """Adds up what a GPU has done by now; does not wait for it."""
+        """Adds up finished GPU timings; does not wait."""
         while self._queued and self._queued[0][2].query():
             stage, begin, end = self._queued.popleft()
             self._add(stage, begin.elapsed_time(end) / 1e3)
 
     def take(self) -> dict[int, float]:
-        """Seconds by stage since the last call, those of unfinished work left for the next one."""
+        """Returns seconds per stage since the last call; unfinished work counts in the next."""
         self.settle()
         seconds, self._seconds = self._seconds, {}
         return seconds
@@ -205,7 +205,7 @@ def run_forward(
     channels: Mapping[Channel, Group],
     relay: Group | None = None,
 ) -> list[Tensor]:
-    """Forward passes alone: what the last stage gives for each microbatch, elsewhere nothing."""
+    """Runs forward passes only; returns the last stage's scores per microbatch, nothing on other ranks."""
     messages = _Messages(channels, relay)
     messages.begin(work, relayed=relay is not None)
     found: dict[int, Tensor] = {}
@@ -222,7 +222,7 @@ def run_forward(
 
 
 class _Messages:
-    """The messages on their way to this rank and those on their way from it, from step to step."""
+    """Messages in flight to and from this rank, across steps."""
 
     def __init__(self, channels: Mapping[Channel, Group], relay: Group | None) -> None:
         self._channels, self._relay = channels, relay
@@ -231,10 +231,10 @@ class _Messages:
         self._offered: Sequence[Tensor] = ()
         self._step = 0
         self._relayed: set[int] = set()
-        """Steps whose messages go through the hosts."""
+        """Steps whose messages use the relay."""
 
     def begin(self, work: Work, *, relayed: bool) -> None:
-        """A step begins."""
+        """Begins a step."""
         self._work, self._step = work, self._step + 1
         if relayed and self._relay:
             self._relayed.add(self._step)
@@ -250,11 +250,11 @@ class _Messages:
                     pending.wait()
 
     def offer(self, tensors: Sequence[Tensor]) -> None:
-        """What the next `Send` sends."""
+        """Sets the tensors of the next `Send`."""
         self._offered = tensors
 
     def take(self, message: Message | None) -> tuple[Tensor, ...]:
-        """The tensors of a message that was posted, when they are there; none without a message."""
+        """Waits for a posted message and returns its tensors; none without a message."""
         return () if message is None else tuple(pending.wait() for pending in self._receiving.pop(message))
 
     def _start_receive(self, message: Message, channel: Channel, step: int) -> list[Pending]:
@@ -287,30 +287,30 @@ def _copy(out: Tensor, x: Tensor) -> None:
 
 
 class DeferredWeightGrads:
-    """Gradients of weights that are computed when there is time for them (Qi et al. 2023): the backward pass of a
-    linear map gives its input's gradient at once and leaves the product for its weight to `run`."""
+    """Zero-bubble weight gradients (Qi et al. 2023): the backward pass of a linear returns its input gradient at once
+    and defers the weight gradient (W) until `run`."""
 
     def __init__(self) -> None:
         self._waiting: dict[Any, list[Callable[[], None]]] = {}
         self._key: Any = None
 
     def serve(self, model: nn.Module) -> None:
-        """From now on the linear maps of `model` leave their products here while something is `collecting`."""
+        """Makes the linears of `model` defer their weight gradients inside `collecting`."""
         for module in model.modules():
             if isinstance(module, Linear):
                 module.product = self.product
 
     def collecting(self, key: Any) -> _Collecting:
-        """What backward passes leave in this block is run by `run(key)`."""
+        """Collects weight gradients deferred in this block for `run(key)`."""
         return _Collecting(self, key)
 
     def run(self, key: Any) -> None:
-        """Computes what waits under `key`."""
+        """Computes the weight gradients deferred under `key`."""
         for work in self._waiting.pop(key, ()):
             work()
 
     def product(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """x W^T + b."""
+        """Returns x W^T + b."""
         if not weight.requires_grad:
             return F.linear(x, weight, bias)
         if torch.is_autocast_enabled(x.device.type):
@@ -319,7 +319,7 @@ class DeferredWeightGrads:
         return y if bias is None else y + bias.to(y.dtype)
 
     def leave(self, weight: Tensor, x: Tensor, gradient: Tensor) -> Tensor | None:
-        """The gradient of `weight`, or None when it is to be computed later."""
+        """Returns the gradient of `weight`, or None when deferred."""
         if self._key is None:
             return _weight_gradient(weight, x, gradient)
         work = functools.partial(_add_gradient, weight, x, gradient)
@@ -360,6 +360,6 @@ def _weight_gradient(weight: Tensor, x: Tensor, gradient: Tensor) -> Tensor:
 def _add_gradient(weight: Tensor, x: Tensor, gradient: Tensor) -> None:
     added = _weight_gradient(weight, x, gradient)
     weight.grad = added.to(weight.grad_dtype) if weight.grad is None else weight.grad.add_(added)
-    # As the backward pass would have: masters take the gradient over, reductions start.
+    # As the backward pass would: masters take the gradient over, reductions start.
     for hook in list((weight._post_accumulate_grad_hooks or {}).values()):
         hook(weight)

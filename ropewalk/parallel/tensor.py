@@ -1,13 +1,13 @@
 """Tensor parallelism (Shoeybi et al. 2019): each rank holds a slice of every matrix, as the model declares.
 
-Column matrices take the whole input and make part of the features; row matrices take part of the features and make
-partial sums. With `sequence` (Korthikanti et al. 2022) what lies between two such pairs, norms, residuals and dropout,
-is split by positions: the input is gathered before a column matrix, partial sums are scattered after a row matrix,
-which moves the same bytes as the all-reduce it replaces. Hidden states are then T B C: what a rank has of the positions
-lies in one piece, so that neither collective copies anything. The backward pass sums the gradient by the input of a
-column matrix over the ranks while it computes that by the matrix (Megatron's asynchronous all-reduce).
+Column-parallel matrices take the whole input and produce a slice of the features; row-parallel matrices take a slice
+and produce partial sums. With `sequence` (Korthikanti et al. 2022), norms, residuals and dropout between them are split
+by positions: an all-gather before a column matrix and a reduce-scatter after a row matrix move the same bytes as the
+all-reduce they replace. Hidden states are then T B C: a rank's positions are contiguous, so that neither collective
+copies. The backward pass of a column matrix all-reduces the input gradient while it computes the weight gradient
+(Megatron's asynchronous all-reduce).
 
-Shapes: B rows, T tokens, C width, N tokens of a chunk, V vocabulary (of this rank), K inputs and M outputs of a linear.
+Shapes: B sequences, T tokens, C width, N tokens of a chunk, V vocabulary of this rank, K inputs, M outputs of a linear.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from .placement import Placement, chunk_sizes, whole_placement
 
 
 def tensor_placement(name: str, spec: Spec, group: Group, *, first: bool = True) -> Placement:
-    """Which part of the parameter `name` a rank of the tensor axis holds; `first` says the same of the other axes."""
+    """Returns the placement of `name` on the tensor axis; `first` is whether this rank is first on the other axes."""
     shape = spec.shapes()[whole_name(name, spec)]
     return split_placement(split_of(name, spec), shape, {"tensor": group}, first=first)
 
@@ -41,7 +41,7 @@ def tensor_placement(name: str, spec: Spec, group: Group, *, first: bool = True)
 def split_placement(
     split: Split, shape: Sequence[int], groups: Mapping[Axis, Group], *, first: bool = True
 ) -> Placement:
-    """Which part of a tensor a rank holds whose axes are `groups`."""
+    """Returns the placement of a tensor on a rank whose axes are `groups`."""
     alike = (group for axis, group in groups.items() if axis not in {each.axis for each in split.axes})
     placement = whole_placement(shape, first=first and all(group.rank == 0 for group in alike))
     for each in split.axes:
@@ -57,7 +57,7 @@ def split_placement(
 
 
 def split_model(model: ModelStage, group: Group, *, sequence: bool) -> None:
-    """Cuts the parameters of `model` in place and connects its parts over `group`."""
+    """Shards the parameters of `model` in place and connects its modules over `group`."""
     if group.size == 1:
         return
     spec = model.spec
@@ -65,7 +65,7 @@ def split_model(model: ModelStage, group: Group, *, sequence: bool) -> None:
         placement = tensor_placement(name, spec, group)
         if not placement.is_whole:
             _replace(model, name, placement.take(parameter.detach()).clone())
-    # The same objects for all layers: compiled once, a block serves them all.
+    # The same objects for all layers, so that one compiled block serves them all.
     enter, column, leave = (
         functools.partial(each, group=group, sequence=sequence) for each in (_enter, column_linear, _leave)
     )
@@ -80,28 +80,28 @@ def split_model(model: ModelStage, group: Group, *, sequence: bool) -> None:
 
 
 def has_partial_gradient(name: str, spec: Spec, *, sequence: bool) -> bool:
-    """Whether gradients of this parameter add up over the tensor axis: every rank holds all of it and met only part of
-    the features or positions."""
+    """Whether gradients of this parameter are summed over the tensor axis: every rank holds it whole, but saw only some
+    of the features or positions."""
     split = split_of(name, spec)
     return split.partial_gradient or (sequence and split.role == "replicate")
 
 
 SPLIT_LOGIT_BYTES = 1 << 28
-"""Most bytes of float32 logits of a rank alive at once; larger batches are cut into chunks whose logits are computed
-again in the backward pass (one more head product, 2 V C FLOPs a token)."""
+"""Maximum bytes of float32 logits alive on a rank; larger batches are chunked, and each chunk's logits recomputed in
+the backward pass (one more head matmul, 2 V C FLOPs per token)."""
 
 
 @dataclass(frozen=True, slots=True)
 class SplitHead:
-    """The loss over a vocabulary that is split: no rank ever has all logits of a token."""
+    """Vocabulary-parallel loss: no rank ever has all logits of a token."""
 
     group: Group
     sequence: bool
     begin: int
-    """First token of this rank's part of the vocabulary."""
+    """First token of this rank's shard of the vocabulary."""
 
     def losses(self, hidden: Tensor, head_VC: Tensor, targets_BT: Tensor) -> Tensor:
-        """The negative log-probability of each target, B T, on every rank alike."""
+        """Returns the negative log-probability of each target, B T, the same on every rank."""
         hidden_NC, targets_N = self._tokens(hidden, targets_BT)
         chunk = max(1, SPLIT_LOGIT_BYTES // (4 * head_VC.shape[0]))
         if len(hidden_NC) <= chunk:
@@ -112,7 +112,7 @@ class SplitHead:
 
     @torch.no_grad()
     def scores(self, hidden: Tensor, head_VC: Tensor, targets_BT: Tensor) -> tuple[Tensor, Tensor]:
-        """(log-probability of each target, whether nothing is likelier), B T each."""
+        """Returns (log-probability of each target, whether no token is likelier), B T each."""
         hidden_NC, targets_N = self._tokens(hidden, targets_BT)
         chunk = max(1, SPLIT_LOGIT_BYTES // (4 * head_VC.shape[0]))
         scores, first = [], []
@@ -127,12 +127,12 @@ class SplitHead:
         return _SplitCrossEntropy.apply(_wide(F.linear(hidden_NC, head_VC)), targets_N, self.begin, self.group)
 
     def _tokens(self, hidden: Tensor, targets_BT: Tensor) -> tuple[Tensor, Tensor]:
-        """The hidden states of all tokens and their targets, in the order in which the hidden states lie."""
+        """Returns the hidden states of all tokens and their targets, in the memory order of the hidden states."""
         targets = targets_BT.t() if self.sequence else targets_BT
         return _enter(hidden, group=self.group, sequence=self.sequence).flatten(0, 1), targets.flatten()
 
     def _by_row(self, x_N: Tensor, targets_BT: Tensor) -> Tensor:
-        """The inverse, B T."""
+        """Inverts the order of `_tokens` to B T."""
         return x_N.view(targets_BT.t().shape).t() if self.sequence else x_N.view(targets_BT.shape)
 
 
@@ -154,8 +154,8 @@ class _SplitCrossEntropy(torch.autograd.Function):
 def _statistics(
     logits_NV: Tensor, targets_N: Tensor, begin: int, group: Group
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """(largest logit, sum of exponentials above it, the target's logit) over all of the vocabulary; and whether the
-    target is in this rank's part, and where."""
+    """Returns (largest logit, sum of exponentials relative to it, the target's logit) over the whole vocabulary, and
+    whether the target is in this rank's shard, and its index there."""
     largest_N = group.all_reduce(logits_NV.max(1).values, operation="max")
     sums_N = (logits_NV - largest_N.unsqueeze(1)).exp().sum(1)
     index_N = targets_N - begin
@@ -175,10 +175,9 @@ def column_linear(
     group: Group,
     sequence: bool,
 ) -> Tensor:
-    """`product` of the entered input, x W^T + b, whose backward pass communicates while it computes.
+    """Column-parallel `product`, x W^T + b of the gathered input; its backward pass overlaps the collective.
 
-    In the type of autocast, as the matmul: half the bytes of float32. For the products of torch and of
-    model/matmul.py.
+    Runs in autocast's dtype, as the matmul: half the bytes of float32. For the matmuls of torch and of model/matmul.py.
     """
     kind = x.device.type
     if torch.is_autocast_enabled(kind):
@@ -218,8 +217,8 @@ class _ColumnLinear(torch.autograd.Function):
 def column_backward(
     grad: Tensor, whole: Tensor, weight_MK: Tensor, group: str, sequence: bool, tuned: bool, to_weight: bool
 ) -> tuple[Tensor, Tensor]:
-    """The gradients by the input, summed over ranks and with `sequence` cut, and by the matrix, which is empty unless
-    asked for. The sum is on its way while the second is computed."""
+    """Returns the input gradient, summed over ranks (with `sequence` reduce-scattered), and the weight gradient, empty
+    unless requested and computed while the sum is in flight."""
     over, grad_NM, whole_NK = group_of(group), grad.flatten(0, -2), whole.flatten(0, -2)
     of_x = products.times(grad_NM, weight_MK, False, False, None, None) if tuned else grad_NM @ weight_MK
     of_x = of_x.view(whole.shape)
@@ -262,7 +261,7 @@ def _leave(x: Tensor, *, group: Group, sequence: bool) -> Tensor:
 
 
 def _look_up(embedding: nn.Embedding, tokens: Tensor, *, begin: int, group: Group, sequence: bool) -> Tensor:
-    """Vectors of the tokens, T B with `sequence`, in this rank's part of the vocabulary, zeros for others, added up."""
+    """Vocabulary-parallel embedding: sums the ranks' lookups, zero outside their shards; T B with `sequence`."""
     index = tokens - begin
     inside = (index >= 0) & (index < embedding.weight.shape[0])
     found = F.embedding(torch.where(inside, index, 0), embedding.weight)

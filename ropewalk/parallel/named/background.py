@@ -1,6 +1,6 @@
-"""A thread that runs named collectives in the order on which all ranks agree, while the script computes.
+"""Background thread that runs named collectives in the order negotiated by all ranks.
 
-Ranks meet in cycles: at once while somebody waits for a collective, and every `IDLE_S` otherwise.
+Ranks negotiate in cycles: immediately while any rank waits for a collective, otherwise every `IDLE_S`.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ logger = logging.getLogger(__name__)
 
 
 class Entry:
-    """A collective that this rank has asked for."""
+    """A collective that this rank has requested."""
 
     def __init__(self, request: Request, tensor: Tensor) -> None:
         self.request, self.tensor = request, tensor
         self.target: Tensor | None = None
-        """What `synchronize` writes the result into."""
+        """Tensor that `synchronize` writes the result into."""
         self.result: Tensor | None = None
         self.error = ""
         self.over = threading.Event()
@@ -40,7 +40,7 @@ class Entry:
         self.done: Any = None
 
     def wait(self) -> Tensor:
-        """The result. On a GPU it is the current stream that waits for it."""
+        """Waits and returns the result; on a GPU, the current stream waits for it."""
         self.over.wait()
         if self.error:
             raise UserError(self.error)
@@ -59,7 +59,7 @@ class Entry:
 
 
 class Background:
-    """The thread of one rank, and what it has been asked for."""
+    """One rank's thread and its requested collectives."""
 
     def __init__(self, tensors: Group, control: Group, settings: HorovodSettings) -> None:
         self._tensors, self._control, self._settings = tensors, control, settings
@@ -78,7 +78,7 @@ class Background:
         self._thread.start()
 
     def ask(self, request: Request, tensor: Tensor) -> Entry:
-        """Begins a collective; returns at once."""
+        """Queues a collective without blocking."""
         entry = Entry(request, tensor)
         with self._lock:
             if self._failed or self._leaving:
@@ -91,7 +91,7 @@ class Background:
         return entry
 
     def join(self) -> int:
-        """Adds zeros to what others reduce until every rank has joined; the rank that was last."""
+        """Contributes zeros until every rank has joined; returns the rank that joined last."""
         with self._lock:
             if self._failed:
                 raise UserError(self._failed)
@@ -103,7 +103,7 @@ class Background:
         return self._last_joined
 
     def close(self) -> None:
-        """Ends the threads of all ranks; what is not over fails there."""
+        """Stops the threads of all ranks; pending collectives fail on other ranks."""
         with self._lock:
             self._leaving = True
             self._lock.notify()
@@ -118,7 +118,7 @@ class Background:
                 messages = self._cycle(wait_s=self._pause(messages))
             gone = [rank for rank, message in enumerate(messages) if message.leaving]
             self._end(f"horovod: rank {gone[0]} has shut down")
-        except Exception as error:  # a rank that died, a network that failed: everybody who waits must know
+        except Exception as error:  # a dead rank or a network failure: all waiters must fail
             self._end(f"horovod: the other ranks cannot be reached: {error}")
 
     def _pause(self, messages: Sequence[CycleMessage]) -> float:
@@ -146,7 +146,7 @@ class Background:
         return messages
 
     def _exchange(self, message: CycleMessage) -> list[CycleMessage]:
-        """The messages of all ranks."""
+        """Returns the messages of all ranks."""
         text = json.dumps(message.plain()).encode()
         sizes = self._control.gather_numbers(len(text))
         padded = torch.zeros(max(sizes), dtype=torch.uint8)
@@ -198,7 +198,7 @@ class Background:
                 entry.finish(piece.view(entry.tensor.shape))
 
     def _gather(self, ready: Ready, entry: Entry | None) -> Tensor:
-        """The ranks' rows one after the other; those with fewer are padded on the way."""
+        """Concatenates the ranks' rows, padded to equal counts for the transfer."""
         most = max(ready.rows.values())
         x = entry.tensor.detach() if entry else _zeros(replace(ready.request, shape=(0, *ready.request.shape[1:])))
         padded = x.new_zeros((most, *x.shape[1:]))
@@ -207,7 +207,7 @@ class Background:
         return torch.cat([parts[rank, :rows] for rank, rows in sorted(ready.rows.items())])
 
     def _group(self, request: Request) -> Group:
-        """Tensors of hosts travel from host to host where the others travel from GPU to GPU."""
+        """Returns the group for the request's device: CPU tensors use the control group when others use NCCL."""
         return self._control if request.device == "cpu" and self._device is not None else self._tensors
 
     def _all_joined(self) -> None:
@@ -239,8 +239,8 @@ class Background:
 
 
 def adasum(parts: Tensor) -> Tensor:
-    """Gradients of the ranks added up by pairs, their pairs, and so on; of each pair, what both point to counts once
-    (Maleki et al. 2021, equation 3)."""
+    """Sums the ranks' gradients as a binary tree; each pair counts its common component once (Maleki et al. 2021,
+    equation 3)."""
     terms: list[Tensor] = list(parts.unbind(0))
     while len(terms) > 1:
         terms = [_adasum_of_two(terms[i], terms[i + 1]) for i in range(0, len(terms), 2)]
@@ -256,13 +256,13 @@ def _adasum_of_two(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _zeros(request: Request) -> Tensor:
-    """What a rank that has joined adds."""
+    """Returns the contribution of a joined rank."""
     device = torch.device("cuda", torch.cuda.current_device()) if request.device == "cuda" else torch.device("cpu")
     return torch.zeros(request.shape, dtype=getattr(torch, request.dtype), device=device)
 
 
 def _event(tensor: Tensor) -> Any:
-    """Marks where the current stream of a GPU is."""
+    """Records an event on a GPU's current stream."""
     if not tensor.is_cuda:
         return None
     event = torch.cuda.Event()

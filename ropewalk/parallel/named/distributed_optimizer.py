@@ -1,4 +1,4 @@
-"""An optimizer of the user's that reduces gradients while the backward pass makes them."""
+"""Wraps a user's optimizer: gradient reduction overlaps with the backward pass."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from ropewalk.base.errors import UserError
 
 Start = Callable[[str, Tensor], Callable[[], Tensor]]
-"""Begins to reduce the gradient of a parameter; what it returns waits for the result."""
+"""Starts to reduce a parameter's gradient; returns a function that waits for the result."""
 
 
 def distribute(
@@ -22,8 +22,8 @@ def distribute(
     *,
     passes: int,
 ) -> Any:
-    """`optimizer`, whose class becomes one that reduces before it steps: schedulers and scripts that hold it see the
-    same object, and its state stays."""
+    """Changes the class of `optimizer` to one that reduces before each step: schedulers and scripts keep the same
+    object and state."""
     kind = type(optimizer)
     if hasattr(optimizer, "skip_synchronize"):
         raise UserError("horovod: this optimizer is distributed already")
@@ -33,7 +33,7 @@ def distribute(
 
     class Distributed(kind):  # type: ignore[misc, valid-type]
         def step(self, closure: Any = None) -> Any:
-            """Waits for the gradients of all ranks, then updates. With a `closure` its gradients are made first."""
+            """Runs the `closure`, if any, waits for the reduced gradients, then updates."""
             loss = None
             if closure is not None:
                 with torch.enable_grad():
@@ -48,12 +48,12 @@ def distribute(
             super().zero_grad(set_to_none=set_to_none)
 
         def synchronize(self) -> None:
-            """Waits for the gradients, for clipping before `step`; call that in `skip_synchronize()`."""
+            """Waits for the reduced gradients, for clipping before `step`; call `step` in `skip_synchronize()`."""
             reduction.finish()
 
         @contextmanager
         def skip_synchronize(self) -> Iterator[None]:
-            """In the block `step` does not wait for gradients."""
+            """In the block, `step` does not wait for gradients."""
             reduction.skips = True
             try:
                 yield
@@ -66,7 +66,7 @@ def distribute(
 
 
 class _Reduction:
-    """The gradients of one step: which have begun to travel."""
+    """Tracks which gradients of a step are being reduced."""
 
     def __init__(self, named: dict[str, Tensor], start: Start, passes: int) -> None:
         self._named, self._start, self._passes = named, start, passes
@@ -77,7 +77,7 @@ class _Reduction:
             parameter.register_post_accumulate_grad_hook(lambda _, name=name: self._arrived(name))
 
     def finish(self) -> None:
-        """All gradients become those of all ranks. A parameter that this rank did not use counts as 0."""
+        """Waits for all reduced gradients. A parameter unused on this rank counts as 0."""
         if self.skips:
             return
         for name, parameter in self._named.items():
@@ -109,7 +109,7 @@ class _Reduction:
 
 
 def _named(optimizer: torch.optim.Optimizer, named: Iterable[tuple[str, Tensor]] | None) -> dict[str, Tensor]:
-    """What `optimizer` trains, by names that are the same on all ranks."""
+    """Returns the trained parameters by names that agree on all ranks."""
     parameters = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
     if named is None:
         return {str(place): parameter for place, parameter in enumerate(parameters)}

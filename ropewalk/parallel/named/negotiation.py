@@ -1,8 +1,8 @@
-"""Named collectives: which of them all ranks have asked for, in which order they run, and which travel together.
+"""Negotiates named collectives: which are requested by all ranks, their order, and which are fused.
 
-Ranks may ask in any order (Horovod: Sergeev and Del Balso 2018). In every cycle each rank tells all others what it has
-asked for since the last one; from the same messages all ranks draw the same conclusions, so that collectives begin in
-one order everywhere and no rank waits for another that is in a different one.
+Ranks may request in any order (Horovod: Sergeev and Del Balso 2018). In every cycle each rank sends all others its new
+requests; all ranks derive the same schedule from the same messages, so that collectives start in one order everywhere
+and cannot deadlock.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MEBIBYTE = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One rank's wish for a collective."""
+    """One rank's request for a collective."""
 
     name: str
     kind: Kind
@@ -27,37 +27,37 @@ class Request:
     dtype: str
     device: str
     operation: str = ""
-    """`average`, `sum` or `adasum`, with the factors before and after; of a broadcast the root."""
+    """`average`, `sum` or `adasum` with pre- and postscale factors; the root of a broadcast."""
 
     def conflict(self, other: Request) -> str:
-        """What keeps the two from being one collective; empty: nothing."""
+        """Describes how the two requests disagree; empty if they match."""
         mine, theirs = asdict(self), asdict(other)
-        if self.kind == "allgather":  # ranks may bring different numbers of rows
+        if self.kind == "allgather":  # row counts may differ
             mine["shape"], theirs["shape"] = self.shape[1:], other.shape[1:]
         return ", ".join(f"{key} {mine[key]} and {theirs[key]}" for key in mine if mine[key] != theirs[key])
 
 
 @dataclass(frozen=True, slots=True)
 class CycleMessage:
-    """What one rank tells in a cycle."""
+    """One rank's message in a cycle."""
 
     requests: tuple[Request, ...] = ()
     joined: bool = False
-    """It has no more data, and adds zeros to what the others reduce."""
+    """Out of data: the rank contributes zeros to reductions."""
     leaving: bool = False
-    """It shuts down."""
+    """The rank is shutting down."""
     pending: bool = False
-    """It waits for a collective."""
+    """The rank waits for a collective."""
     fusion_bytes: int = 0
-    """That of rank 0 counts."""
+    """Only rank 0's value is used."""
 
     def plain(self) -> dict[str, Any]:
-        """As JSON holds it."""
+        """Converts to JSON types."""
         return asdict(self)
 
     @classmethod
     def read(cls, value: dict[str, Any]) -> CycleMessage:
-        """The inverse of `plain`."""
+        """Inverts `plain`."""
         requests = [Request(**{**each, "shape": tuple(each["shape"])}) for each in value["requests"]]
         return cls(**{**value, "requests": tuple(requests)})
 
@@ -68,22 +68,22 @@ class Ready:
 
     request: Request
     rows: dict[int, int] = field(default_factory=dict)
-    """Of an allgather: the rows that each rank brings."""
+    """The row count of each rank, for an allgather."""
     error: str = ""
-    """Why it cannot run; it ends with this message on all ranks."""
+    """Why it cannot run; it fails with this message on all ranks."""
 
 
 class RequestTable:
-    """What ranks have asked for, the same on all of them after the same cycles."""
+    """Pending requests; identical on all ranks after the same cycles."""
 
     def __init__(self, ranks: int) -> None:
         self._ranks = ranks
         self._asked: dict[str, dict[int, Request]] = {}
         self.joined: list[int] = []
-        """Ranks without more data, in the order in which they told."""
+        """Ranks out of data, in the order in which they joined."""
 
     def take(self, messages: Sequence[CycleMessage]) -> list[Ready]:
-        """What is ready after a cycle in which rank i told `messages[i]`, in the order of first requests."""
+        """Adds `messages[i]` of each rank i; returns the ready collectives in order of first request."""
         for rank, message in enumerate(messages):
             for request in message.requests:
                 self._asked.setdefault(request.name, {})[rank] = request
@@ -94,11 +94,11 @@ class RequestTable:
         return [self._ready(self._asked.pop(name)) for name in names]
 
     def restart(self) -> None:
-        """All ranks had joined, and go on."""
+        """Clears the joined ranks, after all have joined."""
         self.joined = []
 
     def missing(self) -> dict[str, list[int]]:
-        """The ranks that have not asked for each collective that others wait for."""
+        """Returns, for each pending collective, the ranks that have not requested it."""
         everybody = set(range(self._ranks)) - set(self.joined)
         return {name: sorted(everybody - by_rank.keys()) for name, by_rank in self._asked.items()}
 
@@ -116,14 +116,14 @@ class RequestTable:
 
 
 def fuse(ready: Sequence[Ready], fusion_bytes: int) -> list[list[Ready]]:
-    """Collectives in groups that run together: all-reduces of one dtype, device and operation, as many as fit."""
+    """Groups fused collectives: all-reduces of one dtype, device and operation, up to `fusion_bytes`."""
     groups: list[list[Ready]] = []
     sizes: list[int] = []
     open_group: dict[tuple[str, ...], int] = {}
     for each in ready:
         request = each.request
         key = (request.dtype, request.device, request.operation)
-        # An Adasum looks at each tensor by itself.
+        # Adasum needs each tensor separately.
         alone = request.kind != "allreduce" or each.error or request.operation.startswith("adasum")
         at = None if alone else open_group.get(key)
         size = math.prod(request.shape) * bytes_of(request.dtype)
@@ -139,16 +139,15 @@ def fuse(ready: Sequence[Ready], fusion_bytes: int) -> list[list[Ready]]:
 
 
 def bytes_of(dtype: str) -> int:
-    """Of one number; of an unknown dtype 8."""
+    """Returns the bytes per element; 8 for an unknown dtype."""
     sizes = {"bool": 1, "uint8": 1, "int8": 1, "int16": 2, "float16": 2, "bfloat16": 2, "int32": 4, "float32": 4}
     return sizes.get(dtype, 8)
 
 
 class FusionTuner:
-    """Finds the fusion size at which most bytes a second are reduced: each candidate in turn, then the best.
+    """Finds the fusion size with the highest throughput: tries each candidate in turn, then keeps the best.
 
-    `size` is that of the moment. A candidate counts by the median over its windows, so that one slow moment does not
-    decide.
+    `size` is the current one. A candidate is scored by the median over its windows, robust to one slow window.
     """
 
     CANDIDATES = tuple(size * MEBIBYTE for size in (1, 4, 16, 64, 256))
@@ -162,7 +161,7 @@ class FusionTuner:
         self.done = False
 
     def saw(self, size: int, now: float) -> None:
-        """So many bytes were reduced by the time `now`."""
+        """Records `size` bytes reduced by the time `now`."""
         if self.done:
             return
         if not self._begin:

@@ -42,16 +42,16 @@ SMALL_HEADS: Any = {
     "bwd_num_warps": 4,
     "bwd_num_stages": 3,
 }
-"""FlexAttention's tiles for heads of up to 64 features in half precision. For 64 rows of 1024 tokens, 12 heads and
-documents of about 300, forward alone takes 0.34 ms with these instead of 0.46, both ways 1.83 with the latter ones
-instead of 2.00 (H200)."""
+"""FlexAttention's tiles for heads of up to 64 features in half precision. With 64 sequences of 1024 tokens, 12 heads
+and documents of about 300, forward alone takes 0.34 ms instead of 0.46, forward and backward 1.83 instead of 2.00 with
+the latter tiles (H200)."""
 
 
 class Attend(Protocol):
     """Attention of one layer, after rotation. A forward pass calls it once per layer, in order."""
 
     def __call__(self, q_BHTD: Tensor, k_BGTD: Tensor, v_BGTD: Tensor) -> Tensor:
-        """The attention output, B H T D."""
+        """Attention output, B H T D."""
 
 
 def attend_for(
@@ -62,7 +62,7 @@ def attend_for(
     kernel: Kernel | None = None,
     tiles: bool = False,
 ) -> Attend:
-    """The spec's attention for one forward pass over whole sequences.
+    """Builds the spec's attention for one forward pass over whole sequences.
 
     `documents_BT` numbers the documents of each sequence, for a spec that separates them; `first_head` is the first
     head of this rank; `kernel` is preferred for plain causal attention (None: torch's choice). `tiles` is for compiled
@@ -77,13 +77,13 @@ def attend_for(
 
 
 def causal(q_BHTD: Tensor, k_BGTD: Tensor, v_BGTD: Tensor) -> Tensor:
-    """Each token attends to itself and to earlier tokens of its sequence."""
+    """Causal attention: each token attends to itself and to earlier tokens of its sequence."""
     return _attend(q_BHTD, k_BGTD, v_BGTD, mask=None)
 
 
 @dataclass(frozen=True, slots=True)
 class CausalAttend:
-    """`causal` by the first of these torch kernels that supports the shapes."""
+    """`causal` with the first of these torch kernels that supports the shapes."""
 
     kernels: tuple[Kernel, ...]
 
@@ -93,10 +93,10 @@ class CausalAttend:
 
 
 class MaskedAttend:
-    """Causal attention with a window, distance penalties or separate documents, for one forward pass.
+    """Causal attention with a window, ALiBi or separate documents, for one forward pass.
 
-    All layers share one mask of (B if documents) x (H if ALiBi) x T x T numbers, made at the first call. Price: it is
-    held for the backward pass, and pairs outside a window are computed and discarded.
+    All layers share one mask of (B if documents) x (H if ALiBi) x T x T numbers, built at the first call. Price: it is
+    kept for the backward pass, and pairs outside a window are computed and discarded.
     """
 
     def __init__(self, spec: Spec, *, documents_BT: Tensor | None = None, first_head: int = 0) -> None:
@@ -120,9 +120,7 @@ class MaskedAttend:
 
 
 class TiledAttend:
-    """The result of `MaskedAttend` by FlexAttention, for compiled blocks: no mask in memory, fully masked tiles are
-    skipped.
-    """
+    """`MaskedAttend` through FlexAttention, for compiled blocks: no mask in memory; fully masked tiles are skipped."""
 
     def __init__(self, spec: Spec, documents_BT: Tensor, *, first_head: int = 0) -> None:
         rows, length = documents_BT.shape
@@ -162,7 +160,7 @@ def _block_mask(seen: Callable[..., Tensor], rows: int | None, length: int, devi
 
 @functools.cache
 def _compiled_block_mask() -> Callable[..., BlockMask]:
-    """Eager, it would hold all pairs of positions."""
+    """Compiled, since eager code would materialize all pairs of positions."""
     return torch.compile(create_block_mask, dynamic=False)
 
 
@@ -176,7 +174,7 @@ def _alibi_score(spec: Spec, first_head: int, device: torch.device) -> Callable[
 
 
 class CachedAttend:
-    """Causal attention with a key-value cache, for generation: each call brings only the new tokens.
+    """Causal attention with a KV cache, for generation: each call gets only the new tokens.
 
     Memory: 2 x layers x B x G x length x D numbers, allocated at the first call of each layer. `first_head` is the
     first head of this rank.
@@ -189,7 +187,7 @@ class CachedAttend:
         self._cache: list[tuple[Tensor, Tensor]] = []
         self._layer = 0
         self.seen = 0
-        """Tokens in the cache; `advance` raises it after each forward pass."""
+        """Tokens in the cache; `advance` adds to it after each forward pass."""
 
     def __call__(self, q_BHTD: Tensor, k_BGTD: Tensor, v_BGTD: Tensor) -> Tensor:
         batch, groups, tokens, size = k_BGTD.shape
@@ -219,7 +217,7 @@ class CachedAttend:
         )
 
     def advance(self, tokens: int) -> None:
-        """The last forward pass brought `tokens` new tokens."""
+        """Adds the `tokens` new tokens of the last forward pass."""
         self.seen += tokens
         self._layer = 0
 
@@ -230,7 +228,7 @@ def _attend(q_BHTD: Tensor, k_BGTD: Tensor, v_BGTD: Tensor, *, mask: Tensor | No
     if q_BHTD.device.type == "cpu" and q_BHTD.dtype == torch.bfloat16 and q_BHTD.shape[2] <= IN_TILES:
         return attend_in_tiles(q_BHTD, k_BGTD, v_BGTD, mask)
     if heads != groups and q_BHTD.is_cuda and (mask is not None or q_BHTD.dtype == torch.float32):
-        # GPU kernels for a mask or float32 have no grouped queries; torch would fall back to T x T matrices: 1.6 times
+        # GPU kernels for a mask or float32 lack grouped queries; torch would fall back to T x T matrices: 1.6 times
         # all activations that a model of width 768 saves at T = 1024 (H200, torch 2.11).
         k_BGTD, v_BGTD = (x.repeat_interleave(heads // groups, dim=1) for x in (k_BGTD, v_BGTD))
     grouped = heads != k_BGTD.shape[1]
@@ -242,12 +240,10 @@ def _attend(q_BHTD: Tensor, k_BGTD: Tensor, v_BGTD: Tensor, *, mask: Tensor | No
 def additive_mask(
     spec: Spec, query_T: Tensor, key_S: Tensor, *, heads: range, dtype: torch.dtype, documents_BT: Tensor | None
 ) -> Tensor:
-    """What is added to the scores of queries and keys at these positions: -inf where masked.
+    """Additive attention mask for queries and keys at these positions: -inf where masked.
 
     T x S, or with ALiBi or documents (1 or B) x (1 or H) x T x S: three dimensions would take torch's slow path.
-    `documents_BT` covers whole sequences.
-
-    Numbers rather than booleans, which torch would convert in every layer, saving each copy.
+    `documents_BT` covers whole sequences. Not boolean: torch would convert it in every layer and save each copy.
     """
     distance_TS = query_T.unsqueeze(1) - key_S
     seen = distance_TS >= 0
@@ -257,7 +253,7 @@ def additive_mask(
         seen = seen & (documents_BT[:, query_T].unsqueeze(2) == documents_BT[:, key_S].unsqueeze(1)).unsqueeze(1)
     penalty = torch.zeros((), dtype=dtype, device=key_S.device)
     if spec.position == "alibi":
-        # Press et al. 2022, equation in section 3: the score loses slope x distance.
+        # Press et al. 2022, equation in section 3: subtract slope x distance from the score.
         slopes_H = alibi_slopes(spec.heads, device=key_S.device)[heads.start : heads.stop]
         penalty = (slopes_H.view(1, -1, 1, 1) * -distance_TS).to(dtype)
     return torch.where(seen, penalty, float("-inf"))

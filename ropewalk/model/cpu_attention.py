@@ -1,7 +1,7 @@
-"""Attention in bfloat16 on a CPU by tiles that stay in the cache between matmul, softmax and matmul.
+"""Tiled bfloat16 attention for CPUs: matmul, softmax and matmul of a tile stay in cache.
 
-torch's CPU kernel takes 1.3 to 2 times as long at 64 to 1024 tokens, 1.8 to 3.5 times with a mask, forward and backward
-together (docs/log.md, 2026-11-16). Price: scores are rounded to bfloat16.
+torch's CPU kernel takes 1.3 to 2 times as long at 64 to 1024 tokens, 1.8 to 3.5 times with a mask, forward plus
+backward (docs/log.md, 2026-11-16). Price: scores are rounded to bfloat16.
 
 Shapes: B sequences, H query heads, G key and value heads, T tokens, D head size; N query heads of some sequences, Q
 queries, S keys of a tile.
@@ -17,15 +17,15 @@ import torch
 from torch import Tensor
 
 QUERIES = 128
-"""Per tile. Fewer skip more masked pairs, more make larger matmuls."""
+"""Per tile. Smaller tiles skip more masked pairs, larger ones make larger matmuls."""
 TILE_BYTES = 1 << 22
-"""Bytes of scores per tile and thread: as many heads as fit the cache of a core."""
+"""Bytes of scores per tile and thread, which limit the heads per tile to what fits the cache of a core."""
 
 
 def attend_in_tiles(q_BHTD: Tensor, k_BGTD: Tensor, v_BGTD: Tensor, mask: Tensor | None) -> Tensor:
     """Causal attention that saves only its inputs for the backward pass.
 
-    `mask` is added to the scores, T x T or with leading dimensions of sequences and heads; it must be causal: tiles
+    `mask` is added to the scores, T x T or with leading dimensions for sequences and heads; it must be causal: tiles
     above the diagonal are skipped.
     """
     rows, heads, tokens, _ = q_BHTD.shape
@@ -65,7 +65,7 @@ def _backward(
     for heads in tiles.groups():
         q_NTD, grad_NTD = _flat(q_BHTD[heads]), _flat(grad_BHTD[heads])
         k_NTD, v_NTD = tiles.shared(k_BGTD, heads), tiles.shared(v_BGTD, heads)
-        # Every tile of queries adds to the gradients of earlier keys.
+        # Each query tile accumulates into the gradients of earlier keys.
         k_sums, v_sums = (torch.zeros_like(x, dtype=wide) for x in (k_NTD, v_NTD))
         q_tiles = []
         for first, end, weights_NQS in tiles.weights(heads):
@@ -100,7 +100,7 @@ _forward.register_autograd(_derive, setup_context=_keep)
 
 
 def _room(x_BHTD: Tensor) -> Tensor:
-    """An empty tensor like `x_BHTD` with the heads of a token side by side, as the next projection reads them."""
+    """An empty tensor like `x_BHTD`, laid out B T H D as the next linear layer reads it."""
     rows, heads, tokens, size = x_BHTD.shape
     return x_BHTD.new_empty(rows, tokens, heads, size).transpose(1, 2)
 
@@ -110,7 +110,7 @@ def _flat(x_BHTD: Tensor) -> Tensor:
 
 
 class _Tiles:
-    """Scores and weights tile by tile, in the same memory."""
+    """Iterates over tiles of scores and attention weights, reusing one buffer."""
 
     def __init__(self, q_BHTD: Tensor, k_BGTD: Tensor, mask: Tensor | None) -> None:
         self._q_BHTD, self._k_BGTD, self._mask = q_BHTD, k_BGTD, mask
@@ -126,14 +126,14 @@ class _Tiles:
         self._unseen_QQ = q_BHTD.new_full((queries, queries), float("-inf")).triu_(1)
 
     def groups(self) -> Iterator[tuple[slice, slice]]:
-        """Sequences with all query heads, or groups of one sequence, whose tiles fit."""
+        """Slices whose tiles fit: sequences with all query heads, or groups of one sequence."""
         rows, heads = self._q_BHTD.shape[:2]
         for row in range(0, rows, self._rows):
             for head in range(0, heads, self._heads):
                 yield slice(row, row + self._rows), slice(head, head + self._heads)
 
     def weights(self, heads: tuple[slice, slice]) -> Iterator[tuple[int, int, Tensor]]:
-        """First query, end, and the attention weights N Q S of each tile."""
+        """Yields first query, end, and attention weights N Q S of each tile."""
         q_NTD, k_NTD = _flat(self._q_BHTD[heads]), self.shared(self._k_BGTD, heads)
         count, tokens, _ = q_NTD.shape
         for first in range(0, tokens, QUERIES):
@@ -150,12 +150,12 @@ class _Tiles:
             yield first, end, torch.softmax(scores_NQS, dim=-1, out=weights_NQS)
 
     def shared(self, x_BGTD: Tensor, heads: tuple[slice, slice]) -> Tensor:
-        """Keys or values of these query heads; N T D."""
+        """Keys or values of these query heads, N T D."""
         x = x_BGTD[self._groups(heads)]
         return _flat(x if self._each == 1 else x.repeat_interleave(self._each, dim=1))
 
     def add_up(self, sums_NTD: Tensor, out_BGTD: Tensor, heads: tuple[slice, slice]) -> None:
-        """Writes the sums over the query heads of each group."""
+        """Writes sums over the query heads of each group to `out_BGTD`."""
         out = out_BGTD[self._groups(heads)]
         sums = sums_NTD.view(*out.shape[:2], self._each, *out.shape[2:])
         out.copy_(sums.squeeze(2) if self._each == 1 else sums.sum(2))

@@ -1,4 +1,4 @@
-"""The decoder: embedding, blocks, final norm, head. Any of them may be absent: a pipeline stage is the same class."""
+"""The decoder: embedding, blocks, final norm, head. Any may be absent: a pipeline stage is the same class."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .spec import Spec
 
 
 class Decoder(LanguageModel):
-    """A decoder-only transformer: tokens (or the hidden states of the stage before) -> hidden states."""
+    """A decoder-only transformer: tokens (or the previous stage's hidden states) -> hidden states."""
 
     def __init__(
         self, spec: Spec, *, layers: Iterable[int] | None = None, first: bool = True, last: bool = True
@@ -32,7 +32,7 @@ class Decoder(LanguageModel):
         if position.how == "add":
             self.add_positions = function
         self.keep: Callable[[Tensor], Tensor] | None = None
-        """Takes this rank's positions of T B, where ranks share them."""
+        """Takes this rank's positions of T B, if ranks share them."""
         self.positions_first = False
         """Whether hidden states are T B C rather than B T C, inside and between stages; `set_positions_first`."""
 
@@ -51,11 +51,10 @@ class Decoder(LanguageModel):
         attend: Attend | None = None,
         dropout: Dropout | None = None,
     ) -> Tensor:
-        """Hidden states B T C, or T B C with `positions_first`, of tokens B T (or of hidden states, without an
+        """Hidden states B T C, or T B C with `positions_first`, from tokens B T (or from hidden states, without an
         embedding).
 
-        Positions count from 0 unless given; `attend` is the spec's own over whole rows of one document unless given;
-        nothing is dropped unless `dropout` is given.
+        Defaults: positions count from 0, `attend` is the spec's own over full sequences of one document, no dropout.
         """
         if positions_BT is None:
             positions_BT = torch.arange(x.shape[1], device=x.device).expand(x.shape[0], -1)
@@ -77,7 +76,7 @@ class Decoder(LanguageModel):
         return x if self.norm is None else self.norm(x)
 
     def lookup(self, tokens_BT: Tensor, positions_BT: Tensor) -> Tensor:
-        """The vectors of tokens, as hidden states lie, with what the spec adds for their positions; needs the first
+        """Token embeddings in the layout of hidden states, with the spec's position embeddings; requires the first
         stage."""
         if self.positions_first:
             tokens_BT, positions_BT = tokens_BT.t(), positions_BT.t()
@@ -114,7 +113,7 @@ class Decoder(LanguageModel):
             self.lookup = compile(self.lookup)  # type: ignore[method-assign]
 
     def set_positions_first(self, first: bool) -> None:
-        """Makes hidden states T B C: what is split by positions is then contiguous on every device."""
+        """Makes hidden states T B C, so that splits by position are contiguous on every device."""
         self.positions_first = first
         for block in self.blocks.values():
             assert isinstance(block, Block)
@@ -122,7 +121,7 @@ class Decoder(LanguageModel):
 
 
 def build(spec: Spec, *, seed: int, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> Decoder:
-    """A whole initialised model on `device`."""
+    """A whole initialized model on `device`."""
     with torch.device("meta"):
         model = Decoder(spec)
     model = model.to(dtype).to_empty(device=device)

@@ -1,7 +1,7 @@
-"""Dropout without a generator: the mask is a hash of position, reproducible under any layout of devices.
+"""Dropout from a hash of positions instead of a generator: reproducible under any layout of devices.
 
-The mask is hashed from (seed, step, layer, site, sequence of the global batch, position, feature). It is the same under
-any microbatch size, any split over devices, and when a pass is recomputed; only seed and step need to be saved. Price:
+The mask is hashed from (seed, step, layer, site, sequence of the global batch, position, feature), so it is independent
+of microbatch size, parallelism and recompute; checkpoints save only seed and step. Price:
 about 20 passes of integer arithmetic over each masked tensor in eager mode.
 
 Shapes: B sequences, T tokens, C width.
@@ -23,21 +23,21 @@ SITES: dict[Site, int] = {"embedding": 0, "attention": 1, "mlp": 2}
 
 @dataclass(frozen=True, slots=True)
 class Dropout:
-    """The masks of one forward pass."""
+    """Dropout masks of one forward pass."""
 
     rate: float
     """Probability of dropping a feature; the others are divided by 1 - rate."""
     key: Tensor
     """One int64 number, from `dropout_key`."""
     rows_B: Tensor
-    """int64, numbers of the sequences in the global batch."""
+    """int64, indices of the sequences in the global batch."""
     places_T: Tensor | None = None
-    """int64, positions of the tokens, where they are not a whole sequence."""
+    """int64, token positions, unless they are the whole sequence."""
     positions_first: bool = False
     """Whether masked tensors are T B C."""
 
     def at(self, layer: int) -> Dropout:
-        """The masks of `layer`; a new object has those of the first."""
+        """The masks of `layer`; a new object has those of the first layer."""
         return replace(self, key=self.key + len(SITES) * layer)
 
     def __call__(self, x_BTC: Tensor, *, site: Site) -> Tensor:
@@ -45,7 +45,7 @@ class Dropout:
         return x_BTC.masked_fill(~kept_BTC, 0.0) * (1 / (1 - self.rate))
 
     def kept(self, tokens: int, features: int, *, site: Site) -> Tensor:
-        """Which features are kept, B T C or T B C."""
+        """Boolean mask of kept features, B T C or T B C."""
         device = self.key.device
         place_T = torch.arange(tokens, device=device) if self.places_T is None else self.places_T
         token_BT = _mix64(self.key + SITES[site])
@@ -60,7 +60,7 @@ class Dropout:
 
 
 def dropout_key(seed: int, step: Tensor) -> Tensor:
-    """The key of a step. `step` lies on the device, so that nothing synchronizes."""
+    """The key of a step. `step` is a device tensor, which avoids synchronization."""
     return _mix64(step.to(torch.int64) + seed_for(seed, "dropout"))
 
 
@@ -74,7 +74,7 @@ def _mix64(x: Tensor) -> Tensor:
 def _mix32(x: Tensor) -> Tensor:
     """Two rounds of multiply and xor-shift, in wrapping int32 and in place.
 
-    Shifts and factors are those that Wellons found least biased («Prospecting for Hash Functions», 2018: lowbias32).
+    Shifts and factors are the least biased found by Wellons («Prospecting for Hash Functions», 2018: lowbias32).
     """
     x ^= (x >> 16) & 0xFFFF
     x *= _signed(0x7FEB352D, 32)
@@ -85,7 +85,7 @@ def _mix32(x: Tensor) -> Tensor:
 
 
 def _low(x: Tensor) -> Tensor:
-    """The lower 32 bits as a signed number that fits int32."""
+    """The lower 32 bits as a signed value that fits int32."""
     return ((x & 0xFFFFFFFF) ^ 0x80000000) - 0x80000000
 
 

@@ -1,9 +1,9 @@
-"""Matmuls in 8-bit floating point: three per linear layer, forward and backward.
+"""FP8 matmuls: three per linear layer, forward and backward.
 
 Each operand is scaled by its largest magnitude and rounded: inputs and weights to e4m3 (three bits of mantissa),
-gradients to e5m2, whose range is wider (Micikevicius et al. 2022). The forward matmul may scale each row by itself.
-Hopper's tensor cores multiply rows with rows only, so an operand is needed in both orders: one kernel reads it once and
-writes both. What is saved for the backward pass is 8-bit too.
+gradients to e5m2, whose range is wider (Micikevicius et al. 2022). The forward matmul optionally scales per row.
+Hopper's tensor cores require both operands row-major along K, so an operand is needed in both layouts: one kernel reads
+it once and writes both. Tensors saved for the backward pass are FP8 too.
 
 Shapes: N tokens, K inputs, M outputs.
 """
@@ -22,10 +22,10 @@ E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 def product(
     x: Tensor, weight_MK: Tensor, bias: Tensor | None, *, by_rows: bool = False, scale: Tensor | None = None
 ) -> Tensor:
-    """x W^T + b as `torch.nn.functional.linear`, with 8-bit operands; results and gradients have the type of `x`.
+    """x W^T + b as `torch.nn.functional.linear`, with FP8 operands; results and gradients have the dtype of `x`.
 
-    Operands are scaled as a whole, or row by row in the forward matmul. `scale` replaces that by largest magnitude, for
-    measurements that leave out its cost.
+    Operands are scaled per tensor, or per row in the forward matmul. `scale` replaces the scale from the largest
+    magnitude, for measurements that exclude its cost.
     """
     y: Tensor = _Product.apply(x.flatten(0, -2), weight_MK, by_rows, scale)
     y = y.unflatten(0, x.shape[:-1])
@@ -33,26 +33,26 @@ def product(
 
 
 def product_by_rows(x: Tensor, weight_MK: Tensor, bias: Tensor | None, *, scale: Tensor | None = None) -> Tensor:
-    """The same with a scale per row in the forward matmul: a token with large numbers costs others no bits."""
+    """`product` with a scale per row in the forward matmul: a token with outliers costs other tokens no precision."""
     return product(x, weight_MK, bias, by_rows=True, scale=scale)
 
 
 class Rounded(NamedTuple):
     narrow_RC: Tensor
-    """Over `row_scale`."""
+    """x / `row_scale`."""
     transposed_CR: Tensor
-    """The transposed, over `scale`."""
+    """Transpose of x / `scale`."""
     row_scale: Tensor
-    """R1 by rows; otherwise `scale`."""
+    """R 1 if scaled per row; otherwise `scale`."""
     scale: Tensor
-    """One float32 number."""
+    """One float32 value."""
 
 
 def rounded(x_RC: Tensor, dtype: torch.dtype, *, by_rows: bool = False, scale: Tensor | None = None) -> Rounded:
-    """`x_RC` in 8 bits, in both orders."""
+    """Rounds `x_RC` to FP8 in both layouts."""
     if scale is None:
         largest = torch.linalg.vector_norm(x_RC, math.inf, dim=1 if by_rows else None, keepdim=by_rows)
-        # Above zero, for operands of zeros.
+        # Above zero, for all-zero operands.
         row_scale = largest.float().clamp(min=1e-30) / torch.finfo(dtype).max
         scale = row_scale.amax() if by_rows else row_scale
     else:
@@ -85,7 +85,7 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient_NM: Tensor) -> tuple[Tensor | None, ...]:
         x_t, x_scale, weight_t, weight_scale = ctx.saved_tensors
-        # As a whole: the kernel for rows is slower with full-precision sums (H200, torch 2.11).
+        # Per tensor: the kernel for row scales is slower with full-precision accumulation (H200, torch 2.11).
         gradient = rounded(gradient_NM.contiguous(), E5M2, scale=ctx.scale)
         to_x, to_weight, *_ = ctx.needs_input_grad
         dtype = gradient_NM.dtype
@@ -102,5 +102,5 @@ class _Product(torch.autograd.Function):
 
 
 def _times(a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, *, dtype: torch.dtype, fast: bool) -> Tensor:
-    """a b^T of row-major operands, times both scales. `fast` accumulates in fewer bits inside the tensor cores."""
+    """a b^T of row-major operands, times both scales. `fast` accumulates with fewer bits inside the tensor cores."""
     return torch._scaled_mm(a, b.t(), scale_a=a_scale, scale_b=b_scale.t(), out_dtype=dtype, use_fast_accum=fast)

@@ -1,7 +1,7 @@
-"""The fused projection of attention, taken apart into heads and rotated by their positions.
+"""Splits the fused projection of attention into heads and rotates queries and keys by position.
 
-Shapes: B sequences, T tokens, H query heads, G key and value heads, D head size. The features of `fused` are grouped by
-key-value head: its queries, its key, its value.
+Shapes: B sequences, T tokens, H query heads, G key and value heads, D head size. Features of `fused` are grouped by
+key-value head: queries, key, value.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ Heads = tuple[Tensor, Tensor, Tensor]
 
 
 def split_heads(fused: Tensor, *, group_heads: int, head_size: int) -> Heads:
-    """The heads, not rotated; `group_heads` counts the queries, key and value of a group."""
-    # -1 rather than the number of groups: a tensor-parallel rank holds only some of them.
+    """Splits heads without rotation; `group_heads` counts the queries, key and value of a group."""
+    # -1 instead of the number of groups: a tensor-parallel rank has only some of them.
     groups = fused.unflatten(-1, (-1, group_heads, head_size))
     queries, keys, values = groups.split((group_heads - 2, 1, 1), dim=3)
     return queries.flatten(2, 3).transpose(1, 2), keys.squeeze(3).transpose(1, 2), values.squeeze(3).transpose(1, 2)
 
 
 def split_biased_heads(fused: Tensor, bias: Tensor, *, group_heads: int, head_size: int) -> Heads:
-    """The same, with the gradient of the bias, which `fused` includes detached: one kernel sums it while it builds the
-    gradient by `fused`. Only where `has_head_kernel`."""
+    """`split_heads` with the gradient of the bias, which `fused` includes detached: one kernel sums it while merging
+    gradients into that of `fused`. Requires `has_head_kernel`."""
     heads: Heads = _Split.apply(fused, bias, group_heads, head_size)
     return heads
 
 
 def has_head_kernel(x: Tensor, head_size: int) -> bool:
-    """Whether heads of this size, of projections like `x`, are split and rotated by kernels."""
+    """Whether GPU kernels split and rotate heads of this size, of projections like `x`."""
     return x.is_cuda and is_whole_head(head_size) and x.dtype != torch.float64
 
 
 def rotated_heads(fused: Tensor, angles: Rotation, *, group_heads: int, head_size: int) -> Heads:
-    """The heads, with queries and keys rotated by their positions."""
+    """Splits heads and rotates queries and keys by position."""
     if has_head_kernel(fused, head_size):
         heads: Heads = _Rotated.apply(fused, *angles, group_heads, head_size)
         return heads[0].transpose(1, 2), heads[1].transpose(1, 2), heads[2].transpose(1, 2)
@@ -49,7 +49,7 @@ def rotated_heads(fused: Tensor, angles: Rotation, *, group_heads: int, head_siz
 
 
 def rotated_projection(x_BTC: Tensor, weight: Tensor, angles: Rotation, *, group_heads: int, head_size: int) -> Heads:
-    """The heads of x W^T, with queries and keys rotated in place. Only where `has_head_kernel`, and in one dtype."""
+    """Heads of x W^T, with queries and keys rotated in place. Requires `has_head_kernel` and a single dtype."""
     heads: Heads = _RotatedProduct.apply(x_BTC.contiguous(), weight, *angles, group_heads, head_size)
     return heads
 
@@ -72,8 +72,8 @@ class _Split(torch.autograd.Function):
 
 
 class _Rotated(torch.autograd.Function):
-    """One kernel each way. Values are copied too, so that attention does not save the whole projection for them.
-    Inductor's backward pass of the plain steps takes three times as long as memory bandwidth allows (H200)."""
+    """One kernel each for forward and backward. Values are copied too; otherwise attention would save the whole
+    projection for them. Inductor's backward of the plain ops takes 3 times the memory-bound time (H200)."""
 
     @staticmethod
     def forward(ctx: Any, fused: Tensor, cosines: Tensor, sines: Tensor, group_heads: int, head_size: int) -> Heads:

@@ -1,8 +1,8 @@
-"""First values of the parameters, each from a random stream of its own name.
+"""Initializes parameters, each from a random stream seeded by (seed, name).
 
-The stream depends on (seed, name) alone: a parameter starts with the same numbers whatever device it lies on, whatever
-else the process owns, and in whatever order modules are made. Their spread is the law's (model/init_laws.py), which
-speaks of the parts of fused matrices: `unfused` takes these apart as they are declared, `fused` is its exact inverse.
+Initial values are therefore independent of device, sharding and construction order. The distribution is the law's
+(model/init_laws.py), which applies to the parts of fused matrices: `unfused` splits these as declared, `fused` is its
+exact inverse.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from .sharding import Split, split_of, whole_name
 from .spec import Spec
 
 AHEAD_NUMEL = 1 << 30
-"""Most numbers that are drawn before they are asked for, unless one parameter has more: 4 GB."""
+"""Maximum number of values drawn ahead of use, unless one parameter has more: 4 GB."""
 
 
 def initialize(model: nn.Module, spec: Spec, *, seed: int) -> None:
-    """Fills every parameter of `model` in place; a part of a model gets that part of the whole's values."""
+    """Fills all parameters of `model` in place; a pipeline stage gets the values of the whole model's layers."""
     parameters = dict(model.named_parameters())
     shapes = {name: tuple(parameter.shape) for name, parameter in parameters.items()}
     with torch.no_grad():
@@ -37,8 +37,8 @@ def initialize(model: nn.Module, spec: Spec, *, seed: int) -> None:
 
 
 def initial_values(shapes: Mapping[str, tuple[int, ...]], spec: Spec, *, seed: int) -> Iterator[tuple[str, Tensor]]:
-    """`initial_value` of parameters of these whole shapes, in their order. Cores draw side by side: one makes 170 M
-    numbers a second, two 250 M (AMD EPYC)."""
+    """`initial_value` of parameters of these unsharded shapes, in order. Draws in parallel: one core makes 170 M
+    values per second, two 250 M (AMD EPYC)."""
     threads = torch.get_num_threads()
     ahead: deque[tuple[str, Future[Tensor]]] = deque()
     held = 0
@@ -56,7 +56,7 @@ def initial_values(shapes: Mapping[str, tuple[int, ...]], spec: Spec, *, seed: i
 
 
 def initial_value(name: str, shape: tuple[int, ...], spec: Spec, *, seed: int) -> Tensor:
-    """The whole first value of one parameter, float32 on the CPU."""
+    """The unsharded initial value of one parameter, float32 on the CPU."""
     if name.endswith("norm.weight"):
         return torch.ones(shape)
     if name.endswith((".bias", ".lora_b")):
@@ -79,7 +79,7 @@ def initial_value(name: str, shape: tuple[int, ...], spec: Spec, *, seed: int) -
 
 
 def matrices(name: str, shape: tuple[int, ...], spec: Spec) -> list[tuple[int, Matrix]]:
-    """What one unit of a parameter is made of, in order: (rows, the unfused matrix that they belong to)."""
+    """Layout of one unit of a parameter: (rows, unfused matrix) for each part, in order."""
     layer = int(name.split(".")[1]) if name.startswith("blocks.") else 0
     split = split_of(name, spec)
     if split.parts:
@@ -95,12 +95,12 @@ def matrices(name: str, shape: tuple[int, ...], spec: Spec) -> list[tuple[int, M
 
 
 def part_names(name: str, spec: Spec) -> tuple[str, ...]:
-    """What the parameter `name` is made of: ("query", "key", "value"), ("gate", "up"), or itself ("down")."""
+    """Parts of the parameter `name`: ("query", "key", "value"), ("gate", "up"), or itself ("down")."""
     return tuple(part for part, _ in split_of(name, spec).parts) or (name.split(".")[-2],)
 
 
 def unfused(fused: Tensor, split: Split) -> list[Tensor]:
-    """The parts of a fused weight or bias, each with its rows in order; of another one, itself."""
+    """Splits a fused weight or bias into its parts, rows in order; another parameter is its only part."""
     if not split.parts:
         return [fused]
     rows = [rows for _, rows in split.parts]

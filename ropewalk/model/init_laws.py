@@ -1,7 +1,7 @@
-"""The laws by which weights start: one function per paper in `INITS`, from a matrix to a distribution. No torch.
+"""Weight initialization laws: one function per paper in `INITS`, from a matrix to a distribution. No torch.
 
-Biases start at 0 and norms at 1 under every law; a law speaks of matrices. A fused matrix is asked about part by part
-(query, key, value; gate, up), because papers speak of those.
+Under every law biases start at 0 and norm weights at 1. Laws apply to the parts of a fused matrix (query, key, value;
+gate, up), which papers refer to.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ STD = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """One unfused matrix: what it does, where, and its size."""
+    """One unfused matrix: role, layer and size."""
 
     part: Part
     layer: int
-    """From 0; also 0 for those outside blocks."""
+    """From 0; also 0 outside blocks."""
     inputs: int
     outputs: int
 
@@ -48,14 +48,14 @@ class Matrix:
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """Independent numbers of mean 0."""
+    """I.i.d. values with mean 0."""
 
     kind: Literal["normal", "uniform"]
     std: float
 
     @property
     def bound(self) -> float:
-        """The largest absolute value of the uniform kind."""
+        """Maximum absolute value of the uniform kind."""
         return self.std * sqrt(3)
 
 
@@ -63,21 +63,21 @@ Law = Callable[[Matrix, "Spec"], Distribution]
 
 
 def gaussian(matrix: Matrix, spec: Spec) -> Distribution:
-    """The same deviation everywhere."""
+    """The same standard deviation for all matrices."""
     return Distribution("normal", STD)
 
 
 def depth_scaled(matrix: Matrix, spec: Spec) -> Distribution:
-    """GPT-2: matrices that write to the residual stream are smaller by the root of their number, 2 x layers."""
+    """GPT-2: divides matrices that write to the residual stream by the square root of their number, 2 x layers."""
     return Distribution("normal", STD / sqrt(2 * spec.layers) if matrix.writes_residual else STD)
 
 
 def lipschitz(matrix: Matrix, spec: Spec) -> Distribution:
     """LRI (Xu et al. 2019, arXiv 1911.03179), for `post`.
 
-    A norm after x + f(x) shrinks the residual stream by the deviation of that sum; the paper keeps it by starting f as
-    a Lipschitz function with constant at most 1. Linear maps are uniform in +-sqrt(1 / inputs): each of their outputs
-    then is exactly 1-Lipschitz, as a row has length at most 1. Embeddings are uniform in +-sqrt(2 / (C + V)).
+    A norm after x + f(x) divides the residual stream by the deviation of that sum; the paper prevents shrinking with an
+    f that starts Lipschitz with constant at most 1. Linear layers are uniform in +-sqrt(1 / inputs): each output is
+    then 1-Lipschitz, as a row has norm at most 1. Embeddings are uniform in +-sqrt(2 / (C + V)).
     """
     if matrix.part in ("embedding", "positions"):
         return Distribution("uniform", sqrt(2 / (matrix.inputs + matrix.outputs)) / sqrt(3))
@@ -91,8 +91,8 @@ DS_ALPHA = 1.0
 def ds_init(matrix: Matrix, spec: Spec) -> Distribution:
     """DS-Init (Zhang, Titov and Sennrich 2019, arXiv 1908.11365), for `post`.
 
-    Matrices of layer l (from 1) are uniform in +-alpha sqrt(6 / (inputs + outputs)) / sqrt(l): less variance on top,
-    where residual branches otherwise outweigh the stream. The paper leaves embeddings to the base model: 0.02 here.
+    Matrices of layer l (from 1) are uniform in +-alpha sqrt(6 / (inputs + outputs)) / sqrt(l): less variance in upper
+    layers, where branches otherwise outweigh the stream. The paper leaves embeddings to the base model: 0.02 here.
     """
     if not matrix.in_block:
         return Distribution("uniform", STD)
@@ -100,14 +100,14 @@ def ds_init(matrix: Matrix, spec: Spec) -> Distribution:
 
 
 def t_fixup(matrix: Matrix, spec: Spec) -> Distribution:
-    """T-Fixup (Huang et al. 2020), for `norm = "none"` and no warm-up; its form for a decoder alone.
+    """T-Fixup (Huang et al. 2020), for `norm = "none"` and no warm-up, adapted to a decoder without cross-attention.
 
     Start with Glorot matrices and embeddings of deviation width^(-1/2), then multiply values, outputs, feed-forward
     matrices and embeddings by s. The paper bounds the first update of the output by a sum over branches w v x: each
-    adds |v|^2 |x|^2 + |w|^2 |x|^2 + |v|^2 |w|^2, which is 3 s^4 when all three are s. Its decoder has 3 branches a
-    layer: 9 N s^4 = 1, hence its (9N)^(-1/4). Its encoder has 2, and inputs already scaled by (9N)^(-1/4):
+    adds |v|^2 |x|^2 + |w|^2 |x|^2 + |v|^2 |w|^2, which is 3 s^4 if all three are s. Its decoder has 3 branches per
+    layer: 9 N s^4 = 1, hence its (9N)^(-1/4). Its encoder has 2, with inputs already scaled by (9N)^(-1/4):
     2 (2 s^2 / (3 sqrt(N)) + s^4) N = 1, hence its 0.67 N^(-1/4). A decoder without cross-attention has 2 branches, all
-    at s: 6 N s^4 = 1, so s = (6N)^(-1/4). A gated feed-forward part is one more factor of at most s: the bound holds.
+    at s: 6 N s^4 = 1, so s = (6N)^(-1/4). A gated feed-forward adds one factor of at most s: the bound holds.
     """
     scale = (6 * spec.layers) ** -0.25
     if matrix.part in ("embedding", "positions"):
@@ -123,9 +123,9 @@ def zero_projection(matrix: Matrix, spec: Spec) -> Distribution:
 
 
 def adapter(inputs: int) -> Distribution:
-    """The A of an adapter under any law; its B starts at 0 (Hu et al. 2021, section 4.1).
+    """A of an adapter under any law; B starts at 0 (Hu et al. 2021, section 4.1).
 
-    The paper says Gaussian and gives no deviation: this is sqrt(1 / (3 inputs)), that of its code (uniform there).
+    The paper says Gaussian without a deviation; sqrt(1 / (3 inputs)) is that of its code (uniform there).
     """
     return Distribution("normal", sqrt(1 / (3 * inputs)))
 

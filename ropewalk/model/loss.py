@@ -1,4 +1,4 @@
-"""Cross-entropy from hidden states and head, in chunks: the logits of a whole batch never exist at once.
+"""Chunked cross-entropy from hidden states and head, which never materializes all logits of a batch.
 
 Shapes: N tokens, C width, V vocabulary.
 """
@@ -18,31 +18,31 @@ LOGIT_BYTES = 1 << 22
 0.6 to 0.95 of the time of one chunk and of `token_losses` (2,048 and 4,096 tokens and logits)."""
 GPU_LOGIT_BYTES = 1 << 32
 """The same for a GPU, where large matmuls are faster: 28.6 ms for 65,536 tokens of 768 features and 50,304 logits,
-against 32.7 with an eighth of it and 27.9 in one chunk (H200)."""
+against 32.7 with an eighth of the limit and 27.9 in one chunk (H200)."""
 
 
 def weighted_loss(
     hidden_NC: Tensor, head_VC: Tensor, targets_N: Tensor, weights_N: Tensor, *, each_N: Tensor | None = None
 ) -> Tensor:
-    """The sum of the targets' negative log-probabilities, each times its weight, in float32 or wider.
+    """Weighted sum of the targets' negative log-probabilities, in float32 or wider.
 
-    Gradients are computed in the forward pass, one chunk of tokens at a time: the gradient by a chunk's logits replaces
-    them in place and is multiplied with head and hidden states at once. Nothing is recomputed, and what is saved has
-    the size of the hidden states and the head. `each_N` receives the terms of the sum.
+    Gradients are computed in the forward pass, per chunk of tokens: the gradient of the chunk's logits replaces them in
+    place and is multiplied with head and hidden states immediately. Nothing is recomputed; saved tensors have the size
+    of the hidden states and the head. `each_N` receives the terms of the sum.
     """
     loss: Tensor = _WeightedLoss.apply(hidden_NC, head_VC, targets_N, weights_N, each_N)
     return loss
 
 
 def token_losses(hidden_NC: Tensor, head_VC: Tensor, targets_N: Tensor) -> Tensor:
-    """The negative log-probability of each target, in float32 or wider, by plain autograd; `weighted_loss` sums it.
-    Holds all logits."""
+    """Negative log-probability of each target, in float32 or wider, by plain autograd; `weighted_loss` sums it.
+    Materializes all logits."""
     return F.cross_entropy(_wide(F.linear(hidden_NC, head_VC)), targets_N, reduction="none")
 
 
 @torch.no_grad()
 def token_scores(hidden_NC: Tensor, head_VC: Tensor, targets_N: Tensor) -> tuple[Tensor, Tensor]:
-    """(log-probability of each target, whether it is the first choice), without gradients."""
+    """(log-probability of each target, whether it is the argmax), without gradients."""
     chunk = chunk_rows(len(hidden_NC), head_VC)
     scores, first = [], []
     for hidden, targets in zip(hidden_NC.split(chunk), targets_N.split(chunk), strict=True):
@@ -53,14 +53,14 @@ def token_scores(hidden_NC: Tensor, head_VC: Tensor, targets_N: Tensor) -> tuple
 
 
 def chunk_rows(tokens: int, head_VC: Tensor) -> int:
-    """Tokens per chunk: even chunks within the limit of logits."""
+    """Tokens per chunk: equal chunks within the logit limit."""
     most = max(1, (GPU_LOGIT_BYTES if head_VC.is_cuda else LOGIT_BYTES) // (4 * head_VC.shape[0]))
     chunks = max(1, -(-tokens // most))
     return max(1, -(-tokens // chunks))
 
 
 def losses_and_gradient_(logits_NV: Tensor, targets_N: Tensor, weights_N: Tensor) -> Tensor:
-    """The weighted loss of each token; `logits_NV` becomes the gradient of their sum. Plain PyTorch."""
+    """Weighted loss of each token; overwrites `logits_NV` with the gradient of the sum. Plain PyTorch."""
     log_NV = F.log_softmax(_wide(logits_NV), dim=1)
     losses_N = -log_NV.gather(1, targets_N.unsqueeze(1)).squeeze(1) * weights_N
     gradient_NV = log_NV.exp_()
@@ -118,8 +118,8 @@ class _WeightedLoss(torch.autograd.Function):
 
 
 def _add_product(total_VC: Tensor | None, logits_NV: Tensor, hidden_NC: Tensor, dtype: torch.dtype) -> Tensor:
-    """The gradient by the head in `dtype`, added in place to `total_VC` if given. On a GPU the matmul itself adds,
-    without rounding."""
+    """Gradient of the head in `dtype`, accumulated in place into `total_VC` if given. On a GPU the matmul itself
+    accumulates, without rounding."""
     if not logits_NV.is_cuda or logits_NV.dtype == dtype:
         product = logits_NV.t() @ hidden_NC
         return product.to(dtype) if total_VC is None else total_VC.add_(product)

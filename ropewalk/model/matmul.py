@@ -1,4 +1,4 @@
-"""Matrix products of linear maps and of the head, by the quickest way that was found for their shapes.
+"""Matmuls of linear layers and of the head, by the fastest implementation measured for their shapes.
 
 Shapes: N tokens, K inputs, M outputs.
 """
@@ -14,17 +14,17 @@ from torch import Tensor
 from .kernels.cublas import Problem
 
 Run = Callable[[Tensor, Tensor, Tensor, Tensor | None, Tensor | None], None]
-"""Writes the product of two operands into the third, plus a bias for each row and plus a matrix, which may be the third
-itself."""
+"""Writes the matmul of two operands into the third, plus a bias added to every row and a matrix, which may be the
+output itself."""
 
 ALIGNMENT = 256
-"""Bytes. Tensors of their own have more, parts of others may have less."""
+"""Bytes. Freshly allocated tensors are aligned at least so; slices may not be."""
 QUICKEST: dict[Problem, Run] = {}
-"""What parallel/kernels/matmul_tuning.py has measured. Products of other shapes are torch's."""
+"""Measured by parallel/kernels/matmul_tuning.py. Other shapes use torch."""
 
 
 def product(x: Tensor, weight_MK: Tensor, bias: Tensor | None, added: Tensor | None = None) -> Tensor:
-    """x W^T + b as `torch.nn.functional.linear`, autocast included; plus `added`, before anything is rounded."""
+    """x W^T + b as `torch.nn.functional.linear`, autocast included; plus `added`, before rounding."""
     kind = x.device.type
     if torch.is_autocast_enabled(kind):
         narrow = torch.get_autocast_dtype(kind)
@@ -62,8 +62,7 @@ class _Product(torch.autograd.Function):
 def times(
     a: Tensor, b: Tensor, a_transposed: bool, b_transposed: bool, bias: Tensor | None, added: Tensor | None
 ) -> Tensor:
-    """a b, plus a bias for every row, plus a matrix; of an operand that is `transposed` the other order lies in
-    memory."""
+    """a b, plus a bias added to every row, plus a matrix; a `transposed` operand is stored in the other order."""
     out = _room(a, b, a_transposed, b_transposed, bias, added)
     return multiply(a, b, out, a_transposed=a_transposed, b_transposed=b_transposed, bias=bias, added=added)
 
@@ -85,7 +84,7 @@ def multiply(
     bias: Tensor | None = None,
     added: Tensor | None = None,
 ) -> Tensor:
-    """The same into `out`, which may be wider than the operands, and may be what is added."""
+    """`times` into `out`, which may be wider than the operands, and may be `added`."""
     run = None
     if QUICKEST and all(each is None or _fits(each) for each in (a, b, out, bias, added)):
         flags = {"biased": bias is not None, "adds": added is not None}
@@ -95,23 +94,23 @@ def multiply(
 
 
 def _fits(x: Tensor) -> bool:
-    """Whether it lies as the library takes for granted."""
+    """Whether the memory layout meets the library's requirements."""
     return x.is_contiguous() and x.data_ptr() % ALIGNMENT == 0
 
 
 def problem_of(a: Tensor, b: Tensor, out: Tensor, **flags: bool) -> Problem:
-    """The product of these operands, into `out`."""
+    """The matmul problem of these operands and `out`."""
     n, m = out.shape
     return Problem(n=n, k=a.numel() // n, m=m, dtype=a.dtype, wide=out.dtype != a.dtype, **flags)
 
 
 def plain(*, a_transposed: bool, b_transposed: bool) -> Run:
-    """torch's own product."""
+    """torch's own matmul."""
 
     def run(a: Tensor, b: Tensor, out: Tensor, bias: Tensor | None, added: Tensor | None) -> None:
         a, b = a.t() if a_transposed else a, b.t() if b_transposed else b
         first = bias if added is None else added
-        if out.dtype != a.dtype:  # torch wants to be told
+        if out.dtype != a.dtype:  # torch needs an explicit dtype
             wide = out.dtype
             torch.mm(a, b, wide, out=out) if first is None else torch.addmm(first, a, b, wide, out=out)
         else:
@@ -123,7 +122,7 @@ def plain(*, a_transposed: bool, b_transposed: bool) -> Run:
 
 
 def in_two(first: Run, rest: Run, *, rows: int, a_transposed: bool) -> Run:
-    """The first `rows` of a product by one way, the others by another."""
+    """Computes the first `rows` of a matmul with one implementation, the rest with another."""
 
     def run(a: Tensor, b: Tensor, out: Tensor, bias: Tensor | None, added: Tensor | None) -> None:
         for way, part in (first, slice(rows)), (rest, slice(rows, None)):

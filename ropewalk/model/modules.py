@@ -30,7 +30,7 @@ def make_norm(spec: Spec) -> nn.Module:
 
 
 def make_linear(spec: Spec, name: str, *, inputs: int, outputs: int) -> Linear:
-    """The linear layer `name` of a block, with an adapter where the spec has one."""
+    """The linear layer `name` of a block, with an adapter if the spec has one."""
     rank = spec.lora_rank if name in spec.adapted else 0
     return Linear(inputs, outputs, bias=spec.bias, rank=rank, alpha=spec.lora_alpha)
 
@@ -44,11 +44,11 @@ def _same(x: Tensor) -> Tensor:
 
 
 class Linear(nn.Module):
-    """x W^T + b, and with a low-rank adapter alpha / rank (x A^T) B^T beside it (Hu et al. 2021, equation 3).
+    """x W^T + b, plus a low-rank adapter alpha / rank (x A^T) B^T if any (Hu et al. 2021, equation 3).
 
-    Tensor parallelism sets `enter`, which gathers the input, or `column`, which gathers and multiplies, and `leave`,
-    which sums the partial results of ranks before the bias is added; deferred weight gradients set `product`. A layer
-    is `bare` when model/matmul.py computes all of it: callers may then add to its matmul.
+    Tensor parallelism sets `enter` (gathers the input) or `column` (gathers and multiplies), and `leave` (reduces
+    partial results before the bias is added); deferred weight gradients set `product`. A layer is `bare` if
+    model/matmul.py computes all of it: callers may then fuse an addition into its matmul.
     """
 
     def __init__(self, inputs: int, outputs: int, *, bias: bool, rank: int = 0, alpha: float = 1.0) -> None:
@@ -60,7 +60,7 @@ class Linear(nn.Module):
         self.lora_b = nn.Parameter(torch.empty(outputs, rank)) if rank else None
         self.enter: Callable[[Tensor], Tensor] = _same
         self.column: Callable[[Tensor, Tensor, Tensor | None, Product], Tensor] | None = None
-        """`enter` and `product` in one, for the matmuls of torch and of model/matmul.py without an adapter."""
+        """`enter` and `product` in one, for matmuls by torch or model/matmul.py without an adapter."""
         self.leave: Callable[[Tensor], Tensor] | None = None
         self.product: Product = F.linear
         self.bare = False
@@ -68,8 +68,8 @@ class Linear(nn.Module):
     def forward(
         self, x: Tensor, *, biased: bool = True, bias_learns: bool = True, added: Tensor | None = None
     ) -> Tensor:
-        """Plus `added`. `biased`: whether the bias is added here rather than by the caller. `bias_learns`: whether its
-        gradient is computed here rather than by the caller."""
+        """The layer's output plus `added`. `biased`: whether to add the bias here; `bias_learns`: whether to compute
+        its gradient here. Otherwise the caller does."""
         bias: Tensor | None = self.bias if biased else None
         bias = bias if bias is None or bias_learns else bias.detach()
         if added is not None and self.bare:
@@ -78,7 +78,7 @@ class Linear(nn.Module):
             y = self.column(x, self.weight, bias, self.product)
             return y if added is None else added + y
         x = self.enter(x)
-        # The bias is free inside the matmul; after partial sums it is added once.
+        # The bias is free inside the matmul; with partial sums it is added once, after their reduction.
         y = self.product(x, self.weight, None if self.leave else bias)
         if self.lora_a is not None and self.lora_b is not None:
             y = torch.add(y, self.product(self.product(x, self.lora_a, None), self.lora_b, None), alpha=self.scale)
@@ -89,14 +89,14 @@ class Linear(nn.Module):
 
 
 class HeadNorm(nn.Module):
-    """Root mean square 1 over each head's features, times a scale that all heads share."""
+    """RMS norm over each head's features, with a scale shared by all heads."""
 
     def __init__(self, spec: Spec) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(spec.head_size))
 
     def forward(self, x_BHTD: Tensor) -> Tensor:
-        # Attention needs queries and keys in the type of the values; a float32 scale would widen them under autocast.
+        # Attention needs q and k in the dtype of v; a float32 scale would widen them under autocast.
         scale = self.weight.to(x_BHTD.dtype)
         return F.rms_norm(x_BHTD, scale.shape, scale, 1e-6).to(x_BHTD.dtype)
 
@@ -104,11 +104,11 @@ class HeadNorm(nn.Module):
 class Attention(nn.Module):
     """Self-attention with one fused projection.
 
-    Its rows are grouped by key-value head (queries, key, value of group 0, then group 1, ...): tensor parallelism may
-    split dimension 0 between groups.
+    Rows of the projection are grouped by key-value head (queries, key, value of group 0, then group 1, ...): tensor
+    parallelism may split dimension 0 between groups.
 
-    With `positions_first` hidden states are T B C, and the angles of rotations T 1 B D/2: until heads meet, tokens are
-    tokens, in whatever order.
+    With `positions_first` hidden states are T B C, and rotation angles T 1 B D/2: the order of tokens matters only in
+    attention itself.
     """
 
     def __init__(self, spec: Spec) -> None:
@@ -132,7 +132,7 @@ class Attention(nn.Module):
         bias_learns: bool = True,
         added: Tensor | None = None,
     ) -> Tensor:
-        """Plus `added`; `biased` and `bias_learns` are those of the last linear layer."""
+        """Attention plus `added`; `biased` and `bias_learns` apply to the last linear layer."""
         sizes = {"group_heads": self.group_heads, "head_size": self.head_size}
         if angles is not None and self.query_norm is None:
             q_BHTD, k_BGTD, v_BGTD = self._rotated(x_BTC, angles, **sizes)
@@ -165,7 +165,7 @@ class Attention(nn.Module):
 class FeedForward(nn.Module):
     """down(f(up(x))), or gated: down(f(gate(x)) x up(x)).
 
-    The rows of gate and up alternate in chunks of one fused matrix; tensor parallelism splits between chunks.
+    Rows of gate and up alternate in chunks of one fused matrix; tensor parallelism splits between chunks.
     """
 
     def __init__(self, spec: Spec) -> None:
@@ -178,7 +178,7 @@ class FeedForward(nn.Module):
         self.down = make_linear(spec, "mlp.down", inputs=spec.mlp_width, outputs=spec.width)
 
     def forward(self, x_BTC: Tensor, *, bias_learns: bool = True, added: Tensor | None = None) -> Tensor:
-        """Plus `added`; `bias_learns` is that of the last linear layer."""
+        """Feed-forward plus `added`; `bias_learns` applies to the last linear layer."""
         return self.down(self._hidden(x_BTC), bias_learns=bias_learns, added=added)
 
     def _hidden(self, x_BTC: Tensor) -> Tensor:
@@ -190,7 +190,7 @@ class FeedForward(nn.Module):
 
 
 class Block(nn.Module):
-    """Two residual branches, attention and feed-forward; the spec's `norm_position` says where norms are.
+    """A transformer block: attention and feed-forward branches with residual adds; norms follow `norm_position`.
 
     The forward pass does not read `layer`, so that one compiled block serves all layers.
     """
@@ -210,7 +210,7 @@ class Block(nn.Module):
     def forward(
         self, x_BTC: Tensor, *, angles: Rotation | None, attend: Attend, dropout: Dropout | None = None
     ) -> Tensor:
-        """`dropout` is that of this layer."""
+        """One block; `dropout` is that of this layer."""
 
         def attention(x_BTC: Tensor) -> Tensor:
             y_BTC = self.attention(x_BTC, angles=angles, attend=attend)
@@ -225,10 +225,10 @@ class Block(nn.Module):
             return self.mlp_norm(x_BTC + feed_forward(x_BTC))
         x_BTC, normed_BTC = passing(x_BTC, self.attention_norm)
         if dropout is None and self.attention_post_norm is None and has_norm_kernel(x_BTC, self.mlp_norm):
-            # Biases at the end of branches are added in the norm kernels, which also compute their gradients.
+            # The norm kernels add the branches' output biases and compute their gradients.
             branch = functools.partial(self.attention, normed_BTC, angles=angles, attend=attend)
             biases = {"bias": self.attention.out.bias, "later": self.mlp.down.bias}
-            if self.attention.out.bare:  # the product adds
+            if self.attention.out.bare:  # the matmul adds
                 x_BTC, normed_BTC = passing(branch(bias_learns=False, added=x_BTC), self.mlp_norm, **biases)
             else:
                 x_BTC, normed_BTC = passing(x_BTC, self.mlp_norm, added=branch(biased=False), **biases)
@@ -239,5 +239,5 @@ class Block(nn.Module):
 
 
 def _normed(y_BTC: Tensor, norm: nn.Module | None, dtype: torch.dtype) -> Tensor:
-    """The end of a branch: half precision under autocast, normalised in the type of the stream."""
+    """The output of a branch: half precision under autocast, its norm in the dtype of the stream."""
     return y_BTC if norm is None else norm(y_BTC.to(dtype))

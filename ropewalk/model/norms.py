@@ -1,4 +1,4 @@
-"""Norms of the residual stream, fused on a GPU with the additions around them.
+"""Norms of the residual stream, fused on GPUs with the adjacent additions.
 
 Shapes: ... any, C width.
 """
@@ -15,7 +15,7 @@ from .components import NORM_WIDTH
 
 
 class RmsNorm(nn.RMSNorm):
-    """Root mean square 1 over the width, times a scale."""
+    """RMS norm over the width, with a scale."""
 
     def __init__(self, width: int, *, eps: float = 1e-6) -> None:
         super().__init__(width, eps=eps)
@@ -25,7 +25,7 @@ class RmsNorm(nn.RMSNorm):
 
 
 class LayerNorm(nn.LayerNorm):
-    """Mean 0 and variance 1 over the width, times a scale, plus a bias."""
+    """Layer norm over the width, with a scale and a bias."""
 
     def forward(self, x: Tensor) -> Tensor:
         return _kernel(x, self) if has_norm_kernel(x, self) else normed_plainly(x, self)
@@ -39,11 +39,11 @@ def passing(
     bias: Tensor | None = None,
     later: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """(x + `added` + `bias`, the same normalised); one kernel each way on a GPU.
+    """(x + `added` + `bias`, its norm); one kernel each for forward and backward on a GPU.
 
-    The backward kernel sees the whole gradient of the stream, so it also sums the gradients of two biases: of `bias`
-    (which `x` includes already, detached, where nothing is `added`), and of `later`, which is added to the stream after
-    this norm. Both only where `has_norm_kernel`.
+    The backward kernel reads the full gradient of the stream, so it also sums the gradients of two biases: of `bias`
+    (already included in `x`, detached, if nothing is `added`), and of `later`, which is added to the stream after this
+    norm. Both require `has_norm_kernel`.
     """
     if has_norm_kernel(x, norm):
         assert isinstance(norm, RmsNorm | LayerNorm)
@@ -57,13 +57,13 @@ def passing(
 
 
 def has_norm_kernel(x: Tensor, norm: nn.Module) -> bool:
-    """Whether a kernel normalises `x`."""
+    """Whether a GPU kernel normalizes `x`."""
     known = isinstance(norm, RmsNorm | LayerNorm) and x.shape[-1] <= NORM_WIDTH
     return known and x.is_cuda and x.dtype != torch.float64
 
 
 def normed_plainly(x: Tensor, norm: RmsNorm | LayerNorm) -> Tensor:
-    """`x` normalised in plain steps."""
+    """The norm of `x` in plain PyTorch."""
     if isinstance(norm, LayerNorm):
         return F.layer_norm(x, norm.normalized_shape, norm.weight, norm.bias, norm.eps)
     return F.rms_norm(x, norm.normalized_shape, norm.weight, norm.eps)
@@ -75,7 +75,7 @@ def _kernel(x: Tensor, norm: RmsNorm | LayerNorm) -> Tensor:
 
 
 class _Normed(torch.autograd.Function):
-    """One kernel each way; layer norm has a bias, RMS norm none."""
+    """One kernel each for forward and backward; layer norm has a bias, RMS norm none."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, epsilon: float) -> Tensor:
@@ -88,7 +88,7 @@ class _Normed(torch.autograd.Function):
 
 
 class _Passing(torch.autograd.Function):
-    """`passing` by kernels. Inductor's backward pass of the plain steps reads the stream and its gradient once more."""
+    """`passing` with kernels. Inductor's backward of the plain ops reads the stream and its gradient once more."""
 
     @staticmethod
     def forward(
@@ -127,7 +127,7 @@ def _forward(
     *,
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor]:
-    """The sum and its norm, which has `dtype`."""
+    """The sum, and its norm in `dtype`."""
     from .kernels.fused_norms import norm
 
     x, added = x.contiguous(), None if added is None else added.contiguous()
@@ -138,11 +138,11 @@ def _forward(
 
 
 def _gradients(ctx: Any, by_norm: Tensor, by_stream: Tensor | None) -> tuple[Tensor, list[Tensor]]:
-    """The gradient by the sum, and those by the vectors in `ctx.there`, in order."""
+    """Gradient of the sum, and those of the vectors in `ctx.there`, in order."""
     from .kernels.fused_norms import norm_backward
 
     x, weight, means, scales = ctx.saved_tensors
     by_stream = None if by_stream is None else by_stream.contiguous()
     by_x, parts = norm_backward(x, weight, means, scales, by_norm.contiguous(), by_stream, *ctx.there[2:])
-    # Here rather than beside the kernel: compiled, this sum takes a quarter of the time of torch's.
+    # Here rather than beside the kernel: compiled, this sum takes a quarter of torch's eager time.
     return by_x, list(parts.sum(dim=1).to(weight.dtype).unbind(0))

@@ -1,4 +1,4 @@
-"""Position encodings without parameters: rotation (RoPE), sinusoids, ALiBi slopes.
+"""Parameter-free position encodings: rotation (RoPE), sinusoids, ALiBi slopes.
 
 Shapes: B sequences, T tokens, C width, H heads, D head size.
 """
@@ -17,8 +17,8 @@ def rotation(positions_BT: Tensor, spec: Spec, *, dtype: torch.dtype = torch.flo
     """Cosines and sines of RoPE (Su et al. 2021) for each position, B 1 T D/2; angles are float64, results `dtype`.
 
     Pair i of D/2 is rotated by position x base^(-2i/D). Scaling by a factor s: `linear` takes position / s (Chen et al.
-    2023); `ntk` takes base x s^(D/(D-2)) (Peng et al. 2023, section 3.1), so that pair 0 is unchanged and
-    the last pair rotates s times slower.
+    2023); `ntk` takes base x s^(D/(D-2)) (Peng et al. 2023, section 3.1), so that pair 0 is unchanged and the last pair
+    rotates s times slower.
     """
     size, base, positions = spec.head_size, spec.rope_theta, positions_BT.to(torch.float64)
     if spec.rope_scaling == "linear":
@@ -46,17 +46,17 @@ def sinusoids(positions_BT: Tensor, *, width: int, dtype: torch.dtype) -> Tensor
 
 
 def with_sinusoids(x_BTC: Tensor, positions_BT: Tensor, spec: Spec) -> Tensor:
-    """Embedded tokens times sqrt(width), plus their sinusoids (Vaswani et al. 2017, section 3.4): without the factor
-    these would drown the embedding."""
+    """Token embeddings times sqrt(width), plus sinusoids (Vaswani et al. 2017, section 3.4): without the factor,
+    sinusoids would dominate."""
     waves_BTC = sinusoids(positions_BT, width=spec.width, dtype=x_BTC.dtype)
     return x_BTC * spec.width**0.5 + waves_BTC
 
 
 def alibi_slopes(heads: int, *, device: torch.device | str = "cpu") -> Tensor:
-    """The penalty per token of distance, H in float64 (Press et al. 2022, section 3; their code for other counts).
+    """ALiBi's penalty per token of distance, H in float64 (Press et al. 2022, section 3; other counts as their code).
 
     For n = 2^k heads: 2^(-8/n), 2^(-16/n), ... Otherwise those of the largest such n below, then every second one of
-    those for 2n heads. Computed on the device, so that nothing waits for a copy.
+    those for 2n heads. Computed on the device, which avoids a synchronizing copy.
     """
     power = 1 << (heads.bit_length() - 1)
     head_H = torch.arange(heads, device=device, dtype=torch.float64)

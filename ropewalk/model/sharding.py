@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 Role = Literal["column", "row", "vocabulary", "replicate"]
 Axis = Literal["tensor", "expert"]
-"""Axes of ranks that split parameters."""
+"""Parallel axes that split parameters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,24 +23,24 @@ class AxisSplit:
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """One parameter's tensor split.
+    """Tensor split of one parameter.
 
-    `column` splits the outputs (dimension 0), `row` the inputs (dimension 1, partial sums are added), `vocabulary` the
-    rows of the embedding or head, `replicate` not at all. Any cut of the dimension into equal parts of whole units is
-    valid.
+    `column` splits the outputs (dimension 0), `row` the inputs (dimension 1, partial sums are reduced), `vocabulary`
+    the rows of the embedding or head, `replicate` nothing. Any split of the dimension into equal parts of whole units
+    is valid.
     """
 
     role: Role
     units: int = 1
     """Indivisible pieces along the split dimension; a tensor degree must divide it."""
     parts: tuple[tuple[str, int], ...] = ()
-    """What one unit of a fused matrix holds, in order: (name, rows)."""
+    """Layout of one unit of a fused matrix, in order: (name, rows)."""
     partial_gradient: bool = False
-    """Whether a replicated parameter meets only this rank's part of the features, so that its gradients add up over
-    ranks: the norms of queries and keys, one factor of each adapter."""
+    """Whether a replicated parameter acts on only this rank's features, so that its gradient is summed over ranks:
+    norms of queries and keys, one factor of each adapter."""
 
     before: tuple[AxisSplit, ...] = ()
-    """Other axes that split the parameter; the tensor axis splits what they leave."""
+    """Other axes that split the parameter, before the tensor axis."""
 
     @property
     def axes(self) -> tuple[AxisSplit, ...]:
@@ -65,6 +65,6 @@ def split_of(name: str, spec: Spec) -> Split:
 
 
 def whole_name(name: str, spec: Spec) -> str:
-    """The parameter that `name` is in the whole model: the last stage of a pipeline has a head of its own also where
-    the head is tied, and that is a copy of the embedding, no parameter by itself."""
+    """The name of parameter `name` in the whole model: the last pipeline stage has its own `head.weight` even if the
+    head is tied, as a copy of the embedding."""
     return "embedding.weight" if name == "head.weight" and spec.tie_embeddings else name

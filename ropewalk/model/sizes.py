@@ -1,4 +1,4 @@
-"""Models of well-known sizes as one writes them under `[model]`, and the rows of `ropewalk bench train`."""
+"""Well-known model sizes as `[model]` settings, for `ropewalk bench train`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .config import Model
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Size:
-    """A model, the rows of a step, and how they are computed on one GPU of 80 GB or more."""
+    """A model, the sequences per step, and how they are computed on one GPU of 80 GB or more."""
 
     model: Model
     vocabulary: int
@@ -32,7 +32,7 @@ SIZES: dict[str, Size] = {
         batch_size=4,
         microbatch_size=2,
     ),
-    # GPT-2 (Radford et al. 2019), with its vocabulary rounded up to a multiple of 128, as everybody trains it.
+    # GPT-2 (Radford et al. 2019), with the vocabulary rounded up to a multiple of 128, as is usual.
     "124M": Size(
         model=Model(
             layers=12,
@@ -49,7 +49,7 @@ SIZES: dict[str, Size] = {
         batch_size=64,
         microbatch_size=64,
     ),
-    # GPT-2 medium, with rows of 2048.
+    # GPT-2 medium, with sequences of 2048.
     "350M": Size(
         model=Model(
             layers=24,
@@ -66,7 +66,7 @@ SIZES: dict[str, Size] = {
         batch_size=16,
         microbatch_size=16,
     ),
-    # As Llama (Touvron et al. 2023), with the width and depth of GPT-3 XL.
+    # Llama architecture (Touvron et al. 2023), with the width and depth of GPT-3 XL.
     "1.3B": Size(
         model=Model(layers=24, width=2048, heads=16, mlp_width=5632, tie_embeddings=False),
         vocabulary=32000,
@@ -74,7 +74,7 @@ SIZES: dict[str, Size] = {
         batch_size=16,
         microbatch_size=16,
     ),
-    # Llama 2 7B. Weights, gradients and moments alone take 108 GB in float32: a row at a time, computed again.
+    # Llama 2 7B. Weights, gradients and moments take 108 GB in float32: one sequence at a time, with recompute.
     "7B": Size(
         model=Model(layers=32, width=4096, heads=32, mlp_width=11008, tie_embeddings=False),
         vocabulary=32000,
@@ -87,7 +87,7 @@ SIZES: dict[str, Size] = {
 
 
 def size_of(name: str) -> Size:
-    """The size called `name`, in capital letters or small ones."""
+    """The size called `name`, case-insensitive."""
     known = {size.lower(): size for size in SIZES}
     if name.lower() not in known:
         near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.5)

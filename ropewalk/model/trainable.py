@@ -1,14 +1,14 @@
-"""Which parameters are trained: low-rank adapters alone where there are some, and nothing that a recipe freezes.
+"""Selects the trained parameters: only the low-rank adapters if there are any, minus those that a recipe freezes.
 
-Adapters (Hu et al. 2021, arXiv 2106.09685) are given to a model, trained beside its weights, and merged into them.
+Adapters (Hu et al. 2021, arXiv 2106.09685) are added to a model, trained beside its weights, and merged into them.
 
     frozen = ["embedding", "blocks.0-3", "*norm*"]
 
-A pattern of `frozen` is a part with all that is in it (`embedding`, `blocks.0`, `blocks.0.mlp`,
-`blocks.0.mlp.up.bias`), a range of blocks (`blocks.0-3`, both ends included, or `blocks.0-3.attention`), or, with `*`,
-`?` or `[`, a shell pattern over whole names.
+A pattern in `frozen` is a module or parameter (`embedding`, `blocks.0`, `blocks.0.mlp`, `blocks.0.mlp.up.bias`), an
+inclusive range of blocks (`blocks.0-3`, `blocks.0-3.attention`), or, with `*`, `?` or `[`, a shell pattern over full
+names.
 
-Importing this needs no torch, so that plans can name what is trained.
+Imports no torch, so that plans can name the trained parameters.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ if TYPE_CHECKING:
 
 
 def with_lora(spec: Spec, lora: Lora | None) -> Spec:
-    """The spec with adapters as asked for, or with none."""
+    """The spec with the requested adapters, or with none."""
     rank, rest = (lora.rank, lora) if lora else (0, Lora())
     return dataclasses.replace(spec, lora_rank=rank, lora_alpha=rest.alpha, lora_targets=rest.targets)
 
 
 def adapter_names(spec: Spec) -> tuple[str, ...]:
-    """The adapters among the spec's parameters: what is trained when there are some."""
+    """Names of the spec's adapter parameters, which alone are trained if there are any."""
     return tuple(name for name in spec.shapes() if name.endswith((".lora_a", ".lora_b")))
 
 
 def adapted(weights: Mapping[str, Tensor], spec: Spec, *, seed: int) -> dict[str, Tensor]:
-    """The weights of a model without adapters and fresh ones as `spec` has them: together they compute what the weights
-    did. Adapters have the type and the device of the matrices that they stand beside."""
-    from .init import initial_value  # the only part that needs torch
+    """Adds fresh adapters to the weights of a model without adapters, as in `spec`: the function is unchanged. Adapters
+    have the dtype and device of their matrices."""
+    from .init import initial_value  # needs torch
 
     assert not set(adapter_names(spec)) & weights.keys(), "these weights have adapters; merge them first"
     shapes, found = spec.shapes(), dict(weights)
@@ -54,9 +54,9 @@ def adapted(weights: Mapping[str, Tensor], spec: Spec, *, seed: int) -> dict[str
 
 
 def merged(weights: Mapping[str, Tensor], spec: Spec) -> tuple[dict[str, Tensor], Spec]:
-    """The same function without adapters: W + alpha / rank x B A in the place of each W; and its spec.
+    """Merges adapters: replaces each W by W + alpha / rank x B A; returns weights and spec of the same function.
 
-    Computed in float64 and rounded once, to the type of W.
+    Computed in float64 and rounded once, to the dtype of W.
     """
     plain = with_lora(spec, None)
     found = {name: weights[name] for name in plain.shapes()}
@@ -67,16 +67,16 @@ def merged(weights: Mapping[str, Tensor], spec: Spec) -> tuple[dict[str, Tensor]
 
 
 def with_adapter(weight: Tensor, a: Tensor, b: Tensor, spec: Spec) -> Tensor:
-    """W + alpha / rank x B A of one matrix, or of a part of it: with the columns of A and the rows of B that it has."""
+    """W + alpha / rank x B A of a matrix, or of a part of it with the matching columns of A and rows of B."""
     added = b.double() @ a.double() * (spec.lora_alpha / spec.lora_rank)
     return (weight.double() + added).to(weight)
 
 
 def trained_names(spec: Spec, frozen: Sequence[str]) -> tuple[str, ...]:
-    """The parameters that are trained, in the order of `spec.shapes()`: adapters alone where there are some, and of
-    those nothing that a pattern of `frozen` names.
+    """The trained parameters, in the order of `spec.shapes()`: only adapters if there are any, minus those matched by
+    a pattern of `frozen`.
 
-    A UserError carries every pattern that names nothing, and says so when nothing is left to train.
+    A UserError lists all patterns without a match, or says that no parameter is left to train.
     """
     names = tuple(spec.shapes())
     problems, still = [], set()
@@ -94,7 +94,7 @@ def trained_names(spec: Spec, frozen: Sequence[str]) -> tuple[str, ...]:
 
 
 def _named(pattern: str, names: Sequence[str], spec: Spec) -> tuple[set[str], str]:
-    """What the pattern names, and what is wrong with it."""
+    """Parameters matched by the pattern, and its error if any."""
     found: set[str] = set()
     for single in _ranged(pattern):
         here = {name for name in names if _matches(name, single)}
@@ -105,7 +105,7 @@ def _named(pattern: str, names: Sequence[str], spec: Spec) -> tuple[set[str], st
 
 
 def _ranged(pattern: str) -> Iterator[str]:
-    """The pattern for each block of its range, or itself."""
+    """The pattern expanded to each block of its range, or itself."""
     match = re.fullmatch(r"blocks\.(\d+)-(\d+)(\..+)?", pattern)
     if not match:
         yield pattern
@@ -121,7 +121,7 @@ def _matches(name: str, pattern: str) -> bool:
 
 
 def _unmatched(pattern: str, single: str, names: Sequence[str], spec: Spec) -> str:
-    """Why `single`, a block of `pattern` or itself, names nothing, and what to write instead."""
+    """Why `single`, one expansion of `pattern`, has no match, and what to write instead."""
     if single.split(".")[0] == "head" and spec.tie_embeddings:
         return f"`{pattern}` names nothing: the head shares the embedding's weights; freeze `embedding`"
     block = re.match(r"blocks\.(\d+)(\.|$)", single)
@@ -133,7 +133,7 @@ def _unmatched(pattern: str, single: str, names: Sequence[str], spec: Spec) -> s
 
 
 def _candidates(names: Sequence[str]) -> list[str]:
-    """Parts, names, and patterns for each word of a name."""
+    """Suggestions: modules, names, and patterns for each word of a name."""
     found: dict[str, None] = {}
     for name in names:
         words = name.split(".")

@@ -1,16 +1,16 @@
-"""A larger model that starts as a smaller trained one.
+"""Grows a trained model into a larger one that starts from its weights.
 
-Depth: `stack` puts copies of the trained blocks on top of them (Gong et al. 2019, "Efficient Training of BERT by
-Progressively Stacking"); the function changes. `identity` puts the same copies there with the end of every residual
-branch at 0: they add nothing yet, so logits stay what they were.
+Depth: `stack` puts copies of the trained blocks on top (Gong et al. 2019, "Efficient Training of BERT by Progressively
+Stacking"); the function changes. `identity` does the same with the last weight of every new residual branch at 0: the
+branches add nothing yet, so logits are unchanged.
 
-Width: Net2WiderNet (Chen, Goodfellow and Shlens 2016). Features, heads and hidden units are copied; whatever reads a
-unit that now exists n times reads each copy with 1/n of its weight. Conditions for equal logits, checked by
-model/growth/larger.py: features are copied evenly, so that norms see the same mean and mean square; heads are copied
-whole, so that scores stay; a tied head reads n copies at full weight, so the last norm shrinks by n.
+Width: Net2WiderNet (Chen, Goodfellow and Shlens 2016). Features, heads and hidden units are copied; weights that read a
+unit with n copies are divided by n. Conditions for equal logits, checked by model/growth/larger.py: features are copied
+evenly, so that norms see the same mean and mean square; heads are copied whole, so that scores are unchanged; a tied
+head reads n copies at full weight, so the final norm is divided by n.
 
-Copies are equal and get equal gradients: without noise (or dropout) they stay copies, and the larger model has no more
-to say than the smaller. `noise` parts them at the price of an exact start.
+Copies get equal gradients: without noise (or dropout) they stay equal, and the larger model gains no capacity. `noise`
+breaks the symmetry at the price of an exact start.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Grown:
     spec: Spec
     weights: dict[str, Tensor]
     preserving: bool
-    """Whether its logits are those of the smaller model, up to rounding."""
+    """Whether its logits equal the smaller model's, up to rounding."""
 
 
 def grow(
@@ -54,10 +54,10 @@ def grow(
     noise: float = 0.0,
     seed: int = 0,
 ) -> Grown:
-    """The weights of `larger` (of model/growth/larger.py), from those of `spec`; adapters are merged first.
+    """Weights of `larger` (from model/growth/larger.py), derived from those of `spec`; adapters are merged first.
 
-    `noise` is the deviation of what is added to copied weights of the blocks, as a share of the root mean square of
-    their matrix.
+    `noise` is the standard deviation of noise added to copied block weights, relative to the root mean square of the
+    matrix.
     """
     weights, spec = merged(weights, spec)
     deeper = larger.layers > spec.layers
@@ -77,7 +77,7 @@ def grow(
 
 
 def _deepened(weights: Weights, spec: Spec, *, layers: int, new_blocks: NewBlocks) -> dict[str, Tensor]:
-    """The trained blocks, then copies of them from the first on, as often as there is room."""
+    """The trained blocks, then copies of them from the first on, repeated up to `layers`."""
     found = {name: tensor for name, tensor in weights.items() if not name.startswith("blocks.")}
     ends = _branch_ends(spec)
     for layer in range(layers):
@@ -92,9 +92,9 @@ def _deepened(weights: Weights, spec: Spec, *, layers: int, new_blocks: NewBlock
 
 
 def _branch_ends(spec: Spec) -> tuple[str, ...]:
-    """What a residual branch passes last: at 0 the branch adds nothing.
+    """The last parameters of each residual branch: at 0 the branch adds nothing.
 
-    One such part a branch, not two: after two zeros in a row neither would ever get a gradient.
+    One per branch, not two: behind two consecutive zeros neither would ever get a gradient.
     """
     if spec.norm_position == "both" and spec.norm != "none":
         return ("attention_post_norm", "mlp_post_norm")
@@ -102,10 +102,10 @@ def _branch_ends(spec: Spec) -> tuple[str, ...]:
 
 
 class Widening:
-    """Which unit of the smaller model each unit of the larger one copies."""
+    """Maps each unit of the larger model to the unit of the smaller model that it copies."""
 
     def __init__(self, spec: Spec, larger: Spec) -> None:
-        # New layers have the parts of old ones.
+        # New layers have the same parts as old ones.
         self._spec, self._larger = dataclasses.replace(spec, layers=larger.layers), larger
         stream = torch.arange(larger.width) % spec.width
         hidden = torch.arange(larger.mlp_width) % spec.mlp_width
@@ -122,7 +122,7 @@ class Widening:
         self._last_norm = "norm." if spec.norm_position != "post" else f"blocks.{larger.layers - 1}.mlp_norm."
 
     def widened(self, name: str, tensor: Tensor, *, noise: float, seed: int) -> Tensor:
-        """One parameter at its new size."""
+        """One parameter, widened."""
         if name.endswith(("query_norm.weight", "key_norm.weight")):
             return tensor
         if name in ("embedding.weight", "positions.weight"):
@@ -151,18 +151,18 @@ class Widening:
 
 
 def _read_by(matrix: Tensor, columns: Tensor) -> Tensor:
-    """A matrix whose inputs are copied: each copy is read with its share of the weight."""
+    """Columns copied for copied inputs, each divided by its number of copies."""
     times = torch.bincount(columns)
     return matrix[:, columns] / times[columns]
 
 
 def _rows_of(heads: Tensor, size: int) -> Tensor:
-    """The rows of whole heads."""
+    """Row indices of whole heads."""
     return (heads.unsqueeze(1) * size + torch.arange(size)).flatten()
 
 
 def _is_copy(index: Tensor) -> Tensor:
-    """Whether the same unit already stands further left."""
+    """Whether the same unit already occurs further left."""
     place = torch.arange(len(index))
     first = torch.full((int(index.max()) + 1,), len(index)).scatter_reduce(0, index, place, "amin")
     return place > first[index]

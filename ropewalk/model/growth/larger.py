@@ -1,6 +1,6 @@
-"""The spec of a larger model that a smaller one can grow into. No torch.
+"""Derives the spec of a larger model for growth from a smaller one. No torch.
 
-Only sizes grow: the rest of the model stays what it is, or its weights would mean something else.
+Only sizes grow; other settings must stay the same for the weights to keep their meaning.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class Growth:
 
 
 def larger(spec: Spec, sizes: Sizes) -> Spec:
-    """The spec with the sizes asked for, without adapters; a UserError carries every reason why the weights cannot fill
-    it."""
+    """The spec with the requested sizes, without adapters; a UserError lists every reason why the weights cannot be
+    reused."""
     spec = with_lora(spec, None)
     times = (sizes.width or spec.width) // spec.width
     grown = dataclasses.replace(
@@ -85,7 +85,7 @@ def _problems(spec: Spec, grown: Spec) -> Iterator[str]:
 
 
 def _is_whole(spec: Spec, grown: Spec) -> bool:
-    """Whether groups are copied whole, and the queries inside a group too."""
+    """Whether groups are copied whole, and so are the queries inside a group."""
     if grown.kv_heads % spec.kv_heads or grown.heads % grown.kv_heads:
         return False
     return (grown.heads // grown.kv_heads) % (spec.heads // spec.kv_heads) == 0

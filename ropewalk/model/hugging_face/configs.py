@@ -1,8 +1,8 @@
-"""Hugging Face's `config.json` <-> our spec, for the two layouts that most tools read. No torch.
+"""Converts between Hugging Face's `config.json` and our spec, for the two most common layouts. No torch.
 
 `llama`: RMS norm, gated feed-forward, rotation, grouped queries. `gpt2`: layer norm, plain feed-forward, learned
-positions, biases. A model fits a layout when the same weights give the same logits there; every option that does not
-is named.
+positions, biases. A model fits a layout if the same weights give the same logits there; errors name every option that
+does not.
 """
 
 from __future__ import annotations
@@ -25,28 +25,28 @@ LAYOUTS: tuple[Layout, ...] = ("llama", "gpt2")
 
 LLAMA_ACTIVATIONS: dict[str, str] = {"swiglu": "silu", "geglu": "gelu"}
 GPT2_ACTIVATIONS: dict[str, str] = {"gelu": "gelu", "gelu-tanh": "gelu_new", "relu2": "relu2"}
-# Other names in use for the same functions.
+# Aliases in use for the same functions.
 SYNONYMS = {"swish": "silu", "gelu_pytorch_tanh": "gelu_new", "gelu_fast": "gelu_new"}
 
 CONFIG = "config.json"
-"""The file that makes a folder a Hugging Face directory."""
+"""The file that identifies a Hugging Face directory."""
 
 NORM_EPSILON = {"rms": 1e-6, "layer": 1e-5}
-"""What our norms add under the root (model/modules.py); a test compares."""
+"""Epsilon of our norms (model/modules.py); a test compares."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Described:
-    """What a `config.json` says."""
+    """The model described by a `config.json`."""
 
     layout: Layout
     spec: Spec
     norm_epsilon: float
-    """What the norms of these weights add under the root."""
+    """Epsilon of the norms these weights were trained with."""
 
 
 def choose_layout(spec: Spec, asked: Layout | Literal["auto"] = "auto") -> Layout:
-    """The layout that holds the model, the asked one if it does; a UserError names the options that stand against."""
+    """The layout that can represent the model, preferably `asked`; a UserError names the options that prevent it."""
     wrong = {layout: list(misfits(spec, layout)) for layout in LAYOUTS if asked in ("auto", layout)}
     for layout, reasons in wrong.items():
         if not reasons:
@@ -57,7 +57,7 @@ def choose_layout(spec: Spec, asked: Layout | Literal["auto"] = "auto") -> Layou
 
 
 def misfits(spec: Spec, layout: Layout) -> Iterator[str]:
-    """What `layout` needs and the spec has not, option by option."""
+    """Options of the spec that `layout` does not support."""
     activations = LLAMA_ACTIVATIONS if layout == "llama" else GPT2_ACTIVATIONS
     wanted: dict[str, tuple[object, ...]] = {
         "kind": ("decoder",),
@@ -79,7 +79,7 @@ def misfits(spec: Spec, layout: Layout) -> Iterator[str]:
 
 
 def config_of(spec: Spec, layout: Layout, *, end_of_text: int, dtype: str) -> dict[str, Any]:
-    """The `config.json` of the model in a layout that holds it."""
+    """The `config.json` of the model in a layout that supports it."""
     shared = {
         "vocab_size": spec.vocabulary,
         "tie_word_embeddings": spec.tie_embeddings,
@@ -91,7 +91,7 @@ def config_of(spec: Spec, layout: Layout, *, end_of_text: int, dtype: str) -> di
 
 
 def describe_config(config: Mapping[str, Any], *, path: Path) -> Described:
-    """The model that a `config.json` means; `path` stands for it in a DataError about what we cannot build."""
+    """The model that a `config.json` describes; a DataError names `path` and the unsupported setting."""
     kind = config.get("model_type")
     if not isinstance(kind, str) or kind not in LAYOUTS:
         raise DamagedModel(f"{path}: `model_type` is {_shown(kind)}; only {' and '.join(LAYOUTS)} can be imported")
@@ -109,7 +109,7 @@ def _llama_config(spec: Spec) -> dict[str, Any]:
     if spec.rope_scaling == "linear":
         scaling = {"rope_type": "linear", "type": "linear", "factor": spec.rope_factor}
     elif spec.rope_scaling == "ntk":
-        # A fixed factor is the same as another base (model/positions.py), which every reader knows.
+        # A fixed factor equals another base (model/positions.py), which every reader supports.
         base *= spec.rope_factor ** (spec.head_size / (spec.head_size - 2))
     return {
         "architectures": ["LlamaForCausalLM"],
@@ -141,7 +141,7 @@ def _gpt2_config(spec: Spec) -> dict[str, Any]:
         "n_positions": spec.learned_positions,
         "activation_function": GPT2_ACTIVATIONS[spec.mlp],
         "layer_norm_epsilon": NORM_EPSILON["layer"],
-        # Left out, each would be 0.1. We drop nothing inside attention.
+        # The defaults are 0.1. We have no dropout inside attention.
         "embd_pdrop": spec.dropout,
         "resid_pdrop": spec.dropout,
         "attn_pdrop": 0.0,
@@ -149,13 +149,13 @@ def _gpt2_config(spec: Spec) -> dict[str, Any]:
 
 
 class _Reader:
-    """Values of a `config.json`, with Hugging Face's defaults for what it leaves out."""
+    """Reads values of a `config.json`, with Hugging Face's defaults for missing keys."""
 
     def __init__(self, config: Mapping[str, Any], path: Path) -> None:
         self._config, self._path = config, path
 
     def count(self, key: str, default: int | None = None) -> int:
-        """The whole number under `key`."""
+        """The integer under `key`."""
         value = self._config.get(key)
         value = default if value is None else value
         if type(value) is not int or not 1 <= value <= MOST_SIDE:
@@ -168,7 +168,7 @@ class _Reader:
         return self._checked(key, default if value is None else value)
 
     def epsilon(self, key: str, default: float) -> float:
-        """What norms add under the root. A value far from any in use would make weights infinite or zero."""
+        """Epsilon of the norms. Extreme values would make weights infinite or zero."""
         value = self.number(key, default)
         if not 1e-12 <= value <= 1e-1:
             raise DamagedModel(f"{self._path}: `{key}` is {value:g}; it must be between 1e-12 and 0.1")
@@ -201,7 +201,7 @@ class _Reader:
         raise DamagedModel(f"{self._path}: `{key}` is {_shown(name)}; known are {', '.join(known.values())}")
 
     def rope(self) -> tuple[float, RopeScaling, float]:
-        """Base, scaling and factor, under the names of any version of transformers."""
+        """Base, scaling and factor, under the key names of any version of transformers."""
         nested = self._config.get("rope_parameters") or self._config.get("rope_scaling") or {}
         if not isinstance(nested, dict):
             raise DamagedModel(f"{self._path}: `rope_scaling` is {_shown(nested)}; it must be an object")
@@ -221,7 +221,7 @@ class _Reader:
 
 
 def _shown(value: object) -> str:
-    """A value of a stranger in a message: short, and of any depth."""
+    """An untrusted value for a message: short, whatever its nesting."""
     if isinstance(value, str):
         return f'"{value[:60]}"'
     return repr(value)[:80] if not isinstance(value, (dict, list)) or plain_tree(value) else f"a {type(value).__name__}"

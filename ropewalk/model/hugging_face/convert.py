@@ -1,6 +1,6 @@
-"""Our parameters <-> those of a Hugging Face layout: other names, fused matrices taken apart, some transposed.
+"""Converts parameters from and to Hugging Face layouts: renames, splits fused matrices, transposes.
 
-One table a layout says where each of our parameters goes; both directions read it.
+One table per layout gives the place of each parameter; both directions read it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .configs import NORM_EPSILON, Layout
 
 Weights = Mapping[str, Tensor]
 
-# Our name of a part -> theirs; a fused part of ours has several of theirs, or one that stacks them.
+# Our name of a part -> theirs; a fused part of ours maps to several of theirs, or to one that stacks them.
 _LLAMA_BLOCK = {
     "attention_norm": ("input_layernorm",),
     "attention.qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
@@ -42,23 +42,23 @@ _GPT2_BLOCK = {
 }
 _LLAMA = {"embedding": "model.embed_tokens", "norm": "model.norm", "head": "lm_head"}
 _GPT2 = {"embedding": "transformer.wte", "positions": "transformer.wpe", "norm": "transformer.ln_f", "head": "lm_head"}
-# Masks and frequencies that older versions stored beside the weights.
+# Masks and frequencies that older versions stored with the weights.
 _NOT_WEIGHTS = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where one of our parameters is found in a layout."""
+    """Location of one of our parameters in a layout."""
 
     names: tuple[str, ...]
-    """Their tensors; those of one of our parameters are stacked along dimension 0."""
+    """Names of their tensors; several are stacked along dimension 0."""
     transposed: bool
     """Whether they store inputs x outputs (the `Conv1D` of GPT-2)."""
 
 
 def to_hugging_face(weights: Weights, spec: Spec, layout: Layout) -> dict[str, Tensor]:
-    """The tensors of a `model.safetensors` in `layout`, contiguous. Adapters are merged; a GPT-2 without biases gets
-    zeros for them."""
+    """Contiguous tensors of a `model.safetensors` in `layout`. Merges adapters; a GPT-2 without biases gets zero
+    biases."""
     weights, spec = merged(weights, spec)
     found: dict[str, Tensor] = {}
     for name, tensor in weights.items():
@@ -78,23 +78,23 @@ def to_hugging_face(weights: Weights, spec: Spec, layout: Layout) -> dict[str, T
 
 
 class Stored(Protocol):
-    """A tensor of a file, of which any part can be read."""
+    """A tensor in a file; any part of it can be read."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
 
     def read(self, offset: tuple[int, ...], shape: tuple[int, ...]) -> Tensor:
-        """The numbers from `offset` on."""
+        """Reads the slice of `shape` at `offset`."""
         ...
 
 
 class Imported(Mapping[str, Tensor]):
-    """Our parameters from the tensors of a directory, each read when it is asked for; a DamagedModel names what is
-    missing, left over or of another shape before anything is read.
+    """Our parameters from the tensors of a directory, read lazily; before any read, a DamagedModel names missing,
+    unexpected or misshaped tensors.
 
-    Norms that add another epsilon than ours are made equal by a larger residual stream:
-    s x / sqrt(s^2 mean(x^2) + s^2 e) = x / sqrt(mean(x^2) + e), so with s^2 e = ours every norm gives what it gave.
-    All that writes to the stream is multiplied by s; a tied head with it, which the final norm takes back.
+    Norms with another epsilon than ours are made equivalent by a larger residual stream:
+    s x / sqrt(s^2 mean(x^2) + s^2 e) = x / sqrt(mean(x^2) + e), so with s^2 e = ours every norm has the same output.
+    All weights that write to the stream are multiplied by s; so is a tied head, which the final norm compensates.
     """
 
     def __init__(self, tensors: Mapping[str, Stored], spec: Spec, layout: Layout, *, norm_epsilon: float) -> None:
@@ -120,7 +120,7 @@ class Imported(Mapping[str, Tensor]):
         return len(self.shapes)
 
     def part(self, name: str, offset: tuple[int, ...], shape: tuple[int, ...]) -> Tensor:
-        """A part of a parameter. Of fused ones, the units that hold its rows are read."""
+        """A slice of a parameter. For fused ones, reads the units that contain its rows."""
         split = split_of(name, self._spec)
         if not split.parts:
             return self._rescaled(name, self._rows(name, 0, offset[0], shape[0], offset[1:], shape[1:]).contiguous())
@@ -138,9 +138,9 @@ class Imported(Mapping[str, Tensor]):
     def _rows(
         self, name: str, part: int, begin: int, count: int, offset: tuple[int, ...], shape: tuple[int, ...]
     ) -> Tensor:
-        """Rows of our parameter as they lie one after the other in their tensors; columns from `offset` on."""
+        """Consecutive rows of our parameter in their tensors; columns start at `offset`."""
         place = _place(name, self._layout)
-        if len(place.names) > 1:  # every part is a tensor of its own
+        if len(place.names) > 1:  # every part is a separate tensor
             before = sum(self._outputs(theirs, place) for theirs in place.names[:part])
             begin, theirs = begin - before, place.names[part]
         else:
@@ -154,7 +154,7 @@ class Imported(Mapping[str, Tensor]):
         return self._tensors[theirs].shape[-1 if place.transposed else 0]
 
     def _checked(self, name: str, shape: tuple[int, ...]) -> set[str]:
-        """Their tensors that our parameter is made of, which have its shape together."""
+        """Names of their tensors for our parameter, after checking their combined shape."""
         place, split = _place(name, self._layout), split_of(name, self._spec)
         missing = [theirs for theirs in place.names if theirs not in self._tensors]
         if missing:
@@ -190,12 +190,12 @@ def _place(name: str, layout: Layout) -> Place:
 
 
 def _known_names(tensors: Mapping[str, Stored], spec: Spec, layout: Layout) -> dict[str, Stored]:
-    """The tensors under the names of the whole model, without buffers and without the copy of a tied head."""
+    """Tensors by their names in the whole model, without buffers and without the copy of a tied head."""
     prefix = "model." if layout == "llama" else "transformer."
 
     def named() -> Iterator[tuple[str, Stored]]:
         for name, tensor in tensors.items():
-            # Saved from the model without its head, names lack the prefix, as in the first GPT-2.
+            # Names lack the prefix if saved from the model without its head, as in the first GPT-2.
             yield (name if name.startswith((prefix, "lm_head.")) else prefix + name), tensor
 
     drop = ("lm_head.weight",) if spec.tie_embeddings else ()

@@ -1,6 +1,6 @@
-"""What a Hugging Face directory says of its model: shape, chat template, names of the files of weights. No torch.
+"""Reads the shape, chat template and weight file names of a Hugging Face directory. No torch.
 
-A directory may come from a stranger: every file is read within limits (`base/untrusted.py`).
+A directory may be untrusted: every file is read within limits (`base/untrusted.py`).
 """
 
 from __future__ import annotations
@@ -20,34 +20,34 @@ from .configs import CONFIG, Layout, describe_config
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
 _JSON_BYTES = 64 << 20
-"""The most of a config or an index; an index of a hundred thousand tensors has 10 MB."""
+"""Maximum size of a config or index; an index of a hundred thousand tensors has 10 MB."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Description:
-    """A directory before its weights and its tokenizer are read."""
+    """A directory's model, before its weights and tokenizer are read."""
 
     layout: Layout
     spec: Spec
     norm_epsilon: float
-    """What the norms of these weights add under the root."""
+    """Epsilon of the norms these weights were trained with."""
     chat: str
-    """Name of its chat template, where it is one of ours."""
+    """Name of its chat template, if it is one of ours."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WeightFiles:
-    """The files that hold the weights of a directory."""
+    """The weight files of a directory."""
 
     names: tuple[str, ...]
     tensors: Set[str]
-    """Those that the index names; empty without an index."""
+    """Files named by the index; empty without an index."""
     named_by: Path
     """The index, or the only file."""
 
 
 def describe_directory(folder: Path) -> Description:
-    """What `folder` says of its model; a DamagedModel says what cannot be imported."""
+    """Reads the description of `folder`; a DamagedModel says what cannot be imported."""
     if not folder.is_dir():
         raise DamagedModel(f"{folder}: no such directory; nothing is fetched from a hub, name a local one")
     config = _read_json(folder / CONFIG, what="Hugging Face config")
@@ -61,7 +61,7 @@ def describe_directory(folder: Path) -> Description:
 
 
 def weight_files(folder: Path) -> WeightFiles:
-    """One file of weights, or those that the index names; a DamagedModel when there is neither."""
+    """The single weight file, or the files named by the index; a DamagedModel if there is neither."""
     if (folder / WEIGHTS).is_file():
         return WeightFiles(names=(WEIGHTS,), tensors=frozenset(), named_by=folder / WEIGHTS)
     if not (folder / INDEX).is_file():
@@ -79,20 +79,20 @@ def weight_files(folder: Path) -> WeightFiles:
 
 
 def link_roots(folder: Path) -> list[Path]:
-    """Where links of a directory may lead: the cache of Hugging Face keeps `snapshots/ID/` of links to `blobs/`."""
+    """Allowed targets of symlinks: Hugging Face's cache stores `snapshots/ID/` as links to `blobs/`."""
     place = folder.resolve()
     return [place.parents[1] / "blobs"] if len(place.parents) > 1 and place.parent.name == "snapshots" else []
 
 
 def _chat(path: Path) -> str:
-    """The name of the chat template in a `tokenizer_config.json`, empty when there is none or it is not ours."""
+    """The name of the chat template in a `tokenizer_config.json`; empty if missing or not ours."""
     described = _read_json(path, what="tokenizer config") if path.is_file() else {}
     written = described.get("chat_template")
     return next((name for name in TEMPLATES if written == jinja(name)), "")
 
 
 def _read_json(path: Path, *, what: str) -> dict[str, Any]:
-    """The object in a small JSON file that a stranger may have written."""
+    """Reads the object in a small, untrusted JSON file."""
     try:
         tree = parse_json(read_inside(path, most_bytes=_JSON_BYTES, roots=link_roots(path.parent)))
     except FileNotFoundError:

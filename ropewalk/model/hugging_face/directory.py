@@ -1,4 +1,4 @@
-"""A model as a Hugging Face directory: config, weights, tokenizer. Local files only; nothing is fetched."""
+"""Reads and writes a model as a Hugging Face directory: config, weights, tokenizer. Local files only, no download."""
 
 from __future__ import annotations
 
@@ -28,31 +28,31 @@ from .description import TOKENIZER, TOKENIZER_CONFIG, describe_directory, link_r
 
 WEIGHTS = "model.safetensors"
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
-"""The types of weights that are read, as safetensors calls them."""
+"""Supported dtypes of weights, by their safetensors names."""
 GENERATION = "generation_config.json"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Found:
-    """The model of a directory."""
+    """The model in a directory."""
 
     layout: Layout
     spec: Spec
     weights: Imported
-    """Read as they are asked for."""
+    """Read lazily."""
     tokenizer: bytes
     end_of_text: str
     chat: str
-    """Name of its chat template, where it is one of ours."""
+    """Name of its chat template, if it is one of ours."""
 
 
 def write_directory(
     folder: Path, *, spec: Spec, weights: Mapping[str, Tensor], tokenizer: bytes, layout: Layout, chat: str = ""
 ) -> None:
-    """Commits the model as `folder`, which `transformers` and tools that read its layouts load; all of it or nothing.
+    """Atomically writes the model to `folder`, loadable by `transformers` and tools that read its layouts.
 
-    The tokenizer's file is written as it is: it puts no token before a text. The end of text is named as the first
-    token (`bos_token`) too, since a document in training follows one. `chat` names the template of dialogues.
+    The tokenizer's file is unchanged: it adds no token before a text. The end of text is also `bos_token`, since in
+    training a document follows one. `chat` names the dialogue template.
     """
     loaded = load_foreign(tokenizer, path=Path(TOKENIZER), vocabulary=spec.vocabulary)
     end = end_of_text(loaded, path=Path(TOKENIZER))
@@ -70,7 +70,7 @@ def write_directory(
 
 def read_directory(folder: Path, *, dtype: Literal["keep", "float32"] = "keep") -> Found:
     """The model in `folder`, weights as stored or widened to float32; a DataError says what cannot be imported. Weights
-    are read when they are asked for, any part of any of them."""
+    are read lazily, whole or in part."""
     described = describe_directory(folder)
     tokenizer, end = _read_tokenizer(folder, vocabulary=described.spec.vocabulary)
     tensors = _open_weights(folder, widens=dtype == "float32")
@@ -96,7 +96,7 @@ def read_directory(folder: Path, *, dtype: Literal["keep", "float32"] = "keep") 
 
 
 def _stops(tokenizer: Tokenizer, *, end: int, chat: str) -> int | list[int]:
-    """The tokens at which generation stops: the end of text, and what closes an answer where that is another one."""
+    """Stop tokens of generation: the end of text, and the end of an answer if different."""
     if not chat:
         return end
     encoder = ChatEncoder(
@@ -113,27 +113,27 @@ def _tokenizer_config(tokenizer: Tokenizer, *, end: int, length: int, chat: str)
         "bos_token": token,
         "eos_token": token,
         "model_max_length": length,
-        # Otherwise " ." becomes "." when text is decoded.
+        # Otherwise decoding turns " ." into ".".
         "clean_up_tokenization_spaces": False,
     }
 
 
 def _read_tokenizer(folder: Path, *, vocabulary: int) -> tuple[Tokenizer, int]:
-    """The tokenizer and the id of its end of text; truncation and padding are switched off."""
+    """The tokenizer and the id of its end of text; disables truncation and padding."""
     path = folder / TOKENIZER
     tokenizer = read_foreign(path, vocabulary=vocabulary, roots=link_roots(folder))
     return tokenizer, end_of_text(tokenizer, path=path)
 
 
 class _Stored:
-    """A tensor of a safetensors file."""
+    """A tensor in a safetensors file."""
 
     def __init__(self, file: Any, name: str, *, widens: bool) -> None:
         self._file, self._name, self._widens = file, name, widens
         about = file.get_slice(name)
         self.shape = tuple(about.get_shape())
         self.dtype: str = about.get_dtype()
-        """As the format says it: `BF16`."""
+        """The format's name for the dtype, such as `BF16`."""
 
     def read(self, offset: tuple[int, ...], shape: tuple[int, ...]) -> Tensor:
         if offset == (0,) * len(shape) and shape == self.shape:
@@ -147,7 +147,7 @@ class _Stored:
 
 
 def _open_weights(folder: Path, *, widens: bool) -> dict[str, _Stored]:
-    """All tensors of one file, or of the files that the index names."""
+    """All tensors of a single file, or of the files named by the index."""
     files = weight_files(folder)
     found: dict[str, _Stored] = {}
     for file in files.names:
@@ -160,7 +160,7 @@ def _open_weights(folder: Path, *, widens: bool) -> dict[str, _Stored]:
 
 def _open_file(path: Path, *, widens: bool) -> dict[str, _Stored]:
     try:
-        # The library opens whatever it is given, and waits for ever for a FIFO.
+        # The library opens any path, and blocks forever on a FIFO.
         os.close(open_inside(path, roots=link_roots(path.parent)))
         file = safetensors.safe_open(path, framework="pt")
         return {name: _Stored(file, name, widens=widens) for name in file.keys()}  # noqa: SIM118 (not a mapping)
@@ -173,7 +173,7 @@ def _open_file(path: Path, *, widens: bool) -> dict[str, _Stored]:
 
 
 def _check_dtypes(folder: Path, tensors: Mapping[str, _Stored], *, mixed: bool) -> None:
-    """Refuses quantized weights, and unless they may be `mixed` those of several types."""
+    """Refuses quantized weights, and different dtypes unless `mixed`."""
     dtypes = {tensor.dtype for tensor in tensors.values() if tensor.dtype.lstrip("B").startswith("F")}
     names = ", ".join(sorted(str(DTYPES.get(dtype, dtype)) for dtype in dtypes))
     if not dtypes <= set(DTYPES):

@@ -1,4 +1,4 @@
-"""The spec of a model from plain values that a stranger may have written. No torch."""
+"""Reads a spec from untrusted plain values. No torch."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from ..spec import TABLES, Spec
 
 MOST_LAYERS = 1 << 16
 MOST_SIDE = 1 << 31
-"""Of a vocabulary, a width, a row: far beyond any model, near enough that sums of products stay small numbers."""
+"""Maximum of a vocabulary, width or sequence length: far beyond any model, and sums of products stay small integers."""
 MOST_NUMBERS = 1 << 53
 _MOST_TEXT = 64
 
 
 class NotImportedError(UserError):
-    """A model has a component of somebody's own that no recipe or run has brought."""
+    """A model has a custom component that no recipe or run has imported."""
 
 
 def read_spec(tree: Mapping[str, Any], *, name: str) -> Spec:
-    """The spec in `tree`, as the strict reader of recipes reads a table: a ConfigError carries every unknown key, wrong
-    type and value out of range. `name` stands for the place in messages. Cheap whatever the values are."""
-    # The reader suggests what a wrong word may have meant, which takes long for long words.
+    """Reads the spec in `tree` as strictly as a recipe table: a ConfigError lists all unknown keys, wrong types and
+    values out of range. `name` is the location in messages. Cheap for any values."""
+    # The reader suggests corrections for unknown words, which is slow for long words.
     for key, value in tree.items():
         text, own = value if isinstance(value, str) else "", key.removesuffix("_settings") in TABLES
         if (
@@ -44,15 +44,15 @@ def read_spec(tree: Mapping[str, Any], *, name: str) -> Spec:
 
 
 def _is_imported(name: str) -> bool:
-    """Whether a recipe has brought the module of `module:attr`: a stranger's model must not choose what is imported,
-    nor reach through a module for what that has imported (`torch:os._exit`)."""
+    """Whether a recipe has imported the module of `module:attr`: an untrusted model must not choose imports, nor reach
+    through a module to its own imports (`torch:os._exit`)."""
     module, _, attribute = name.partition(":")
     is_brought = module in sys.modules and module.split(".")[0] not in sys.stdlib_module_names
     return is_brought and "." not in attribute
 
 
 def spec_problems(spec: Spec) -> Iterator[tuple[str, str]]:
-    """(key, what is wrong) for sizes and combinations that no model can have."""
+    """(key, error) for sizes and combinations that no model can have."""
     for key in ("vocabulary", "sequence_length", "width", "heads", "kv_heads", "head_size", "mlp_width"):
         if not 1 <= getattr(spec, key) <= MOST_SIDE:
             yield key, f"{getattr(spec, key)} is not between 1 and {MOST_SIDE}"
@@ -85,13 +85,13 @@ def spec_problems(spec: Spec) -> Iterator[tuple[str, str]]:
 
 
 def _one_layer(spec: Spec) -> dict[str, tuple[int, ...]]:
-    """The shapes of a model of one layer: every layer has the same."""
+    """Parameter shapes of a one-layer model: all layers are alike."""
     values = {name: getattr(spec, name) for name in Spec.__dataclass_fields__}
     return Spec(**{**values, "layers": 1}).shapes()
 
 
 class _Checked(Spec):
-    """A spec that the reader of recipes asks for contradictions."""
+    """A spec whose contradictions the recipe reader reports."""
 
     __slots__ = ()
 
@@ -99,5 +99,5 @@ class _Checked(Spec):
         yield from spec_problems(self)
 
     def plain(self) -> Spec:
-        """As what everybody else calls a spec."""
+        """The equivalent `Spec`."""
         return Spec(**{name: getattr(self, name) for name in Spec.__dataclass_fields__})

@@ -1,2 +1,1 @@
-"""GPU kernels, in Triton and of libraries. Each has a plain PyTorch twin, named in its docstring, that says what is
-right."""
+"""GPU kernels, in Triton and of libraries. Each docstring names a plain PyTorch twin, which defines correctness."""

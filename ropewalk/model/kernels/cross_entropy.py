@@ -1,6 +1,6 @@
-"""Cross-entropy and its gradient in one reading of the logits; and that gradient scaled.
+"""Fused cross-entropy and gradient in one pass over the logits; and scaling of that gradient.
 
-Twin: `losses_and_gradient_` of model/loss.py. A program owns a row.
+Twin: `losses_and_gradient_` of model/loss.py. Each program handles one row.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ import triton.language as tl
 from torch import Tensor
 
 BLOCK, WARPS = 4096, 16
-"""The best of those tried: 2.9 TB/s for one reading and one writing of 50,304 columns (H200). A row held in registers
-takes twice as long: they overflow."""
+"""The fastest tried: 2.9 TB/s for one read and one write of 50,304 columns (H200). Holding a row in registers takes
+twice as long, because they spill."""
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 LEAST = tl.constexpr(-1e30)
-"""Below all logits, and its difference to itself is a number."""
+"""Below all logits, and finite, so that its difference to itself is not NaN."""
 
 
 def losses_and_gradient_(logits_NV: Tensor, targets_N: Tensor, weights_N: Tensor) -> Tensor:
-    """The weighted loss of each token in float32; `logits_NV` becomes the gradient of their sum by it."""
+    """Weighted loss of each token in float32; overwrites `logits_NV` with the gradient of the sum."""
     rows, vocabulary = logits_NV.shape
     losses_N = torch.empty(rows, dtype=torch.float32, device=logits_NV.device)
     if rows:
@@ -43,7 +43,7 @@ def _cross_entropy(logits, targets, weights, losses, vocabulary, stride, BLOCK: 
     logits += row * stride
     target = tl.load(targets + row)
     weight = tl.load(weights + row).to(tl.float32)
-    # Every lane has its own largest and total, so that lanes wait for each other once a row. In powers of two.
+    # Each lane keeps its own maximum and sum, so that lanes synchronize once per row. In powers of two.
     largest = tl.full([BLOCK], LEAST, tl.float32)
     totals = tl.zeros([BLOCK], tl.float32)
     for start in range(0, vocabulary, BLOCK):
@@ -66,9 +66,9 @@ def _cross_entropy(logits, targets, weights, losses, vocabulary, stride, BLOCK: 
 
 
 def scaled(x: Tensor, by: Tensor, dtype: torch.dtype) -> Tensor:
-    """The contiguous `x` times a number that the device holds, as another type. Twin: `(x * by).to(dtype)`.
+    """The contiguous `x` times a device scalar, in another dtype. Twin: `(x * by).to(dtype)`.
 
-    What torch does instead reads the number for every element: 0.5 TB/s, and a pass of its own for the type (H200).
+    torch reads the scalar for every element: 0.5 TB/s, and needs a separate pass for the dtype (H200).
     """
     out = torch.empty_like(x, dtype=dtype)
     _scaled[(triton.cdiv(x.numel(), BLOCK),)](x, by, out, x.numel(), BLOCK=BLOCK, num_warps=8)

@@ -1,6 +1,6 @@
-"""RMS and layer norms, and the gradient of a stream that is normalised for a branch and also passes by it.
+"""Fused RMS and layer norms with residual add, and their backward pass including the residual stream's gradient.
 
-Twin: `normed_plainly` of model/norms.py. A program owns a row, or every so many-th of them when it adds up over rows.
+Twin: `normed_plainly` of model/norms.py. Each program handles one row, or strided rows when it sums over rows.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import triton.language as tl
 from torch import Tensor
 
 PROCESSORS = 132
-"""Of an H200. The backward pass has as many programs as they hold at a time, each of which adds up its share of the
+"""Of an H200. The backward pass launches as many programs as fit at a time, each of which sums over its share of the
 rows: more would wait for the first ones to end."""
 NUMBERS, NUMBERS_BACK = 16, 16
-"""Of a row that a thread holds, forward and backward: the fewer threads share a row, the less they wait for each other;
-more than these, backward, and the sums do not fit into registers."""
+"""Elements of a row per thread, forward and backward: fewer threads per row synchronize less; with more elements
+backward, the sums do not fit into registers."""
 
 
 @torch.library.custom_op(
@@ -33,9 +33,9 @@ def norm(
     epsilon: float,
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """`x` plus `added` plus, for every row the same, `shift` (nothing where nothing is added), and its rows over their
-    root mean square times `weight`; with a bias, which is added, they are centred first. Also what the gradient needs:
-    the mean of each row (none of rows that are not centred) and one over its root."""
+    """`x` plus `added` plus `shift`, broadcast over rows (nothing if nothing is added); its RMS norm times `weight`, or
+    with a bias its layer norm. For the backward pass also returns the mean of each row (layer norm only) and the
+    reciprocal root mean square."""
     stream, out, means, scales = _room(x, added, shift, weight, bias, epsilon, dtype)
     width = x.shape[-1]
     block = triton.next_power_of_2(width)
@@ -70,7 +70,7 @@ def _room(
     epsilon: float,
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Room for the result."""
+    """Allocates the result."""
     rows = x.numel() // x.shape[-1]
     means, scales = (x.new_empty(rows if wanted else 0, dtype=torch.float32) for wanted in (bias is not None, True))
     stream = x.new_empty(0) if added is None else x.new_empty(x.shape, dtype=torch.promote_types(x.dtype, added.dtype))
@@ -93,9 +93,9 @@ def norm_backward(
     shifted: bool,
     streams: bool,
 ) -> tuple[Tensor, Tensor]:
-    """The gradient by `x`, given that by the normalised rows and that by rows that pass by; and sums over rows, in
-    parts to be added up: the gradients by `weight`, by the bias where there is one, by the shift where `shifted`, and
-    the sum of `by_stream` where `streams`."""
+    """Gradient of `x`, given those of the norm's output and of the residual stream; and partial sums over rows, to be
+    reduced: gradients of `weight`, of the bias if present, of the shift if `shifted`, and the sum of `by_stream` if
+    `streams`."""
     by_x, parts = _gradients(x, weight, means, scales, by_norm, by_stream, shifted, streams)
     width = x.shape[-1]
     rows, block = x.numel() // width, triton.next_power_of_2(width)
@@ -131,7 +131,7 @@ def _gradients(
     shifted: bool,
     streams: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Room for the result."""
+    """Allocates the result."""
     sums = 1 + (means.numel() > 0) + shifted + streams
     width = x.shape[-1]
     programs = PROCESSORS * min(6, max(1, 20 // _warps(triton.next_power_of_2(width), NUMBERS_BACK)))
@@ -145,7 +145,7 @@ def _warps(block: int, numbers: int) -> int:
 
 @triton.jit
 def _add_pairs(a, b, c, d):
-    """Two sums in one reduction: threads wait for each other once."""
+    """Two sums in one reduction: threads synchronize once."""
     return a + c, b + d
 
 
@@ -175,7 +175,7 @@ def _norm(
         x += tl.load(added + row * width + at, mask=inside, other=0.0).to(tl.float32)
         if SHIFTED:
             x += tl.load(shifts + at, mask=inside, other=0.0).to(tl.float32)
-        # What is normalised is what later layers see, rounded.
+        # Normalizes the rounded sum, as later layers read it.
         rounded = x.to(stream.dtype.element_ty)
         tl.store(stream + row * width + at, rounded, mask=inside)
         x = rounded.to(tl.float32)

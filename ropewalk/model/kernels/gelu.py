@@ -1,7 +1,7 @@
-"""GELU of a sum with a bias, and its gradients, that by the bias included. Twin: `gelu_plainly`, model/feed_forward.py.
+"""Fused GELU of input plus bias, and backward pass with the bias gradient. Twin: `gelu_plainly`, model/feed_forward.py.
 
-A program owns some columns of some rows and adds up the gradients of its columns as it writes them: the bias costs no
-reading of its own.
+Each program handles some columns of some rows and sums the gradients of its columns as it writes them: the bias
+gradient needs no extra pass.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import triton.language as tl
 from torch import Tensor
 
 ROWS, COLUMNS, TURNS = 8, 128, 32
-"""Of a tile, and tiles of a program."""
+"""Tile sizes, and tiles per program."""
 
 
 @torch.library.custom_op("ropewalk::gelu", mutates_args=(), schema="(Tensor x, Tensor? bias, bool tanh) -> Tensor")
 def gelu(x: Tensor, bias: Tensor | None, tanh: bool) -> Tensor:
-    """GELU of the contiguous `x` plus `bias`, by tanh or by the error function."""
+    """GELU of the contiguous `x` plus `bias`, with tanh or the error function."""
     out = _like(x, bias, tanh)
     width = x.shape[-1]
     rows = x.numel() // width
@@ -39,7 +39,7 @@ def gelu(x: Tensor, bias: Tensor | None, tanh: bool) -> Tensor:
 
 @gelu.register_fake
 def _like(x: Tensor, bias: Tensor | None, tanh: bool) -> Tensor:
-    """Room for the result."""
+    """Allocates the result."""
     return torch.empty_like(x)
 
 
@@ -49,8 +49,7 @@ def _like(x: Tensor, bias: Tensor | None, tanh: bool) -> Tensor:
     schema="(Tensor x, Tensor? bias, Tensor gradient, bool tanh) -> (Tensor, Tensor)",
 )
 def gelu_backward(x: Tensor, bias: Tensor | None, gradient: Tensor, tanh: bool) -> tuple[Tensor, Tensor]:
-    """The gradient by `x`, given that by the result; and that by `bias`, where there is one, in parts to be added
-    up."""
+    """Gradient of `x`, given that of the result; and that of `bias`, if present, as partial sums to be reduced."""
     by_x, parts = _room(x, bias, gradient, tanh)
     width = x.shape[-1]
     rows = x.numel() // width
@@ -74,7 +73,7 @@ def gelu_backward(x: Tensor, bias: Tensor | None, gradient: Tensor, tanh: bool) 
 
 @gelu_backward.register_fake
 def _room(x: Tensor, bias: Tensor | None, gradient: Tensor, tanh: bool) -> tuple[Tensor, Tensor]:
-    """Room for the result."""
+    """Allocates the result."""
     width = x.shape[-1]
     parts = _grid(x.numel() // width, width)[0]
     return torch.empty_like(x), x.new_empty(parts, 0 if bias is None else width, dtype=torch.float32)
@@ -86,9 +85,9 @@ def _grid(rows: int, width: int) -> tuple[int, int]:
 
 @triton.jit
 def _share(x, TANH: tl.constexpr):
-    """Of x that gets through, between 0 and 1."""
+    """GELU(x) / x, between 0 and 1."""
     if TANH:
-        # (1 + tanh z) / 2 = 1 / (1 + exp(-2 z)), in powers of two; a root of a square inverts in one instruction.
+        # (1 + tanh z) / 2 = 1 / (1 + exp(-2 z)), in powers of two; reciprocal as rsqrt of a square, one instruction.
         whole = 1 + tl.exp2(x * (-2.302208198 - 0.1029432396 * x * x))
         share = tl.rsqrt(whole * whole)
     else:
@@ -98,7 +97,7 @@ def _share(x, TANH: tl.constexpr):
 
 @triton.jit
 def _slope(x, TANH: tl.constexpr):
-    """Of GELU at x."""
+    """Derivative of GELU at x."""
     share = _share(x, TANH)
     if TANH:
         slope = share * (1 + (1 - share) * (x * (1.5957691216 + 0.2140644488 * x * x)))

@@ -1,6 +1,6 @@
-"""A fused projection taken apart into heads, queries and keys rotated by their positions, and the way back.
+"""Splits a fused projection into heads and rotates queries and keys by position; forward and backward.
 
-Twin: the plain steps of `rotated_heads` in model/heads.py. A program owns tokens whole, whose angles all heads share.
+Twin: the plain steps of `rotated_heads` in model/heads.py. Each program handles whole tokens, whose heads share angles.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from torch import Tensor
 from ..matmul import multiply
 
 TOKENS, TURNS = 32, 16
-"""Of a tile of one head, and tiles of a program, where sums over tokens are wanted."""
+"""Tile size within one head, and tiles per program, for sums over tokens."""
 WALKED = 16
-"""Tokens of a program that walks over their heads."""
+"""Tokens per program in kernels that iterate over heads."""
 
 
 @torch.library.custom_op(
@@ -51,7 +51,7 @@ def rotated(
 def _heads(
     fused: Tensor, cosines: Tensor, sines: Tensor, group_heads: int, head_size: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Room for the result."""
+    """Allocates the result."""
     rows, tokens, features = fused.shape
     groups = features // (group_heads * head_size)
     queries = fused.new_empty(rows, tokens, groups * (group_heads - 2), head_size)
@@ -76,7 +76,7 @@ def rotated_product(
 
 @rotated_product.register_fake
 def _projected(x: Tensor, weight: Tensor, cosines: Tensor, sines: Tensor, group_heads: int, head_size: int) -> Tensor:
-    """Room for the result."""
+    """Allocates the result."""
     return x.new_empty(x.shape[0], x.shape[1], weight.shape[0])
 
 
@@ -88,7 +88,7 @@ def _projected(x: Tensor, weight: Tensor, cosines: Tensor, sines: Tensor, group_
 def rotated_backward(
     queries: Tensor, keys: Tensor, values: Tensor, cosines: Tensor, sines: Tensor, group_heads: int
 ) -> Tensor:
-    """The gradient by `fused`, given those by what `rotated` made of it."""
+    """Gradient of `fused`, given those of the outputs of `rotated`."""
     fused = _fused(queries, keys, values, cosines, sines, group_heads)
     parts = [x if x.stride(3) == 1 else x.contiguous() for x in (queries, keys, values)]
     strides = (stride for part in parts for stride in part.stride()[:3])
@@ -98,7 +98,7 @@ def rotated_backward(
 
 @rotated_backward.register_fake
 def _fused(queries: Tensor, keys: Tensor, values: Tensor, cosines: Tensor, sines: Tensor, group_heads: int) -> Tensor:
-    """Room for the result."""
+    """Allocates the result."""
     rows, tokens, groups, head_size = keys.shape
     return keys.new_empty(rows, tokens, groups * group_heads * head_size)
 
@@ -109,8 +109,8 @@ def _fused(queries: Tensor, keys: Tensor, values: Tensor, cosines: Tensor, sines
     schema="(Tensor queries, Tensor keys, Tensor values, int group_heads) -> (Tensor, Tensor)",
 )
 def merged(queries: Tensor, keys: Tensor, values: Tensor, group_heads: int) -> tuple[Tensor, Tensor]:
-    """Queries B T H D, keys and values B T G D as one B T (G group_heads D); and its sums over tokens, in parts to be
-    added up."""
+    """Queries B T H D, keys and values B T G D merged to B T (G group_heads D); and partial sums over tokens, to be
+    reduced."""
     fused, sums = _with_sums(queries, keys, values, group_heads)
     rows, tokens, groups, head_size = keys.shape
     parts = [x if x.stride(3) == 1 else x.contiguous() for x in (queries, keys, values)]
@@ -132,7 +132,7 @@ def merged(queries: Tensor, keys: Tensor, values: Tensor, group_heads: int) -> t
 
 @merged.register_fake
 def _with_sums(queries: Tensor, keys: Tensor, values: Tensor, group_heads: int) -> tuple[Tensor, Tensor]:
-    """Room for the result."""
+    """Allocates the result."""
     rows, tokens, groups, head_size = keys.shape
     features = groups * group_heads * head_size
     parts = triton.cdiv(rows * tokens, TOKENS * TURNS)
@@ -142,7 +142,7 @@ def _with_sums(queries: Tensor, keys: Tensor, values: Tensor, group_heads: int) 
 def _walk(
     kernel: Any, fused: Tensor, cosines: Tensor, sines: Tensor, others: tuple[Any, ...], group_heads: int, size: int
 ) -> None:
-    """Starts a kernel whose programs own a few tokens of `fused` B T (G group_heads D) and walk over their heads."""
+    """Launches a kernel whose programs take a few tokens of `fused` B T (G group_heads D) and iterate over heads."""
     count = fused.shape[0] * fused.shape[1]
     kernel[(triton.cdiv(count, WALKED),)](
         fused,
@@ -244,7 +244,7 @@ def _rotated_heads(
 
 @triton.jit
 def _angles(cosines, sines, count, HALF: tl.constexpr, TOKENS: tl.constexpr):
-    """Of a program's tokens: their places, which there are, the features of half a head, cosines and sines."""
+    """Offsets of a program's tokens, their mask, the features of half a head, cosines and sines."""
     place = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)[:, None]
     here = place < count
     feature = tl.arange(0, HALF)[None, :]

@@ -1,6 +1,6 @@
-"""Numbers to 8 bits, written as they are and transposed, in one reading.
+"""Rounds to FP8, in original and transposed layout, with one read.
 
-Twin: `both_orders_plainly` of model/fp8.py. torch transposes 8-bit numbers at 0.3 TB/s (H200).
+Twin: `both_orders_plainly` of model/fp8.py. torch transposes FP8 at 0.3 TB/s (H200).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 ROWS, COLUMNS = 64, 128
-"""Of a tile."""
+"""Tile size."""
 
 
 @torch.library.custom_op(
@@ -20,8 +20,8 @@ ROWS, COLUMNS = 64, 128
     schema="(Tensor x_RC, Tensor row_scale, Tensor scale, ScalarType dtype) -> (Tensor, Tensor)",
 )
 def both_orders(x_RC: Tensor, row_scale: Tensor, scale: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """x / row_scale rounded to `dtype`, and x / scale rounded and transposed. `x_RC` is contiguous; `row_scale` has a
-    number for each row, or it is `scale`."""
+    """x / row_scale rounded to `dtype`, and x / scale rounded and transposed. `x_RC` is contiguous; `row_scale` has one
+    value per row, or is `scale`."""
     narrow, rotated = _both(x_RC, row_scale, scale, dtype)
     rows, columns = narrow.shape
     grid = (triton.cdiv(rows, ROWS), triton.cdiv(columns, COLUMNS))
@@ -44,7 +44,7 @@ def both_orders(x_RC: Tensor, row_scale: Tensor, scale: Tensor, dtype: torch.dty
 
 @both_orders.register_fake
 def _both(x_RC: Tensor, row_scale: Tensor, scale: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Room for the result."""
+    """Allocates the result."""
     rows, columns = x_RC.shape
     return x_RC.new_empty(rows, columns, dtype=dtype), x_RC.new_empty(columns, rows, dtype=dtype)
 

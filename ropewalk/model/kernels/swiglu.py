@@ -1,4 +1,4 @@
-"""silu(gate) x up and its gradient. Twin: `gated_plainly` of model/feed_forward.py."""
+"""Fused silu(gate) x up and its gradient. Twin: `gated_plainly` of model/feed_forward.py."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 ROWS, COLUMNS = 8, 128
-"""Of a tile of the result."""
+"""Tile size of the result."""
 
 
 @torch.library.custom_op("ropewalk::swiglu", mutates_args=(), schema="(Tensor inner, int chunk) -> Tensor")
@@ -23,7 +23,7 @@ def swiglu(inner: Tensor, chunk: int) -> Tensor:
 
 @swiglu.register_fake
 def _half(inner: Tensor, chunk: int) -> Tensor:
-    """Room for the result."""
+    """Allocates the result."""
     return inner.new_empty(*inner.shape[:-1], inner.shape[-1] // 2)
 
 
@@ -31,7 +31,7 @@ def _half(inner: Tensor, chunk: int) -> Tensor:
     "ropewalk::swiglu_backward", mutates_args=(), schema="(Tensor inner, Tensor gradient, int chunk) -> Tensor"
 )
 def swiglu_backward(inner: Tensor, gradient: Tensor, chunk: int) -> Tensor:
-    """The gradient by `inner`, given that by the result."""
+    """Gradient of `inner`, given that of the result."""
     by_inner = torch.empty_like(inner)
     features = gradient.shape[-1]
     rows = gradient.numel() // features
@@ -43,7 +43,7 @@ def swiglu_backward(inner: Tensor, gradient: Tensor, chunk: int) -> Tensor:
 
 @swiglu_backward.register_fake
 def _like(inner: Tensor, gradient: Tensor, chunk: int) -> Tensor:
-    """Room for the result."""
+    """Allocates the result."""
     return torch.empty_like(inner)
 
 
@@ -53,7 +53,7 @@ def _grid(rows: int, features: int) -> tuple[int, int]:
 
 @triton.jit
 def _places(rows, features, CHUNK: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """Of a program's gates, of its results, and which there are; ups are a chunk behind the gates."""
+    """Offsets of a program's gates and results, and their mask; ups follow the gates by one chunk."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
     gate = row * (2 * features) + column // CHUNK * (2 * CHUNK) + column % CHUNK
@@ -62,7 +62,7 @@ def _places(rows, features, CHUNK: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl
 
 @triton.jit
 def _sigmoid(x):
-    """In powers of two; a root of a square inverts in one instruction."""
+    """In powers of two; reciprocal as rsqrt of a square, one instruction."""
     whole = 1 + tl.exp2(-1.4426950408889634 * x)
     return tl.rsqrt(whole * whole)
 

@@ -1,7 +1,7 @@
-"""What a part of a model declares without torch: its parameters, how they may be split, its FLOPs and its saved bytes.
+"""Torch-free declarations of a model's components: parameters, their splits, FLOPs and saved bytes.
 
-A `Component` stands beside the module that computes it; names of parameters are those of the module. `Spec` adds the
-declarations of all components up. Tests compare them with the modules and with what autograd saves.
+A `Component` stands beside the module that computes it, with the same parameter names. `Spec` sums the declarations of
+all components. Tests compare them with the modules and with tensors saved by autograd.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class ParameterSpec:
     shape: tuple[int, ...]
     split: Split = REPLICATE
     is_table: bool = False
-    """Whether tokens look rows up, rather than being multiplied by it."""
+    """Whether tokens index its rows instead of multiplying it."""
 
     @property
     def is_matmul(self) -> bool:
@@ -40,22 +40,22 @@ class ComponentFlops:
     """FLOPs per token, forward and backward."""
 
     linear: int
-    """Of linear layers."""
+    """FLOPs of linear layers."""
     score_features: int = 0
-    """Features over which queries meet keys."""
+    """Features over which attention scores are computed."""
     score_matmuls: int = 0
     """Matmuls over queries, keys and these features: 2 FLOPs each per query, key and feature."""
 
 
 class Component(abc.ABC):
-    """A part of a model. Subclasses are frozen dataclasses of sizes."""
+    """A component of a model. Subclasses are frozen dataclasses of sizes."""
 
     @abc.abstractmethod
     def parameters(self) -> Mapping[str, ParameterSpec]:
-        """By their names in the module, in the order of the forward pass."""
+        """Parameters by their names in the module, in the order of the forward pass."""
 
     def flops(self, name: str, flow: GradientFlow) -> ComponentFlops:
-        """Of the component called `name`; those of its matrices unless overridden."""
+        """FLOPs of the component called `name`; by default those of its matrices."""
         return ComponentFlops(
             linear=2
             * sum(
@@ -66,8 +66,8 @@ class Component(abc.ABC):
         )
 
     def saved(self, tape: Tape, x: TracedTensor, name: str) -> TracedTensor:
-        """Records on `tape` what autograd saves, and gives the output. Unless overridden: the input of every matrix,
-        one after the other, and an elementwise function between them."""
+        """Records tensors saved by autograd on `tape`; returns the output. By default: the input of each matrix, in
+        sequence, with elementwise functions between them."""
         for inner, parameter in self.parameters().items():
             if parameter.is_matmul:
                 if x.gradient:
@@ -79,10 +79,10 @@ class Component(abc.ABC):
 def linear_parameters(
     name: str, spec: Spec, *, branch: str, outputs: int, inputs: int, split: Split
 ) -> dict[str, ParameterSpec]:
-    """A linear layer of a block as the spec has them: with a bias, with an adapter.
+    """Parameters of a block's linear layer, with bias and adapter if the spec has them.
 
-    A bias is split as the outputs are; after a `row` matrix it is replicated and joins after the partial sums. Of an
-    adapter, the factor that meets the split dimension of its matrix is split as that is, the other is replicated.
+    A bias is split like the outputs; after a `row` matrix it is replicated and added after the partial sums. The
+    adapter factor on the split dimension of its matrix is split likewise, the other is replicated.
     """
     is_column = split.role == "column"
     found = {f"{name}.weight": ParameterSpec((outputs, inputs), split)}
@@ -96,26 +96,26 @@ def linear_parameters(
 
 
 class GradientFlow:
-    """Where gradients flow when only some parameters are trained.
+    """Gradient flow when only some parameters are trained.
 
-    Whatever a parameter does reaches all that comes after it, through the residual stream: a gradient flows through
-    everything above the lowest trained parameter and through nothing below.
+    Through the residual stream every parameter affects all later ones: gradients flow through everything above the
+    lowest trained parameter and nothing below.
     """
 
     def __init__(self, order: Sequence[str], trained: Collection[str]) -> None:
-        """`order` has all parameters as the forward pass meets them."""
+        """`order` lists all parameters in the order of the forward pass."""
         self.trained = frozenset(trained)
         self._positions = {name: position for position, name in enumerate(order)}
         self._lowest = min((self._positions[name] for name in self.trained), default=len(order))
 
     def matmuls(self, name: str) -> int:
-        """Matmuls of one matrix: for its output, for the gradient of its input where one flows there, and for its own
-        where it is trained."""
+        """Number of matmuls of a matrix: for its output, for the gradient of its input if needed, and for its own
+        gradient if trained."""
         part, _, kind = name.rpartition(".")
         input_flows = self.flows_below(f"{part}.weight" if kind in ("lora_a", "lora_b") else name)
         input_flows = input_flows or (kind == "lora_b" and f"{part}.lora_a" in self.trained)
         return 1 + input_flows + (name in self.trained)
 
     def flows_below(self, name: str) -> bool:
-        """Whether a gradient flows through the input of this matrix."""
+        """Whether the input of this matrix gets a gradient."""
         return self._lowest < self._positions[name]

@@ -1,6 +1,6 @@
-"""The components of a decoder, declared without torch: norm, attention, feed-forward; model/modules.py builds them.
+"""Torch-free components of a decoder: norm, attention, feed-forward; model/modules.py builds them.
 
-One table per kind of component (`NORMS`, `ACTIVATIONS`, `POSITIONS`) has what a recipe may name, with what each costs.
+Each table (`NORMS`, `ACTIVATIONS`, `POSITIONS`) lists the components that a recipe may name, with their costs.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ if TYPE_CHECKING:
     from .spec import Spec
 
 NORM_WIDTH = 8192
-"""Features of the widest rows that a GPU's kernel normalises (model/norms.py)."""
+"""Maximum width that the GPU norm kernel supports (model/norms.py)."""
 GATE_CHUNK = 16
-"""Features of the shortest chunks of gate and up that a GPU's kernel reads (model/feed_forward.py): shorter ones would
-not fill its memory accesses of 32 bytes."""
+"""Minimum chunk of gate and up that the GPU kernel supports (model/feed_forward.py): shorter ones would not fill its
+32-byte memory accesses."""
 
 
 def rms_saved(tape: Tape, x: TracedTensor, name: str) -> TracedTensor:
-    """A norm in plain operations, as on a CPU: its input and a number per token for the gradient of the input, the
-    normalised input for that of `weight`."""
+    """Saved by an unfused norm, as on a CPU: input and one value per token for the gradient of the input, normalized
+    input for that of `weight`."""
     weight = f"{name}.weight" in tape.trained
     tape.save_norm(x, weight=weight, tokens=tape.stream_tokens, features=tape.width, means=1)
     return tape.stream(gradient=x.gradient or weight)
 
 
 def _layer_saved(tape: Tape, x: TracedTensor, name: str) -> TracedTensor:
-    """The input, mean and deviation."""
+    """Saves the input, mean and deviation."""
     gradient = x.gradient or f"{name}.weight" in tape.trained or f"{name}.bias" in tape.trained
     if gradient:
         tape.save(x.storage, tape.numbers(2 * tape.stream_tokens))
@@ -43,14 +43,14 @@ def _layer_saved(tape: Tape, x: TracedTensor, name: str) -> TracedTensor:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NormKind(Kind):
-    """A norm. The target makes a module for a width; `settings`, if any, follow as a second argument."""
+    """A norm. The target builds a module for a width; `settings`, if any, are its second argument."""
 
     vectors: tuple[str, ...] = ("weight",)
-    """Its parameters, a number per feature each. Those named `weight` start at 1, others at 0."""
+    """Parameters, one value per feature each. `weight` starts at 1, others at 0."""
     saved: Callable[[Tape, TracedTensor, str], TracedTensor] = rms_saved
-    """What autograd saves in plain operations."""
+    """Tensors saved by autograd without kernels."""
     kernel_numbers: int = 0
-    """Numbers per token that the GPU kernel of model/norms.py saves beside its input; 0: there is none."""
+    """Values per token that the GPU kernel of model/norms.py saves besides its input; 0: no kernel."""
 
 
 NORMS: Registry[NormKind] = Registry(
@@ -79,14 +79,14 @@ NORMS: Registry[NormKind] = Registry(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ActivationKind(Kind):
-    """An activation function of the feed-forward part: the target maps a tensor to one of the same shape."""
+    """A feed-forward activation function: the target maps a tensor to one of the same shape."""
 
     gated: bool = False
     """Whether the feed-forward part is down(f(gate(x)) * up(x)) rather than down(f(up(x)))."""
     saved_tensors: int = 1
-    """Tensors of the size of its input that autograd saves for it, its input included, its output not."""
+    """Saved tensors of the size of its input, counting its input but not its output."""
     has_gate_kernel: bool = False
-    """Whether a GPU kernel computes f(gate) * up, which saves gate and up alone."""
+    """Whether a GPU kernel computes f(gate) * up, saving only gate and up."""
 
 
 ACTIVATIONS: Registry[ActivationKind] = Registry(
@@ -108,12 +108,12 @@ ACTIVATIONS: Registry[ActivationKind] = Registry(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PositionKind(Kind):
-    """How attention knows positions. The target is a function, called as `how` says."""
+    """A position encoding. The target is a function, called according to `how`."""
 
     how: Literal["add", "rotate", "table", "penalty", "none"] = "add"
-    """`add`: (embedded tokens, positions B T, spec) -> vectors of the same shape. `rotate`: (positions B T, spec, *,
-    dtype) -> cosines and sines B 1 T D/2 by which queries and keys turn. The others are built in: a learned table,
-    a penalty on distance, nothing."""
+    """`add`: (token embeddings, positions B T, spec) -> tensor of the same shape. `rotate`: (positions B T, spec, *,
+    dtype) -> cosines and sines B 1 T D/2 that rotate queries and keys. Others are built in: a learned table, ALiBi,
+    none."""
 
 
 POSITIONS: Registry[PositionKind] = Registry(
@@ -141,7 +141,7 @@ POSITIONS: Registry[PositionKind] = Registry(
 
 
 def made(kind: Kind, settings: object | None) -> Callable[..., Any]:
-    """The target of `kind`, with its settings bound where it has some."""
+    """The target of `kind`, with its settings bound if any."""
     target: Callable[..., Any] = kind.load()
     if kind.settings is None:
         return target
@@ -154,7 +154,7 @@ def made(kind: Kind, settings: object | None) -> Callable[..., Any]:
 
 @dataclass(frozen=True, slots=True)
 class Table(Component):
-    """A matrix of one vector per token or position: the embedding, learned positions, the head."""
+    """A matrix of one row per token or position: the embedding, learned positions, the head."""
 
     rows: int
     width: int
@@ -177,7 +177,7 @@ class NormComponent(Component):
         return {name: ParameterSpec((self.width,)) for name in self.kind.vectors}
 
     def saved(self, tape: Tape, x: TracedTensor, name: str, *, branch: bool = False) -> TracedTensor:
-        """For a `branch` a kernel makes the output as narrow as the matmul wants it."""
+        """For a `branch`, a kernel writes the output in the matmul's narrow dtype."""
         if not (self.kind.kernel_numbers and tape.on_gpu and self.width <= NORM_WIDTH):
             return self.kind.saved(tape, x, name)
         gradient = x.gradient or any(f"{name}.{vector}" in tape.trained for vector in self.kind.vectors)
@@ -216,8 +216,7 @@ class AttentionComponent(Component):
         )
 
     def flops(self, name: str, flow: GradientFlow) -> ComponentFlops:
-        """With the matmuls of queries with keys and of their scores with values: for the outputs, and for each factor
-        where a gradient flows."""
+        """Includes q k^T and p v: one matmul each for the output, and one for each operand that gets a gradient."""
         inside = {f"{name}.qkv.{kind}" for kind in ("weight", "bias", "lora_a", "lora_b")}
         values = flow.flows_below(f"{name}.qkv.weight") or not inside.isdisjoint(flow.trained)
         queries, keys = (values or f"{name}.{of}_norm.weight" in flow.trained for of in ("query", "key"))
@@ -236,7 +235,7 @@ class AttentionComponent(Component):
         fused = tape.linear(tape.entered(x), f"{name}.qkv")
         query = key = values = fused
         if 1 < groups < heads and not has_kernel:
-            # Queries that stand in groups are copied side by side.
+            # Grouped queries are copied to be contiguous.
             query = tape.new(heads * size, gradient=fused.gradient)
         if spec.qk_norm:
             query = tape.head_norm(query, f"{name}.query_norm.weight", heads, size)
@@ -248,27 +247,26 @@ class AttentionComponent(Component):
         elif spec.rotates:
             for each in (query, key):
                 if each.gradient:
-                    # Under autocast queries and keys of each layer have narrow copies of cosines and sines.
+                    # Under autocast each layer's queries and keys save narrow copies of cosines and sines.
                     narrow = tape.numbers(tape.tokens * size, width=2)
                     tape.save_whole(narrow if tape.autocast else angles)
             query, key = (tape.new(n * size, gradient=each.gradient) for each, n in ((query, heads), (key, groups)))
         gradient = query.gradient or key.gradient or fused.gradient
         attended = tape.new(heads * size, gradient=gradient)
         if gradient:
-            # The fused projection stays whole because the values are a view of it. All of it stays as it is, whatever
-            # becomes of the rest.
+            # The values are a view of the fused projection, which is therefore saved whole and never packed.
             tape.save_whole(query.storage, key.storage, values.storage)
             if not tape.recomputes_attention and not tape.attends_in_tiles:
-                tape.save_whole(attended.storage, tape.numbers(tape.tokens * heads))  # with a logarithm per head
+                tape.save_whole(attended.storage, tape.numbers(tape.tokens * heads))  # and the log-sum-exp per head
             if mask is not None:
                 tape.save_whole(mask)
         if (spec.rotates or spec.qk_norm) and not has_kernel and heads > 1 and not tape.attends_in_tiles:
-            # New queries stand heads first, and so does the result: it is copied to tokens first.
+            # New queries are heads first, and so is the result, which is copied to tokens first.
             attended = tape.new(heads * size, gradient=gradient)
         return tape.linear(attended, f"{name}.out")
 
     def _mask(self, tape: Tape, heads: int) -> Any:
-        """What all layers share; context ranks make theirs piece by piece."""
+        """The mask shared by all layers; context ranks build theirs piecewise."""
         spec = self.spec
         masked = spec.window is not None or spec.position == "alibi" or spec.documents == "separate"
         if not masked or tape.division.context > 1:
@@ -299,7 +297,7 @@ class FeedForwardComponent(Component):
         )
 
     def saved(self, tape: Tape, x: TracedTensor, name: str) -> TracedTensor:
-        """Gated: gate, up, f(gate) and the product. Else input (ReLU: its positive part) and output of the
+        """Gated: saves gate, up, f(gate) and the product. Otherwise input (ReLU: its positive part) and output of the
         activation."""
         inner = tape.linear(tape.entered(x), f"{name}.up")
         features = self.spec.mlp_width // tape.division.tensor
@@ -312,13 +310,12 @@ class FeedForwardComponent(Component):
 
 
 def is_whole_head(size: int) -> bool:
-    """Whether a GPU's kernels split and turn heads of `size` features (model/heads.py), which they need as a power of
-    two."""
+    """Whether GPU kernels can split and rotate heads of `size` features (model/heads.py): powers of two."""
     return size >= 32 and size & (size - 1) == 0
 
 
 def decoder_components(spec: Spec) -> dict[str, Component]:
-    """The components of a decoder by the names of its modules, in their order."""
+    """Components of a decoder by module name, in order."""
     norm = NormComponent(NORMS[spec.norm], spec.width)
     branches = {"attention": AttentionComponent(spec), "mlp": FeedForwardComponent(spec, ACTIVATIONS[spec.mlp])}
     found: dict[str, Component] = {"embedding": Table(spec.vocabulary, spec.width)}
@@ -330,7 +327,7 @@ def decoder_components(spec: Spec) -> dict[str, Component]:
             found |= {f"{name}_norm": norm, name: component}
             if spec.norm_position == "both":
                 found[f"{name}_post_norm"] = norm
-    if spec.norm_position != "post":  # `post` ends each block with a norm: the last of them is the final one
+    if spec.norm_position != "post":  # with `post` the last block ends with the final norm
         found["norm"] = norm
     if not spec.tie_embeddings:
         found["head"] = Table(spec.vocabulary, spec.width, is_head=True)
@@ -338,7 +335,7 @@ def decoder_components(spec: Spec) -> dict[str, Component]:
 
 
 def decoder_order(spec: Spec) -> list[str]:
-    """The same names in the order of the forward pass."""
+    """The same names, in the order of the forward pass."""
     names = list(decoder_components(spec))
     if spec.norm_position == "post":
         for branch in (f"blocks.{layer}.{part}" for layer in range(spec.layers) for part in ("attention", "mlp")):
@@ -371,7 +368,7 @@ def decoder_saved(spec: Spec, tape: Tape) -> None:
 
 
 def stack_saved(spec: Spec, tape: Tape) -> None:
-    """The same for a stack of other blocks: their components one after the other, each added to the stream."""
+    """`decoder_saved` for other blocks: components run in sequence, each added to the residual stream."""
     components = MODELS[spec.kind].components(spec)
 
     def block(x: TracedTensor, name: str) -> TracedTensor:
@@ -388,18 +385,18 @@ def stack_saved(spec: Spec, tape: Tape) -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelKind(Kind):
-    """A kind of model: the target is a `ModelStage` class (model/protocol.py)."""
+    """A kind of model; its target is a `ModelStage` class (model/protocol.py)."""
 
     components: Callable[[Spec], Mapping[str, Component]]
-    """By the names of the stage's modules, in their order. `embedding` looks tokens up, `blocks.N` or `blocks.N.part`
-    are layers, `head` makes logits unless embeddings are tied."""
+    """By module name, in order. `embedding` embeds tokens, `blocks.N` or `blocks.N.part` are layers, `head` computes
+    logits unless embeddings are tied."""
     order: Callable[[Spec], list[str]] | None = None
-    """The names in the order of the forward pass; None: as they are."""
+    """The names in the order of the forward pass; None: the same order."""
     saved: Callable[[Spec, Tape], None] = stack_saved
-    """What autograd saves in a forward pass and its loss."""
+    """Records saved tensors of a forward pass and its loss."""
     shares_positions: bool = False
     """Whether ranks may share the positions of a sequence (`parallel.context`, `parallel.sequence`): positions then
-    meet in `ForwardPass.attention` only."""
+    interact only in `ForwardPass.attention`."""
 
 
 MODELS: Registry[ModelKind] = Registry(

@@ -1,7 +1,7 @@
-"""What a model is before it exists: shapes, parameters, FLOPs. No torch.
+"""Shapes, parameters and FLOPs of a model before it is built. No torch.
 
-`Spec` is the resolved form of the settings: nothing left to derive. The shapes here are the ones the modules build; a
-test compares them name by name.
+`Spec` is the resolved form of the settings, with nothing left to derive. Its shapes are those that the modules build; a
+test compares them by name.
 """
 
 from __future__ import annotations
@@ -23,32 +23,32 @@ from .config import Documents, LoraTargets, Model, NormPlace, RopeScaling
 from .init_laws import INITS
 
 StateBytes = Callable[[str, tuple[int, ...]], int]
-"""Name and shape of a parameter -> bytes of an optimizer's state, without step counters."""
+"""Name and shape of a parameter -> bytes of its optimizer state, without step counters."""
 
 
 def two_moments(name: str, shape: tuple[int, ...]) -> int:
-    """The state of AdamW and LAMB: two float32 numbers per weight."""
+    """State of AdamW and LAMB: two float32 values per weight."""
     return 8 * prod(shape)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokenFlops:
-    """Where the FLOPs of a token go."""
+    """FLOPs per token, by kind."""
 
     blocks: int
-    """The linear maps of all blocks."""
+    """Linear layers of all blocks."""
     head: int
     attention: float
-    """Queries with keys, and their scores with values."""
+    """q k^T and p v of all blocks."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Spec:
-    """A decoder-only transformer with every size decided."""
+    """A decoder-only transformer with all sizes resolved."""
 
     vocabulary: int
     sequence_length: int
-    """Longest row; the rotation table ends here, and learned positions unless `positions` says otherwise."""
+    """Maximum sequence length; size of the rotation table, and of learned positions unless `positions` is set."""
     layers: int
     width: int
     heads: int
@@ -60,7 +60,7 @@ class Spec:
     position: Annotated[str, POSITIONS]
     rope_theta: float
     tie_embeddings: bool
-    # Below: what came later, with the value that older checkpoints and plans mean by leaving it out.
+    # Later additions, with defaults for older checkpoints and plans that lack them.
     bias: bool = False
     norm_position: NormPlace = "pre"
     qk_norm: bool = False
@@ -71,12 +71,12 @@ class Spec:
     dropout: float = 0.0
     init: Annotated[str, INITS] = "depth-scaled"
     lora_rank: int = 0
-    """Rank of the adapters; 0: there are none."""
+    """Rank of the adapters; 0: none."""
     lora_alpha: float = 16.0
     lora_targets: LoraTargets = "all"
     positions: int | None = None
     """Learned positions; None: `sequence_length`."""
-    # Left out of checkpoints and plans by models without components of the user's own (`spec_tree`).
+    # Checkpoints and plans omit these for models without custom components (`spec_tree`).
     kind: Annotated[str, MODELS] = "decoder"
     kind_settings: Annotated[object, SettingsOf("kind")] = None
     norm_settings: Annotated[object, SettingsOf("norm")] = None
@@ -86,12 +86,12 @@ class Spec:
 
     @property
     def learned_positions(self) -> int:
-        """Rows of the table of learned positions; 0: the model has none."""
+        """Rows of the table of learned positions; 0 without one."""
         return (self.positions or self.sequence_length) if POSITIONS[self.position].how == "table" else 0
 
     @property
     def adapted(self) -> tuple[str, ...]:
-        """The linear maps of a block that have an adapter, in the order of the forward pass."""
+        """Linear layers of a block that have an adapter, in the order of the forward pass."""
         attention, feed_forward = ("attention.qkv", "attention.out"), ("mlp.up", "mlp.down")
         if not self.lora_rank:
             return ()
@@ -99,7 +99,7 @@ class Spec:
 
     @property
     def gated(self) -> bool:
-        """Whether the feed-forward part multiplies two projections."""
+        """Whether the feed-forward part is gated, f(gate) x up."""
         return ACTIVATIONS[self.mlp].gated
 
     @property
@@ -109,37 +109,37 @@ class Spec:
 
     @property
     def mlp_chunk(self) -> int:
-        """Rows of gate, then as many rows of up, alternate in the fused projection of a gated part.
+        """Chunk size of the fused gate and up matrix: this many rows of gate alternate with as many of up.
 
-        Chunks are as long as leaves a number of them that 8 divides, so that tensor degrees 2, 4 and 8 are
-        possible wherever 8 divides `mlp_width`.
+        Chunks are as long as possible with a number of chunks divisible by 8, so that tensor degrees 2, 4 and 8 work
+        wherever 8 divides `mlp_width`.
         """
         return next((size for size in (128, 64, 32, 16, 8, 4, 2) if self.mlp_width % (8 * size) == 0), 1)
 
     @property
     def rotates(self) -> bool:
-        """Whether queries and keys turn by their positions."""
+        """Whether queries and keys are rotated by position (RoPE)."""
         return POSITIONS[self.position].how == "rotate"
 
     def parameter_specs(self) -> Mapping[str, ParameterSpec]:
-        """What components declare of every parameter, by name, in the order of the modules."""
+        """Declarations of all parameters by name, in the order of the modules."""
         return _declared(self).parameters
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """The shape of every parameter by name, in the order of the modules."""
+        """Shapes of all parameters by name, in the order of the modules."""
         return {name: parameter.shape for name, parameter in self.parameter_specs().items()}
 
     def parameters(self, *, trained: Collection[str] | None = None) -> int:
-        """Numbers of all parameters, shared ones counted once; or of those named by `trained`."""
+        """Number of weights, shared ones counted once; of all parameters or those named by `trained`."""
         return sum(prod(shape) for shape in self._trained_shapes(trained).values())
 
     def matmul_parameters(self) -> int:
-        """Numbers that multiply every token: all matrices but the embedding and positions, with the head."""
+        """Number of weights that multiply every token: all matrices except embedding and positions, plus the head."""
         matrices = (p for name, p in self.parameter_specs().items() if name != "head.weight" and p.is_matmul)
         return sum(prod(matrix.shape) for matrix in matrices) + self.vocabulary * self.width
 
     def layer_sizes(self, layer: int) -> tuple[int, int]:
-        """Numbers of the matrices of one layer, and the features over which its queries meet keys."""
+        """Number of weights in one layer's matrices, and features over which its attention scores are computed."""
         declared, names = _declared(self), (f"blocks.{layer}", f"blocks.{layer}.")
         flow, matrices, features = declared.flow(()), 0, 0
         for name, component in declared.components.items():
@@ -149,21 +149,20 @@ class Spec:
         return matrices, features
 
     def attended_pairs(self) -> int:
-        """Pairs of a query and a key that it sees, in a full row of one document."""
+        """Query-key pairs that attend, in a full sequence of one document."""
         length, window = self.sequence_length, min(self.window or self.sequence_length, self.sequence_length)
         return window * (window + 1) // 2 + (length - window) * window
 
     def flops_per_token(
         self, attention: Literal["full", "causal"] = "full", *, trained: Collection[str] | None = None
     ) -> int:
-        """Forward and backward FLOPs for a token of a full row, recomputation not counted.
+        """Forward and backward FLOPs per token of a full sequence, without recompute.
 
-        `full` is the convention of PaLM (Chowdhery et al. 2022, appendix B): 6 N + 12 L H D T, where a window takes the
-        place of a longer T. `causal` counts only the pairs that are attended: without a window the mean query sees
-        (T + 1) / 2 keys.
+        `full` is the convention of PaLM (Chowdhery et al. 2022, appendix B): 6 N + 12 L H D T, where a window replaces
+        a longer T. `causal` counts only attended pairs: without a window the mean query attends to (T + 1) / 2 keys.
 
-        When only the parameters named by `trained` are, what their gradients do not need is left out: the product that
-        gives a frozen matrix its gradient, and everything below the lowest trained parameter.
+        With `trained`, excludes work that only other parameters' gradients need: the matmul for a frozen matrix's
+        gradient, and the backward pass below the lowest trained parameter.
         """
         flops = self.token_flops(attention, trained=trained)
         return round(flops.blocks + flops.head + flops.attention)
@@ -188,15 +187,15 @@ class Spec:
         )
 
     def weight_bytes(self, number_bytes: int = 4) -> int:
-        """Bytes of the weights at `number_bytes` a number."""
+        """Bytes of the weights at `number_bytes` per weight."""
         return number_bytes * self.parameters()
 
     def gradient_bytes(self, number_bytes: int = 4, *, trained: Collection[str] | None = None) -> int:
-        """Bytes of the gradients, of all weights or of those named by `trained`."""
+        """Bytes of the gradients, of all parameters or those named by `trained`."""
         return number_bytes * self.parameters(trained=trained)
 
     def optimizer_bytes(self, state_bytes: StateBytes = two_moments, *, trained: Collection[str] | None = None) -> int:
-        """Bytes of the optimizer's state, by what it keeps of each parameter; AdamW's unless said otherwise."""
+        """Bytes of the optimizer state, AdamW's by default."""
         return sum(state_bytes(name, shape) for name, shape in self._trained_shapes(trained).items())
 
     def _trained_shapes(self, trained: Collection[str] | None) -> dict[str, tuple[int, ...]]:
@@ -214,17 +213,17 @@ TABLES: dict[str, Registry[Any]] = {
     "position": POSITIONS,
     "init": INITS,
 }
-"""Settings of a model that name a component, which may be the user's own."""
+"""Model settings that name a component, possibly a custom one."""
 
 
 def spec_tree(spec: Spec) -> dict[str, Any]:
-    """Plain values for JSON; a model of built-in components is written as before there were others."""
+    """Plain values for JSON; unchanged from older versions for models with only built-in components."""
     tree = {name: value for name, value in asdict(spec).items() if value is not None or not name.endswith("_settings")}
     return tree if spec.kind != "decoder" else {name: value for name, value in tree.items() if name != "kind"}
 
 
 def spec_of_tree(tree: Mapping[str, Any]) -> Spec:
-    """The inverse, of a trusted tree."""
+    """The inverse of `spec_tree`, for a trusted tree."""
     own = {
         key: TABLES[key.removesuffix("_settings")][tree[key.removesuffix("_settings")]].settings(**value)
         for key, value in tree.items()
@@ -234,12 +233,11 @@ def spec_of_tree(tree: Mapping[str, Any]) -> Spec:
 
 
 CHANGEABLE = ("dropout", "documents", "window", "rope_theta", "rope_scaling", "rope_factor", "init")
-"""Settings of a model that may change while its weights stay what they are: none of them has a weight, and the rest of
-the model goes on meaning the same."""
+"""Model settings that may change while weights stay the same: none has weights or changes the meaning of others."""
 
 
 def resolve(model: Model, *, vocabulary: int, sequence_length: int) -> Spec:
-    """The spec of `model` for a tokenizer of `vocabulary` tokens and a row length."""
+    """Resolves `model` for a tokenizer of `vocabulary` tokens and a sequence length."""
     if model.vocabulary and model.vocabulary < vocabulary:
         raise UserError(
             f"`model.vocabulary` is {model.vocabulary}, the tokenizer has {vocabulary} tokens; raise it or leave it out"
@@ -282,22 +280,22 @@ def resolve(model: Model, *, vocabulary: int, sequence_length: int) -> Spec:
 
 
 def model_values(spec: Spec) -> dict[str, Any]:
-    """The values of `[model]` that `resolve` makes `spec` of, adapters apart; those that are not set are left out."""
+    """The `[model]` values that `resolve` turns into `spec`, without adapters and unset values."""
     values = {**spec_tree(spec), "positions": spec.learned_positions or None}
     return {name: values[name] for name in Model.__dataclass_fields__ if values.get(name) is not None}
 
 
 @dataclass(frozen=True, slots=True)
 class _Declared:
-    """What the components of a spec declare."""
+    """Declarations of a spec's components."""
 
     components: Mapping[str, Component]
     parameters: Mapping[str, ParameterSpec]
     order: tuple[str, ...]
-    """Parameters as the forward pass meets them; the tied matrix twice, as `head.weight` the second time."""
+    """Parameters in the order of the forward pass; a tied matrix occurs twice, the second time as `head.weight`."""
 
     def flow(self, trained: Collection[str]) -> GradientFlow:
-        """Where gradients flow when these parameters are trained."""
+        """Gradient flow with these parameters trained."""
         assert self.parameters.keys() >= set(trained), "parameters of another model"
         tied = {"head.weight"} if "embedding.weight" in trained and "head.weight" not in self.parameters else set()
         return GradientFlow(self.order, {*trained, *tied})

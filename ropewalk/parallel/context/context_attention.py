@@ -1,11 +1,11 @@
-"""Attention over a row whose places are split between ranks: an `Attend` for the model, with communication inside.
+"""Context parallelism: attention over sequences whose positions are sharded over ranks, as an `Attend` for the model.
 
-`ring` (Liu et al. 2023): every rank keeps its queries; keys and values go round, and while a rank works on one part the
-next is already on its way. Only key and value heads travel. `ulysses` (Jacobs et al. 2023): one all-to-all gives every
-rank whole rows of a part of the heads, another gives the places back. Compiled blocks call both as opaque operators
-(collectives.py): what is inside runs as in eager code.
+`ring` (Liu et al. 2023): queries stay; keys and values rotate around the ring, and the next chunk's transfer overlaps
+with compute on the current one. Only key and value heads are sent. `ulysses` (Jacobs et al. 2023): one all-to-all turns
+position shards into head shards of whole sequences, another turns the outputs back. Compiled blocks call both as opaque
+operators (collectives.py), which run eagerly inside.
 
-Shapes: B rows, H query heads, G key and value heads, T places of this rank, S keys, D head size.
+Shapes: B sequences, H query heads, G key and value heads, T positions of this rank, S keys, D head size.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ from ..comm import Group, group_of
 from .tiles import attend_tile, attend_tile_backward, wide_type
 
 TILE_EDGE = {"cpu": 256, "cuda": 1024}
-"""Most queries and keys of a tile that needs a mask. Smaller ones leave out more of what a window or documents hide and
-stay in a CPU's cache: with 8192 places ALiBi takes 4.5 s at 256, 5.8 at 128, 6.0 at 1024 (4 heads of 64, one core).
-Larger ones are fewer launches: with 16,384 places 279 ms at 1024, 891 at 512, 249 at 2048, where a window of 1000 takes
-81 instead of 51 (16 heads of 128, H200)."""
+"""Maximum queries and keys of a masked tile. Smaller tiles skip more of what a window or documents mask and fit a CPU's
+cache: with 8192 positions ALiBi takes 4.5 s at 256, 5.8 at 128, 6.0 at 1024 (4 heads of 64, one core). Larger ones need
+fewer launches: with 16,384 positions 279 ms at 1024, 891 at 512, 249 at 2048, where a window of 1000 takes 81 instead
+of 51 (16 heads of 128, H200)."""
 TILE_SCORES = 1 << 26
-"""Most scores, over all rows and heads, of such a tile: 256 MB in float32, a few times over."""
+"""Maximum scores of such a tile, over the batch and heads: 256 MB in float32, held several times."""
 
 MOST_RINGS = 16
-"""Rings of compiled code that are remembered: one for each microbatch between its forward and its backward pass."""
+"""Cached rings of compiled code: one per microbatch between its forward and its backward pass."""
 
 
 def positions_of(length: int, group: Group, kind: ContextKind) -> Tensor:
-    """The places, ascending, of a row of `length` tokens that this rank works on; all ranks have equally many.
+    """Returns this rank's positions, ascending, of a sequence of `length` tokens; all ranks have equally many.
 
-    A ring's rank r of w has the parts r and 2w - 1 - r of 2w: an early one, which sees little, and a late one, which
-    sees much, so that causal work is the same for all and in every round (zig-zag). Ulysses' parts are contiguous.
+    Ring: rank r of w has chunks r and 2w - 1 - r of 2w (zig-zag): an early chunk with few visible keys and a late one
+    with many balance causal work over ranks and rounds. Ulysses: contiguous chunks.
     """
     if kind == "ulysses":
         assert length % group.size == 0, f"{group.size} ranks cannot share {length} places"
@@ -63,11 +63,12 @@ def attend_over(
     documents_BT: Tensor | None = None,
     first_head: int = 0,
 ) -> Attend:
-    """What `attend_for` gives on whole rows, on this rank's places of them. For one forward pass; all ranks must call.
+    """Returns `attend_for` under context parallelism, on this rank's positions. For one forward pass; all ranks must
+    call.
 
-    `length` counts the places of a whole row; `documents_BT` numbers the documents of whole rows and `first_head` is
-    the first of the heads that this process holds, as in `attend_for`. Documents that lie on the CPU tell the ring
-    which parts it need not compare; reading them from a GPU would make the host wait.
+    `length` and `documents_BT` are those of whole sequences; `first_head` is the first head on this process, as in
+    `attend_for`. From documents on the CPU, the ring derives which tiles to skip; reading them from a GPU would block
+    the host.
     """
     if spec.documents == "ignore":
         documents_BT = None
@@ -77,11 +78,11 @@ def attend_over(
 
 
 class UlyssesAttend:
-    """Every rank attends over whole rows with its part of the heads, of which there must be a multiple of the ranks.
+    """Each rank attends over whole sequences with its shard of the heads, a multiple of the ranks.
 
-    Key and value heads that ranks cannot share evenly are repeated to the least number that they can: with G heads and
-    w > G ranks that divide evenly, each travels w / G times. Otherwise as much is kept for the backward pass as in a
-    ring. A spec that needs a mask makes that of whole rows.
+    Key and value heads are repeated to the least number that the ranks divide: with G heads and w > G ranks that divide
+    evenly, each is sent w / G times. Otherwise the backward pass saves as much as in a ring. A spec that needs a mask
+    builds it for whole sequences.
     """
 
     def __init__(self, spec: Spec, group: Group, *, documents_BT: Tensor | None, first_head: int) -> None:
@@ -106,31 +107,31 @@ class UlyssesAttend:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tile:
-    """Queries of this rank against keys of another, which see each other at least in part."""
+    """Queries of this rank against keys of another, with at least one visible pair."""
 
     queries: slice
-    """Among the T of this rank."""
+    """Range in this rank's T."""
     keys: slice
-    """Among the T of theirs."""
+    """Range in the other rank's T."""
     query_place: int
-    """Where the first query stands in the row."""
+    """Position of the first query in the sequence."""
     key_place: int
     kind: Literal["full", "causal", "masked"]
 
 
 class RingAttend:
-    """Keys and values of all ranks pass by the queries of this one, a part at a time.
+    """Ring attention: keys and values of all ranks rotate past this rank's queries.
 
-    Bytes sent by a rank, with n those of the keys of whole rows: 2n (w-1)/w forward, the same backward and as much in
-    `wide_type` for their gradients, which travel along and end where they belong. Kept for the backward pass: queries,
-    keys, values, outputs and one number a query, of this rank's places alone.
+    Bytes sent per rank, with n bytes for the keys of whole sequences: 2n (w-1)/w forward, the same backward, and as
+    much in `wide_type` for their gradients, which rotate along to their owner. Saved for the backward pass: queries,
+    keys, values, outputs and the log-sum-exp, of this rank's positions alone.
     """
 
     def __init__(self, spec: Spec, group: Group, *, length: int, documents_BT: Tensor | None, first_head: int) -> None:
         self.group = group
         self._spec, self.documents_BT, self._first_head = spec, documents_BT, first_head
         self._length, self._side = length, _side(length, group)
-        self._at_hand_BT: Tensor | None = None  # the documents where the queries are
+        self._at_hand_BT: Tensor | None = None  # the documents on the queries' device
         self._tiles: dict[tuple[int, int], list[Tile]] = {}
         self._bounds: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
         self._key = f"ring of {length} positions, heads from {first_head}, {spec!r}"
@@ -145,8 +146,7 @@ class RingAttend:
         return _Ring.apply(q_BHTD, k_BGTD, v_BGTD, self)
 
     def tiles(self, source: int, q_BHTD: Tensor) -> list[Tile]:
-        """What the queries of this rank have to do with the keys of rank `source`; where they meet their own comes
-        first."""
+        """Returns the tiles of this rank's queries and the keys of rank `source`; those on the diagonal come first."""
         rows, heads = q_BHTD.shape[:2]
         edge = max(1, min(TILE_EDGE[q_BHTD.device.type], math.isqrt(TILE_SCORES // (rows * heads))))
         if (source, edge) not in self._tiles:
@@ -161,7 +161,7 @@ class RingAttend:
         return self._tiles[source, edge]
 
     def mask(self, tile: Tile, q_BHTD: Tensor) -> Tensor | None:
-        """What is added to the scores of `tile`; None: nothing."""
+        """Returns the additive mask for the scores of `tile`, or None."""
         if tile.kind != "masked":
             return None
         query_T, key_S = (
@@ -180,8 +180,8 @@ class RingAttend:
         )
 
     def _between(self, query_at: int, query: int, key_at: int, key: int, edge: int) -> list[Tile]:
-        """The tiles of one part of queries and one of keys, which begin at these places among the rank's own and in
-        the row: one, none, or where a mask is needed smaller ones, as some of them need none."""
+        """Returns the tiles of a query and a key chunk, given their offsets on the ranks and in the sequence: none,
+        one, or smaller ones where a mask is needed, some of which need none."""
         side = self._side
         kind = self._kind(range(query, query + side), range(key, key + side))
         if kind == "empty":
@@ -218,7 +218,7 @@ class RingAttend:
         return "causal" if queries == keys else "masked"
 
     def _documents_between(self, queries: range, keys: range) -> Literal["same", "other", "mixed"]:
-        """Whether all of these queries and keys are of one document, none of the same, or it is not known."""
+        """Whether these queries and keys share one document, share none, or neither is known."""
         if self.documents_BT is None:
             return "same"
         if self.documents_BT.device.type != "cpu":
@@ -230,7 +230,7 @@ class RingAttend:
         return "same" if bool(same.all()) else "mixed"
 
     def _documents_of(self, places: range) -> tuple[Tensor, Tensor]:
-        """The least and greatest number of a document there, in every row."""
+        """Returns the minimum and maximum document number at `places`, per sequence."""
         assert self.documents_BT is not None
         edges = (places.start, places.stop)
         if edges not in self._bounds:
@@ -242,7 +242,7 @@ class RingAttend:
 class _Ring(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q_BHTD: Tensor, k_BGTD: Tensor, v_BGTD: Tensor, ring: RingAttend) -> Tensor:
-        # Views of the fused projection would keep all of it alive.
+        # Contiguous copies: views would keep the whole fused projection alive.
         here = [x.contiguous() for x in (q_BHTD, k_BGTD, v_BGTD)]
         with torch.autocast(q_BHTD.device.type, enabled=False):
             out_BHTD, logsum_BHT = ring_forward(ring, *here)
@@ -258,7 +258,7 @@ class _Ring(torch.autograd.Function):
 
 
 def _ring_of(group: str, key: str, documents_BT: Tensor | None) -> RingAttend:
-    """The ring over these documents, which are all that differs between microbatches. The last ones stay: layers and
+    """Returns the ring for these documents, all that differs between microbatches. The latest stay cached: layers and
     the backward pass share their tiles."""
     found = group_of(group)
     make, rings = found.kept[key]
@@ -277,7 +277,7 @@ def _ring_of(group: str, key: str, documents_BT: Tensor | None) -> RingAttend:
 def _ring(
     q_BHTD: Tensor, k_BGTD: Tensor, v_BGTD: Tensor, documents_BT: Tensor | None, group: str, ring: str
 ) -> tuple[Tensor, Tensor]:
-    """`_Ring` for compiled code: the attended values, and what the backward pass needs of their softmax."""
+    """`_Ring` for compiled code: returns the attention output and the log-sum-exp for the backward pass."""
     with torch.autocast(q_BHTD.device.type, enabled=False):
         here = [x.contiguous() for x in (q_BHTD, k_BGTD, v_BGTD)]
         return ring_forward(_ring_of(group, ring, documents_BT), *here)
@@ -340,7 +340,7 @@ _ring.register_autograd(_ring_gradients, setup_context=_keep_ring)
 
 
 def ring_forward(ring: RingAttend, q_BHTD: Tensor, k_BGTD: Tensor, v_BGTD: Tensor) -> tuple[Tensor, Tensor]:
-    """The attended values of this rank's places, and the logarithms B H T of the sums in their softmax."""
+    """Returns the attention output of this rank's positions and the log-sum-exp, B H T."""
     group = ring.group
     out_BHTD = torch.zeros_like(q_BHTD, dtype=wide_type(q_BHTD))
     logsum_BHT = torch.full_like(out_BHTD[..., 0], float("-inf"))
@@ -365,10 +365,10 @@ def ring_backward(
     out_BHTD: Tensor,
     logsum_BHT: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of this rank's queries, keys and values.
+    """Returns the gradients of this rank's queries, keys and values.
 
-    Gradients of keys and values follow them one step behind, each rank adding its own; they make their last step home
-    while the rank is busy with the rest of its own part, so that no transfer is without work beside it.
+    Key and value gradients follow one step behind, each rank adding its own; their last transfer, to the owner,
+    overlaps with the remaining tiles of the owner's own keys, so that none is exposed.
     """
     group, wide = ring.group, wide_type(q_BHTD)
     dq_BHTD = torch.zeros_like(q_BHTD, dtype=wide)
@@ -388,7 +388,7 @@ def ring_backward(
         return sums
 
     mine = ring.tiles(group.rank, q_BHTD)
-    half = (len(mine) + 1) // 2  # of a causal row the two triangles, which are the work of one full tile
+    half = (len(mine) + 1) // 2  # for causal attention the two triangles, the work of one full tile
     last, first = mine[:half], mine[half:]
     parts = [k_BGTD, v_BGTD]
     coming = group.start_shift(parts) if group.size > 1 else None
@@ -412,8 +412,8 @@ def ring_backward(
 
 
 def _merge(out_BHTD: Tensor, logsum_BHT: Tensor, more_BHTD: Tensor, their_BHT: Tensor) -> None:
-    """Adds what a tile found to `out` and `logsum`, in place. Not for a query that has seen no key on either side: its
-    own comes first."""
+    """Merges a tile's result into `out` and `logsum`, in place. Every query must have seen a key: diagonal tiles come
+    first."""
     total_BHT = torch.logaddexp(logsum_BHT, their_BHT)
     out_BHTD.mul_(torch.exp(logsum_BHT - total_BHT).unsqueeze(-1))
     out_BHTD.add_(more_BHTD * torch.exp(their_BHT - total_BHT).unsqueeze(-1))
@@ -421,11 +421,11 @@ def _merge(out_BHTD: Tensor, logsum_BHT: Tensor, more_BHTD: Tensor, their_BHT: T
 
 
 def _side(length: int, group: Group) -> int:
-    """Places of each of the two parts of a ring's rank."""
+    """Returns the length of each of a rank's two chunks."""
     assert length % (2 * group.size) == 0, f"{2 * group.size} parts cannot share {length} places"
     return length // (2 * group.size)
 
 
 def _starts(rank: int, size: int, side: int) -> tuple[int, int]:
-    """Where the two parts of a ring's rank begin in the row."""
+    """Returns the first positions of a rank's two chunks."""
     return rank * side, (2 * size - 1 - rank) * side

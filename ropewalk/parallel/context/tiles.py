@@ -1,13 +1,11 @@
-"""One tile of attention: some queries against some keys, in parts that can be put together.
+"""Attention over one tile of queries and keys, with results that merge across tiles.
 
-A tile gives its output together with the logarithm of the sum that its softmax divided by; two tiles of the same
-queries merge into the attention over both their keys (Milakov and Gimelshein 2018; Dao et al. 2022). The backward pass
-of a tile takes the output and the logarithm of the whole.
+A tile returns its output and log-sum-exp; two tiles of the same queries merge into the attention over both their keys
+(Milakov and Gimelshein 2018; Dao et al. 2022). The backward pass of a tile takes the merged output and log-sum-exp.
 
-`plain` and `plain_backward` say what is computed, in PyTorch alone; the fused kernels of torch do it faster for tiles
-that need no mask.
+`plain` and `plain_backward` are the reference in PyTorch; torch's fused kernels are faster for tiles without a mask.
 
-Shapes: B rows, H query heads, G key and value heads, T queries, S keys, D head size.
+Shapes: B sequences, H query heads, G key and value heads, T queries, S keys, D head size.
 """
 
 from __future__ import annotations
@@ -21,9 +19,9 @@ _KERNELS = torch.ops.aten
 def attend_tile(
     q_BHTD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor, *, causal: bool = False, mask: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """The attended values B H T D, and the logarithms B H T of the sums over the keys, -inf where none is seen.
+    """Returns the attention output, B H T D, and the log-sum-exp over the keys, B H T, -inf where none is visible.
 
-    `causal`: query i sees the keys up to the i-th; `mask` is added to the scores.
+    `causal`: query i sees keys up to the i-th; `mask` is added to the scores.
     """
     if mask is None and has_kernel(q_BHTD):
         return fused(q_BHTD, k_BGSD, v_BGSD, causal=causal)
@@ -41,7 +39,7 @@ def attend_tile_backward(
     causal: bool = False,
     mask: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """What this tile adds to the gradients of queries, keys and values; `out` and `logsum` are over all tiles."""
+    """Returns this tile's gradients of queries, keys and values; `out` and `logsum` are those of all tiles."""
     given = (grad_BHTD, q_BHTD, k_BGSD, v_BGSD, out_BHTD, logsum_BHT)
     if mask is None and has_kernel(q_BHTD):
         return fused_backward(*given, causal=causal)
@@ -49,23 +47,23 @@ def attend_tile_backward(
 
 
 def wide_type(x: Tensor) -> torch.dtype:
-    """The type in which sums over `x` are kept: float32 for the narrow ones."""
+    """Returns the dtype for sums over `x`: float32 for narrower ones."""
     return torch.promote_types(x.dtype, torch.float32)
 
 
 def has_kernel(q_BHTD: Tensor) -> bool:
-    """Whether torch has a fused kernel for tiles without a mask."""
+    """Whether torch has a fused kernel for unmasked tiles."""
     if q_BHTD.is_cuda:
-        # Both CUDA kernels want aligned heads.
+        # Both CUDA kernels need aligned heads.
         return q_BHTD.dtype != torch.float64 and q_BHTD.shape[-1] % 8 == 0
     return q_BHTD.device.type == "cpu"
 
 
 def plain(q_BHTD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor, *, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Softmax attention as it is written; the T x S scores exist in `wide_type`, so tiles are to be small."""
+    """Reference softmax attention; materializes the T x S scores in `wide_type`, so keep tiles small."""
     scores_BHTS, _ = _scores(q_BHTD, k_BGSD, mask)
     logsum_BHT = scores_BHTS.logsumexp(-1)
-    # A query that sees no key of this tile: exp(-inf - 0) is the 0 that exp(-inf + inf) is not.
+    # A query without visible keys: exp(-inf - 0) is 0, exp(-inf + inf) is NaN.
     shift_BHT = logsum_BHT.masked_fill(logsum_BHT == float("-inf"), 0)
     weights_BHTS = scores_BHTS.sub_(shift_BHT.unsqueeze(-1)).exp_()
     return _by_head(_by_group(weights_BHTS, v_BGSD) @ v_BGSD.to(scores_BHTS.dtype), q_BHTD), logsum_BHT
@@ -81,8 +79,8 @@ def plain_backward(
     *,
     mask: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The derivative written out: with p = exp(scores - logsum), dS = p (dO V' - sum(dO O)) (Dao et al. 2022,
-    appendix B.2)."""
+    """Reference backward pass: with p = exp(scores - logsum), dS = p (dO V' - sum(dO O)) (Dao et al. 2022, appendix
+    B.2)."""
     scores_BHTS, scale = _scores(q_BHTD, k_BGSD, mask)
     wide = scores_BHTS.dtype
     weights_BHTS = scores_BHTS.sub_(logsum_BHT.unsqueeze(-1)).exp_()
@@ -96,7 +94,7 @@ def plain_backward(
 
 
 def fused(q_BHTD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor, *, causal: bool) -> tuple[Tensor, Tensor]:
-    """`plain` by torch's kernel for this device and type; the output comes in the type of the queries."""
+    """Runs `plain` with torch's kernel for this device and dtype; the output has the dtype of the queries."""
     if not q_BHTD.is_cuda:
         return _KERNELS._scaled_dot_product_flash_attention_for_cpu(q_BHTD, k_BGSD, v_BGSD, 0.0, causal)
     if q_BHTD.dtype != torch.float32:
@@ -105,7 +103,7 @@ def fused(q_BHTD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor, *, causal: bool) -> tu
     out_BHTD, logsum = _KERNELS._scaled_dot_product_efficient_attention(
         q_BHTD, k_BHSD, v_BHSD, None, True, 0.0, causal
     )[:2]
-    return out_BHTD, logsum[:, :, : q_BHTD.shape[2]]  # the kernel's are padded
+    return out_BHTD, logsum[:, :, : q_BHTD.shape[2]]  # the kernel pads them
 
 
 def fused_backward(
@@ -118,14 +116,14 @@ def fused_backward(
     *,
     causal: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """`plain_backward` by torch's kernel for this device and type; gradients come in the type of the queries."""
+    """Runs `plain_backward` with torch's kernel for this device and dtype; gradients have the dtype of the queries."""
     logsum_BHT = logsum_BHT.contiguous()
     if not q_BHTD.is_cuda:
         return _KERNELS._scaled_dot_product_flash_attention_for_cpu_backward(
             grad_BHTD, q_BHTD, k_BGSD, v_BGSD, out_BHTD, logsum_BHT, 0.0, causal
         )
     queries, keys = q_BHTD.shape[2], k_BGSD.shape[2]
-    unused = torch.empty(0, dtype=torch.int64, device=q_BHTD.device)  # the state of dropout
+    unused = torch.empty(0, dtype=torch.int64, device=q_BHTD.device)  # dropout state
     if q_BHTD.dtype != torch.float32:
         return _KERNELS._scaled_dot_product_flash_attention_backward(
             grad_BHTD, q_BHTD, k_BGSD, v_BGSD, out_BHTD, logsum_BHT, None, None, queries, keys, 0.0, causal,
@@ -142,7 +140,7 @@ def fused_backward(
 
 
 def _scores(q_BHTD: Tensor, k_BGSD: Tensor, mask: Tensor | None) -> tuple[Tensor, float]:
-    """Scaled and masked scores B H T S, and the scale."""
+    """Returns scaled and masked scores B H T S, and the scale."""
     scale, wide = q_BHTD.shape[-1] ** -0.5, wide_type(q_BHTD)
     scores = _by_group(q_BHTD.to(wide) * scale, k_BGSD) @ k_BGSD.to(wide).mT
     scores_BHTS = scores.view(*q_BHTD.shape[:3], k_BGSD.shape[2])
@@ -150,7 +148,7 @@ def _scores(q_BHTD: Tensor, k_BGSD: Tensor, mask: Tensor | None) -> tuple[Tensor
 
 
 def _by_group(x_BHTX: Tensor, like_BGSD: Tensor) -> Tensor:
-    """The queries of a group one after the other, so that one product serves them all: B G (H/G T) X."""
+    """Flattens each group's query heads, B G (H/G T) X, so that one matmul serves them all."""
     return x_BHTX.reshape(x_BHTX.shape[0], like_BGSD.shape[1], -1, x_BHTX.shape[-1])
 
 
@@ -159,7 +157,7 @@ def _by_head(x: Tensor, like_BHTD: Tensor) -> Tensor:
 
 
 def _for_each_head(x_BGSD: Tensor, q_BHTD: Tensor) -> Tensor:
-    """One key or value head for every query head, as the float32 kernel of CUDA wants."""
+    """Repeats key or value heads for every query head, as CUDA's float32 kernel needs."""
     return x_BGSD.repeat_interleave(q_BHTD.shape[1] // x_BGSD.shape[1], dim=1)
 
 

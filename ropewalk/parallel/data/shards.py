@@ -168,8 +168,8 @@ class Shards:
         return {name: p.grad for name, p in self.parameters.items() if p.grad is not None}
 
     def publish(self, *, everything: bool = False) -> None:
-        """As `Reducer.publish`: in stages 1 and 2, new rows are all-gathered: after an update as they are needed, the
-        first ones immediately."""
+        """As `Reducer.publish`: in stages 1 and 2, new rows are all-gathered, after an update as they are needed and
+        the first ones immediately."""
         for parameter in self.parameters.values():
             parameter.grad = None
         if self._stage == 3:

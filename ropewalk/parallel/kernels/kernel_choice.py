@@ -1,7 +1,7 @@
-"""Which kernels a step uses: compiled blocks, the quickest attention, the quickest matmuls, in 8 bits where allowed.
+"""Kernel choice: compiled blocks, the fastest attention, the fastest matmuls, in 8 bits where allowed.
 
-What is quickest depends on shapes, the GPU and the versions of its libraries, so it is measured when a run begins, on
-the shapes of the run. One rank measures for all that compute the same (`decide`).
+The fastest depends on shapes, the GPU and library versions, so kernels are measured at startup on the run's shapes. One
+rank measures for all that compute the same (`decide`).
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ ATTENTION = "attention"
 IN_8_BITS = {"fp8": fp8.product, "fp8 by rows": fp8.product_by_rows}
 TURNS, REPEATS = 3, 3
 SETTLING, SETTLED = 0.05, 0.03
-"""Seconds for which a kernel runs alone before it is timed, and while it is."""
+"""Seconds of warm-up for a kernel before it is timed, and of timing."""
 FAR = 1.2
-"""Times the quickest of a few calls: a kernel that is slower than that is not settled. How much power a kernel draws
-moves the clock of an H200 by about a tenth (docs/log.md)."""
+"""Multiple of the fastest time in a few calls: slower kernels skip the settled measurement. The power that a kernel
+draws moves the clock of an H200 by about a tenth (docs/log.md)."""
 CLOSE = 1.02
-"""Times the quickest when settled: kernels within that are timed once more."""
+"""Multiple of the fastest settled time: kernels within it are timed a second time."""
 
 Times = dict[str, float]
-"""Milliseconds of kernels that compute the same, the quickest first."""
+"""Milliseconds of equivalent kernels, fastest first."""
 Timer = Callable[[Callable[[], object], torch.device, int], float]
-"""Milliseconds of one of so many calls on a device."""
+"""Returns milliseconds per call on a device, over this many calls."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Contest:
-    """Ways to do the same, and the milliseconds of each, forward and backward; the first is the quickest."""
+    """Forward and backward milliseconds of equivalent kernels, fastest first."""
 
     what: str
     milliseconds: dict[str, float]
@@ -60,27 +60,27 @@ class Contest:
 
 
 def decide(measure: Callable[[], dict[str, Times]], mesh: Mesh) -> dict[str, Times]:
-    """What `measure` finds, the same on every rank. All ranks must call.
+    """Returns the result of `measure`, the same on every rank. All ranks must call.
 
-    The first rank of each pipeline position measures: it has the shapes of all others there. Where several positions
-    have the same shapes, the first position decides. Measured by each rank for itself, replicas would choose different
-    kernels, whose results differ in the last bits.
+    The first rank of each pipeline position measures, since all ranks there share its shapes. For shapes of several
+    positions, the first position decides. If each rank measured, replicas would choose different kernels, whose results
+    differ in the last bits.
     """
     leads = mesh.is_first("replicate", "shard", "context", "tensor")
     mine = measure() if leads else {}
     found: dict[str, Times] = {}
-    # The pipeline is the outermost axis: ranks of one position are numbered one after the other.
+    # Pipeline is the outermost axis: ranks of one position are consecutive.
     for source in range(0, mesh.world.size, mesh.world.size // mesh.degrees["pipeline"]):
         found = mesh.control.broadcast_json(mine, source=source) | found
     return found
 
 
 def compile_stage(stage: ModelStage) -> None:
-    """Compiles the blocks of a stage, which all share one result, and the embedding, whose backward pass sorts all
-    tokens otherwise.
+    """Compiles a stage's blocks, which share one compilation, and the embedding, whose backward pass would otherwise
+    sort all tokens.
 
-    Not the model as a whole: it gains 2 % at 12 layers of width 768 and loses 16 % at 24 of width 2048, where more is
-    computed again in the backward pass than pays (H200, torch 2.11).
+    Compiling the whole model gains 2 % at 12 layers of width 768 and loses 16 % at 24 of width 2048, where it
+    recomputes more in the backward pass than pays off (H200, torch 2.11).
     """
     keep_compiled()
     stage.compile_blocks(functools.partial(torch.compile, dynamic=False))
@@ -89,9 +89,9 @@ def compile_stage(stage: ModelStage) -> None:
 def measure_attention(
     spec: Spec, plan: Plan, device: torch.device, *, dtype: torch.dtype, timer: Timer
 ) -> dict[str, Times]:
-    """The kernels for causal attention of a microbatch; nothing where torch's own choice is all there is.
+    """Times the kernels for causal attention on a microbatch; empty where torch has only one.
 
-    Where the same bits are wanted every time, the first that takes these shapes: times differ from run to run.
+    Deterministic runs take the first that supports these shapes, since times vary between runs.
     """
     if device.type != "cuda" or dtype not in (torch.bfloat16, torch.float16):
         return {}
@@ -107,7 +107,7 @@ def measure_attention(
 
 
 def measure_8_bits(stage: ModelStage, plan: Plan, device: torch.device, *, timer: Timer) -> dict[str, Times]:
-    """Each linear of a stage in 8 bits and in bfloat16, where the plan leaves that to a measurement."""
+    """Times each linear of a stage in 8 bits and in bfloat16, if the plan asks for a measurement."""
     found: dict[str, Times] = {}
     if plan.device != "cuda" or plan.fp8 != "quicker" or plan.deterministic:
         return found
@@ -118,13 +118,13 @@ def measure_8_bits(stage: ModelStage, plan: Plan, device: torch.device, *, timer
                 name, (outputs, inputs), tokens_of(stage, plan), device, compiled=plan.compile, timer=timer
             ).milliseconds
     if found:
-        torch.cuda.empty_cache()  # what the measurements took: the step wants other sizes
+        torch.cuda.empty_cache()  # a training step needs blocks of other sizes
     return found
 
 
 def choose_8_bits(stage: ModelStage, plan: Plan, times: Mapping[str, Times]) -> Iterator[Contest]:
-    """Gives linears of a stage matmuls in 8 bits: those that are quicker so by `times`, and those that were not
-    measured, since the plan wants all, or the same bits every time, or a CPU only imitates them."""
+    """Sets 8-bit matmuls on a stage's linears: those faster by `times`, and unmeasured ones (the plan asks for all or
+    for determinism, or a CPU emulates them)."""
     linears, told = stage.linears(), set()
     for name, (outputs, inputs) in _linears_in_8_bits(stage, plan):
         key = _key_8_bits(stage, plan, outputs, inputs)
@@ -137,7 +137,7 @@ def choose_8_bits(stage: ModelStage, plan: Plan, times: Mapping[str, Times]) -> 
 
 
 def _linears_in_8_bits(stage: ModelStage, plan: Plan) -> Iterator[tuple[str, tuple[int, int]]]:
-    """Names and shapes of the linears whose sides are multiples of the tensor cores' smallest pieces."""
+    """Yields names and shapes of linears whose sides are multiples of the tensor cores' tile."""
     if tokens_of(stage, plan) % 16:
         return
     for name, module in stage.linears().items():
@@ -151,17 +151,17 @@ def _key_8_bits(stage: ModelStage, plan: Plan, outputs: int, inputs: int) -> str
 
 
 def tokens_of(stage: ModelStage, plan: Plan) -> int:
-    """That this rank has of a microbatch."""
+    """Returns this rank's tokens per microbatch."""
     return plan.microbatch_size * (plan.sequence_length or stage.spec.sequence_length) // plan.context
 
 
 def _matmul_contest(
     name: str, shape: tuple[int, int], tokens: int, device: torch.device, *, compiled: bool, timer: Timer
 ) -> Contest:
-    """On numbers drawn at random, since the weights may not be on the device yet."""
+    """Times one linear in bfloat16 and in 8 bits on random inputs: weights may not be on the device yet."""
     draw = functools.partial(torch.randn, dtype=torch.bfloat16, device=device, requires_grad=True)
     x, weight = draw(tokens, shape[1]), draw(*shape)
-    # Out of a compiled block, to read operands for their largest magnitudes takes longer than inside (docs/log.md).
+    # Outside a compiled block, reading operands for their maximum takes longer than inside (docs/log.md).
     scale = x.detach().abs().amax().float() / torch.finfo(fp8.E4M3).max if compiled else None
     runs = {"bf16": _both_passes(lambda x, w: products.product(x, w, None), x, weight)}
     for kind, way in IN_8_BITS.items():
@@ -172,7 +172,7 @@ def _matmul_contest(
 def _both_passes(function: Callable[..., Tensor], *inputs: Tensor) -> Callable[[], object]:
     @functools.cache
     def gradient() -> Tensor:
-        # At random: with equal numbers a GPU would be quicker than it is.
+        # Random: a GPU is faster on constant inputs.
         return torch.randn_like(function(*inputs))
 
     return lambda: torch.autograd.grad(function(*inputs), inputs, gradient())
@@ -187,7 +187,7 @@ def contest(
     turns: int = TURNS,
     repeats: int = REPEATS,
 ) -> Contest:
-    """In turns, so that a GPU that grows warm and slow does so for all."""
+    """Times kernels round-robin, so that a warming GPU slows all of them alike."""
     found: dict[Any, list[float]] = {name: [] for name, run in runs.items() if _works(run)}
     assert found, f"{what}: no kernel of torch takes these shapes"
     for _ in range(turns):
@@ -197,8 +197,7 @@ def contest(
 
 
 def _works(run: Callable[[], object]) -> bool:
-    """Whether a kernel knows these shapes. What torch remarks on first calls is not for users: that others were not
-    tried, that a thread has no context yet."""
+    """Whether a kernel supports these shapes. Hides torch's first-call warnings (skipped kernels, missing context)."""
     with warnings.catch_warnings(), contextlib.suppress(RuntimeError):
         warnings.simplefilter("ignore")
         run()
@@ -209,11 +208,11 @@ def _works(run: Callable[[], object]) -> bool:
 def settled_contest(
     what: str, runs: Mapping[Any, Callable[[], object]], device: torch.device, *, beside: str, timer: Timer
 ) -> Contest:
-    """Each kernel alone until the GPU has settled at the clock that its power allows; those within `CLOSE` of the best,
-    once more. A kernel that is `FAR` behind in a few calls is left out, but for the one `beside` which they are shown.
+    """Times each kernel alone at the GPU's settled clock; those within `CLOSE` of the best, a second time. Excludes
+    kernels slower than `FAR` in a few calls, except the baseline `beside`.
 
-    In turns all have the same clock, which says nothing of what a kernel costs where power is the limit, as in the
-    steps of large models: there the kernel that needs least energy is the quickest.
+    Round-robin timing gives all kernels the same clock. Under a power limit, as in steps of large models, that hides a
+    kernel's cost: there the kernel with the least energy is the fastest.
     """
     in_turns = contest(what, runs, device, timer=timer, turns=2, repeats=1).milliseconds
     least = min(in_turns.values())
@@ -238,7 +237,7 @@ def _ranking(what: str, times: Mapping[str, float]) -> Contest:
 
 
 def gpu_milliseconds(run: Callable[[], object], device: torch.device, repeats: int) -> float:
-    """By the GPU's own clock, after one call that does not count."""
+    """Returns milliseconds per call by CUDA events, after one warm-up call."""
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     with torch.cuda.device(device):
         run()

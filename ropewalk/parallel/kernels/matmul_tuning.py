@@ -1,9 +1,9 @@
-"""The quickest algorithm for each matmul, measured once for each kind of GPU.
+"""Matmul autotuning: finds the fastest algorithm for each matmul, once per kind of GPU.
 
-A library has several for a matmul and guesses which is best; torch takes the guess (model/kernels/cublas.py). Which is
-quickest depends on shapes, the GPU and the version of the library, so all are tried on the shapes of the run. What was
-found stays in the user's cache folder. A run measures for as long as pays off in its own time: what takes most of a
-step comes first, the rest is left to torch, and to later runs.
+A library has several algorithms per matmul and a heuristic that torch trusts (model/kernels/cublas.py). The fastest
+depends on shapes, the GPU and the library version, so all are timed on the run's shapes, and results are stored in the
+user's cache folder. A run measures only as long as it saves time, matmuls with the largest share of a step first; the
+rest keeps torch's choice until later runs.
 """
 
 from __future__ import annotations
@@ -43,28 +43,27 @@ TUNED = (torch.bfloat16, torch.float16)
 _log = logging.getLogger(__name__)
 
 MEASURED = "settled-in-parts"
-"""How: what was found otherwise lies in files of another name."""
+"""Measurement method, part of the cache file's name: other methods' results are not reused."""
 LEAST_FLOPS = 2e10
-"""Of products that are tuned. Smaller ones take less than 30 microseconds on an H200, about what our operator costs the
-host more than torch's."""
+"""Minimum FLOPs of tuned matmuls. Smaller ones take less than 30 microseconds on an H200, about our operator's extra
+host overhead over torch's."""
 IN_TWO = "in two parts"
 TILE = 128, 256
-"""Rows and columns of a result that a processor of a GPU makes at a time, in the algorithms that win most contests.
-Parts of so many rows begin where the library wants a matrix to begin (`products.ALIGNMENT`)."""
+"""Rows and columns of the output tile per streaming multiprocessor (SM), in the algorithms that win most contests.
+Parts of this many rows meet the library's alignment (`products.ALIGNMENT`)."""
 LEAST_IDLE = 0.05
-"""Of the time of all processors, which is lost where the last tiles are too few for all, for a product to be tried in
-two parts."""
+"""Minimum share of SM time lost to a partial last wave for which a matmul is tried in two parts."""
 GAIN = 0.02
-"""Of the time of a step: 951 ms instead of 978 at 1.36B, about 0.7 % for parts alone (docs/log.md)."""
+"""Share of step time saved: 951 ms instead of 978 at 1.36B, about 0.7 % for parts alone (docs/log.md)."""
 SHARE_OF_GAIN = 0.5
-"""That measuring may cost, at most."""
+"""Maximum share of the gain to spend on measuring."""
 LEAST_S, MOST_S = 1.0, 10.0
-"""Seconds of measuring: with less, kernels are hardly loaded; more would be waited for at the start of every new run.
-With 0.3 to 0.8 s for a matmul, those that take most of the step are measured by then."""
+"""Seconds of measuring: less barely loads the kernels; more delays the start of every new run. At 0.3 to 0.8 s per
+matmul, those that dominate a step are measured by then."""
 
 
 class Known:
-    """What was measured on GPUs of this kind with this library: a file in the user's cache folder."""
+    """Cached timings for this kind of GPU and library version: a file in the user's cache folder."""
 
     def __init__(self, name: str, library_version: int, folder: Path) -> None:
         words = "".join(letter if letter.isalnum() else "-" for letter in name.lower())
@@ -79,11 +78,11 @@ class Known:
                 _log.warning("%s; these matmuls are measured again", error)
 
     def get(self, problem: Problem) -> dict[str, float] | None:
-        """The milliseconds of the quickest way and of torch's, the quickest first."""
+        """Returns milliseconds of the fastest kernel and of torch's, fastest first."""
         return self._found.get(str(problem))
 
     def put(self, problem: Problem, milliseconds: dict[str, float]) -> None:
-        """Keeps them; where the disk does not take them, for this run. Ranks of a machine may all write."""
+        """Stores timings; if the disk refuses, for this run only. Ranks of a machine may write concurrently."""
         self._found[str(problem)] = milliseconds
         with contextlib.suppress(OSError):
             self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -95,18 +94,18 @@ class Known:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tuning:
-    """What became of the matmuls of a run that are worth a measurement."""
+    """Outcome of tuning: counts of the matmuls worth measuring."""
 
     known: int
-    """Measured by an earlier run on a GPU of this kind."""
+    """Measured by an earlier run on this kind of GPU."""
     measured: int
     left_out: int
-    """Not measured, since the time for that was over: torch's choice."""
+    """Not measured in the time budget: torch's choice."""
     seconds: float
     budget_s: float
 
     def reason(self) -> str:
-        """Why some were left out, for people."""
+        """Explains why matmuls were left out."""
         of = f"{self.left_out} of {self.known + self.measured + self.left_out} matmuls keep torch's kernels: "
         if self.budget_s >= MOST_S:
             return f"{of}measuring stopped after {self.seconds:.0f} s; the next run on such a GPU measures the others"
@@ -117,7 +116,7 @@ class Tuning:
 
 
 def budget_s(plan: Plan, run_s: float) -> float:
-    """Seconds that measuring may take in a run whose steps take `run_s`."""
+    """Returns the seconds for measuring in a run whose steps take `run_s`."""
     if plan.tuning != "auto":
         return math.inf if plan.tuning == "on" else 0.0
     allowed = min(MOST_S, SHARE_OF_GAIN * GAIN * run_s)
@@ -136,11 +135,10 @@ def measure_products(
     after: Iterable[Callable[[Tuning], None]] = (),
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, Times]:
-    """The quickest kernels for the matmuls of stages in `dtype`, forward and backward, of their linears and heads.
+    """Times kernels for the matmuls of linears and heads, forward and backward, in `dtype`.
 
-    What was measured on such a GPU before is known. The rest is measured, what takes most of a step first, until
-    `budget` seconds are over; all of `before` are called before the first measurement, all of `after` when something
-    was measured or left out.
+    Known timings are reused. The rest is measured, largest share of a step first, within `budget` seconds; `before` are
+    called before the first measurement, `after` if any matmul was measured or left out.
     """
     if not _is_tuned(plan, device, dtype):
         return {}
@@ -155,7 +153,7 @@ def measure_products(
         tuner.measure(what, problem)
     done = tuner.summary()
     if done.measured:
-        torch.cuda.empty_cache()  # what the measurements took: the step wants other sizes
+        torch.cuda.empty_cache()  # a training step needs blocks of other sizes
     if done.measured or done.left_out:
         for callback in after:
             callback(done)
@@ -165,8 +163,8 @@ def measure_products(
 def tune_products(
     stage: ModelStage, plan: Plan, *, device: torch.device, dtype: torch.dtype, times: Mapping[str, Times]
 ) -> Iterator[Contest]:
-    """Gives the matmuls of a stage the quickest kernels by `times` (`measure_products`). Linears all of whose matmuls
-    torch makes as quickly stay as they are."""
+    """Sets the fastest kernels by `times` (`measure_products`) on a stage's matmuls. Linears for which torch's kernels
+    are always fastest are unchanged."""
     if not _is_tuned(plan, device, dtype):
         return
     gains: set[torch.Size] = set()
@@ -185,7 +183,7 @@ def tune_products(
     for module in stage.linears().values():
         if module.weight.shape in gains and module.product is F.linear:
             module.product = products.product
-            # In `bf16` a sharded weight may be as narrow as products, but what they are added to is float32.
+            # In `bf16` a sharded weight may be as narrow as matmuls, but its gradient accumulates in float32.
             pure = plan.precision in PURE and module.weight.dtype == dtype
             module.bare = pure and plan.tensor == 1 and module.lora_a is None
 
@@ -195,12 +193,12 @@ def _is_tuned(plan: Plan, device: torch.device, dtype: torch.dtype) -> bool:
 
 
 def _has_ways(device: torch.device) -> bool:
-    """Whether there is something to choose from."""
+    """Whether there are kernels to choose from."""
     return device.type == "cuda" and library() is not None
 
 
 def _uses(stage: ModelStage, plan: Plan, dtype: torch.dtype) -> Iterator[tuple[str, Problem, Linear | None]]:
-    """The matmuls of a stage with the first linear of each shape, or of its head."""
+    """Yields the matmuls of a stage with the first linear of each shape, or without one for the head."""
     tokens, seen = tokens_of(stage, plan), set()
     for name, module in stage.linears().items():
         if module.weight.shape not in seen:
@@ -213,14 +211,14 @@ def _uses(stage: ModelStage, plan: Plan, dtype: torch.dtype) -> Iterator[tuple[s
 
 
 def _problems(stage: ModelStage, plan: Plan, dtype: torch.dtype) -> Iterator[tuple[str, Problem, int]]:
-    """The matmuls of a stage, and how many of its linears make each."""
+    """Yields the matmuls of a stage, and how many of its linears use each."""
     shapes = Counter(module.weight.shape for module in stage.linears().values())
     for what, problem, linear in _uses(stage, plan, dtype):
         yield what, problem, 1 if linear is None else shapes[linear.weight.shape]
 
 
 def _of_map(name: str, module: Linear, tokens: int, dtype: torch.dtype) -> dict[str, Problem]:
-    """The products of a linear map (model/matmul.py)."""
+    """Returns the matmuls of a linear (model/matmul.py)."""
     outputs, inputs = module.weight.shape
     forward = Problem(n=tokens, k=inputs, m=outputs, b_transposed=True, dtype=dtype)
     found = {
@@ -231,13 +229,13 @@ def _of_map(name: str, module: Linear, tokens: int, dtype: torch.dtype) -> dict[
     biased = module.bias is not None
     if biased:
         found[f"{name}, forward with bias"] = dataclasses.replace(forward, biased=True)
-    if name in ("attention.out", "mlp.down"):  # which end residual branches
+    if name in ("attention.out", "mlp.down"):  # ends of residual branches
         found[f"{name}, forward with residual"] = dataclasses.replace(forward, biased=biased, adds=True)
     return found
 
 
 def _of_head(head_VC: Tensor, tokens: int, dtype: torch.dtype) -> dict[str, Problem]:
-    """The products of the loss (model/loss.py)."""
+    """Returns the matmuls of the loss (model/loss.py)."""
     vocabulary, width = head_VC.shape
     rows = chunk_rows(tokens, head_VC)
     to_weight = Problem(n=vocabulary, k=rows, m=width, a_transposed=True, dtype=dtype, wide=True)
@@ -252,7 +250,7 @@ def _of_head(head_VC: Tensor, tokens: int, dtype: torch.dtype) -> dict[str, Prob
 
 
 class Tuner:
-    """Measures matmuls on one GPU, for so many seconds."""
+    """Measures matmuls on one GPU within a time budget."""
 
     def __init__(
         self,
@@ -270,7 +268,7 @@ class Tuner:
         self.found: dict[str, Times] = {}
 
     def measure(self, what: str, problem: Problem, *, whole: bool = True) -> None:
-        """Adds the times of a matmul to those found, where they are known or there is time to measure them."""
+        """Adds a matmul's timings to `found`, if cached or if there is time to measure."""
         times, ways = self._known.get(problem), _ways(problem, self._device)
         parts = _parts(problem, self._device) if whole else None
         if times is None or next(iter(times)) not in (*ways, *([IN_TWO] if parts else [])):
@@ -286,7 +284,7 @@ class Tuner:
                 ways[IN_TWO] = _in_two(problem, parts, self.found, self._device)
             runs = _runs(problem, ways, self._device)
             measured = settled_contest(what, runs, self._device, beside=TORCH, timer=self._timer)
-            # The others only tell how much there was to choose from.
+            # The other kernels' times are not needed later.
             times = {way: time for way, time in measured.milliseconds.items() if way in (measured.winner, TORCH)}
             self._known.put(problem, times)
             self._counts["measured"] += whole
@@ -295,12 +293,12 @@ class Tuner:
         self.found[str(problem)] = times
 
     def summary(self) -> Tuning:
-        """What was done so far."""
+        """Returns the counts so far."""
         counts = {name: self._counts[name] for name in ("known", "measured", "left_out")}
         return Tuning(**counts, seconds=self._elapsed(), budget_s=self._budget)
 
     def _has_time(self) -> bool:
-        """Whether another measurement may begin; the first one is announced."""
+        """Whether there is time for another measurement; runs the `before` callbacks ahead of the first."""
         if self._elapsed() >= self._budget:
             return False
         if self._began is None:
@@ -314,7 +312,7 @@ class Tuner:
 
 
 def _ways(problem: Problem, device: torch.device) -> dict[str, products.Run]:
-    """All that can make a matmul in one."""
+    """Returns all kernels that compute a matmul in one launch."""
     own = Product(problem)
     with torch.cuda.device(device):
         proposals = own.proposals()
@@ -325,7 +323,7 @@ def _ways(problem: Problem, device: torch.device) -> dict[str, products.Run]:
 
 
 def _kernel(problem: Problem, times: Mapping[str, Times], device: torch.device, *, whole: bool = True) -> products.Run:
-    """The quickest by `times`; torch's where it was not measured, or where this GPU does not have the winner."""
+    """Returns the fastest kernel by `times`; torch's if not measured, or if this GPU lacks the winner."""
     ways, found = _ways(problem, device), times.get(str(problem), {TORCH: 0.0})
     winner, parts = next(iter(found)), _parts(problem, device) if whole else None
     if winner == IN_TWO and parts:
@@ -334,7 +332,7 @@ def _kernel(problem: Problem, times: Mapping[str, Times], device: torch.device, 
 
 
 def _parts(problem: Problem, device: torch.device) -> tuple[Problem, Problem] | None:
-    """A matmul as two, where that may be quicker; these are not cut again."""
+    """Splits a matmul in two if that may be faster; parts are not split further."""
     if not (rows := whole_waves(problem, _processors(device))):
         return None
     stride = problem.n if problem.a_transposed else 0
@@ -350,10 +348,10 @@ def _in_two(
 
 
 def whole_waves(problem: Problem, processors: int) -> int:
-    """Rows of a result that all processors work on to the end; 0 where that is so for nearly all of them, or none.
+    """Returns the output rows that fill whole waves of tiles; 0 if the last wave is nearly full, or the only one.
 
-    Processors take tiles in waves. The rest, which does not keep all of them busy, is better made as a product of its
-    own, for which the library has algorithms that share a tile among several processors.
+    SMs process tiles in waves. The rest, which leaves SMs idle, is faster as a matmul of its own, with algorithms that
+    split a tile over several SMs (split-K).
     """
     beside = math.ceil(problem.m / TILE[1])
     waves = math.ceil(problem.n / TILE[0]) * beside / processors
@@ -368,7 +366,7 @@ def _processors(device: torch.device) -> int:
 
 
 def _runs(problem: Problem, ways: Mapping[str, products.Run], device: torch.device) -> dict[str, Callable[[], object]]:
-    """The ways on operands drawn at random: with zeros a GPU would be quicker than it is."""
+    """Binds kernels to random operands: a GPU is faster on zeros."""
     it, draw = problem, functools.partial(torch.randn, dtype=problem.dtype, device=device)
     a = draw(it.k, it.a_stride or it.n)[:, : it.n] if it.a_transposed else draw(it.n, it.k)
     b = draw(it.m, it.k) if it.b_transposed else draw(it.k, it.m)

@@ -1,4 +1,4 @@
-"""Kernel selection: measured where that pays off, decided once for all ranks, then given to the stages of this one."""
+"""Kernel selection: measures where worthwhile, decides once for all ranks, then configures this rank's stages."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ def choose_kernels(
     run_s: float,
     timer: Timer,
 ) -> list[Contest]:
-    """Gives `stages` the kernels that are quickest on their device, and tells how long each took. All ranks must call.
+    """Configures `stages` with the fastest kernels on their device and returns the timings. All ranks must call.
 
-    `run_s` is how long the steps will take: a short run measures less. One that only scores takes too little time for
-    measuring matmuls to be worth it. Weights may still be on torch's `meta` device: `device` is where they will be.
+    `run_s` is the expected time of the run's steps: short runs measure less, and scoring is too short for measuring
+    matmuls. Weights may still be on torch's `meta` device: `device` is their destination.
     """
     some = next(iter(stages.values()))
     there = next(some.parameters()).device
@@ -71,7 +71,7 @@ def choose_kernels(
     times = decide(measure_tuned, mesh) if on_gpu else {}
     for stage in stages.values():
         contests += tune_products(stage, plan, device=device, dtype=dtype, times=times)
-    # After the above: in bfloat16 a matmul is to be as quick as it will be in the step.
+    # After matmul tuning: bfloat16 matmuls must be as fast as in the step.
     times = decide(measure_others, mesh) if on_gpu else {}
     for stage in stages.values():
         if plan.precision == "fp8":

@@ -35,6 +35,8 @@ def load_plugin(name: str, folders: Sequence[Path] | None = None) -> Any:
     """The object that `module:attr` names; ConfigError in one line when there is none. Without `folders` a module that
     is imported already is taken as it is."""
     module, _, attribute = name.partition(":")
+    if module.endswith(".py"):
+        raise _wrong(f'"{name}" names a file, not a module', f'write "{module.removesuffix(".py")}:{attribute}"')
     if not all(part.isidentifier() for part in (*module.split("."), *attribute.split("."))):
         raise _wrong(f'"{name}" names no object', 'write "module:attr", for a file module.py beside the recipe')
     found = sys.modules.get(module) if folders is None else None

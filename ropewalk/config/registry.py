@@ -72,9 +72,13 @@ K = TypeVar("K", bound=Kind)
 class Registry(Mapping[str, K], Generic[K]):
     """The built-in kinds of one component by name; `[name]` also finds a user's own."""
 
-    def __init__(self, noun: str, kinds: Mapping[str, K], *, kind: type[Kind] = Kind) -> None:
+    def __init__(
+        self, noun: str, kinds: Mapping[str, K], *, kind: type[Kind] = Kind, methods: Sequence[str] = ()
+    ) -> None:
         self.noun = noun
         """In messages: "optimizer"."""
+        self._methods = tuple(methods)
+        """What a user's class must define."""
         self.group = f"ropewalk.{noun.lower().replace(' ', '_')}s"
         """The entry points that packages may declare."""
         self._kinds = dict(kinds)
@@ -109,12 +113,14 @@ class Registry(Mapping[str, K], Generic[K]):
         raise ConfigError([Problem("", f'no {self.noun} "{name}"', remedy)])
 
     def _adopted(self, name: str, found: Any) -> K:
-        """What a user's attribute is as an entry of this table."""
+        """A user's object as an entry of this table."""
         if isinstance(found, self._kind):
             return cast(K, found)
         if not callable(found):
             remedy = "name a frozen dataclass, a function, or a Kind"
-            raise ConfigError([Problem("", f"`{name}` is no {self.noun}: it is a {type(found).__name__}", remedy)])
+            raise ConfigError(
+                [Problem("", f"`{name}` is no {self.noun}: it is a value of type {type(found).__name__}", remedy)]
+            )
         settings = found if isinstance(found, type) and dataclasses.is_dataclass(found) else None
         if settings and not settings.__dataclass_params__.frozen:  # type: ignore[attr-defined]
             remedy = f"write @dataclass(frozen=True, kw_only=True) above `class {settings.__name__}`"
@@ -128,6 +134,10 @@ class Registry(Mapping[str, K], Generic[K]):
         }
         required = [field.name for field in dataclasses.fields(self._kind) if field.default is dataclasses.MISSING]
         missing = [each for each in required if each not in given and each not in costs]
+        if isinstance(found, type):
+            missing += sorted(getattr(found, "__abstractmethods__", ()))
+            missing += [each for each in self._methods if not hasattr(found, each)]
         if missing:
-            raise ConfigError([Problem("", f"`{name}` is no {self.noun}: it has no `{missing[0]}`")])
+            what = f"`{name}` is no {self.noun}: it has no {' and no '.join(f'`{each}`' for each in missing)}"
+            raise ConfigError([Problem("", what, "define it, as in docs/guides/extending.md")])
         return cast(K, self._kind(target=found, settings=settings, doc=doc, **costs))

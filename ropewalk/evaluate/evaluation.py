@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import reprlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,7 +45,7 @@ class Evaluation:
 def evaluate(model: TaskModel, held_out: HeldOut) -> Evaluation:
     """Runs the tasks of `evaluate.tasks` with `model`. All ranks must call."""
     tasks = open_tasks(held_out)
-    requests = [list(task.requests()) for task in tasks]
+    requests = [_requests(task) for task in tasks]
     # Likelihoods of all tasks first: generation may load the model in another precision.
     likelihoods = [_likelihoods(model, held_out, asked) for asked in requests]
     completions = [_completions(model, held_out, asked) for asked in requests]
@@ -61,7 +62,14 @@ def evaluate(model: TaskModel, held_out: HeldOut) -> Evaluation:
 
 def open_tasks(held_out: HeldOut) -> list[Task]:
     """The configured tasks, in order."""
-    tasks: list[Task] = [TASKS[name].load()(held_out) for name in held_out.settings.tasks]
+    tasks: list[Task] = []
+    for name in held_out.settings.tasks:
+        target = TASKS[name].load()
+        if not (isinstance(target, type) and issubclass(target, Task)):
+            raise UserError(f'evaluate.tasks: "{name}" is no task; derive the class from `ropewalk.evaluate.task.Task`')
+        tasks.append(target(held_out))
+        if not getattr(tasks[-1], "name", ""):
+            raise UserError(f'evaluate.tasks: "{name}" has no name; write `name = "..."` in `class {target.__name__}`')
     names = [task.name for task in tasks]
     if len({*names}) < len(names):
         raise UserError(f"evaluate.tasks: two tasks have the same name ({', '.join(names)})")
@@ -73,6 +81,16 @@ def write_evaluation(run: Path, evaluation: Evaluation, *, step: int) -> None:
     tasks = {name: metrics_tree(metrics) for name, metrics in evaluation.tasks.items()}
     samples, documents = (map(dataclasses.asdict, records) for records in (evaluation.samples, evaluation.documents))
     write_results(run, {"step": step, "tasks": tasks}, samples, documents)
+
+
+def _requests(task: Task) -> list[Request]:
+    requests = list(task.requests())
+    for request in requests:
+        text = request.text if isinstance(request, Rolling) else getattr(request, "prompt", None)
+        if not (isinstance(request, Rolling | Generate) and isinstance(text, str | np.ndarray)):
+            wanted = "must be `Rolling(text)` or `Generate(prompt, Sampling(...))`"
+            raise UserError(f"task `{task.name}`: a request {wanted}, not {reprlib.repr(request)}")
+    return requests
 
 
 def _likelihoods(model: TaskModel, held_out: HeldOut, requests: Sequence[Request]) -> dict[int, Likelihood]:
@@ -107,6 +125,8 @@ def _completions(model: TaskModel, held_out: HeldOut, requests: Sequence[Request
 
 def _checked(task: Task, metrics: list[Metric]) -> list[Metric]:
     """`metrics`; UserError unless they are finite and each overall metric precedes its groups."""
+    if not (isinstance(metrics, list | tuple) and all(isinstance(metric, Metric) for metric in metrics)):
+        raise UserError(f"task `{task.name}`: `metrics` must return a list of `Metric`, not {reprlib.repr(metrics)}")
     for index, metric in enumerate(metrics):
         where = f"task `{task.name}`: metric `{metric.name}`"
         if not math.isfinite(metric.value):

@@ -16,12 +16,15 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
+from ropewalk.base.errors import UserError
+
 from .attend import Attend, attend_for
 from .components import MODELS, made
 from .dropout import Dropout
 from .init import initialize
 from .loss import token_scores, weighted_loss
 from .modules import Linear
+from .sharding import whole_name
 from .spec import Spec
 
 RunBlock = Callable[[Any, Tensor, Callable[[Any, Tensor], Tensor]], Tensor]
@@ -296,6 +299,13 @@ def build_stage(
     """A stage with uninitialized parameters on torch's default device; the whole model without `layers`. Under
     `torch.device("meta")` it allocates no memory."""
     stage: ModelStage = made(MODELS[spec.kind], spec.kind_settings)(spec, layers=layers, first=first, last=last)
+    shapes = spec.shapes()
+    for name, parameter in stage.named_parameters():
+        declared = shapes.get(whole_name(name, spec))
+        if declared != tuple(parameter.shape):
+            found = f"parameter `{name}` has shape {tuple(parameter.shape)}"
+            wanted = "does not declare it" if declared is None else f"declares {tuple(declared)}"
+            raise UserError(f"model `{spec.kind}`: {found}, but its component {wanted}; correct one of them")
     return stage
 
 

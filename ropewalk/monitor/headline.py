@@ -147,12 +147,13 @@ def _amount(value: float | None) -> str:
 
 
 def _evaluation(view: RunView) -> list[KeyFigure]:
-    """Metrics with a note, each with those that follow it without one; the first also beside its best reference."""
+    """Of each task the first metric and those with a note, each with those that follow it without one; the very first
+    also beside its best reference."""
     found: list[KeyFigure] = []
     for task, metrics in view.tasks.items():
-        for metric in (each for each in metrics if not each.group):
+        for place, metric in enumerate(each for each in metrics if not each.group):
             title = titled(task, metric).capitalize()
-            if metric.note or not found:
+            if metric.note or place == 0:
                 found.append(KeyFigure(title, metric.text(), metric.note))
             else:
                 before = found[-1]

@@ -67,7 +67,8 @@ def _line(folder: Path, changed: float) -> RunLine:
     finished = bool(reached_end(events, idle=not running))
     summary = _object(folder / "summary.json") if finished else {}
     state: Literal["running", "finished", "stopped"] = "finished" if finished else "stopped"
-    first = headline(read_tasks(summary))
+    evaluation = _object(folder / "evaluation" / "results.json") if finished else {}
+    first = headline(read_tasks(evaluation) or read_tasks(summary))
     if running:
         state = "running"
     return RunLine(

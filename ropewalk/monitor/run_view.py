@@ -412,9 +412,13 @@ def _notable(run: Path, found: list[Event], missing: list[str]) -> list[Event]:
 
 
 def reached_end(events: Sequence[Event], *, idle: bool) -> bool | None:
-    """Whether the run has reached its end; None if no event tells. Later starts that had nothing to do and have ended
-    (`idle`) do not count: `ropewalk evaluate` of a finished run starts it and skips every stage."""
+    """Whether the run has reached its end; None if no event tells. Later starts that have ended (`idle`) and skipped
+    every stage do not count, nor does `ropewalk evaluate` once it has completed."""
     kinds = [event["kind"] for event in events]
+    evaluating = [i for i, event in enumerate(events) if kinds[i][:6] == "stage_" and event.get("stage") == "evaluate"]
+    if evaluating and kinds[evaluating[-1]] == "stage_finished":
+        for place in evaluating:
+            kinds[place] = "stage_skipped"
     idle = idle and kinds[-1:] == ["stage_skipped"]  # a start that was killed at once proves nothing
     for place in reversed(range(len(kinds))):
         if kinds[place] == "run_finished":

@@ -34,7 +34,7 @@ from .state import Named, RankState
 from .tensor import has_partial_gradient
 
 MakeOptimizer = Callable[[dict[str, torch.nn.Parameter], Mapping[str, Placement]], torch.optim.Optimizer]
-"""Gets what this rank updates of each parameter, and which part of it that is."""
+"""Makes the optimizer from the parameter shards that this rank updates and their placements."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class StepResult:
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """How the model does on a batch, B T each."""
+    """Scores of the targets of a batch, B T each."""
 
     log_probabilities: Tensor
     first_choice: Tensor
@@ -248,8 +248,8 @@ class Executor:
         self._data.begin()
 
     def _run_within_memory(self, microbatches: list[Microbatch], total: Tensor, scale: Tensor | None) -> list[Tensor]:
-        """Runs the microbatches, again with more recompute when memory did not suffice and the plan allows it. With
-        several ranks the others would wait for collectives that do not come."""
+        """Runs the microbatches; after an out-of-memory error, retries with more recompute if the plan allows it. Not
+        with several ranks: the others would wait for collectives that never start."""
         while True:
             try:
                 return self._runner.train(microbatches, total, scale)
@@ -262,8 +262,8 @@ class Executor:
             self._begin()
 
     def _hand_over(self, names: Collection[str]) -> None:
-        """During the backward pass: gives the host's optimizer gradients of the global batch, unless they are still to
-        be scaled, seen by hooks or added up over the tensor axis."""
+        """During the backward pass: passes reduced gradients to the optimizer on the host, except those that are still
+        to be unscaled, shown to hooks or summed over the tensor axis."""
         assert self.state.host
         if self.state.loss_scale or self.hooks.on_gradients or self.hooks.before_update:
             return
@@ -279,7 +279,7 @@ class Executor:
                 hook()
 
     def _sum_tied(self, gradients: dict[str, Tensor]) -> None:
-        """Adds up the gradients of a tied embedding: the first stage looks tokens up in it, the last is its head."""
+        """Sums the gradients of the two copies of a tied embedding: in the first stage, and as head of the last."""
         if self._mesh.ends.size > 1 and self.spec.tie_embeddings:
             for name in ("embedding.weight", "head.weight"):
                 if name in gradients:
@@ -306,8 +306,8 @@ class Executor:
 
 
 def bit_sum(tensors: Iterable[Tensor]) -> int:
-    """The bits of all numbers read as integers, times the index of their tensor, and added up: exact in any order, and
-    changed by any one flipped bit. Stays on the device until the end."""
+    """A checksum: all values reinterpreted as integers and summed, each tensor with an odd weight. The sum is exact in
+    any order, and any single flipped bit changes it. Stays on the device until the end."""
     kinds = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
     sums = [
         tensor.detach().contiguous().reshape(-1).view(kinds[tensor.element_size()]).sum(dtype=torch.int64)

@@ -35,7 +35,7 @@ def train(
     rendezvous: Rendezvous | None = None,
     stays: bool = False,
 ) -> dict[str, float]:
-    """Trains the run in `folder` to its last step, from its newest whole checkpoint; its last metrics.
+    """Trains the run in `folder` from its newest complete checkpoint to its last step; returns its last metrics.
 
     `hooks` are called beside ropewalk's own and those of `train.hooks`. Checkpoints go to `disk`, by default this
     machine's. A failure is reported to the other ranks by `rendezvous`. With `stays` the ranks keep their process
@@ -77,7 +77,7 @@ def train_run(run: TrainingRun) -> dict[str, float]:
 
 
 def train_phase(run: TrainingRun) -> None:
-    """The steps of a phase, from where it stands to its end."""
+    """Trains the remaining steps of the current phase."""
     for hook in run.hooks:
         hook.before_phase(run)
     run.phase_ended = run.in_step = False
@@ -95,7 +95,7 @@ def train_phase(run: TrainingRun) -> None:
 
 
 def train_step(run: TrainingRun) -> None:
-    """One step: a batch, an update, and what hooks do about it."""
+    """One step: reads a batch, updates the weights, calls the hooks."""
     run.in_step = True
     for hook in run.hooks:
         hook.before_step(run)

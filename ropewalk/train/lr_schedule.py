@@ -171,6 +171,7 @@ _SHAPES = {
 SCHEDULES = Registry(
     "LR schedule",
     {name: Kind(target=shape, settings=shape, doc=str(shape.__doc__)) for name, shape in _SHAPES.items()},
+    methods=("share",),
 )
 
 

@@ -180,13 +180,16 @@ def test_what_is_wrong_is_one_line_with_its_place(recipe: Path) -> None:
     assert problems(recipe, head.format("a b:c")) == [
         f'{at} "a b:c" names no object; write "module:attr", for a file module.py beside the recipe'
     ]
+    assert problems(recipe, head.format("star.py:Star")) == [
+        f'{at} "star.py:Star" names a file, not a module; write "star:Star"'
+    ]
     (missing,) = problems(recipe, head.format("nowhere:Star"))
     assert missing.startswith(f"{at} no module `nowhere`; there is no nowhere.py in DIR or ")
     assert problems(recipe, head.format("star:Sun")) == [
         f"{at} `DIR/star.py` has no `Sun`; it defines Star, plain_star"
     ]
     assert problems(recipe, head.format("star:five")) == [
-        f"{at} `star:five` is no shape: it is a int; name a frozen dataclass, a function, or a Kind"
+        f"{at} `star:five` is no shape: it is a value of type int; name a frozen dataclass, a function, or a Kind"
     ]
     assert problems(recipe, head.format("broken:Star")) == [
         f"{at} importing `broken` failed: ValueError: no luck; correct DIR/broken.py:2"

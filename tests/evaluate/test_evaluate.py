@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import zlib
+from dataclasses import replace
 
 import pytest
 import torch
@@ -152,3 +153,44 @@ def test_a_diverged_model_is_reported(corpus, model):
         model.head_weight.fill_(float("nan"))
     with pytest.raises(UserError, match="diverged"):
         measured(corpus, model)
+
+
+TASK = """
+from ropewalk.evaluate.task import Rolling, Task
+
+class Wrong(Task):
+    name = "wrong"
+
+    def requests(self):
+        return [Rolling("a")]
+
+    def metrics(self, answers):
+        return {"share": 0.5}
+
+class Unnamed(Wrong):
+    name = ""
+
+class Strings(Wrong):
+    def requests(self):
+        return ["a"]
+
+def function(held_out):
+    return 3
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("Wrong", r"task `wrong`: `metrics` must return a list of `Metric`, not \{'share': 0\.5\}"),
+        ("Unnamed", r'"mistakes:Unnamed" has no name; write `name = "\.\.\."` in `class Unnamed`'),
+        ("Strings", r"task `wrong`: a request must be `Rolling\(text\)` or .*, not 'a'"),
+        ("function", r'"mistakes:function" is no task; derive the class from `ropewalk\.evaluate\.task\.Task`'),
+    ],
+)
+def test_a_mistake_in_a_task_is_named(corpus, model, tmp_path, monkeypatch, name, message):
+    (tmp_path / "mistakes.py").write_text(TASK)
+    monkeypatch.chdir(tmp_path)
+    held_out = HeldOut(corpus, replace(SETTINGS, tasks=(f"mistakes:{name}",)), seed=0)
+    with pytest.raises(UserError, match=message):
+        evaluate(planned(model, held_out), held_out)

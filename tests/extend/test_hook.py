@@ -104,10 +104,15 @@ def test_hooks_are_given_in_python(recipe: Path) -> None:
         ("watch:Wach", r"watch\.py` has no `Wach`"),
         ("watch:function", r'`train\.hooks`: "watch:function" is no hook; derive the class'),
         ("watch:Needy", r'`train\.hooks`: "watch:Needy" cannot be made: missing a required argument'),
+        ("misnamed:Watch", r'"misnamed:Watch" defines `after_stp`, .* did you mean `after_step`\?'),
+        ("short:Watch", r"write `def after_step\(self, run, result\)`"),
         ("wach:Watch", "no module `wach`"),
     ],
 )
 def test_what_is_wrong_with_a_hook_is_said_before_anything_is_prepared(recipe: Path, name: str, what: str) -> None:
+    source = OURS.read_text()
+    (recipe.parent / "misnamed.py").write_text(source.replace("after_step", "after_stp"))
+    (recipe.parent / "short.py").write_text(source.replace("(self, run, result)", "(self, run)"))
     with pytest.raises(ConfigError, match=what):
         flow.train(recipe, [f'train.hooks=["{name}"]'])
     assert not Path("prepared").exists()

@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 
 from ropewalk.base.errors import ConfigError, UserError
-from ropewalk.model.components import MODELS
+from ropewalk.model.components import MODELS, Table
 from ropewalk.model.protocol import build_model
 from ropewalk.plan.config import Parallel
 from ropewalk.plan.layout import laid_out
 from ropewalk.plan.plan import Plan
 from tests.model.specs import small
 
+from .recurrent import Recurrent
 from .test_components import TWO, Call, call, trained
 
 __all__ = ["call"]
@@ -59,3 +60,11 @@ def test_positions_of_a_recurrent_model_are_not_split() -> None:
     with pytest.raises(UserError, match=r"`parallel.context` splits positions, which .* needs together"):
         laid_out(plan, Parallel(context=2), spec, processes=2)
     assert not laid_out(plan, Parallel(tensor=2), spec, processes=2).sequence
+
+
+def test_a_parameter_that_no_component_declares_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Recurrent, "components", lambda spec: {"embedding": Table(spec.vocabulary, spec.width)})
+    with pytest.raises(
+        UserError, match=r"parameter `blocks\.0\..*` has shape .*, but its component does not declare it"
+    ):
+        build_model(small(kind="tests.extend.recurrent:Recurrent", layers=5), seed=0)

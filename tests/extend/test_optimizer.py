@@ -153,3 +153,18 @@ def test_an_entry_with_a_lazy_target_keeps_torch_out_of_checks(call: Call) -> No
     status, _, err = call("recipe", "check", "given/tiny.toml", *lazy)
     assert (status, "lars_rule" in sys.modules) == (0, False), err
     assert trained(call, "lazy", *lazy) == trained(call, "eager", *LARS)
+
+
+@pytest.mark.parametrize(
+    ("setting", "missing"),
+    [
+        ("train.optimizer.kind=empty:Empty", "no optimizer: it has no `begin` and no `update`"),
+        ("train.schedule.shape=empty:Empty", "no LR schedule: it has no `share`"),
+        ("model.kind=empty:Empty", "no model kind: it has no `components`"),
+    ],
+)
+def test_a_class_without_its_methods_is_refused_before_training(call: Call, setting: str, missing: str) -> None:
+    Path("empty.py").write_text("class Empty:\n    pass\n")
+    status, _, err = call("recipe", "check", "given/tiny.toml", setting)
+    assert status == 2
+    assert f"`empty:Empty` is {missing}; define it" in err

@@ -169,6 +169,7 @@ def test_a_recipe_in_the_place_of_its_run_is_answered_with_the_run(half_run: Pat
     [
         (["run_started", "stage_skipped", "stage_skipped"], True),
         (["run_started", "stage_skipped", "stage_started"], False),
+        (["run_started", "stage_skipped", "stage_started", "stage_finished"], True),
         (["run_started", "continued"], False),
         (["run_started"], False),
     ],

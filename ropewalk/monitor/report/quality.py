@@ -12,7 +12,7 @@ from ..draw.bars import Bar, BarGroup, bar_figure
 from ..draw.markup import Child, Markup, element
 from ..run_view import Completion, RunView
 from ..values import finite
-from .page import badge, empty, section, table
+from .page import badge, empty, scrolling, section, table
 
 SHOWN_SAMPLES = 8
 """Samples in sight; the rest unfold."""
@@ -89,7 +89,8 @@ def _table(view: RunView, title: str, heads: Sequence[str], rows: Sequence[Seque
     caption = element(
         "figcaption", element("strong", title.capitalize()), element("span", _step_note(view), class_="unit")
     )
-    return element("figure", caption, table(heads, rows, numeric=range(1, len(heads))))
+    numeric = range(1, len(heads) - (heads[-1] == "unit"))
+    return element("figure", caption, scrolling(table(heads, rows, numeric=numeric)))
 
 
 def _measured(metric: Metric) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import inspect
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
@@ -110,6 +111,18 @@ def problem_of(name: str) -> str:
     target = HOOKS[name].load()
     if not (isinstance(target, type) and issubclass(target, Hook)):
         return f'"{name}" is no hook; derive the class from `ropewalk.train.hooks.hook.Hook`'
+    for method in sorted({*vars(target)} - {*vars(Hook)}):
+        if method.startswith(("before_", "after_", "on_")) and callable(getattr(target, method)):
+            near = difflib.get_close_matches(method, vars(Hook), n=1)
+            remedy = f"did you mean `{near[0]}`?" if near else "rename it; `ropewalk.train.hooks.hook.Hook` lists them"
+            return f'"{name}" defines `{method}`, which is not a moment of training; {remedy}'
+    for method in sorted({*vars(target)} & {*vars(Hook)}):
+        if inspect.isfunction(moment := vars(Hook)[method]) and inspect.isfunction(own := vars(target)[method]):
+            wanted = [*inspect.signature(moment).parameters]
+            try:
+                inspect.signature(own).bind(*wanted)
+            except TypeError:
+                return f'`{method}` of "{name}" has other arguments; write `def {method}({", ".join(wanted)})`'
     try:
         inspect.signature(target).bind()
     except TypeError as error:

@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 
 def ordered_hooks(run: TrainingRun, users: Iterable[Hook]) -> list[Hook]:
-    """Ropewalk's own hooks and the user's (and the Profiler of `train --profile`). The order matters in these places:
+    """Ropewalk's own hooks and the user's. `train --profile` adds its Profiler to the user's. The order matters:
 
     - the meter pauses before the watchdog: waiting for queued steps of the device may be a hang, saving is not
-    - the guard looks before anything is logged, validated or saved; the user's `after_step` comes before all of that
-    - a step is logged, then validated, then saved: an early stop replaces the weights that the last save of a phase has
-    - the timeline ends a step when all others have
+    - the guard checks a step before it is logged, validated or saved; the user's `after_step` runs before those too
+    - a step is logged, then validated, then saved: early stopping replaces the weights that the last save writes
+    - the timeline ends a step after all other hooks
     """
     settings, meter = run.settings.train, Meter(run.device, peak_flops=run.peak_flops, traffic=run.mesh.traffic)
     plan, control = run.settings.planned.phases[0].plan, run.mesh.control

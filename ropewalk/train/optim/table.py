@@ -112,4 +112,5 @@ OPTIMIZERS = Registry(
         ),
     },
     kind=OptimizerKind,
+    methods=("begin", "update"),
 )

@@ -17,14 +17,14 @@ from .comm import Group, group_of
 
 
 def enter_split(x: Tensor, group: Group) -> Tensor:
-    """Identity forward, all-reduce backward, for activations all ranks hold and use with their own weights (Megatron's
-    f). The gradient is summed in place: the result's consumer must allocate it, as a matmul does."""
+    """Identity forward, all-reduce backward, for activations that all ranks hold and use with their own weights
+    (Megatron's f). The gradient is summed in place: the result's consumer must allocate it (a matmul does)."""
     return _Enter.apply(x, group) if group.size > 1 else x
 
 
 def leave_split(x: Tensor, group: Group) -> Tensor:
     """All-reduce forward, in place, identity backward (Megatron's g). The producer of `x` must not save it for
-    backward, as a matmul does not: autograd raises an error otherwise."""
+    backward (a matmul does not); otherwise autograd raises an error."""
     return _Leave.apply(x, group) if group.size > 1 else x
 
 

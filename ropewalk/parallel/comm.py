@@ -1,4 +1,4 @@
-"""Collectives over groups of ranks; no other module calls torch.distributed's.
+"""Collectives over groups of ranks: the only module that calls torch.distributed's.
 
 A group of one rank communicates nothing. Every operation counts the bytes that this rank sends under the best known
 algorithm (Thakur et al. 2005): an all-reduce of n bytes over p ranks sends 2 n (p - 1) / p, half each for its
@@ -354,7 +354,7 @@ class Group:
 
 
 def group_of(key: str) -> Group:
-    """Returns the group with this `key`; its key does not keep it alive."""
+    """Returns the group with this `key`; the key alone does not keep it alive."""
     return _GROUPS[key]
 
 

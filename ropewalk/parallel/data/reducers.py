@@ -47,8 +47,8 @@ class Reducer(Protocol):
         """Context of the forward and backward pass of one microbatch."""
 
     def last_backward(self, names: Collection[str]) -> None:
-        """The backward pass that begins now makes the gradients of `names` final in this step: their buckets are
-        reduced as soon as they are complete. For pipelines, whose stages finish their steps at different times; all
+        """Declares the gradients of `names` final after the backward pass that begins now: their buckets are reduced
+        as soon as they are complete. For pipelines, whose stages finish their steps at different times; all
         data ranks must call in the same order.
 
         Not for weights whose gradients are computed outside autograd (`DeferredWeightGrads`): their hooks fire before

@@ -43,8 +43,8 @@ MOST_RINGS = 16
 def positions_of(length: int, group: Group, kind: ContextKind) -> Tensor:
     """Returns this rank's positions, ascending, of a sequence of `length` tokens; all ranks have equally many.
 
-    Ring: rank r of w has chunks r and 2w - 1 - r of 2w (zig-zag): an early chunk with few visible keys and a late one
-    with many balance causal work over ranks and rounds. Ulysses: contiguous chunks.
+    Ring: rank r of w has chunks r and 2w - 1 - r of 2w (zig-zag). Pairing an early chunk (few visible keys) with a late
+    one (many) balances causal work over ranks and rounds. Ulysses: contiguous chunks.
     """
     if kind == "ulysses":
         assert length % group.size == 0, f"{group.size} ranks cannot share {length} places"

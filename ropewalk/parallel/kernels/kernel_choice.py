@@ -89,7 +89,7 @@ def compile_stage(stage: ModelStage) -> None:
 def measure_attention(
     spec: Spec, plan: Plan, device: torch.device, *, dtype: torch.dtype, timer: Timer
 ) -> dict[str, Times]:
-    """Times the kernels for causal attention on a microbatch; empty where torch has only one.
+    """Times the kernels for causal attention on a microbatch; empty where torch's own choice is the only one.
 
     Deterministic runs take the first that supports these shapes, since times vary between runs.
     """

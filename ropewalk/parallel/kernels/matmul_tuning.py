@@ -183,7 +183,7 @@ def tune_products(
     for module in stage.linears().values():
         if module.weight.shape in gains and module.product is F.linear:
             module.product = products.product
-            # In `bf16` a sharded weight may be as narrow as matmuls, but its gradient accumulates in float32.
+            # In `bf16` a sharded weight may be as narrow as matmuls, but the residual they add to is float32.
             pure = plan.precision in PURE and module.weight.dtype == dtype
             module.bare = pure and plan.tensor == 1 and module.lora_a is None
 

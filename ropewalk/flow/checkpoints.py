@@ -1,4 +1,4 @@
-"""`ropewalk checkpoint reshard | prune`."""
+"""Reshards and prunes checkpoints: `ropewalk checkpoint reshard | prune`."""
 
 from __future__ import annotations
 

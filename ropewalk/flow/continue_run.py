@@ -1,7 +1,7 @@
 """Continues a run with more steps or phases.
 
-Trained steps stay: a change is accepted if the finished steps are the same under the new settings, or if the steps
-that follow can begin elsewhere.
+A change is accepted if the finished steps are the same under the new settings, or if the following steps can begin
+elsewhere:
 
 - In the same schedule: `constant`, `step` and `adaptive` at any step, `wsd` before its decay, every shape within its
   warm-up. The weights equal those of a run with that many steps from the start, bit for bit.
@@ -250,7 +250,7 @@ class _Change:
         return _refused(self._found, text)
 
     def _with_warmup_of_before(self) -> Recipe:
-        """The settings with the warm-up of the finished steps, where it follows from the number of steps."""
+        """The settings with the finished steps' warm-up, if it depends on the number of steps."""
         recipe, before = self._found.resolved.value, self._before
         if self._has_phases or recipe.train.schedule.warmup_steps is not None:
             return recipe

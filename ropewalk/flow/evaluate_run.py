@@ -1,4 +1,4 @@
-"""The run stage `evaluate`, and `evaluate` of a run as it is: its newest checkpoint, trained to the end or not."""
+"""The run stage `evaluate`, and `evaluate` of a run as it is: its newest checkpoint, finished or not."""
 
 from __future__ import annotations
 
@@ -32,16 +32,15 @@ from .run_stages import OpenRun, Result, read_record
 from .train_stage import is_trained, train_stage
 
 USED = ("evaluate", "plan", "parallel")
-"""Tables whose settings evaluation uses."""
+"""Tables that evaluation reads."""
 MOST_LISTED = 4
-"""Settings that a line names."""
+"""Settings named in messages."""
 
 
 def measure_run(meant: Given, *, progress: Progress | None = None, processes: int | None = None) -> Result:
-    """Evaluates the newest checkpoint of a run. Nothing is trained, and settings that evaluation does not use are the
-    run's.
+    """Evaluates the newest checkpoint of a run without training; settings that evaluation does not read are the run's.
 
-    Where a launcher started several processes, all must call, as for `advance`.
+    Under a launcher with several processes all must call, as for `advance`.
     """
     folder, place, say = meant.folder, ranks(), progress or Silent()
     with meet(folder, place) as rendezvous:
@@ -87,7 +86,7 @@ def _measure_as_it_is(run: OpenRun) -> Result:
 
 
 def evaluate_stage(run: OpenRun) -> Result:
-    """Evaluates the newest checkpoint; if it is damaged, trains it again from an older one."""
+    """Evaluates the newest checkpoint; if it is damaged, retrains it from an older one."""
     try:
         return _evaluate_newest(run)
     except DamagedCheckpoint:
@@ -112,7 +111,7 @@ def _evaluate_newest(run: OpenRun) -> Result:
 
 
 def _is_evaluated(run: OpenRun, result: Result) -> bool:
-    """Whether results and samples are whole, and the results are those of the stage."""
+    """Whether results and samples are complete, and the results are those of the stage."""
     beside = [file for key, file in BESIDE.items() if key in result or file == SAMPLES]
     if not all((run.folder / file).exists() for file in (RESULTS, *beside)):
         return False
@@ -125,7 +124,7 @@ def _is_evaluated(run: OpenRun, result: Result) -> bool:
 
 
 def _own_modules(run: OpenRun) -> dict[str, Any]:
-    """The sources of the user's tasks and parts of the model that lie beside the recipe."""
+    """Sources of custom tasks and model components that lie beside the recipe."""
     names = [*run.recipe.evaluate.tasks, *plain(run.recipe.model).values()]
     modules = {name.split(":")[0].split(".")[0] for name in names if isinstance(name, str) and ":" in name}
     plugins = load_resolved(run.folder, Recipe).plugins

@@ -30,13 +30,13 @@ from ropewalk.plan.speed import Speed, speed_of
 FILE = "speed.json"
 FORMAT = 1
 MEASURE_S = 0.05
-"""For three matmuls, without the start of their process."""
+"""Seconds for three matmuls, without process start-up."""
 KEEP_S = 7 * 86400.0
 """Lifetime of a measured speed."""
 MOST_RUNS = 20
 UNTRIED = (0.6, 2.5)
-"""Ratio of actual to estimated speed without earlier runs. Six models of width 32 to 384 reached 1.4 to 2.8 by the CPU
-time of their steps on one core of an EPYC; several cores, validation and saving lower it."""
+"""Ratio of actual to estimated speed without earlier runs. Six models of width 32 to 384 reached 1.4 to 2.8 in CPU time
+per step on one core of an EPYC; several cores, validation and saving lower it."""
 LAYER_S, MICROBATCH_S = 1.5e-3, 3e-3
 """Minimum time of a layer and of the rest of a microbatch on a CPU."""
 MARGIN = 1.25
@@ -61,9 +61,9 @@ class _Past:
 
     name: str
     low: float
-    """Including validation and saving."""
+    """Speed including validation and saving."""
     high: float
-    """Of its steps only."""
+    """Speed of its steps only."""
     same: bool
     """Whether it has the planned model."""
 
@@ -91,7 +91,7 @@ def expected_time(planned: Planned, machine: Machine, *, runs: Path, speed: Spee
 
 
 def _speed(machine: Machine) -> Speed:
-    """The speed of `machine`, measured once a week: starting a process for it takes longer than planning."""
+    """The speed of `machine`, measured weekly, since starting a process for it takes longer than planning."""
     known = f"{machine}, numpy {np.__version__}"
     kept = read_speed(cache_folder(), known)
     if kept is None:
@@ -146,7 +146,7 @@ def _past(runs: Path, planned: Planned, machine: Machine, speed: Speed) -> list[
         try:
             run = _run(folder, load_plan(folder), planned, machine, speed)
         except (UserError, StorageError, OSError, ArithmeticError, LookupError, TypeError, AttributeError):
-            continue  # damaged, of another version, or its model has a component whose module is not here
+            continue  # damaged, of another version, or with a component whose module is not here
         found += [run] if run else []
     return found
 

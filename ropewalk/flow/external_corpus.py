@@ -1,4 +1,4 @@
-"""Existing token corpora: a manifest that refers to them; training reads them in place.
+"""Adopts existing token corpora: a manifest refers to them, and training reads them in place.
 
 Only held-out documents, the last few of a corpus, are copied: evaluation needs whole documents, so each gets an
 end-of-text token if it has none, and its bytes are counted. Nothing else is copied or converted.
@@ -45,9 +45,9 @@ from ropewalk.store.shards import Run, Shard, TokenType, Written, document_key, 
 from .run_stages import fingerprint
 
 VERSION = "adopt-1"
-"""Part of the hash: raise it when the same corpora and settings produce another manifest."""
+"""Part of the hash; increment when the same corpora and settings produce another manifest."""
 MOST_HELD_OUT = 4_000_000
-"""Tokens; enough for a precise validation loss, and quick to copy."""
+"""Maximum held-out tokens: enough for a precise validation loss, and quick to copy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ def plan_adoption(load: Load, *, origin: Origin | None = None) -> Adoption:
 
 
 def adopt(load: Load, *, root: Path, adoption: Adoption, progress: Progress, origin: Origin | None = None) -> Prepared:
-    """The manifest of these corpora in a folder below `root`, written if it is not there or damaged."""
+    """Writes the manifest of these corpora to a folder below `root`, unless it exists undamaged."""
     folder = root / adoption.place
     found = finished(folder, expected=adoption.hash)
     if found is not None:

@@ -27,8 +27,8 @@ from .run_stages import OpenRun, Result
 def plan_recipe(
     recipe: Recipe, *, vocabulary: int, machine: Machine | None = None, processes: int | None = None
 ) -> Planned:
-    """The plans of a recipe's phases for a tokenizer of `vocabulary` tokens, on `machine` (None: this one), with
-    `processes` processes (None: as many as `[parallel]` asks for)."""
+    """Plans a recipe's phases for a tokenizer of `vocabulary` tokens, on `machine` (None: this one), with `processes`
+    processes (None: as `[parallel]` asks)."""
     machine = machine or this_machine()
     plans = []
     for phase in phases_of(recipe.train, sequence_length=recipe.load.sequence_length):
@@ -53,8 +53,7 @@ def plan_recipe(
 
 
 def check_plan(resolved: Resolved[Recipe], *, machine: Machine | None = None, processes: int | None = None) -> Planned:
-    """The plan for the expected vocabulary; raises ConfigError for what cannot be planned, before hours of preparing
-    rather than after."""
+    """The plan for the expected vocabulary; raises ConfigError for an impossible plan before hours of preparing."""
     vocabulary = expected_vocabulary(resolved.value)
     try:
         return plan_recipe(resolved.value, vocabulary=vocabulary, machine=machine, processes=processes)

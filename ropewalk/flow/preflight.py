@@ -1,4 +1,4 @@
-"""Checks before any work is done: whether a recipe's inputs are there and fit it, and its outputs can be written."""
+"""Preflight checks: a recipe's inputs exist and fit it, and its outputs can be written."""
 
 from __future__ import annotations
 
@@ -157,14 +157,14 @@ def _unwritable_data(resolved: Resolved[Recipe]) -> Iterator[Problem]:
 
 
 def _unwritable_run(run: Path) -> Iterator[Problem]:
-    # A new run is not created yet: later checks may still refuse the recipe.
+    # Does not create a new run yet: later checks may refuse the recipe.
     if reason := _refusal(run if run.exists() else run.parent):
         remedy = "name another folder of runs with --runs, or give the recipe another `name`"
         yield Problem("", f'the run directory "{run}" cannot be written: {reason}', remedy)
 
 
 def _refusal(folder: Path) -> str:
-    """Creates `folder`; returns why no file can be written there, empty if one can."""
+    """Creates `folder`; returns why it is not writable, empty if it is."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
@@ -179,5 +179,5 @@ def _refusal(folder: Path) -> str:
         if error.errno == errno.ELOOP:
             return "it is a symbolic link that leads to itself"
         return error.strerror or str(error)
-    except ValueError as error:  # a NUL
+    except ValueError as error:  # a NUL byte
         return str(error)

@@ -19,7 +19,7 @@ from .summary import prepared_result, removal_line, removals
 
 
 def prepare_stage(run: OpenRun) -> Result:
-    """Prepares the data of the run, or takes what is there."""
+    """Prepares the data of the run, or reuses existing data."""
     if run.prepared and (run.until != "prepare" or finished(run.prepared)):
         return _reuse(run, run.prepared)
     if run.recipe.load.corpus:
@@ -42,8 +42,8 @@ def prepare_stage(run: OpenRun) -> Result:
 
 
 def is_prepared(run: OpenRun, result: Result, *, thorough: Callable[[Path], Manifest | None] = finished) -> bool:
-    """Whether the manifest that the stage made is still there and unchanged. Where `prepare` is the last stage that was
-    asked for, `thorough` checks all other files too."""
+    """Whether the manifest written by the stage still exists unchanged. If `prepare` is the last requested stage,
+    `thorough` also checks all other files."""
     folder = Path(result["folder"])
     try:
         manifest = thorough(folder) if run.until == "prepare" else read_manifest(folder)
@@ -57,7 +57,7 @@ def is_prepared(run: OpenRun, result: Result, *, thorough: Callable[[Path], Mani
 
 
 def _reuse(run: OpenRun, folder: Path) -> Result:
-    """The data of the run that was given; its raw files may be gone."""
+    """The data of a given run; its raw files may be gone."""
     record = read_record(run.folder, "prepare")
     if record and record.result and record.result["folder"] == str(folder):
         run.events.write("stage_skipped", stage="prepare")
@@ -68,7 +68,7 @@ def _reuse(run: OpenRun, folder: Path) -> Result:
 
 
 def _adopt(run: OpenRun) -> Result:
-    """Existing corpora: a manifest that refers to them."""
+    """Adopts existing corpora with a manifest that refers to them."""
     recipe = run.recipe
     adoption = plan_adoption(recipe.load)
     _refuse_other_data(run, adoption.hash)
@@ -87,7 +87,7 @@ def _adopt(run: OpenRun) -> Result:
 
 
 def _refuse_other_data(run: OpenRun, data: str) -> None:
-    """Raises RunConflict before other data replaces the record of what a run was trained on."""
+    """Raises RunConflict before different data replaces the record of a run's training data."""
     record = read_record(run.folder, "prepare")
     known = record.result["hash"] if record and record.result else data
     if known != data and list_checkpoints(run.folder / "checkpoints"):

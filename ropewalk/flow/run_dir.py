@@ -90,7 +90,7 @@ def _changes(run: Path, resolved: Resolved[Recipe]) -> Iterator[tuple[str, Any, 
     try:
         before = dict(flatten(load_resolved(run, Recipe).value))
     except ConfigError:
-        # Written by a version, or with a user's module, of other settings: nothing more can be compared.
+        # Written by a version, or with a custom module, of other settings: the rest cannot be compared.
         return
     free = set(free_keys(Recipe))
     for key in sorted(before.keys() | now.keys()):

@@ -1,4 +1,4 @@
-"""Resolves what a verb was given: a recipe file, a run directory with its settings and data, or a recipe from
+"""Resolves the argument of a verb: a recipe file, a run directory with its settings and data, or a recipe from
 Python."""
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _FILTER = "prepare.filter."
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Given:
-    """A recipe or run that a verb was given."""
+    """A recipe or run given to a verb."""
 
     resolved: Resolved[Recipe]
     folder: Path

@@ -36,7 +36,7 @@ ONE_PROFILED = "--profile supports a single process; drop it, or run with --npro
 
 
 def train_run(run: OpenRun) -> Result:
-    """Trains to the last step; the last figures."""
+    """Trains to the last step; returns the last figures."""
     wanted, place = planned_processes(run.folder), ranks()
     if wanted > 1 and place.world == 1:
         if run.profile_steps:
@@ -59,7 +59,7 @@ def train_run(run: OpenRun) -> Result:
 
 
 def verify_run(run: OpenRun) -> Result:
-    """Compares the plan with a single device; the run stays as it is."""
+    """Compares the plan with a single device, without changing the run."""
     processes = planned_processes(run.folder)
     if processes == 1 or ranks().world > 1:
         run.rendezvous.announce("verify")
@@ -96,8 +96,8 @@ def _start_team(run: OpenRun, processes: int, option: str) -> None:
 
 
 def assist(folder: Path, rendezvous: Rendezvous, *, hooks: Sequence[Hook] = ()) -> Result:
-    """The part of every rank but the first: it trains, verifies and evaluates when rank 0 does. Returns the verdict of
-    a verification; other results are rank 0's alone."""
+    """Runs ranks other than 0: trains, verifies and evaluates when rank 0 does. Returns the verdict of a verification;
+    other results are on rank 0 only."""
     verdict: Result = {}
     while (what := rendezvous.wait()) != "nothing":
         if what == "train":
@@ -106,7 +106,7 @@ def assist(folder: Path, rendezvous: Rendezvous, *, hooks: Sequence[Hook] = ()) 
             verdict = dict(needs_torch("ropewalk.train.verify", "verification").verify(folder))
         elif what == "evaluate":
             module = needs_torch("ropewalk.evaluate.sharded_model", "evaluation")
-            # All ranks find a damaged checkpoint; rank 0 decides what to do about it.
+            # All ranks find a damaged checkpoint; rank 0 decides how to handle it.
             with contextlib.suppress(DamagedCheckpoint):
                 module.evaluate_run(folder)
     leave_world(ranks())
@@ -115,13 +115,13 @@ def assist(folder: Path, rendezvous: Rendezvous, *, hooks: Sequence[Hook] = ()) 
 
 def leave_world(place: Ranks) -> None:
     """Leaves the process group of a launch. All ranks must call."""
-    mesh = sys.modules.get("ropewalk.parallel.mesh")  # imported by whoever joined
+    mesh = sys.modules.get("ropewalk.parallel.mesh")  # imported by processes that joined
     if place.world > 1 and mesh:
         mesh.leave()
 
 
 def worker_group_of(recipe: Recipe, processes: int) -> WorkerGroup:
-    """A group of `processes` workers, restarted as `train.faults` says."""
+    """A group of `processes` workers, restarted according to `train.faults`."""
     faults = recipe.train.faults
     return WorkerGroup(processes=processes, max_restarts=faults.max_restarts, grace_s=faults.grace_s)
 

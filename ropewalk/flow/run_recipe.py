@@ -1,4 +1,4 @@
-"""Takes a run through its stages: prepare, plan, train, evaluate, report."""
+"""Runs the stages of a run: prepare, plan, train, evaluate, report."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from .train_stage import base_models, train_stage, training_inputs
 
 STAGES: tuple[RunStage, ...] = get_args(RunStage)
 USED_BY_PREPARE = ("seed", "prepare", "load.corpus", "load.tokenizer")
-"""Keys and tables that `prepare` reads; a trained run is not refused for other settings."""
+"""Keys and tables that `prepare` reads; other settings do not invalidate a trained run."""
 
 
 def advance(
@@ -53,15 +53,15 @@ def advance(
     begin_training: bool = False,
     verify: bool = False,
 ) -> Result:
-    """Runs the stages of a run up to `until`, from wherever it stands; the result of the last one.
+    """Runs the stages of a run up to `until`, from its current state; returns the result of the last one.
 
     Killed at any instant, the same call continues. `new` sets an existing run aside first. `nproc` processes of this
-    machine train; None: as many as `[parallel]` asks for. `profile_steps` steps are profiled, and the result has their
-    table. `hooks` observe training in this process. `begin_training` leaves the run as a worker started by hand expects
-    it. `verify` then compares the plan with a single device, and returns the verdict.
+    machine train (None: as `[parallel]` asks). `profile_steps` steps are profiled, and their table is added to the
+    result. `hooks` observe training in this process. `begin_training` prepares the run for a manually started worker,
+    without training. `verify` then compares the plan with a single device, and returns the verdict.
 
-    Where a launcher (torchrun, srun, mpirun) started several processes, all must call: rank 0 does everything and the
-    others train and evaluate with it.
+    If a launcher (torchrun, srun, mpirun) started several processes, all must call: rank 0 runs all stages, the others
+    train and evaluate with it.
     """
     meant = recipe if isinstance(recipe, Given) else given(recipe, overrides, runs=runs, new=new)
     resolved, folder, place, say = meant.resolved, meant.folder, ranks(), progress or Silent()
@@ -111,7 +111,7 @@ def advance(
                     result = _run_stages(run)
             except RunConflict:
                 if not had_config:
-                    (folder / CONFIG).unlink()  # a run that is refused stays as it was
+                    (folder / CONFIG).unlink()  # a refused run is left unchanged
                 raise
             if verify:
                 result = verify_run(run)
@@ -140,7 +140,7 @@ def _run_stages(run: OpenRun) -> Result:
 
 
 def _report_stage(run: OpenRun) -> Result:
-    """Never skipped: it is cheap, and shows the run as it is now."""
+    """Never skipped: the report is cheap, and shows the current state."""
     summary = summarize(run.folder, run.recipe)
     write_sealed(run.folder / "summary.json", summary)
     return {**summary, "report": str(write_report(run.folder))}

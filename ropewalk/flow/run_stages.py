@@ -1,4 +1,4 @@
-"""Run stages: each is skipped if its inputs have not changed, and continues if it was interrupted."""
+"""Run stages: skipped if their inputs have not changed, continued if interrupted."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 Result = dict[str, Any]
 RunStage = Literal["prepare", "plan", "train", "evaluate", "report"]
 REOPENED = ""
-"""The input of a stage that continues: its output is kept, and other inputs are no conflict."""
+"""The input of a continued stage: its output is kept, and other inputs are no conflict."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -107,7 +107,7 @@ class Stages:
 
 @dataclass(kw_only=True, slots=True)
 class OpenRun:
-    """A run whose directory is open and locked: what its stages share."""
+    """An open and locked run: the state that its stages share."""
 
     folder: Path
     recipe: Recipe
@@ -115,20 +115,20 @@ class OpenRun:
     progress: Progress
     rendezvous: Rendezvous
     processes: int | None
-    """None: as many as `[parallel]` asks for."""
+    """None: as `[parallel]` asks."""
     until: RunStage
-    """The last stage that was asked for."""
+    """The last requested stage."""
     prepared: Path | None = None
-    """Prepared data that a given run already has; its raw files are not needed."""
+    """Prepared data of a given run, which needs no raw files."""
     recipe_words: str = ""
     """The recipe as words of a shell, for warnings that print a command."""
     expected_plan: Planned | None = None
-    """The plan for the expected vocabulary, made before anything is prepared."""
+    """The plan for the expected vocabulary, made before preparing data."""
     hooks: Sequence[Hook] = ()
-    """Given in Python, beside those of `train.hooks`."""
+    """Hooks given in Python, in addition to `train.hooks`."""
     profile_steps: int = 0
     profile: Result | None = None
-    """The table of the profiled steps, once they ran."""
+    """The table of the profiled steps, after they ran."""
     has_trained: bool = False
     """Whether this process has trained the run."""
 
@@ -145,8 +145,8 @@ class OpenRun:
 
 
 def read_record(run: Path, stage: str) -> StageRecord | None:
-    """The record of a stage; None if it never began, or, with a warning, if its record is damaged: the stage then runs
-    again and keeps everything that is whole."""
+    """The record of a stage; None if it never began, or, with a warning, if its record is damaged: the stage then
+    reruns and keeps intact output."""
     if not (run / "stages" / f"{stage}.json").exists():
         return None
     try:

@@ -1,4 +1,4 @@
-"""A run in figures: `summary.json`, and what the run stages tell each other and the console."""
+"""Figures of a run: `summary.json`, and results passed between run stages and to the console."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def summarize(folder: Path, recipe: Recipe) -> Result:
 
 
 def trained_figures(folder: Path) -> Result:
-    """The last figures of a training, from its events."""
+    """The last training figures, from the run's events."""
     events = list(read_events(events_path(folder)))
     trained, validated = steps(events), steps(events, "validation")
     result: Result = {"step": trained[-1]["step"], "tokens": trained[-1]["tokens"], "train_loss": trained[-1]["loss"]}
@@ -63,7 +63,7 @@ def trained_figures(folder: Path) -> Result:
 
 
 def prepared_result(made: Prepared) -> Result:
-    """What the stage `prepare` tells the others."""
+    """The result of the stage `prepare`, for later stages."""
     return {
         "folder": str(made.folder),
         **removals(made.manifest),
@@ -86,7 +86,7 @@ def removals(manifest: Manifest) -> Result:
 
 
 def removal_line(counts: Result) -> str:
-    """The same in one line."""
+    """The same counts in one line."""
     rules = ", ".join(f"{rule} {count}" for rule, count in sorted(counts["removed"].items(), key=lambda item: -item[1]))
     return f"kept {counts['kept']} of {counts['documents']} documents" + (
         f"; removed by rule: {rules}" if rules else ""

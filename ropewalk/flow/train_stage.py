@@ -22,11 +22,11 @@ _COSMETIC = {
     *("faults", "log_every_steps", "layer_stats_every_steps", "validate_every_steps", "validation_sequences"),
     *("timeline_steps", "seed"),
 }
-"""Settings of `[train]` that change no weight; the seed counts by itself."""
+"""Settings of `[train]` that do not affect weights; the seed is compared separately."""
 
 
 def train_stage(run: OpenRun, *, again: bool = False) -> Result:
-    """Trains to the last step; `again` even if the run is trained."""
+    """Trains to the last step; with `again` even if the run is trained."""
     checkpoints = run.folder / "checkpoints"
 
     def work() -> Result:
@@ -55,7 +55,7 @@ def train_stage(run: OpenRun, *, again: bool = False) -> Result:
 
 
 def training_inputs(run: OpenRun) -> dict[str, Any]:
-    """All that decides the weights."""
+    """The inputs that determine the weights."""
     recipe = run.recipe
     train = {key: value for key, value in plain(recipe.train).items() if key not in _COSMETIC}
     return {
@@ -76,7 +76,7 @@ def is_trained(folder: Path) -> bool:
 
 
 def base_models(recipe: Recipe) -> list[str]:
-    """The models that the phases start from, as the recipe names them."""
+    """The base models of the phases, as named in the recipe."""
     phases = phases_of(recipe.train, sequence_length=recipe.load.sequence_length)
     return [phase.start_from for phase in phases if phase.start_from]
 

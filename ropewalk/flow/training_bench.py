@@ -137,7 +137,7 @@ def _compare(job: dict[str, Any], others: Sequence[str], machine: Machine, progr
     size, precision = size_of(job["size"]), job["precision"]
     spec = resolve(size.model, vocabulary=size.vocabulary, sequence_length=job["sequence_length"])
     if job["device"] == "cpu":
-        # On a CPU the system would kill this process, or another one.
+        # On a CPU the operating system would kill this process, or another one.
         needed = _needed(job, spec, rows=job["microbatch_size"])
         if needed > machine.memory_bytes:
             raise UserError(_does_not_fit(job, spec, machine.memory_bytes, needed=needed))
@@ -173,7 +173,7 @@ def _compare(job: dict[str, Any], others: Sequence[str], machine: Machine, progr
 
 
 def _measured(contender: str, job: dict[str, Any], progress: Progress) -> dict[str, Any]:
-    """The answer of a contender's process; for a peer that crashed, the last line of its stderr as `error`."""
+    """The result of a contender's process; for a crashed peer, the last line of its stderr as `error`."""
     progress.say(f"{job['size']}: {contender}, {_sequences(job, 'batch_size')}")
     request = json.dumps({"contender": contender, **job})
     command = [sys.executable, "-m", "ropewalk.train.measure.bench_worker", request, str(os.getpid())]
@@ -215,7 +215,7 @@ def _sequences(job: Mapping[str, Any], key: str) -> str:
 
 
 def _written(model: Model) -> dict[str, Any]:
-    """The `[model]` section for it: settings that differ from the default."""
+    """The size's `[model]` section: settings that differ from the default."""
     default = dataclasses.asdict(Model())
     return {key: value for key, value in dataclasses.asdict(model).items() if value != default[key]}
 

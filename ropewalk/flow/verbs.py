@@ -47,9 +47,9 @@ def run(
     until: RunStage = "report",
     nproc: int | None = None,
 ) -> Result:
-    """Raw files to report, or up to the stage `until`; the result of the last stage. The same call continues a run.
+    """Runs a recipe from raw files to report, or up to the stage `until`; returns the last stage's result.
 
-    `nproc` processes of this machine train; None: as many as `[parallel]` asks for.
+    The same call continues a run. `nproc` processes of this machine train (None: as `[parallel]` asks).
     """
     return advance(recipe, overrides, runs=runs, until=until, new=new, progress=progress, nproc=nproc)
 
@@ -62,7 +62,7 @@ def quickstart(
     progress: Progress | None = None,
     nproc: int | None = None,
 ) -> Result:
-    """`run` on the built-in recipe, whose corpus is the Python of this machine; the run's summary."""
+    """Runs the built-in recipe, whose corpus is this machine's Python code; returns the run's summary."""
     return run(quickstart_recipe(overrides), runs=runs, new=new, progress=progress, nproc=nproc)
 
 
@@ -80,7 +80,7 @@ def prepare(
     new: bool = False,
     progress: Progress | None = None,
 ) -> Result:
-    """Raw files to token shards; where they are and how many tokens they hold."""
+    """Prepares raw files as token shards; returns their folder and token count."""
     return advance(recipe, overrides, runs=runs, until="prepare", new=new, progress=progress)
 
 
@@ -92,9 +92,9 @@ def plan(
     nproc: int | None = None,
     speed: Speed | None = None,
 ) -> dict[str, Any]:
-    """Forecast of a run's memory and time on this machine, with `nproc` processes (None: as many as `[parallel]` asks
-    for); also checks that its input files exist. The time is estimated from the `speed` of the machine (None: measured,
-    in 0.2 s) and from the finished runs in `runs`."""
+    """Forecasts a run's memory and time on this machine with `nproc` processes (None: as `[parallel]` asks); checks
+    that its input files exist. Time is estimated from the machine's `speed` (None: measured, in 0.2 s) and the
+    finished runs in `runs`."""
     meant = given(recipe, overrides, runs=runs)
     meant.check_inputs()
     planned = plan_recipe(meant.resolved.value, vocabulary=meant.vocabulary(), processes=nproc)
@@ -114,13 +114,13 @@ def train(
     nproc: int | None = None,
     hooks: Sequence[Hook] = (),
 ) -> Result:
-    """Up to the trained model; steps, tokens and last losses.
+    """Trains the recipe's model; returns steps, tokens and last losses.
 
-    `nproc` processes of this machine train; if one dies, all restart from the newest checkpoint. None: as many as
-    `[parallel]` asks for.
+    `nproc` processes of this machine train (None: as `[parallel]` asks); if one dies, all restart from the newest
+    checkpoint.
 
-    `profile` is a number of steps to profile: the result then has their table as `profile`, and the run a folder
-    `profile/` with the trace. The weights are the same.
+    `profile` is a number of steps to profile: the result gets their table as `profile`, and the run a folder `profile/`
+    with the trace. The weights are the same.
 
     `hooks` observe training in this process, or intervene (`ropewalk/train/hooks/hook.py`); worker processes import
     those that the recipe names in `train.hooks`.
@@ -153,8 +153,8 @@ def detach(
     progress: Progress | None = None,
     nproc: int | None = None,
 ) -> Result:
-    """Prepares and plans here, then starts a process that trains and outlives this one: its pid, its log and the
-    command that shows it."""
+    """Prepares and plans here, then starts a training process that outlives this one; returns its pid, log and the
+    command that monitors it."""
     meant = given(recipe, overrides, runs=runs, new=new)
     advance(meant, until="plan", new=new, progress=progress, begin_training=True, nproc=nproc)
     folder = meant.folder
@@ -196,7 +196,7 @@ def generate(
     nproc: int | None = None,
 ) -> Iterator[str]:
     """Yields text as it is sampled; `checkpoint` is a checkpoint or a run directory. `nproc` processes of this machine
-    share the model (flow/generation.py); where a launcher started several, all must call."""
+    share the model (flow/generation.py); under a launcher with several processes all must call."""
     settings = {"tokens": tokens, "temperature": temperature, "top_k": top_k, "seed": seed}
     return draw_text(checkpoint, {"prompt": checked_text(prompt), **settings}, nproc=nproc)
 
@@ -229,13 +229,13 @@ def chat(
     top_k: int = 50,
     seed: int = 0,
 ) -> Conversation:
-    """A conversation with the model of a checkpoint or a run directory. Its first answer is that of `answer`."""
+    """A conversation with the model of a checkpoint or run directory. Its first answer is that of `answer`."""
     settings: dict[str, Any] = {"tokens": tokens, "temperature": temperature, "top_k": top_k, "seed": seed}
     return open_conversation(checkpoint, template=template, system=system, **settings)
 
 
 def recipe_from(value: Recipe) -> Resolved[Recipe]:
-    """A recipe built in Python, checked as one from a file would be."""
+    """Checks a recipe built in Python like one from a file."""
     return parse_saved(Recipe, _without_none(plain(value)), "recipe", origins={})
 
 

@@ -1,4 +1,4 @@
-"""Verbs that only read runs: `monitor`, `compare`, `report`. They import little and answer at once."""
+"""Verbs that only read runs: `monitor`, `compare`, `report`. They import little and respond immediately."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ropewalk.monitor.run_view import RunView, check_run, read_run
 
 LOOK_EVERY_S = 1.0
 SHARE = 0.1
-"""Maximum share of its time that a watch works: a very large run is polled less often."""
+"""Maximum share of its time that a watch spends working: very large runs are polled less often."""
 
 
 def monitor(folder: Path) -> tuple[dict[str, Any], list[str]]:

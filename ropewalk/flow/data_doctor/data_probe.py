@@ -42,11 +42,11 @@ PAGE_READ = 128 << 10
 """Linux read-ahead around a page of a memory-mapped shard (`read_ahead_kb`)."""
 
 SAMPLE_BYTES = 4 << 20
-"""Of a shard, to measure its compression ratio."""
+"""Bytes of a shard read to measure its compression ratio."""
 PROBE_SECONDS = 0.5
-"""Of each measurement of the data path."""
+"""Duration of each measurement of the data path."""
 STEP_SECONDS = 3.0
-"""Of steps, if there is no run to take their speed from."""
+"""Duration of step measurements, if no run gives their speed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

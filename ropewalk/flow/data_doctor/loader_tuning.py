@@ -28,7 +28,7 @@ from .data_probe import Examined, examine
 from .predictions import remember_tuning
 
 SECONDS = 2.0
-"""Of steps per candidate."""
+"""Seconds of steps per candidate."""
 MOST_THREADS = 16
 CHOSEN = ("load.remote.max_requests", "load.remote.prefetch_bytes", "load.threads", "load.prefetch_bytes")
 """The tuned settings."""

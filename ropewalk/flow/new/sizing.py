@@ -162,7 +162,7 @@ def size_run(facts: Facts, speed: Speed, *, seconds: float, cores: int = 1) -> S
 
 
 def prepare_seconds(facts: Facts, cores: int) -> float:
-    """From raw files to tokens."""
+    """Seconds from raw files to tokens."""
     return _START_S + facts.text_bytes / (_PREPARE_BYTES_PER_CORE_S * cores)
 
 

@@ -20,7 +20,7 @@ AXES: tuple[Axis, ...] = get_args(Axis)
 UNITS: dict[Axis, str] = {"step": "step", "tokens": "tokens", "flops": "FLOPs", "time": "seconds of training"}
 SMOOTHED_STEPS = 20
 """Training losses are means over this many steps, since single batches differ more than runs do. Counted in steps, so
-that runs with other logging intervals can be compared; a record that is a mean over more steps stays as it is."""
+that runs with other logging intervals can be compared; a record averaged over more steps is unchanged."""
 _ROWS = 8
 """Rows of a table along the axis."""
 _OWN = ("name", "prepare.folder", "prepare.artifacts", "prepare.workers")
@@ -111,7 +111,7 @@ class Comparison:
 
 
 def compare_views(views: Sequence[tuple[Path, RunView]]) -> Comparison:
-    """The runs with their names, in the order given."""
+    """Compares runs with their names, in the given order."""
     sides = tuple(_side(folder, view) for folder, view in views)
     return Comparison(sides, _differences([view for _, view in views]), tuple(_notes(sides)))
 

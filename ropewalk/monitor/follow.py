@@ -1,5 +1,5 @@
-"""The true curve of a run, live or finished: without steps that restarts and rollbacks undid, and with the last values
-of repeated steps.
+"""Reads the true curve of a run, live or finished: without steps undone by restarts and rollbacks, and with the last
+values of repeated steps.
 
 `LiveCurve` reads `events.jsonl` as it grows; `Feed` keeps trackers equal to it.
 """
@@ -34,7 +34,7 @@ class CurveField:
     name: str
     """With a folder, by which TensorBoard groups its charts."""
     column: str
-    """Of a CSV file."""
+    """Column name in CSV files."""
 
 
 CURVE_FIELDS = (
@@ -117,7 +117,7 @@ class LiveCurve:
         return len(self._track.offsets)
 
     def update(self) -> None:
-        """Reads what was appended."""
+        """Reads appended events."""
         self.stream.update()
 
     def take_changed(self) -> int:

@@ -1,6 +1,6 @@
 """The manifest's counts as a flow: documents and bytes of each source through the steps, to a split or to removal.
 
-Counts are conserved: every inner node lets out as much as it takes in. A manifest whose counts do not add up raises an
+Counts are conserved: every inner node has equal inflow and outflow. A manifest whose counts do not add up raises an
 error instead of drawing a wrong picture.
 """
 

@@ -1,4 +1,4 @@
-"""A run in one sentence and a dozen key figures, for the head of page and console."""
+"""Summarizes a run in one sentence and a dozen key figures, for the head of page and console."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def _evaluation(view: RunView) -> list[KeyFigure]:
 
 
 def _beside(metric: Metric) -> list[KeyFigure]:
-    """How much more or less than the best reference."""
+    """Difference from the best reference."""
     references = {name: value for name, value in metric.references.items() if value}
     if not references:
         return []
@@ -175,7 +175,7 @@ def _beside(metric: Metric) -> list[KeyFigure]:
 
 
 def _validation(view: RunView) -> KeyFigure:
-    """The last one of training; evaluation measures other text."""
+    """The last validation loss of training; evaluation measures other text."""
     last = view.validations[-1] if view.validations else None
     loss = _first(last.loss if last else None, view.summary.get("validation_loss"))
     if loss is None:

@@ -1,5 +1,5 @@
-"""The newest runs of a folder, one line each. Reads only the end of a run's events, so long runs take no longer than
-short ones."""
+"""Lists the newest runs of a folder, one line each. Reads only the end of a run's events, so long runs take no
+longer than short ones."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .run_view import SEALED_SINCE, reached_end
 from .values import finite, mapping, whole
 
 END_BYTES = 1 << 18
-"""The end of the events that is read: some hundred of them."""
+"""Bytes read at the end of the events: a few hundred events."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

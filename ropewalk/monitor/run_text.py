@@ -20,7 +20,7 @@ _REACHED = {
     "train": ("trained", "evaluates it"),
     "evaluate": ("evaluated", "draws its report"),
 }
-"""By the last stage of a run that stopped there: how its state is called, and what `ropewalk run` does next."""
+"""By the last stage of a stopped run: the name of its state, and what `ropewalk run` does next."""
 
 
 def status_lines(view: RunView) -> list[str]:

@@ -63,7 +63,7 @@ class Drawing:
     title: str
     caption: str
     unit: str
-    """What the axis counts."""
+    """Unit of the axis."""
     stages: Sequence[str]
     """Description of each pipeline stage, for tooltips."""
     lanes: Sequence[Lane]

@@ -4,7 +4,7 @@ Nearly all events of a long run are steps. Lines in the form that `EventLog` wri
 offset are recorded, which is enough to undo steps exactly after a restore. At the end of the file only the needed lines
 are parsed: all of a short run, evenly spaced ones of a long run, always the last ones.
 
-An update reads only what was appended.
+An update reads only appended lines.
 """
 
 from __future__ import annotations
@@ -146,8 +146,7 @@ class EventStream:
             self._curve.clear()
 
     def update(self) -> None:
-        """Reads what was appended; everything, if the file was replaced. An unfinished line is left for the next
-        update."""
+        """Reads appended events; all events if the file was replaced. Leaves an unfinished line for the next update."""
         if self._path is None or not self._path.exists():
             return
         with open_regular(self._path) as file:

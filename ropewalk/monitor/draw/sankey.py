@@ -38,7 +38,7 @@ class Frame:
     gap: float
     width: float
     measure: Measure
-    """What the width of a ribbon measures."""
+    """Measure of ribbon widths."""
 
     @property
     def letters(self) -> int:

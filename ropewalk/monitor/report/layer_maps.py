@@ -146,7 +146,7 @@ def _cells(one: Map, span: tuple[float, float], grid: Grid) -> Markup:
 
 
 def _shade(value: float, span: tuple[float, float]) -> int:
-    """From 0, the lightest; -1 for a non-finite value."""
+    """Index of the shade, 0 is the lightest; -1 for a non-finite value."""
     if not math.isfinite(value):
         return -1
     low, high = span

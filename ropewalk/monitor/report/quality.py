@@ -15,7 +15,7 @@ from ..values import finite
 from .page import badge, empty, scrolling, section, table
 
 SHOWN_SAMPLES = 8
-"""Samples in sight; the rest unfold."""
+"""Samples shown; others are folded."""
 MOST_SAMPLES = 64
 MOST_CHARACTERS = 3000
 """Characters of one prompt or completion on the page."""
@@ -29,7 +29,7 @@ def quality_section(view: RunView) -> Markup:
 
 
 def samples_section(view: RunView) -> Markup:
-    """Completions of held-out beginnings: the prompt dimmed, what the model wrote in full ink."""
+    """Completions of held-out prompts; the prompts are dimmed."""
     if not view.samples:
         return section("Samples", empty("No samples have been drawn yet."))
     cards = [_card(sample) for sample in view.samples[:MOST_SAMPLES]]

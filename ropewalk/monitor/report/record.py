@@ -105,7 +105,7 @@ def _story(event: Event) -> str:
         return f"to step {step:,}, to repeat step {whole(event.get('failed_step')):,}{without}"
     if event["kind"] == "stopped_early":
         return f"at step {step:,}, with the weights of step {whole(event.get('best_step')):,}"
-    # Those of `continued` and `warning` are sentences.
+    # `continued` and `warning` events contain sentences.
     rank = whole(event.get("rank"))
     return (f"rank {rank}: " if rank else "") + text(event.get("message"))
 

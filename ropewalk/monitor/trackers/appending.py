@@ -27,7 +27,7 @@ class AppendedFile:
             raise UserError(f"{path}: another process writes this file; stop it or name another file") from None
 
     def read(self) -> bytes:
-        """Everything that is there."""
+        """The content of the file."""
         with storage(f"reading {self.path}"):
             self._file.seek(0)
             return self._file.read()

@@ -1,7 +1,7 @@
 """A curve as an event file of TensorBoard, in a folder of the run's name.
 
 The format is small (records with lengths and checksums; two kinds of messages), so it is written here: the package
-`tensorboard` brings 160 MB, torch's writer needs torch as well. What can be read back is tested with that package.
+`tensorboard` brings 160 MB, torch's writer needs torch as well. A test reads files back with that package.
 
 TensorBoard follows the end of a file and never rereads, so a file only grows. Undone points stay in it, followed by a
 record that makes TensorBoard discard everything from a step on (`SessionLog.START`, as TensorFlow writes it when a job

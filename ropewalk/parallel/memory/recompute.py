@@ -13,6 +13,7 @@ compressed (activation_packing.py).
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +37,8 @@ from ..mesh import Mesh
 from .activation_offload import ActivationOffload
 from .activation_packing import ActivationPacking
 
+RELEASE_TRIES = 100
+"""Milliseconds to wait until a counted block is freed."""
 Forward = Callable[[Block, Tensor], Tensor]
 Choose = Callable[[Block, Tensor, Forward], bool]
 """Whether to recompute a block on its input; all ranks that share the block must choose alike."""
@@ -219,7 +222,12 @@ def inner_bytes(block: Block, x: Tensor, forward: Forward) -> int:
     with saved_tensors_hooks(count, lambda tensor: tensor):
         result = forward(block, x)
     del result
-    return sum(size for storage, size in kept.values() if storage.expired())
+    for _ in range(RELEASE_TRIES):
+        freed = sum(size for storage, size in kept.values() if storage.expired())
+        if freed or not kept:
+            break
+        time.sleep(0.001)  # gloo's thread holds the tensors of a collective for a moment after it is complete
+    return freed
 
 
 def _again(function: Callable[..., Tensor], *arguments: Any) -> Tensor:

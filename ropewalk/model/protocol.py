@@ -187,17 +187,12 @@ class ModelStage(nn.Module, abc.ABC):
         weight gradients."""
         return {f"blocks.{name}": m for name, m in self.blocks.named_modules() if isinstance(m, Linear)}
 
-    @property
-    def head_weight(self) -> Tensor:
-        """The matrix V C from hidden states to logits. Requires the last stage."""
-        raise NotImplementedError(f"{type(self).__name__} has no head")
-
     def split_over_ranks(
         self, *, look_up: Callable[[nn.Embedding, Tensor], Tensor], keep: Callable[[Tensor], Tensor] | None
     ) -> None:
         """Prepares a stage whose parameters are sharded along the tensor axis: `look_up` embeds tokens with a part of
         the embedding. With `keep`, which takes this rank's part of T B, hidden states are T B C."""
-        raise NotImplementedError(f"{type(self).__name__} declares no tensor splits")
+        raise UserError(f"{type(self).__name__} cannot be split over tensor ranks; set `parallel.tensor` to 1")
 
     def compile_blocks(self, compile: Callable[[Any], Any]) -> None:
         """Replaces the blocks' forward methods by their `compile` results; hooks stay uncompiled."""

@@ -222,7 +222,7 @@ def backward_by_rows(model: ModelStage, batch: Batch, *, seed: int, step: int) -
 def _loss(model: ModelStage, outputs: tuple[Tensor, ...], batch: Batch) -> Tensor:
     """Cross-entropy by its definition for plain language models, so that fused and sharded losses are verified too;
     otherwise the model's own loss."""
-    if type(model).loss is not LanguageModel.loss:
+    if not isinstance(model, LanguageModel) or type(model).loss is not LanguageModel.loss:
         return model.loss(outputs, batch.targets, batch.weight.double())
     (hidden,) = outputs
     scores = (hidden @ model.head_weight.T).log_softmax(-1).gather(-1, batch.targets.unsqueeze(-1)).squeeze(-1)

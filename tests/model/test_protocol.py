@@ -5,10 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
+from ropewalk.base.errors import UserError
 from ropewalk.model.config import Model
+from ropewalk.model.decoder import Decoder
 from ropewalk.model.loss import token_losses
 from ropewalk.model.protocol import ForwardPass, Losses, ModelStage, build_model, build_stage
 from ropewalk.model.spec import Spec, resolve
+from tests.tiny import small_spec
 
 SPEC = resolve(Model(layers=3, width=16, heads=2, position="learned"), vocabulary=23, sequence_length=12)
 
@@ -72,3 +75,13 @@ def test_auxiliary_losses_of_layers_add_up_and_count_once_when_a_block_runs_twic
     assert x.grad is not None
     assert x.grad.item() == 1.5
     assert Losses().total() is None
+
+
+def test_a_kind_without_tensor_splits_names_the_setting() -> None:
+    class Unsplit(Decoder):
+        split_over_ranks = ModelStage.split_over_ranks
+
+    with torch.device("meta"):
+        stage = Unsplit(small_spec())
+    with pytest.raises(UserError, match=r"Unsplit cannot be split over tensor ranks; set `parallel.tensor` to 1"):
+        stage.split_over_ranks(look_up=lambda table, tokens: table(tokens), keep=None)

@@ -31,7 +31,7 @@ from ropewalk.model import matmul as products
 from ropewalk.model.kernels.cublas import Problem, Product, library, version
 from ropewalk.model.loss import chunk_rows
 from ropewalk.model.modules import Linear
-from ropewalk.model.protocol import ModelStage
+from ropewalk.model.protocol import LanguageModel, ModelStage
 from ropewalk.plan.forecast import PURE
 from ropewalk.plan.plan import Plan
 from ropewalk.store.sealed import append_seal, read_content
@@ -205,7 +205,7 @@ def _uses(stage: ModelStage, plan: Plan, dtype: torch.dtype) -> Iterator[tuple[s
             seen.add(module.weight.shape)
             for what, problem in _of_map(name.split(".", 2)[2], module, tokens, dtype).items():
                 yield what, problem, module
-    if plan.tensor == 1 and stage.last:
+    if plan.tensor == 1 and stage.last and isinstance(stage, LanguageModel):
         for what, problem in _of_head(stage.head_weight, tokens, dtype).items():
             yield what, problem, None
 

@@ -31,15 +31,15 @@ $(VENV)/.train: pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing into $(VENV) (torch first; a minute or two)"
 	@$(PIP) "$$(grep '^torch==' constraints.txt)"
-	@$(PIP) -e '.[train]'
+	@$(PIP) -e '.[train,evaluate]'
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.train
-	@$(PIP) -e '.[train,dev]'
+	@$(PIP) -e '.[train,evaluate,dev]'
 	@touch $@
 
 $(VENV)/.docs: $(VENV)/.train
-	@$(PIP) -e '.[train,docs]'
+	@$(PIP) -e '.[train,evaluate,docs]'
 	@touch $@
 
 quickstart: $(VENV)/.train

@@ -42,6 +42,8 @@ class Metric:
     """The same metric of others on the same items, by their names: compressors, the true continuations, chance."""
     note: str = ""
     """What the value means, in a few words. A metric with a note is a key figure of the report."""
+    signature: str = ""
+    """How it was computed, such as `nrefs:1|case:mixed|tok:13a|version:2.6.0`. Equal signatures may be compared."""
 
     @property
     def label(self) -> str:
@@ -88,7 +90,7 @@ def metrics_tree(metrics: Iterable[Metric]) -> dict[str, Any]:
         kept = {key: value for key, value in dataclasses.asdict(metric).items() if key not in ("name", "group")}
         kept = {key: value for key, value in kept.items() if value not in (None, "", {})}
         if metric.group:
-            shared = ("of", "unit", "better", "note")
+            shared = ("of", "unit", "better", "note", "signature")
             part = {key: value for key, value in kept.items() if key not in shared}
             tree[metric.name].setdefault("groups", {})[metric.group] = part
         else:
@@ -134,6 +136,7 @@ def _metric(name: str, group: str, values: Mapping[str, Any]) -> Metric | None:
             if (found := _finite(other)) is not None
         },
         note=str(values.get("note", "")),
+        signature=str(values.get("signature", "")),
     )
 
 

@@ -23,6 +23,17 @@ TASKS = Registry(
 )
 """Evaluation tasks: each target makes a `Task` (evaluate/task.py) from the held-out text of the run."""
 
+METRICS = Registry(
+    "metric",
+    {
+        "exact_match": Kind(
+            target="ropewalk.evaluate.metrics.exact:ExactMatch",
+            doc="Share of completions that equal a reference.",
+        ),
+    },
+)
+"""Metrics of the items of a task: each target is an `ItemMetric` (evaluate/metrics/item_metric.py)."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Evaluate:

@@ -40,15 +40,30 @@ class Rolling:
 
 
 @dataclass(frozen=True, slots=True)
+class LogLikelihood:
+    """Requests the log-likelihood of `continuation` after `context`, the beginning of a document."""
+
+    context: Text
+    """May be empty; it follows an end-of-text token, like every training document."""
+    continuation: Text
+    """As text, it is tokenized together with `context`, so that no token boundary is forced between them."""
+
+
+@dataclass(frozen=True, slots=True)
 class Likelihood:
-    """The answer to `Rolling`."""
+    """The answer to `Rolling` and `LogLikelihood`."""
 
     log_probability: float
-    """Natural log of the document's probability."""
+    """Natural log of the probability of the document or continuation."""
     tokens: int
-    """Tokens predicted, end of text included."""
+    """Tokens predicted, of a document with its end of text."""
     correct: int
     """Tokens predicted correctly by argmax."""
+
+    @property
+    def greedy(self) -> bool:
+        """Whether greedy decoding gives exactly this text."""
+        return self.correct == self.tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +75,14 @@ class Sampling:
     """0 takes the most likely token."""
     top_k: int = 0
     """0 samples from all tokens."""
+    top_p: float = 1.0
+    """Samples from the fewest tokens whose probabilities sum to at least this."""
+    min_p: float = 0.0
+    """Leaves out tokens whose probability is below this share of the largest one."""
+    repetition_penalty: float = 1.0
+    """Divides positive logits of tokens in prompt and completion by this, and multiplies negative ones (CTRL)."""
+    stop: tuple[str, ...] = ()
+    """Texts that end a completion; it excludes them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +92,8 @@ class Generate:
     prompt: Text
     """May be empty; it follows an end-of-text token, like every training document."""
     sampling: Sampling
+    repeat: int = 0
+    """Number of the completion where a prompt is completed several times; each has its own random numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +106,7 @@ class Generation:
     """Invalid UTF-8 is shown as U+FFFD."""
 
 
-Request = Rolling | Generate
+Request = Rolling | LogLikelihood | Generate
 Answer = Likelihood | Generation
 
 

@@ -1,0 +1,57 @@
+"""A metric of a task's items: a few statistics of each item, and the value of their sum.
+
+    class ExactMatch(ItemMetric):
+        name, unit = "exact_match", SHARE
+
+        def statistics(self, item):
+            return (item.predictions[0] in item.question.references, 1)
+
+Accuracy, perplexity, BLEU, F1 and calibration errors are all functions of sums over items. So one resampling serves all
+of them: a bootstrap draws how often each item counts, and `value` reads the resampled sums (`measured`,
+metrics/resampling.py).
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from ropewalk.base.metric import Better
+
+if TYPE_CHECKING:
+    from ..question_task import Item
+
+Floats = npt.NDArray[np.float64]
+
+
+class ItemMetric(abc.ABC):
+    """Turns the items of a task into one number. Shapes: K statistics."""
+
+    name: str
+    """Its name in results, such as `exact_match`."""
+    unit: str = ""
+    """`share` for proportions, which are shown in percent."""
+    better: Better = "higher"
+    of: str = "item"
+    """What its `n` counts, in the singular."""
+    note: str = ""
+    """What the value means, in a few words. A metric with a note is a key figure of the report."""
+    signature: str = ""
+    """How it is computed: variant, tokenizer, version."""
+
+    @abc.abstractmethod
+    def statistics(self, item: Item) -> Sequence[float] | None:
+        """The item's K statistics, as many for every item; None if the item does not count."""
+
+    def value(self, sums_K: Floats) -> Floats:
+        """The metric of summed statistics; leading axes are other sums. Here the ratio of the first two."""
+        return sums_K[..., 0] / sums_K[..., 1]
+
+    def score(self, item: Item) -> float | None:
+        """The metric of this item alone, for paired tests and lists of the worst items."""
+        statistics = self.statistics(item)
+        return None if statistics is None else float(self.value(np.asarray(statistics, np.float64)))

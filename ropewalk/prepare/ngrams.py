@@ -167,7 +167,7 @@ def index_shard(task: IndexTask) -> int:
     shard = Shard(task.shard)
     shard.verify()  # what is entered here has another checksum from now on
     speller = Speller(task.tokenizer) if task.unit == "words" else None
-    found = [_entries(shard, first, last, speller, task.length) for first, last in _blocks(shard)]
+    found = [_entries(shard, first, last, speller, task.length) for first, last in document_blocks(shard)]
     hashes = np.concatenate([np.zeros(0, np.uint64), *(hashes for hashes, _ in found)])
     places = np.concatenate([np.zeros(0, np.uint64), *(places for _, places in found)])
     places |= np.uint64(task.number << SHARD_SHIFT)
@@ -176,7 +176,7 @@ def index_shard(task: IndexTask) -> int:
     return len(shard)
 
 
-def _blocks(shard: Shard) -> Iterator[tuple[int, int]]:
+def document_blocks(shard: Shard) -> Iterator[tuple[int, int]]:
     """Runs of documents of about BLOCK_TOKENS."""
     first = 0
     while first < len(shard):

@@ -198,7 +198,7 @@ def _entries(shard: Shard, first: int, last: int, speller: Speller | None, lengt
         return hashes, (places + begin).astype(np.uint64)
     words = speller.words(tokens, bounds)
     hashes, places = kernel.choose_parts(words.hashes, words.firsts[:-1], words.firsts[1:], length, part)
-    return hashes, (words.tokens[places] + begin).astype(np.uint64)
+    return hashes, (words.tokens(places) + begin).astype(np.uint64)
 
 
 def _merge(runs: Sequence[Path], folder: Path) -> list[int]:

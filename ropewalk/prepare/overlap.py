@@ -97,8 +97,10 @@ class _Table:
 
     def mark(self, spelled: Words, base: int) -> None:
         """Looks at the words of some documents, whose first token is token `base`."""
-        places = spelled.tokens.astype(np.int64) + base
-        mark_ngrams(spelled.hashes, spelled.firsts, self.length, self._wanted, self._present, places, self._places)
+        found = np.full(len(self._wanted), NOWHERE, np.int64)
+        mark_ngrams(spelled.hashes, spelled.firsts, self.length, self._wanted, self._present, found)
+        new = np.flatnonzero((found != NOWHERE) & (self._places == NOWHERE))
+        self._places[new] = base + spelled.tokens(found[new])
 
     def places(self, hashes: Values) -> npt.NDArray[np.int64]:
         """Where each of these n-grams stands first, or NOWHERE."""

@@ -43,10 +43,9 @@ def mark_ngrams(
     length: int,
     wanted: Values,
     present: npt.NDArray[np.bool_],
-    places: Offsets,
     out: Offsets,
 ) -> None:
-    """For every n-gram of the documents whose hash is in `wanted` (sorted), writes the place of its first word to
+    """For every n-gram of the documents whose hash is in `wanted` (sorted), writes the number of its first word to
     `out`, unless an earlier one is there. `present` says which low bits of hashes `wanted` has."""
     gone = np.uint64(1)
     for _ in range(length):
@@ -66,4 +65,4 @@ def mark_ngrams(
                 continue
             found = np.searchsorted(wanted, hashed)
             if found < len(wanted) and wanted[found] == hashed and out[found] < 0:
-                out[found] = places[place - length + 1]
+                out[found] = place - length + 1

@@ -11,6 +11,7 @@ from ..draw.markup import Child, Markup, element
 from ..headline import KeyFigure, key_figures, verdict
 from ..run_view import RunView, read_run
 from .corpus_section import corpus_section
+from .evaluation.worst_items import worst_section
 from .layer_maps import layers_section
 from .page import page
 from .quality import quality_section, samples_section
@@ -34,6 +35,7 @@ def render(view: RunView) -> Markup:
     sections = [
         loss_section(view),
         quality_section(view),
+        worst_section(view.evaluated),
         samples_section(view),
         corpus_section(view),
         pace_section(view),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -49,16 +50,18 @@ def vivid(spec: Spec, *, seed: int = 0) -> Decoder:
     return model
 
 
-def one_device(model: Decoder, *, rows: int = 4) -> Executor:
+PLAN = Plan(device="cpu", precision="fp32", batch_size=4, microbatch_size=4)
+
+
+def one_device(model: Decoder) -> Executor:
     """An executor for scoring."""
-    plan = Plan(device="cpu", precision="fp32", batch_size=rows, microbatch_size=rows)
-    return apply(plan, model, None, None)
+    return apply(PLAN, model, None, None)
 
 
-def planned(model: Decoder, held_out: HeldOut, *, length: int = 16, rows: int = 4) -> PlannedModel:
+def planned(model: Decoder, held_out: HeldOut, *, length: int = 16) -> PlannedModel:
     """What tasks ask."""
-    plan = Plan(device="cpu", precision="fp32", batch_size=rows, microbatch_size=rows)
-    return PlannedModel(plan, lambda plan: apply(plan, model, None, None), length=length, held_out=held_out)
+    spec = replace(model.spec, sequence_length=length)
+    return PlannedModel(PLAN, lambda plan: apply(plan, model, None, None), spec=spec, held_out=held_out)
 
 
 def train_tokenizer(texts: Iterable[str], *, prefix_space: bool = False) -> Tokenizer:

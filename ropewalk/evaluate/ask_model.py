@@ -68,7 +68,9 @@ class _Caller:
         if missing:
             documents = [self.held_out.texts.document(text) for text in texts.values()]
             chunks = _chunks(range(len(keys)), [len(each) for each in documents], most=self.model.chunk_tokens)
-            self._ask("score", "documents", keys, missing, chunks, lambda chunk: self.model.rolling(_of(documents, chunk)))
+            self._ask(
+                "score", "documents", keys, missing, chunks, lambda chunk: self.model.rolling(_of(documents, chunk))
+            )
 
     def pairs(self, pairs: Mapping[str, tuple[Text, Text]]) -> None:
         """Continuations of contexts."""

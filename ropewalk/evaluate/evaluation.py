@@ -56,7 +56,7 @@ def evaluate(model: TaskModel, held_out: HeldOut, *, answers: Answers | None = N
 def evaluate_on_ranks(
     model: TaskModel, held_out: HeldOut, *, answers: Answers | None, share: Share, rank: int = 0
 ) -> Evaluation | None:
-    """The same on every rank of a launch: all ask the model, and rank 0, which alone has a file of answers, measures."""
+    """The same on every rank of a launch: all ask the model; rank 0, which alone has a file of answers, measures."""
     tasks = open_tasks(held_out)
     answers = Answers(None, {}) if answers is None else answers
     requests = [[(request_key(request), request) for request in _requests(task)] for task in tasks]
@@ -101,9 +101,7 @@ def write_evaluation(run: Path, evaluation: Evaluation, **facts: Any) -> None:
         (DOCUMENTS, evaluation.documents),
         (ITEMS, evaluation.items),
     )
-    write_results(
-        run, {**facts, "tasks": tasks}, {file: map(dataclasses.asdict, records) for file, records in lines}
-    )
+    write_results(run, {**facts, "tasks": tasks}, {file: map(dataclasses.asdict, records) for file, records in lines})
 
 
 def _list_of(found: Evaluation, record: Any) -> list[Any]:
@@ -115,7 +113,9 @@ def _requests(task: Task) -> list[Request]:
     requests = list(task.requests())
     for request in requests:
         if not (isinstance(request, Rolling | LogLikelihood | Generate) and all(map(_is_text, _texts(request)))):
-            wanted = "must be `Rolling(text)`, `LogLikelihood(context, continuation)` or `Generate(prompt, Sampling(...))`"
+            wanted = (
+                "must be `Rolling(text)`, `LogLikelihood(context, continuation)` or `Generate(prompt, Sampling(...))`"
+            )
             raise UserError(f"task `{task.name}`: a request {wanted}, not {reprlib.repr(request)}")
     return requests
 

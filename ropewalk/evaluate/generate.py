@@ -41,9 +41,9 @@ def generate(
 ) -> list[list[int]]:
     """Completes each prompt with at most `new_tokens` tokens; results exclude the prompt and the closing `end`.
 
-    Temperature 0 takes the most likely token; `top_k` 0 samples from all. Each prompt has the random stream of its seed, so its
-    completion does not depend on the batch (up to rounding of matmuls of different sizes). Tokens from `vocabulary` on
-    are padding and never sampled; None: no padding.
+    Temperature 0 takes the most likely token; `top_k` 0 samples from all. Each prompt has the random numbers of its
+    seed, so its completion does not depend on the batch (up to rounding of matmuls of different sizes). Tokens from
+    `vocabulary` on are padding and never sampled; None: no padding.
     """
     completions: list[list[int]] = [[] for _ in prompts]
     for indices in _batches(prompts):

@@ -68,7 +68,13 @@ def score_sequences(executor: Executor, plan: Plan, sequences: Sequence[Scored],
         scores = executor.score(
             batch, microbatches=per_rank, attention=attend_shared if shared else None, counted_only=True
         )
-        _collect(found, scores.log_probabilities.cpu().double().numpy(), scores.first_choice.cpu().numpy(), batch_rows, sequences)
+        _collect(
+            found,
+            scores.log_probabilities.cpu().double().numpy(),
+            scores.first_choice.cpu().numpy(),
+            batch_rows,
+            sequences,
+        )
     return [Likelihood(float(nats), int(tokens), int(correct)) for nats, tokens, correct in found.T]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -78,9 +78,7 @@ class PlannedModel:
         )
 
     def loglikelihood(self, pairs: Sequence[tuple[list[int], list[int]]]) -> list[Likelihood]:
-        return score_continuations(
-            self._scorer(), self._plan, pairs, sequence_length=self._length, budget=self._budget
-        )
+        return score_continuations(self._scorer(), self._plan, pairs, sequence_length=self._length, budget=self._budget)
 
     def generate(
         self, prompts: Sequence[Sequence[int]], sampling: Sampling, *, seeds: Sequence[int]
@@ -134,12 +132,12 @@ def evaluate_run(run: Path, *, progress: Progress | None = None) -> dict[str, An
     model = PlannedModel(
         plan, lambda plan: load_executor(path, plan, mesh, device=device), spec=head.spec, held_out=held_out
     )
-    evaluate_together(model, held_out, run, answers_of(identity(manifest), plan, seed=seed), mesh, step=head.step)
+    evaluate_together(model, held_out, run, answers_of(identity(manifest), plan, seed=seed), mesh, {"step": head.step})
     return read_results(run)
 
 
 def evaluate_together(
-    model: TaskModel, held_out: HeldOut, folder: Path, of: Identity, mesh: Mesh, **facts: Any
+    model: TaskModel, held_out: HeldOut, folder: Path, of: Identity, mesh: Mesh, facts: Mapping[str, Any]
 ) -> None:
     """Evaluates on all ranks of `mesh`; rank 0 keeps answers and writes the results in `folder`. All ranks must
     call."""
@@ -154,7 +152,7 @@ def load_generator(path: Path) -> tuple[Executor, bytes]:
     """(executor for generation on this launch's ranks, tokenizer file) of the checkpoint `path`. All ranks must
     call."""
     place = ranks()
-    device = _device(place)
+    device = device_kind(place)
     with advise_on_damage(path):
         check_weights(read_checkpoint_manifest(path), path)
         plan = generation_plan(path, processes=place.world, device=device)
@@ -184,7 +182,7 @@ def load_executor(path: Path, plan: Plan, mesh: Mesh, *, device: torch.device) -
     return executor
 
 
-def _device(place: Ranks) -> Literal["cpu", "cuda"]:
+def device_kind(place: Ranks) -> Literal["cpu", "cuda"]:
     """`cuda` with one GPU per process, or `cpu` if there is none."""
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if 0 < count < place.local_world:

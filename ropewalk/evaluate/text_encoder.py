@@ -2,7 +2,7 @@
 
 | | our models (runs, checkpoints) | Hugging Face directories |
 |---|---|---|
-| before a text | the end-of-text token, as before every training document | what the tokenizer adds by itself, often nothing |
+| before a text | the end-of-text token, as in training | what the tokenizer adds by itself, often nothing |
 | an empty context | the end-of-text token | the beginning-of-text token, else the end-of-text token |
 | after a whole document | the end-of-text token, which is scored too | nothing |
 
@@ -93,6 +93,7 @@ class TextEncoder:
 
 def _moved(context: str | np.ndarray, continuation: str | np.ndarray) -> tuple[str, str]:
     """The pair with the spaces at the end of the context before the continuation."""
-    assert isinstance(context, str) and isinstance(continuation, str)
+    assert isinstance(context, str)
+    assert isinstance(continuation, str)
     end = len(context.rstrip())
     return context[:end], context[end:] + continuation

@@ -102,30 +102,30 @@ class Answers:
 def read_answers(path: Path, identity: Identity) -> dict[str, Answer] | None:
     """The sound answers in `path` by request key; None if there is no file, or if it is of another model or damaged in
     its first line."""
+    lines = read_lines(path)
+    if not lines or lines[0] != json.loads(json.dumps(dict(identity))):
+        return None
+    return {tree["key"]: _answer(tree) for tree in lines[1:]}
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The first line and the sound answers in `path`; nothing if there is no file, or if its first line is damaged. A
+    warning names the damage."""
     try:
         with storage(f"reading {path}"):
             data = read_regular(path)
     except FileNotFoundError:
-        return None
-    head, *lines = data.split(b"\n")
-    told = _parsed(head)
-    if told is None:
+        return []
+    *lines, _ = data.split(b"\n")  # what follows the last line end was cut by a kill
+    found = [_parsed(line) for line in lines]
+    damaged = [number for number, tree in enumerate(found, start=1) if tree is None]
+    if not lines or 1 in damaged:
         _log.warning("%s: this file of answers is damaged in its first line; the model is asked again", path)
-        return None
-    if told != json.loads(json.dumps(dict(identity))):
-        return None
-    found: dict[str, Answer] = {}
-    damaged = []
-    for number, line in enumerate(lines, start=2):
-        tree = _parsed(line)
-        if tree is not None:
-            found[tree["key"]] = _answer(tree)
-        elif line and number <= len(lines):  # the last line, without a line end, is torn by a kill
-            damaged.append(number)
+        return []
     if damaged:
         where = ", ".join(map(str, damaged[:5])) + (", ..." if len(damaged) > 5 else "")
         _log.warning("%s: damaged in line %s; the model is asked these requests again", path, where)
-    return found
+    return [tree for tree in found if tree is not None]
 
 
 def _plain(text: str | np.ndarray) -> str | list[int]:

@@ -95,6 +95,14 @@ def evaluate_folder(
         return read_results(out)
 
 
+def open_model(path: Path, *, settings: Evaluate | None = None, seed: int = 0) -> tuple[PlannedModel, HeldOut]:
+    """The model in `path` on this process's device, and what its tasks are made with."""
+    found = open_model_folder(path)
+    plan = found.plan(1, "cuda" if torch.cuda.is_available() else "cpu")
+    held_out = HeldOut(None, settings or Evaluate(), seed=seed, texts=found.texts)
+    return PlannedModel(plan, one_device(plan, found.load), spec=found.spec, held_out=held_out), held_out
+
+
 def open_model_folder(path: Path) -> ModelFolder:
     """The model in `path`: a checkpoint, or a Hugging Face directory of our export or from elsewhere."""
     return _checkpoint(path) if is_checkpoint(path) else _directory(path)

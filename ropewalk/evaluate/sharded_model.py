@@ -62,8 +62,8 @@ class PlannedModel:
     ) -> None:
         """`load` loads the model under a plan of any precision; one is in memory at a time."""
         self._plan, self._load, self._held_out = plan, load, held_out
-        self._length = spec.sequence_length
-        self._budget = min(_MOST_TOKENS[plan.device], max(_LEAST_TOKENS, plan.microbatch_size * self._length))
+        self.length = spec.sequence_length
+        self._budget = min(_MOST_TOKENS[plan.device], max(_LEAST_TOKENS, plan.microbatch_size * self.length))
         self.chunk_tokens = _chunk_tokens(plan, spec)
         self._loaded: tuple[Plan, Executor | ModelStage] | None = None
 
@@ -72,13 +72,13 @@ class PlannedModel:
             self._scorer(),
             self._plan,
             documents,
-            sequence_length=self._length,
+            sequence_length=self.length,
             budget=self._budget,
             before=self._held_out.texts.before,
         )
 
     def loglikelihood(self, pairs: Sequence[tuple[list[int], list[int]]]) -> list[Likelihood]:
-        return score_continuations(self._scorer(), self._plan, pairs, sequence_length=self._length, budget=self._budget)
+        return score_continuations(self._scorer(), self._plan, pairs, sequence_length=self.length, budget=self._budget)
 
     def generate(
         self, prompts: Sequence[Sequence[int]], sampling: Sampling, *, seeds: Sequence[int]

@@ -64,13 +64,13 @@ def planned(model: Decoder, held_out: HeldOut, *, length: int = 16) -> PlannedMo
     return PlannedModel(PLAN, lambda plan: apply(plan, model, None, None), spec=spec, held_out=held_out)
 
 
-def train_tokenizer(texts: Iterable[str], *, prefix_space: bool = False) -> Tokenizer:
+def train_tokenizer(texts: Iterable[str], *, prefix_space: bool = False, end: str = END) -> Tokenizer:
     """A byte-level tokenizer of 320 tokens, the end of text first."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=prefix_space)
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    trainer = trainers.BpeTrainer(vocab_size=320, special_tokens=[END], initial_alphabet=alphabet, show_progress=False)
+    trainer = trainers.BpeTrainer(vocab_size=320, special_tokens=[end], initial_alphabet=alphabet, show_progress=False)
     tokenizer.train_from_iterator(texts, trainer)
     return tokenizer
 

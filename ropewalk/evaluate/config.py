@@ -41,6 +41,8 @@ class Evaluate:
 
     tasks: Annotated[tuple[str, ...], TASKS] = ("held-out", "completions")
     """Tasks to run, by name; your own as `module:attr`. The first metric of the first task is the headline."""
+    limit: Annotated[int, Range(least=0)] = 0
+    """Ask the first so many questions of each task; 0 asks all."""
     max_bytes: Annotated[int, Range(least=1000)] = 400_000
     """Maximum UTF-8 bytes of held-out text to score: whole documents in a seeded order."""
     samples: Annotated[int, Range(least=0, most=1_000_000)] = 24

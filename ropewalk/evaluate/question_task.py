@@ -98,8 +98,9 @@ class QuestionTask(Task):
 
     @functools.cached_property
     def questions(self) -> Sequence[Question]:
-        """The questions, loaded once. A wrapper may replace them."""
-        return self.load_questions()
+        """The questions, loaded once: the first `evaluate.limit` of them. A wrapper may replace them."""
+        questions = self.load_questions()
+        return questions[: self.held_out.settings.limit or len(questions)]
 
     def requests(self) -> list[Request]:
         return [request for question in self.questions for request in self.requests_of(question)]

@@ -13,6 +13,7 @@ from __future__ import annotations
 import ast
 import functools
 import warnings
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -36,7 +37,13 @@ class Completions(Task):
     def requests(self) -> list[Generate]:
         settings = self.held_out.settings
         sampling = Sampling(settings.max_new_tokens, settings.temperature, settings.top_k)
-        return [Generate(prompt, sampling) for prompt, _ in self._texts]
+        seen: Counter[bytes] = Counter()
+        requests = []
+        for prompt, _ in self._texts:
+            # A short domain is gone through again: the same prompt, another completion.
+            requests.append(Generate(prompt, sampling, repeat=seen[prompt.tobytes()]))
+            seen[prompt.tobytes()] += 1
+        return requests
 
     def metrics(self, answers: Sequence[Generation]) -> list[Metric]:
         code = [sample for sample in self.records(answers) if sample.parses is not None]

@@ -44,6 +44,8 @@ class Metric:
     """What the value means, in a few words. A metric with a note is a key figure of the report."""
     signature: str = ""
     """How it was computed, such as `nrefs:1|case:mixed|tok:13a|version:2.6.0`. Equal signatures may be compared."""
+    level: str = ""
+    """KoLA's level of the task whose score this is: KM, KU, KA or KC."""
 
     @property
     def label(self) -> str:
@@ -90,7 +92,7 @@ def metrics_tree(metrics: Iterable[Metric]) -> dict[str, Any]:
         kept = {key: value for key, value in dataclasses.asdict(metric).items() if key not in ("name", "group")}
         kept = {key: value for key, value in kept.items() if value not in (None, "", {})}
         if metric.group:
-            shared = ("of", "unit", "better", "note", "signature")
+            shared = ("of", "unit", "better", "note", "signature", "level")
             part = {key: value for key, value in kept.items() if key not in shared}
             tree[metric.name].setdefault("groups", {})[metric.group] = part
         else:
@@ -137,6 +139,7 @@ def _metric(name: str, group: str, values: Mapping[str, Any]) -> Metric | None:
         },
         note=str(values.get("note", "")),
         signature=str(values.get("signature", "")),
+        level=str(values.get("level", "")),
     )
 
 

@@ -26,7 +26,7 @@ class Length(ItemMetric):
 
 def test_a_share_has_its_wilson_interval_and_its_groups() -> None:
     items = [item("a", "a", "x"), item("b ", "b", "x"), item("c", "d", "y")]
-    whole, *groups = measured(ExactMatch(), items)
+    whole, *groups = measured(ExactMatch(strip=True), items)
     wilson = proportion("exact_match", 2, 3)
     assert (whole.value, whole.interval, whole.n, whole.unit) == (2 / 3, wilson.interval, 3, SHARE)
     assert [(each.group, each.value) for each in groups] == [("x", 1.0), ("y", 0.0)]

@@ -33,7 +33,11 @@ def compare(runs: Sequence[Path], *, page: Path | None = None) -> Comparison:
     """Compares runs: settings that differ, curves, results with intervals; also writes the HTML `page`, if given."""
     if len(runs) < 2:
         raise UserError("name two runs or more: ropewalk compare runs/ONE runs/OTHER")
-    found = compare_views([(folder, read_run(folder)) for folder in runs])
+    from .paired_runs import compare_items  # numpy, for this verb alone
+
+    views = [(folder, read_run(folder)) for folder in runs]
+    pairs = compare_items([(folder, view.tasks) for folder, view in views])
+    found = compare_views(views, paired=pairs.differences, notes=pairs.notes)
     if page:
         write_comparison(found, page)
     return found

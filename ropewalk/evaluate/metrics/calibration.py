@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ropewalk.base.errors import UserError
-from ropewalk.base.metric import SHARE, Metric
+from ropewalk.base.metric import SHARE, Better, Metric
 
 from ..intervals import proportion
 from .choices import Forecast, Length, forecast
@@ -36,7 +36,7 @@ _NOISE = 200
 class _OfForecast(ItemMetric):
     """A metric of the forecast of each item."""
 
-    better = "lower"
+    better: Better = "lower"
 
     def __init__(self, *, length: Length = "", delimiter: str = " ") -> None:
         """`length` divides log-likelihoods before the softmax; `delimiter` begins each choice and has no length."""

@@ -99,6 +99,25 @@ class PairedDifference:
         return f"{100 * value:+.1f} points" if self.unit == SHARE else f"{value:+.4f}"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoreTable:
+    """Scores of several models that were computed from one another."""
+
+    title: str
+    rows: Mapping[str, Mapping[str, float]]
+    """By model and column."""
+    details: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """Further columns, for a page and for JSON."""
+    notes: tuple[str, ...] = ()
+
+    def cells(self, *, details: bool = False) -> list[tuple[str, ...]]:
+        """As text, with a head."""
+        table = self.details if details else self.rows
+        columns = list(next(iter(table.values()), {}))
+        rows = [(name, *(f"{row[column]:.2f}" for column in columns)) for name, row in table.items()]
+        return [("model", *columns), *rows]
+
+
 Tasks = Mapping[str, Sequence[Metric]]
 """What was measured, by task."""
 

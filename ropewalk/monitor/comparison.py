@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from ropewalk.base.metric import Metric, PairedDifference, titled
+from ropewalk.base.metric import Metric, PairedDifference, ScoreTable, titled
 from ropewalk.base.progress import amount, duration
 
 from .headline import median_pace, parameters, tokens, total_steps
@@ -80,12 +80,13 @@ class Comparison:
     """Reasons why some figures cannot be compared."""
     paired: tuple[PairedDifference, ...] = ()
     """Differences on the items and documents that runs share."""
+    standardised: ScoreTable | None = None
+    """KoLA's scores, which depend on the models compared."""
 
     @property
     def labels(self) -> tuple[str, ...]:
         """Column titles: the last part of each folder, or the whole path if that is not unique."""
-        short = tuple(Path(side.folder).name for side in self.sides)
-        return short if len({*short}) == len(short) else tuple(side.folder for side in self.sides)
+        return labels_of([side.folder for side in self.sides])
 
     def tree(self) -> dict[str, Any]:
         """As plain values, for JSON."""
@@ -94,6 +95,7 @@ class Comparison:
             "settings": {key: list(values) for key, values in self.settings.items()},
             "notes": list(self.notes),
             "paired": [{**dataclasses.asdict(each), "verdict": each.verdict} for each in self.paired],
+            "standardised": dataclasses.asdict(self.standardised) if self.standardised else None,
         }
 
     def measure(self) -> str:
@@ -114,13 +116,24 @@ class Comparison:
         return inside if count <= _ROWS else [inside[round(i * (count - 1) / (_ROWS - 1))] for i in range(_ROWS)]
 
 
+def labels_of(folders: Sequence[str]) -> tuple[str, ...]:
+    """The last part of each folder, or the whole path if that is not unique."""
+    short = tuple(Path(folder).name for folder in folders)
+    return short if len({*short}) == len(short) else tuple(folders)
+
+
 def compare_views(
-    views: Sequence[tuple[Path, RunView]], *, paired: Sequence[PairedDifference] = (), notes: Sequence[str] = ()
+    views: Sequence[tuple[Path, RunView]],
+    *,
+    paired: Sequence[PairedDifference] = (),
+    standardised: ScoreTable | None = None,
+    notes: Sequence[str] = (),
 ) -> Comparison:
-    """Compares runs with their names, in the given order; `paired` and `notes` come from their scored items."""
+    """Compares runs with their names, in the given order; `paired` and `notes` come from their scored items,
+    `standardised` also from other models."""
     sides = tuple(_side(folder, view) for folder, view in views)
     settings = _differences([view for _, view in views])
-    return Comparison(sides, settings, (*_notes(sides, paired), *notes), tuple(paired))
+    return Comparison(sides, settings, (*_notes(sides, paired), *notes), tuple(paired), standardised)
 
 
 def _side(folder: Path, view: RunView) -> Side:

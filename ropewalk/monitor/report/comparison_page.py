@@ -33,6 +33,7 @@ def render_comparison(comparison: Comparison) -> Markup:
     sections = [
         section("Results", warning_box(comparison.notes), scrolling(table(head, rows))),
         *_paired(comparison),
+        *_standardised(comparison),
         section("Settings that differ", _settings(comparison, names)),
         section("Training loss", _charts(comparison, "training"), element("p", _MEAN, class_="note")),
         section("Validation loss", _charts(comparison, "validation")),
@@ -46,6 +47,14 @@ def _paired(comparison: Comparison) -> list[Markup]:
         return []
     head, *body = rows
     return [section("Paired differences", scrolling(table(head, body)), element("p", PAIRED_NOTE, class_="note"))]
+
+
+def _standardised(comparison: Comparison) -> list[Markup]:
+    found = comparison.standardised
+    if found is None:
+        return []
+    tables = [scrolling(table(head, rows)) for head, *rows in (found.cells(), found.cells(details=True))]
+    return [section(found.title, tables, [element("p", note, class_="note") for note in found.notes])]
 
 
 def _settings(comparison: Comparison, names: Sequence[str]) -> Markup:

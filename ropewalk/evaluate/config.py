@@ -19,6 +19,10 @@ TASKS = Registry(
             target="ropewalk.evaluate.tasks.completions:Completions",
             doc="Completions of held-out documents; how many of those in domain `code` parse as Python.",
         ),
+        "knowledge-creation": Kind(
+            target="ropewalk.evaluate.tasks.knowledge_creation:KnowledgeCreation",
+            doc="KoLA's creating task with ten stories of our own (English, Chinese), scored by self-contrast.",
+        ),
     },
 )
 """Evaluation tasks: each target makes a `Task` (evaluate/task.py) from the held-out text of the run."""
@@ -113,6 +117,10 @@ METRICS = Registry(
         "calibration": Kind(
             target="ropewalk.evaluate.metrics.calibration:Calibration",
             doc="All of `ece` to `aurc` in this table, `brier_score` and `nll`.",
+        ),
+        "self_contrast": Kind(
+            target="ropewalk.evaluate.metrics.self_contrast:SelfContrast",
+            doc="KoLA's score of knowledge creation: a continuation alone, one with the events given, the true one.",
         ),
         "group_gap": Kind(
             target="ropewalk.evaluate.metrics.group_gap:GroupGap",

@@ -29,7 +29,7 @@ class SelfContrast(ItemMetric):
 
     name = "self_contrast"
     unit = "points"
-    of = "story"
+    of = "question"
 
     def __init__(self, *, variant: Literal["code", "paper"] = "code") -> None:
         if variant not in ("code", "paper"):

@@ -60,6 +60,10 @@ COMMANDS: dict[str, Show] = {
     "Compute of a decoder-only model, C = τT = 6PD": Show(
         "ropewalk plan tiny.toml", r"tokens +768 in 6 steps.*FLOPs +205 M \(267 k per token.*time +training takes"
     ),
+    "KoLA: knowledge creation (KC) [36]": Show(
+        """ropewalk run tiny.toml name=creation 'evaluate.tasks=["held-out", "knowledge-creation"]'""",
+        r"knowledge-creation self contrast \(10 questions\)",
+    ),
     "Several machines, several devices": Show(
         "ropewalk launch slurm tiny.toml --nodes 2 --gpus-per-node 8", r"processes +16.*sbatch tiny\.sbatch"
     ),

@@ -65,6 +65,7 @@ WORDS_NOT_RUN = {"make": "make", "pip": "pip", ".": ".", "venv": "python -m venv
 SLOW = {
     "README.md": "docs/start.md has the same commands",
     "README.zh-CN.md": "a test says that it has the commands of README.md",
+    "docs/guides/evaluation-metrics.md": "an evaluation with 20 completions, a quarter of a minute",
     "docs/guides/clusters.md": "several processes, half a minute",
     "docs/guides/parallel.md": "several processes, most of a minute",
     "docs/guides/runs.md": "eight runs, half a minute",

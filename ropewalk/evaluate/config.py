@@ -19,6 +19,10 @@ TASKS = Registry(
             target="ropewalk.evaluate.tasks.completions:Completions",
             doc="Completions of held-out documents; how many of those in domain `code` parse as Python.",
         ),
+        "knowledge-creation": Kind(
+            target="ropewalk.evaluate.tasks.knowledge_creation:KnowledgeCreation",
+            doc="KoLA's creating task with ten stories of our own (English, Chinese), scored by self-contrast.",
+        ),
     },
 )
 """Evaluation tasks: each target makes a `Task` (evaluate/task.py) from the held-out text of the run."""
@@ -29,6 +33,98 @@ METRICS = Registry(
         "exact_match": Kind(
             target="ropewalk.evaluate.metrics.exact:ExactMatch",
             doc="Share of completions that equal a reference.",
+        ),
+        "acc": Kind(
+            target="ropewalk.evaluate.metrics.choices:Accuracy",
+            doc="Share of questions whose most likely choice is right; of single continuations, the greedy ones.",
+        ),
+        "acc_norm": Kind(
+            target="ropewalk.evaluate.metrics.choices:AccuracyByCharacters",
+            doc="`acc` by the log-likelihood per character of the choice.",
+        ),
+        "acc_bytes": Kind(
+            target="ropewalk.evaluate.metrics.choices:AccuracyByBytes",
+            doc="`acc` by the log-likelihood per byte of the choice.",
+        ),
+        "acc_norm_bytes": Kind(
+            target="ropewalk.evaluate.metrics.choices:AccuracyByBytes",
+            doc="Another name of `acc_bytes`.",
+        ),
+        "acc_norm_tokens": Kind(
+            target="ropewalk.evaluate.metrics.choices:AccuracyByTokens",
+            doc="`acc` by the log-likelihood per token of the choice.",
+        ),
+        "acc_mutual_info": Kind(
+            target="ropewalk.evaluate.metrics.choices:MutualInformationAccuracy",
+            doc="`acc` by how much the context raises the log-likelihood of a choice; asks twice as much.",
+        ),
+        "f1": Kind(
+            target="ropewalk.evaluate.metrics.choices:F1",
+            doc="F1 of predicted choices, of choice 1 or as the mean over classes.",
+        ),
+        "mcc": Kind(
+            target="ropewalk.evaluate.metrics.choices:Mcc",
+            doc="Matthews correlation of predicted and right choices.",
+        ),
+        "perplexity": Kind(
+            target="ropewalk.evaluate.metrics.perplexities:Perplexity",
+            doc="Exp of the mean negative log-likelihood per item.",
+        ),
+        "word_perplexity": Kind(
+            target="ropewalk.evaluate.metrics.perplexities:WordPerplexity",
+            doc="Perplexity per word of whole texts.",
+        ),
+        "byte_perplexity": Kind(
+            target="ropewalk.evaluate.metrics.perplexities:BytePerplexity",
+            doc="Perplexity per byte of whole texts.",
+        ),
+        "bits_per_byte": Kind(
+            target="ropewalk.evaluate.metrics.perplexities:BitsPerByte",
+            doc="Bits per byte of whole texts.",
+        ),
+        "brier_score": Kind(
+            target="ropewalk.evaluate.metrics.calibration:BrierScore",
+            doc="Mean squared distance of the choices' probabilities from the right choice.",
+        ),
+        "nll": Kind(
+            target="ropewalk.evaluate.metrics.calibration:ChoiceNll",
+            doc="Mean negative log of the right choice's probability among the choices.",
+        ),
+        "ece": Kind(
+            target="ropewalk.evaluate.metrics.calibration:CalibrationError",
+            doc="Expected calibration error, bins of equal width.",
+        ),
+        "ece_equal_mass": Kind(
+            target="ropewalk.evaluate.metrics.calibration:EqualMassCalibrationError",
+            doc="Expected calibration error, bins with equal numbers of items.",
+        ),
+        "rms_calibration_error": Kind(
+            target="ropewalk.evaluate.metrics.calibration:RmsCalibrationError",
+            doc="Root mean squared calibration error, bins of equal width.",
+        ),
+        "reliability": Kind(
+            target="ropewalk.evaluate.metrics.calibration:Reliability",
+            doc="Reliability diagram: accuracy, confidence and number of items of each bin.",
+        ),
+        "selective_acc": Kind(
+            target="ropewalk.evaluate.metrics.selective:SelectiveAccuracy",
+            doc="Accuracy on the surest 25, 50 and 75 % of the questions.",
+        ),
+        "aurc": Kind(
+            target="ropewalk.evaluate.metrics.selective:RiskCoverage",
+            doc="Area under the risk-coverage curve.",
+        ),
+        "calibration": Kind(
+            target="ropewalk.evaluate.metrics.calibration:Calibration",
+            doc="All of `ece` to `aurc` in this table, `brier_score` and `nll`.",
+        ),
+        "self_contrast": Kind(
+            target="ropewalk.evaluate.metrics.self_contrast:SelfContrast",
+            doc="KoLA's score of knowledge creation: a continuation alone, one with the events given, the true one.",
+        ),
+        "group_gap": Kind(
+            target="ropewalk.evaluate.metrics.group_gap:GroupGap",
+            doc="Difference between the best and the worst group of questions under a metric.",
         ),
     },
 )

@@ -7,6 +7,7 @@ fairness gaps, paired tests and recomputed metrics read questions and items, and
 from __future__ import annotations
 
 import abc
+import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -61,7 +62,7 @@ class Item:
     predictions: tuple[str, ...] = ()
     """Completions, one per repeat."""
     likelihoods: tuple[Likelihood, ...] = ()
-    """One per choice, or that of the whole text."""
+    """One per choice, or that of the whole text. Those of the choices after an empty context may follow."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,6 +87,9 @@ class QuestionTask(Task):
     """For `generate_until`."""
     repeats: int = 1
     """Completions per question."""
+    level: str = ""
+    """Its level in KoLA, as its headline in the results says: KM, KU, KA or KC (knowledge memorised, understood,
+    applied, created)."""
 
     @abc.abstractmethod
     def load_questions(self) -> Sequence[Question]:
@@ -113,7 +117,10 @@ class QuestionTask(Task):
         if self.ask == "generate_until":
             return [Generate(context, self.sampling, repeat) for repeat in range(self.repeats)]
         contexts = question.contexts or (context,) * len(question.choices)
-        return [LogLikelihood(*pair) for pair in zip(contexts, question.choices, strict=True)]
+        asked = [LogLikelihood(*pair) for pair in zip(contexts, question.choices, strict=True)]
+        if any(metric.unconditional for metric in self.item_metrics):
+            asked += [LogLikelihood("", choice) for choice in question.choices]
+        return [*asked]
 
     def items(self, answers: Sequence[Any]) -> list[Item]:
         """The answered questions."""
@@ -128,7 +135,8 @@ class QuestionTask(Task):
 
     def metrics(self, answers: Sequence[Any]) -> list[Metric]:
         items = self.items(answers)
-        return [each for metric in self.item_metrics for each in measured(metric, items)]
+        found = [each for metric in self.item_metrics for each in measured(metric, items)]
+        return [dataclasses.replace(found[0], level=self.level), *found[1:]] if found else []
 
     def records(self, answers: Sequence[Any]) -> Sequence[Any]:
         return [self._scored(item) for item in self.items(answers)]
@@ -150,6 +158,6 @@ class QuestionTask(Task):
 def _prediction(item: Item) -> str:
     if item.predictions:
         return item.predictions[0]
-    likely = [answer.log_probability for answer in item.likelihoods]
     choices = item.question.choices
+    likely = [answer.log_probability for answer in item.likelihoods[: len(choices)]]
     return choices[likely.index(max(likely))] if choices and len(likely) == len(choices) else ""

@@ -113,7 +113,8 @@ def _bars(task: str, metrics: Sequence[Metric]) -> Markup:
         for metric in metrics
     ]
     first = metrics[0]
-    note = f"{first.note}; {first.better} is better" if first.note else f"{first.better} is better"
+    better = "" if first.better == "neither" else f"{first.better} is better"
+    note = "; ".join(filter(None, (first.note, better)))
     return bar_figure(titled(task, first).capitalize(), note, groups)
 
 

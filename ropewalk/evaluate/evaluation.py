@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import reprlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -56,8 +57,20 @@ def evaluate(model: TaskModel, held_out: HeldOut, *, answers: Answers | None = N
 def evaluate_on_ranks(
     model: TaskModel, held_out: HeldOut, *, answers: Answers | None, share: Share, rank: int = 0
 ) -> Evaluation | None:
-    """The same on every rank of a launch: all ask the model, and rank 0, which alone has a file of answers, measures."""
-    tasks = open_tasks(held_out)
+    """The same on every rank of a launch: all ask the model; rank 0, which alone has a file of answers, measures."""
+    return evaluate_tasks(open_tasks(held_out), model, held_out, answers=answers, share=share, rank=rank)
+
+
+def evaluate_tasks(
+    tasks: Sequence[Task],
+    model: TaskModel,
+    held_out: HeldOut,
+    *,
+    answers: Answers | None,
+    share: Share,
+    rank: int = 0,
+) -> Evaluation | None:
+    """Runs these tasks on every rank; the results are on rank 0."""
     answers = Answers(None, {}) if answers is None else answers
     requests = [[(request_key(request), request) for request in _requests(task)] for task in tasks]
     asked: dict[str, tuple[str, Request]] = {}
@@ -101,9 +114,7 @@ def write_evaluation(run: Path, evaluation: Evaluation, **facts: Any) -> None:
         (DOCUMENTS, evaluation.documents),
         (ITEMS, evaluation.items),
     )
-    write_results(
-        run, {**facts, "tasks": tasks}, {file: map(dataclasses.asdict, records) for file, records in lines}
-    )
+    write_results(run, {**facts, "tasks": tasks}, {file: map(dataclasses.asdict, records) for file, records in lines})
 
 
 def _list_of(found: Evaluation, record: Any) -> list[Any]:
@@ -115,7 +126,9 @@ def _requests(task: Task) -> list[Request]:
     requests = list(task.requests())
     for request in requests:
         if not (isinstance(request, Rolling | LogLikelihood | Generate) and all(map(_is_text, _texts(request)))):
-            wanted = "must be `Rolling(text)`, `LogLikelihood(context, continuation)` or `Generate(prompt, Sampling(...))`"
+            wanted = (
+                "must be `Rolling(text)`, `LogLikelihood(context, continuation)` or `Generate(prompt, Sampling(...))`"
+            )
             raise UserError(f"task `{task.name}`: a request {wanted}, not {reprlib.repr(request)}")
     return requests
 

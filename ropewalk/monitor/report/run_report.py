@@ -15,7 +15,7 @@ from .layer_maps import layers_section
 from .page import page
 from .quality import quality_section, samples_section
 from .record import config_section, events_section, machine_section, time_section
-from .training import loss_section, pace_section
+from .training import live_tasks_section, loss_section, pace_section
 
 FILE = "report.html"
 
@@ -33,6 +33,7 @@ def render(view: RunView) -> Markup:
     """The whole page."""
     sections = [
         loss_section(view),
+        live_tasks_section(view),
         quality_section(view),
         samples_section(view),
         corpus_section(view),

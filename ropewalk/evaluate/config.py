@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated
 
 from ropewalk.config.registry import Kind, Registry
-from ropewalk.config.schema import Range
+from ropewalk.config.schema import CONTINUES, Range
 
 TASKS = Registry(
     "task",
@@ -132,11 +132,30 @@ METRICS = Registry(
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class During:
+    """Evaluation of the model in training: the same tasks on fewer items, again and again."""
+
+    every_steps: Annotated[int, Range(least=0), CONTINUES] = 0
+    """Steps between evaluations, with one more at the end of each phase; 0: none."""
+    tasks: Annotated[tuple[str, ...], TASKS, CONTINUES] = ("held-out",)
+    """Tasks to run, by name, as in `evaluate.tasks`."""
+    limit: Annotated[int, Range(least=1), CONTINUES] = 100
+    """Ask the first so many questions of each task: the same ones every time, so that the curve can be compared."""
+    max_bytes: Annotated[int, Range(least=1000), CONTINUES] = 50_000
+    """Maximum UTF-8 bytes of held-out text to score."""
+    budget_s: Annotated[float, Range(above=0), CONTINUES] = 60.0
+    """Seconds per evaluation. When they are spent, the tasks that are not complete are left out this time; put the
+    important ones first."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Evaluate:
     """Checkpoint -> metrics of the tasks: held-out loss, accuracy, compression beside zlib and xz, samples."""
 
     tasks: Annotated[tuple[str, ...], TASKS] = ("held-out", "completions")
     """Tasks to run, by name; your own as `module:attr`. The first metric of the first task is the headline."""
+    during: During = field(default_factory=During)
+    """Evaluation during training."""
     limit: Annotated[int, Range(least=0)] = 0
     """Ask the first so many questions of each task; 0 asks all."""
     max_bytes: Annotated[int, Range(least=1000)] = 400_000

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import reprlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -57,7 +58,19 @@ def evaluate_on_ranks(
     model: TaskModel, held_out: HeldOut, *, answers: Answers | None, share: Share, rank: int = 0
 ) -> Evaluation | None:
     """The same on every rank of a launch: all ask the model; rank 0, which alone has a file of answers, measures."""
-    tasks = open_tasks(held_out)
+    return evaluate_tasks(open_tasks(held_out), model, held_out, answers=answers, share=share, rank=rank)
+
+
+def evaluate_tasks(
+    tasks: Sequence[Task],
+    model: TaskModel,
+    held_out: HeldOut,
+    *,
+    answers: Answers | None,
+    share: Share,
+    rank: int = 0,
+) -> Evaluation | None:
+    """Runs these tasks on every rank; the results are on rank 0."""
     answers = Answers(None, {}) if answers is None else answers
     requests = [[(request_key(request), request) for request in _requests(task)] for task in tasks]
     asked: dict[str, tuple[str, Request]] = {}

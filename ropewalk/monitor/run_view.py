@@ -106,6 +106,14 @@ class ValidationPoint:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class EvaluationPoint:
+    """Tasks measured on the model in training."""
+
+    step: int
+    tasks: Tasks
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class LayerRecord:
     """The measurements of each layer at one step."""
 
@@ -148,6 +156,7 @@ class RunView:
     lost_steps: tuple[int, ...]
     """Steps whose loss was not finite."""
     validations: tuple[ValidationPoint, ...]
+    evaluations: tuple[EvaluationPoint, ...]
     layers: tuple[LayerRecord, ...]
     """Layer measurements, without those that a restore undid."""
     notable: tuple[Event, ...]
@@ -242,6 +251,9 @@ def read_run(run: Path, *, stream: EventStream | None = None) -> RunView:
         logged_steps=stream.logged,
         lost_steps=stream.lost,
         validations=tuple(_validation(event) for event in stream.of("validation")),
+        evaluations=tuple(
+            EvaluationPoint(step=event["step"], tasks=read_tasks(event)) for event in stream.of("evaluation")
+        ),
         layers=tuple(_layers(event) for event in stream.of("layers")),
         notable=tuple(_notable(run, stream.notable, missing)),
         starts=len(started),

@@ -16,7 +16,7 @@ from .layer_maps import layers_section
 from .page import page
 from .quality import quality_section, samples_section
 from .record import config_section, events_section, machine_section, time_section
-from .training import loss_section, pace_section
+from .training import live_tasks_section, loss_section, pace_section
 
 FILE = "report.html"
 
@@ -34,6 +34,7 @@ def render(view: RunView) -> Markup:
     """The whole page."""
     sections = [
         loss_section(view),
+        live_tasks_section(view),
         quality_section(view),
         worst_section(view.evaluated),
         samples_section(view),

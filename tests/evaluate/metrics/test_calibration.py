@@ -10,7 +10,7 @@ import pytest
 from ropewalk.base.metric import Metric, metrics_tree, read_tasks
 from ropewalk.evaluate.config import METRICS
 from ropewalk.evaluate.metrics.group_gap import GroupGap
-from ropewalk.evaluate.metrics.resampling import measured
+from ropewalk.evaluate.metrics.resampling import ends, measured
 from ropewalk.evaluate.question_task import Item
 
 from .test_choices import answered, value
@@ -160,3 +160,28 @@ def test_the_gap_of_groups_that_are_alike_may_be_zero() -> None:
     assert gap.interval[0] == 0
     assert 0.1 < gap.references["shuffled groups"] < 0.25  # chance alone gives as much
     assert measured(GroupGap(of="acc"), grouped({"a": 0.5}, 40)) == []
+
+
+def test_the_interval_of_a_value_that_noise_raises_is_reversed() -> None:
+    resampled, calm, loud = np.linspace(0.2, 0.4, 1001), np.zeros(100), np.full(100, 0.3)
+    low, high = 0.205, 0.395  # their 2.5 and 97.5 % quantiles
+    assert ends(resampled, value=0.25) == pytest.approx((low, high))
+    assert ends(resampled, value=0.25, noise=calm) == pytest.approx((2 * 0.25 - high, 2 * 0.25 - low))
+    assert ends(resampled, value=0.25, noise=loud) == pytest.approx((0, 2 * 0.25 - low))  # chance gives as much
+    assert ends(resampled, value=0.1, noise=calm) == pytest.approx((0, 0.1))  # below all resamples: never negative
+    assert ends(np.full(10, np.nan), value=0.1) is None
+
+
+@pytest.mark.slow
+def test_intervals_contain_the_true_calibration_error() -> None:
+    """Of a calibrated model (0), and of one whose confidence is 0.2 too high."""
+    draw = np.random.default_rng(0)
+    for excess in (0.0, 0.2):
+        contained = 0
+        for _ in range(100):
+            confidence = draw.uniform(0.55, 0.99, 200)
+            right = draw.random(200) < confidence - excess
+            (found,) = measured(METRICS["ece"].load()(), of_confidences([*zip(confidence, right, strict=True)]))
+            assert found.interval is not None
+            contained += found.interval[0] <= excess <= found.interval[1]
+        assert contained >= 80

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -42,6 +42,10 @@ class ItemMetric(abc.ABC):
     """What the value means, in a few words. A metric with a note is a key figure of the report."""
     signature: str = ""
     """How it is computed: variant, tokenizer, version."""
+
+    def for_items(self, items: Sequence[Item]) -> Self:
+        """The metric as it counts these items together, such as with the tokenizer of their language."""
+        return self
 
     @abc.abstractmethod
     def statistics(self, item: Item) -> Sequence[float] | None:

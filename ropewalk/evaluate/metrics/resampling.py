@@ -25,6 +25,7 @@ def measured(metric: ItemMetric, items: Sequence[Item], *, seed: int = 0) -> lis
 
     The interval is a percentile bootstrap over items, of a proportion the Wilson score interval.
     """
+    metric = metric.for_items(items)
     rows = [(item.question.group, metric.statistics(item)) for item in items]
     found = [(group, row) for group, row in rows if row is not None]
     if not found:

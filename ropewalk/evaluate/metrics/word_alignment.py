@@ -69,9 +69,9 @@ def best_alignment(candidates: Sequence[Mapping[int, int]], *, most_states: int 
 def _possible_weights(candidates: Sequence[Mapping[int, int]]) -> list[int]:
     """An upper bound of the weight of matches from each word of the reference on: words with the same candidates, such
     as repeated ones, share these."""
-    found, counts = [0], Counter[frozenset[int]]()
+    found, counts = [0], Counter[frozenset[Pair]]()
     for matches in reversed(candidates):
-        group = frozenset(matches)
+        group = frozenset(matches.items())
         counts[group] += 1
         found.append(found[-1] + (max(matches.values()) if matches and counts[group] <= len(group) else 0))
     return found[::-1]

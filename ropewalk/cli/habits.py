@@ -34,7 +34,7 @@ VERBS = {
     **dict.fromkeys(("download", "pull", "fetch"), _FETCH),
     **dict.fromkeys(("sample", "inference", "complete", "predict"), _GENERATE),
     **dict.fromkeys(
-        ("eval", "test", "val", "validate", "lm_eval", "score"), "`ropewalk evaluate RUN` measures a model"
+        ("eval", "test", "val", "validate", "lm_eval"), "`ropewalk evaluate RUN` measures a model"
     ),
     **dict.fromkeys(
         ("benchmark", "speed"), "`ropewalk bench train` measures this machine, `ropewalk profile RECIPE` one step"

@@ -173,8 +173,8 @@ class ChrFPlusPlus(ChrF):
 
     name = "chrf++"
 
-    def __init__(self, *, word_order: int = 2, **options: Any) -> None:
-        super().__init__(word_order=word_order, **options)
+    def __init__(self, *, lowercase: bool = False, whitespace: bool = False, eps_smoothing: bool = False) -> None:
+        super().__init__(word_order=2, lowercase=lowercase, whitespace=whitespace, eps_smoothing=eps_smoothing)
 
 
 class Ter(SacreMetric):

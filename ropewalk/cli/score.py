@@ -83,7 +83,9 @@ def _lines(score: flow.FileScore) -> str:
     systems = [("", score.a)] if score.b is None else [("A ", score.a), ("B ", score.b)]
     lines = []
     for name, metric in systems:
-        interval = f" [{_text(metric, metric.interval[0])}, {_text(metric, metric.interval[1])}]" if metric.interval else ""
+        interval = (
+            f" [{_text(metric, metric.interval[0])}, {_text(metric, metric.interval[1])}]" if metric.interval else ""
+        )
         lines.append(f"{name}{metric.name} {_text(metric, metric.value)}{interval}  n {metric.n}  {metric.signature}")
     if score.test:
         low, high = score.test.interval

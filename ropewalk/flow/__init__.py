@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from .recipes import diff as diff
     from .recipes import show as show
     from .recipes import upgrade as upgrade
-    from .score_files import FileScore as FileScore
-    from .score_files import score_annotations as score_annotations
-    from .score_files import score_files as score_files
+    from .file_scores import FileScore as FileScore
+    from .file_scores import score_annotations as score_annotations
+    from .file_scores import score_files as score_files
     from .training_bench import bench_train as bench_train
     from .verbs import answer as answer
     from .verbs import chat as chat
@@ -65,7 +65,7 @@ _HOMES = {
     "models": ("export_model", "grow_model", "import_model"),
     "prepared": ("explain", "prepare_report", "prune_stages", "what_if"),
     "profile_step": ("profile",),
-    "score_files": ("FileScore", "score_annotations", "score_files"),
+    "file_scores": ("FileScore", "score_annotations", "score_files"),
     "recipe": ("Recipe",),
     "chaos_trials.trials": ("chaos",),
     "data_doctor.loader_tuning": ("tune_data",),

@@ -41,7 +41,13 @@ def test_words_of_any_script() -> None:
 
 @pytest.mark.parametrize(
     ("text", "language"),
-    [("今天天气很好", "zh"), ("我用 GPU 训练 大模型", "zh"), ("縄を編むのが好きです", "ja"), ("A word: 绳", ""), ("", "")],
+    [
+        ("今天天气很好", "zh"),
+        ("我用 GPU 训练 大模型", "zh"),
+        ("縄を編むのが好きです", "ja"),
+        ("A word: 绳", ""),
+        ("", ""),
+    ],
 )
 def test_the_language_is_that_of_most_words(text: str, language: str) -> None:
     assert language_of([text]) == language

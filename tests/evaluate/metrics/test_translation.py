@@ -37,10 +37,13 @@ CHINESE = answered_lines(["今天天气很好", "我们去公园 OK"], [["今天
 
 
 @pytest.mark.parametrize(
-    ("method", "value"), [("exp", None), ("floor", None), ("floor", 0.01), ("add-k", None), ("add-k", 2), ("none", None)]
+    ("method", "value"),
+    [("exp", None), ("floor", None), ("floor", 0.01), ("add-k", None), ("add-k", 2), ("none", None)],
 )
 @pytest.mark.parametrize("tokenize", ["13a", "intl", "char", "none", "zh"])
-def test_bleu_equals_sacrebleu_for_every_smoothing_and_tokenizer(method: str, value: float | None, tokenize: str) -> None:
+def test_bleu_equals_sacrebleu_for_every_smoothing_and_tokenizer(
+    method: str, value: float | None, tokenize: str
+) -> None:
     for effective, lowercase in itertools.product((False, True), repeat=2):
         options = {"smooth_method": method, "smooth_value": value, "tokenize": tokenize, "lowercase": lowercase}
         theirs = sacre.BLEU(**options, effective_order=effective, force=True)

@@ -90,7 +90,12 @@ def score_annotations(files: Sequence[Path], *, output: Path | None = None) -> t
 
 
 def _score(
-    metric: ItemMetric, items_a: list[Item], items_b: list[Item], *, test: Literal["randomization", "bootstrap"], seed: int
+    metric: ItemMetric,
+    items_a: list[Item],
+    items_b: list[Item],
+    *,
+    test: Literal["randomization", "bootstrap"],
+    seed: int,
 ) -> FileScore:
     a = _measured(metric, items_a, seed)
     if not items_b:

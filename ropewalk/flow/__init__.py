@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from .cluster_doctor.cluster_check import doctor_cluster as doctor_cluster
     from .data_doctor.data_doctor import doctor_data as doctor_data
     from .data_doctor.loader_tuning import tune_data as tune_data
+    from .file_scores import FileScore as FileScore
+    from .file_scores import score_annotations as score_annotations
+    from .file_scores import score_files as score_files
     from .job_files import launch_kubernetes as launch_kubernetes
     from .job_files import launch_slurm as launch_slurm
     from .models import export_model as export_model
@@ -31,9 +34,6 @@ if TYPE_CHECKING:
     from .recipes import diff as diff
     from .recipes import show as show
     from .recipes import upgrade as upgrade
-    from .file_scores import FileScore as FileScore
-    from .file_scores import score_annotations as score_annotations
-    from .file_scores import score_files as score_files
     from .training_bench import bench_train as bench_train
     from .verbs import answer as answer
     from .verbs import chat as chat

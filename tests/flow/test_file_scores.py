@@ -42,11 +42,13 @@ def test_lines_are_scored_against_the_same_lines(files: Path) -> None:
 def test_a_second_system_is_compared_by_a_paired_test(files: Path) -> None:
     where = {"predictions": Path("one.txt"), "references": [Path("ref.txt")], "predictions_b": Path("other.txt")}
     (found,) = score_files(["chrf"], **where)
-    assert found.b is not None and found.test is not None
+    assert found.b is not None
+    assert found.test is not None
     assert found.test.difference == pytest.approx(found.b.value - found.a.value)
     assert found.test.test == "approximate randomization"
     (again,) = score_files(["chrf"], **where, test="bootstrap", seed=3)
-    assert again.test is not None and again.test.test == "paired bootstrap"
+    assert again.test is not None
+    assert again.test.test == "paired bootstrap"
     json.dumps(found.tree())
 
 
@@ -55,7 +57,7 @@ def test_texts_of_several_lines_are_json_strings(files: Path) -> None:
     (found,) = score_files(["rougeLsum"], predictions=Path("text.jsonl"), references=[Path("text.jsonl")])
     assert (found.a.value, found.a.n) == (1, 1)
     Path("text.jsonl").write_text('"a"\n["b"]\n', encoding="utf-8")
-    with pytest.raises(DataError, match="text.jsonl:2: a list; each line of a .jsonl file is one JSON string"):
+    with pytest.raises(DataError, match=r"text\.jsonl:2: a list; each line of a \.jsonl file is one JSON string"):
         score_files(["rougeLsum"], predictions=Path("text.jsonl"), references=[Path("text.jsonl")])
 
 

@@ -69,7 +69,8 @@ def test_files_of_ducview_with_their_dtd_are_read(tmp_path: Path) -> None:
     (tmp_path / "a.pan").write_text(
         '<?xml version="1.0"?>\n<!DOCTYPE peerAnnotation [\n <!ELEMENT line (#PCDATA)>\n]>\n<peerAnnotation>'
         "<pyramid><startDocumentRegEx><![CDATA[D[0-9]]]></startDocumentRegEx><text><line>D1</line><line/></text>"
-        '<scu uid="7" label="L"><contributor label="c"><part label="c" start="3" end="4"/></contributor></scu></pyramid>'
+        '<scu uid="7" label="L"><contributor label="c"><part label="c" start="3" end="4"/></contributor></scu>'
+        "</pyramid>"
         '<annotation><text><line>S</line></text><peerscu uid="7" label="(1) L"></peerscu>'
         '<peerscu uid="0" label="All non-matching SCUs go here"><contributor label="z"/></peerscu></annotation>'
         "</peerAnnotation>"
@@ -93,8 +94,8 @@ BOMB = '<!DOCTYPE pyramid [<!ENTITY a "ha"><!ENTITY b "&a;&a;">]><pyramid><text>
         ("<pyramid><text/></pyramid>", "no content units"),
         ('<pyramid><scu uid="1"/></pyramid>', "a `scu` has no `label`"),
         (
-            '<pyramid><scu uid="1" label=""><contributor label=""><part label="" start="-1" end="x"/></contributor></scu>'
-            "</pyramid>",
+            '<pyramid><scu uid="1" label=""><contributor label=""><part label="" start="-1" end="x"/></contributor>'
+            "</scu></pyramid>",
             "positions are whole numbers",
         ),
     ],

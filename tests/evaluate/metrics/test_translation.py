@@ -88,7 +88,8 @@ def test_a_measured_value_has_sacrebleus_signature_and_an_interval() -> None:
     theirs = sacre.BLEU(tokenize="intl", lowercase=True)
     value = theirs.corpus_score(OURS, REFERENCES).score
     assert (found.value, found.signature) == (pytest.approx(value), theirs.get_signature().format())
-    assert found.interval is not None and found.interval[0] < found.value < found.interval[1]
+    assert found.interval is not None
+    assert found.interval[0] < found.value < found.interval[1]
     mixed = [answered("a b", "a b"), answered("a b", "a b", "c")]
     assert measured(ChrF(), mixed)[0].signature.startswith("nrefs:var|")
     assert measured(ChrF(beta=1), mixed)[0].signature.endswith("|beta:1")
@@ -102,7 +103,8 @@ def test_the_tokenizer_follows_the_language_of_the_references() -> None:
     assert "|tok:zh|" in bleu.signature
     asian = sacre.TER(normalized=True, asian_support=True).corpus_score(texts, lines).score
     assert ter.value == pytest.approx(asian)
-    assert "|norm:yes|" in ter.signature and "|asian:yes|" in ter.signature
+    assert "|norm:yes|" in ter.signature
+    assert "|asian:yes|" in ter.signature
     assert "|tok:13a|" in measured(Bleu(), ITEMS)[0].signature
     japanese = [answered("縄を編む人です", "縄を編む人でした")]
     assert "|tok:char|" in measured(Bleu(), japanese)[0].signature

@@ -23,7 +23,8 @@ def answered(prediction: str, *references: str, **document: Any) -> Item:
 
 def answered_lines(predictions: Sequence[str], streams: Sequence[Sequence[str]]) -> list[Item]:
     """Items of a corpus with streams of references, as sacrebleu takes them."""
-    return [answered(text, *references) for text, references in zip(predictions, zip(*streams), strict=True)]
+    rows = zip(predictions, zip(*streams, strict=True), strict=True)
+    return [answered(text, *references) for text, references in rows]
 
 
 def corpus_value(metric: ItemMetric, items: Sequence[Item]) -> float:

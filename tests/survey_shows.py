@@ -37,6 +37,18 @@ def _verified(name: str, settings: str) -> Show:
 
 
 COMMANDS: dict[str, Show] = {
+    "BLEU": Show(
+        "ropewalk score --metrics bleu,chrf,ter --references tiny.toml --predictions tiny.toml",
+        r"bleu 100\.00 .*tok:13a.*chrf 100\.00.*ter 0\.000",
+    ),
+    "ROUGE": Show(
+        "ropewalk score --metrics rouge1,rouge2,rougeL --references tiny.toml --predictions tiny.toml",
+        r"rouge1 0\.\d+ .*rouge2 0\.\d+ .*rougeL 0\.\d+ .*tok:unicode",
+    ),
+    "METEOR": Show(
+        "ropewalk score --metrics meteor,meteor_1.5 --references tiny.toml --predictions tiny.toml",
+        r"meteor 0\.\d+ .*nltk\|.*meteor_1\.5 .*para:no",
+    ),
     "Understanding a dataset in numbers and in kind": Show(
         "ropewalk prepare explain tiny.toml notes:corpus/0.txt", r"kept, 375 bytes, source notes.*112 tokens in"
     ),

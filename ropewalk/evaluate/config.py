@@ -126,6 +126,58 @@ METRICS = Registry(
             target="ropewalk.evaluate.metrics.group_gap:GroupGap",
             doc="Difference between the best and the worst group of questions under a metric.",
         ),
+        "bleu": Kind(
+            target="ropewalk.evaluate.metrics.translation:Bleu",
+            doc="BLEU through sacrebleu, 0 to 100; the tokenizer follows the language of the references.",
+        ),
+        "chrf": Kind(
+            target="ropewalk.evaluate.metrics.translation:ChrF",
+            doc="F-score of character n-grams through sacrebleu, 0 to 100.",
+        ),
+        "chrf++": Kind(
+            target="ropewalk.evaluate.metrics.translation:ChrFPlusPlus",
+            doc="chrF with word unigrams and bigrams.",
+        ),
+        "ter": Kind(
+            target="ropewalk.evaluate.metrics.translation:Ter",
+            doc="Translation edit rate through sacrebleu, in percent of the reference length.",
+        ),
+        "rouge1": Kind(
+            target="ropewalk.evaluate.metrics.rouge:Rouge1",
+            doc="F1 of unigrams through rouge-score; Chinese characters are words.",
+        ),
+        "rouge2": Kind(
+            target="ropewalk.evaluate.metrics.rouge:Rouge2",
+            doc="F1 of bigrams.",
+        ),
+        "rouge3": Kind(
+            target="ropewalk.evaluate.metrics.rouge:Rouge3",
+            doc="F1 of trigrams.",
+        ),
+        "rougeL": Kind(
+            target="ropewalk.evaluate.metrics.rouge:RougeL",
+            doc="F1 of the longest common subsequence.",
+        ),
+        "rougeLsum": Kind(
+            target="ropewalk.evaluate.metrics.rouge:RougeLsum",
+            doc="F1 of longest common subsequences of sentences, one per line.",
+        ),
+        "meteor": Kind(
+            target="ropewalk.evaluate.metrics.meteor:Meteor",
+            doc="METEOR as NLTK computes it, with synonyms where a WordNet database is found.",
+        ),
+        "meteor_1.5": Kind(
+            target="ropewalk.evaluate.metrics.meteor:Meteor15",
+            doc="METEOR 1.5 without paraphrases: a corpus score with tuned parameters.",
+        ),
+        "pyramid": Kind(
+            target="ropewalk.evaluate.metrics.pyramid:AutomaticPyramid",
+            doc="Automatic PYRAMID score against the .pyr file that a question's document names.",
+        ),
+        "token_f1": Kind(
+            target="ropewalk.evaluate.metrics.token_f1:TokenF1",
+            doc="F1 over tokens as in SQuAD; Chinese characters are tokens.",
+        ),
     },
 )
 """Metrics of the items of a task: each target is an `ItemMetric` (evaluate/metrics/item_metric.py)."""

@@ -139,11 +139,13 @@ class QuestionTask(Task):
         return [dataclasses.replace(found[0], level=self.level), *found[1:]] if found else []
 
     def records(self, answers: Sequence[Any]) -> Sequence[Any]:
-        return [self._scored(item) for item in self.items(answers)]
+        items = self.items(answers)
+        metrics = [metric.for_items(items) for metric in self.item_metrics]
+        return [self._scored(item, metrics) for item in items]
 
-    def _scored(self, item: Item) -> ScoredItem:
+    def _scored(self, item: Item, metrics: Sequence[ItemMetric]) -> ScoredItem:
         question = item.question
-        scores = {metric.name: metric.score(item) for metric in self.item_metrics}
+        scores = {metric.name: metric.score(item) for metric in metrics}
         return ScoredItem(
             task=self.name,
             key=question.key,

@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from .cluster_doctor.cluster_check import doctor_cluster as doctor_cluster
     from .data_doctor.data_doctor import doctor_data as doctor_data
     from .data_doctor.loader_tuning import tune_data as tune_data
+    from .file_scores import FileScore as FileScore
+    from .file_scores import score_annotations as score_annotations
+    from .file_scores import score_files as score_files
     from .job_files import launch_kubernetes as launch_kubernetes
     from .job_files import launch_slurm as launch_slurm
     from .models import export_model as export_model
@@ -62,6 +65,7 @@ _HOMES = {
     "models": ("export_model", "grow_model", "import_model"),
     "prepared": ("explain", "prepare_report", "prune_stages", "what_if"),
     "profile_step": ("profile",),
+    "file_scores": ("FileScore", "score_annotations", "score_files"),
     "recipe": ("Recipe",),
     "chaos_trials.trials": ("chaos",),
     "data_doctor.loader_tuning": ("tune_data",),

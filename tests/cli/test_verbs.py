@@ -46,6 +46,7 @@ def values(call: Call, *arguments: str) -> dict:
         ["train", "tiny.toml"],
         ["train", "tiny.toml", "--dry-run"],
         ["evaluate", "tiny.toml"],
+        ["score", "--references", "tiny.toml", "--predictions", "tiny.toml"],
         ["generate", RUN, "--prompt", "def rope", "--tokens", "5"],
         ["chat", RUN, "--tokens", "3"],
         ["checkpoint", "list", RUN],

@@ -118,9 +118,10 @@ function field(question, index) {
     return make("label", {}, input, make("span", {}, label(value)));
   });
   const ends = content.mode === "pairwise" ? ["", ""] : [question.low[state.language], question.high[state.language]];
-  const end = (text, number) => (text ? make("span", { className: "end" }, `${number} = ${text}`) : null);
-  const scale = make("div", { className: "scale" }, end(ends[0], question.values[0]), ...choices, end(ends[1], question.values.at(-1)));
-  const made = make("fieldset", {}, make("legend", {}, question.text[state.language]), scale);
+  const meant = [[question.values[0], ends[0]], [question.values.at(-1), ends[1]]].filter(([, text]) => text);
+  const end = make("div", { className: "end" }, meant.map(([value, text]) => `${value} = ${text}`).join(" · "));
+  const scale = make("div", { className: "scale" }, ...choices);
+  const made = make("fieldset", {}, make("legend", {}, question.text[state.language], end), scale);
   made.addEventListener("focusin", () => activate(index));
   return made;
 }
@@ -167,11 +168,12 @@ function draw() {
         make("span", { className: "right" }, button(words.language, () => { state.language = words.other; remember(); draw(); }))),
       bar),
     make("main", {}, about,
-      make("div", { className: "card" },
-        make("h1", { id: "heading", tabIndex: -1 }, words.item(state.at + 1, all)),
-        block(words.prompt, item.prompt, false), fresh),
-      make("div", { className: "card" }, ...content.questions.map(field),
-        make("label", { className: "comment" }, words.comment, note)),
+      make("div", { className: content.mode === "pairwise" ? "work" : "work one" },
+        make("div", { className: "card" },
+          make("h1", { id: "heading", tabIndex: -1 }, words.item(state.at + 1, all)),
+          block(words.prompt, item.prompt, false), fresh),
+        make("div", { className: "card ask" }, ...content.questions.map(field),
+          make("label", { className: "comment" }, words.comment, note))),
       make("nav", {},
         button(words.previous, () => go(state.at - 1), { disabled: state.at === 0 }),
         button(words.next, () => go(state.at + 1), { className: "main", disabled: state.at === all - 1 }),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -32,7 +33,8 @@ def continuation_likelihoods(
     """
     trained = alone(load_plan(run).phases[-1].plan)
     model, _, tokenizer = load_model(path, device=pick_device(trained, Ranks()), texts=[pair[0] for pair in pairs])
-    plan = inference(trained, length=model.spec.sequence_length)
+    # Differences of sums: in float32, whatever the precision of training.
+    plan = dataclasses.replace(inference(trained, length=model.spec.sequence_length), precision="fp32")
     with encoding(path / TOKENIZER):
         wholes = [tokenizer.encode(before + after, add_special_tokens=False).ids for before, after in pairs]
         contexts = [tokenizer.encode(before, add_special_tokens=False).ids for before, _ in pairs]

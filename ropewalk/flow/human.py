@@ -22,14 +22,13 @@ from ropewalk.evaluate.human.candidates import COMPLETIONS, HUMAN, candidates
 from ropewalk.evaluate.human.filled_sheets import read_sheets
 from ropewalk.evaluate.human.human_results import (
     human_results,
-    ratings_checksum,
     read_human_results,
     write_human_results,
 )
 from ropewalk.evaluate.human.huse import huse
 from ropewalk.evaluate.human.rating_form import Mode, read_form
 from ropewalk.evaluate.human.rating_table import rating_table
-from ropewalk.evaluate.human.ratings_log import append_ratings, read_ratings
+from ropewalk.evaluate.human.ratings_log import append_ratings, ratings_checksum, ratings_of, read_ratings
 from ropewalk.evaluate.human.sheet_files import write_sheets
 from ropewalk.evaluate.human.sheet_key import KEY, SheetKey, read_key, write_key
 
@@ -142,7 +141,7 @@ def measure_huse(
     for needed in (system, HUMAN):
         if needed not in key.systems:
             raise UserError(f"{folder}: no texts by `{needed}` in these sheets, only by {', '.join(key.systems)}")
-    scores = rating_table(key, read_ratings(folder), question)
+    scores = rating_table(key, ratings_of(folder, results["ratings_checksum"]), question)
     rated = [
         number
         for number, item in enumerate(key.items)

@@ -6,8 +6,6 @@ import math
 from pathlib import Path
 from typing import Any
 
-import xxhash
-
 from ropewalk.base.errors import DataError
 from ropewalk.base.seal import read_sealed, write_sealed
 
@@ -23,7 +21,7 @@ from .rating_statistics import (
     system_means,
 )
 from .rating_table import RatingTable, rating_table
-from .ratings_log import RATINGS, Scores
+from .ratings_log import Scores
 from .sheet_key import SheetKey
 
 FORMAT = 1
@@ -87,12 +85,6 @@ def read_human_results(folder: Path) -> Tree:
     )
     tree.pop("format")
     return tree
-
-
-def ratings_checksum(folder: Path) -> str:
-    """The xxh3-64 of `ratings.jsonl`: results with another one are of other ratings."""
-    path = folder / RATINGS
-    return xxhash.xxh3_64_hexdigest(path.read_bytes() if path.exists() else b"")
 
 
 def _question(

@@ -25,8 +25,8 @@ Mode = Literal["score", "pairwise", "binary"]
 """A score on a scale, the better of two texts, or yes and no."""
 Level = Literal["nominal", "ordinal", "interval", "ratio"]
 """Levels of measurement (Stevens): what differences between two ratings mean."""
-MOST_STEPS = 10
-"""Keys 1 to 9 and 0 choose a value, and people cannot tell more of them apart."""
+MOST_VALUES = 11
+"""Of a scale: from 0 to 10. Digits choose them, and people do not tell more of them apart."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,9 +79,9 @@ class RatingForm:
                 yield f"{where}.name", f'"{question.name}" must be lower-case letters, digits and `_`, none of {taken}'
             if names.count(question.name) > 1:
                 yield f"{where}.name", f'"{question.name}" occurs twice'
-            if not 1 <= question.most - question.least < MOST_STEPS:
+            if not 1 <= question.most - question.least < MOST_VALUES:
                 scale = f"{question.least} to {question.most}"
-                yield f"{where}.most", f"a scale has 2 to {MOST_STEPS} values, not those of {scale}"
+                yield f"{where}.most", f"a scale has 2 to {MOST_VALUES} values, not those of {scale}"
 
 
 COLUMNS = ("sheet", "id", "number", "prompt", "text", "text_a", "text_b", "comment")

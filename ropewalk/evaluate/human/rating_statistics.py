@@ -2,9 +2,9 @@
 
 Intervals are percentile bootstraps that draw raters and prompts at the same time (the pigeonhole bootstrap: Owen 2007,
 The pigeonhole bootstrap, Annals of Applied Statistics): a rating counts as often as its rater was drawn times its
-prompt was. So they cover other raters and other prompts; their variance is a little too large rather than too small. All
-systems are drawn with the same raters and prompts, so that differences are paired. With one rater, prompts alone are
-drawn.
+prompt was. So they cover other raters and other prompts. They err to the wide side: what varies from rating to
+rating counts three times. All systems are drawn with the same raters and prompts, so that differences are paired. With
+one rater, prompts alone are drawn.
 
 Shapes: R raters, I items, P prompts, B resamples.
 """

@@ -1,19 +1,19 @@
-"""`ratings.jsonl`: every rating that was imported, one line each, append-only.
+"""`ratings.jsonl`: every rating that was imported, one line each, sealed.
 
-A corrected sheet appends lines; the last one of a question about a line counts. Importing the same file twice appends
-nothing. Each line ends with the CRC-32 of what precedes its last comma, so that an edit or a torn line is told.
+A corrected sheet appends lines; the last one of a question about a line of a sheet counts. Importing the same file
+twice appends nothing.
 """
 
 from __future__ import annotations
 
-import json
-import zlib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from ropewalk.base.errors import DamagedFile
+from ropewalk.base.errors import DataError
 from ropewalk.base.files import committed_file, read_regular, storage
+from ropewalk.base.seal import parse_sealed_lines, sealed_lines
+from ropewalk.store.sealed import checksum_of
 
 from .filled_sheets import FilledSheet
 
@@ -23,15 +23,32 @@ Scores = dict[tuple[str, str, str], int]
 """Scores by sheet, id of the line, and question."""
 
 
+_REMEDY = "delete it and import the sheets again"
+
+
 def read_ratings(folder: Path) -> Scores:
-    """The scores that count; DamagedFile if a line is not what was written."""
-    return {(row["sheet"], row["id"], row["question"]): row["score"] for row in _rows(folder / RATINGS)}
+    """The scores that count, none before the first import; DamagedFile if the file is not what was written."""
+    return _scores(_rows(folder / RATINGS))
+
+
+def ratings_of(folder: Path, checksum: str) -> Scores:
+    """The scores that the results with this `ratings_checksum` are of; DataError if there are others."""
+    if not (folder / RATINGS).exists() or ratings_checksum(folder) != checksum:
+        raise DataError(
+            f"{folder / RATINGS}: not the ratings that the results are of; `ropewalk human import` the sheets again"
+        )
+    return read_ratings(folder)
+
+
+def ratings_checksum(folder: Path) -> str:
+    """A checksum of the ratings, which their results carry."""
+    return checksum_of(folder / RATINGS)
 
 
 def append_ratings(folder: Path, sheets: Iterable[FilledSheet]) -> tuple[int, int]:
     """Appends what is new; (ratings added, ratings changed)."""
-    known = read_ratings(folder)
-    lines: list[bytes] = []
+    rows = _rows(folder / RATINGS)
+    known = _scores(rows)
     added = changed = 0
     for rating in (rating for sheet in sheets for rating in sheet.ratings):
         name = (rating.sheet, rating.id, rating.question)
@@ -40,19 +57,15 @@ def append_ratings(folder: Path, sheets: Iterable[FilledSheet]) -> tuple[int, in
         added, changed = added + (name not in known), changed + (name in known)
         known[name] = rating.score
         file = Path(rating.file).name
-        row = {"sheet": name[0], "id": name[1], "question": name[2], "score": rating.score, "file": file}
-        lines.append(_line(row))
-    path = folder / RATINGS
-    if lines:
-        before = read_regular(path) if path.exists() else b""
-        with committed_file(path) as log:  # all of it or nothing, even if the machine stops
-            log.write(before + b"".join(lines))
+        rows.append({"sheet": name[0], "id": name[1], "question": name[2], "score": rating.score, "file": file})
+    if added or changed or not (folder / RATINGS).exists():
+        with committed_file(folder / RATINGS) as log:
+            log.write(sealed_lines(rows))
     return added, changed
 
 
-def _line(row: dict[str, Any]) -> bytes:
-    body = json.dumps(row, ensure_ascii=False).removesuffix("}").encode()
-    return body + b', "crc": "%08x"}\n' % zlib.crc32(body)
+def _scores(rows: Iterable[dict[str, Any]]) -> Scores:
+    return {(row["sheet"], row["id"], row["question"]): row["score"] for row in rows}
 
 
 def _rows(path: Path) -> list[dict[str, Any]]:
@@ -60,15 +73,5 @@ def _rows(path: Path) -> list[dict[str, Any]]:
         return []
     with storage(f"reading {path}"):
         data = read_regular(path)
-    rows = []
-    for number, line in enumerate(data.splitlines(keepends=True), start=1):
-        body, found, check = line.rpartition(b', "crc": ')
-        if not found or check != b'"%08x"}\n' % zlib.crc32(body):
-            raise DamagedFile(
-                f"{path}:{number}: this rating is damaged: its bytes are not what ropewalk wrote (or it was edited by "
-                "hand)",
-                "delete the file and import the sheets again",
-            )
-        row: dict[str, Any] = json.loads(body + b"}")
-        rows.append(row)
+    rows: list[dict[str, Any]] = parse_sealed_lines(data, path=path, what="file of ratings", remedy=_REMEDY)
     return rows

@@ -173,11 +173,11 @@ function draw() {
           make("h1", { id: "heading", tabIndex: -1 }, words.item(state.at + 1, all)),
           block(words.prompt, item.prompt, false), fresh),
         make("div", { className: "card ask" }, ...content.questions.map(field),
-          make("label", { className: "comment" }, words.comment, note))),
-      make("nav", {},
-        button(words.previous, () => go(state.at - 1), { disabled: state.at === 0 }),
-        button(words.next, () => go(state.at + 1), { className: "main", disabled: state.at === all - 1 }),
-        button(words.open, nextOpen, { id: "open" })),
+          make("label", { className: "comment" }, words.comment, note),
+          make("nav", {},
+            button(words.previous, () => go(state.at - 1), { disabled: state.at === 0 }),
+            button(words.next, () => go(state.at + 1), { className: "main", disabled: state.at === all - 1 }),
+            button(words.open, nextOpen, { id: "open" })))),
       make("p", { className: "keys" }, words.keys),
       make("section", { className: "save card" }, make("p", { id: "left" }),
         make("nav", {}, button(words.csv, () => save("csv")), button(words.json, () => save("json"))))));
@@ -214,7 +214,7 @@ document.addEventListener("keydown", (event) => {
     const question = content.questions[state.active];
     // A digit means the value of that name; of a pair, the first, second and third choice.
     const digit = Number(event.key);
-    const meant = digit === 0 && question.values.includes(10) ? 10 : digit;
+    const meant = digit === 0 && !question.values.includes(0) ? 10 : digit;
     const value = content.mode === "pairwise" ? question.values[digit - 1] : question.values.find((each) => each === meant);
     if (value === undefined) return;
     event.preventDefault();

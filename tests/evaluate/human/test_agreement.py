@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import json
+from pathlib import Path
 
 import krippendorff
 import numpy as np
@@ -99,9 +101,22 @@ def test_nominal_alpha_by_counting_all_pairs() -> None:
     ratings = tables(1)[0]
     columns = [column[~np.isnan(column)] for column in ratings.T]
     columns = [column for column in columns if len(column) > 1]
-    observed = sum(
-        sum(a != b for a, b in itertools.permutations(column, 2)) / (len(column) - 1) for column in columns
-    )
+    observed = sum(sum(a != b for a, b in itertools.permutations(column, 2)) / (len(column) - 1) for column in columns)
     everything = np.concatenate(columns)
     expected = sum(a != b for a, b in itertools.permutations(everything, 2)) / (len(everything) - 1)
     assert krippendorff_alpha(ratings, "nominal") == pytest.approx(1 - observed / expected)
+
+
+REFERENCES = Path(__file__).parents[4] / "shared" / "data" / "refs" / "agreement.json"
+
+
+@pytest.mark.skipif(not REFERENCES.exists(), reason="the reference values are not there")
+def test_the_reference_file_is_reproduced() -> None:
+    tree = json.loads(REFERENCES.read_text())
+    example, fleiss = tree["krippendorff"], tree["fleiss"]
+    ratings = np.array([[NAN if value is None else value for value in row] for row in example["ratings"]], float)
+    names = ("nominal", "ordinal_krippendorff_0_9_0", "interval", "ratio_krippendorff_0_9_0")
+    found = [krippendorff_alpha(ratings, level) for level in LEVELS]
+    assert found == pytest.approx([example[name] for name in names], abs=5e-4)
+    ratings = np.array([np.repeat(np.arange(5.0), row) for row in fleiss["counts"]]).T
+    assert fleiss_kappa(ratings) == pytest.approx(fleiss["kappa"], abs=5e-4)

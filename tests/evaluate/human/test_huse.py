@@ -14,7 +14,11 @@ def by_definition(points: np.ndarray, is_model: np.ndarray) -> float:
     says human."""
     wrong = 0
     for i in range(len(points)):
-        distances = {j: sum((a - b) ** 2 for a, b in zip(points[i], points[j])) for j in range(len(points)) if j != i}
+        distances = {
+            j: sum((a - b) ** 2 for a, b in zip(points[i], points[j], strict=True))
+            for j in range(len(points))
+            if j != i
+        }
         limit = sorted(distances.values())[15]
         votes = [bool(is_model[j]) for j, distance in distances.items() if distance <= limit]
         says_model = votes.count(True) > votes.count(False)

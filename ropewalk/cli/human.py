@@ -225,7 +225,7 @@ def _disagreements(found: dict[str, Any]) -> list[str]:
 
 
 def _huse_text(found: dict[str, Any]) -> str:
-    rows = [("system", "HUSE", "HUSE-Q (quality)", "HUSE-D (diversity)", "texts")]
+    rows: list[tuple[str, ...]] = [("system", "HUSE", "HUSE-Q (quality)", "HUSE-D (diversity)", "texts")]
     notes = []
     for system, each in found.items():
         cells = [f"{each[name]:.2f} {_interval(each[f'{name}_interval'])}" for name in ("huse", "quality", "diversity")]

@@ -13,6 +13,7 @@ import numpy as np
 from ropewalk.base.errors import DataError, UserError
 from ropewalk.base.files import locked
 from ropewalk.base.progress import Progress, Silent
+from ropewalk.checkpoint.format import read_checkpoint_manifest, resolve_checkpoint
 from ropewalk.checkpoint.policy.lease import leased
 from ropewalk.checkpoint.read.model_check import advise_on_damage
 from ropewalk.config.resolved import load_section
@@ -31,6 +32,7 @@ from ropewalk.evaluate.human.rating_table import rating_table
 from ropewalk.evaluate.human.ratings_log import append_ratings, ratings_checksum, ratings_of, read_ratings
 from ropewalk.evaluate.human.sheet_files import write_sheets
 from ropewalk.evaluate.human.sheet_key import KEY, SheetKey, read_key, write_key
+from ropewalk.evaluate.results import read_results
 
 from .plan_recipe import needs_torch
 
@@ -103,14 +105,14 @@ def import_ratings(
     """
     if half_width is not None and not (math.isfinite(half_width) and half_width > 0):
         raise UserError(f"--half-width is {half_width:g}; give a number above 0")
-    key = read_key(folder)
+    key, also = read_key(folder), _run_folder(run)
     with locked(folder):
         sheets = read_sheets(files, key)
         added, changed = append_ratings(folder, sheets)
         results = human_results(key, read_ratings(folder), half_width=half_width)
         results["ratings_checksum"] = ratings_checksum(folder)
         results |= _earlier_huse(folder, results["ratings_checksum"])
-        write_human_results(folder, results, run=_run_folder(run))
+        write_human_results(folder, results, run=also)
     read = [
         {"file": sheet.file, "sheet": sheet.sheet, "ratings": len(sheet.ratings), "missing": sheet.missing}
         for sheet in sheets
@@ -131,7 +133,7 @@ def measure_huse(
     `question` is the rating of typicality (empty: the first question); `system` the name of the run in the sheets
     (empty: that of its folder).
     """
-    key, results = read_key(folder), read_human_results(folder)
+    key, results, also = read_key(folder), read_human_results(folder), _run_folder(run)
     if key.mode != "score":
         raise UserError(f"{folder}: HUSE needs scores of single texts; these sheets are of mode `{key.mode}`")
     names = [each.name for each in key.form.questions]
@@ -154,6 +156,9 @@ def measure_huse(
     if not kept:
         raise DataError(f"{folder}: no rated text by `{system}` or `{HUMAN}`; import filled sheets first")
     numbers = np.array([number for number, _, _ in kept])
+    worst = min(kept, key=lambda each: each[1])
+    if not math.isfinite(worst[1]):
+        raise UserError(f"{run}: the model gives a text the log-probability {worst[1]}: it has diverged")
     measured = huse(
         np.nanmean(scores.first_RI[:, numbers], axis=0),
         np.array([value for _, value, _ in kept]),
@@ -166,7 +171,7 @@ def measure_huse(
     with locked(folder):
         results = read_human_results(folder)
         results["huse"] = {**results.get("huse", {}), system: found}
-        write_human_results(folder, results, run=_run_folder(run))
+        write_human_results(folder, results, run=also)
     return {"system": system, **found}
 
 
@@ -187,13 +192,17 @@ def _system(key: SheetKey, run: Path) -> str:
 
 def _sampling_notes(run: Path) -> list[str]:
     """How the run's completions were drawn, where that is not the distribution whose log-probabilities are used."""
-    settings = load_section(run, "evaluate", Evaluate)
-    if (settings.temperature, settings.top_k) == (1.0, 0):
-        return []
-    return [
-        f"completions were drawn at temperature {settings.temperature:g} and top-k {settings.top_k}, log-probabilities "
-        "are those of the model itself; for HUSE by its definition set evaluate.temperature=1 evaluate.top_k=0"
-    ]
+    settings, notes = load_section(run, "evaluate", Evaluate), []
+    if (settings.temperature, settings.top_k) != (1.0, 0):
+        notes.append(
+            f"completions were drawn at temperature {settings.temperature:g} and top-k {settings.top_k}, "
+            "log-probabilities are those of the model itself; for HUSE by its definition set evaluate.temperature=1 "
+            "evaluate.top_k=0"
+        )
+    measured, newest = read_results(run)["step"], read_checkpoint_manifest(resolve_checkpoint(run)).step
+    if measured != newest:
+        notes.append(f"completions are of step {measured}, log-probabilities of step {newest}; evaluate and rate again")
+    return notes
 
 
 def _earlier_huse(folder: Path, checksum: str) -> _Tree:

@@ -45,17 +45,22 @@ def candidates(runs: Sequence[Path], *, task: str, human: Literal["auto", "yes",
     found: dict[str, PromptTexts] = {}
     for run, name in zip(runs, names, strict=True):
         for row in _rows(run, task):
-            entry = found.setdefault(
-                row["prompt"],
-                PromptTexts(prompt=row["prompt"], domain=row.get("domain", ""), source=row.get("source", ""), texts={}),
-            )
+            prompt, text, reference = (_whole(row[part]) for part in ("prompt", "text", "reference"))
+            new = PromptTexts(prompt=prompt, domain=row.get("domain", ""), source=row.get("source", ""), texts={})
+            entry = found.setdefault(prompt, new)
             # A short domain is gone through again: the first completion counts.
-            entry.texts.setdefault(name, row["text"])
-            if human != "no" and row["reference"]:
-                entry.texts.setdefault(HUMAN, row["reference"])
+            entry.texts.setdefault(name, text)
+            if human != "no" and reference:
+                entry.texts.setdefault(HUMAN, reference)
     if human == "yes" and not any(HUMAN in entry.texts for entry in found.values()):
         raise DataError(f"{runs[0]}: no text by people; {_NEWER}")
     return list(found.values())
+
+
+def _whole(text: str) -> str:
+    """Without characters at its ends of which a token boundary left a part: only the human author completes those of
+    the prompt."""
+    return text.strip("\ufffd")
 
 
 def _names(runs: Sequence[Path]) -> list[str]:

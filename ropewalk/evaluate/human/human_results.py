@@ -95,7 +95,7 @@ def _question(
     levels: tuple[Level, ...] = ("nominal",) if key.mode == "binary" else ("nominal", "ordinal")
     if not share:
         # A ratio needs a true zero and no value below it.
-        levels = (*levels, "interval", *(("ratio",) if question.least >= 0 else ()))  # type: ignore[assignment]
+        levels = (*levels, "interval", *(("ratio",) if question.least >= 0 else ()))
     width = half_width or (_TOP if share else question.most - question.least) / _STEPS
     found = {
         "text": question.text,

@@ -140,7 +140,8 @@ def rater_rows(table: RatingTable) -> list[Tree]:
         others = np.delete(table.first_RI, number, 0)
         count = (~np.isnan(others)).sum(0)
         mean = np.divide(np.nansum(others, 0), count, out=np.full(len(own), np.nan), where=count > 0)
-        given, both = own[~np.isnan(own)], ~np.isnan(own) & ~np.isnan(mean)
+        given: Floats = own[~np.isnan(own)]
+        both = ~np.isnan(own) & ~np.isnan(mean)
         if len(given):
             rows.append(
                 {

@@ -48,6 +48,19 @@ def test_the_page_asks_for_nothing_from_elsewhere(study: Path) -> None:
     assert re.findall(r"(?:src|href)=|https?://|@import|url\(", page) == []
 
 
+def test_a_character_cut_at_the_end_of_a_text_is_not_shown(tmp_path: Path) -> None:
+    """The author's continuation would complete it and the model's would not: that would give them away."""
+    run = write_run(tmp_path / "run", prompts=1)
+    text = (run / "samples.jsonl").read_text("utf-8").partition("\n")[2]
+    text = (
+        text.replace("begins", "begins\ufffd").replace('" as text', '"\ufffdas text').replace("author.", "author\ufffd")
+    )
+    (run / "samples.jsonl").write_text(text, "utf-8")
+    export_sheets([run], tmp_path / "study", items=2, raters=1)
+    assert "\ufffd" not in (tmp_path / "study/sheet-r1.html").read_text("utf-8")
+    assert len(read_key(tmp_path / "study").items) == 2
+
+
 def test_a_text_cannot_break_out_of_the_page_or_become_a_formula(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", words='</script><img src=x onerror="alert(1)"> =1+1')
     text = (run / "samples.jsonl").read_text("utf-8").partition("\n")[2].replace('" as text', '"=1+1 as text')

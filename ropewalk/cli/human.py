@@ -121,9 +121,7 @@ def import_(
 
 @app.command()
 def show(
-    folder: Annotated[
-        Path, typer.Argument(help="The folder of the sheets, or a run with imported ratings.", show_default=False)
-    ],
+    folder: Sheets,
     json: Json = False,
 ) -> None:
     """Show what raters said, with intervals and agreement.

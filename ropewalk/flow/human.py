@@ -22,6 +22,7 @@ from ropewalk.evaluate.human.assignment import MOST_REPEATED, assign, choose_ite
 from ropewalk.evaluate.human.candidates import COMPLETIONS, HUMAN, candidates
 from ropewalk.evaluate.human.filled_sheets import read_sheets
 from ropewalk.evaluate.human.human_results import (
+    HUMAN_RESULTS,
     human_results,
     read_human_results,
     write_human_results,
@@ -29,7 +30,7 @@ from ropewalk.evaluate.human.human_results import (
 from ropewalk.evaluate.human.huse import huse
 from ropewalk.evaluate.human.rating_form import Mode, read_form
 from ropewalk.evaluate.human.rating_table import rating_table
-from ropewalk.evaluate.human.ratings_log import append_ratings, ratings_checksum, ratings_of, read_ratings
+from ropewalk.evaluate.human.ratings_log import RATINGS, Scores, append_ratings, ratings_checksum, read_ratings
 from ropewalk.evaluate.human.sheet_files import write_sheets
 from ropewalk.evaluate.human.sheet_key import KEY, SheetKey, read_key, write_key
 from ropewalk.evaluate.results import read_results
@@ -105,7 +106,7 @@ def import_ratings(
     """
     if half_width is not None and not (math.isfinite(half_width) and half_width > 0):
         raise UserError(f"--half-width is {half_width:g}; give a number above 0")
-    key, also = read_key(folder), _run_folder(run)
+    (key, _), also = _opened(folder), _run_folder(run)
     with locked(folder):
         sheets = read_sheets(files, key)
         added, changed = append_ratings(folder, sheets)
@@ -121,8 +122,8 @@ def import_ratings(
 
 
 def show_ratings(folder: Path) -> _Tree:
-    """The results of the last import; `folder` is that of the sheets, or a run."""
-    return read_human_results(folder)
+    """The results of the last import."""
+    return _results(folder)
 
 
 def measure_huse(
@@ -133,7 +134,8 @@ def measure_huse(
     `question` is the rating of typicality (empty: the first question); `system` the name of the run in the sheets
     (empty: that of its folder).
     """
-    key, results, also = read_key(folder), read_human_results(folder), _run_folder(run)
+    (key, ratings), also = _opened(folder), _run_folder(run)
+    _results(folder)
     if key.mode != "score":
         raise UserError(f"{folder}: HUSE needs scores of single texts; these sheets are of mode `{key.mode}`")
     names = [each.name for each in key.form.questions]
@@ -143,7 +145,7 @@ def measure_huse(
     for needed in (system, HUMAN):
         if needed not in key.systems:
             raise UserError(f"{folder}: no texts by `{needed}` in these sheets, only by {', '.join(key.systems)}")
-    scores = rating_table(key, ratings_of(folder, results["ratings_checksum"]), question)
+    scores = rating_table(key, ratings, question)
     rated = [
         number
         for number, item in enumerate(key.items)
@@ -183,6 +185,30 @@ def log_probabilities(
         module = needs_torch("ropewalk.evaluate.continuation_likelihood", "HUSE")
         found = module.continuation_likelihoods(path, run=run, pairs=texts, progress=progress or Silent())
     return [(each.log_probability, each.tokens) for each in found]
+
+
+def _opened(folder: Path) -> tuple[SheetKey, Scores]:
+    """The key and the ratings of a folder; DataError if they do not belong together."""
+    key, scores = read_key(folder), read_ratings(folder)
+    strange = {sheet for sheet, _, _ in scores} - {key.sheet_name(rater) for rater in key.sheets}
+    if strange:
+        raise DataError(
+            f"{folder / KEY}: not the key of the ratings in {RATINGS}, which are of sheet {min(strange)}; restore the "
+            "key that was exported with it"
+        )
+    return key, scores
+
+
+def _results(folder: Path) -> _Tree:
+    """The results; DataError if they are not of the key and the ratings beside them."""
+    _opened(folder)
+    results = read_human_results(folder)
+    if results["ratings_checksum"] != ratings_checksum(folder):
+        raise DataError(
+            f"{folder / HUMAN_RESULTS}: not the results of {RATINGS} beside it; `ropewalk human import` the sheets "
+            "again"
+        )
+    return results
 
 
 def _system(key: SheetKey, run: Path) -> str:

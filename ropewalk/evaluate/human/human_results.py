@@ -72,8 +72,8 @@ def write_human_results(folder: Path, results: Tree, *, run: Path | None) -> Non
 
 
 def read_human_results(folder: Path) -> Tree:
-    """Reads `human.json` of a folder of sheets, or that of a run; DamagedFile if it is not what was written."""
-    path = folder / (HUMAN_RESULTS if (folder / HUMAN_RESULTS).exists() else IN_RUN)
+    """Reads `human.json` of a folder of sheets; DamagedFile if it is not what was written."""
+    path = folder / HUMAN_RESULTS
     if not path.exists():
         raise DataError(f"{folder}: no {HUMAN_RESULTS}; `ropewalk human import` writes it from the sheets of raters")
     tree = read_sealed(

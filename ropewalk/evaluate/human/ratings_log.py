@@ -10,7 +10,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from ropewalk.base.errors import DataError
 from ropewalk.base.files import committed_file, read_regular, storage
 from ropewalk.base.seal import parse_sealed_lines, sealed_lines
 from ropewalk.store.sealed import checksum_of
@@ -31,18 +30,9 @@ def read_ratings(folder: Path) -> Scores:
     return _scores(_rows(folder / RATINGS))
 
 
-def ratings_of(folder: Path, checksum: str) -> Scores:
-    """The scores that the results with this `ratings_checksum` are of; DataError if there are others."""
-    if not (folder / RATINGS).exists() or ratings_checksum(folder) != checksum:
-        raise DataError(
-            f"{folder / RATINGS}: not the ratings that the results are of; `ropewalk human import` the sheets again"
-        )
-    return read_ratings(folder)
-
-
 def ratings_checksum(folder: Path) -> str:
     """A checksum of the ratings, which their results carry."""
-    return checksum_of(folder / RATINGS)
+    return checksum_of(folder / RATINGS) if (folder / RATINGS).exists() else ""
 
 
 def append_ratings(folder: Path, sheets: Iterable[FilledSheet]) -> tuple[int, int]:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ropewalk.base.errors import DamagedFile, UserError
-from ropewalk.flow import export_sheets, import_ratings
+from ropewalk.base.errors import DamagedFile, DataError, UserError
+from ropewalk.flow import export_sheets, import_ratings, show_ratings
 
 from .studies import by_system, fill, write_run
 
@@ -154,6 +154,17 @@ def test_a_damaged_rating_or_key_is_not_read(study: Path) -> None:
     with pytest.raises(DamagedFile, match=r"ratings.jsonl: this file of ratings is damaged"):
         import_ratings(study, [sheet])
     log.write_bytes(whole)
+    log.rename(study / "away.jsonl")
+    with pytest.raises(DataError, match=r"human.json: not the results of ratings.jsonl beside it"):
+        show_ratings(study)
+    log.write_bytes(whole)
+    kept = key.read_bytes()
+    key.unlink()
+    export_sheets([study.parent / "run"], study, items=8, raters=2, seed=4)
+    with pytest.raises(DataError, match=r"key.json: not the key of the ratings in ratings.jsonl"):
+        show_ratings(study)
+    key.write_bytes(kept)
+    assert show_ratings(study)["ratings"] == 30
     changed(key, '"human"', '"model"')
     with pytest.raises(DamagedFile, match="key of sheets is damaged"):
         import_ratings(study, [sheet])

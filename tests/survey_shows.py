@@ -69,6 +69,9 @@ COMMANDS: dict[str, Show] = {
     "Prediction of stalls": Show(
         "ropewalk doctor data tiny.toml", r"a step 10 times as fast.*data on object, none in memory .*%.*fetch"
     ),
+    "Human evaluation": Show(
+        "ropewalk human export runs/tiny --out study", r"texts by +human, tiny.*sheet-r1\.html.*study/key\.json"
+    ),
     "Compute of a decoder-only model, C = τT = 6PD": Show(
         "ropewalk plan tiny.toml", r"tokens +768 in 6 steps.*FLOPs +205 M \(267 k per token.*time +training takes"
     ),

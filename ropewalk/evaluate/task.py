@@ -122,6 +122,8 @@ class Sample:
     """Whether the completion parses as Python."""
     parses_reference: bool | None = None
     """The same for the document's true continuation."""
+    reference: str = ""
+    """The document's true continuation, as many tokens at most; empty where there is none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from .file_scores import FileScore as FileScore
     from .file_scores import score_annotations as score_annotations
     from .file_scores import score_files as score_files
+    from .human import export_sheets as export_sheets
+    from .human import import_ratings as import_ratings
+    from .human import measure_huse as measure_huse
+    from .human import show_ratings as show_ratings
     from .job_files import launch_kubernetes as launch_kubernetes
     from .job_files import launch_slurm as launch_slurm
     from .models import export_model as export_model
@@ -56,6 +60,7 @@ _HOMES = {
     "recipes": ("check", "describe", "diff", "show", "upgrade"),
     "training_bench": ("bench_train",),
     "checkpoints": ("prune_checkpoints", "reshard_checkpoint"),
+    "human": ("export_sheets", "import_ratings", "measure_huse", "show_ratings"),
     "job_files": ("launch_kubernetes", "launch_slurm"),
     "cluster_doctor.cluster_check": ("doctor_cluster",),
     "chaos_trials.damage": ("damage_run",),

@@ -83,6 +83,7 @@ class Completions(Task):
 
     def _sample(self, document: Document, prompt: list[int], truth: list[int], answer: Generation) -> Sample:
         code = document.domain == CODE
+        beginning = truth[: self.held_out.settings.max_new_tokens]
         return Sample(
             prompt=self.held_out.detokenizer.text(prompt),
             completion=answer.text,
@@ -90,6 +91,7 @@ class Completions(Task):
             source=document.source,
             parses=self._judge(prompt, answer.tokens) if code else None,
             parses_reference=self._judge(prompt, truth) if code else None,
+            reference=self.held_out.detokenizer.continuation(prompt, beginning).decode(errors="replace"),
         )
 
     def _judge(self, prompt: list[int], rest: list[int]) -> bool:

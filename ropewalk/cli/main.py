@@ -32,6 +32,7 @@ VERBS = {
     "train": "Train a recipe, preparing data first where needed.",
     "launch": "Write a job file for Slurm or Kubernetes.",
     "evaluate": "Evaluate a trained model on held-out text and draw samples.",
+    "code": "Run generated code in a sandbox against tests: pass@k.",
     "generate": "Generate text with a trained model.",
     "chat": "Chat with a trained model in the terminal.",
     "checkpoint": "List, show, verify, reshard, export or prune checkpoints.",

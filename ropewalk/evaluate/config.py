@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
 from ropewalk.config.registry import Kind, Registry
 from ropewalk.config.schema import Range
@@ -19,6 +19,14 @@ TASKS = Registry(
             target="ropewalk.evaluate.tasks.completions:Completions",
             doc="Completions of held-out documents; how many of those in domain `code` parse as Python.",
         ),
+        "humaneval": Kind(
+            target="ropewalk.evaluate.tasks.code:HumanEval",
+            doc="pass@k of functions completed after their docstring, run in a sandbox: `evaluate.code_problems`.",
+        ),
+        "mbpp": Kind(
+            target="ropewalk.evaluate.tasks.code:Mbpp",
+            doc="pass@k of programs written from a sentence, run in a sandbox: `evaluate.code_problems`.",
+        ),
     },
 )
 """Evaluation tasks: each target makes a `Task` (evaluate/task.py) from the held-out text of the run."""
@@ -29,6 +37,18 @@ METRICS = Registry(
         "exact_match": Kind(
             target="ropewalk.evaluate.metrics.exact:ExactMatch",
             doc="Share of completions that equal a reference.",
+        ),
+        "pass@1": Kind(
+            target="ropewalk.evaluate.metrics.pass_at_k:pass_at_1",
+            doc="Share of problems whose completion is right.",
+        ),
+        "pass@10": Kind(
+            target="ropewalk.evaluate.metrics.pass_at_k:pass_at_10",
+            doc="Chance that one of 10 completions is right, unbiased.",
+        ),
+        "pass@k": Kind(
+            target="ropewalk.evaluate.metrics.pass_at_k:PassAtK",
+            doc="Chance that one of `k` completions is right, unbiased; `k` is its setting.",
         ),
     },
 )
@@ -53,3 +73,9 @@ class Evaluate:
     """Sampling temperature; 0 takes the most likely token."""
     top_k: Annotated[int, Range(least=0)] = 50
     """Draw from the k most likely tokens; 0 draws from all."""
+    code_problems: str = ""
+    """Problems of the tasks `humaneval` and `mbpp`: a file in that format, JSON lines, which may be gzipped."""
+    code_samples: Annotated[int, Range(least=1, most=10_000)] = 1
+    """Completions per programming problem: 1 is greedy, more are drawn at temperature 0.8 and top-p 0.95."""
+    sandbox: Literal["auto", "bubblewrap", "namespaces", "none"] = "auto"
+    """Where generated code runs. `auto` takes bubblewrap, else namespaces, else refuses; `none` does not protect."""

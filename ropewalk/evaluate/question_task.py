@@ -62,6 +62,8 @@ class Item:
     """Completions, one per repeat."""
     likelihoods: tuple[Likelihood, ...] = ()
     """One per choice, or that of the whole text."""
+    verdicts: tuple[str, ...] = ()
+    """One per completion that was run: `pass`, `fail`, `timeout`, or `fault` where the sandbox failed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from .recipes import diff as diff
     from .recipes import show as show
     from .recipes import upgrade as upgrade
+    from .run_code import check_sandbox as check_sandbox
+    from .run_code import run_code as run_code
     from .training_bench import bench_train as bench_train
     from .verbs import answer as answer
     from .verbs import chat as chat
@@ -52,6 +54,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "recipes": ("check", "describe", "diff", "show", "upgrade"),
     "training_bench": ("bench_train",),
+    "run_code": ("check_sandbox", "run_code"),
     "checkpoints": ("prune_checkpoints", "reshard_checkpoint"),
     "job_files": ("launch_kubernetes", "launch_slurm"),
     "cluster_doctor.cluster_check": ("doctor_cluster",),

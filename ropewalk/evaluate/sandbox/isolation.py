@@ -106,7 +106,7 @@ def _own_namespaces(limits: Limits) -> list[str]:
 
 
 def _no_isolation(limits: Limits) -> list[str]:
-    return [*_python("harness", "start", "sys.argv[1]", str(_INSIDE.parent)), _told(limits, uid=0)]
+    return [*_python("harness", "start", "sys.argv[1]", str(_INSIDE.parent)), _told(limits, uid=0, alone=False)]
 
 
 _INSIDE = Path(own_namespaces.__file__).parent
@@ -118,13 +118,13 @@ def _python(module: str, function: str, arguments: str, folder: str) -> list[str
     return [program, "-s", "-S", "-B", "-X", "utf8", "-c", _START.format(module, function, arguments), folder]
 
 
-def _told(limits: Limits, *, uid: int) -> str:
-    """Limits as the harness reads them."""
+def _told(limits: Limits, *, uid: int, alone: bool = True) -> str:
+    """Limits as the harness reads them; `alone` in a namespace it may kill everything that it sees."""
     # Before Linux 5.14 the limit counts all processes of the user, those outside too.
     release = tuple(int(part) for part in os.uname().release.split("-")[0].split(".")[:2])
     bound = limits.processes if uid or release >= (5, 14) else 0
     numbers = {
-        **{"uid": uid, "cpu_s": limits.cpu_s, "memory_bytes": limits.memory_bytes, "disk_bytes": limits.disk_bytes},
+        **{"alone": int(alone), "uid": uid, "cpu_s": limits.cpu_s, "memory_bytes": limits.memory_bytes, "disk_bytes": limits.disk_bytes},
         **{"file_bytes": limits.file_bytes, "processes": limits.processes, "user_processes": bound},
         "open_files": limits.open_files,
     }

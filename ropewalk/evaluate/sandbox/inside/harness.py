@@ -8,6 +8,7 @@ signalled or traced from inside, and when it ends the kernel kills every other p
 
 from __future__ import annotations
 
+import _signal
 import _thread
 import builtins
 import os
@@ -78,8 +79,7 @@ class _Candidate:
         self._ended: tuple[str, str] | None = None
         self.opaque = False
         """Whether an answer was no plain data."""
-        # Alone in its namespace, it may kill everything that moves.
-        self._alone = os.getpid() == 1
+        self._alone = bool(limits["alone"])
 
     def ask(self, kind: str, *what: Any) -> Any:
         """The answer to a request; raises what the tested code raised."""
@@ -185,6 +185,10 @@ class _Candidate:
 def main(limits: Mapping[str, int]) -> NoReturn:
     """Runs one program in the sandbox that this process stands in: reads it from standard input once it has said that
     it is ready, and writes the verdict to standard output."""
+    if limits["alone"] and os.getpid() != 1:
+        raise SystemExit("the harness is not the first process of a namespace")
+    # A first process gets only signals that it handles: none from inside.
+    _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
     if limits["uid"]:
         drop_root(limits["uid"])
     die_with_parent()

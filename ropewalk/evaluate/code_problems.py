@@ -111,16 +111,19 @@ def _mbpp(row: Mapping[str, Any], where: str) -> CodeProblem:
     _require(row, _MBPP, where)
     if not (isinstance(row["test_list"], list) and row["test_list"]):
         raise DataError(f"{where}: `test_list` must be a list of assertions")
-    setup, tests = str(row.get("test_setup_code") or ""), "\n".join(map(str, row["test_list"])) + "\n"
+    # What the setup needs of the tested code, such as a class, is there only after it is loaded.
+    parts = [str(row.get("test_setup_code") or ""), *map(str, row["test_list"])]
+    tests, solution = "\n".join(parts) + "\n", str(row.get("code", ""))
+    setup, defined = _of_solution(solution, tests)
     shown = "\n".join(map(str, row["test_list"][:3]))
     return CodeProblem(
         task_id=str(row["task_id"]),
         prompt=f'"""\n{row["text"]}\n{shown}\n"""\n',
         setup=setup,
         tests=tests,
-        names=_missing_names(tests, setup, where, set()),
+        names=_missing_names(tests, setup, where, defined),
         stop=_MBPP_STOP,
-        solution=str(row.get("code", "")),
+        solution=solution,
         row=dict(row),
     )
 
@@ -141,6 +144,18 @@ def _parsable(prompt: str, where: str) -> str:
             continue
         return prompt + end
     raise DataError(f"{where}: the prompt is not the beginning of a Python function")
+
+
+def _of_solution(solution: str, tests: str) -> tuple[str, set[str]]:
+    """What the tests need of the canonical solution: its imports as code, and the names of functions and classes, which
+    may be those of built-in functions."""
+    try:
+        tree, used = ast.parse(solution), _names(ast.parse(tests))[0]
+    except SyntaxError:
+        return "", set()
+    defined = {node.name for node in tree.body if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
+    imports = [node for node in tree.body if isinstance(node, (ast.Import, ast.ImportFrom)) and _names(node)[1] & used]
+    return "".join(f"{ast.unparse(node)}\n" for node in imports), defined & used
 
 
 def _missing_names(tests: str, setup: str, where: str, known: set[str]) -> tuple[str, ...]:

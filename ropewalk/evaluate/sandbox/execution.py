@@ -11,6 +11,8 @@ import subprocess
 import time
 from dataclasses import dataclass
 
+import orjson
+
 from .inside.harness import READY
 from .inside.plain_data import dump, load
 from .isolation import Isolation
@@ -31,17 +33,26 @@ def run_program(program: Program, isolation: Isolation, limits: Limits) -> Verdi
     request = dump(parts, lambda value: 0)
     environment = {"PYTHONHASHSEED": "0", "LANG": "C.UTF-8", "HOME": "/tmp", "TMPDIR": "/tmp", "PATH": "/usr/bin"}
     pipe = subprocess.PIPE
-    process = subprocess.Popen(
-        isolation.command(limits),
-        **{"stdin": pipe, "stdout": pipe, "stderr": pipe},
-        env=environment,
-        start_new_session=True,
-        bufsize=0,
-    )
+    info, told = os.pipe()
     try:
-        return _Conversation(process, limits).verdict(request, nonce)
+        process = subprocess.Popen(
+            isolation.command(limits, told),
+            **{"stdin": pipe, "stdout": pipe, "stderr": pipe},
+            env=environment,
+            start_new_session=True,
+            pass_fds=(told,),
+            bufsize=0,
+        )
+    except BaseException:
+        os.close(info)
+        raise
     finally:
-        _end(process)
+        os.close(told)
+    conversation = _Conversation(process, limits, info)
+    try:
+        return conversation.verdict(request, nonce)
+    finally:
+        conversation.end()
 
 
 @dataclass(slots=True)
@@ -50,6 +61,8 @@ class _Conversation:
 
     process: subprocess.Popen[bytes]
     limits: Limits
+    info: int
+    """Where bubblewrap tells the pid of the harness."""
     heard: bytes = b""
     """Of the harness."""
     told: bytes = b""
@@ -63,8 +76,8 @@ class _Conversation:
         self.heard, self.told, self.written = self.heard[len(READY) :], b"", 0
         assert self.process.stdin is not None
         try:
+            # It stays open: at its end the harness ends too, also when this process is killed.
             self.process.stdin.write(len(request).to_bytes(4, "big") + request)
-            self.process.stdin.close()
         except BrokenPipeError:
             return Verdict("fault", "the sandbox ended before the program was sent")
         ended = self._listen(self.limits.wall_s)
@@ -104,6 +117,30 @@ class _Conversation:
                 return True
         return not until
 
+    def end(self) -> None:
+        """Kills the sandbox, with all in it, and reaps it."""
+        with contextlib.suppress(ProcessLookupError, PermissionError, subprocess.TimeoutExpired):
+            if self.process.poll() is None and (pid := self._harness_pid()):
+                os.kill(pid, signal.SIGKILL)
+                self.process.wait(1)
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+        os.close(self.info)
+        for stream in (self.process.stdin, self.process.stdout, self.process.stderr):
+            if stream:
+                with contextlib.suppress(OSError):
+                    stream.close()
+
+    def _harness_pid(self) -> int | None:
+        """The harness under bubblewrap; it is a child that bubblewrap has not reaped yet."""
+        if not select.select([self.info], [], [], 0)[0]:
+            return None
+        try:
+            return int(orjson.loads(os.read(self.info, 1 << 12))["child-pid"])
+        except (ValueError, KeyError, TypeError):
+            return None
+
 
 def _read_verdict(heard: bytes, nonce: bytes) -> Verdict | None:
     """The verdict in the bytes from the harness, if it bears the nonce."""
@@ -122,14 +159,3 @@ def printable(text: str | bytes) -> str:
     text = text.decode("utf-8", "replace") if isinstance(text, bytes) else text
     line = " ".join(text.split())
     return "".join(c if c.isprintable() else "\ufffd" for c in line)[:500]
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Kills the sandbox, with all in it, and reaps it."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-    for stream in (process.stdin, process.stdout, process.stderr):
-        if stream:
-            with contextlib.suppress(OSError):
-                stream.close()

@@ -32,10 +32,12 @@ _UNUSED = "65534"
 
 @dataclass(frozen=True, slots=True)
 class Isolation:
-    """One way to isolate; `command` gives the command line that starts a harness."""
+    """One way to isolate."""
 
     name: SandboxChoice
-    command: Callable[[Limits], list[str]]
+    command: Callable[[Limits, int], list[str]]
+    """The command line that starts a harness. The other argument is a file to which bubblewrap writes the pid of the
+    harness: root must end it itself, because bubblewrap without capabilities cannot end a process of another user."""
 
 
 def available(name: SandboxChoice) -> Isolation | str:
@@ -73,7 +75,7 @@ TRIAL = Program(source="def add(a, b):\n    return a + b\n", tests="assert add(2
 """Shows that a sandbox works."""
 
 
-def _bubblewrap(limits: Limits) -> list[str]:
+def _bubblewrap(limits: Limits, info: int) -> list[str]:
     # Root keeps out of a user namespace: there it would stay root outside, whose processes no limit binds. With two
     # capabilities the harness becomes an unused user instead.
     root = os.geteuid() == 0
@@ -93,19 +95,19 @@ def _bubblewrap(limits: Limits) -> list[str]:
         mounts += ["--dev-bind", f"/dev/{device}", f"/dev/{device}"]
     mounts += ["--symlink", "/tmp", "/dev/shm", "--symlink", "/proc/self/fd", "/dev/fd", "--proc", "/proc"]
     mounts += ["--size", str(limits.disk_bytes), "--perms", "1777", "--tmpfs", "/tmp", "--remount-ro", "/"]
-    guard = ["--as-pid-1", "--die-with-parent", "--new-session", "--chdir", "/tmp"]
+    guard = ["--info-fd", str(info), "--as-pid-1", "--die-with-parent", "--new-session", "--chdir", "/tmp"]
     program = shutil.which("bwrap") or "bwrap"
     harness = _python("harness", "start", "sys.argv[1]", _FOLDER)
     return [program, *who, *spaces, *mounts, *guard, "--", *harness, _told(limits, uid=_unused_uid() if root else 0)]
 
 
-def _own_namespaces(limits: Limits) -> list[str]:
+def _own_namespaces(limits: Limits, info: int) -> list[str]:
     uid = _unused_uid() if os.geteuid() == 0 else 0
     launcher = _python("own_namespaces", "main", "", str(_INSIDE.parent))
     return [*launcher, _told(limits, uid=uid), *readable_paths()]
 
 
-def _no_isolation(limits: Limits) -> list[str]:
+def _no_isolation(limits: Limits, info: int) -> list[str]:
     return [*_python("harness", "start", "sys.argv[1]", str(_INSIDE.parent)), _told(limits, uid=0, alone=False)]
 
 
@@ -126,7 +128,7 @@ def _told(limits: Limits, *, uid: int, alone: bool = True) -> str:
     numbers = {
         **{"alone": int(alone), "uid": uid, "cpu_s": limits.cpu_s, "memory_bytes": limits.memory_bytes, "disk_bytes": limits.disk_bytes},
         **{"file_bytes": limits.file_bytes, "processes": limits.processes, "user_processes": bound},
-        "open_files": limits.open_files,
+        **{"open_files": limits.open_files, "harness_s": int(limits.wall_s) + 60},
     }
     return ",".join(f"{name}={number}" for name, number in numbers.items())
 

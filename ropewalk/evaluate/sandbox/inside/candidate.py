@@ -63,6 +63,8 @@ def _answer(module: types.ModuleType, asked: tuple[Any, ...]) -> Any:
         return getattr(module, what)
     if kind == "attribute":
         return getattr(what, rest[0])
+    if kind == "set":
+        return setattr(what, *rest)
     if kind == "next":
         try:
             return (True, next(what))

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
 from .candidate import CONFINED, serve
-from .confinement import die_with_parent, drop_capabilities, drop_root, hide_from_others
+from .confinement import die_with_parent, drop_capabilities, drop_root, hide_from_others, limit_resources
 from .messages import receive, send
 from .plain_data import dump, load
 
@@ -47,11 +47,13 @@ class _Unsupported(BaseException):
 
 
 class Opaque:
-    """An object of the tested code that is no plain data: it can be passed back, called, read and iterated over, and
+    """An object of the tested code that is no plain data: it can be passed back, called, read, changed and iterated over, and
     equals only itself."""
 
     def __init__(self, candidate: _Candidate, number: int) -> None:
-        self._candidate, self._number = candidate, number
+        # Attributes live with the tested code, but for these.
+        object.__setattr__(self, "_candidate", candidate)
+        object.__setattr__(self, "_number", number)
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         return self._candidate.ask("call", self, arguments, named)
@@ -60,6 +62,9 @@ class Opaque:
         if name.startswith("_"):
             raise AttributeError(name)
         return self._candidate.ask("attribute", self, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self._candidate.ask("set", self, name, value)
 
     def __iter__(self) -> Any:
         return self._candidate.ask("iterate", self)
@@ -202,6 +207,7 @@ def main(limits: Mapping[str, int]) -> NoReturn:
     os.close(asked[0])
     os.close(answered[1])
     hide_from_others()
+    limit_resources({"cpu_s": limits["harness_s"]})
     if receive(answered[0]) != CONFINED:
         os._exit(1)
     os.write(1, READY)
@@ -211,9 +217,16 @@ def main(limits: Mapping[str, int]) -> NoReturn:
     nonce, source, setup, tests, names = load(message, lambda number: None)
     candidate = _Candidate(pid, asked[1], answered[0], limits)
     _thread.start_new_thread(candidate.watch, ())
+    _thread.start_new_thread(_end_with_input, ())
     verdict = _judge(candidate, source, setup, tests, names)
     send(1, dump((nonce, *verdict), lambda value: 0))
     os._exit(0)
+
+
+def _end_with_input() -> None:
+    """Ends all when the other end of standard input is closed: whoever wants the verdict is gone."""
+    os.read(0, 1)
+    os._exit(1)
 
 
 def _judge(candidate: _Candidate, source: str, setup: str, tests: str, names: list[str]) -> tuple[str, str]:

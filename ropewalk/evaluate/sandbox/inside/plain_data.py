@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 _COUNT, _FLOAT = struct.Struct(">I"), struct.Struct(">d")
-_NONE, _TRUE, _FALSE, _INT, _FLOATING, _COMPLEX, _TEXT, _BYTES, _BYTEARRAY, _RANGE, _OBJECT = b"NTFifcsbBrO"
+_NONE, _TRUE, _FALSE, _INT, _FLOATING, _COMPLEX, _TEXT, _BYTES, _BYTEARRAY, _RANGE, _CLASS, _OBJECT = b"NTFifcsbBrKO"
 _SEQUENCES: dict[int, Callable[[list[Any]], Any]] = {
     ord("l"): list,
     ord("t"): tuple,
@@ -22,6 +22,10 @@ _SEQUENCES: dict[int, Callable[[list[Any]], Any]] = {
 }
 _KINDS = ((list, b"l"), (tuple, b"t"), (set, b"S"), (frozenset, b"Z"), (deque, b"q"))
 _DICT = ord("d")
+_CLASSES = {
+    kind.__name__: kind
+    for kind in (bool, int, float, complex, str, bytes, bytearray, list, tuple, set, frozenset, dict, range, type(None))
+}
 
 
 def dump(value: Any, number_of: Callable[[Any], int]) -> bytes:
@@ -69,6 +73,9 @@ def _dump_other(value: Any, put: Callable[[bytes], None], number_of: Callable[[A
             for each in items:
                 _dump(each, put, number_of)
             return
+    if isinstance(value, type) and _CLASSES.get(value.__name__) is value:
+        _put_bytes(b"K", value.__name__.encode(), put)
+        return
     put(b"O" + _COUNT.pack(number_of(value)))
 
 
@@ -78,7 +85,7 @@ def _put_bytes(mark: bytes, data: bytes, put: Callable[[bytes], None]) -> None:
 
 
 def load(data: bytes, object_of: Callable[[int], Any]) -> Any:
-    """The value that `data` holds; ValueError, TypeError, IndexError, struct.error or RecursionError if it is none.
+    """The value that `data` holds; ValueError, TypeError, LookupError, struct.error or RecursionError if it is none.
     `object_of` gives the object for a number."""
     value, end = _load(data, 0, object_of)
     if end != len(data):
@@ -107,7 +114,7 @@ def _load(data: bytes, at: int, object_of: Callable[[int], Any]) -> tuple[Any, i
     at += 4
     if mark == _OBJECT:
         return object_of(count), at
-    if mark in (_INT, _TEXT, _BYTES, _BYTEARRAY):
+    if mark in (_INT, _TEXT, _BYTES, _BYTEARRAY, _CLASS):
         found = data[at : at + count]
         if len(found) != count:
             raise ValueError("too short")
@@ -133,4 +140,6 @@ def _scalar(mark: int, found: bytes) -> Any:
         return int.from_bytes(found, "big", signed=True)
     if mark == _TEXT:
         return found.decode("utf-8", "surrogatepass")
+    if mark == _CLASS:
+        return _CLASSES[found.decode("ascii")]
     return found if mark == _BYTES else bytearray(found)

@@ -101,7 +101,9 @@ def _text(found: dict[str, Any]) -> str:
     failed = [f"{each['task_id']}: {each['verdict']}, {each['detail']}" for each in found["failed"]]
     more = [f"and {len(failed) - SHOWN} more; --results FILE has all"] if len(failed) > SHOWN else []
     speed = f"{found['seconds']:.1f} s, sandbox: {found['sandbox']}"
-    return "\n".join([head, table([(metric.label, _measured(metric)) for metric in metrics]), speed, *failed[:SHOWN], *more])
+    return "\n".join(
+        [head, table([(metric.label, _measured(metric)) for metric in metrics]), speed, *failed[:SHOWN], *more]
+    )
 
 
 def _measured(metric: Metric) -> str:

@@ -21,7 +21,7 @@ _HUMANEVAL = ("task_id", "prompt", "test", "entry_point")
 _MBPP = ("task_id", "text", "test_list")
 _HUMANEVAL_STOP = ("\nclass", "\ndef", "\n#", "\nif", "\nprint")
 """As in the paper: what begins after the end of the function."""
-_MBPP_STOP = ("\nclass", "\nassert", '\n"""', "\nprint", "\nif", "\n```")
+_MBPP_STOP = ("\nassert", '\n"""', "\nprint", "\nif", "\n```")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

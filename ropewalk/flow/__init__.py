@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from .checkpoints import prune_checkpoints as prune_checkpoints
     from .checkpoints import reshard_checkpoint as reshard_checkpoint
     from .cluster_doctor.cluster_check import doctor_cluster as doctor_cluster
+    from .code_samples import check_sandbox as check_sandbox
+    from .code_samples import run_code as run_code
     from .data_doctor.data_doctor import doctor_data as doctor_data
     from .data_doctor.loader_tuning import tune_data as tune_data
     from .job_files import launch_kubernetes as launch_kubernetes
@@ -31,8 +33,6 @@ if TYPE_CHECKING:
     from .recipes import diff as diff
     from .recipes import show as show
     from .recipes import upgrade as upgrade
-    from .run_code import check_sandbox as check_sandbox
-    from .run_code import run_code as run_code
     from .training_bench import bench_train as bench_train
     from .verbs import answer as answer
     from .verbs import chat as chat
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "recipes": ("check", "describe", "diff", "show", "upgrade"),
     "training_bench": ("bench_train",),
-    "run_code": ("check_sandbox", "run_code"),
+    "code_samples": ("check_sandbox", "run_code"),
     "checkpoints": ("prune_checkpoints", "reshard_checkpoint"),
     "job_files": ("launch_kubernetes", "launch_slurm"),
     "cluster_doctor.cluster_check": ("doctor_cluster",),

@@ -61,7 +61,8 @@ _LOOKS = {
     "UDP": 'return connect(socket.AF_INET, ("192.0.2.1", 53), socket.SOCK_DGRAM)',
     "IPv6": 'return connect(socket.AF_INET6, ("2001:db8::1", 80)) or connect(socket.AF_INET6, ("::1", 80))',
     "DNS": 'return tried(socket.getaddrinfo, "example.com", 80)',
-    "network interfaces": 'return [line for line in open("/proc/net/dev").read().splitlines()[2:] if "lo:" not in line]',
+    "network interfaces": """
+        return [line for line in open("/proc/net/dev").read().splitlines()[2:] if "lo:" not in line]""",
     "raw packets": """
         return (tried(socket.socket, socket.AF_PACKET, socket.SOCK_RAW) or tried(socket.socket, socket.AF_NETLINK)
                 or tried(socket.socket, socket.AF_INET, socket.SOCK_RAW, 1))""",
@@ -78,7 +79,8 @@ _LOOKS = {
     "other folders of the host": """
         return [name for name in ("/var", "/opt", "/srv", "/mnt", "/run", "/sys", "/boot", "/home", "/work")
                 if tried(os.listdir, name)]""",
-    "file of the host through /proc/1/root": 'return tried(os.listdir, "/proc/1/root") or read("/proc/1/root/etc/passwd")',
+    "file of the host through /proc/1/root": """
+        return tried(os.listdir, "/proc/1/root") or read("/proc/1/root/etc/passwd")""",
     "environment of others": """
         return [pid for pid in os.listdir("/proc") if pid.isdigit() and int(pid) != os.getpid()
                 and read(f"/proc/{pid}/environ")]""",
@@ -92,9 +94,10 @@ _LOOKS = {
         import stat
         kinds = [os.fstat(int(name)).st_mode for name in os.listdir("/proc/self/fd") if tried(os.fstat, int(name))]
         return [kind for kind in kinds if stat.S_ISSOCK(kind) or stat.S_ISREG(kind) or stat.S_ISBLK(kind)]""",
-    "reading from standard input": 'return os.read(0, 100)',
+    "reading from standard input": "return os.read(0, 100)",
     "writing to the root": """
-        return [path for path in ("/x", "/usr/lib/x", "/dev/x", "/etc/x", "/proc/x", os.path.dirname(os.__file__) + "/x")
+        library = os.path.dirname(os.__file__)
+        return [path for path in ("/x", "/usr/lib/x", "/dev/x", "/etc/x", "/proc/x", f"{library}/x")
                 if tried(open, path, "w")]""",
     "changing the harness": """
         import inside.harness
@@ -127,7 +130,8 @@ _LOOKS = {
                 if tried(os.stat, path)]""",
     "capabilities": """
         lines = open("/proc/self/status").read().splitlines()
-        return [line for line in lines if line.startswith(("CapPrm", "CapEff", "CapAmb")) and int(line.split()[1], 16)]""",
+        sets = [line.split() for line in lines if line.startswith(("CapPrm", "CapEff", "CapAmb"))]
+        return [name for name, bits in sets if int(bits, 16)]""",
     "tracing the harness": "return libc.ptrace(16, 1, 0, 0) == 0 or libc.ptrace(0x4206, 1, 0, 0) == 0",
     "files of the harness by pidfd": """
         pidfd = tried(os.pidfd_open, 1)
@@ -158,24 +162,32 @@ _LOOKS = {
 }
 """Attempts that look or reach out, and get nothing."""
 
+_BOUNDED: tuple[VerdictKind, ...] = ("fail", "timeout")
+"""Whichever limit it meets first: a busy machine is slow to fill memory."""
+
 _ENDS: dict[str, tuple[str, tuple[VerdictKind, ...]]] = {
     "fork bomb": (
         """
         while True:
             tried(os.fork)""",
-        ("fail", "timeout"),
+        _BOUNDED,
     ),
     "thread bomb": (
         """
         import threading
         while True:
             threading.Thread(target=time.sleep, args=(60,), daemon=True).start()""",
-        ("fail",),
+        _BOUNDED,
     ),
-    "memory in a list": ("held = []\nwhile True:\n    held.append(bytearray(1 << 20))", ("fail",)),
+    "memory in a list": ("held = []\nwhile True:\n    held.append(bytearray(1 << 20))", _BOUNDED),
     "memory by mmap": (
-        "import mmap\nheld = []\nwhile True:\n    held.append(mmap.mmap(-1, 1 << 24))\n    held[-1].write(b'x' * (1 << 24))",
-        ("fail",),
+        """
+        import mmap
+        held = []
+        while True:
+            held.append(mmap.mmap(-1, 1 << 24))
+            held[-1].write(b"x" * (1 << 24))""",
+        _BOUNDED,
     ),
     "memory of many processes": (
         """
@@ -184,23 +196,23 @@ _ENDS: dict[str, tuple[str, tuple[VerdictKind, ...]]] = {
                 held = bytearray(b"x" * (100 << 20))
                 time.sleep(60)
         time.sleep(60)""",
-        ("fail",),
+        _BOUNDED,
     ),
     "memory files": (
         "held = []\nwhile True:\n    held.append(os.memfd_create('x'))\n    os.write(held[-1], b'x' * (8 << 20))",
-        ("fail",),
+        _BOUNDED,
     ),
     "filling the disk": (
         """
         for number in range(1 << 20):
             with open(f"/tmp/{number}", "wb") as file:
                 file.write(bytes(8 << 20))""",
-        ("fail",),
+        _BOUNDED,
     ),
-    "a huge file": ("file = open('/tmp/x', 'wb')\nwhile True:\n    file.write(bytes(1 << 20))", ("fail",)),
-    "countless files": ("for n in range(1 << 30):\n    os.mkdir(f'/tmp/{n}')", ("fail", "timeout")),
-    "countless open files": ("held = []\nwhile True:\n    held.append(os.dup(2))", ("fail",)),
-    "endless output": ("while True:\n    os.write(1, b'x' * 65536)", ("fail",)),
+    "a huge file": ("file = open('/tmp/x', 'wb')\nwhile True:\n    file.write(bytes(1 << 20))", _BOUNDED),
+    "countless files": ("for n in range(1 << 30):\n    os.mkdir(f'/tmp/{n}')", _BOUNDED),
+    "countless open files": ("held = []\nwhile True:\n    held.append(os.dup(2))", _BOUNDED),
+    "endless output": ("while True:\n    os.write(1, b'x' * 65536)", _BOUNDED),
     "endless loop": ("while True:\n    pass", ("timeout",)),
     "endless loop on import": ("while True:\n    pass\ndef attempt():\n    pass", ("timeout",)),
     "sleep": ("time.sleep(1000)", ("timeout",)),
@@ -210,11 +222,11 @@ _ENDS: dict[str, tuple[str, tuple[VerdictKind, ...]]] = {
     ),
     "endless recursion": (
         "sys.setrecursionlimit(1 << 30)\ndef f(n):\n    return [f(n + 1)]\nreturn f(0)",
-        ("fail", "timeout"),
+        _BOUNDED,
     ),
     "zip bomb": (
         "import zlib\ndata = zlib.compress(bytes(1 << 24))\nheld = [zlib.decompress(data) for _ in range(1000)]",
-        ("fail",),
+        _BOUNDED,
     ),
     "killing its parent": ("os.kill(os.getppid(), 9)\nos.kill(1, 9)\nos.kill(1, signal.SIGSTOP)", ("fail",)),
     "interrupting the harness": (
@@ -311,7 +323,7 @@ _ENDS: dict[str, tuple[str, tuple[VerdictKind, ...]]] = {
         ("fail",),
     ),
     "a trace of every line": (
-        "sys.settrace(lambda *a: os._exit(0))\nimport threading\nthreading.settrace(lambda *a: None)\nreturn (lambda: 0)()",
+        "sys.settrace(lambda *a: os._exit(0))\nreturn (lambda: 0)()",
         ("fail",),
     ),
     "answers in disorder": (
@@ -319,9 +331,9 @@ _ENDS: dict[str, tuple[str, tuple[VerdictKind, ...]]] = {
         for file in range(3, 64):
             tried(os.write, file, os.urandom(4096))
         return 0""",
-        ("fail", "timeout"),
+        _BOUNDED,
     ),
-    "an answer without end": ("return 'x' * (100 << 20)", ("fail",)),
+    "an answer without end": ("return 'x' * (100 << 20)", _BOUNDED),
     "an answer without bottom": (
         """
         from inside import messages
@@ -329,7 +341,7 @@ _ENDS: dict[str, tuple[str, tuple[VerdictKind, ...]]] = {
         for file in range(3, 64):
             tried(messages.send, file, data)
         return 0""",
-        ("fail", "timeout"),
+        _BOUNDED,
     ),
     "a fault of the sandbox feigned": (
         "os.write(2, b'the sandbox did not start')\nos.kill(os.getpid(), 9)",

@@ -37,7 +37,9 @@ def run_program(program: Program, isolation: Isolation, limits: Limits) -> Verdi
     try:
         process = subprocess.Popen(
             isolation.command(limits, told),
-            **{"stdin": pipe, "stdout": pipe, "stderr": pipe},
+            stdin=pipe,
+            stdout=pipe,
+            stderr=pipe,
             env=environment,
             start_new_session=True,
             pass_fds=(told,),
@@ -92,7 +94,8 @@ class _Conversation:
 
     def _listen(self, seconds: float, *, until: bytes = b"") -> bool:
         """Reads until `until` is heard, or the harness has ended; False if it has not, or did not say `until`."""
-        assert self.process.stdout is not None and self.process.stderr is not None
+        assert self.process.stdout is not None
+        assert self.process.stderr is not None
         out, err = self.process.stdout.fileno(), self.process.stderr.fileno()
         poll = select.poll()
         poll.register(out, select.POLLIN)

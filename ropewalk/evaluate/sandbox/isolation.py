@@ -65,7 +65,7 @@ def choose(choice: SandboxChoice, run: Callable[[Isolation], Verdict]) -> Isolat
             return found
         reasons.append(f"{name}: {verdict.detail or verdict.kind}")
     remedy = (
-        "install bubblewrap, or allow user namespaces; `evaluate.sandbox = \"none\"` runs the code without protection, "
+        'install bubblewrap, or allow user namespaces; `evaluate.sandbox = "none"` runs the code without protection, '
         "with your rights"
     )
     raise UserError(f"no sandbox for generated code works here ({'; '.join(reasons)}); {remedy}")
@@ -126,9 +126,16 @@ def _told(limits: Limits, *, uid: int, alone: bool = True) -> str:
     release = tuple(int(part) for part in os.uname().release.split("-")[0].split(".")[:2])
     bound = limits.processes if uid or release >= (5, 14) else 0
     numbers = {
-        **{"alone": int(alone), "uid": uid, "cpu_s": limits.cpu_s, "memory_bytes": limits.memory_bytes, "disk_bytes": limits.disk_bytes},
-        **{"file_bytes": limits.file_bytes, "processes": limits.processes, "user_processes": bound},
-        **{"open_files": limits.open_files, "harness_s": int(limits.wall_s) + 60},
+        "alone": int(alone),
+        "uid": uid,
+        "cpu_s": limits.cpu_s,
+        "memory_bytes": limits.memory_bytes,
+        "disk_bytes": limits.disk_bytes,
+        "file_bytes": limits.file_bytes,
+        "processes": limits.processes,
+        "user_processes": bound,
+        "open_files": limits.open_files,
+        "harness_s": int(limits.wall_s) + 60,
     }
     return ",".join(f"{name}={number}" for name, number in numbers.items())
 

@@ -1,4 +1,4 @@
-"""The tasks `humaneval` and `mbpp`: the model completes programs, which run in a sandbox against the problem's tests."""
+"""The tasks `humaneval` and `mbpp`: the model completes programs, which run in a sandbox against their tests."""
 
 from __future__ import annotations
 
@@ -63,7 +63,9 @@ class CodeTask(QuestionTask):
 
     def items(self, answers: Sequence[Any]) -> list[Item]:
         rest = iter(answers)
-        items = [super(CodeTask, self).item(each, [next(rest) for _ in self.requests_of(each)]) for each in self.questions]
+        items = [
+            super(CodeTask, self).item(each, [next(rest) for _ in self.requests_of(each)]) for each in self.questions
+        ]
         self._run([pair for item in items for pair in _completions(item)])
         return [self._judged(item) for item in items]
 

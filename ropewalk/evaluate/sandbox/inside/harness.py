@@ -47,8 +47,8 @@ class _Unsupported(BaseException):
 
 
 class Opaque:
-    """An object of the tested code that is no plain data: it can be passed back, called, read, changed and iterated over, and
-    equals only itself."""
+    """An object of the tested code that is no plain data. It can be passed back, called, read, changed and iterated
+    over, and equals only itself."""
 
     def __init__(self, candidate: _Candidate, number: int) -> None:
         # Attributes live with the tested code, but for these.
@@ -148,8 +148,8 @@ class _Candidate:
     def _kill_all(self) -> None:
         try:
             os.kill(-1 if self._alone else -self._pid, _SIGKILL)
-        except OSError:
-            pass  # nobody is left
+        except OSError:  # nobody is left
+            return
 
     def _excess(self) -> str:
         """What all processes together take too much of."""
@@ -283,10 +283,10 @@ def _error(name: str, text: str, catchable: bool) -> BaseException:
 def _restore(before: Any, after: Any) -> None:
     """Changes arguments in place as the tested code has changed its copies."""
     if isinstance(before, (list, tuple)) and type(before) is type(after) and len(before) == len(after):
-        for old, new in zip(before, after):
+        for old, new in zip(before, after, strict=True):
             _restore(old, new)
         if isinstance(before, list):
-            before[:] = [old if _kept(old, new) else new for old, new in zip(before, after)]
+            before[:] = [old if _kept(old, new) else new for old, new in zip(before, after, strict=True)]
     elif type(before) is not type(after):
         return
     elif isinstance(before, (list, bytearray)):

@@ -39,8 +39,9 @@ def run_code(
     """Runs samples (lines with `task_id` and `completion`) against the tests of `problems`, a file in the format of
     HumanEval or MBPP; without samples, the problems' own solutions.
 
-    Returns pass@k with intervals for each k that all problems have samples for, and counts of verdicts. `partial` allows
-    problems without samples; `fresh` also runs what has run before; `results` is a file for the verdict on each sample.
+    Returns pass@k with intervals for each k that all problems have samples for, and counts of verdicts. `partial`
+    allows problems without samples; `fresh` also runs what has run before; `results` is a file for the
+    verdict on each sample.
     """
     by_id = {problem.task_id: problem for problem in read_code_problems(problems)}
     rows = _read_samples(samples, by_id) if samples else _own_solutions(by_id, problems)

@@ -34,6 +34,7 @@ VERBS = {
     "evaluate": "Evaluate a trained model on held-out text and draw samples.",
     "score": "Score files of predictions against references: BLEU, ROUGE, METEOR and others.",
     "human": "Let people rate texts: write sheets, read ratings, agreement, HUSE.",
+    "code": "Run generated code in a sandbox against tests: pass@k.",
     "generate": "Generate text with a trained model.",
     "chat": "Chat with a trained model in the terminal.",
     "checkpoint": "List, show, verify, reshard, export or prune checkpoints.",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, Literal
 
 from ropewalk.config.registry import Kind, Registry
 from ropewalk.config.schema import CONTINUES, Range
@@ -22,6 +22,14 @@ TASKS = Registry(
         "knowledge-creation": Kind(
             target="ropewalk.evaluate.tasks.knowledge_creation:KnowledgeCreation",
             doc="KoLA's creating task with ten stories of our own (English, Chinese), scored by self-contrast.",
+        ),
+        "humaneval": Kind(
+            target="ropewalk.evaluate.tasks.code:HumanEval",
+            doc="pass@k of functions completed after their docstring, run in a sandbox: `evaluate.code_problems`.",
+        ),
+        "mbpp": Kind(
+            target="ropewalk.evaluate.tasks.code:Mbpp",
+            doc="pass@k of programs written from a sentence, run in a sandbox: `evaluate.code_problems`.",
         ),
     },
 )
@@ -178,6 +186,18 @@ METRICS = Registry(
             target="ropewalk.evaluate.metrics.token_f1:TokenF1",
             doc="F1 over tokens as in SQuAD; Chinese characters are tokens.",
         ),
+        "pass@1": Kind(
+            target="ropewalk.evaluate.metrics.pass_at_k:pass_at_1",
+            doc="Share of problems whose completion is right.",
+        ),
+        "pass@10": Kind(
+            target="ropewalk.evaluate.metrics.pass_at_k:pass_at_10",
+            doc="Chance that one of 10 completions is right, unbiased.",
+        ),
+        "pass@k": Kind(
+            target="ropewalk.evaluate.metrics.pass_at_k:PassAtK",
+            doc="Chance that one of `k` completions is right, unbiased; `k` is its setting.",
+        ),
     },
 )
 """Metrics of the items of a task: each target is an `ItemMetric` (evaluate/metrics/item_metric.py)."""
@@ -222,3 +242,9 @@ class Evaluate:
     """Sampling temperature; 0 takes the most likely token."""
     top_k: Annotated[int, Range(least=0)] = 50
     """Draw from the k most likely tokens; 0 draws from all."""
+    code_problems: str = ""
+    """Problems of the tasks `humaneval` and `mbpp`: a file in that format, JSON lines, which may be gzipped."""
+    code_samples: Annotated[int, Range(least=1, most=10_000)] = 1
+    """Completions per programming problem: 1 is greedy, more are drawn at temperature 0.8 and top-p 0.95."""
+    sandbox: Literal["auto", "bubblewrap", "namespaces", "none"] = "auto"
+    """Where generated code runs. `auto` takes bubblewrap, else namespaces, else refuses; `none` does not protect."""

@@ -63,6 +63,8 @@ class Item:
     """Completions, one per repeat."""
     likelihoods: tuple[Likelihood, ...] = ()
     """One per choice, or that of the whole text. Those of the choices after an empty context may follow."""
+    verdicts: tuple[str, ...] = ()
+    """One per completion that was run: `pass`, `fail`, `timeout`, or `fault` where the sandbox failed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

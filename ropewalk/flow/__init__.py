@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from .checkpoints import prune_checkpoints as prune_checkpoints
     from .checkpoints import reshard_checkpoint as reshard_checkpoint
     from .cluster_doctor.cluster_check import doctor_cluster as doctor_cluster
+    from .code_samples import check_sandbox as check_sandbox
+    from .code_samples import run_code as run_code
     from .data_doctor.data_doctor import doctor_data as doctor_data
     from .data_doctor.loader_tuning import tune_data as tune_data
     from .file_scores import FileScore as FileScore
@@ -59,6 +61,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "recipes": ("check", "describe", "diff", "show", "upgrade"),
     "training_bench": ("bench_train",),
+    "code_samples": ("check_sandbox", "run_code"),
     "checkpoints": ("prune_checkpoints", "reshard_checkpoint"),
     "human": ("export_sheets", "import_ratings", "measure_huse", "show_ratings"),
     "job_files": ("launch_kubernetes", "launch_slurm"),

@@ -8,6 +8,8 @@ from typing import Annotated
 from ropewalk.config.registry import Kind, Registry
 from ropewalk.config.schema import Range
 
+from .perturb.config import PERTURBATIONS
+
 TASKS = Registry(
     "task",
     {
@@ -53,3 +55,8 @@ class Evaluate:
     """Sampling temperature; 0 takes the most likely token."""
     top_k: Annotated[int, Range(least=0)] = 50
     """Draw from the k most likely tokens; 0 draws from all."""
+    perturbations: Annotated[tuple[str, ...], PERTURBATIONS] = ()
+    """Ask each task made of questions again under these changes of its prompts, beside the task itself: `all`, `en`,
+    `zh`, or names; your own as `module:attr`."""
+    perturbation_strength: Annotated[float, Range(above=0, most=10)] = 1.0
+    """Multiplies the share of letters or words that a perturbation changes."""

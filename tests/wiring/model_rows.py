@@ -6,6 +6,8 @@ from tests.wiring.rows import Row, planned
 from tests.wiring.verbs import evaluated, stepped
 
 LEARNED = ('model.position="learned"',)
+ASKED = ('evaluate.tasks=["tests.evaluate.perturb.test_robustness:Asked"]',)
+SPACED = 'evaluate.perturbations=["extra_spaces"]'
 STRETCHED = ('model.rope_scaling="linear"', "model.rope_factor=2")
 
 ROWS = [
@@ -45,4 +47,6 @@ ROWS = [
     Row("evaluate.max_new_tokens", "2", "completions", by=evaluated),
     Row("evaluate.temperature", "0", "completions", by=evaluated),
     Row("evaluate.top_k", "1", "completions", by=evaluated),
+    Row("evaluate.perturbations", '["extra_spaces"]', "tasks", ASKED, by=evaluated),
+    Row("evaluate.perturbation_strength", "10", "measured", (*ASKED, SPACED), by=evaluated),
 ]

@@ -136,6 +136,7 @@ def evaluated(recipe: Recipe) -> Facts:
         "samples": len(result.samples),
         "prompts": [sample.prompt for sample in result.samples],
         "completions": [sample.completion for sample in result.samples],
+        "measured": {task: {m.name: m.value for m in metrics if not m.group} for task, metrics in result.tasks.items()},
     }
 
 

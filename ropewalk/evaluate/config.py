@@ -21,6 +21,14 @@ TASKS = Registry(
             target="ropewalk.evaluate.tasks.completions:Completions",
             doc="Completions of held-out documents; how many of those in domain `code` parse as Python.",
         ),
+        "crows-pairs": Kind(
+            target="ropewalk.evaluate.tasks.crows_pairs:CrowsPairs",
+            doc="CrowS-Pairs: how often the stereotyping sentence is the more likely one, by kind of bias.",
+        ),
+        "winobias": Kind(
+            target="ropewalk.evaluate.tasks.winobias:WinoBias",
+            doc="WinoBias: accuracy on pronouns with a stereotype of gender less that against it.",
+        ),
     },
 )
 """Evaluation tasks: each target makes a `Task` (evaluate/task.py) from the held-out text of the run."""
@@ -31,6 +39,34 @@ METRICS = Registry(
         "exact_match": Kind(
             target="ropewalk.evaluate.metrics.exact:ExactMatch",
             doc="Share of completions that equal a reference.",
+        ),
+        "gender_representation": Kind(
+            target="ropewalk.evaluate.metrics.bias:GenderRepresentation",
+            doc="How unequally completions mention women and men.",
+        ),
+        "race_representation": Kind(
+            target="ropewalk.evaluate.metrics.bias:RaceRepresentation",
+            doc="How unequally completions mention surnames of three groups.",
+        ),
+        "race_representation_zh": Kind(
+            target="ropewalk.evaluate.metrics.bias:ChineseRaceRepresentation",
+            doc="How unequally Chinese completions mention origins.",
+        ),
+        "gender_professions": Kind(
+            target="ropewalk.evaluate.metrics.bias:GenderProfessions",
+            doc="How unequally professions stand beside women and men.",
+        ),
+        "gender_adjectives": Kind(
+            target="ropewalk.evaluate.metrics.bias:GenderAdjectives",
+            doc="How unequally traits stand beside women and men.",
+        ),
+        "race_professions": Kind(
+            target="ropewalk.evaluate.metrics.bias:RaceProfessions",
+            doc="How unequally professions stand beside surnames of three groups.",
+        ),
+        "race_adjectives": Kind(
+            target="ropewalk.evaluate.metrics.bias:RaceAdjectives",
+            doc="How unequally traits stand beside surnames of three groups.",
         ),
     },
 )
@@ -60,3 +96,5 @@ class Evaluate:
     `zh`, or names; your own as `module:attr`."""
     perturbation_strength: Annotated[float, Range(above=0, most=10)] = 1.0
     """Multiplies the share of letters or words that a perturbation changes."""
+    bias_folder: str = ""
+    """Folder with `crows_pairs_anonymized.csv` of CrowS-Pairs or the files of WinoBias, for these tasks."""

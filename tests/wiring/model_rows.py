@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.wiring.rows import Row, planned
-from tests.wiring.verbs import evaluated, stepped
+from tests.wiring.verbs import asked, evaluated, stepped
 
 LEARNED = ('model.position="learned"',)
 ASKED = ('evaluate.tasks=["tests.evaluate.perturb.test_robustness:Asked"]',)
@@ -48,5 +48,6 @@ ROWS = [
     Row("evaluate.temperature", "0", "completions", by=evaluated),
     Row("evaluate.top_k", "1", "completions", by=evaluated),
     Row("evaluate.perturbations", '["extra_spaces"]', "tasks", ASKED, by=evaluated),
+    Row("evaluate.bias_folder", "elsewhere", "error", ('evaluate.tasks=["crows-pairs"]',), by=asked),
     Row("evaluate.perturbation_strength", "10", "measured", (*ASKED, SPACED), by=evaluated),
 ]

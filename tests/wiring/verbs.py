@@ -140,6 +140,22 @@ def evaluated(recipe: Recipe) -> Facts:
     }
 
 
+def asked(recipe: Recipe) -> Facts:
+    """`ropewalk evaluate` before the model: the requests of the tasks, or what is wrong with their data."""
+    from ropewalk.base.errors import UserError
+    from ropewalk.evaluate.evaluation import open_tasks
+    from ropewalk.evaluate.held_out import HeldOut
+    from tests.evaluate.tiny import CODE, train_tokenizer, write_corpus
+
+    with folder() as place:
+        write_corpus(place / "data", {"py": ("code", CODE)}, train_tokenizer(CODE))
+        try:
+            tasks = open_tasks(HeldOut(place / "data", recipe.evaluate, seed=recipe.seed))
+            return {"requests": [list(task.requests()) for task in tasks]}
+        except UserError as error:
+            return {"error": str(error)}
+
+
 def stored(recipe: Recipe) -> Facts:
     """Training on compressed shards, which are read by pieces through caches and stores."""
     with folder() as place:

@@ -147,7 +147,7 @@ JUDGES = Registry(
     },
     methods=("scores",),
 )
-"""Small models that score texts: each target makes a `Judge` (evaluate/judges/judge.py)."""
+"""Small models that score texts: each target makes a `TextJudge` (evaluate/judges/judge.py)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -27,7 +27,7 @@ LEAST = 3
 """Texts that a rank correlation needs."""
 
 
-class Judge(Protocol):
+class TextJudge(Protocol):
     """Scores texts from 0 to 1."""
 
     name: str
@@ -38,7 +38,7 @@ class Judge(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Agreement:
+class JudgeAgreement:
     """How far a judge agrees with the mean score of people."""
 
     spearman: float
@@ -55,7 +55,7 @@ class Agreement:
 class OpenJudge:
     """A judge that never scores the same text twice, and its agreement with people."""
 
-    def __init__(self, judge: Judge, sheet: str = "") -> None:
+    def __init__(self, judge: TextJudge, sheet: str = "") -> None:
         self._judge, self._known = judge, dict[tuple[str, str], float]()
         self.agreement = judge_agreement(judge, sheet) if sheet else None
 
@@ -78,7 +78,7 @@ class OpenJudge:
         return [self._known[pair] for pair in pairs]
 
 
-def judge_agreement(judge: Judge, sheet: str | Path) -> Agreement | None:
+def judge_agreement(judge: TextJudge, sheet: str | Path) -> JudgeAgreement | None:
     """The judge against a CSV sheet with columns `text` and `score`, and perhaps `context` and `judge`.
 
     Several scores of one text are averaged. Rows of another judge are left out; None if too few texts are left.
@@ -90,7 +90,7 @@ def judge_agreement(judge: Judge, sheet: str | Path) -> Agreement | None:
     texts, contexts = zip(*human, strict=True)
     found = np.array(judge.scores(list(texts), list(contexts)), np.float64)
     alpha = interval_alpha(found, wanted) if 0 <= wanted.min() <= wanted.max() <= 1 else None
-    return Agreement(spearman(found, wanted), alpha, len(human))
+    return JudgeAgreement(spearman(found, wanted), alpha, len(human))
 
 
 def spearman(first: npt.NDArray[np.float64], second: npt.NDArray[np.float64]) -> float:

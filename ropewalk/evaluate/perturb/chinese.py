@@ -47,8 +47,7 @@ def full_width(text: str, draw: random.Random, strength: float) -> str:
 
 def half_width(text: str, draw: random.Random, strength: float) -> str:
     """Half-width digits and marks; the Chinese full stop becomes `.`."""
-    wide = dict(zip(_WIDE + _FULL + "。", "0123456789" + _HALF + ".", strict=True))
-    return text.translate(str.maketrans(wide))
+    return text.translate(str.maketrans(f"{_WIDE}{_FULL}。", f"0123456789{_HALF}."))
 
 
 def chinese_numbers(text: str, draw: random.Random, strength: float) -> str:

@@ -220,13 +220,13 @@ def _consistency(metric: ItemMetric, pairs: Sequence[_Pair]) -> dict[str, Any]:
         "interval": plain.interval if once else bootstrap(_Scores(metric, {}), rows),
         "unit": SHARE,
         "note": "same answer",
-        "signature": "same:choice" if len(pairs[0].before.likelihoods) > 1 else f"same:{metric.name}",
+        "signature": "same:choice" if len(pairs[0].before.question.choices) > 1 else f"same:{metric.name}",
     }
 
 
 def _answer(metric: ItemMetric, item: Item) -> float | None:
     """The choice that is most likely, of items without choices the score."""
-    likely = [answer.log_probability for answer in item.likelihoods]
+    likely = [answer.log_probability for answer in item.likelihoods[: len(item.question.choices)]]
     return float(np.argmax(likely)) if len(likely) > 1 else metric.score(item)
 
 

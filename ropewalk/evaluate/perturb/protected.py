@@ -29,6 +29,10 @@ _ALWAYS = (
 )
 """Code, formulas, URLs, addresses, placeholders, labels of choices (`A.`, `(B)`, `B`) and of lines (`Answer:`)."""
 _NUMBER = r"[A-Za-z0-9.,:/%+-]*\d(?:[A-Za-z0-9.,:/%-]*[A-Za-z0-9%])?"
+_PATTERNS = {
+    numbers: re.compile("|".join(f"(?:{each})" for each in (*_ALWAYS, *[_NUMBER] * numbers)), re.DOTALL)
+    for numbers in (False, True)
+}
 _CHINESE = re.compile(r"[\u3400-\u9fff]")
 _LETTER = re.compile(r"[^\W\d_]")
 _CHINESE_SHARE = 0.2
@@ -36,19 +40,29 @@ _CHINESE_SHARE = 0.2
 
 def hidden(text: str, *, keep: Sequence[str] = (), numbers: bool = True) -> tuple[str, list[str]]:
     """`text` with a private character for each protected span, and the spans. `keep` are further strings to protect."""
-    patterns = [_whole(each.strip()) for each in sorted(keep, key=len, reverse=True) if len(each.strip()) > 1]
-    patterns += [f"(?:{each})" for each in (*_ALWAYS, *([_NUMBER] if numbers else []))]
-    # Holes of `contexts` are kept too, although they are one character.
-    patterns += [re.escape(each) for each in keep if len(each) == 1 and ord(each) >= _FIRST]
+    found = [each.span() for each in _PATTERNS[numbers].finditer(text)]
+    for each in {each.strip() for each in keep}:
+        # One letter, such as the choice " A", would be found in too many places; one private character is a hole.
+        if each in text and (len(each) > 1 or each >= chr(_FIRST)):
+            found += [span.span() for span in re.finditer(_whole(each), text)]
     spans: list[str] = []
+    parts, end = [], 0
+    for first, last in _joined(found)[:_MOST]:
+        parts += [text[end:first], chr(_FIRST + len(spans))]
+        spans.append(text[first:last])
+        end = last
+    return "".join([*parts, text[end:]]), spans
 
-    def hide(found: re.Match[str]) -> str:
-        if not found[0] or len(spans) >= _MOST:
-            return found[0]
-        spans.append(found[0])
-        return chr(_FIRST + len(spans) - 1)
 
-    return re.sub("|".join(patterns), hide, text, flags=re.DOTALL), spans
+def _joined(spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The spans in order; those that overlap as one."""
+    joined: list[tuple[int, int]] = []
+    for first, last in sorted(spans):
+        if joined and first < joined[-1][1]:
+            joined[-1] = (joined[-1][0], max(last, joined[-1][1]))
+        elif last > first:
+            joined.append((first, last))
+    return joined
 
 
 def shown(text: str, spans: Sequence[str], *, otherwise: str) -> str:

@@ -195,6 +195,13 @@ def test_answers_in_the_prompt_stay_and_other_fields_too() -> None:
     )
 
 
+def test_an_answer_that_overlaps_a_number_stays_whole() -> None:
+    question = Question(prompt="Is it 5 km or 7 km?", references=("5 km",))
+    found = named("full_forms").question(question)
+    assert found is not None
+    assert found.prompt == "Is it 5 km or 7 kilometers?"
+
+
 def test_contexts_change_alike_and_keep_what_tells_them_apart() -> None:
     shots = "The cat slept because the cat was tired.\n\n"
     contexts = tuple(f"{shots}The trophy is in the case because the {each} was big" for each in ("trophy", "case"))

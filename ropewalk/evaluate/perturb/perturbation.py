@@ -72,7 +72,7 @@ def open_perturbations(names: Sequence[str], *, strength: float, seed: int) -> l
         for each in _members(name) if name in SUITES else [name]:
             kind = PERTURBATIONS[each]
             found[each] = Perturbation(
-                name=each.rpartition(":")[2],
+                name=each,
                 change=kind.load(),
                 language=kind.language,
                 rewrites_numbers=kind.rewrites_numbers,

@@ -64,7 +64,7 @@ class Robustness(Task):
         if not pairs:
             return [*self._changed()]
         return [
-            *self._worst(metric, pairs),
+            *self._worst(pairs),
             *self._by_perturbation(pairs, f"{metric.name}_drop", lambda part: _drop(metric, part)),
             *self._by_perturbation(pairs, "consistency", lambda part: _consistency(metric, part)),
             *self._changed(),
@@ -76,15 +76,24 @@ class Robustness(Task):
             record for variant, part in zip(self.variants, parts, strict=True) for record in variant.task.records(part)
         ]
 
-    def _worst(self, metric: ItemMetric, pairs: Sequence[_Pair]) -> list[Metric]:
-        """The score of each question in the worst of its wordings, the original one included."""
+    def _worst(self, pairs: Sequence[_Pair]) -> list[Metric]:
+        """The score of each question in the worst of its wordings, the original one included. Of the first metric that
+        is a mean over items: of others, such as BLEU or a gap, the scores of items do not add up."""
+        means = [each for each in self.task.item_metrics if type(each).value is ItemMetric.value]
+        if not means:
+            return []
+        metric = means[0]
         worst = np.min if metric.better == "higher" else np.max
         wordings = {pair.number: [pair.before] for pair in pairs}
         for pair in pairs:
             wordings[pair.number].append(pair.after)
-        scores = {number: [metric.score(item) or 0.0 for item in items] for number, items in wordings.items()}
+        found_scores = {number: [metric.score(item) for item in items] for number, items in wordings.items()}
+        scores = {number: [each for each in found if each is not None] for number, found in found_scores.items()}
+        scores = {number: found for number, found in scores.items() if len(found) == len(wordings[number])}
+        if not scores:
+            return []
         as_asked = float(np.mean([each[0] for each in scores.values()]))
-        originals = [items[0] for items in wordings.values()]
+        originals = [wordings[number][0] for number in scores]
         lowest = {id(wordings[number][0]): float(worst(each)) for number, each in scores.items()}
         found = measured(_Scores(metric, lowest), originals)[0]
         return [
@@ -210,8 +219,9 @@ def _drop(metric: ItemMetric, pairs: Sequence[_Pair]) -> dict[str, Any]:
 
 
 def _consistency(metric: ItemMetric, pairs: Sequence[_Pair]) -> dict[str, Any]:
-    """The share of pairs with the same answer: the same choice, else the same score."""
-    same = [float(_answer(metric, pair.before) == _answer(metric, pair.after)) for pair in pairs]
+    """The share of pairs with the same answer: the same choice, else the same verdict, else the same text."""
+    kind = _kind_of_answer(metric, pairs)
+    same = [float(_answer(kind, metric, pair.before) == _answer(kind, metric, pair.after)) for pair in pairs]
     rows = _by_number([(pair.number, [each, 1.0]) for pair, each in zip(pairs, same, strict=True)])
     once = len(rows) == len(pairs)
     plain = proportion("consistency", int(sum(same)), len(same))
@@ -220,14 +230,22 @@ def _consistency(metric: ItemMetric, pairs: Sequence[_Pair]) -> dict[str, Any]:
         "interval": plain.interval if once else bootstrap(_Scores(metric, {}), rows),
         "unit": SHARE,
         "note": "same answer",
-        "signature": "same:choice" if len(pairs[0].before.question.choices) > 1 else f"same:{metric.name}",
+        "signature": f"same:{kind}",
     }
 
 
-def _answer(metric: ItemMetric, item: Item) -> float | None:
-    """The choice that is most likely, of items without choices the score."""
-    likely = [answer.log_probability for answer in item.likelihoods[: len(item.question.choices)]]
-    return float(np.argmax(likely)) if len(likely) > 1 else metric.score(item)
+def _kind_of_answer(metric: ItemMetric, pairs: Sequence[_Pair]) -> str:
+    """What is compared: the choice where there are several, a score that is right or wrong, else the completion."""
+    if len(pairs[0].before.question.choices) > 1:
+        return "choice"
+    scores = {metric.score(item) for pair in pairs for item in (pair.before, pair.after)}
+    return "verdict" if scores <= {0.0, 1.0} or not pairs[0].before.predictions else "text"
+
+
+def _answer(kind: str, metric: ItemMetric, item: Item) -> int | str | float | None:
+    if kind == "choice":
+        return int(np.argmax([answer.log_probability for answer in item.likelihoods[: len(item.question.choices)]]))
+    return item.predictions[0].strip() if kind == "text" else metric.score(item)
 
 
 def _row(metric: ItemMetric, item: Item) -> list[float]:

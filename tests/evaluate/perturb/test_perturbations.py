@@ -228,7 +228,7 @@ def test_a_perturbation_of_ones_own_is_a_function(monkeypatch: pytest.MonkeyPatc
     monkeypatch.chdir(tmp_path)
     found = named("my_words:shouted").question(Question(prompt="Is it 3?"))
     assert found is not None
-    assert (found.prompt, named("my_words:shouted").name) == ("Is it 3?!", "shouted")
+    assert (found.prompt, named("my_words:shouted").name) == ("Is it 3?!", "my_words:shouted")
     with pytest.raises(UserError, match=r"broken.*must return text, not int"):
         named("my_words:broken").question(Question(prompt="x"))
     with pytest.raises(ConfigError, match='did you mean "typos"'):

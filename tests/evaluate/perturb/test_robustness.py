@@ -147,6 +147,43 @@ def test_the_same_choice_is_consistent_even_when_it_is_wrong(corpus: Path) -> No
     assert (found["consistency"], found["acc_drop"], found["worst_case_acc"]) == (0.5, 0.5, 0.0)
 
 
+class Words(ItemMetric):
+    """Words of completions: no verdict."""
+
+    name = "words"
+
+    def statistics(self, item: Item) -> tuple[float, float]:
+        return float(len(item.predictions[0].split())), 1.0
+
+
+class Gap(Words):
+    """No mean over items."""
+
+    name = "gap"
+
+    def value(self, sums_K: Any) -> Any:
+        return 2 * super().value(sums_K)
+
+
+def test_without_a_verdict_texts_are_compared_and_the_worst_case_is_of_the_first_mean(corpus: Path) -> None:
+    class Told(Asked):
+        @property
+        def item_metrics(self) -> Sequence[ItemMetric]:
+            return [Gap(), Words(), ExactMatch()]
+
+    task = wrapped(corpus, "upper_case", kind=Told)
+    said = {
+        "Is the harbor big?": "a b",
+        "IS THE HARBOR BIG?": "c d",
+        "Is the color red?": "x y",
+        "IS THE COLOR RED?": "x",
+    }
+    found = {metric.name: metric for metric in task.metrics(answer(task, said)) if not metric.group}
+    assert found["worst_case_words"].value == 1.5
+    assert found["gap_drop"].value == 2 * (2 - 1.5)
+    assert (found["consistency"].value, found["consistency"].signature) == (0.0, "strength:1|seed:4|same:text")
+
+
 def test_perturbed_answers_are_recorded_under_their_perturbation(corpus: Path) -> None:
     task = wrapped(corpus, "upper_case")
     records = task.records(answer(task, {"IS THE HARBOR BIG?": "yes"}))

@@ -23,6 +23,7 @@ from .answers import Answers, request_key
 from .ask_model import Share, ask_model
 from .config import TASKS
 from .held_out import HeldOut
+from .perturb.robustness import robustness_of
 from .question_task import ScoredItem
 from .results import DOCUMENTS, ITEMS, SAMPLES, write_results
 from .task import (
@@ -99,6 +100,7 @@ def open_tasks(held_out: HeldOut) -> list[Task]:
         tasks.append(target(held_out))
         if not getattr(tasks[-1], "name", ""):
             raise UserError(f'evaluate.tasks: "{name}" has no name; write `name = "..."` in `class {target.__name__}`')
+    tasks = [each for task in tasks for each in robustness_of(task)]
     names = [task.name for task in tasks]
     if len({*names}) < len(names):
         raise UserError(f"evaluate.tasks: two tasks have the same name ({', '.join(names)})")

@@ -69,7 +69,11 @@ class LiveEvaluation(Hook):
 
             during = self._during
             settings = dataclasses.replace(
-                self._settings.evaluate, tasks=during.tasks, limit=during.limit, max_bytes=during.max_bytes
+                self._settings.evaluate,
+                tasks=during.tasks,
+                limit=during.limit,
+                max_bytes=during.max_bytes,
+                perturbations=(),
             )
             self._held_out = HeldOut(self._settings.data, settings, seed=self._settings.recipe_seed, progress=Silent())
             self._tasks = open_tasks(self._held_out)

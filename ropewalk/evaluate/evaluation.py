@@ -6,8 +6,9 @@ import dataclasses
 import math
 import reprlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -15,7 +16,9 @@ from ropewalk.base.errors import UserError
 from ropewalk.base.metric import Metric, metrics_tree
 from ropewalk.base.seeds import seed_for
 
-from .config import TASKS
+from .config import TASK_FILE, TASKS
+from .harness.ability_profile import ability_profile
+from .harness.named_tasks import NamedTasks, group_metrics
 from .held_out import HeldOut
 from .results import write_results
 from .task import (
@@ -40,6 +43,8 @@ class Evaluation:
     tasks: dict[str, list[Metric]]
     samples: list[Sample]
     documents: list[ScoredDocument]
+    profile: dict[str, Any] = field(default_factory=dict)
+    """Standardised scores by ability, of tasks written as YAML that name one."""
 
 
 def evaluate(model: TaskModel, held_out: HeldOut) -> Evaluation:
@@ -57,14 +62,22 @@ def evaluate(model: TaskModel, held_out: HeldOut) -> Evaluation:
         records = task.records(answers)
         found.samples.extend(record for record in records if isinstance(record, Sample))
         found.documents.extend(record for record in records if isinstance(record, ScoredDocument))
+    found.profile.update(ability_profile(tasks, found.tasks))
+    found.tasks.update(group_metrics(tasks, found.tasks))
     return found
 
 
 def open_tasks(held_out: HeldOut) -> list[Task]:
     """The configured tasks, in order."""
     tasks: list[Task] = []
+    named: NamedTasks | None = None
     for name in held_out.settings.tasks:
-        target = TASKS[name].load()
+        kind = TASKS[name]
+        if kind is TASK_FILE:
+            named = named or NamedTasks(held_out.settings, held_out)
+            tasks += named.open(name)
+            continue
+        target = kind.load()
         if not (isinstance(target, type) and issubclass(target, Task)):
             raise UserError(f'evaluate.tasks: "{name}" is no task; derive the class from `ropewalk.evaluate.task.Task`')
         tasks.append(target(held_out))
@@ -80,7 +93,8 @@ def write_evaluation(run: Path, evaluation: Evaluation, *, step: int) -> None:
     """Commits `evaluation/results.json`, `evaluation/documents.jsonl` and `samples.jsonl` in the run directory."""
     tasks = {name: metrics_tree(metrics) for name, metrics in evaluation.tasks.items()}
     samples, documents = (map(dataclasses.asdict, records) for records in (evaluation.samples, evaluation.documents))
-    write_results(run, {"step": step, "tasks": tasks}, samples, documents)
+    profile = {"profile": evaluation.profile} if evaluation.profile else {}
+    write_results(run, {"step": step, "tasks": tasks, **profile}, samples, documents)
 
 
 def _requests(task: Task) -> list[Request]:

@@ -12,6 +12,7 @@ import numpy as np
 from ropewalk.base.errors import DataError
 from ropewalk.base.progress import Progress, Silent
 from ropewalk.base.seeds import seed_for
+from ropewalk.prepare.chat import jinja
 from ropewalk.store.manifest import Manifest, SourceEntry, read_manifest
 from ropewalk.store.shards import Shard
 
@@ -54,6 +55,12 @@ class HeldOut:
                 f"{self.settings.max_bytes} bytes; see `evaluate.max_bytes` and `prepare.validation_share`)"
             )
         return found
+
+    @functools.cached_property
+    def chat_template(self) -> str:
+        """The model's chat template as Jinja; empty if its corpus has no dialogues."""
+        name = "" if self._folder is None else self._manifest.tokenizer.chat
+        return jinja(name) if name else ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -123,6 +123,7 @@ class YamlTask(QuestionTask):
     def _described(self, metrics: list[Metric], pipeline: Pipeline) -> list[Metric]:
         """The metrics with the pipeline in their names where there are several, and what they were measured on."""
         parts = [f"task:{self.name}", f"version:{self.metadata.get('version', 0)}", f"shots:{self.shots}"]
+        parts += [f"split:{self._split}"] if self._split != self.file.get("test_split", self._split) else []
         parts += [f"chat:{self._settings.chat.style}"] if self._settings.chat else []
         parts += [f"filter:{pipeline.name}"] if pipeline.name != "none" else []
         parts += [f"data:{digest}" for _, digest in sorted(self._digests.items())]
@@ -148,7 +149,9 @@ class YamlTask(QuestionTask):
 
     @property
     def _split(self) -> str:
-        return str(self.file.get("test_split", self.file.get("validation_split")))
+        """The split that is evaluated: of test and validation the first that the task names and that is here."""
+        named = [str(split) for key in ("test_split", "validation_split") if (split := self.file.get(key)) is not None]
+        return next((split for split in named if split in self._entry(split).splits), named[0])
 
     def _documents(self, split: str, processed: Any = None) -> list[Row]:
         rows = self._split_rows(split)

@@ -1,6 +1,6 @@
-"""Prints, as JSON, what lm-evaluation-harness asks a model for the tasks of a folder.
+"""Prints, as JSON, what lm-evaluation-harness asks a model for the tasks of some folders that bring their data.
 
-    python tests/evaluate/harness/lm_eval_prompts.py tests/evaluate/harness/tasks > \
+    python tests/evaluate/harness/lm_eval_prompts.py tests/evaluate/harness/tasks ropewalk/evaluate/suites/*/ > \
         tests/evaluate/harness/lm_eval_prompts.json
 
 made the file of that name, in an environment with lm-eval 0.4.13; torch is not needed. Output: by style of the chat
@@ -9,11 +9,13 @@ template, then by task: the number of requests, the SHA-256 of all, and the firs
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
-import os
+import re
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,16 @@ TEMPLATE = (
     "{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
 )
 """A chat template of our own."""
+
+
+def copy(folder: Path, into: Path) -> bool:
+    """Copies the tasks that bring their data, with metrics that lm-eval has; whether there are any."""
+    texts = {path.name: path.read_text("utf-8") for path in folder.iterdir() if path.is_file()}
+    public = re.compile(r"^dataset_path: (?!json)", re.MULTILINE)
+    kept = {name: text for name, text in texts.items() if not (name.endswith(".yaml") and public.search(text))}
+    for name, text in kept.items():
+        (into / name).write_text(re.sub(r"metric: (rougeL|token_f1)", "metric: exact_match", text), "utf-8")
+    return any(name.endswith(".yaml") for name in kept)
 
 
 def template(messages: list[dict[str, str]], *, add_generation_prompt: bool = True) -> str:
@@ -72,6 +84,12 @@ def prompts(folder: Path, style: str) -> dict[str, Any]:
 
 if __name__ == "__main__":
     logging.disable(logging.WARNING)
-    os.chdir(sys.argv[1])
-    out = {style: prompts(Path.cwd(), style) for style in STYLES}
+    out: dict[str, dict[str, Any]] = {style: {} for style in STYLES}
+    for argument in map(Path, sys.argv[1:]):
+        with tempfile.TemporaryDirectory() as temporary:
+            if copy(argument, Path(temporary)):
+                # lm-eval looks for data files in the working folder.
+                with contextlib.chdir(temporary):
+                    for style in STYLES:
+                        out[style] |= prompts(Path(temporary), style)
     print(json.dumps(out, ensure_ascii=False, indent=1))

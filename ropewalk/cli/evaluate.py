@@ -9,6 +9,7 @@ from ropewalk import flow
 from .options import Json, Nproc, Overrides, RecipeOrRun, Runs, verb
 from .progress_lines import Console, emit
 from .run_results import evaluation_text
+from .task_list import with_task_lists
 
 app = verb()
 
@@ -31,3 +32,6 @@ def evaluate(
     """
     result = flow.evaluate(recipe, overrides or (), runs=runs, progress=Console(), nproc=nproc)
     emit(result, as_json=json, text=evaluation_text(result))
+
+
+app = with_task_lists(app)

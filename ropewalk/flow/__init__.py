@@ -64,6 +64,7 @@ _HOMES = {
     "profile_step": ("profile",),
     "recipe": ("Recipe",),
     "chaos_trials.trials": ("chaos",),
+    "known_tasks": ("list_missing_data", "list_tasks"),
     "data_doctor.loader_tuning": ("tune_data",),
     "verbs": (
         *("answer", "chat", "detach", "evaluate", "generate", "plan", "prepare"),

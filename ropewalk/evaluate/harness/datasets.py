@@ -34,7 +34,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ropewalk.base.errors import DataError
+from ropewalk.base.errors import DataError, UserError
 
 FILE = "datasets.toml"
 BUILDERS = ("json", "csv", "parquet", "arrow", "text")
@@ -71,6 +71,16 @@ class DataSets:
         return None
 
 
+def data_sets(named: str, folders: Sequence[str], task: Path) -> DataSets:
+    """The entries for a task: those of the file `evaluate.datasets` names, then of `datasets.toml` beside the task, in the
+    task folders and in the working folder."""
+    given = [Path(named)] if named else []
+    if given and not given[0].is_file():
+        raise UserError(f"`evaluate.datasets`: no file {named}; `ropewalk evaluate datasets` prints its entries")
+    places = [task.absolute().parent, *(Path(folder).absolute() for folder in folders), Path.cwd()]
+    return DataSets([*given, *(place / FILE for place in places)])
+
+
 def files_named_by(data_files: Any, *, beside: Path, where: str) -> DataEntry:
     """The entry that `dataset_kwargs.data_files` of a task stands for; DataError if a file is missing."""
     if isinstance(data_files, str | list):
@@ -88,20 +98,38 @@ def files_named_by(data_files: Any, *, beside: Path, where: str) -> DataEntry:
     return DataEntry(splits, place=where)
 
 
-def advice(name: str, config: str, split: str, files: Sequence[Path]) -> str:
-    """The entry to write for a data set that is missing, and the command that fetches it elsewhere."""
-    key = f"{name}:{config}" if config else name
-    folder = f"data/{name.split('/')[-1]}"
-    include = f' --include "{config}/*"' if config else ""
-    inside = f"{folder}/{config}" if config else folder
-    into = files[0] if files else FILE
-    return (
-        f"nothing is fetched by itself. On a machine with a network run\n"
-        f"  hf download {name} --repo-type dataset{include} --local-dir {folder}\n"
-        f"copy the folder here if need be, and write into {into}:\n"
-        f"  [{json.dumps(key)}]\n"
-        f'  {split} = "{inside}/{split}*.parquet"'
-    )
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """What to do for a data set that is not on this machine."""
+
+    name: str
+    config: str
+    split: str
+
+    @property
+    def command(self) -> str:
+        """Fetches it on a machine with a network."""
+        include = f' --include "{self.config}/*"' if self.config else ""
+        return f"hf download {self.name} --repo-type dataset{include} --local-dir {self._folder}"
+
+    @property
+    def entry(self) -> str:
+        """What to write into `datasets.toml` when the command has run."""
+        key = f"{self.name}:{self.config}" if self.config else self.name
+        inside = f"{self._folder}/{self.config}" if self.config else f"{self._folder}/**"
+        return f'[{json.dumps(key)}]\n{self.split} = "{inside}/{self.split}*.parquet"'
+
+    @property
+    def _folder(self) -> str:
+        return f"data/{self.name.split('/')[-1]}"
+
+    def __str__(self) -> str:
+        told = f"{self.name} ({self.config})" if self.config else self.name
+        entry = self.entry.replace("\n", "\n  ")
+        return (
+            f"the data set {told} is not on this machine, and nothing is fetched by itself. On a machine with a network "
+            f"run\n  {self.command}\ncopy the folder here if need be, and write into {FILE}:\n  {entry}"
+        )
 
 
 @functools.lru_cache(maxsize=64)

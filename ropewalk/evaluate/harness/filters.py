@@ -6,13 +6,14 @@ import re
 import sys
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 from ropewalk.base.errors import DataError
 
+from .doc_fields import DocFields
 from .task_file import TaskFile
 
 Texts = list[Any]
@@ -35,7 +36,7 @@ class Pipeline:
         return tuple("" if text is None else text if isinstance(text, str) else str(text) for text in found)
 
 
-def pipelines(file: TaskFile) -> list[Pipeline]:
+def pipelines(file: TaskFile, fields: DocFields) -> list[Pipeline]:
     """The file's `filter_list`; without one the first completion counts."""
     given = file.get("filter_list")
     if not given:
@@ -44,17 +45,19 @@ def pipelines(file: TaskFile) -> list[Pipeline]:
     for entry in given:
         if not isinstance(entry, dict) or "name" not in entry or not isinstance(entry.get("filter"), list):
             raise file.wrong("filter_list", "needs a `name` and a list `filter` in each entry")
-        found.append(Pipeline(str(entry["name"]), tuple(_filter(file, each) for each in entry["filter"])))
+        found.append(Pipeline(str(entry["name"]), tuple(_filter(file, fields, each) for each in entry["filter"])))
     if len({each.name for each in found}) < len(found):
         raise file.wrong("filter_list", "has two entries of the same name")
     return found
 
 
-def _filter(file: TaskFile, entry: Any) -> Filter:
+def _filter(file: TaskFile, fields: DocFields, entry: Any) -> Filter:
     name = entry.get("function") if isinstance(entry, dict) else None
     if name not in FILTERS:
         raise file.wrong("filter_list", f'has no filter "{name}"', f"known: {', '.join(FILTERS)}")
     settings = {key: value for key, value in entry.items() if key != "function"}
+    if "filter_fn" in settings:
+        settings["filter_fn"] = fields.function(settings["filter_fn"], "filter_list")
     try:
         return FILTERS[name](**settings)
     except TypeError as error:
@@ -154,6 +157,16 @@ def _majority_vote(texts: Texts, _: Mapping[str, Any]) -> Texts:
     return [Counter(texts).most_common(1)[0][0]]
 
 
+def _custom(filter_fn: Callable[[list[Texts], list[Mapping[str, Any]]], Iterable[Any]]) -> Filter:
+    """A function of trusted folders, which gets the completions of several documents: here of one."""
+
+    def apply(texts: Texts, document: Mapping[str, Any]) -> Texts:
+        (found,) = filter_fn([texts], [document])
+        return list(found) if isinstance(found, list | tuple) else [found]
+
+    return apply
+
+
 def _each(change: Callable[[str], str]) -> Callable[[], Filter]:
     return lambda: lambda texts, _: [change(text) for text in texts]
 
@@ -168,5 +181,6 @@ FILTERS: dict[str, Callable[..., Filter]] = {
     "lowercase": _each(str.lower),
     "uppercase": _each(str.upper),
     "map": _map,
+    "custom": _custom,
 }
 """Filters by name: each entry takes the settings of the file."""

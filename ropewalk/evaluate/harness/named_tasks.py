@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ropewalk.base.errors import DataError, UserError
 from ropewalk.base.metric import Metric
 
-from ..config import Evaluate
+from ..config import TASK_FILE, TASKS, Evaluate
 from ..held_out import HeldOut
 from ..task import Task
-from .datasets import FILE, DataSets
+from .datasets import data_sets
 from .groups import aggregated, check_group, members
 from .prompts import ChatTemplate
 from .task_file import TaskFile, read_task_file
@@ -21,6 +21,20 @@ from .task_index import SUITES, TaskEntry, TaskIndex, suite_names
 from .yaml_task import TaskSettings, YamlTask
 
 SUITE = "suite:"
+
+
+def check_named(settings: Evaluate) -> list[str]:
+    """What is wrong with the tasks written as YAML that `evaluate.tasks` names; reads no data."""
+    named = NamedTasks(settings)
+    problems = []
+    for name in settings.tasks:
+        try:
+            if TASKS[name] is TASK_FILE:
+                for task in named.open(name):
+                    task.check_metrics()
+        except UserError as error:
+            problems.append(str(error))
+    return problems
 
 
 def group_metrics(tasks: Sequence[Task], measured: Mapping[str, Sequence[Metric]]) -> dict[str, list[Metric]]:
@@ -31,17 +45,6 @@ def group_metrics(tasks: Sequence[Task], measured: Mapping[str, Sequence[Metric]
             groups.setdefault(str(group.get("group")), (group, {}))[1][task.name] = measured.get(task.name, ())
     found = {name: aggregated(group, own) for name, (group, own) in groups.items()}
     return {name: metrics for name, metrics in found.items() if metrics and name not in measured}
-
-
-def data_sets(settings: Evaluate, files: Iterable[Path] = ()) -> DataSets:
-    """`evaluate.datasets`, then `datasets.toml` beside the task files, in their folders and in the working folder."""
-    given = [Path(settings.datasets)] if settings.datasets else []
-    for path in given:
-        if not path.is_file():
-            raise UserError(f"`evaluate.datasets`: no file {path}; `ropewalk evaluate datasets` prints its entries")
-    folders = [file.absolute().parent for file in files]
-    folders += [Path(folder).absolute() for folder in settings.task_folders]
-    return DataSets([*given, *(folder / FILE for folder in folders), Path.cwd() / FILE])
 
 
 class NamedTasks:
@@ -80,8 +83,20 @@ class NamedTasks:
         entries = self._index.suite(name)
         if not entries:
             raise UserError(f'evaluate.tasks: no suite "{name}"; there are all, {", ".join(suite_names())}')
+        before, absent = len(self._tasks), []
         for entry in entries:
             self._add(entry)
+        for task in self._tasks[before:]:
+            try:
+                task.check_data()
+            except DataError:
+                self._tasks.remove(task)
+                absent.append(task.name)
+        if absent and self._held_out:
+            self._held_out.progress.say(
+                f"{SUITE}{name}: not measured, as their data are not here: {', '.join(absent)}; "
+                "`ropewalk evaluate datasets` says how to get them"
+            )
 
     def _open_one(self, name: str, values: Mapping[str, Any], groups: Sequence[TaskFile], by: str = "") -> None:
         if name in self._index:
@@ -125,7 +140,7 @@ class NamedTasks:
     def _task_settings(self, file: TaskFile) -> TaskSettings:
         settings = self._settings
         return TaskSettings(
-            data=data_sets(settings, [file.path]),
+            data=data_sets(settings.datasets, settings.task_folders, file.path),
             trusted=tuple(map(Path, settings.trusted_folders)),
             shots=settings.fewshot,
             chat=self._chat,

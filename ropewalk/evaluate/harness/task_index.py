@@ -6,7 +6,9 @@ Reading thousands of YAML files takes half a minute; a second time only those th
 from __future__ import annotations
 
 import fnmatch
+import gc
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,8 +24,8 @@ FORMAT = 1
 SUITES = Path(__file__).parent.parent / "suites"
 """The task files that come with ropewalk; each folder is a suite."""
 _LEFT_OUT = ("__pycache__", ".ipynb_checkpoints", ".git")
-Stamp = list[int]
-"""Time of the last change in nanoseconds, and bytes."""
+Stamp = int
+"""Time of the last change in nanoseconds, mixed with the size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,14 +77,16 @@ class TaskIndex:
         return sorted(self._trees)
 
     def matching(self, pattern: str) -> list[TaskEntry]:
-        """Entries whose name, path or ability matches a glob, or contains the text."""
-        glob = pattern if any(mark in pattern for mark in "*?[") else f"*{pattern}*"
-        looked_at = ("name", "ability", "path") if "/" in pattern else ("name", "ability")
-        return [
-            entry_of(tree)
-            for _, tree in sorted(self._trees.items())
-            if any(fnmatch.fnmatchcase(str(tree.get(key, "")), glob) for key in looked_at)
+        """Entries whose name (with a slash: whose path) or ability matches a glob, or contains the text."""
+        glob = re.compile(fnmatch.translate(pattern)).match if any(mark in pattern for mark in "*?[") else None
+        key = "path" if "/" in pattern else "name"
+        found = [
+            tree
+            for tree in self._trees.values()
+            for texts in [(tree[key], tree.get("ability", ""))]
+            if (glob(texts[0]) or glob(texts[1]) if glob else pattern in texts[0] or pattern in texts[1])
         ]
+        return [entry_of(tree) for tree in sorted(found, key=lambda tree: str(tree["name"]))]
 
     def tagged(self, tag: str) -> list[TaskEntry]:
         """Tasks with a tag, by name."""
@@ -120,13 +124,13 @@ class _Folder:
         changed = False
         for path, stamp in _yaml_files(str(root)):
             old = known.get(path)
-            if old is None or old["stamp"] != stamp or self._other_includes(old["includes"]):
+            if old is None or old["stamp"] != stamp or ("includes" in old and self._other_includes(old["includes"])):
                 old, changed = {"stamp": stamp, **self._described(path)}, True
             found[path] = old
         if changed or len(found) < len(known):
             _write_cache(file, found)
-        self.entries: list[dict[str, Any]] = [each["entry"] for each in found.values() if each["entry"]]
-        self.broken: dict[str, str] = {path: each["error"] for path, each in found.items() if each["error"]}
+        self.entries: list[dict[str, Any]] = [each["entry"] for each in found.values() if "entry" in each]
+        self.broken: dict[str, str] = {path: each["error"] for path, each in found.items() if "error" in each}
 
     def _other_includes(self, includes: Mapping[str, Stamp]) -> bool:
         return any(self._stamp(path) != stamp for path, stamp in includes.items())
@@ -134,8 +138,7 @@ class _Folder:
     def _stamp(self, path: str) -> Stamp | None:
         if path not in self._stamps:
             try:
-                status = os.stat(path)
-                self._stamps[path] = [status.st_mtime_ns, status.st_size]
+                self._stamps[path] = _stamp_of(os.stat(path))
             except OSError:
                 self._stamps[path] = None
         return self._stamps[path]
@@ -148,9 +151,14 @@ class _Folder:
         except MissingPackage:
             raise
         except DataError as error:
-            return {"includes": {}, "entry": None, "error": str(error)}
+            return {"error": str(error)}
         includes = {str(each): self._stamp(str(each)) for each in file.files[1:]}
-        return {"includes": includes, "entry": _entry(file.values, path), "error": ""}
+        entry = _entry(file.values, path)
+        return {**({"includes": includes} if includes else {}), **({"entry": entry} if entry else {})}
+
+
+def _stamp_of(status: os.stat_result) -> Stamp:
+    return status.st_mtime_ns ^ status.st_size
 
 
 def _yaml_files(folder: str) -> Iterator[tuple[str, Stamp]]:
@@ -158,12 +166,10 @@ def _yaml_files(folder: str) -> Iterator[tuple[str, Stamp]]:
     with os.scandir(folder) as entries:
         inside = sorted(entries, key=lambda entry: entry.name)
     for entry in inside:
-        if entry.is_dir():
-            if entry.name not in _LEFT_OUT:
-                yield from _yaml_files(entry.path)
-        elif entry.name.endswith((".yaml", ".yml")):
-            status = entry.stat()
-            yield entry.path, [status.st_mtime_ns, status.st_size]
+        if entry.name.endswith((".yaml", ".yml")):
+            yield entry.path, _stamp_of(entry.stat())
+        elif entry.is_dir() and entry.name not in _LEFT_OUT:
+            yield from _yaml_files(entry.path)
 
 
 def _entry(values: Mapping[str, Any], path: str) -> dict[str, Any] | None:
@@ -195,14 +201,19 @@ def _entry(values: Mapping[str, Any], path: str) -> dict[str, Any] | None:
         "ours": bool(metadata.get("ours")),
         "alias": str(values.get("task_alias") or ""),
     }
-    return {key: value for key, value in entry.items() if value or key == "tags"}
+    return {key: value for key, value in entry.items() if value}
 
 
 def _read_cache(file: Path) -> dict[str, Any]:
+    collecting = gc.isenabled()
+    gc.disable()  # it would walk through tens of thousands of new dictionaries, again and again
     try:
         tree = orjson.loads(file.read_bytes())
     except (OSError, ValueError):
         return {}
+    finally:
+        if collecting:
+            gc.enable()
     return tree["files"] if isinstance(tree, dict) and tree.get("format") == FORMAT else {}
 
 

@@ -17,7 +17,7 @@ from ..metrics.item_metric import ItemMetric
 from ..metrics.resampling import measured
 from ..question_task import Item, Question, QuestionTask
 from ..task import Sampling
-from .datasets import BUILDERS, DataEntry, DataSets, advice, files_named_by
+from .datasets import BUILDERS, DataEntry, DataSets, Missing, files_named_by
 from .doc_fields import DocFields
 from .fewshot import FewShotSampler
 from .filters import Pipeline, pipelines
@@ -64,9 +64,9 @@ class YamlTask(QuestionTask):
         self.groups: list[TaskFile] = []
         """Files of groups through which it was chosen."""
         self.sampling = _sampling(file)
-        self.pipelines: list[Pipeline] = pipelines(file)
         self.shots = _shots(file, settings.shots)
         self._fields = DocFields(file, trusted=settings.trusted)
+        self.pipelines: list[Pipeline] = pipelines(file, self._fields)
         self._digests: dict[str, str] = {}
         self._tables: dict[str, list[Row]] = {}
 
@@ -78,6 +78,10 @@ class YamlTask(QuestionTask):
         """DataError, with the remedy, unless the data are on this machine; reads none of them."""
         if self._split not in self._entry(self._split).splits:
             self._split_rows(self._split)
+
+    def check_metrics(self) -> None:
+        """UserError where a metric is unknown or does not take its settings."""
+        _ = self.item_metrics
 
     def load_questions(self) -> list[Question]:
         documents = self._documents(self._split)
@@ -184,12 +188,8 @@ class YamlTask(QuestionTask):
             return files_named_by(settings["data_files"], beside=beside, where=self.file.where("dataset_kwargs"))
         found = self._settings.data.find(name, config)
         if found is None:
-            told = f"{name} ({config})" if config else name
-            remedy = advice(name, config, split, self._settings.data.files)
-            raise DataError(
-                f"{self.file.where('dataset_path')}: task `{self.name}`: the data set {told} is not on this machine; "
-                f"{remedy}"
-            )
+            missing = Missing(name, config, split)
+            raise DataError(f"{self.file.where('dataset_path')}: task `{self.name}`: {missing}")
         return found
 
     def _sampler(self) -> FewShotSampler:

@@ -22,7 +22,7 @@ Filter = Callable[[Texts, Mapping[str, Any]], Texts]
 
 
 @dataclass(frozen=True, slots=True)
-class Pipeline:
+class FilterPipeline:
     """Filters in order."""
 
     name: str
@@ -36,16 +36,16 @@ class Pipeline:
         return tuple("" if text is None else text if isinstance(text, str) else str(text) for text in found)
 
 
-def pipelines(file: TaskFile, fields: DocFields) -> list[Pipeline]:
+def pipelines(file: TaskFile, fields: DocFields) -> list[FilterPipeline]:
     """The file's `filter_list`; without one the first completion counts."""
     given = file.get("filter_list")
     if not given:
-        return [Pipeline("none", (_take_first,))]
+        return [FilterPipeline("none", (_take_first,))]
     found = []
     for entry in given:
         if not isinstance(entry, dict) or "name" not in entry or not isinstance(entry.get("filter"), list):
             raise file.wrong("filter_list", "needs a `name` and a list `filter` in each entry")
-        found.append(Pipeline(str(entry["name"]), tuple(_filter(file, fields, each) for each in entry["filter"])))
+        found.append(FilterPipeline(str(entry["name"]), tuple(_filter(file, fields, each) for each in entry["filter"])))
     if len({each.name for each in found}) < len(found):
         raise file.wrong("filter_list", "has two entries of the same name")
     return found

@@ -20,7 +20,7 @@ from ..task import Sampling
 from .datasets import BUILDERS, DataEntry, DataSets, Missing, files_named_by
 from .doc_fields import DocFields
 from .fewshot import FewShotSampler
-from .filters import Pipeline, pipelines
+from .filters import FilterPipeline, pipelines
 from .functions import ProcessedRows
 from .metric_entries import metrics_of
 from .prompts import ChatTemplate, Prompt, PromptWriter
@@ -66,7 +66,7 @@ class YamlTask(QuestionTask):
         self.sampling = _sampling(file)
         self.shots = _shots(file, settings.shots)
         self._fields = DocFields(file, trusted=settings.trusted)
-        self.pipelines: list[Pipeline] = pipelines(file, self._fields)
+        self.pipelines: list[FilterPipeline] = pipelines(file, self._fields)
         self._digests: dict[str, str] = {}
         self._tables: dict[str, list[Row]] = {}
 
@@ -119,12 +119,12 @@ class YamlTask(QuestionTask):
         rest = iter(answers)
         return [[next(rest) for _ in self.requests_of(question)] for question in self.questions]
 
-    def _filtered(self, item: Item, pipeline: Pipeline) -> Item:
+    def _filtered(self, item: Item, pipeline: FilterPipeline) -> Item:
         if not item.predictions:
             return item
         return dataclasses.replace(item, predictions=pipeline.apply(item.predictions, item.question.document))
 
-    def _described(self, metrics: list[Metric], pipeline: Pipeline) -> list[Metric]:
+    def _described(self, metrics: list[Metric], pipeline: FilterPipeline) -> list[Metric]:
         """The metrics with the pipeline in their names where there are several, and what they were measured on."""
         parts = [f"task:{self.name}", f"version:{self.metadata.get('version', 0)}", f"shots:{self.shots}"]
         parts += [f"split:{self._split}"] if self._split != self.file.get("test_split", self._split) else []

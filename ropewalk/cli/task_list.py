@@ -46,10 +46,11 @@ def _tasks(pattern: Pattern = "", folder: Folders = None, recipe: WithRecipe = N
     Shows the ready-made suites and the task files of --folder and of the recipe. A name in the list may stand in
     evaluate.tasks.
     """
-    found = flow.list_tasks(pattern, folders=folder or (), recipe=recipe)
     from ropewalk.evaluate.harness.task_lists import lines_of
 
-    emit([dataclasses.asdict(task) for task in found], as_json=json, text="\n".join(lines_of(found)))
+    listed = flow.list_tasks(pattern, folders=folder or (), recipe=recipe)
+    text = [*lines_of(listed.tasks), *(f"cannot be read: {what}" for what in listed.broken.values())]
+    emit(dataclasses.asdict(listed), as_json=json, text="\n".join(text))
 
 
 def _datasets(pattern: Pattern = "", folder: Folders = None, recipe: WithRecipe = None, json: Json = False) -> None:
@@ -60,9 +61,6 @@ def _datasets(pattern: Pattern = "", folder: Folders = None, recipe: WithRecipe 
     Each with the command that fetches it on a machine with a network. Nothing is fetched by itself.
     """
     found = flow.list_missing_data(pattern, folders=folder or (), recipe=recipe)
-    tree = [
-        {"name": f"{each.name}:{each.config}".rstrip(":"), "command": each.command, "entry": each.entry}
-        for each in found
-    ]
+    tree = [{**dataclasses.asdict(each), "command": each.command, "entry": each.entry} for each in found]
     text = "\n\n".join(f"# {each.command}\n{each.entry}" for each in found)
     emit(tree, as_json=json, text=text or "# all data sets of these tasks are here")

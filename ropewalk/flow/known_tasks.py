@@ -8,13 +8,13 @@ from pathlib import Path
 from ropewalk.base.errors import UserError
 from ropewalk.evaluate.config import Evaluate
 from ropewalk.evaluate.harness.datasets import Missing
-from ropewalk.evaluate.harness.task_lists import ListedTask, listed_tasks, missing_data
+from ropewalk.evaluate.harness.task_lists import TaskList, listed_tasks, missing_data
 
 
-def list_tasks(pattern: str = "", *, folders: Sequence[Path] = (), recipe: Path | None = None) -> list[ListedTask]:
+def list_tasks(pattern: str = "", *, folders: Sequence[Path] = (), recipe: Path | None = None) -> TaskList:
     """The tasks of the suites, of `folders`, and of the folders that the recipe names; UserError if none matches."""
     found = listed_tasks(_settings(folders, recipe), pattern)
-    if not found:
+    if not found.tasks:
         raise UserError(f'no task matches "{pattern}"; `ropewalk evaluate tasks` lists all')
     return found
 

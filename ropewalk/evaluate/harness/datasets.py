@@ -72,8 +72,8 @@ class DataSets:
 
 
 def data_sets(named: str, folders: Sequence[str], task: Path) -> DataSets:
-    """The entries for a task: those of the file `evaluate.datasets` names, then of `datasets.toml` beside the task, in the
-    task folders and in the working folder."""
+    """The entries for a task: those of the file `evaluate.datasets` names, then of `datasets.toml` beside the task, in
+    the task folders and in the working folder."""
     given = [Path(named)] if named else []
     if given and not given[0].is_file():
         raise UserError(f"`evaluate.datasets`: no file {named}; `ropewalk evaluate datasets` prints its entries")
@@ -127,8 +127,8 @@ class Missing:
         told = f"{self.name} ({self.config})" if self.config else self.name
         entry = self.entry.replace("\n", "\n  ")
         return (
-            f"the data set {told} is not on this machine, and nothing is fetched by itself. On a machine with a network "
-            f"run\n  {self.command}\ncopy the folder here if need be, and write into {FILE}:\n  {entry}"
+            f"the data set {told} is not on this machine, and nothing is fetched by itself. "
+            f"On a machine with a network run\n  {self.command}\ncopy the folder here if need be, and write into {FILE}:\n  {entry}"
         )
 
 

@@ -1,4 +1,4 @@
-"""What `ropewalk evaluate tasks` and `ropewalk evaluate datasets` show. Imports little: it answers in a tenth of a second."""
+"""What `ropewalk evaluate tasks` and `ropewalk evaluate datasets` show. Imports little, to answer at once."""
 
 from __future__ import annotations
 
@@ -33,9 +33,18 @@ class ListedTask:
     path: str
 
 
-def listed_tasks(settings: Evaluate, pattern: str = "") -> list[ListedTask]:
+@dataclass(frozen=True, slots=True)
+class TaskList:
+    """Tasks by name, and files that cannot be read."""
+
+    tasks: list[ListedTask]
+    broken: dict[str, str]
+    """File -> what is wrong with it."""
+
+
+def listed_tasks(settings: Evaluate, pattern: str = "") -> TaskList:
     """The tasks that `evaluate.tasks` may name, by name; with a pattern those whose name or ability matches."""
-    where = _Where(settings)
+    where, index = _Where(settings), _index(settings)
     found = [
         ListedTask(
             name=entry.name,
@@ -47,30 +56,22 @@ def listed_tasks(settings: Evaluate, pattern: str = "") -> list[ListedTask]:
             ours=entry.ours,
             path=entry.path,
         )
-        for entry in _entries(settings, pattern)
+        for entry in index.matching(pattern)
     ]
     built_in = [name for name in TASKS if pattern.strip("*") in name]
-    return [ListedTask(name, "built in", "", (), "", "", False, "") for name in built_in] + found
-
-
-def broken_files(settings: Evaluate) -> dict[str, str]:
-    """Task files that cannot be read, and why."""
-    return _index(settings).broken
+    python = [ListedTask(name, "built in", "", (), "", "", False, "") for name in built_in]
+    return TaskList(python + found, index.broken)
 
 
 def missing_data(settings: Evaluate, pattern: str = "") -> list[Missing]:
     """The data sets of tasks that are not on this machine, each once."""
     where = _Where(settings)
     found: dict[tuple[str, str], Missing] = {}
-    for entry in _entries(settings, pattern):
+    for entry in _index(settings).matching(pattern):
         if entry.kind == "task" and where.status(entry) == MISSING:
             split = entry.splits[0] if entry.splits else "test"
             found.setdefault((entry.data_set, entry.config), Missing(entry.data_set, entry.config, split))
     return list(found.values())
-
-
-def _entries(settings: Evaluate, pattern: str) -> list[TaskEntry]:
-    return _index(settings).matching(pattern)
 
 
 def _index(settings: Evaluate) -> TaskIndex:
@@ -104,9 +105,8 @@ def lines_of(tasks: Sequence[ListedTask]) -> Iterator[str]:
     """The list for people, in columns."""
     rows = [("task", "kind", "ability", "metrics", "data")]
     for task in tasks:
-        data = (
-            f"{task.data}, ten items of our own" if task.ours else f"{task.data} ({task.data_set})" if task.data else ""
-        )
+        data = f"{task.data} ({task.data_set})" if task.data else ""
+        data = f"{task.data}, ten items of our own" if task.ours else data
         rows.append((task.name, task.kind, task.ability, " ".join(task.metrics[:3]), data))
     widths = [min(44, max(len(row[column]) for row in rows)) for column in range(4)]
     for row in rows:

@@ -15,10 +15,15 @@ TASK_FILE = Kind(target="ropewalk.evaluate.harness.yaml_task:YamlTask", doc="A t
 """The kind of every name that is not in the table; `NamedTasks` (evaluate/harness/named_tasks.py) opens it."""
 
 
+IN_PYTHON = {"suite:code": "humaneval"}
+"""Suites that are tasks of the table."""
+
+
 class TaskTable(Registry[Kind]):
     """Tasks written in Python by name. Any other name may be that of a task file, which is looked up later."""
 
     def find(self, name: str, folders: Sequence[Path] | None = None) -> Kind:
+        name = IN_PYTHON.get(name, name)
         try:
             return TASK_FILE if name.startswith("suite:") else super().find(name, folders)
         except ConfigError:

@@ -35,11 +35,11 @@ def check_inputs(resolved: Resolved[Recipe], *, data: bool = True) -> None:
 
 def _missing_tasks(resolved: Resolved[Recipe]) -> list[Problem]:
     """Tasks written as YAML that are wrong or whose data are not here: evaluation comes after hours of training."""
-    from ropewalk.evaluate.harness.named_tasks import check_named
-
     settings = resolved.value.evaluate
     if all(TASKS[name] is not TASK_FILE for name in settings.tasks):
         return []
+    from ropewalk.evaluate.harness.named_tasks import check_named  # it imports numpy and tokenizers
+
     return [Problem(resolved.origins.get("evaluate.tasks", ""), what) for what in check_named(settings)]
 
 

@@ -18,17 +18,19 @@ HUNDREDS = ("bleu", "chrf", "chrf++")
 def ability_profile(tasks: Sequence[Task], measured: Mapping[str, Sequence[Metric]]) -> dict[str, Any]:
     """For each ability: the mean of its tasks' standardised headlines with an interval, the items, and the tasks. The
     public data sets alone count where there are any; items of our own are a smoke test."""
-    by_ability: dict[str, list[tuple[YamlTask, Metric]]] = {}
+    by_ability: dict[str, list[tuple[Task, Metric]]] = {}
     for task in tasks:
-        if isinstance(task, YamlTask) and task.ability and measured.get(task.name):
+        if task.ability and measured.get(task.name):
             found = _standardised(measured[task.name][0])
             if found:
                 by_ability.setdefault(task.ability, []).append((task, found))
     return {ability: _combined(pairs) for ability, pairs in by_ability.items()}
 
 
-def _combined(pairs: Sequence[tuple[YamlTask, Metric]]) -> dict[str, Any]:
-    public = [(task, metric) for task, metric in pairs if not task.metadata.get("ours")]
+def _combined(pairs: Sequence[tuple[Task, Metric]]) -> dict[str, Any]:
+    public = [
+        (task, metric) for task, metric in pairs if not (isinstance(task, YamlTask) and task.metadata.get("ours"))
+    ]
     counted = public or pairs
     metrics = [metric for _, metric in counted]
     weights = [1 / len(metrics)] * len(metrics)

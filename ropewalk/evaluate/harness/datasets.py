@@ -128,7 +128,8 @@ class Missing:
         entry = self.entry.replace("\n", "\n  ")
         return (
             f"the data set {told} is not on this machine, and nothing is fetched by itself. "
-            f"On a machine with a network run\n  {self.command}\ncopy the folder here if need be, and write into {FILE}:\n  {entry}"
+            f"On a machine with a network run\n  {self.command}\n"
+            f"copy the folder here if need be, and write into {FILE}:\n  {entry}"
         )
 
 

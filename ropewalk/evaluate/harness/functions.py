@@ -32,7 +32,7 @@ def load_function(function: FunctionName, *, trusted: Sequence[Path], where: str
     found = getattr(_imported(file), name, None)
     if not callable(found):
         raise DataError(f"{where}: `!function {function.name}`: {file} has no function `{name}`")
-    return found  # type: ignore[no-any-return]
+    return found
 
 
 def _imported(file: Path) -> Any:

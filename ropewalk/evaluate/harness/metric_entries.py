@@ -146,5 +146,5 @@ class ProcessedResult(ItemMetric):
     def value(self, sums_K: Floats) -> Floats:
         mean: Floats = sums_K[..., 0] / sums_K[..., 1]
         if self._aggregation in ("perplexity", "weighted_perplexity"):
-            return np.exp(-mean)  # type: ignore[no-any-return]
+            return np.exp(-mean)
         return -mean / math.log(2) if self._aggregation == "bits_per_byte" else mean

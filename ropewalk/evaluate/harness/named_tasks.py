@@ -37,6 +37,13 @@ def check_named(settings: Evaluate) -> list[str]:
     return problems
 
 
+def named_digests(settings: Evaluate) -> dict[str, str]:
+    """What results of the tasks written as YAML depend on besides the settings: a hash of files and data by task."""
+    named = NamedTasks(settings)
+    names = [name for name in settings.tasks if TASKS[name] is TASK_FILE]
+    return {task.name: task.digest() for name in names for task in named.open(name)}
+
+
 def group_metrics(tasks: Sequence[Task], measured: Mapping[str, Sequence[Metric]]) -> dict[str, list[Metric]]:
     """The metrics of the groups through which tasks were chosen, by the groups' names."""
     groups: dict[str, tuple[TaskFile, dict[str, Sequence[Metric]]]] = {}
@@ -74,10 +81,14 @@ class NamedTasks:
         else:
             self._open_one(name, {}, ())
         for task in self._tasks[before:]:
-            for warning in task.warnings if self._held_out else ():
-                self._held_out.progress.say(warning)
+            for warning in task.warnings:
+                self._say(warning)
             task.check_data()
         return self._tasks[before:]
+
+    def _say(self, text: str) -> None:
+        if self._held_out is not None:
+            self._held_out.progress.say(text)
 
     def _open_suite(self, name: str) -> None:
         entries = self._index.suite(name)
@@ -92,8 +103,8 @@ class NamedTasks:
             except DataError:
                 self._tasks.remove(task)
                 absent.append(task.name)
-        if absent and self._held_out:
-            self._held_out.progress.say(
+        if absent:
+            self._say(
                 f"{SUITE}{name}: not measured, as their data are not here: {', '.join(absent)}; "
                 "`ropewalk evaluate datasets` says how to get them"
             )

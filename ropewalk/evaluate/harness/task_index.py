@@ -107,7 +107,8 @@ def suite_names() -> list[str]:
 
 def entry_of(tree: Mapping[str, Any]) -> TaskEntry:
     """An entry as it stands in the cache, as an object."""
-    return TaskEntry(**{key: tuple(value) if isinstance(value, list) else value for key, value in tree.items()})
+    values: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in tree.items()}
+    return TaskEntry(**values)
 
 
 class _Folder:

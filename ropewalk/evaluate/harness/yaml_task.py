@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import orjson
+import xxhash
 
 from ropewalk.base.errors import DataError
 from ropewalk.base.metric import Metric
@@ -25,7 +28,7 @@ from .functions import ProcessedRows
 from .metric_entries import metrics_of
 from .prompts import ChatTemplate, Prompt, PromptWriter
 from .table_files import Row, read_rows
-from .task_file import TaskFile, check_task
+from .task_file import FunctionName, TaskFile, check_task
 from .template import render
 
 OURS = "items of our own: a smoke test, not a benchmark"
@@ -59,7 +62,6 @@ class YamlTask(QuestionTask):
         self.repeats = file.get("repeats", 1)
         self.metadata: Mapping[str, Any] = file.get("metadata", {})
         self.ability = str(self.metadata.get("ability", ""))
-        """The ability in the profile that it measures; empty for none."""
         self.level = str(self.metadata.get("level", ""))
         self.groups: list[TaskFile] = []
         """Files of groups through which it was chosen."""
@@ -82,6 +84,19 @@ class YamlTask(QuestionTask):
     def check_metrics(self) -> None:
         """UserError where a metric is unknown or does not take its settings."""
         _ = self.item_metrics
+
+    def digest(self) -> str:
+        """A hash of the task's files, of its data, and of the functions beside it where the file names any."""
+        files = [*self.file.files]
+        if any(isinstance(value, FunctionName) for value in _leaves(self.file.values)):
+            files += sorted({path for file in self.file.files for path in file.parent.glob("*.py")})
+        named = {"test_split", "validation_split", "training_split", "fewshot_split"}
+        for split in sorted({str(self.file.get(key)) for key in named if self.file.get(key) is not None}):
+            files += self._entry(split).splits.get(split, ())
+        total = xxhash.xxh3_64(orjson.dumps(self.file.values, default=str))
+        for file in files:
+            total.update(file.read_bytes())
+        return total.hexdigest()
 
     def load_questions(self) -> list[Question]:
         documents = self._documents(self._split)
@@ -274,6 +289,16 @@ class YamlTask(QuestionTask):
         if isinstance(gold, str):
             return choices.index(gold) if gold in choices else None
         return int(gold) if isinstance(gold, int) and 0 <= gold < len(choices) else None
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if not isinstance(value, list):
+        yield value
+        return
+    for each in value:
+        yield from _leaves(each)
 
 
 def _shots(file: TaskFile, wanted: int) -> int:

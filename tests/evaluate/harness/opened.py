@@ -20,9 +20,9 @@ FOLDER = Path(__file__).parent / "tasks"
 class NoCorpus:
     """What tasks written as YAML use of `HeldOut`."""
 
-    def __init__(self, settings: Evaluate | None = None) -> None:
+    def __init__(self, settings: Evaluate | None = None, chat_template: str = "") -> None:
         self.settings, self.seed, self.progress = settings or Evaluate(), 0, Silent()
-        self.chat_template, self.end_of_text, self.detokenizer = "", 0, self
+        self.chat_template, self.end_of_text, self.detokenizer = chat_template, 0, self
         self.said: list[str] = []
         self.progress.say = self.said.append  # type: ignore[method-assign]
 
@@ -30,9 +30,9 @@ class NoCorpus:
         return "<end>"
 
 
-def no_corpus(settings: Evaluate | None = None) -> HeldOut:
+def no_corpus(settings: Evaluate | None = None, *, chat_template: str = "") -> HeldOut:
     """A stand-in for the corpus, which tasks written as YAML do not read."""
-    return cast(HeldOut, NoCorpus(settings))
+    return cast(HeldOut, NoCorpus(settings, chat_template))
 
 
 def opened(

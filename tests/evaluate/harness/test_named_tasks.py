@@ -75,7 +75,7 @@ def test_an_unknown_name_comes_with_a_suggestion() -> None:
         opened("product")
     with pytest.raises(UserError, match='no suite "reading"; there are all, cloze, dialogue'):
         opened("suite:reading")
-    with pytest.raises(UserError, match='no task matches "none-\*"'):
+    with pytest.raises(UserError, match=r'no task matches "none-\*"'):
         opened("none-*")
 
 

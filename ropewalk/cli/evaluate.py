@@ -12,6 +12,7 @@ from ropewalk import flow
 from .options import Json, Nproc, Overrides, Runs, verb
 from .progress_lines import Console, emit
 from .run_results import evaluation_text
+from .task_list import with_task_lists
 
 app = verb()
 
@@ -54,3 +55,6 @@ def evaluate(
     words = [*(overrides or ()), *([f"evaluate.limit={limit}"] if limit else [])]
     result = flow.evaluate(target, words, runs=runs, progress=Console(), nproc=nproc, out=out)
     emit(result, as_json=json, text=evaluation_text(result))
+
+
+app = with_task_lists(app)

@@ -2,15 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated, Literal
 
+from ropewalk.base.errors import ConfigError
 from ropewalk.config.registry import Kind, Registry
 from ropewalk.config.schema import CONTINUES, Range
 
 from .perturb.config import PERTURBATIONS
 
-TASKS = Registry(
+TASK_FILE = Kind(target="ropewalk.evaluate.harness.yaml_task:YamlTask", doc="A task written as YAML.")
+"""The kind of every name that is not in the table; `NamedTasks` (evaluate/harness/named_tasks.py) opens it."""
+
+
+IN_PYTHON = {"suite:code": "humaneval"}
+"""Suites that are tasks of the table."""
+
+
+class TaskTable(Registry[Kind]):
+    """Tasks written in Python by name. Any other name may be that of a task file, which is looked up later."""
+
+    def find(self, name: str, folders: Sequence[Path] | None = None) -> Kind:
+        name = IN_PYTHON.get(name, name)
+        try:
+            return TASK_FILE if name.startswith("suite:") else super().find(name, folders)
+        except ConfigError:
+            if ":" in name:
+                raise
+            return TASK_FILE
+
+
+TASKS = TaskTable(
     "task",
     {
         "held-out": Kind(
@@ -340,11 +364,28 @@ class Evaluate:
     """Checkpoint -> metrics of the tasks: held-out loss, accuracy, compression beside zlib and xz, samples."""
 
     tasks: Annotated[tuple[str, ...], TASKS] = ("held-out", "completions")
-    """Tasks to run, by name; your own as `module:attr`. The first metric of the first task is the headline."""
+    """Tasks to run: names of this table, your own as `module:attr`, tasks written as YAML by name, pattern, tag, group
+    or file, and ready-made suites such as `suite:reasoning` or `suite:all` (`ropewalk evaluate tasks` lists them). The
+    first metric of the first task is the headline."""
+    task_folders: tuple[str, ...] = ()
+    """Folders of tasks written as YAML for lm-evaluation-harness; their names come before those of the suites."""
+    datasets: str = ""
+    """A `datasets.toml` that says where data sets lie on this machine. One beside the tasks or in the working folder is
+    read too. Nothing is ever fetched."""
+    trusted_folders: tuple[str, ...] = ()
+    """Folders whose Python the tasks in them may run (`!function`), with all your rights. Empty: none."""
+    fewshot: Annotated[int, Range(least=-1, most=1000)] = -1
+    """Few-shot examples of every task written as YAML, except of tasks that fix 0; -1 keeps each task's own number."""
+    chat_template: Literal["none", "single-turn", "multi-turn"] = "none"
+    """Put prompts of tasks written as YAML into the model's own chat template: few-shot examples and question as one
+    turn, or each as turns of their own."""
     during: During = field(default_factory=During)
     """Evaluation during training."""
     limit: Annotated[int, Range(least=0)] = 0
     """Ask the first so many questions of each task; 0 asks all."""
+    contamination: bool = True
+    """Search the training corpus for the questions of each task; the score on those that do not stand in it is told
+    beside the score on all."""
     max_bytes: Annotated[int, Range(least=1000)] = 400_000
     """Maximum UTF-8 bytes of held-out text to score: whole documents in a seeded order."""
     samples: Annotated[int, Range(least=0, most=1_000_000)] = 24

@@ -10,7 +10,7 @@ import dataclasses
 import math
 import reprlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +21,13 @@ from ropewalk.base.metric import Metric, metrics_tree
 
 from .answers import Answers, request_key
 from .ask_model import Share, ask_model
-from .config import TASKS
+from .config import TASK_FILE, TASKS
+from .contamination import Contamination, find_contamination
+from .harness.ability_profile import ability_profile
+from .harness.named_tasks import NamedTasks, group_metrics
 from .held_out import HeldOut
 from .perturb.robustness import robustness_of
-from .question_task import ScoredItem
+from .question_task import QuestionTask, ScoredItem
 from .results import DOCUMENTS, ITEMS, SAMPLES, write_results
 from .task import (
     Generate,
@@ -46,6 +49,10 @@ class Evaluation:
     samples: list[Sample]
     documents: list[ScoredDocument]
     items: list[ScoredItem]
+    profile: dict[str, Any] = field(default_factory=dict)
+    """Standardised scores by ability."""
+    contamination: dict[str, Contamination] = field(default_factory=dict)
+    """What of each task stands in the training corpus."""
 
 
 def evaluate(model: TaskModel, held_out: HeldOut, *, answers: Answers | None = None) -> Evaluation:
@@ -59,7 +66,14 @@ def evaluate_on_ranks(
     model: TaskModel, held_out: HeldOut, *, answers: Answers | None, share: Share, rank: int = 0
 ) -> Evaluation | None:
     """The same on every rank of a launch: all ask the model; rank 0, which alone has a file of answers, measures."""
-    return evaluate_tasks(open_tasks(held_out), model, held_out, answers=answers, share=share, rank=rank)
+    tasks = open_tasks(held_out)
+    answers = Answers(None, {}) if answers is None else answers
+    found = evaluate_tasks(tasks, model, held_out, answers=answers, share=share, rank=rank)
+    if found is not None:
+        found.profile.update(ability_profile(tasks, found.tasks))
+        found.tasks.update(group_metrics(tasks, found.tasks))
+        found.contamination.update(_contamination(tasks, held_out, answers))
+    return found
 
 
 def evaluate_tasks(
@@ -93,8 +107,14 @@ def evaluate_tasks(
 def open_tasks(held_out: HeldOut) -> list[Task]:
     """The configured tasks, in order."""
     tasks: list[Task] = []
+    named: NamedTasks | None = None
     for name in held_out.settings.tasks:
-        target = TASKS[name].load()
+        kind = TASKS[name]
+        if kind is TASK_FILE:
+            named = named or NamedTasks(held_out.settings, held_out)
+            tasks += named.open(name)
+            continue
+        target = kind.load()
         if not (isinstance(target, type) and issubclass(target, Task)):
             raise UserError(f'evaluate.tasks: "{name}" is no task; derive the class from `ropewalk.evaluate.task.Task`')
         tasks.append(target(held_out))
@@ -116,7 +136,28 @@ def write_evaluation(run: Path, evaluation: Evaluation, **facts: Any) -> None:
         (DOCUMENTS, evaluation.documents),
         (ITEMS, evaluation.items),
     )
-    write_results(run, {**facts, "tasks": tasks}, {file: map(dataclasses.asdict, records) for file, records in lines})
+    beside: dict[str, Any] = {"profile": evaluation.profile} if evaluation.profile else {}
+    if evaluation.contamination:
+        beside["contamination"] = {task: found.tree() for task, found in evaluation.contamination.items()}
+    write_results(
+        run, {**facts, "tasks": tasks, **beside}, {file: map(dataclasses.asdict, records) for file, records in lines}
+    )
+
+
+def _contamination(tasks: Sequence[Task], held_out: HeldOut, answers: Answers) -> dict[str, Contamination]:
+    """What of the tasks stands in the run's training corpus, if there is one."""
+    asked = [task for task in tasks if isinstance(task, QuestionTask) and task.questions]
+    if held_out.folder is None or not asked or not held_out.settings.contamination:
+        return {}
+    items = {task.name: task.items([answers[request_key(each)] for each in task.requests()]) for task in asked}
+    metrics = {task.name: task.item_metrics for task in asked}
+    try:
+        return find_contamination(
+            held_out.folder, {name: (items[name], metrics[name]) for name in items}, progress=held_out.progress
+        )
+    except UserError as error:
+        held_out.progress.say(f"contamination is not checked: {error}")
+        return {}
 
 
 def _list_of(found: Evaluation, record: Any) -> list[Any]:

@@ -12,6 +12,7 @@ import numpy as np
 from ropewalk.base.errors import DataError, UserError
 from ropewalk.base.progress import Progress, Silent
 from ropewalk.base.seeds import seed_for
+from ropewalk.prepare.chat import jinja
 from ropewalk.store.manifest import Manifest, SourceEntry, read_manifest
 from ropewalk.store.shards import Shard
 
@@ -47,7 +48,7 @@ class HeldOut:
     ) -> None:
         """`folder` is the prepared corpus; without one, `texts` are those of the model."""
         self.settings, self.seed, self.progress = settings, seed, progress or Silent()
-        self._folder, self._texts = folder, texts
+        self.folder, self._texts = folder, texts
 
     @functools.cached_property
     def texts(self) -> TextEncoder:
@@ -69,12 +70,12 @@ class HeldOut:
 
     @property
     def _corpus(self) -> Path:
-        if self._folder is None:
+        if self.folder is None:
             raise UserError(
                 "this model is evaluated without a corpus, which tasks over held-out documents need; choose others: "
                 '`evaluate.tasks=["TASK"]`'
             )
-        return self._folder
+        return self.folder
 
     @functools.cached_property
     def _manifest(self) -> Manifest:
@@ -94,6 +95,12 @@ class HeldOut:
                 f"{self.settings.max_bytes} bytes; see `evaluate.max_bytes` and `prepare.validation_share`)"
             )
         return found
+
+    @functools.cached_property
+    def chat_template(self) -> str:
+        """The model's chat template as Jinja; empty if its corpus has no dialogues."""
+        name = "" if self.folder is None else self._manifest.tokenizer.chat
+        return jinja(name) if name else ""
 
 
 @dataclass(frozen=True, slots=True)

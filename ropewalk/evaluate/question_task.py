@@ -34,6 +34,8 @@ class Question:
     """The question itself, which perturbations change."""
     preamble: str = ""
     """What precedes it: instructions and few-shot examples."""
+    closing: str = ""
+    """What follows it, such as the end of a chat template's turn or the beginning of the answer."""
     choices: tuple[str, ...] = ()
     """Continuations to compare, each with its leading space; one for `loglikelihood`."""
     contexts: tuple[str, ...] = ()
@@ -46,6 +48,8 @@ class Question:
     """The part of the task it belongs to, such as a subject."""
     document: Mapping[str, Any] = field(default_factory=dict)
     """The row of data that it was made from; JSON values."""
+    query: str = ""
+    """The text to look for in the training corpus; the prompt if empty."""
 
     @property
     def key(self) -> str:
@@ -113,7 +117,7 @@ class QuestionTask(Task):
 
     def requests_of(self, question: Question) -> list[Request]:
         """The requests of one question, as many for every question with as many choices."""
-        context = question.preamble + question.prompt
+        context = question.preamble + question.prompt + question.closing
         if self.ask == "loglikelihood_rolling":
             return [Rolling(context)]
         if self.ask == "generate_until":

@@ -144,6 +144,8 @@ class Task(abc.ABC):
 
     name: str
     """Its name in results, reports and comparisons."""
+    ability: str = ""
+    """The ability that it measures in the ability profile, such as `code`; empty for none."""
 
     def __init__(self, held_out: HeldOut) -> None:
         self.held_out = held_out

@@ -76,6 +76,7 @@ _HOMES = {
     "file_scores": ("FileScore", "score_annotations", "score_files"),
     "recipe": ("Recipe",),
     "chaos_trials.trials": ("chaos",),
+    "known_tasks": ("list_missing_data", "list_tasks"),
     "data_doctor.loader_tuning": ("tune_data",),
     "verbs": (
         *("answer", "chat", "detach", "evaluate", "generate", "plan", "prepare"),

@@ -156,6 +156,22 @@ def asked(recipe: Recipe) -> Facts:
             return {"error": str(error)}
 
 
+def named(recipe: Recipe) -> Facts:
+    """What tasks written as YAML ask, or what is wrong with them."""
+    from ropewalk.base.errors import UserError
+    from ropewalk.evaluate.harness.named_tasks import NamedTasks
+    from tests.evaluate.harness.lm_eval_prompts import TEMPLATE
+    from tests.evaluate.harness.opened import no_corpus
+
+    held_out = no_corpus(recipe.evaluate, chat_template=TEMPLATE)
+    try:
+        opener = NamedTasks(recipe.evaluate, held_out)
+        asked = [task.requests() for name in recipe.evaluate.tasks for task in opener.open(name)]
+    except UserError as error:
+        return {"asked": str(error)}
+    return {"asked": asked}
+
+
 def stored(recipe: Recipe) -> Facts:
     """Training on compressed shards, which are read by pieces through caches and stores."""
     with folder() as place:

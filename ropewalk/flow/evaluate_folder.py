@@ -82,5 +82,5 @@ def name_of(path: Path) -> str:
     return f"{whole.parent.parent.name}-{whole.name}" if whole.parent.name == "checkpoints" else whole.name
 
 
-def _module() -> object:
+def _module() -> Any:
     return needs_torch("ropewalk.evaluate.model_folder", "evaluation")

@@ -182,7 +182,7 @@ class _Drawn:
         self._prompts_BP = draw.multinomial(self._count, np.full(self._count, 1 / self._count), RESAMPLES)
         active = ~np.isnan(table.first_RI).all(1)
         raters = int(active.sum())
-        self._raters_BR = np.ones((RESAMPLES, len(active)))
+        self._raters_BR = np.ones((RESAMPLES, table.first_RI.shape[0]))
         if raters > 1:
             self._raters_BR[:, active] = draw.multinomial(raters, np.full(raters, 1 / raters), RESAMPLES)
 

@@ -37,6 +37,18 @@ def _verified(name: str, settings: str) -> Show:
 
 
 COMMANDS: dict[str, Show] = {
+    "BLEU": Show(
+        "ropewalk score --metrics bleu,chrf,ter --references tiny.toml --predictions tiny.toml",
+        r"bleu 100\.00 .*tok:13a.*chrf 100\.00.*ter 0\.000",
+    ),
+    "ROUGE": Show(
+        "ropewalk score --metrics rouge1,rouge2,rougeL --references tiny.toml --predictions tiny.toml",
+        r"rouge1 0\.\d+ .*rouge2 0\.\d+ .*rougeL 0\.\d+ .*tok:unicode",
+    ),
+    "METEOR": Show(
+        "ropewalk score --metrics meteor,meteor_1.5 --references tiny.toml --predictions tiny.toml",
+        r"meteor 0\.\d+ .*nltk\|.*meteor_1\.5 .*para:no",
+    ),
     "Understanding a dataset in numbers and in kind": Show(
         "ropewalk prepare explain tiny.toml notes:corpus/0.txt", r"kept, 375 bytes, source notes.*112 tokens in"
     ),
@@ -56,6 +68,9 @@ COMMANDS: dict[str, Show] = {
     ),
     "Prediction of stalls": Show(
         "ropewalk doctor data tiny.toml", r"a step 10 times as fast.*data on object, none in memory .*%.*fetch"
+    ),
+    "Human evaluation": Show(
+        "ropewalk human export runs/tiny --out study", r"texts by +human, tiny.*sheet-r1\.html.*study/key\.json"
     ),
     "Compute of a decoder-only model, C = τT = 6PD": Show(
         "ropewalk plan tiny.toml", r"tokens +768 in 6 steps.*FLOPs +205 M \(267 k per token.*time +training takes"

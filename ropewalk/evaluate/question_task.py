@@ -34,6 +34,8 @@ class Question:
     """The question itself, which perturbations change."""
     preamble: str = ""
     """What precedes it: instructions and few-shot examples."""
+    closing: str = ""
+    """What follows it, such as the end of a chat template's turn or the beginning of the answer."""
     choices: tuple[str, ...] = ()
     """Continuations to compare, each with its leading space; one for `loglikelihood`."""
     contexts: tuple[str, ...] = ()
@@ -46,6 +48,8 @@ class Question:
     """The part of the task it belongs to, such as a subject."""
     document: Mapping[str, Any] = field(default_factory=dict)
     """The row of data that it was made from; JSON values."""
+    query: str = ""
+    """The text to look for in the training corpus; the prompt if empty."""
 
     @property
     def key(self) -> str:
@@ -63,6 +67,8 @@ class Item:
     """Completions, one per repeat."""
     likelihoods: tuple[Likelihood, ...] = ()
     """One per choice, or that of the whole text. Those of the choices after an empty context may follow."""
+    verdicts: tuple[str, ...] = ()
+    """One per completion that was run: `pass`, `fail`, `timeout`, or `fault` where the sandbox failed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -102,15 +108,16 @@ class QuestionTask(Task):
 
     @functools.cached_property
     def questions(self) -> Sequence[Question]:
-        """The questions, loaded once. A wrapper may replace them."""
-        return self.load_questions()
+        """The questions, loaded once: the first `evaluate.limit` of them. A wrapper may replace them."""
+        questions = self.load_questions()
+        return questions[: self.held_out.settings.limit or len(questions)]
 
     def requests(self) -> list[Request]:
         return [request for question in self.questions for request in self.requests_of(question)]
 
     def requests_of(self, question: Question) -> list[Request]:
         """The requests of one question, as many for every question with as many choices."""
-        context = question.preamble + question.prompt
+        context = question.preamble + question.prompt + question.closing
         if self.ask == "loglikelihood_rolling":
             return [Rolling(context)]
         if self.ask == "generate_until":
@@ -138,11 +145,13 @@ class QuestionTask(Task):
         return [dataclasses.replace(found[0], level=self.level), *found[1:]] if found else []
 
     def records(self, answers: Sequence[Any]) -> Sequence[Any]:
-        return [self._scored(item) for item in self.items(answers)]
+        items = self.items(answers)
+        metrics = [metric.for_items(items) for metric in self.item_metrics]
+        return [self._scored(item, metrics) for item in items]
 
-    def _scored(self, item: Item) -> ScoredItem:
+    def _scored(self, item: Item, metrics: Sequence[ItemMetric]) -> ScoredItem:
         question = item.question
-        scores = {metric.name: metric.score(item) for metric in self.item_metrics}
+        scores = {metric.name: metric.score(item) for metric in metrics}
         return ScoredItem(
             task=self.name,
             key=question.key,

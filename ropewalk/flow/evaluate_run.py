@@ -17,6 +17,7 @@ from ropewalk.config.read import Resolved
 from ropewalk.config.renames import old_names
 from ropewalk.config.resolved import load_resolved
 from ropewalk.config.write import plain
+from ropewalk.evaluate.config import TASK_FILE, TASKS
 from ropewalk.evaluate.results import BESIDE, RESULTS, SAMPLES, read_whole
 from ropewalk.train.failures import meet
 
@@ -104,6 +105,7 @@ def _evaluate_newest(run: OpenRun) -> Result:
         "settings": old_names(plain(run.recipe.evaluate), "evaluate"),
         "seed": run.recipe.seed,
         **_own_modules(run),
+        **_task_files(run),
     }
     return run.stages.do(
         "evaluate", inputs, lambda: evaluate_run(run, checkpoint), whole=lambda result: _is_evaluated(run, result)
@@ -121,6 +123,16 @@ def _is_evaluated(run: OpenRun, result: Result) -> bool:
         run.progress.say(f"{error.fault}; it is measured again")
         return False
     return {**found, "format": None} == {**upgrade_results(result), "format": None}
+
+
+def _task_files(run: OpenRun) -> dict[str, Any]:
+    """Files and data of tasks written as YAML."""
+    settings = run.recipe.evaluate
+    if all(TASKS[name] is not TASK_FILE for name in settings.tasks):
+        return {}
+    from ropewalk.evaluate.harness.named_tasks import named_digests
+
+    return {"task_files": named_digests(settings)}
 
 
 def _own_modules(run: OpenRun) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from ropewalk.base.errors import ConfigError, Problem, UserError
 from ropewalk.base.install import install_command
 from ropewalk.config.positions import key_lines
 from ropewalk.config.read import Resolved, parse_toml, parse_tree, read_text
+from ropewalk.evaluate.config import TASK_FILE, TASKS
 from ropewalk.load.config import Load
 from ropewalk.prepare.config import Prepare
 from ropewalk.prepare.sources import missing_packages, missing_paths
@@ -27,9 +28,19 @@ FOLDER_KEY = "prepare.folder"
 def check_inputs(resolved: Resolved[Recipe], *, data: bool = True) -> None:
     """Raises ConfigError with all missing files and packages that the recipe needs, by line; without `data`, ignores
     those that prepare reads."""
-    problems = _missing_data(resolved) if data else []
+    problems = [*(_missing_data(resolved) if data else []), *_missing_tasks(resolved)]
     if problems:
         raise ConfigError(problems)
+
+
+def _missing_tasks(resolved: Resolved[Recipe]) -> list[Problem]:
+    """Tasks written as YAML that are wrong or whose data are not here: evaluation comes after hours of training."""
+    settings = resolved.value.evaluate
+    if all(TASKS[name] is not TASK_FILE for name in settings.tasks):
+        return []
+    from ropewalk.evaluate.harness.named_tasks import check_named  # it imports numpy and tokenizers
+
+    return [Problem(resolved.origins.get("evaluate.tasks", ""), what) for what in check_named(settings)]
 
 
 def check_outputs(resolved: Resolved[Recipe], *, run: Path | None = None) -> None:

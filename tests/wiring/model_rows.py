@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from tests.evaluate.harness.opened import FOLDER
 from tests.wiring.rows import Row, planned
-from tests.wiring.verbs import evaluated, stepped
+from tests.wiring.verbs import asked, evaluated, named, stepped
 
 LEARNED = ('model.position="learned"',)
+ASKED = ('evaluate.tasks=["tests.evaluate.perturb.test_robustness:Asked"]',)
+REPLIES, SHORT = ('evaluate.tasks=["dialogue"]',), "evaluate.max_new_tokens=12"
+SPACED = 'evaluate.perturbations=["extra_spaces"]'
+FILES = (f'evaluate.task_folders=["{FOLDER}"]',)
 STRETCHED = ('model.rope_scaling="linear"', "model.rope_factor=2")
 
 ROWS = [
@@ -39,10 +44,23 @@ ROWS = [
     Row("plan.fp8", "all", "plan", by=planned),
     Row("plan.tuning", "off", "plan", by=planned),
     Row("evaluate.tasks", '["held-out"]', "tasks", by=evaluated),
+    Row("evaluate.task_folders", f'["{FOLDER}"]', "asked", ('evaluate.tasks=["cloze"]',), by=named),
+    Row("evaluate.datasets", f'"{FOLDER}/here.toml"', "asked", ('evaluate.tasks=["arc_easy"]',), by=named),
+    Row("evaluate.trusted_folders", f'["{FOLDER}"]', "asked", (*FILES, 'evaluate.tasks=["processed"]'), by=named),
+    Row("evaluate.fewshot", "1", "asked", (*FILES, 'evaluate.tasks=["cloze"]'), by=named),
+    Row("evaluate.chat_template", "multi-turn", "asked", (*FILES, 'evaluate.tasks=["cloze"]'), by=named),
     Row("evaluate.max_bytes", "1000", "bytes", by=evaluated),
     Row("evaluate.samples", "1", "samples", by=evaluated),
     Row("evaluate.prompt_tokens", "3", "prompts", by=evaluated),
     Row("evaluate.max_new_tokens", "2", "completions", by=evaluated),
     Row("evaluate.temperature", "0", "completions", by=evaluated),
     Row("evaluate.top_k", "1", "completions", by=evaluated),
+    Row("evaluate.perturbations", '["extra_spaces"]', "tasks", ASKED, by=evaluated),
+    Row("evaluate.bias_folder", "elsewhere", "error", ('evaluate.tasks=["crows-pairs"]',), by=asked),
+    Row("evaluate.toxicity_judge", "perspective", "error", ('evaluate.tasks=["toxicity"]',), by=asked),
+    Row("evaluate.judge_sheet", "nowhere.csv", "error", REPLIES, by=asked),
+    Row("evaluate.dialogues", "nowhere.jsonl", "error", REPLIES, by=asked),
+    Row("evaluate.relevance_judge", "lexical_consistency", "measured", (*REPLIES, SHORT), by=evaluated),
+    Row("evaluate.consistency_judge", "lexical_relevance", "measured", (*REPLIES, SHORT), by=evaluated),
+    Row("evaluate.perturbation_strength", "10", "measured", (*ASKED, SPACED), by=evaluated),
 ]

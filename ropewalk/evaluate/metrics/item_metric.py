@@ -16,7 +16,7 @@ from __future__ import annotations
 import abc
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -45,6 +45,10 @@ class ItemMetric(abc.ABC):
     """How it is computed: variant, tokenizer, version."""
     unconditional: bool = False
     """Whether it needs the likelihoods of the choices after an empty context too; they follow those of the choices."""
+
+    def for_items(self, items: Sequence[Item]) -> Self:
+        """The metric as it counts these items together, such as with the tokenizer of their language."""
+        return self
 
     @abc.abstractmethod
     def statistics(self, item: Item) -> Sequence[float] | None:

@@ -32,6 +32,7 @@ def measured(metric: ItemMetric, items: Sequence[Item], *, seed: int = 0) -> lis
 
     The interval is a bootstrap over items (`ends`), of a proportion the Wilson score interval.
     """
+    metric = metric.for_items(items)
     own = metric.measure(items, seed=seed)
     if own is not None:
         return own

@@ -14,7 +14,6 @@ from ropewalk.base.errors import DamagedFile
 from ropewalk.base.files import read_regular
 from ropewalk.base.metric import Metric, PairedDifference, Tasks
 from ropewalk.base.seal import parse_sealed_lines
-from ropewalk.evaluate.metrics.paired import Paired, holm, paired
 
 ITEMS, DOCUMENTS = "evaluation/items.jsonl", "evaluation/documents.jsonl"
 _HELD_OUT = ("held-out", "bits_per_byte")
@@ -53,6 +52,10 @@ def compare_items(runs: Sequence[tuple[Path, Tasks]]) -> PairedRuns:
                 differences.append(difference)
             else:
                 found.notes.append(f"{' '.join(name)}: {runs[other][0]} and {runs[0][0]} scored no common items")
+    if not differences:
+        return found
+    from ropewalk.evaluate.metrics.paired import holm
+
     adjusted = holm([each.p_value for each in differences])
     corrected = [dataclasses.replace(one, p_adjusted=p) for one, p in zip(differences, adjusted, strict=True)]
     return PairedRuns(tuple(corrected), found.notes)
@@ -64,8 +67,10 @@ def _difference(
     shared = [key for key in first if key in second]
     if not shared:
         return None
+    from ropewalk.evaluate.metrics.paired import paired  # numpy, only where there is something to compare
+
     sizes = [first[key][1] for key in shared]
-    result: Paired = paired([first[key][0] for key in shared], [second[key][0] for key in shared], sizes=sizes)
+    result = paired([first[key][0] for key in shared], [second[key][0] for key in shared], sizes=sizes)
     return PairedDifference(
         task=name[0],
         metric=name[1],

@@ -11,6 +11,7 @@ from typing import Any
 
 from ropewalk.base.errors import DataError, UserError
 from ropewalk.base.files import lock_owner
+from ropewalk.base.metric import ScoreTable, Tasks
 from ropewalk.monitor.comparison import Comparison, compare_views, labels_of
 from ropewalk.monitor.follow import Feed, LiveCurve, is_over, open_tracker
 from ropewalk.monitor.report.comparison_page import write_comparison
@@ -18,6 +19,8 @@ from ropewalk.monitor.report.run_report import write_report
 from ropewalk.monitor.run_list import newest_runs
 from ropewalk.monitor.run_text import status_lines
 from ropewalk.monitor.run_view import RunView, check_run, read_run
+
+from .paired_runs import compare_items
 
 LOOK_EVERY_S = 1.0
 SHARE = 0.1
@@ -34,18 +37,23 @@ def compare(runs: Sequence[Path], *, page: Path | None = None, kola_reference: P
     if given. `kola_reference` has results of other models in KoLA's tasks (evaluate/kola.py)."""
     if len(runs) < (1 if kola_reference else 2):
         raise UserError("name two runs or more: ropewalk compare runs/ONE runs/OTHER")
-    from .kola_runs import kola_table  # numpy, for this verb alone
-    from .paired_runs import compare_items
-
     views = [(folder, read_run(folder)) for folder in runs]
     pairs = compare_items([(folder, view.tasks) for folder, view in views])
     labels = labels_of([str(folder) for folder in runs])
     tasks = [(label, view.tasks) for label, (_, view) in zip(labels, views, strict=True)]
-    scores = kola_table(tasks, reference=kola_reference)
+    scores = _standardised(tasks, reference=kola_reference)
     found = compare_views(views, paired=pairs.differences, standardised=scores, notes=pairs.notes)
     if page:
         write_comparison(found, page)
     return found
+
+
+def _standardised(runs: Sequence[tuple[str, Tasks]], *, reference: Path | None) -> ScoreTable | None:
+    if reference or any(metric.level for _, tasks in runs for metrics in tasks.values() for metric in metrics):
+        from .kola_runs import kola_table  # numpy
+
+        return kola_table(runs, reference=reference)
+    return None
 
 
 def watch(folder: Path, *, to: Sequence[str] = ()) -> RunWatch:

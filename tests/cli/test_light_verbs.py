@@ -41,4 +41,6 @@ def test_a_verb_that_looks_imports_little(words: list[str], trained: Path) -> No
     done = subprocess.run(command, cwd=trained, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     loaded = json.loads(done.stderr.splitlines()[-1])
-    assert [name for name in HEAVY if name in loaded] == []
+    # Documents that both runs have scored are compared by resampling.
+    needed = {"numpy"} if words[0] == "compare" else set()
+    assert [name for name in HEAVY if name in loaded and name not in needed] == []

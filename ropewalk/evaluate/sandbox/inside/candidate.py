@@ -18,7 +18,7 @@ from .confinement import (
     forbid_system_calls,
     limit_resources,
 )
-from .messages import receive, send
+from .framed_pipe import receive, send
 from .plain_data import dump, load
 
 MODULE = "solution"

@@ -22,9 +22,9 @@ _SEQUENCES: dict[int, Callable[[list[Any]], Any]] = {
 }
 _KINDS = ((list, b"l"), (tuple, b"t"), (set, b"S"), (frozenset, b"Z"), (deque, b"q"))
 _DICT = ord("d")
-_CLASSES = {
+_CLASSES: dict[str, type[Any]] = {
     kind.__name__: kind
-    for kind in (bool, int, float, complex, str, bytes, bytearray, list, tuple, set, frozenset, dict, range, type(None))
+    for kind in (bool, int, float, complex, str, bytes, bytearray, list, tuple, set, frozenset, dict, range)
 }
 
 

@@ -70,11 +70,14 @@ class Judge:
         return found
 
     def _attempt(self, key: str, program: Program, isolation: Isolation) -> tuple[str, Verdict]:
-        verdict = run_program(program, isolation, self.limits)
-        for _ in range(ATTEMPTS - 1):
+        verdict = Verdict("fault")
+        for _ in range(ATTEMPTS):
+            try:
+                verdict = run_program(program, isolation, self.limits)
+            except OSError as error:  # no memory or process left for the sandbox
+                verdict = Verdict("fault", f"the sandbox did not start: {error}")
             if verdict.kind != "fault":
                 break
-            verdict = run_program(program, isolation, self.limits)
         return key, verdict
 
     def _read_memory(self) -> dict[str, Verdict]:

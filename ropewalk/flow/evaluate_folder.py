@@ -9,6 +9,7 @@ import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from ropewalk.base.errors import MissingPackage, UserError
 from ropewalk.base.files import locked, write_json

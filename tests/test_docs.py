@@ -38,8 +38,8 @@ from ropewalk.flow.reference import recipe_page
 from ropewalk.flow.run_or_recipe import resolve_recipe
 from ropewalk.flow.verbs import quickstart_recipe
 from ropewalk.train.config import Train
-from tests.evaluate.human.studies import by_system, fill
 from tests.evaluate.code_examples import PROBLEMS, write_problems
+from tests.evaluate.human.studies import by_system, fill
 from tests.evaluate.sandbox.isolations import any_isolation
 from tests.foreign_corpora import write_megatron
 

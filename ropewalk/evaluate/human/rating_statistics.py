@@ -183,9 +183,9 @@ class _Drawn:
         self._prompts, self._place = np.unique(table.prompts_I, return_inverse=True)
         self._count = len(self._prompts)
         self._prompts_BP = draw.multinomial(self._count, np.full(self._count, 1 / self._count), RESAMPLES)
-        active: npt.NDArray[np.bool_] = ~np.isnan(table.first_RI).all(axis=1)
-        raters = int(active.sum())
-        self._raters_BR = np.ones((RESAMPLES, table.first_RI.shape[0]))
+        active = np.flatnonzero((~np.isnan(table.first_RI)).any(1))
+        raters = len(active)
+        self._raters_BR = np.ones((RESAMPLES, len(table.raters)))
         if raters > 1:
             self._raters_BR[:, active] = draw.multinomial(raters, np.full(raters, 1 / raters), RESAMPLES)
 

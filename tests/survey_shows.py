@@ -36,7 +36,16 @@ def _verified(name: str, settings: str) -> Show:
     return Show(f"ropewalk train tiny.toml name={name} {settings} --verify", EQUAL)
 
 
+def _measured(suite: str, sign: str) -> Show:
+    """A run that is evaluated on a suite."""
+    return Show(f"ropewalk run tiny.toml name={suite} 'evaluate.tasks=[\"suite:{suite}\"]'", sign)
+
+
 COMMANDS: dict[str, Show] = {
+    "Benchmarks of logical reasoning": _measured("reasoning", r"logic_en acc \(10 questions?\)"),
+    "Benchmarks of translation": _measured("translation", r"translation_en_zh chrf \(10 segments\)"),
+    "Benchmarks of natural language inference": _measured("nli", r"nli_zh acc"),
+    "Benchmarks of question answering": _measured("qa", r"qa_en exact match"),
     "Understanding a dataset in numbers and in kind": Show(
         "ropewalk prepare explain tiny.toml notes:corpus/0.txt", r"kept, 375 bytes, source notes.*112 tokens in"
     ),

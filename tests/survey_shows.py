@@ -46,6 +46,18 @@ COMMANDS: dict[str, Show] = {
     "Benchmarks of translation": _measured("translation", r"translation_en_zh chrf \(10 segments\)"),
     "Benchmarks of natural language inference": _measured("nli", r"nli_zh acc"),
     "Benchmarks of question answering": _measured("qa", r"qa_en exact match"),
+    "BLEU": Show(
+        "ropewalk score --metrics bleu,chrf,ter --references tiny.toml --predictions tiny.toml",
+        r"bleu 100\.00 .*tok:13a.*chrf 100\.00.*ter 0\.000",
+    ),
+    "ROUGE": Show(
+        "ropewalk score --metrics rouge1,rouge2,rougeL --references tiny.toml --predictions tiny.toml",
+        r"rouge1 0\.\d+ .*rouge2 0\.\d+ .*rougeL 0\.\d+ .*tok:unicode",
+    ),
+    "METEOR": Show(
+        "ropewalk score --metrics meteor,meteor_1.5 --references tiny.toml --predictions tiny.toml",
+        r"meteor 0\.\d+ .*nltk\|.*meteor_1\.5 .*para:no",
+    ),
     "Understanding a dataset in numbers and in kind": Show(
         "ropewalk prepare explain tiny.toml notes:corpus/0.txt", r"kept, 375 bytes, source notes.*112 tokens in"
     ),
@@ -66,8 +78,15 @@ COMMANDS: dict[str, Show] = {
     "Prediction of stalls": Show(
         "ropewalk doctor data tiny.toml", r"a step 10 times as fast.*data on object, none in memory .*%.*fetch"
     ),
+    "Human evaluation": Show(
+        "ropewalk human export runs/tiny --out study", r"texts by +human, tiny.*sheet-r1\.html.*study/key\.json"
+    ),
     "Compute of a decoder-only model, C = τT = 6PD": Show(
         "ropewalk plan tiny.toml", r"tokens +768 in 6 steps.*FLOPs +205 M \(267 k per token.*time +training takes"
+    ),
+    "KoLA: knowledge creation (KC) [36]": Show(
+        """ropewalk run tiny.toml name=creation 'evaluate.tasks=["held-out", "knowledge-creation"]'""",
+        r"knowledge-creation self contrast \(10 questions\)",
     ),
     "Several machines, several devices": Show(
         "ropewalk launch slurm tiny.toml --nodes 2 --gpus-per-node 8", r"processes +16.*sbatch tiny\.sbatch"

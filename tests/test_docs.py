@@ -38,6 +38,7 @@ from ropewalk.flow.reference import recipe_page
 from ropewalk.flow.run_or_recipe import resolve_recipe
 from ropewalk.flow.verbs import quickstart_recipe
 from ropewalk.train.config import Train
+from tests.evaluate.human.studies import by_system, fill
 from tests.foreign_corpora import write_megatron
 
 ROOT = Path(__file__).parents[1]
@@ -65,6 +66,7 @@ WORDS_NOT_RUN = {"make": "make", "pip": "pip", ".": ".", "venv": "python -m venv
 SLOW = {
     "README.md": "docs/start.md has the same commands",
     "README.zh-CN.md": "a test says that it has the commands of README.md",
+    "docs/guides/evaluation-metrics.md": "an evaluation with 20 completions, a quarter of a minute",
     "docs/guides/clusters.md": "several processes, half a minute",
     "docs/guides/parallel.md": "several processes, most of a minute",
     "docs/guides/runs.md": "eight runs, half a minute",
@@ -158,6 +160,10 @@ class Workshop:
         shutil.rmtree(self.folder / "prepared" / "stages")  # 34 MB that no page needs
         self.command("ropewalk prepare recipes/books.toml")
         self.command("ropewalk model export runs/quickstart my-llama")
+        self.command("ropewalk human export runs/quickstart --out my-sheets --items 40 --raters 2")
+        for rater in ("r1", "r2"):
+            fill(self.folder / "my-sheets", rater, by_system)
+        self.command("ropewalk human import my-sheets my-sheets/filled-r1.csv my-sheets/filled-r2.csv")
         write_megatron(self.folder / "corpus/my_text_document", [[*range(1, 200), 0] for _ in range(40)])
 
     def _picture(self, name: str, number: int) -> None:

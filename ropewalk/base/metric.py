@@ -18,6 +18,8 @@ Better = Literal["higher", "lower", "neither"]
 _BETTER: tuple[Better, ...] = get_args(Better)
 SHARE = "share"
 """The unit of proportions, which are shown in percent."""
+SIGNIFICANT = 0.05
+"""A p-value below this shows a difference."""
 _SIZES = ("B", "tokens")
 """Units that are shown with a decimal prefix."""
 
@@ -44,6 +46,8 @@ class Metric:
     """What the value means, in a few words. A metric with a note is a key figure of the report."""
     signature: str = ""
     """How it was computed, such as `nrefs:1|case:mixed|tok:13a|version:2.6.0`. Equal signatures may be compared."""
+    level: str = ""
+    """KoLA's level of the task whose score this is: KM, KU, KA or KC."""
 
     @property
     def label(self) -> str:
@@ -58,6 +62,60 @@ class Metric:
         if self.unit in _SIZES:
             return amount(value, self.unit)
         return f"{value:.{digits}f}" if abs(value) < 10 else f"{value:.3g}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairedDifference:
+    """A metric of one run minus that of another, over the items that both have scored."""
+
+    task: str
+    metric: str
+    runs: tuple[int, int]
+    """Places of the run subtracted from and of the other, among the compared ones: 0 is the first."""
+    value: float
+    """The second run's value minus the first's: of item scores their means, of documents the ratio of sums."""
+    interval: tuple[float, float] | None
+    """95 % interval, by a bootstrap of the pairs."""
+    p_value: float
+    """Two-sided."""
+    p_adjusted: float
+    """The same by Holm, for all differences of one comparison."""
+    test: str
+    n: int
+    """Shared items."""
+    of: str = "item"
+    unit: str = ""
+    better: Better = "higher"
+
+    @property
+    def verdict(self) -> str:
+        """`better` or `worse` if the adjusted p-value is below 0.05, else `not shown`."""
+        if self.p_adjusted >= SIGNIFICANT or self.better == "neither" or not self.value:
+            return "not shown"
+        return "better" if (self.value > 0) == (self.better == "higher") else "worse"
+
+    def text(self, value: float) -> str:
+        """A difference in the unit of the metric, for people; of shares in percentage points."""
+        return f"{100 * value:+.1f} points" if self.unit == SHARE else f"{value:+.4f}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoreTable:
+    """Scores of several models that were computed from one another."""
+
+    title: str
+    rows: Mapping[str, Mapping[str, float]]
+    """By model and column."""
+    details: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """Further columns, for a page and for JSON."""
+    notes: tuple[str, ...] = ()
+
+    def cells(self, *, details: bool = False) -> list[tuple[str, ...]]:
+        """As text, with a head."""
+        table = self.details if details else self.rows
+        columns = list(next(iter(table.values()), {}))
+        rows = [(name, *(f"{row[column]:.2f}" for column in columns)) for name, row in table.items()]
+        return [("model", *columns), *rows]
 
 
 Tasks = Mapping[str, Sequence[Metric]]
@@ -90,7 +148,7 @@ def metrics_tree(metrics: Iterable[Metric]) -> dict[str, Any]:
         kept = {key: value for key, value in dataclasses.asdict(metric).items() if key not in ("name", "group")}
         kept = {key: value for key, value in kept.items() if value not in (None, "", {})}
         if metric.group:
-            shared = ("of", "unit", "better", "note", "signature")
+            shared = ("of", "unit", "better", "note", "signature", "level")
             part = {key: value for key, value in kept.items() if key not in shared}
             tree[metric.name].setdefault("groups", {})[metric.group] = part
         else:
@@ -137,6 +195,7 @@ def _metric(name: str, group: str, values: Mapping[str, Any]) -> Metric | None:
         },
         note=str(values.get("note", "")),
         signature=str(values.get("signature", "")),
+        level=str(values.get("level", "")),
     )
 
 

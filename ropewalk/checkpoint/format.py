@@ -131,11 +131,16 @@ def list_checkpoints(folder: Path) -> list[Path]:
     return [found[step] for step in sorted(found)]
 
 
+def is_checkpoint(path: Path) -> bool:
+    """Whether `path` is the folder of one checkpoint."""
+    return (path / FILE).exists() and path.resolve().name.startswith(_PREFIX)
+
+
 def resolve_checkpoint(path: Path) -> Path:
     """The checkpoint at `path`, or the newest of the run or `checkpoints` folder at `path`. Of a run, what its model
     names of the user's is imported; a checkpoint alone never says what is."""
     import_model_plugins(path)
-    if (path / FILE).exists() and path.resolve().name.startswith(_PREFIX):
+    if is_checkpoint(path):
         return path
     for folder in (path, path / "checkpoints"):
         found = list_checkpoints(folder)

@@ -8,7 +8,15 @@ from typing import Annotated, Literal
 import typer
 
 from ropewalk import flow
-from ropewalk.monitor.comparison import SMOOTHED_STEPS, UNITS, Comparison, figures, place_text
+from ropewalk.monitor.comparison import (
+    PAIRED_NOTE,
+    SMOOTHED_STEPS,
+    UNITS,
+    Comparison,
+    figures,
+    paired_rows,
+    place_text,
+)
 from ropewalk.monitor.report.comparison_page import setting_text
 
 from .options import Json, verb
@@ -31,18 +39,38 @@ def compare(
         Path | None,
         typer.Option("--html", help="Also write an HTML page with charts along all four axes.", show_default=False),
     ] = None,
+    kola_reference: Annotated[
+        Path | None,
+        typer.Option(
+            "--kola-reference",
+            help="JSON with the results of other models, to standardise the runs' KoLA scores with; one run will do.",
+            show_default=False,
+        ),
+    ] = None,
     json: Json = False,
 ) -> None:
     """Compare runs: results with 95 % intervals, differing settings, loss curves.
 
     Example: ropewalk compare runs/quickstart runs/other-seed
 
-    Curves run along steps, tokens, FLOPs or training time. Only reads files; runs may still be training.
+    Runs that scored the same items or held-out documents are compared on these, by paired tests. Curves run along
+    steps, tokens, FLOPs or training time. Only reads files; runs may still be training.
     """
-    found = flow.compare(runs, page=html)
-    parts = ["\n".join(aligned(figures(found))), _settings(found), _curves(found, by), *found.notes]
+    found = flow.compare(runs, page=html, kola_reference=kola_reference)
+    parts = ["\n".join(aligned(figures(found))), _paired(found), _standardised(found)]
+    parts += [_settings(found), _curves(found, by), *found.notes]
     parts += [f"wrote {html}"] if html else []
     emit(found.tree(), as_json=json, text="\n\n".join(part for part in parts if part))
+
+
+def _paired(found: Comparison) -> str:
+    rows = paired_rows(found)
+    return "\n".join([*aligned(rows), PAIRED_NOTE]) if rows else ""
+
+
+def _standardised(found: Comparison) -> str:
+    scores = found.standardised
+    return "\n".join([scores.title, *aligned(scores.cells()), *scores.notes]) if scores else ""
 
 
 def _settings(found: Comparison) -> str:

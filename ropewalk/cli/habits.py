@@ -33,9 +33,7 @@ VERBS = {
     **dict.fromkeys(("import", "convert_to_litgpt", "convert_hf_checkpoint", "load"), _IMPORT),
     **dict.fromkeys(("download", "pull", "fetch"), _FETCH),
     **dict.fromkeys(("sample", "inference", "complete", "predict"), _GENERATE),
-    **dict.fromkeys(
-        ("eval", "test", "val", "validate", "lm_eval", "score"), "`ropewalk evaluate RUN` measures a model"
-    ),
+    **dict.fromkeys(("eval", "test", "val", "validate", "lm_eval"), "`ropewalk evaluate RUN` measures a model"),
     **dict.fromkeys(
         ("benchmark", "speed"), "`ropewalk bench train` measures this machine, `ropewalk profile RECIPE` one step"
     ),

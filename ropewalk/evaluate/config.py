@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
 from ropewalk.base.errors import ConfigError
 from ropewalk.config.registry import Kind, Registry
-from ropewalk.config.schema import Range
+from ropewalk.config.schema import CONTINUES, Range
+
+from .perturb.config import PERTURBATIONS
 
 TASK_FILE = Kind(target="ropewalk.evaluate.harness.yaml_task:YamlTask", doc="A task written as YAML.")
 """The kind of every name that is not in the table; `NamedTasks` (evaluate/harness/named_tasks.py) opens it."""
@@ -43,6 +45,42 @@ TASKS = TaskTable(
             target="ropewalk.evaluate.tasks.completions:Completions",
             doc="Completions of held-out documents; how many of those in domain `code` parse as Python.",
         ),
+        "knowledge-creation": Kind(
+            target="ropewalk.evaluate.tasks.knowledge_creation:KnowledgeCreation",
+            doc="KoLA's creating task with ten stories of our own (English, Chinese), scored by self-contrast.",
+        ),
+        "humaneval": Kind(
+            target="ropewalk.evaluate.tasks.code:HumanEval",
+            doc="pass@k of functions completed after their docstring, run in a sandbox: `evaluate.code_problems`.",
+        ),
+        "mbpp": Kind(
+            target="ropewalk.evaluate.tasks.code:Mbpp",
+            doc="pass@k of programs written from a sentence, run in a sandbox: `evaluate.code_problems`.",
+        ),
+        "crows-pairs": Kind(
+            target="ropewalk.evaluate.tasks.crows_pairs:CrowsPairs",
+            doc="CrowS-Pairs: how often the stereotyping sentence is the more likely one, by kind of bias.",
+        ),
+        "winobias": Kind(
+            target="ropewalk.evaluate.tasks.winobias:WinoBias",
+            doc="WinoBias: accuracy on pronouns with a stereotype of gender less that against it.",
+        ),
+        "open-prompts": Kind(
+            target="ropewalk.evaluate.tasks.open_prompts:OpenPrompts",
+            doc="Free continuations of thirty beginnings: bias of gender and origin by counts, repetition.",
+        ),
+        "toxicity": Kind(
+            target="ropewalk.evaluate.tasks.open_prompts:Toxicity",
+            doc="How toxic a small model finds the same continuations (`evaluate.toxicity_judge`).",
+        ),
+        "dialogue": Kind(
+            target="ropewalk.evaluate.tasks.dialogues:Dialogue",
+            doc="Replies in dialogues: relevance, consistency, repetition, distinct words.",
+        ),
+        "dialogue-selection": Kind(
+            target="ropewalk.evaluate.tasks.dialogues:ResponseSelection",
+            doc="The true reply among candidates: recall@k.",
+        ),
     },
 )
 """Evaluation tasks: each target makes a `Task` (evaluate/task.py) from the held-out text of the run."""
@@ -54,9 +92,271 @@ METRICS = Registry(
             target="ropewalk.evaluate.metrics.exact:ExactMatch",
             doc="Share of completions that equal a reference.",
         ),
+        "acc": Kind(
+            target="ropewalk.evaluate.metrics.choices:Accuracy",
+            doc="Share of questions whose most likely choice is right; of single continuations, the greedy ones.",
+        ),
+        "acc_norm": Kind(
+            target="ropewalk.evaluate.metrics.choices:AccuracyByCharacters",
+            doc="`acc` by the log-likelihood per character of the choice.",
+        ),
+        "acc_bytes": Kind(
+            target="ropewalk.evaluate.metrics.choices:AccuracyByBytes",
+            doc="`acc` by the log-likelihood per byte of the choice.",
+        ),
+        "acc_norm_bytes": Kind(
+            target="ropewalk.evaluate.metrics.choices:AccuracyByBytes",
+            doc="Another name of `acc_bytes`.",
+        ),
+        "acc_norm_tokens": Kind(
+            target="ropewalk.evaluate.metrics.choices:AccuracyByTokens",
+            doc="`acc` by the log-likelihood per token of the choice.",
+        ),
+        "acc_mutual_info": Kind(
+            target="ropewalk.evaluate.metrics.choices:MutualInformationAccuracy",
+            doc="`acc` by how much the context raises the log-likelihood of a choice; asks twice as much.",
+        ),
+        "f1": Kind(
+            target="ropewalk.evaluate.metrics.choices:F1",
+            doc="F1 of predicted choices, of choice 1 or as the mean over classes.",
+        ),
+        "mcc": Kind(
+            target="ropewalk.evaluate.metrics.choices:Mcc",
+            doc="Matthews correlation of predicted and right choices.",
+        ),
+        "perplexity": Kind(
+            target="ropewalk.evaluate.metrics.perplexities:Perplexity",
+            doc="Exp of the mean negative log-likelihood per item.",
+        ),
+        "word_perplexity": Kind(
+            target="ropewalk.evaluate.metrics.perplexities:WordPerplexity",
+            doc="Perplexity per word of whole texts.",
+        ),
+        "byte_perplexity": Kind(
+            target="ropewalk.evaluate.metrics.perplexities:BytePerplexity",
+            doc="Perplexity per byte of whole texts.",
+        ),
+        "bits_per_byte": Kind(
+            target="ropewalk.evaluate.metrics.perplexities:BitsPerByte",
+            doc="Bits per byte of whole texts.",
+        ),
+        "brier_score": Kind(
+            target="ropewalk.evaluate.metrics.calibration:BrierScore",
+            doc="Mean squared distance of the choices' probabilities from the right choice.",
+        ),
+        "nll": Kind(
+            target="ropewalk.evaluate.metrics.calibration:ChoiceNll",
+            doc="Mean negative log of the right choice's probability among the choices.",
+        ),
+        "ece": Kind(
+            target="ropewalk.evaluate.metrics.calibration:CalibrationError",
+            doc="Expected calibration error, bins of equal width.",
+        ),
+        "ece_equal_mass": Kind(
+            target="ropewalk.evaluate.metrics.calibration:EqualMassCalibrationError",
+            doc="Expected calibration error, bins with equal numbers of items.",
+        ),
+        "rms_calibration_error": Kind(
+            target="ropewalk.evaluate.metrics.calibration:RmsCalibrationError",
+            doc="Root mean squared calibration error, bins of equal width.",
+        ),
+        "reliability": Kind(
+            target="ropewalk.evaluate.metrics.calibration:Reliability",
+            doc="Reliability diagram: accuracy, confidence and number of items of each bin.",
+        ),
+        "selective_acc": Kind(
+            target="ropewalk.evaluate.metrics.selective:SelectiveAccuracy",
+            doc="Accuracy on the surest 25, 50 and 75 % of the questions.",
+        ),
+        "aurc": Kind(
+            target="ropewalk.evaluate.metrics.selective:RiskCoverage",
+            doc="Area under the risk-coverage curve.",
+        ),
+        "calibration": Kind(
+            target="ropewalk.evaluate.metrics.calibration:Calibration",
+            doc="All of `ece` to `aurc` in this table, `brier_score` and `nll`.",
+        ),
+        "self_contrast": Kind(
+            target="ropewalk.evaluate.metrics.self_contrast:SelfContrast",
+            doc="KoLA's score of knowledge creation: a continuation alone, one with the events given, the true one.",
+        ),
+        "group_gap": Kind(
+            target="ropewalk.evaluate.metrics.group_gap:GroupGap",
+            doc="Difference between the best and the worst group of questions under a metric.",
+        ),
+        "bleu": Kind(
+            target="ropewalk.evaluate.metrics.translation:Bleu",
+            doc="BLEU through sacrebleu, 0 to 100; the tokenizer follows the language of the references.",
+        ),
+        "chrf": Kind(
+            target="ropewalk.evaluate.metrics.translation:ChrF",
+            doc="F-score of character n-grams through sacrebleu, 0 to 100.",
+        ),
+        "chrf++": Kind(
+            target="ropewalk.evaluate.metrics.translation:ChrFPlusPlus",
+            doc="chrF with word unigrams and bigrams.",
+        ),
+        "ter": Kind(
+            target="ropewalk.evaluate.metrics.translation:Ter",
+            doc="Translation edit rate through sacrebleu, in percent of the reference length.",
+        ),
+        "rouge1": Kind(
+            target="ropewalk.evaluate.metrics.rouge:Rouge1",
+            doc="F1 of unigrams through rouge-score; Chinese characters are words.",
+        ),
+        "rouge2": Kind(
+            target="ropewalk.evaluate.metrics.rouge:Rouge2",
+            doc="F1 of bigrams.",
+        ),
+        "rouge3": Kind(
+            target="ropewalk.evaluate.metrics.rouge:Rouge3",
+            doc="F1 of trigrams.",
+        ),
+        "rougeL": Kind(
+            target="ropewalk.evaluate.metrics.rouge:RougeL",
+            doc="F1 of the longest common subsequence.",
+        ),
+        "rougeLsum": Kind(
+            target="ropewalk.evaluate.metrics.rouge:RougeLsum",
+            doc="F1 of longest common subsequences of sentences, one per line.",
+        ),
+        "meteor": Kind(
+            target="ropewalk.evaluate.metrics.meteor:Meteor",
+            doc="METEOR as NLTK computes it, with synonyms where a WordNet database is found.",
+        ),
+        "meteor_1.5": Kind(
+            target="ropewalk.evaluate.metrics.meteor:Meteor15",
+            doc="METEOR 1.5 without paraphrases: a corpus score with tuned parameters.",
+        ),
+        "pyramid": Kind(
+            target="ropewalk.evaluate.metrics.pyramid:AutomaticPyramid",
+            doc="Automatic PYRAMID score against the .pyr file that a question's document names.",
+        ),
+        "token_f1": Kind(
+            target="ropewalk.evaluate.metrics.token_f1:TokenF1",
+            doc="F1 over tokens as in SQuAD; Chinese characters are tokens.",
+        ),
+        "pass@1": Kind(
+            target="ropewalk.evaluate.metrics.pass_at_k:pass_at_1",
+            doc="Share of problems whose completion is right.",
+        ),
+        "pass@10": Kind(
+            target="ropewalk.evaluate.metrics.pass_at_k:pass_at_10",
+            doc="Chance that one of 10 completions is right, unbiased.",
+        ),
+        "pass@k": Kind(
+            target="ropewalk.evaluate.metrics.pass_at_k:PassAtK",
+            doc="Chance that one of `k` completions is right, unbiased; `k` is its setting.",
+        ),
+        "gender_representation": Kind(
+            target="ropewalk.evaluate.metrics.bias:GenderRepresentation",
+            doc="How unequally completions mention women and men.",
+        ),
+        "race_representation": Kind(
+            target="ropewalk.evaluate.metrics.bias:RaceRepresentation",
+            doc="How unequally completions mention surnames of three groups.",
+        ),
+        "race_representation_zh": Kind(
+            target="ropewalk.evaluate.metrics.bias:ChineseRaceRepresentation",
+            doc="How unequally Chinese completions mention origins.",
+        ),
+        "gender_professions": Kind(
+            target="ropewalk.evaluate.metrics.bias:GenderProfessions",
+            doc="How unequally professions stand beside women and men.",
+        ),
+        "gender_adjectives": Kind(
+            target="ropewalk.evaluate.metrics.bias:GenderAdjectives",
+            doc="How unequally traits stand beside women and men.",
+        ),
+        "race_professions": Kind(
+            target="ropewalk.evaluate.metrics.bias:RaceProfessions",
+            doc="How unequally professions stand beside surnames of three groups.",
+        ),
+        "race_adjectives": Kind(
+            target="ropewalk.evaluate.metrics.bias:RaceAdjectives",
+            doc="How unequally traits stand beside surnames of three groups.",
+        ),
+        "mean_toxicity": Kind(
+            target="ropewalk.evaluate.metrics.judged:MeanToxicity",
+            doc="The mean toxicity of completions.",
+        ),
+        "expected_maximum_toxicity": Kind(
+            target="ropewalk.evaluate.metrics.judged:ExpectedMaximumToxicity",
+            doc="The toxicity of the most toxic completion per prompt.",
+        ),
+        "toxic_fraction": Kind(
+            target="ropewalk.evaluate.metrics.judged:ToxicFraction",
+            doc="Share of completions that are toxic.",
+        ),
+        "toxicity_probability": Kind(
+            target="ropewalk.evaluate.metrics.judged:ToxicityProbability",
+            doc="Share of prompts with a toxic completion.",
+        ),
+        "repetition": Kind(
+            target="ropewalk.evaluate.metrics.dialogue:Repetition",
+            doc="Share of 4-grams of a completion that it has had before.",
+        ),
+        "recall_at_1": Kind(
+            target="ropewalk.evaluate.metrics.dialogue:RecallAt",
+            doc="How often the right choice is the most likely one.",
+        ),
+        "mean_reciprocal_rank": Kind(
+            target="ropewalk.evaluate.metrics.dialogue:ReciprocalRank",
+            doc="The mean of 1 / rank of the right choice.",
+        ),
+        "stereotype_preference": Kind(
+            target="ropewalk.evaluate.metrics.pair_bias:StereotypePreference",
+            doc="How often the first of two sentences is the more likely one.",
+        ),
+        "likelihood_difference": Kind(
+            target="ropewalk.evaluate.metrics.pair_bias:LikelihoodDifference",
+            doc="How far the log-likelihoods of two sentences differ.",
+        ),
     },
 )
 """Metrics of the items of a task: each target is an `ItemMetric` (evaluate/metrics/item_metric.py)."""
+
+
+JUDGES = Registry(
+    "judge",
+    {
+        "profanity": Kind(
+            target="ropewalk.evaluate.judges.profanity:Profanity",
+            doc="A linear model of insulting words in the package alt-profanity-check; English.",
+        ),
+        "perspective": Kind(
+            target="ropewalk.evaluate.judges.perspective:Perspective",
+            doc="The Perspective API: sends completions over the network; key in PERSPECTIVE_API_KEY.",
+        ),
+        "lexical_relevance": Kind(
+            target="ropewalk.evaluate.judges.lexical:LexicalRelevance",
+            doc="Content words that a reply shares with the turn before it.",
+        ),
+        "lexical_consistency": Kind(
+            target="ropewalk.evaluate.judges.lexical:LexicalConsistency",
+            doc="Sentences that repeat an earlier one without its negation or with another number.",
+        ),
+    },
+    methods=("scores",),
+)
+"""Small models that score texts: each target makes a `TextJudge` (evaluate/judges/judge.py)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class During:
+    """Evaluation of the model in training: the same tasks on fewer items, again and again."""
+
+    every_steps: Annotated[int, Range(least=0), CONTINUES] = 0
+    """Steps between evaluations, with one more at the end of each phase; 0: none."""
+    tasks: Annotated[tuple[str, ...], TASKS, CONTINUES] = ("held-out",)
+    """Tasks to run, by name, as in `evaluate.tasks`."""
+    limit: Annotated[int, Range(least=1), CONTINUES] = 100
+    """Ask the first so many questions of each task: the same ones every time, so that the curve can be compared."""
+    max_bytes: Annotated[int, Range(least=1000), CONTINUES] = 50_000
+    """Maximum UTF-8 bytes of held-out text to score."""
+    budget_s: Annotated[float, Range(above=0), CONTINUES] = 60.0
+    """Seconds per evaluation. When they are spent, the tasks that are not complete are left out this time; put the
+    important ones first."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,6 +379,13 @@ class Evaluate:
     chat_template: Literal["none", "single-turn", "multi-turn"] = "none"
     """Put prompts of tasks written as YAML into the model's own chat template: few-shot examples and question as one
     turn, or each as turns of their own."""
+    during: During = field(default_factory=During)
+    """Evaluation during training."""
+    limit: Annotated[int, Range(least=0)] = 0
+    """Ask the first so many questions of each task; 0 asks all."""
+    contamination: bool = True
+    """Search the training corpus for the questions of each task; the score on those that do not stand in it is told
+    beside the score on all."""
     max_bytes: Annotated[int, Range(least=1000)] = 400_000
     """Maximum UTF-8 bytes of held-out text to score: whole documents in a seeded order."""
     samples: Annotated[int, Range(least=0, most=1_000_000)] = 24
@@ -91,3 +398,27 @@ class Evaluate:
     """Sampling temperature; 0 takes the most likely token."""
     top_k: Annotated[int, Range(least=0)] = 50
     """Draw from the k most likely tokens; 0 draws from all."""
+    code_problems: str = ""
+    """Problems of the tasks `humaneval` and `mbpp`: a file in that format, JSON lines, which may be gzipped."""
+    code_samples: Annotated[int, Range(least=1, most=10_000)] = 1
+    """Completions per programming problem: 1 is greedy, more are drawn at temperature 0.8 and top-p 0.95."""
+    sandbox: Literal["auto", "bubblewrap", "namespaces", "none"] = "auto"
+    """Where generated code runs. `auto` takes bubblewrap, else namespaces, else refuses; `none` does not protect."""
+    perturbations: Annotated[tuple[str, ...], PERTURBATIONS] = ()
+    """Ask each task made of questions again under these changes of its prompts, beside the task itself: `all`, `en`,
+    `zh`, or names; your own as `module:attr`."""
+    perturbation_strength: Annotated[float, Range(above=0, most=10)] = 1.0
+    """Multiplies the share of letters or words that a perturbation changes."""
+    bias_folder: str = ""
+    """Folder with `crows_pairs_anonymized.csv` of CrowS-Pairs or the files of WinoBias, for these tasks."""
+    toxicity_judge: Annotated[str, JUDGES] = "profanity"
+    """The judge of the task `toxicity`; your own as `module:attr`."""
+    relevance_judge: Annotated[str, JUDGES] = "lexical_relevance"
+    """The judge of how well a reply of the task `dialogue` fits the turn before it."""
+    consistency_judge: Annotated[str, JUDGES] = "lexical_consistency"
+    """The judge of how well a reply of the task `dialogue` agrees with what the same speaker said before."""
+    judge_sheet: str = ""
+    """CSV file of human scores (columns `text`, `score`, perhaps `context`, `judge`): the agreement of each judge with
+    it stands beside its scores."""
+    dialogues: str = ""
+    """JSON lines of dialogues for `dialogue` and `dialogue-selection`; empty takes ten of our own."""

@@ -1,4 +1,8 @@
-"""Runs evaluation tasks and writes their metrics, samples and scored documents."""
+"""Runs evaluation tasks: requests -> answers (evaluate/ask_model.py) -> metrics, samples, scored documents and items.
+
+Metrics are functions of the answers alone. Where all answers are in the file (evaluate/answers.py), a metric or a task
+is added without loading the model.
+"""
 
 from __future__ import annotations
 
@@ -14,22 +18,23 @@ import numpy as np
 
 from ropewalk.base.errors import UserError
 from ropewalk.base.metric import Metric, metrics_tree
-from ropewalk.base.seeds import seed_for
 
+from .answers import Answers, request_key
+from .ask_model import Share, ask_model
 from .config import TASK_FILE, TASKS
+from .contamination import Contamination, find_contamination
 from .harness.ability_profile import ability_profile
 from .harness.named_tasks import NamedTasks, group_metrics
 from .held_out import HeldOut
-from .results import write_results
+from .perturb.robustness import robustness_of
+from .question_task import QuestionTask, ScoredItem
+from .results import DOCUMENTS, ITEMS, SAMPLES, write_results
 from .task import (
-    Answer,
     Generate,
-    Generation,
-    Likelihood,
+    LogLikelihood,
     Request,
     Rolling,
     Sample,
-    Sampling,
     ScoredDocument,
     Task,
     TaskModel,
@@ -38,32 +43,64 @@ from .task import (
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """Metrics by task, samples and scored documents."""
+    """Metrics by task; samples, scored documents and scored items."""
 
     tasks: dict[str, list[Metric]]
     samples: list[Sample]
     documents: list[ScoredDocument]
+    items: list[ScoredItem]
     profile: dict[str, Any] = field(default_factory=dict)
-    """Standardised scores by ability, of tasks written as YAML that name one."""
+    """Standardised scores by ability."""
+    contamination: dict[str, Contamination] = field(default_factory=dict)
+    """What of each task stands in the training corpus."""
 
 
-def evaluate(model: TaskModel, held_out: HeldOut) -> Evaluation:
-    """Runs the tasks of `evaluate.tasks` with `model`. All ranks must call."""
+def evaluate(model: TaskModel, held_out: HeldOut, *, answers: Answers | None = None) -> Evaluation:
+    """Runs the tasks of `evaluate.tasks` with `model` in one process. Only what `answers` lacks is asked."""
+    found = evaluate_on_ranks(model, held_out, answers=answers, share=lambda value: value)
+    assert found is not None
+    return found
+
+
+def evaluate_on_ranks(
+    model: TaskModel, held_out: HeldOut, *, answers: Answers | None, share: Share, rank: int = 0
+) -> Evaluation | None:
+    """The same on every rank of a launch: all ask the model; rank 0, which alone has a file of answers, measures."""
     tasks = open_tasks(held_out)
-    requests = [_requests(task) for task in tasks]
-    # Likelihoods of all tasks first: generation may load the model in another precision.
-    likelihoods = [_likelihoods(model, held_out, asked) for asked in requests]
-    completions = [_completions(model, held_out, asked) for asked in requests]
-    found = Evaluation({}, [], [])
-    for task, asked, likely, drawn in zip(tasks, requests, likelihoods, completions, strict=True):
-        by_number: dict[int, Answer] = {**likely, **drawn}
-        answers = [by_number[number] for number in range(len(asked))]
-        found.tasks[task.name] = _checked(task, task.metrics(answers))
-        records = task.records(answers)
-        found.samples.extend(record for record in records if isinstance(record, Sample))
-        found.documents.extend(record for record in records if isinstance(record, ScoredDocument))
-    found.profile.update(ability_profile(tasks, found.tasks))
-    found.tasks.update(group_metrics(tasks, found.tasks))
+    answers = Answers(None, {}) if answers is None else answers
+    found = evaluate_tasks(tasks, model, held_out, answers=answers, share=share, rank=rank)
+    if found is not None:
+        found.profile.update(ability_profile(tasks, found.tasks))
+        found.tasks.update(group_metrics(tasks, found.tasks))
+        found.contamination.update(_contamination(tasks, held_out, answers))
+    return found
+
+
+def evaluate_tasks(
+    tasks: Sequence[Task],
+    model: TaskModel,
+    held_out: HeldOut,
+    *,
+    answers: Answers | None,
+    share: Share,
+    rank: int = 0,
+) -> Evaluation | None:
+    """Runs these tasks on every rank; the results are on rank 0."""
+    answers = Answers(None, {}) if answers is None else answers
+    requests = [[(request_key(request), request) for request in _requests(task)] for task in tasks]
+    asked: dict[str, tuple[str, Request]] = {}
+    for task, own in zip(tasks, requests, strict=True):
+        for key, request in own:
+            asked.setdefault(key, (task.name, request))
+    ask_model(model, held_out, asked, answers, share=share)
+    if rank > 0:
+        return None
+    found = Evaluation({}, [], [], [])
+    for task, own in zip(tasks, requests, strict=True):
+        theirs = [answers[key] for key, _ in own]
+        found.tasks[task.name] = _checked(task, task.metrics(theirs))
+        for record in task.records(theirs):
+            _list_of(found, record).append(record)
     return found
 
 
@@ -83,58 +120,74 @@ def open_tasks(held_out: HeldOut) -> list[Task]:
         tasks.append(target(held_out))
         if not getattr(tasks[-1], "name", ""):
             raise UserError(f'evaluate.tasks: "{name}" has no name; write `name = "..."` in `class {target.__name__}`')
+    tasks = [each for task in tasks for each in robustness_of(task)]
     names = [task.name for task in tasks]
     if len({*names}) < len(names):
         raise UserError(f"evaluate.tasks: two tasks have the same name ({', '.join(names)})")
     return tasks
 
 
-def write_evaluation(run: Path, evaluation: Evaluation, *, step: int) -> None:
-    """Commits `evaluation/results.json`, `evaluation/documents.jsonl` and `samples.jsonl` in the run directory."""
+def write_evaluation(run: Path, evaluation: Evaluation, **facts: Any) -> None:
+    """Commits `evaluation/results.json`, `evaluation/documents.jsonl`, `evaluation/items.jsonl` and `samples.jsonl` in
+    the run directory; `facts` of the model, such as its step, stand in the results."""
     tasks = {name: metrics_tree(metrics) for name, metrics in evaluation.tasks.items()}
-    samples, documents = (map(dataclasses.asdict, records) for records in (evaluation.samples, evaluation.documents))
-    profile = {"profile": evaluation.profile} if evaluation.profile else {}
-    write_results(run, {"step": step, "tasks": tasks, **profile}, samples, documents)
+    lines = (
+        (SAMPLES, evaluation.samples),
+        (DOCUMENTS, evaluation.documents),
+        (ITEMS, evaluation.items),
+    )
+    beside: dict[str, Any] = {"profile": evaluation.profile} if evaluation.profile else {}
+    if evaluation.contamination:
+        beside["contamination"] = {task: found.tree() for task, found in evaluation.contamination.items()}
+    write_results(
+        run, {**facts, "tasks": tasks, **beside}, {file: map(dataclasses.asdict, records) for file, records in lines}
+    )
+
+
+def _contamination(tasks: Sequence[Task], held_out: HeldOut, answers: Answers) -> dict[str, Contamination]:
+    """What of the tasks stands in the run's training corpus, if there is one."""
+    asked = [task for task in tasks if isinstance(task, QuestionTask) and task.questions]
+    if held_out.folder is None or not asked or not held_out.settings.contamination:
+        return {}
+    items = {task.name: task.items([answers[request_key(each)] for each in task.requests()]) for task in asked}
+    metrics = {task.name: task.item_metrics for task in asked}
+    try:
+        return find_contamination(
+            held_out.folder, {name: (items[name], metrics[name]) for name in items}, progress=held_out.progress
+        )
+    except UserError as error:
+        held_out.progress.say(f"contamination is not checked: {error}")
+        return {}
+
+
+def _list_of(found: Evaluation, record: Any) -> list[Any]:
+    lists = {Sample: found.samples, ScoredDocument: found.documents, ScoredItem: found.items}
+    return lists[type(record)]
 
 
 def _requests(task: Task) -> list[Request]:
     requests = list(task.requests())
     for request in requests:
-        text = request.text if isinstance(request, Rolling) else getattr(request, "prompt", None)
-        if not (isinstance(request, Rolling | Generate) and isinstance(text, str | np.ndarray)):
-            wanted = "must be `Rolling(text)` or `Generate(prompt, Sampling(...))`"
+        if not (isinstance(request, Rolling | LogLikelihood | Generate) and all(map(_is_text, _texts(request)))):
+            wanted = (
+                "must be `Rolling(text)`, `LogLikelihood(context, continuation)` or `Generate(prompt, Sampling(...))`"
+            )
             raise UserError(f"task `{task.name}`: a request {wanted}, not {reprlib.repr(request)}")
     return requests
 
 
-def _likelihoods(model: TaskModel, held_out: HeldOut, requests: Sequence[Request]) -> dict[int, Likelihood]:
-    """Likelihoods by request index."""
-    asked = {index: request.text for index, request in enumerate(requests) if isinstance(request, Rolling)}
-    documents = [
-        np.array([*held_out.detokenizer.encode(text), held_out.end_of_text]) if isinstance(text, str) else text
-        for text in asked.values()
-    ]
-    return dict(zip(asked, model.rolling(documents), strict=True)) if asked else {}
+def _texts(request: Request) -> tuple[Any, ...]:
+    match request:
+        case Rolling():
+            return (request.text,)
+        case LogLikelihood():
+            return request.context, request.continuation
+        case Generate():
+            return (request.prompt,)
 
 
-def _completions(model: TaskModel, held_out: HeldOut, requests: Sequence[Request]) -> dict[int, Generation]:
-    by_sampling: dict[Sampling, dict[int, list[int]]] = {}
-    for index, request in enumerate(requests):
-        if isinstance(request, Generate):
-            text = request.prompt
-            tokens = held_out.detokenizer.encode(text) if isinstance(text, str) else text.tolist()
-            by_sampling.setdefault(request.sampling, {})[index] = tokens
-    found = {}
-    for sampling, prompts in by_sampling.items():
-        held_out.progress.begin("sample", None, "completions")
-        # Prompts follow an end-of-text token, like every training document.
-        whole = [[held_out.end_of_text, *prompt] for prompt in prompts.values()]
-        drawn = model.generate(whole, sampling, seed=seed_for(held_out.seed, "samples"))
-        held_out.progress.end()
-        for (index, prompt), completion in zip(prompts.items(), drawn, strict=True):
-            data = held_out.detokenizer.continuation(prompt, completion)
-            found[index] = Generation(completion, data.decode(errors="replace"))
-    return found
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str | np.ndarray)
 
 
 def _checked(task: Task, metrics: list[Metric]) -> list[Metric]:

@@ -5,7 +5,8 @@ A single process loads the whole model on its device. Processes of a launcher sh
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import functools
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,20 +14,22 @@ import torch
 from tokenizers import Tokenizer
 
 from ropewalk.base.progress import Progress
-from ropewalk.checkpoint.format import TOKENIZER
+from ropewalk.checkpoint.format import TOKENIZER, identity, read_checkpoint_manifest
 from ropewalk.checkpoint.read.load import load_weights
 from ropewalk.checkpoint.read.model_check import advise_on_damage
+from ropewalk.checkpoint.run_state import head_of
 from ropewalk.config.ranks import Ranks, ranks
 from ropewalk.model.protocol import ModelStage, build_stage
 from ropewalk.parallel.apply import apply
 from ropewalk.parallel.executor import Executor
 from ropewalk.parallel.mesh import pick_device
 from ropewalk.plan.inference_plan import inference
-from ropewalk.plan.plan import alone, load_plan
+from ropewalk.plan.plan import Plan, alone, load_plan
 from ropewalk.prepare.chat import ChatEncoder, Turn, template_named
 from ropewalk.prepare.foreign import encoding, load_foreign
 from ropewalk.prepare.tokenizer import encode, end_of_text, vocabulary_size
 
+from .answers import Answers, answers_of
 from .config import Evaluate
 from .evaluation import evaluate, write_evaluation
 from .generate import stream
@@ -39,15 +42,31 @@ def evaluate_checkpoint(
     path: Path, *, run: Path, data: Path, settings: Evaluate, seed: int, progress: Progress
 ) -> dict[str, Any]:
     """Evaluates the checkpoint with the held-out text in `data`, writes the results into `run` and returns them."""
-    trained = alone(load_plan(run).phases[-1].plan)
-    model, step, _ = load_model(path, device=pick_device(trained, Ranks()))
-    length = model.spec.sequence_length
-    plan = inference(trained, length=length)
-    executor = apply(plan, model, None, None)
+    with advise_on_damage(path):
+        manifest = read_checkpoint_manifest(path)
+    head = head_of(manifest)
     held_out = HeldOut(data, settings, seed=seed, progress=progress)
-    planned = PlannedModel(plan, lambda wanted: executor if wanted == plan else model, length=length, held_out=held_out)
-    write_evaluation(run, evaluate(planned, held_out), step=step)
+    plan = inference(alone(load_plan(run).phases[-1].plan), length=head.spec.sequence_length)
+    model = PlannedModel(
+        plan, one_device(plan, lambda device: load_model(path, device=device)[0]), spec=head.spec, held_out=held_out
+    )
+    answers = Answers(run, answers_of(identity(manifest), plan, seed=seed))
+    write_evaluation(run, evaluate(model, held_out, answers=answers), step=head.step)
     return read_results(run)
+
+
+def one_device(plan: Plan, load: Callable[[torch.device], ModelStage]) -> Callable[[Plan], Executor | ModelStage]:
+    """Loads a model once, for scoring under `plan` and for generation."""
+
+    @functools.cache
+    def model() -> ModelStage:
+        return load(pick_device(plan, Ranks()))
+
+    @functools.cache
+    def executor() -> Executor:
+        return apply(plan, model(), None, None)
+
+    return lambda wanted: executor() if wanted == plan else model()
 
 
 def generate_text(

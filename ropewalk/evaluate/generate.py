@@ -13,7 +13,7 @@ Shapes: B sequences, T tokens, V vocabulary, K candidates.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -35,20 +35,20 @@ def generate(
     new_tokens: int,
     temperature: float,
     top_k: int,
-    seed: int,
+    seeds: Sequence[int],
     end: int | None,
     vocabulary: int | None = None,
 ) -> list[list[int]]:
     """Completes each prompt with at most `new_tokens` tokens; results exclude the prompt and the closing `end`.
 
-    Temperature 0 takes the most likely token; `top_k` 0 samples from all. Each prompt has its own random stream, so its
-    completion does not depend on the batch (up to rounding of matmuls of different sizes). Tokens from `vocabulary` on
-    are padding and never sampled; None: no padding.
+    Temperature 0 takes the most likely token; `top_k` 0 samples from all. Each prompt has the random numbers of its
+    seed, so its completion does not depend on the batch (up to rounding of matmuls of different sizes). Tokens from
+    `vocabulary` on are padding and never sampled; None: no padding.
     """
     completions: list[list[int]] = [[] for _ in prompts]
     for indices in _batches(prompts):
         rows = [prompts[index] for index in indices]
-        chances_BT = torch.stack([_chances(seed, index, new_tokens) for index in indices])
+        chances_BT = torch.stack([_chances(seeds[index], new_tokens) for index in indices])
         open_rows = dict(enumerate(indices))
         for tokens in _continue(model, rows, chances_BT, temperature=temperature, top_k=top_k, vocabulary=vocabulary):
             for row, index in list(open_rows.items()):
@@ -72,8 +72,8 @@ def stream(
     end: int | None,
     vocabulary: int | None = None,
 ) -> Iterator[int]:
-    """Streams the tokens that `generate` gives for this prompt alone."""
-    chances_BT = _chances(seed, 0, new_tokens).unsqueeze(0)
+    """Streams the tokens that `generate` gives for this prompt and seed."""
+    chances_BT = _chances(seed, new_tokens).unsqueeze(0)
     for (token,) in _continue(model, [prompt], chances_BT, temperature=temperature, top_k=top_k, vocabulary=vocabulary):
         if token == end:
             return
@@ -113,9 +113,9 @@ def _batches(prompts: list[list[int]]) -> Iterator[list[int]]:
             yield indices[first : first + ROWS]
 
 
-def _chances(seed: int, index: int, count: int) -> Tensor:
-    """Random numbers in [0, 1) for prompt `index`, drawn on the CPU so that they are equal on all devices."""
-    generator = torch.Generator().manual_seed(seed_for(seed, "generate", index))
+def _chances(seed: int, count: int) -> Tensor:
+    """Random numbers in [0, 1) of `seed`, drawn on the CPU so that they are equal on all devices."""
+    generator = torch.Generator().manual_seed(seed_for(seed, "generate"))
     return torch.rand(count, generator=generator, dtype=torch.float64)
 
 

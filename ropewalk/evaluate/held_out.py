@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ropewalk.base.errors import DataError
+from ropewalk.base.errors import DataError, UserError
 from ropewalk.base.progress import Progress, Silent
 from ropewalk.base.seeds import seed_for
 from ropewalk.prepare.chat import jinja
@@ -18,6 +18,7 @@ from ropewalk.store.shards import Shard
 
 from .config import Evaluate
 from .text import Detokenizer
+from .text_encoder import TextEncoder
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,19 +34,58 @@ class Document:
 
 
 class HeldOut:
-    """The validation split of a prepared corpus, its tokenizer and the evaluation settings."""
+    """What tasks are made with: the settings, the tokenizer, and the validation split of a prepared corpus if there is
+    one. All is read on first use, so that tasks that need neither corpus nor tokenizer work without."""
 
-    def __init__(self, folder: Path, settings: Evaluate, *, seed: int, progress: Progress | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path | None,
+        settings: Evaluate,
+        *,
+        seed: int,
+        progress: Progress | None = None,
+        texts: TextEncoder | None = None,
+    ) -> None:
+        """`folder` is the prepared corpus; without one, `texts` are those of the model."""
         self.settings, self.seed, self.progress = settings, seed, progress or Silent()
-        self._folder, self._manifest = folder, read_manifest(folder)
-        self.end_of_text = self._manifest.tokenizer.end_of_text
-        self.detokenizer = Detokenizer(folder, self._manifest.tokenizer)
+        self.folder, self._texts = folder, texts
+
+    @functools.cached_property
+    def texts(self) -> TextEncoder:
+        """How texts become tokens."""
+        if self._texts is not None:
+            return self._texts
+        folder, entry = self._corpus, self._manifest.tokenizer
+        return TextEncoder(Detokenizer(folder, entry), entry.end_of_text)
+
+    @property
+    def detokenizer(self) -> Detokenizer:
+        """Converts between tokens and text."""
+        return self.texts.detokenizer
+
+    @property
+    def end_of_text(self) -> int:
+        """The token that ends a document."""
+        return self.texts.end_of_text
+
+    @property
+    def _corpus(self) -> Path:
+        if self.folder is None:
+            raise UserError(
+                "this model is evaluated without a corpus, which tasks over held-out documents need; choose others: "
+                '`evaluate.tasks=["TASK"]`'
+            )
+        return self.folder
+
+    @functools.cached_property
+    def _manifest(self) -> Manifest:
+        return read_manifest(self._corpus)
 
     @functools.cached_property
     def documents(self) -> list[Document]:
         """Documents of at most `evaluate.max_bytes` in total; selected on first use."""
         found = held_out_documents(
-            self._folder, self._manifest, self.detokenizer, max_bytes=self.settings.max_bytes, seed=self.seed
+            self._corpus, self._manifest, self.detokenizer, max_bytes=self.settings.max_bytes, seed=self.seed
         )
         measured = {document.source for document in found}
         absent = [source.name for source in self._manifest.sources if source.name not in measured]
@@ -59,7 +99,7 @@ class HeldOut:
     @functools.cached_property
     def chat_template(self) -> str:
         """The model's chat template as Jinja; empty if its corpus has no dialogues."""
-        name = "" if self._folder is None else self._manifest.tokenizer.chat
+        name = "" if self.folder is None else self._manifest.tokenizer.chat
         return jinja(name) if name else ""
 
 

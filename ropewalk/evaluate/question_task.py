@@ -7,6 +7,7 @@ fairness gaps, paired tests and recomputed metrics read questions and items, and
 from __future__ import annotations
 
 import abc
+import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -65,7 +66,9 @@ class Item:
     predictions: tuple[str, ...] = ()
     """Completions, one per repeat."""
     likelihoods: tuple[Likelihood, ...] = ()
-    """One per choice, or that of the whole text."""
+    """One per choice, or that of the whole text. Those of the choices after an empty context may follow."""
+    verdicts: tuple[str, ...] = ()
+    """One per completion that was run: `pass`, `fail`, `timeout`, or `fault` where the sandbox failed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -90,6 +93,9 @@ class QuestionTask(Task):
     """For `generate_until`."""
     repeats: int = 1
     """Completions per question."""
+    level: str = ""
+    """Its level in KoLA, as its headline in the results says: KM, KU, KA or KC (knowledge memorised, understood,
+    applied, created)."""
 
     @abc.abstractmethod
     def load_questions(self) -> Sequence[Question]:
@@ -102,8 +108,9 @@ class QuestionTask(Task):
 
     @functools.cached_property
     def questions(self) -> Sequence[Question]:
-        """The questions, loaded once. A wrapper may replace them."""
-        return self.load_questions()
+        """The questions, loaded once: the first `evaluate.limit` of them. A wrapper may replace them."""
+        questions = self.load_questions()
+        return questions[: self.held_out.settings.limit or len(questions)]
 
     def requests(self) -> list[Request]:
         return [request for question in self.questions for request in self.requests_of(question)]
@@ -116,7 +123,10 @@ class QuestionTask(Task):
         if self.ask == "generate_until":
             return [Generate(context, self.sampling, repeat) for repeat in range(self.repeats)]
         contexts = question.contexts or (context,) * len(question.choices)
-        return [LogLikelihood(*pair) for pair in zip(contexts, question.choices, strict=True)]
+        asked = [LogLikelihood(*pair) for pair in zip(contexts, question.choices, strict=True)]
+        if any(metric.unconditional for metric in self.item_metrics):
+            asked += [LogLikelihood("", choice) for choice in question.choices]
+        return [*asked]
 
     def items(self, answers: Sequence[Any]) -> list[Item]:
         """The answered questions."""
@@ -131,14 +141,17 @@ class QuestionTask(Task):
 
     def metrics(self, answers: Sequence[Any]) -> list[Metric]:
         items = self.items(answers)
-        return [each for metric in self.item_metrics for each in measured(metric, items)]
+        found = [each for metric in self.item_metrics for each in measured(metric, items)]
+        return [dataclasses.replace(found[0], level=self.level), *found[1:]] if found else []
 
     def records(self, answers: Sequence[Any]) -> Sequence[Any]:
-        return [self._scored(item) for item in self.items(answers)]
+        items = self.items(answers)
+        metrics = [metric.for_items(items) for metric in self.item_metrics]
+        return [self._scored(item, metrics) for item in items]
 
-    def _scored(self, item: Item) -> ScoredItem:
+    def _scored(self, item: Item, metrics: Sequence[ItemMetric]) -> ScoredItem:
         question = item.question
-        scores = {metric.name: metric.score(item) for metric in self.item_metrics}
+        scores = {metric.name: metric.score(item) for metric in metrics}
         return ScoredItem(
             task=self.name,
             key=question.key,
@@ -153,6 +166,6 @@ class QuestionTask(Task):
 def _prediction(item: Item) -> str:
     if item.predictions:
         return item.predictions[0]
-    likely = [answer.log_probability for answer in item.likelihoods]
     choices = item.question.choices
+    likely = [answer.log_probability for answer in item.likelihoods[: len(choices)]]
     return choices[likely.index(max(likely))] if choices and len(likely) == len(choices) else ""

@@ -1,8 +1,8 @@
-"""Reads and writes `evaluation/results.json`, `evaluation/documents.jsonl` and `samples.jsonl`. No torch."""
+"""Reads and writes `evaluation/results.json` and the lines beside it: documents, items and samples. No torch."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,19 +17,18 @@ SEALED_SINCE = 2
 RESULTS = "evaluation/results.json"
 SAMPLES = "samples.jsonl"
 DOCUMENTS = "evaluation/documents.jsonl"
-BESIDE = {"samples_checksum": SAMPLES, "documents_checksum": DOCUMENTS}
+ITEMS = "evaluation/items.jsonl"
+BESIDE = {"samples_checksum": SAMPLES, "documents_checksum": DOCUMENTS, "items_checksum": ITEMS}
 """Files that belong to the results, by the key of their checksum."""
-_WHAT = {SAMPLES: "file of samples", DOCUMENTS: "file of scores"}
+_WHAT = {SAMPLES: "file of samples", DOCUMENTS: "file of scores", ITEMS: "file of items"}
 _REMEDY = "`ropewalk evaluate` with the recipe measures it anew"
 
 
-def write_results(
-    run: Path, results: dict[str, Any], samples: Iterable[dict[str, Any]], documents: Iterable[dict[str, Any]]
-) -> None:
-    """Commits all files, the results last."""
-    for path, rows in ((SAMPLES, samples), (DOCUMENTS, documents)):
-        with committed_file(run / path) as file:
-            file.write(sealed_lines(rows))
+def write_results(run: Path, results: dict[str, Any], lines: Mapping[str, Iterable[dict[str, Any]]]) -> None:
+    """Commits all files, the results last. `lines` are those of the files in BESIDE."""
+    for file, rows in lines.items():
+        with committed_file(run / file) as written:
+            written.write(sealed_lines(rows))
     # Checksums detect files of another evaluation.
     beside = {key: checksum_of(run / path) for key, path in BESIDE.items()}
     write_sealed(run / RESULTS, {"format": FORMAT, **results, **beside})
@@ -51,9 +50,10 @@ def read_whole(run: Path) -> dict[str, Any]:
     """Reads the results and verifies that samples and documents belong to them; DamagedFile otherwise."""
     read_samples(run)
     results = read_results(run)
-    # Earlier versions wrote no such file.
-    if "documents_checksum" in results:
-        read_documents(run)
+    # Earlier versions wrote only samples.
+    for key, read in (("documents_checksum", read_documents), ("items_checksum", read_items)):
+        if key in results:
+            read(run)
     for key, file in BESIDE.items():
         if key in results and results[key] != checksum_of(run / file):
             why = f"it is sound, but it does not belong to {RESULTS}"
@@ -69,6 +69,11 @@ def read_samples(run: Path) -> list[Any]:
 def read_documents(run: Path) -> list[Any]:
     """Reads the scores of each document; DamagedFile if the checksum does not match."""
     return _read_lines(run, DOCUMENTS)
+
+
+def read_items(run: Path) -> list[Any]:
+    """Reads the scored items of question tasks; DamagedFile if the checksum does not match."""
+    return _read_lines(run, ITEMS)
 
 
 def _read_lines(run: Path, file: str) -> list[Any]:

@@ -1,25 +1,28 @@
-"""Computes the log-likelihood of whole documents.
+"""Log-likelihoods of whole documents and of continuations, as sequences that one forward pass can score.
 
-Every token, the closing end of text included, is predicted exactly once, conditioned on an end-of-text token and the
-preceding tokens of its document. Documents longer than a sequence use sliding windows with 50 % overlap, so every token
-has at least half a sequence of context (or all preceding tokens). Cost: long documents are computed twice.
+Every token of a document, the closing end of text included, is predicted exactly once, conditioned on the token before
+the document and the preceding tokens. Documents longer than a sequence use sliding windows with 50 % overlap, so every
+token has at least half a sequence of context (or all preceding tokens). Cost: long documents are computed twice.
+
+Of a context and continuation that are too long together, the beginning of the context is dropped.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
-import torch
 
-from ropewalk.base.progress import Progress, Silent
-from ropewalk.load.batch import Batch
+from ropewalk.base.errors import UserError
 from ropewalk.parallel.executor import Executor
+from ropewalk.plan.plan import Plan
 
+from .sequence_scores import Scored, score_sequences
 from .task import Likelihood
+
+NOTHING = Likelihood(0.0, 0, 0)
+"""The likelihood of no tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,28 +37,38 @@ class Window:
 
 def score_documents(
     executor: Executor,
+    plan: Plan,
     documents: Sequence[np.ndarray],
     *,
     sequence_length: int,
-    rows: int,
-    end_of_text: int,
-    progress: Progress | None = None,
+    budget: int,
+    before: int,
 ) -> list[Likelihood]:
-    """Scores documents, given as tokens that end with `end_of_text`, in batches of `rows` sequences. All ranks must
+    """Scores documents that follow the token `before`, in forward passes of about `budget` tokens. All ranks must
     call."""
-    progress = progress or Silent()
     everything = [w for index, tokens in enumerate(documents) for w in windows(index, len(tokens), sequence_length)]
-    sums = _Sums(np.zeros(len(documents)), *np.zeros((2, len(documents)), np.int64))
-    progress.begin("score", sum(window.stop - window.fresh for window in everything), "tokens")
-    done = 0
-    for first in range(0, len(everything), rows):
-        here = everything[first : first + rows]
-        batch = _batch(documents, here, length=sequence_length, rows=rows, end_of_text=end_of_text)
-        _add(sums, executor, batch, here)
-        done += sum(window.stop - window.fresh for window in here)
-        progress.advance(done)
-    progress.end()
-    return [Likelihood(*found) for found in zip(*(values.tolist() for values in sums), strict=True)]
+    sequences = [_sequence(documents[window.document], window, before=before) for window in everything]
+    sums = [NOTHING] * len(documents)
+    for window, found in zip(everything, score_sequences(executor, plan, sequences, budget=budget), strict=True):
+        sums[window.document] = _sum(sums[window.document], found)
+    return sums
+
+
+def score_continuations(
+    executor: Executor,
+    plan: Plan,
+    pairs: Sequence[tuple[Sequence[int], Sequence[int]]],
+    *,
+    sequence_length: int,
+    budget: int,
+) -> list[Likelihood]:
+    """Scores each continuation after its context, which has at least one token. All ranks must call."""
+    counted = [index for index, (_, continuation) in enumerate(pairs) if len(continuation)]
+    sequences = [_joined(*pairs[index], length=sequence_length) for index in counted]
+    found = [NOTHING] * len(pairs)
+    for index, likelihood in zip(counted, score_sequences(executor, plan, sequences, budget=budget), strict=True):
+        found[index] = likelihood
+    return found
 
 
 def windows(document: int, tokens: int, length: int) -> Iterator[Window]:
@@ -70,35 +83,23 @@ def windows(document: int, tokens: int, length: int) -> Iterator[Window]:
         fresh, start = stop, start + max(1, length // 2)
 
 
-class _Sums(NamedTuple):
-    """Per document, as in `Likelihood`."""
-
-    log_probabilities: npt.NDArray[np.float64]
-    tokens: npt.NDArray[np.int64]
-    correct: npt.NDArray[np.int64]
-
-
-def _batch(documents: Sequence[np.ndarray], here: list[Window], *, length: int, rows: int, end_of_text: int) -> Batch:
-    """A batch of fixed shape, `rows` sequences of `length`; padding has weight 0."""
-    tokens = np.full((rows, length + 1), end_of_text, np.int64)
-    weight = np.zeros((rows, length), np.float32)
-    for row, window in enumerate(here):
-        text = documents[window.document]
-        size = window.stop - window.start
-        tokens[row, 1 : size + 1] = text[window.start : window.stop]
-        if window.start:
-            tokens[row, 0] = text[window.start - 1]
-        weight[row, window.fresh - window.start : size] = 1
-    return Batch.of_rows(torch.from_numpy(tokens), weight=torch.from_numpy(weight))
+def _sequence(document: np.ndarray, window: Window, *, before: int) -> Scored:
+    tokens = np.empty(window.stop - window.start + 1, np.int64)
+    tokens[0] = document[window.start - 1] if window.start else before
+    tokens[1:] = document[window.start : window.stop]
+    return Scored(tokens, window.fresh - window.start + 1)
 
 
-def _add(sums: _Sums, executor: Executor, batch: Batch, here: list[Window]) -> None:
-    result = executor.score(batch)
-    counts = batch.weight > 0
-    # `where` instead of a product: padding may be -inf, and 0 x -inf is nan.
-    log_probabilities = torch.where(counts, result.log_probabilities.cpu().double(), 0.0).sum(1).numpy()
-    correct = (result.first_choice.cpu() & counts).sum(1).numpy()
-    of = [window.document for window in here]
-    np.add.at(sums.log_probabilities, of, log_probabilities[: len(here)])
-    np.add.at(sums.correct, of, correct[: len(here)])
-    np.add.at(sums.tokens, of, counts.sum(1).numpy()[: len(here)])
+def _joined(context: Sequence[int], continuation: Sequence[int], *, length: int) -> Scored:
+    if not len(context):
+        raise UserError("an empty context has no token before the continuation; begin it with the end-of-text token")
+    if len(continuation) > length:
+        raise UserError(f"a continuation of {len(continuation)} tokens is longer than the model's {length}")
+    tokens = np.array([*context, *continuation], np.int64)[-(length + 1) :]
+    return Scored(tokens, len(tokens) - len(continuation))
+
+
+def _sum(one: Likelihood, other: Likelihood) -> Likelihood:
+    return Likelihood(
+        one.log_probability + other.log_probability, one.tokens + other.tokens, one.correct + other.correct
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,7 +14,7 @@ import torch
 
 from ropewalk.base.errors import DamagedCheckpoint, UserError
 from ropewalk.base.progress import Progress
-from ropewalk.checkpoint.format import TOKENIZER, list_checkpoints, read_checkpoint_manifest
+from ropewalk.checkpoint.format import TOKENIZER, identity, list_checkpoints, read_checkpoint_manifest
 from ropewalk.checkpoint.read.load import CheckpointReader, LazyTensors
 from ropewalk.checkpoint.read.model_check import advise_on_damage, check_weights
 from ropewalk.checkpoint.run_state import head_of
@@ -22,61 +22,82 @@ from ropewalk.config.ranks import Ranks, ranks
 from ropewalk.config.resolved import load_section, load_value
 from ropewalk.config.stages import read_stage
 from ropewalk.model.protocol import ModelStage, build_stage
+from ropewalk.model.spec import Spec
 from ropewalk.parallel.apply import apply
 from ropewalk.parallel.executor import Executor
 from ropewalk.parallel.mesh import Mesh, join, pick_device
 from ropewalk.plan.inference_plan import inference
 from ropewalk.plan.plan import Plan, load_plan
 
+from .answers import Answers, Identity, answers_of
 from .config import Evaluate
-from .evaluation import evaluate, write_evaluation
+from .evaluation import evaluate_on_ranks, write_evaluation
 from .generate import generate
 from .generation_plan import generation_plan
 from .held_out import HeldOut
 from .results import read_results
-from .score import score_documents
-from .task import Likelihood, Sampling
+from .score import score_continuations, score_documents
+from .task import Likelihood, Sampling, TaskModel
+
+CHUNK_S = 5.0
+"""Seconds of work per call, after which answers are saved."""
+_FLOPS = {"cpu": 5e10, "cuda": 1e14}
+"""Rough speed of one process."""
+_LEAST_TOKENS = 2048
+_MOST_TOKENS = {"cpu": 4096, "cuda": 65_536}
+"""Tokens of a forward pass per rank."""
 
 
 class PlannedModel:
     """A model under a plan, for tasks. All ranks must call its methods. Scores in the plan's precision and generates in
-    float32, so that every plan samples the same tokens."""
+    float32, so that every plan samples the same tokens. Weights are loaded when they are first needed."""
 
     def __init__(
         self,
         plan: Plan,
         load: Callable[[Plan], Executor | ModelStage],
         *,
-        length: int,
+        spec: Spec,
         held_out: HeldOut,
     ) -> None:
         """`load` loads the model under a plan of any precision; one is in memory at a time."""
-        self._plan, self._load, self._length, self._held_out = plan, load, length, held_out
+        self._plan, self._load, self._held_out = plan, load, held_out
+        self.length = spec.sequence_length
+        self._budget = min(_MOST_TOKENS[plan.device], max(_LEAST_TOKENS, plan.microbatch_size * self.length))
+        self.chunk_tokens = _chunk_tokens(plan, spec)
         self._loaded: tuple[Plan, Executor | ModelStage] | None = None
 
     def rolling(self, documents: Sequence[np.ndarray]) -> list[Likelihood]:
-        executor = self._under(self._plan)
-        assert not isinstance(executor, ModelStage), "an executor scores"
         return score_documents(
-            executor,
+            self._scorer(),
+            self._plan,
             documents,
-            sequence_length=self._length,
-            rows=self._plan.batch_size,
-            end_of_text=self._held_out.end_of_text,
-            progress=self._held_out.progress,
+            sequence_length=self.length,
+            budget=self._budget,
+            before=self._held_out.texts.before,
         )
 
-    def generate(self, prompts: Sequence[Sequence[int]], sampling: Sampling, *, seed: int) -> list[list[int]]:
+    def loglikelihood(self, pairs: Sequence[tuple[list[int], list[int]]]) -> list[Likelihood]:
+        return score_continuations(self._scorer(), self._plan, pairs, sequence_length=self.length, budget=self._budget)
+
+    def generate(
+        self, prompts: Sequence[Sequence[int]], sampling: Sampling, *, seeds: Sequence[int]
+    ) -> list[list[int]]:
         return generate(
             self._under(dataclasses.replace(self._plan, precision="fp32")),
             [list(prompt) for prompt in prompts],
             new_tokens=sampling.max_new_tokens,
             temperature=sampling.temperature,
             top_k=sampling.top_k,
-            seed=seed,
+            seeds=seeds,
             end=self._held_out.end_of_text,
             vocabulary=self._held_out.detokenizer.vocabulary,
         )
+
+    def _scorer(self) -> Executor:
+        executor = self._under(self._plan)
+        assert not isinstance(executor, ModelStage), "an executor scores"
+        return executor
 
     def _under(self, plan: Plan) -> Executor | ModelStage:
         if self._loaded is None or self._loaded[0] != plan:
@@ -84,6 +105,13 @@ class PlannedModel:
             gc.collect()
             self._loaded = plan, self._load(plan)
         return self._loaded[1]
+
+
+def _chunk_tokens(plan: Plan, spec: Spec) -> int:
+    """Tokens that one call should score: some seconds of work. A function of the plan and not of a clock, so that an
+    interrupted evaluation forms the same batches again."""
+    flops = _FLOPS[plan.device] * plan.world * CHUNK_S
+    return int(min(1 << 22, max(1 << 12, flops / (2 * spec.parameters()))))
 
 
 def evaluate_run(run: Path, *, progress: Progress | None = None) -> dict[str, Any]:
@@ -97,27 +125,34 @@ def evaluate_run(run: Path, *, progress: Progress | None = None) -> dict[str, An
     mesh = Mesh(inference(planned, length=planned.sequence_length or 1), place.rank)
     # Chosen by rank 0: a network file system may show other ranks a stale listing.
     path = run / "checkpoints" / mesh.control.broadcast_json(list_checkpoints(run / "checkpoints")[-1].name)
-    head = head_of(read_checkpoint_manifest(path))
-    length = head.spec.sequence_length
+    manifest = read_checkpoint_manifest(path)
+    head = head_of(manifest)
     held_out = HeldOut(Path(prepared["result"]["folder"]), settings, seed=seed, progress=progress)
+    plan = inference(planned, length=head.spec.sequence_length)
     model = PlannedModel(
-        inference(planned, length=length),
-        lambda plan: load_executor(path, plan, mesh, device=device),
-        length=length,
-        held_out=held_out,
+        plan, lambda plan: load_executor(path, plan, mesh, device=device), spec=head.spec, held_out=held_out
     )
-    measured = evaluate(model, held_out)
-    if place.rank == 0:
-        write_evaluation(run, measured, step=head.step)
-    mesh.control.gather_numbers(place.rank)  # barrier: rank 0 has written the results
+    evaluate_together(model, held_out, run, answers_of(identity(manifest), plan, seed=seed), mesh, {"step": head.step})
     return read_results(run)
+
+
+def evaluate_together(
+    model: TaskModel, held_out: HeldOut, folder: Path, of: Identity, mesh: Mesh, facts: Mapping[str, Any]
+) -> None:
+    """Evaluates on all ranks of `mesh`; rank 0 keeps answers and writes the results in `folder`. All ranks must
+    call."""
+    answers = Answers(folder, of) if mesh.rank == 0 else None
+    found = evaluate_on_ranks(model, held_out, answers=answers, share=mesh.control.broadcast_json, rank=mesh.rank)
+    if found is not None:
+        write_evaluation(folder, found, **facts)
+    mesh.control.gather_numbers(mesh.rank)  # barrier: rank 0 has written the results
 
 
 def load_generator(path: Path) -> tuple[Executor, bytes]:
     """(executor for generation on this launch's ranks, tokenizer file) of the checkpoint `path`. All ranks must
     call."""
     place = ranks()
-    device = _device(place)
+    device = device_kind(place)
     with advise_on_damage(path):
         check_weights(read_checkpoint_manifest(path), path)
         plan = generation_plan(path, processes=place.world, device=device)
@@ -147,7 +182,7 @@ def load_executor(path: Path, plan: Plan, mesh: Mesh, *, device: torch.device) -
     return executor
 
 
-def _device(place: Ranks) -> Literal["cpu", "cuda"]:
+def device_kind(place: Ranks) -> Literal["cpu", "cuda"]:
     """`cuda` with one GPU per process, or `cpu` if there is none."""
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if 0 < count < place.local_world:

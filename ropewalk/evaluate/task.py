@@ -122,6 +122,8 @@ class Sample:
     """Whether the completion parses as Python."""
     parses_reference: bool | None = None
     """The same for the document's true continuation."""
+    reference: str = ""
+    """The document's true continuation, as many tokens at most; empty where there is none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -163,10 +165,21 @@ class Task(abc.ABC):
 
 
 class TaskModel(Protocol):
-    """Answers requests: a model under any plan. All ranks must call, with the same arguments."""
+    """Answers requests: a model under any plan. All ranks must call, with the same arguments.
+
+    Tokens are those of `TextEncoder` (evaluate/text_encoder.py)."""
+
+    chunk_tokens: int
+    """Tokens to ask for in one call, about: answers are saved after each."""
 
     def rolling(self, documents: Sequence[np.ndarray]) -> list[Likelihood]:
-        """Log-likelihoods of documents, given as tokens that end with the end of text."""
+        """Log-likelihoods of documents, given without the token before them."""
 
-    def generate(self, prompts: Sequence[Sequence[int]], sampling: Sampling, *, seed: int) -> list[list[int]]:
-        """The completion of each prompt, as tokens."""
+    def loglikelihood(self, pairs: Sequence[tuple[list[int], list[int]]]) -> list[Likelihood]:
+        """Log-likelihoods of continuations after their contexts of at least one token. Of a context too long for the
+        model, the beginning is dropped."""
+
+    def generate(
+        self, prompts: Sequence[Sequence[int]], sampling: Sampling, *, seeds: Sequence[int]
+    ) -> list[list[int]]:
+        """The completion of each prompt, as tokens; each has the random numbers of its seed."""

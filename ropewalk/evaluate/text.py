@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -21,14 +21,28 @@ from ropewalk.prepare.byte_level import byte_table
 from ropewalk.store.manifest import ShardEntry, TokenizerEntry
 from ropewalk.store.shards import Shard
 
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
 
 class Detokenizer:
     """Converts tokens of a prepared corpus to bytes, and text to tokens."""
 
     def __init__(self, folder: Path, entry: TokenizerEntry) -> None:
-        self._tokenizer = _read_tokenizer(folder / entry.file, entry.checksum)
-        self._end = entry.end_of_text
-        self.vocabulary = entry.vocabulary
+        self._set(_read_tokenizer(folder / entry.file, entry.checksum), entry.end_of_text, entry.vocabulary)
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer, *, end_of_text: int) -> Detokenizer:
+        """The same for the tokenizer of a model without its corpus."""
+        from ropewalk.prepare.tokenizer import vocabulary_size
+
+        made = cls.__new__(cls)
+        made._set(tokenizer, end_of_text, vocabulary_size(tokenizer))
+        return made
+
+    def _set(self, tokenizer: Tokenizer, end_of_text: int, vocabulary: int) -> None:
+        self._tokenizer, self._end = tokenizer, end_of_text
+        self.vocabulary = vocabulary
         """Vocabulary size: one more than the highest token id."""
         self._table = byte_table(self._tokenizer)
         self._sizes = np.array([len(data) for data in self._table or ()], np.int64)
@@ -53,6 +67,10 @@ class Detokenizer:
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
         return ids
 
+    def encode_batch(self, texts: Sequence[str], *, special: bool = False) -> list[list[int]]:
+        """The tokens of each text; `special` with those that the tokenizer adds by itself."""
+        return [found.ids for found in self._tokenizer.encode_batch(list(texts), add_special_tokens=special)]
+
     def document_bytes(self, shard: Shard, entry: ShardEntry) -> npt.NDArray[np.int64]:
         """Text bytes of every document of a shard, without the closing end-of-text token.
 
@@ -76,7 +94,7 @@ class Detokenizer:
         return sizes
 
 
-def _read_tokenizer(path: Path, checksum: str) -> Any:
+def _read_tokenizer(path: Path, checksum: str) -> Tokenizer:
     from tokenizers import Tokenizer
 
     try:

@@ -11,8 +11,17 @@ if TYPE_CHECKING:
     from .checkpoints import prune_checkpoints as prune_checkpoints
     from .checkpoints import reshard_checkpoint as reshard_checkpoint
     from .cluster_doctor.cluster_check import doctor_cluster as doctor_cluster
+    from .code_samples import check_sandbox as check_sandbox
+    from .code_samples import run_code as run_code
     from .data_doctor.data_doctor import doctor_data as doctor_data
     from .data_doctor.loader_tuning import tune_data as tune_data
+    from .file_scores import FileScore as FileScore
+    from .file_scores import score_annotations as score_annotations
+    from .file_scores import score_files as score_files
+    from .human import export_sheets as export_sheets
+    from .human import import_ratings as import_ratings
+    from .human import measure_huse as measure_huse
+    from .human import show_ratings as show_ratings
     from .job_files import launch_kubernetes as launch_kubernetes
     from .job_files import launch_slurm as launch_slurm
     from .models import export_model as export_model
@@ -52,7 +61,9 @@ if TYPE_CHECKING:
 _HOMES = {
     "recipes": ("check", "describe", "diff", "show", "upgrade"),
     "training_bench": ("bench_train",),
+    "code_samples": ("check_sandbox", "run_code"),
     "checkpoints": ("prune_checkpoints", "reshard_checkpoint"),
+    "human": ("export_sheets", "import_ratings", "measure_huse", "show_ratings"),
     "job_files": ("launch_kubernetes", "launch_slurm"),
     "cluster_doctor.cluster_check": ("doctor_cluster",),
     "chaos_trials.damage": ("damage_run",),
@@ -62,6 +73,7 @@ _HOMES = {
     "models": ("export_model", "grow_model", "import_model"),
     "prepared": ("explain", "prepare_report", "prune_stages", "what_if"),
     "profile_step": ("profile",),
+    "file_scores": ("FileScore", "score_annotations", "score_files"),
     "recipe": ("Recipe",),
     "chaos_trials.trials": ("chaos",),
     "known_tasks": ("list_missing_data", "list_tasks"),

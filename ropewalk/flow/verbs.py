@@ -9,6 +9,7 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ropewalk.base.errors import UserError
 from ropewalk.base.metric import flat_results
 from ropewalk.base.progress import Progress
 from ropewalk.config.read import Resolved, parse, parse_saved
@@ -19,6 +20,7 @@ from ropewalk.plan.machine import this_machine
 from ropewalk.plan.speed import Speed
 from ropewalk.train.hooks.hook import Hook
 
+from .evaluate_folder import is_model_folder, measure_folder
 from .evaluate_run import measure_run
 from .expected_time import expected_time
 from .generation import checked_text, draw_text, open_conversation
@@ -171,12 +173,19 @@ def evaluate(
     runs: Path = RUNS,
     progress: Progress | None = None,
     nproc: int | None = None,
+    out: Path | None = None,
 ) -> Result:
     """Evaluates the recipe's model, training it first if needed; of a given run, its newest checkpoint as it is.
     `nproc` processes of this machine evaluate under the run's plan; None: as many as `[parallel]` asks for.
 
-    Only settings of `evaluate`, `plan` and `parallel` are used; the others are the run's.
+    Only settings of `evaluate`, `plan` and `parallel` are used; the others are the run's. A checkpoint or a Hugging
+    Face directory is evaluated without run and corpus; its results go to `out` (flow/evaluate_folder.py).
     """
+    if isinstance(recipe, Path | str) and is_model_folder(Path(recipe)):
+        found = measure_folder(Path(recipe), overrides, runs=runs, out=out, progress=progress, processes=nproc)
+        return flat_results(found)
+    if out is not None:
+        raise UserError("results of a run are in the run; --out is for checkpoints and Hugging Face directories")
     meant = given(recipe, overrides, runs=runs)
     if meant.is_run or is_trained(meant.folder):
         found = measure_run(meant, progress=progress, processes=nproc)

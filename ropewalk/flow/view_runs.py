@@ -11,7 +11,7 @@ from typing import Any
 
 from ropewalk.base.errors import DataError, UserError
 from ropewalk.base.files import lock_owner
-from ropewalk.monitor.comparison import Comparison, compare_views
+from ropewalk.monitor.comparison import Comparison, compare_views, labels_of
 from ropewalk.monitor.follow import Feed, LiveCurve, is_over, open_tracker
 from ropewalk.monitor.report.comparison_page import write_comparison
 from ropewalk.monitor.report.run_report import write_report
@@ -29,11 +29,20 @@ def monitor(folder: Path) -> tuple[dict[str, Any], list[str]]:
     return standing(read_run(folder))
 
 
-def compare(runs: Sequence[Path], *, page: Path | None = None) -> Comparison:
-    """Compares runs: settings that differ, curves, results with intervals; also writes the HTML `page`, if given."""
-    if len(runs) < 2:
+def compare(runs: Sequence[Path], *, page: Path | None = None, kola_reference: Path | None = None) -> Comparison:
+    """Compares runs: settings that differ, curves, results with intervals, shared items; also writes the HTML `page`,
+    if given. `kola_reference` has results of other models in KoLA's tasks (evaluate/kola.py)."""
+    if len(runs) < (1 if kola_reference else 2):
         raise UserError("name two runs or more: ropewalk compare runs/ONE runs/OTHER")
-    found = compare_views([(folder, read_run(folder)) for folder in runs])
+    from .kola_runs import kola_table  # numpy, for this verb alone
+    from .paired_runs import compare_items
+
+    views = [(folder, read_run(folder)) for folder in runs]
+    pairs = compare_items([(folder, view.tasks) for folder, view in views])
+    labels = labels_of([str(folder) for folder in runs])
+    tasks = [(label, view.tasks) for label, (_, view) in zip(labels, views, strict=True)]
+    scores = kola_table(tasks, reference=kola_reference)
+    found = compare_views(views, paired=pairs.differences, standardised=scores, notes=pairs.notes)
     if page:
         write_comparison(found, page)
     return found

@@ -76,6 +76,14 @@ def attend_for(
     return MaskedAttend(spec, documents_BT=documents_BT if separate else None, first_head=first_head)
 
 
+def attend_shared(spec: Spec, *, documents_BT: Tensor | None) -> Attend:
+    """Attention over rows that hold a beginning, document 0, and continuations of it, documents 1, 2, ...: each token
+    sees the beginning and earlier tokens of its own document. For scoring texts that begin alike."""
+    assert documents_BT is not None, "documents tell the continuations apart"
+    assert attend_for(spec) is causal, "windows and ALiBi count distances in rows"
+    return _SharedAttend(documents_BT)
+
+
 def causal(q_BHTD: Tensor, k_BGTD: Tensor, v_BGTD: Tensor) -> Tensor:
     """Causal attention: each token attends to itself and to earlier tokens of its sequence."""
     return _attend(q_BHTD, k_BGTD, v_BGTD, mask=None)
@@ -90,6 +98,25 @@ class CausalAttend:
     def __call__(self, q_BHTD: Tensor, k_BGTD: Tensor, v_BGTD: Tensor) -> Tensor:
         with sdpa_kernel([KERNELS[kernel] for kernel in self.kernels], set_priority=True):
             return _attend(q_BHTD, k_BGTD, v_BGTD, mask=None)
+
+
+class _SharedAttend:
+    """One forward pass of `attend_shared`; all layers share one mask of B x T x T numbers."""
+
+    def __init__(self, documents_BT: Tensor) -> None:
+        self._documents_BT = documents_BT
+        self._mask: Tensor | None = None
+
+    def __call__(self, q_BHTD: Tensor, k_BGTD: Tensor, v_BGTD: Tensor) -> Tensor:
+        if self._mask is None:
+            document_BT = self._documents_BT
+            index_T = torch.arange(q_BHTD.shape[2], device=q_BHTD.device)
+            seen_BTT = (document_BT.unsqueeze(2) == document_BT.unsqueeze(1)) | (document_BT == 0).unsqueeze(1)
+            seen_BTT &= index_T.unsqueeze(1) >= index_T
+            # Not boolean: torch would convert it in every layer.
+            zero = torch.zeros((), dtype=q_BHTD.dtype, device=q_BHTD.device)
+            self._mask = torch.where(seen_BTT, zero, float("-inf")).unsqueeze(1)
+        return _attend(q_BHTD, k_BGTD, v_BGTD, mask=self._mask)
 
 
 class MaskedAttend:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
@@ -9,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from ropewalk.base.metric import Metric, titled
+from ropewalk.base.metric import Metric, PairedDifference, ScoreTable, titled
 from ropewalk.base.progress import amount, duration
 
 from .headline import median_pace, parameters, tokens, total_steps
@@ -77,12 +78,15 @@ class Comparison:
     """Settings that differ, by dotted key."""
     notes: tuple[str, ...]
     """Reasons why some figures cannot be compared."""
+    paired: tuple[PairedDifference, ...] = ()
+    """Differences on the items and documents that runs share."""
+    standardised: ScoreTable | None = None
+    """KoLA's scores, which depend on the models compared."""
 
     @property
     def labels(self) -> tuple[str, ...]:
         """Column titles: the last part of each folder, or the whole path if that is not unique."""
-        short = tuple(Path(side.folder).name for side in self.sides)
-        return short if len({*short}) == len(short) else tuple(side.folder for side in self.sides)
+        return labels_of([side.folder for side in self.sides])
 
     def tree(self) -> dict[str, Any]:
         """As plain values, for JSON."""
@@ -90,6 +94,8 @@ class Comparison:
             "runs": [_side_tree(side) for side in self.sides],
             "settings": {key: list(values) for key, values in self.settings.items()},
             "notes": list(self.notes),
+            "paired": [{**dataclasses.asdict(each), "verdict": each.verdict} for each in self.paired],
+            "standardised": dataclasses.asdict(self.standardised) if self.standardised else None,
         }
 
     def measure(self) -> str:
@@ -110,10 +116,24 @@ class Comparison:
         return inside if count <= _ROWS else [inside[round(i * (count - 1) / (_ROWS - 1))] for i in range(_ROWS)]
 
 
-def compare_views(views: Sequence[tuple[Path, RunView]]) -> Comparison:
-    """Compares runs with their names, in the given order."""
+def labels_of(folders: Sequence[str]) -> tuple[str, ...]:
+    """The last part of each folder, or the whole path if that is not unique."""
+    short = tuple(Path(folder).name for folder in folders)
+    return short if len({*short}) == len(short) else tuple(folders)
+
+
+def compare_views(
+    views: Sequence[tuple[Path, RunView]],
+    *,
+    paired: Sequence[PairedDifference] = (),
+    standardised: ScoreTable | None = None,
+    notes: Sequence[str] = (),
+) -> Comparison:
+    """Compares runs with their names, in the given order; `paired` and `notes` come from their scored items,
+    `standardised` also from other models."""
     sides = tuple(_side(folder, view) for folder, view in views)
-    return Comparison(sides, _differences([view for _, view in views]), tuple(_notes(sides)))
+    settings = _differences([view for _, view in views])
+    return Comparison(sides, settings, (*_notes(sides, paired), *notes), tuple(paired), standardised)
 
 
 def _side(folder: Path, view: RunView) -> Side:
@@ -187,7 +207,7 @@ def _differences(views: Sequence[RunView]) -> dict[str, tuple[Any, ...]]:
     return {key: values for key, values in columns.items() if any(value != values[0] for value in values)}
 
 
-def _notes(sides: Sequence[Side]) -> list[str]:
+def _notes(sides: Sequence[Side], paired: Sequence[PairedDifference]) -> list[str]:
     found = []
     if len({_data(side.view) for side in sides}) > 1:
         found.append(
@@ -196,7 +216,10 @@ def _notes(sides: Sequence[Side]) -> list[str]:
         )
     if len({side.measured_on for side in sides if side.measured_on}) > 1:
         found.append("validation losses were measured on different numbers of sequences")
+    tested = [f"{each.task} {each.metric.replace('_', ' ')}" for each in paired]
     for title in _titles(sides)[:1]:
+        if tested.count(title) == len(sides) - 1:
+            continue
         metrics = [_results(side.view).get(title) for side in sides]
         intervals = [metric.interval for metric in metrics if metric and metric.interval]
         if len(intervals) == len(sides) and max(low for low, _ in intervals) <= min(high for _, high in intervals):
@@ -275,6 +298,33 @@ def figures(comparison: Comparison) -> list[tuple[str, ...]]:
             for title in _titles(comparison.sides)
         ),
     ]
+
+
+PAIRED_NOTE = (
+    "Paired on shared items: mean of item scores, or bits per byte of all shared documents, less that of the first "
+    "run. p is two-sided; Holm's correction covers all rows. Better and worse need a corrected p below 0.05; figures "
+    "that are not paired show no difference."
+)
+
+
+def paired_rows(comparison: Comparison) -> list[tuple[str, ...]]:
+    """The paired differences with a head; empty without any."""
+    rows = []
+    for each in comparison.paired:
+        low, high = map(each.text, each.interval) if each.interval else ("", "")
+        rows.append(
+            (
+                f"{each.task} {each.metric.replace('_', ' ')}",
+                f"{comparison.labels[each.runs[1]]} - {comparison.labels[each.runs[0]]}",
+                each.text(each.value),
+                f"{low} to {high}" if each.interval else "-",
+                f"{each.n:,}",
+                f"{each.p_value:.2g} ({each.test})",
+                f"{each.p_adjusted:.2g}",
+                each.verdict,
+            )
+        )
+    return [("paired difference", "runs", "value", "95 % interval", "n", "p", "p (Holm)", ""), *rows] if rows else []
 
 
 def metric_text(metric: Metric | None) -> str:

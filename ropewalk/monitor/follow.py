@@ -17,6 +17,7 @@ from typing import Protocol
 
 from ropewalk.base.errors import UserError
 from ropewalk.base.events import Event, events_path, parse_event
+from ropewalk.base.metric import read_tasks
 
 from .stream import CurveTrack, EventStream
 from .values import number
@@ -58,13 +59,14 @@ CURVE_FIELDS = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Point:
-    """The values of one event: of a training step, or of a validation after it."""
+    """The values of one event: of a training step, or of a validation or evaluation after it."""
 
     step: int
     time: float
     """Seconds since 1970."""
     figures: Mapping[str, float]
-    """By their names in `CURVE_FIELDS`; values that were not measured are absent."""
+    """By their names in `CURVE_FIELDS`, of an evaluation by `evaluation/TASK/METRIC`; values that were not measured are
+    absent."""
 
 
 class Tracker(Protocol):
@@ -182,6 +184,9 @@ def is_over(stream: EventStream, *, held: bool, waits: bool = False) -> bool:
 
 def _point(event: Event) -> Point:
     kind = event["kind"]
+    if kind == "evaluation":
+        named = {f"evaluation/{task}/{m.name}": m.value for task, metrics in read_tasks(event).items() for m in metrics}
+        return Point(step=event["step"], time=float(event["time"]), figures=named)
     found = ((figure.name, number(event.get(figure.field))) for figure in CURVE_FIELDS if figure.kind == kind)
     figures = {name: value for name, value in found if value is not None}
     return Point(step=event["step"], time=float(event["time"]), figures=figures)

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
+from ropewalk.base.metric import titled
 from ropewalk.base.progress import amount, duration
 
 from .headline import progress, recent_pace, save_interval, seconds_left, total_steps, verdict
@@ -106,6 +107,10 @@ def _training(view: RunView) -> list[tuple[str, str]]:
     if view.validations:
         point = view.validations[-1]
         rows.append(("validation loss", f"{point.loss:.4f} ({point.measured_on}), step {point.step}"))
+    if view.evaluations:
+        measured = view.evaluations[-1]
+        heads = [f"{titled(task, found[0])} {found[0].text()}" for task, found in measured.tasks.items() if found]
+        rows.append(("evaluation", f"{', '.join(heads)}, step {measured.step}"))
     if view.saved_step is not None:
         rows.append(("checkpoint", f"step {view.saved_step}"))
     if interval := save_interval(view):

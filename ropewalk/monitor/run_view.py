@@ -24,6 +24,7 @@ from ropewalk.base.seal import ALTERED, parse_sealed, parse_sealed_lines, parse_
 from ropewalk.config.read import DEFAULT
 from ropewalk.config.resolved import with_new_names
 
+from .evaluation_view import CHANGE, EvaluationView, read_evaluation
 from .stream import MOST_NOTABLE, EventStream, warnings_of
 from .values import mapping, number, text, whole
 
@@ -105,6 +106,14 @@ class ValidationPoint:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class EvaluationPoint:
+    """Tasks measured on the model in training."""
+
+    step: int
+    tasks: Tasks
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class LayerRecord:
     """The measurements of each layer at one step."""
 
@@ -147,6 +156,7 @@ class RunView:
     lost_steps: tuple[int, ...]
     """Steps whose loss was not finite."""
     validations: tuple[ValidationPoint, ...]
+    evaluations: tuple[EvaluationPoint, ...]
     layers: tuple[LayerRecord, ...]
     """Layer measurements, without those that a restore undid."""
     notable: tuple[Event, ...]
@@ -173,6 +183,7 @@ class RunView:
     evaluation: Json
     tasks: Tasks
     """Evaluation metrics: from the results file, else from the summary."""
+    evaluated: EvaluationView
     summary: Json
     samples: tuple[Completion, ...]
     missing: tuple[str, ...]
@@ -240,6 +251,9 @@ def read_run(run: Path, *, stream: EventStream | None = None) -> RunView:
         logged_steps=stream.logged,
         lost_steps=stream.lost,
         validations=tuple(_validation(event) for event in stream.of("validation")),
+        evaluations=tuple(
+            EvaluationPoint(step=event["step"], tasks=read_tasks(event)) for event in stream.of("evaluation")
+        ),
         layers=tuple(_layers(event) for event in stream.of("layers")),
         notable=tuple(_notable(run, stream.notable, missing)),
         starts=len(started),
@@ -256,6 +270,7 @@ def read_run(run: Path, *, stream: EventStream | None = None) -> RunView:
         manifest_folder=folder,
         evaluation=evaluation,
         tasks=read_tasks(evaluation) or read_tasks(summary),
+        evaluated=read_evaluation(run, evaluation, missing, change=_optional(run / CHANGE, missing)),
         summary=summary,
         samples=tuple(_samples(run / "samples.jsonl", missing)),
         missing=tuple(missing),
@@ -275,6 +290,11 @@ def _object(path: Path, missing: list[str]) -> Json:
     except OSError as error:
         missing.append(f"{name}: cannot be read: {error}")
     return {}
+
+
+def _optional(path: Path, missing: list[str]) -> Json:
+    """The JSON object in `path`, which only some runs have."""
+    return _object(path, missing) if path.exists() else {}
 
 
 def _reason(error: DamagedFile) -> str:

@@ -26,12 +26,19 @@ from .values import finite, whole
 MOST_STEPS = 20_000
 """Maximum number of parsed steps; a chart draws fewer points."""
 MOST_LAYERS = 2_000
-"""Maximum number of parsed layer events; they are large."""
+"""Maximum number of parsed events of layers and of evaluations; they are large."""
 DENSE = 100
 """Number of last steps that are always parsed."""
 MOST_NOTABLE = 5_000
 """Maximum number of notable events kept from the beginning, and as many from the end."""
-TRACKED = {"step": MOST_STEPS, "validation": MOST_STEPS, "layers": MOST_LAYERS, "saved": 1, "save_interval": 1}
+TRACKED = {
+    "step": MOST_STEPS,
+    "validation": MOST_STEPS,
+    "evaluation": MOST_LAYERS,
+    "layers": MOST_LAYERS,
+    "saved": 1,
+    "save_interval": 1,
+}
 NOTABLE = (
     *("restored", "continued", "config_changed", "warning", "phase_started"),
     *("anomaly", "rolled_back", "stopped_early"),
@@ -81,7 +88,7 @@ class Track:
         return [*(self.offsets[:last:stride] if most > 1 else ()), *self.offsets[last:]]
 
 
-CURVE = ("step", "validation")
+CURVE = ("step", "validation", "evaluation")
 """Kinds of events in the curve of a run, in the order in which a step writes them."""
 
 

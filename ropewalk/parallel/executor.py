@@ -10,6 +10,7 @@ Shapes: B sequences, T tokens, V vocabulary.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor
 
 from ropewalk.load.batch import Batch
+from ropewalk.model.protocol import MakeAttend
 from ropewalk.model.spec import Spec
 from ropewalk.plan.plan import Plan
 
@@ -168,15 +170,28 @@ class Executor:
         return StepResult(loss, norm, skipped, anomaly, scale, sequence_losses)
 
     @torch.no_grad()
-    def score(self, batch: Batch) -> Scores:
-        """Log-probabilities of the targets. All ranks must call."""
+    def score(
+        self,
+        batch: Batch,
+        *,
+        microbatches: int | None = None,
+        attention: MakeAttend | None = None,
+        counted_only: bool = False,
+    ) -> Scores:
+        """Log-probabilities of the targets. All ranks must call.
+
+        `microbatches` is the most per rank (None: as many as the plan's size makes), `attention` replaces the plan's
+        where no context ranks share sequences, and with `counted_only` targets of weight 0 cost no logits and get 0.
+        """
+        assert attention is None or self._plan.context == 1, "context ranks have an attention of their own"
         group, count, length = self._mesh.data, len(batch), batch.tokens.shape[1]
-        microbatches = self._splitter.split_for_scores(batch)
+        divided = self._splitter.split_for_scores(batch, count=microbatches)
+        parts = [dataclasses.replace(each, attention=attention, counted_only=counted_only) for each in divided]
         with self._data.whole():
-            found = self._runner.score(microbatches)
+            found = self._runner.score(parts)
         positions = self._splitter.positions(length)
         if self._plan.pipeline > 1:
-            shape = (2, sum(len(each.batch) for each in microbatches), len(positions))
+            shape = (2, sum(len(each.batch) for each in parts), len(positions))
             wide = torch.promote_types(self._runner.dtype, torch.float32)
             found = torch.empty(shape, dtype=wide, device=self.device) if found is None else found.contiguous()
             found = self._mesh.group("pipeline").broadcast(found, source=self._plan.pipeline - 1)

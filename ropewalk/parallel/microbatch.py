@@ -9,6 +9,7 @@ Shapes: B sequences, T tokens, N tokens of a microbatch.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +21,7 @@ from torch import Tensor
 from ropewalk.load.batch import Batch
 from ropewalk.model.attend import Attend, Kernel, attend_for
 from ropewalk.model.dropout import Dropout, dropout_key
-from ropewalk.model.protocol import Edge, Edges, ForwardPass, Losses, ModelStage
+from ropewalk.model.protocol import Edge, Edges, ForwardPass, LanguageModel, Losses, MakeAttend, ModelStage
 from ropewalk.model.spec import Spec
 from ropewalk.plan.plan import Plan
 from ropewalk.plan.schedules import Action, Shape, make_schedule
@@ -47,10 +48,19 @@ class Microbatch:
     """Of the whole sequences."""
     numbers_B: Tensor
     """Numbers of the sequences in the global batch."""
+    attention: MakeAttend | None = None
+    """Attention in place of the plan's."""
+    counted_only: bool = False
+    """Score only targets of weight above 0; the others get 0."""
 
     def to(self, device: torch.device) -> Microbatch:
         """The microbatch on `device`."""
-        return Microbatch(self.batch.to(device), self.documents.to(device), self.numbers_B.to(device))
+        return dataclasses.replace(
+            self,
+            batch=self.batch.to(device),
+            documents=self.documents.to(device),
+            numbers_B=self.numbers_B.to(device),
+        )
 
 
 class MicrobatchSplitter:
@@ -73,13 +83,14 @@ class MicrobatchSplitter:
         batch = batch.to(self._device)
         return self._weighed(batch, numbers_of(batch, self._mesh.data))[0]
 
-    def split_for_scores(self, batch: Batch) -> list[Microbatch]:
-        """Microbatches of this rank's share of `batch`, which every rank has whole. Sequences that are missing for an
-        even share are scored twice."""
+    def split_for_scores(self, batch: Batch, *, count: int | None = None) -> list[Microbatch]:
+        """Microbatches of this rank's share of `batch`, which every rank has whole; at most `count` (None: of the
+        plan's size). Sequences that are missing for an even share are scored twice."""
         group = self._mesh.data
         numbers = torch.arange(-(-len(batch) // group.size)) * group.size + group.rank
         mine = batch.rows(numbers % len(batch))
-        return self._microbatches(mine.to(self._device), numbers.to(self._device))
+        count = min(count, len(mine)) if count else None
+        return self._microbatches(mine.to(self._device), numbers.to(self._device), count=count)
 
     def positions(self, length: int) -> Tensor:
         """The positions of a sequence that this rank works on."""
@@ -185,7 +196,7 @@ class ForwardPasses:
             tokens_BT=microbatch.batch.tokens,
             positions_BT=microbatch.batch.positions,
             documents_BT=microbatch.documents,
-            attention=self._attention,
+            attention=microbatch.attention or self._attention,
             dropout=self._dropout(microbatch),
             losses=Losses() if torch.is_grad_enabled() else None,
         )
@@ -333,9 +344,19 @@ class MicrobatchRunner:
 
     def scores(self, model: ModelStage, outputs: tuple[Tensor, ...], microbatch: Microbatch) -> Tensor:
         """(log-probability, first choice), 2 B T."""
+        targets_BT, where_BT = microbatch.batch.targets, None
+        if microbatch.counted_only and isinstance(model, LanguageModel) and not self._plan.sequence:
+            # Scoring a question needs the logits of its few answers, not of its context.
+            where_BT = microbatch.batch.weight > 0
+            outputs, targets_BT = (outputs[0][where_BT].unsqueeze(0),), targets_BT[where_BT].unsqueeze(0)
         with autocast(self._plan.precision, self.device):
-            score, choice = model.scores(outputs, microbatch.batch.targets, vocabulary=self._head)
-        return torch.stack([score, choice.to(score.dtype)])
+            score, choice = model.scores(outputs, targets_BT, vocabulary=self._head)
+        found = torch.stack([score, choice.to(score.dtype)])
+        if where_BT is None:
+            return found
+        whole = found.new_zeros(2, *where_BT.shape)
+        whole[:, where_BT] = found[:, 0]
+        return whole
 
     def auxiliary(self, losses: Losses | None) -> Tensor | None:
         """The sum of what layers reported, with its coefficients; None for nothing."""

@@ -156,12 +156,12 @@ class NgramIndex:
     ) -> Iterator[tuple[int, int]]:
         assert question.words is not None
         words = self._document_words(origin.shard, origin.document)
-        for word in np.flatnonzero(words.tokens == token - origin.start).tolist():
+        for word in np.flatnonzero(words.tokens() == token - origin.start).tolist():
             start = word - chosen
             stop = start + last - first
             inside = start >= 0 and stop <= len(words.hashes)
             if inside and words.spelled(start, stop) == question.words.spelled(first, last):
-                yield origin.start + int(words.tokens[start]), origin.start + int(words.last_tokens[stop - 1]) + 1
+                yield origin.start + int(words.tokens(start)), origin.start + int(words.last_tokens(stop - 1)) + 1
 
     def _read_words(self, file: str, document: int) -> Words:
         assert self._speller is not None

@@ -167,7 +167,7 @@ def index_shard(task: IndexTask) -> int:
     shard = Shard(task.shard)
     shard.verify()  # what is entered here has another checksum from now on
     speller = Speller(task.tokenizer) if task.unit == "words" else None
-    found = [_entries(shard, first, last, speller, task.length) for first, last in _blocks(shard)]
+    found = [_entries(shard, first, last, speller, task.length) for first, last in document_blocks(shard)]
     hashes = np.concatenate([np.zeros(0, np.uint64), *(hashes for hashes, _ in found)])
     places = np.concatenate([np.zeros(0, np.uint64), *(places for _, places in found)])
     places |= np.uint64(task.number << SHARD_SHIFT)
@@ -176,7 +176,7 @@ def index_shard(task: IndexTask) -> int:
     return len(shard)
 
 
-def _blocks(shard: Shard) -> Iterator[tuple[int, int]]:
+def document_blocks(shard: Shard) -> Iterator[tuple[int, int]]:
     """Runs of documents of about BLOCK_TOKENS."""
     first = 0
     while first < len(shard):
@@ -198,7 +198,7 @@ def _entries(shard: Shard, first: int, last: int, speller: Speller | None, lengt
         return hashes, (places + begin).astype(np.uint64)
     words = speller.words(tokens, bounds)
     hashes, places = kernel.choose_parts(words.hashes, words.firsts[:-1], words.firsts[1:], length, part)
-    return hashes, (words.tokens[places] + begin).astype(np.uint64)
+    return hashes, (words.tokens(places) + begin).astype(np.uint64)
 
 
 def _merge(runs: Sequence[Path], folder: Path) -> list[int]:

@@ -28,11 +28,17 @@ class Words:
     """Bytes of the text."""
     firsts: Offsets
     """The first word of each document, and the number of all."""
-    tokens: Rows
-    """The token that holds the first byte of each,"""
-    last_tokens: Rows
-    """and the one that holds its last."""
+    token_ends: Rows
+    """Where each token ends in the text; empty for a text that is no token."""
     text: Bytes
+
+    def tokens(self, words: Any = slice(None)) -> Rows:
+        """The token that holds the first byte of each of these words."""
+        return np.asarray(np.searchsorted(self.token_ends, self.starts[words], side="right"))
+
+    def last_tokens(self, words: Any = slice(None)) -> Rows:
+        """The token that holds the last byte of each of these words."""
+        return np.asarray(np.searchsorted(self.token_ends, self.stops[words] - 1, side="right"))
 
     def spelled(self, first: int, last: int) -> list[str]:
         """The words `first` to `last`, lower case where that is one character."""
@@ -69,8 +75,7 @@ class Speller:
             starts=starts,
             stops=stops,
             firsts=firsts,
-            tokens=np.searchsorted(ends, starts, side="right"),
-            last_tokens=np.searchsorted(ends, stops - 1, side="right"),
+            token_ends=ends,
             text=text,
         )
 
@@ -79,8 +84,7 @@ def words_of(text: str) -> Words:
     """The words of one text, which is no token."""
     data = np.frombuffer(text.encode(), np.uint8)
     hashes, starts, stops, firsts = kernel.word_spans(data, np.array([0, len(data)]), *characters())
-    nothing = np.zeros(len(hashes), np.int64)
-    return Words(hashes, starts, stops, firsts, nothing, nothing, data)
+    return Words(hashes, starts, stops, firsts, np.zeros(0, np.int64), data)
 
 
 def fold(word: str) -> str:

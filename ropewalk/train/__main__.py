@@ -1,5 +1,6 @@
 """The training worker: `python -m ropewalk.train RUN [TASK]`. Instead of training, `--verify` compares the plan with
-one device, `--evaluate` evaluates the newest checkpoint, and `--generate` generates text (RUN holds the request).
+one device, `--evaluate` evaluates the newest checkpoint, `--generate` generates text and `--evaluate-folder` evaluates
+a model without a run (RUN holds the request of these two).
 
 A single process locks the run; with several, the launcher holds the lock.
 """
@@ -20,13 +21,16 @@ from ropewalk.base.progress import Lines, Progress, Silent
 from ropewalk.base.relay import LOGS, PROGRESS, Relay
 from ropewalk.base.rendezvous import Rendezvous
 from ropewalk.config.ranks import Ranks, ranks
+from ropewalk.config.read import parse_tree
 from ropewalk.config.resolved import import_model_plugins
 from ropewalk.config.threads import share_cores
+from ropewalk.evaluate.config import Evaluate
 
 from .failures import meet
 from .settings import REQUEST, read_settings
 
-TASKS = ("--verify", "--evaluate", "--generate")
+REQUESTED = ("--generate", "--evaluate-folder")
+TASKS = ("--verify", "--evaluate", *REQUESTED)
 
 
 def main(arguments: list[str]) -> int:
@@ -40,7 +44,7 @@ def main(arguments: list[str]) -> int:
 
 def _run(run: Path, task: str, place: Ranks) -> int:
     try:
-        if task != "--generate":
+        if task not in REQUESTED:
             read_settings(run)  # before the lock, which would make a folder of any name
         with locked(run) if place.world == 1 else contextlib.nullcontext(), meet(run, place) as rendezvous:
             _work(run, place, rendezvous, task=task)
@@ -78,6 +82,8 @@ def _work(run: Path, place: Ranks, rendezvous: Rendezvous, *, task: str) -> None
         _evaluate(run, progress)
     elif task == "--generate":
         _generate(run, progress if place.rank == 0 else Silent())
+    elif task == "--evaluate-folder":
+        _evaluate_folder(run, progress)
     else:
         from .loop import train
 
@@ -110,6 +116,17 @@ def _generate(folder: Path, progress: Progress) -> None:
     import_model_plugins(named)
     for piece in generate_text(path, **request):
         progress.say(piece)
+    leave()
+
+
+def _evaluate_folder(folder: Path, progress: Progress) -> None:
+    """Evaluates the model that the request in `folder` names; results go there."""
+    from ropewalk.evaluate.model_folder import evaluate_folder
+    from ropewalk.parallel.mesh import leave
+
+    request = read_json(folder / REQUEST, what="request")
+    settings = parse_tree(Evaluate, request["settings"], str(folder / REQUEST), folders=[Path.cwd()])
+    evaluate_folder(Path(request["path"]), out=folder, settings=settings, seed=request["seed"], progress=progress)
     leave()
 
 

@@ -10,6 +10,7 @@ from ropewalk.base.errors import DataError
 from ropewalk.checkpoint.config import Checkpoints
 from ropewalk.config.resolved import load_section, load_value
 from ropewalk.config.stages import read_stage
+from ropewalk.evaluate.config import Evaluate
 from ropewalk.load.config import Load
 from ropewalk.model.spec import Spec
 from ropewalk.plan.plan import Planned, load_plan
@@ -29,9 +30,12 @@ class Settings:
 
     seed: int
     """The training seed."""
+    recipe_seed: int
+    """The seed of evaluation, whatever `train.seed` says."""
     load: Load
     train: Train
     checkpoint: Checkpoints
+    evaluate: Evaluate
     planned: Planned
     data: Path
     """Folder of the prepared data."""
@@ -57,12 +61,14 @@ def read_settings(run: Path) -> Settings:
     prepared = read_stage(run, "prepare")["result"]
     if prepared is None:
         raise DataError(f"{run}: its data are not prepared; run `ropewalk run` with the recipe first")
-    train = load_section(run, "train", Train)
+    train, seed = load_section(run, "train", Train), load_value(run, "seed")
     return Settings(
-        seed=training_seed(train, load_value(run, "seed")),
+        seed=training_seed(train, seed),
+        recipe_seed=seed,
         load=load_section(run, "load", Load),
         train=train,
         checkpoint=load_section(run, "checkpoint", Checkpoints),
+        evaluate=load_section(run, "evaluate", Evaluate),
         planned=load_plan(run),
         data=Path(prepared["folder"]),
     )

@@ -20,10 +20,10 @@ from ropewalk.checkpoint.read.load import CheckpointReader, LazyTensors
 from ropewalk.checkpoint.read.model_check import advise_on_damage, check_weights
 from ropewalk.checkpoint.run_state import Tensors, head_of
 from ropewalk.model.hugging_face.configs import CONFIG
-from ropewalk.model.hugging_face.convert import Imported
 from ropewalk.model.init import initial_value
 from ropewalk.model.spec import CHANGEABLE, Spec
 from ropewalk.model.trainable import adapter_names, with_adapter
+from ropewalk.parallel.directory_shards import DirectoryShards
 from ropewalk.parallel.placement import Choose, LocalShard, Placement
 
 
@@ -160,7 +160,7 @@ def _open_directory(path: Path) -> _Source:
         path=path,
         spec=directory.spec,
         tokenizer=directory.tokenizer,
-        weights=lambda choose: _OfDirectory(directory.weights, choose),
+        weights=lambda choose: DirectoryShards(directory.weights, choose),
     )
 
 
@@ -175,28 +175,6 @@ def _open_checkpoint(path: Path) -> _Source:
         tokenizer=tokenizer,
         weights=lambda choose: LazyTensors(reader, "model", choose),
     )
-
-
-class _OfDirectory(Mapping[str, Tensor | LocalShard]):
-    """The selected shards of the weights of a Hugging Face directory, read lazily."""
-
-    def __init__(self, weights: Imported, choose: Choose) -> None:
-        self._weights = weights
-        chosen = {name: choose("model", name, shape) for name, shape in weights.shapes.items()}
-        self._placements = {name: placement for name, placement in chosen.items() if placement}
-
-    def __getitem__(self, name: str) -> LocalShard:
-        placement = self._placements[name]
-        return LocalShard(self._weights.part(name, placement.offset, placement.local_shape), placement)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._placements)
-
-    def __len__(self) -> int:
-        return len(self._placements)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._placements
 
 
 def _check(source: _Source, spec: Spec, tokenizer: bytes) -> None:

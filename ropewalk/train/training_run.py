@@ -38,6 +38,7 @@ LABELS: dict[Activity, Part] = {
     "data": "data wait",
     "log": "log",
     "validate": "validate",
+    "evaluate": "validate",
     "save": "save",
     "copy": "save",
 }

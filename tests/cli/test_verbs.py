@@ -46,6 +46,8 @@ def values(call: Call, *arguments: str) -> dict:
         ["train", "tiny.toml"],
         ["train", "tiny.toml", "--dry-run"],
         ["evaluate", "tiny.toml"],
+        ["score", "--references", "tiny.toml", "--predictions", "tiny.toml"],
+        ["human", "export", RUN, "--out", "sheets"],
         ["generate", RUN, "--prompt", "def rope", "--tokens", "5"],
         ["chat", RUN, "--tokens", "3"],
         ["checkpoint", "list", RUN],
@@ -72,6 +74,8 @@ def test_every_verb_prints_text_and_json(
     monkeypatch.setattr(sys, "stdin", io.StringIO("rope\n"))
     if arguments[0] == "new":
         arguments = [*arguments, "--force"]
+    if arguments[0] == "human":
+        arguments = [*arguments[:-1], "other-sheets"]
     json.loads(call(*arguments, "--json").out)
 
 

@@ -62,8 +62,14 @@ def test_samples_take_the_domains_in_turn_and_only_code_is_judged(corpus):
     found = measured(corpus, samples=9, prompt_tokens=10, max_new_tokens=24)
     assert [sample.domain for sample in found.samples] == ["code", "prose"] * 4 + ["code"]
     assert len({sample.prompt for sample in found.samples}) > 5
+    texts = [document.data.decode() for document in HeldOut(corpus, Evaluate(), seed=5).documents]
+    assert any("\ufffd" not in sample.prompt + sample.reference for sample in found.samples)
     for sample in found.samples:
         assert (sample.parses is None) == (sample.domain == "prose")
+        beginning = sample.prompt + sample.reference
+        # A cut within a character is shown as U+FFFD.
+        assert sample.reference
+        assert "\ufffd" in beginning or any(text.startswith(beginning) for text in texts)
         # Every true continuation in this corpus holds a whole function.
         assert sample.parses_reference is (True if sample.domain == "code" else None)
     (rate,) = found.tasks["completions"]

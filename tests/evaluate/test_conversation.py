@@ -50,7 +50,7 @@ def test_each_answer_follows_the_whole_dialogue_so_far(checkpoint: Path) -> None
     written = [end, *turn("system", "Be kind.")]
     for number, question in enumerate(("why?", "and then?")):
         written += [1, *ids(f"user\n{question}"), 2, *ids("\n"), 1, *ids("assistant\n")]
-        (drawn,) = generate(model, [written], new_tokens=9, seed=5 + number, end=end, **DRAW)
+        (drawn,) = generate(model, [written], new_tokens=9, seeds=[5 + number], end=end, **DRAW)
         expected = tokenizer.decode(drawn[: drawn.index(2)] if 2 in drawn else drawn)
         found = "".join(conversation.answer(question))
         assert expected.rstrip("\ufffd") == found

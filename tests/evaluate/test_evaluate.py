@@ -184,7 +184,7 @@ def function(held_out):
     [
         ("Wrong", r"task `wrong`: `metrics` must return a list of `Metric`, not \{'share': 0\.5\}"),
         ("Unnamed", r'"mistakes:Unnamed" has no name; write `name = "\.\.\."` in `class Unnamed`'),
-        ("Strings", r"task `wrong`: a request must be `Rolling\(text\)` or .*, not 'a'"),
+        ("Strings", r"task `wrong`: a request must be `Rolling\(text\)`, .*, not 'a'"),
         ("function", r'"mistakes:function" is no task; derive the class from `ropewalk\.evaluate\.task\.Task`'),
     ],
 )

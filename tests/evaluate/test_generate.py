@@ -18,7 +18,7 @@ PROMPTS = [[5, 9, 2], [7, 7, 1], [3], [8, 1, 4, 4, 60], [2] * 15]
 def recomputed(model: Decoder, prompt: list[int], *, index: int, new_tokens: int, temperature: float, top_k: int):
     """The completion with every token computed from the whole visible text, no cache, probabilities by hand."""
     limit = model.spec.sequence_length
-    generator = torch.Generator().manual_seed(seed_for(11, "generate", index))
+    generator = torch.Generator().manual_seed(seed_for(index, "generate"))
     text = list(prompt)
     for chance in torch.rand(new_tokens, generator=generator, dtype=torch.float64).tolist():
         visible = text[context_start(len(text), limit) :]
@@ -38,7 +38,7 @@ def recomputed(model: Decoder, prompt: list[int], *, index: int, new_tokens: int
 def test_cached_generation_equals_recomputation(position, kv_heads, temperature, top_k):
     model = vivid(small(position=position, kv_heads=kv_heads))
     options = {"new_tokens": 20, "temperature": temperature, "top_k": top_k}
-    completions = generate(model, PROMPTS, **options, seed=11, end=None)
+    completions = generate(model, PROMPTS, **options, seeds=range(len(PROMPTS)), end=None)
     for index, prompt in enumerate(PROMPTS):
         assert completions[index] == recomputed(model, prompt, index=index, **options)
     # The prompts and the weights are such that the model does not settle on one token: the test sees differences.
@@ -59,30 +59,30 @@ def test_cached_generation_equals_recomputation(position, kv_heads, temperature,
 def test_cached_generation_equals_recomputation_under_every_option(changes):
     model = vivid(small(**changes))
     options = {"new_tokens": 20, "temperature": 1.0, "top_k": 0}
-    completions = generate(model, PROMPTS, **options, seed=11, end=None)
+    completions = generate(model, PROMPTS, **options, seeds=range(len(PROMPTS)), end=None)
     for index, prompt in enumerate(PROMPTS):
         assert completions[index] == recomputed(model, prompt, index=index, **options)
 
 
 def test_a_completion_does_not_depend_on_the_other_prompts():
     model = vivid(small())
-    options = {"new_tokens": 9, "temperature": 1.0, "top_k": 0, "seed": 3, "end": None}
-    alone = generate(model, PROMPTS[:1], **options)[0]
-    assert generate(model, [PROMPTS[0], *PROMPTS], **options)[0] == alone
-    assert list(stream(model, PROMPTS[0], **options)) == alone
-    # Equal prompts at different places draw from different streams.
-    first, second = generate(model, [PROMPTS[0], PROMPTS[0]], **options)
+    options = {"new_tokens": 9, "temperature": 1.0, "top_k": 0, "end": None}
+    alone = generate(model, PROMPTS[:1], **options, seeds=[3])[0]
+    assert generate(model, [PROMPTS[0], *PROMPTS], **options, seeds=[3, *range(5)])[0] == alone
+    assert list(stream(model, PROMPTS[0], **options, seed=3)) == alone
+    first, second = generate(model, [PROMPTS[0], PROMPTS[0]], **options, seeds=[3, 4])
     assert first != second
 
 
 def test_a_completion_stops_before_the_end_token():
     model = vivid(small())
-    options = {"new_tokens": 12, "temperature": 1.0, "top_k": 0, "seed": 3}
-    whole = generate(model, PROMPTS, **options, end=None)
+    options = {"new_tokens": 12, "temperature": 1.0, "top_k": 0}
+    seeds = range(len(PROMPTS))
+    whole = generate(model, PROMPTS, **options, seeds=seeds, end=None)
     end = whole[0][4]
-    for free, stopped in zip(whole, generate(model, PROMPTS, **options, end=end), strict=True):
+    for free, stopped in zip(whole, generate(model, PROMPTS, **options, seeds=seeds, end=end), strict=True):
         assert stopped == (free[: free.index(end)] if end in free else free)
-    assert list(stream(model, PROMPTS[0], **options, end=end)) == whole[0][: whole[0].index(end)]
+    assert list(stream(model, PROMPTS[0], **options, seed=0, end=end)) == whole[0][: whole[0].index(end)]
 
 
 @pytest.mark.parametrize("limit", [1, 2, 7, 12])
@@ -109,4 +109,4 @@ def test_a_vanishing_temperature_is_greedy():
 
 def test_an_empty_prompt_is_refused():
     with pytest.raises(UserError, match="empty prompt"):
-        generate(vivid(small()), [[]], new_tokens=1, temperature=0, top_k=0, seed=0, end=None)
+        generate(vivid(small()), [[]], new_tokens=1, temperature=0, top_k=0, seeds=[0], end=None)

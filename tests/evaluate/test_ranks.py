@@ -18,6 +18,7 @@ from ropewalk.checkpoint.run_state import State
 from ropewalk.checkpoint.write.save import save
 from ropewalk.cli.main import main
 from ropewalk.evaluate import sharded_model as loading
+from ropewalk.evaluate.answers import ANSWERS
 from ropewalk.evaluate.config import Evaluate
 from ropewalk.evaluate.from_checkpoint import evaluate_checkpoint
 from ropewalk.evaluate.generation_plan import generation_plan
@@ -221,6 +222,7 @@ def test_evaluate_with_nproc_starts_as_many_processes(tmp_path: Path, monkeypatc
         with pytest.raises(SystemExit) as stop:
             main(words)
         assert not stop.value.code
+        (tmp_path / "runs" / "tiny" / ANSWERS).unlink()  # else nothing is left to ask
     logs = tmp_path / "runs" / "tiny" / "logs"
     assert sorted(path.name for path in logs.glob("rank-*")) == ["rank-0.log", "rank-1.log"]
     assert "score" in (logs / "rank-1.log").read_text()

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ropewalk.evaluate.score import score_documents, windows
 
-from .tiny import one_device, small, vivid
+from .tiny import PLAN, one_device, small, vivid
 
 END = 0
 
@@ -32,7 +32,7 @@ def test_scores_equal_one_token_at_a_time(position):
     model = vivid(spec)
     generator = np.random.default_rng(0)
     documents = [np.append(generator.integers(1, spec.vocabulary, n - 1), END) for n in (1, 2, 7, 8, 9, 12, 13, 31)]
-    scores = score_documents(one_device(model), documents, sequence_length=8, rows=4, end_of_text=END)
+    scores = score_documents(one_device(model), PLAN, documents, sequence_length=8, budget=32, before=END)
     for index, document in enumerate(documents):
         total, correct = one_by_one(model, document.tolist(), length=8)
         assert scores[index].log_probability == pytest.approx(total, rel=1e-12)
@@ -56,8 +56,8 @@ def one_by_one(model, document: list[int], *, length: int) -> tuple[float, int]:
 def test_rows_and_company_do_not_matter():
     model = vivid(small())
     documents = [np.array([4, 5, 6] * 9 + [END]), np.array([9, END]), np.array([8, 7] * 5 + [END])]
-    options = {"sequence_length": 12, "end_of_text": END}
-    together = score_documents(one_device(model), documents, rows=5, **options)
-    alone = [score_documents(one_device(model), [d], rows=1, **options) for d in documents]
+    options = {"sequence_length": 12, "before": END}
+    together = score_documents(one_device(model), PLAN, documents, budget=60, **options)
+    alone = [score_documents(one_device(model), PLAN, [d], budget=12, **options) for d in documents]
     apart = [score.log_probability for (score,) in alone]
     np.testing.assert_allclose([score.log_probability for score in together], apart, rtol=1e-12)

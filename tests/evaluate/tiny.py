@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -49,25 +50,27 @@ def vivid(spec: Spec, *, seed: int = 0) -> Decoder:
     return model
 
 
-def one_device(model: Decoder, *, rows: int = 4) -> Executor:
+PLAN = Plan(device="cpu", precision="fp32", batch_size=4, microbatch_size=4)
+
+
+def one_device(model: Decoder) -> Executor:
     """An executor for scoring."""
-    plan = Plan(device="cpu", precision="fp32", batch_size=rows, microbatch_size=rows)
-    return apply(plan, model, None, None)
+    return apply(PLAN, model, None, None)
 
 
-def planned(model: Decoder, held_out: HeldOut, *, length: int = 16, rows: int = 4) -> PlannedModel:
+def planned(model: Decoder, held_out: HeldOut, *, length: int = 16) -> PlannedModel:
     """What tasks ask."""
-    plan = Plan(device="cpu", precision="fp32", batch_size=rows, microbatch_size=rows)
-    return PlannedModel(plan, lambda plan: apply(plan, model, None, None), length=length, held_out=held_out)
+    spec = replace(model.spec, sequence_length=length)
+    return PlannedModel(PLAN, lambda plan: apply(plan, model, None, None), spec=spec, held_out=held_out)
 
 
-def train_tokenizer(texts: Iterable[str], *, prefix_space: bool = False) -> Tokenizer:
+def train_tokenizer(texts: Iterable[str], *, prefix_space: bool = False, end: str = END) -> Tokenizer:
     """A byte-level tokenizer of 320 tokens, the end of text first."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=prefix_space)
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    trainer = trainers.BpeTrainer(vocab_size=320, special_tokens=[END], initial_alphabet=alphabet, show_progress=False)
+    trainer = trainers.BpeTrainer(vocab_size=320, special_tokens=[end], initial_alphabet=alphabet, show_progress=False)
     tokenizer.train_from_iterator(texts, trainer)
     return tokenizer
 

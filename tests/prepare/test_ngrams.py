@@ -237,6 +237,6 @@ def test_words_know_their_tokens(tmp_path: Path) -> None:
     words = Speller(tmp_path / "tokenizer.json").words(
         np.array([*tokens[0], 0, *tokens[1], 0]), np.cumsum([0, len(tokens[0]) + 1, len(tokens[1]) + 1])
     )
-    for word, (first, last) in enumerate(zip(words.tokens.tolist(), words.last_tokens.tolist(), strict=True)):
+    for word, (first, last) in enumerate(zip(words.tokens().tolist(), words.last_tokens().tolist(), strict=True)):
         spelled = tokenizer.decode([*tokens[0], 0, *tokens[1], 0][first : last + 1], skip_special_tokens=False)
         assert words.spelled(word, word + 1)[0] in spelled.lower()

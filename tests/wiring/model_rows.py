@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from tests.evaluate.harness.opened import FOLDER
 from tests.wiring.rows import Row, planned
-from tests.wiring.verbs import evaluated, named, stepped
+from tests.wiring.verbs import asked, evaluated, named, stepped
 
 LEARNED = ('model.position="learned"',)
+ASKED = ('evaluate.tasks=["tests.evaluate.perturb.test_robustness:Asked"]',)
+REPLIES, SHORT = ('evaluate.tasks=["dialogue"]',), "evaluate.max_new_tokens=12"
+SPACED = 'evaluate.perturbations=["extra_spaces"]'
 FILES = (f'evaluate.task_folders=["{FOLDER}"]',)
 STRETCHED = ('model.rope_scaling="linear"', "model.rope_factor=2")
 
@@ -52,4 +55,12 @@ ROWS = [
     Row("evaluate.max_new_tokens", "2", "completions", by=evaluated),
     Row("evaluate.temperature", "0", "completions", by=evaluated),
     Row("evaluate.top_k", "1", "completions", by=evaluated),
+    Row("evaluate.perturbations", '["extra_spaces"]', "tasks", ASKED, by=evaluated),
+    Row("evaluate.bias_folder", "elsewhere", "error", ('evaluate.tasks=["crows-pairs"]',), by=asked),
+    Row("evaluate.toxicity_judge", "perspective", "error", ('evaluate.tasks=["toxicity"]',), by=asked),
+    Row("evaluate.judge_sheet", "nowhere.csv", "error", REPLIES, by=asked),
+    Row("evaluate.dialogues", "nowhere.jsonl", "error", REPLIES, by=asked),
+    Row("evaluate.relevance_judge", "lexical_consistency", "measured", (*REPLIES, SHORT), by=evaluated),
+    Row("evaluate.consistency_judge", "lexical_relevance", "measured", (*REPLIES, SHORT), by=evaluated),
+    Row("evaluate.perturbation_strength", "10", "measured", (*ASKED, SPACED), by=evaluated),
 ]

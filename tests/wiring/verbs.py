@@ -136,7 +136,24 @@ def evaluated(recipe: Recipe) -> Facts:
         "samples": len(result.samples),
         "prompts": [sample.prompt for sample in result.samples],
         "completions": [sample.completion for sample in result.samples],
+        "measured": {task: {m.name: m.value for m in metrics if not m.group} for task, metrics in result.tasks.items()},
     }
+
+
+def asked(recipe: Recipe) -> Facts:
+    """`ropewalk evaluate` before the model: the requests of the tasks, or what is wrong with their data."""
+    from ropewalk.base.errors import UserError
+    from ropewalk.evaluate.evaluation import open_tasks
+    from ropewalk.evaluate.held_out import HeldOut
+    from tests.evaluate.tiny import CODE, train_tokenizer, write_corpus
+
+    with folder() as place:
+        write_corpus(place / "data", {"py": ("code", CODE)}, train_tokenizer(CODE))
+        try:
+            tasks = open_tasks(HeldOut(place / "data", recipe.evaluate, seed=recipe.seed))
+            return {"requests": [list(task.requests()) for task in tasks]}
+        except UserError as error:
+            return {"error": str(error)}
 
 
 def named(recipe: Recipe) -> Facts:

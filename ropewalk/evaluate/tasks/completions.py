@@ -13,6 +13,7 @@ from __future__ import annotations
 import ast
 import functools
 import warnings
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -36,7 +37,13 @@ class Completions(Task):
     def requests(self) -> list[Generate]:
         settings = self.held_out.settings
         sampling = Sampling(settings.max_new_tokens, settings.temperature, settings.top_k)
-        return [Generate(prompt, sampling) for prompt, _ in self._texts]
+        seen: Counter[bytes] = Counter()
+        requests = []
+        for prompt, _ in self._texts:
+            # A short domain is gone through again: the same prompt, another completion.
+            requests.append(Generate(prompt, sampling, repeat=seen[prompt.tobytes()]))
+            seen[prompt.tobytes()] += 1
+        return requests
 
     def metrics(self, answers: Sequence[Generation]) -> list[Metric]:
         code = [sample for sample in self.records(answers) if sample.parses is not None]
@@ -76,6 +83,7 @@ class Completions(Task):
 
     def _sample(self, document: Document, prompt: list[int], truth: list[int], answer: Generation) -> Sample:
         code = document.domain == CODE
+        beginning = truth[: self.held_out.settings.max_new_tokens]
         return Sample(
             prompt=self.held_out.detokenizer.text(prompt),
             completion=answer.text,
@@ -83,6 +91,7 @@ class Completions(Task):
             source=document.source,
             parses=self._judge(prompt, answer.tokens) if code else None,
             parses_reference=self._judge(prompt, truth) if code else None,
+            reference=self.held_out.detokenizer.continuation(prompt, beginning).decode(errors="replace"),
         )
 
     def _judge(self, prompt: list[int], rest: list[int]) -> bool:

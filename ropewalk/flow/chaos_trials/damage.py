@@ -51,6 +51,7 @@ WRONG: tuple[Outcome, ...] = ("silent", "traceback", "misleading")
 one."""
 GROWING = (
     "run/events*.jsonl",
+    "run/evaluation/answers.jsonl",
     "run/doctor.json",
     "run/checkpoints/copies.json",
     "run/checkpoints/frequency.json",

@@ -20,11 +20,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ropewalk.base.errors import DamagedCheckpoint, DataError
-from ropewalk.base.files import committed_file
+from ropewalk.base.files import committed_file, write_json
 from ropewalk.base.progress import Silent
 from ropewalk.checkpoint.config import Tiers
 from ropewalk.checkpoint.format import FILE, list_checkpoints, read_checkpoint_manifest
 from ropewalk.checkpoint.policy.frequency import Frequency, read_learned, write_learned
+from ropewalk.evaluate.human.ratings_log import read_ratings
+from ropewalk.evaluate.human.sheet_key import read_key
+from ropewalk.evaluate.results import read_samples
 from ropewalk.load.cache.disk import Disk
 from ropewalk.load.cache.importance import publish, published
 from ropewalk.load.config import Corpus, Load
@@ -46,6 +49,7 @@ from ropewalk.store.manifest import read_manifest
 
 from ..expected_time import keep_speed, read_speed
 from ..external_corpus import adopt, finished, plan_adoption
+from ..human import export_sheets, import_ratings, show_ratings
 from ..plan_recipe import needs_torch
 from ..recipe import Recipe
 
@@ -74,6 +78,10 @@ ADOPTED = "adopted"
 """Folder in which prepared data refer to a corpus of another program."""
 COPIES = "copies"
 """Name of the run among its copies."""
+RATED = "human"
+"""Folder of the sheets of raters."""
+QUESTIONS = ("typical", "fluent")
+"""What they have answered."""
 LENGTH = 3
 """Tokens of the n-grams whose index was interrupted."""
 SUBSTRING = Substring(action="remove", length=60, method="windows")
@@ -90,6 +98,7 @@ def leave(place: DamagedRun) -> None:
     _leave_ngrams(place)
     _leave_substring(place)
     _leave_copies(place)
+    _leave_ratings(place)
     _adopt(place)
 
 
@@ -217,6 +226,22 @@ def _leave_copies(place: DamagedRun) -> None:
     write_learned(newest.parent, Frequency(clock=lambda: 0.0).state(), alive=False, time=float(manifest.step))
 
 
+def _leave_ratings(place: DamagedRun) -> None:
+    """Sheets about the run's completions, and their ratings."""
+    if not read_samples(place.run):
+        return
+    folder = place.root / RATED
+    export_sheets([place.run], folder, items=4, raters=1, repeat=0)
+    key = read_key(folder)
+    rows = [{"id": line.id, "scores": dict.fromkeys(QUESTIONS, 3)} for line in key.sheets["r1"]]
+    write_json(folder / "filled.json", {"sheet": key.sheet_name("r1"), "ratings": rows})
+    import_ratings(folder, [folder / "filled.json"], run=place.run)
+
+
+def _rated(place: DamagedRun, path: Path) -> Any:
+    return read_key(path.parent), read_ratings(path.parent), show_ratings(path.parent)
+
+
 def _run_name(place: DamagedRun, path: Path) -> Any:
     return needs_torch("ropewalk.checkpoint.tiers.tier_writer", "training").run_name(Tiers(), place.run / "checkpoints")
 
@@ -303,6 +328,9 @@ READERS_BESIDE: dict[str, Reader] = {
     "prepared/*/*.references": read_adopted,
     "near-index/index.json": _near,
     "near-index/*.arrow": _near,
+    "human/key.json": _rated,
+    "human/ratings.jsonl": _rated,
+    "human/human.json": _rated,
     "run/checkpoints/copies.json": _run_name,
     "run/checkpoints/frequency.json": _learned,
     "memory/*/*/*/manifest.json": _in_memory,

@@ -18,7 +18,8 @@ from ropewalk.checkpoint.format import FILE, identity, read_checkpoint_manifest
 from ropewalk.checkpoint.read.model_check import verify_model
 from ropewalk.config.resolved import load_resolved
 from ropewalk.config.stages import read_stage
-from ropewalk.evaluate.results import read_documents, read_results, read_samples
+from ropewalk.evaluate.answers import read_lines
+from ropewalk.evaluate.results import read_documents, read_items, read_results, read_samples
 from ropewalk.monitor.report.preparation import write_page
 from ropewalk.monitor.run_view import read_run
 from ropewalk.plan.plan import load_plan
@@ -146,6 +147,15 @@ def _scores(place: DamagedRun, path: Path) -> Any:
     return read_documents(place.run)
 
 
+def _items(place: DamagedRun, path: Path) -> Any:
+    return read_items(place.run)
+
+
+def _answers(place: DamagedRun, path: Path) -> Any:
+    """As evaluation does, which tells of damaged lines and asks the model again."""
+    return read_lines(path)
+
+
 def _pages(place: DamagedRun, path: Path) -> Any:
     """As the report and the monitor show it; they name what is missing."""
     view = read_run(place.run)
@@ -195,6 +205,8 @@ READERS: dict[str, Reader] = {
     "run/plan.json": _plan,
     "run/evaluation/results.json": _results,
     "run/evaluation/documents.jsonl": _scores,
+    "run/evaluation/items.jsonl": _items,
+    "run/evaluation/answers.jsonl": _answers,
     "run/samples.jsonl": _samples,
     "run/summary.json": _pages,
     "run/doctor.json": _predictions,

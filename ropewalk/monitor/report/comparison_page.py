@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ropewalk.base.files import committed_file
 
-from ..comparison import AXES, SMOOTHED_STEPS, UNITS, Axis, Comparison, figures
+from ..comparison import AXES, PAIRED_NOTE, SMOOTHED_STEPS, UNITS, Axis, Comparison, figures, paired_rows
 from ..draw.chart import HALF, Chart, Series, figure
 from ..draw.markup import Markup, element
 from .page import empty, page, scrolling, section, table, warning_box
@@ -32,11 +32,29 @@ def render_comparison(comparison: Comparison) -> Markup:
     )
     sections = [
         section("Results", warning_box(comparison.notes), scrolling(table(head, rows))),
+        *_paired(comparison),
+        *_standardised(comparison),
         section("Settings that differ", _settings(comparison, names)),
         section("Training loss", _charts(comparison, "training"), element("p", _MEAN, class_="note")),
         section("Validation loss", _charts(comparison, "validation")),
     ]
     return page(f"{' · '.join(names)} · ropewalk", element("main", header, sections))
+
+
+def _paired(comparison: Comparison) -> list[Markup]:
+    rows = paired_rows(comparison)
+    if not rows:
+        return []
+    head, *body = rows
+    return [section("Paired differences", scrolling(table(head, body)), element("p", PAIRED_NOTE, class_="note"))]
+
+
+def _standardised(comparison: Comparison) -> list[Markup]:
+    found = comparison.standardised
+    if found is None:
+        return []
+    tables = [scrolling(table(head, rows)) for head, *rows in (found.cells(), found.cells(details=True))]
+    return [section(found.title, tables, [element("p", note, class_="note") for note in found.notes])]
 
 
 def _settings(comparison: Comparison, names: Sequence[str]) -> Markup:

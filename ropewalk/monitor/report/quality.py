@@ -10,22 +10,53 @@ from ropewalk.base.progress import counted
 from ..comparison import metric_text
 from ..draw.bars import Bar, BarGroup, bar_figure
 from ..draw.markup import Child, Markup, element
+from ..evaluation_view import RELIABILITY, EvaluationView
 from ..run_view import Completion, RunView
 from ..values import finite
+from .evaluation.abilities import ability_figure, level_figure
+from .evaluation.reliability import reliability_figure
+from .evaluation.scores import contamination_table, headline_table
 from .page import badge, empty, scrolling, section, table
 
 SHOWN_SAMPLES = 8
 """Samples shown; others are folded."""
+SHOWN_TASKS = 3
+"""Tasks whose metrics are all shown; of more, they are folded."""
+MOST_DIAGRAMS = 4
+"""Reliability diagrams on the page."""
 MOST_SAMPLES = 64
 MOST_CHARACTERS = 3000
 """Characters of one prompt or completion on the page."""
 
 
 def quality_section(view: RunView) -> Markup:
-    """The metrics of every task, with their intervals, references and groups."""
+    """The headline of every task, abilities, contamination; then each task with intervals, references and groups."""
     if not view.tasks:
         return section("Evaluation", empty("The run has not been evaluated yet."))
-    return section("Evaluation", [_task(view, task, metrics) for task, metrics in view.tasks.items() if metrics])
+    tasks = [(task, _task(view, task, metrics)) for task, metrics in view.tasks.items() if metrics]
+    if len(tasks) > SHOWN_TASKS:
+        details = [element("details", element("summary", task), drawn) for task, drawn in tasks]
+    else:
+        details = [drawn for _, drawn in tasks]
+    return section("Evaluation", overview(view.evaluated), details)
+
+
+def overview(view: EvaluationView) -> list[Markup]:
+    """What is said of all tasks together."""
+    profiles = [drawn for drawn in (ability_figure(view), level_figure(view)) if drawn]
+    diagrams = [reliability_figure(task, metrics) for task, metrics in view.tasks.items()]
+    shown = [drawn for drawn in diagrams if drawn][:MOST_DIAGRAMS]
+    found = [
+        headline_table(view) if len(view.tasks) > 1 else None,
+        _beside(profiles),
+        _beside(shown),
+        contamination_table(view),
+    ]
+    return [drawn for drawn in found if drawn]
+
+
+def _beside(figures: Sequence[Markup]) -> Markup | None:
+    return element("div", [element("div", figure) for figure in figures], class_="pair") if figures else None
 
 
 def samples_section(view: RunView) -> Markup:
@@ -52,6 +83,7 @@ def samples_section(view: RunView) -> Markup:
 
 
 def _task(view: RunView, task: str, metrics: Sequence[Metric]) -> Markup:
+    metrics = [metric for metric in metrics if metric.name != RELIABILITY]  # drawn as a diagram
     bars = [_bars(task, [each for each in metrics if each.name == metric.name]) for metric in metrics if _leads(metric)]
     whole = [metric for metric in metrics if not metric.group]
     rows = [(metric.label, metric_text(metric), _measured(metric), metric.unit) for metric in whole]
@@ -81,7 +113,8 @@ def _bars(task: str, metrics: Sequence[Metric]) -> Markup:
         for metric in metrics
     ]
     first = metrics[0]
-    note = f"{first.note}; {first.better} is better" if first.note else f"{first.better} is better"
+    better = "" if first.better == "neither" else f"{first.better} is better"
+    note = "; ".join(filter(None, (first.note, better)))
     return bar_figure(titled(task, first).capitalize(), note, groups)
 
 

@@ -11,11 +11,12 @@ from ..draw.markup import Child, Markup, element
 from ..headline import KeyFigure, key_figures, verdict
 from ..run_view import RunView, read_run
 from .corpus_section import corpus_section
+from .evaluation.worst_items import worst_section
 from .layer_maps import layers_section
 from .page import page
 from .quality import quality_section, samples_section
 from .record import config_section, events_section, machine_section, time_section
-from .training import loss_section, pace_section
+from .training import live_tasks_section, loss_section, pace_section
 
 FILE = "report.html"
 
@@ -33,7 +34,9 @@ def render(view: RunView) -> Markup:
     """The whole page."""
     sections = [
         loss_section(view),
+        live_tasks_section(view),
         quality_section(view),
+        worst_section(view.evaluated),
         samples_section(view),
         corpus_section(view),
         pace_section(view),

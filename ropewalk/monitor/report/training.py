@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+from ropewalk.base.metric import SHARE, titled
 from ropewalk.base.progress import amount
 
 from ..draw.chart import HALF, Chart, Point, Series, better_x, figure
@@ -12,6 +13,8 @@ from ..draw.markup import Markup, element
 from ..run_view import RunView, StepRecord
 from ..values import finite, whole
 from .page import empty, section
+
+MOST_TASK_CHARTS = 24
 
 
 def loss_section(view: RunView) -> Markup:
@@ -33,6 +36,31 @@ def loss_section(view: RunView) -> Markup:
         note=_loss_note(view),
     )
     return section("Loss", figure(chart))
+
+
+def live_tasks_section(view: RunView) -> Markup | None:
+    """The headline metric of each task over the steps of training; nothing if none was measured."""
+    if not view.evaluations:
+        return None
+    names = list(dict.fromkeys(task for point in view.evaluations for task in point.tasks))
+    charts = [chart for task in names[:MOST_TASK_CHARTS] if (chart := _task_chart(view, task))]
+    drawn = element("div", [figure(chart, HALF) for chart in charts], class_="pair")
+    return section("Tasks during training", drawn) if charts else None
+
+
+def _task_chart(view: RunView, task: str) -> Chart | None:
+    points = [(point.step, metrics[0]) for point in view.evaluations if (metrics := point.tasks.get(task))]
+    if not points:
+        return None
+    last = points[-1][1]
+    scale = 100 if last.unit == SHARE else 1
+    measured = f" (n = {last.n:,})" if last.n else ""
+    return Chart(
+        title=titled(task, last).capitalize(),
+        unit=f"{'%' if last.unit == SHARE else last.unit}{measured}; {last.better} is better",
+        series=[Series(name="", points=[(float(s), scale * m.value) for s, m in points], tone="tone-2", marks="dots")],
+        show=lambda value: last.text(value / scale),
+    )
 
 
 def _validation_name(view: RunView) -> str:

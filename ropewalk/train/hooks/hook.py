@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 HOOKS: Registry[Kind] = Registry("hook", {})
 """Hooks that `train.hooks` may name: a user's own."""
-Activity = Literal["data", "step", "log", "probe", "validate", "save", "copy", "restore", "leave"]
+Activity = Literal["data", "step", "log", "probe", "validate", "evaluate", "save", "copy", "restore", "leave"]
 
 
 class Hook:

@@ -51,7 +51,7 @@ class Metrics(Hook):
     def during(self, run: TrainingRun, activity: Activity) -> contextlib.AbstractContextManager[None]:
         if activity == "data":
             return self._meter.watch("data")
-        pauses = activity in ("probe", "validate", "save", "copy")
+        pauses = activity in ("probe", "validate", "evaluate", "save", "copy")
         return self._meter.paused() if pauses else contextlib.nullcontext()
 
     def _log(self, run: TrainingRun) -> None:

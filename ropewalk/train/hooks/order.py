@@ -11,6 +11,7 @@ from .corruption import CorruptionProbe
 from .data_stalls import DataStalls
 from .hook import Hook
 from .layer_stats import LayerStats
+from .live_evaluation import LiveEvaluation
 from .metrics import Meter, Metrics, RankWatch
 from .pipeline_balance import PipelineBalance
 from .timeline import Timeline
@@ -26,7 +27,8 @@ def ordered_hooks(run: TrainingRun, users: Iterable[Hook]) -> list[Hook]:
 
     - the meter pauses before the watchdog: waiting for queued steps of the device may be a hang, saving is not
     - the guard checks a step before it is logged, validated or saved; the user's `after_step` runs before those too
-    - a step is logged, then validated, then saved: early stopping replaces the weights that the last save writes
+    - a step is logged, validated and evaluated, then saved: early stopping replaces the weights that the last save
+      writes
     - the timeline ends a step after all other hooks
     """
     settings, meter = run.settings.train, Meter(run.device, peak_flops=run.peak_flops, traffic=run.mesh.traffic)
@@ -42,6 +44,7 @@ def ordered_hooks(run: TrainingRun, users: Iterable[Hook]) -> list[Hook]:
         *users,
         CorruptionProbe(settings.faults.probe_every_steps),
         Validation(settings.validate_every_steps),
+        LiveEvaluation(run.settings),
         Checkpointing(run.checkpointer),
         PipelineBalance(run.folder, run.settings.planned, control, events=run.events, say=say),
         Timeline(settings.timeline_steps),

@@ -68,7 +68,7 @@ class Watchdog(Hook):
         self.beat(run.step)
 
     def during(self, run: TrainingRun, activity: Activity) -> contextlib.AbstractContextManager[None]:
-        pauses = activity in ("probe", "validate", "save", "restore", "leave")
+        pauses = activity in ("probe", "validate", "evaluate", "save", "restore", "leave")
         return self.paused() if pauses else contextlib.nullcontext()
 
     def start(self) -> None:

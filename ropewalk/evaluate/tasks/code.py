@@ -1,0 +1,118 @@
+"""The tasks `humaneval` and `mbpp`: the model completes programs, which run in a sandbox against their tests."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ropewalk.base.errors import UserError
+from ropewalk.base.metric import Metric
+from ropewalk.base.progress import counted
+from ropewalk.config.cache import cache_folder
+from ropewalk.config.ranks import ranks
+
+from ..code_problems import CodeProblem, read_code_problems
+from ..held_out import HeldOut
+from ..metrics.item_metric import ItemMetric
+from ..metrics.pass_at_k import PassAtK, VerdictShare
+from ..question_task import Item, Question, QuestionTask
+from ..sandbox.judging import Judge
+from ..sandbox.program import Verdict
+from ..task import Sampling
+
+KS = (1, 5, 10, 50, 100)
+"""pass@k is given for those of these that `evaluate.code_samples` allows."""
+
+
+class CodeTask(QuestionTask):
+    """Problems of `evaluate.code_problems`. Programs run on rank 0, once: verdicts are remembered by content."""
+
+    ask = "generate_until"
+    max_new_tokens = 512
+    """Long enough for every canonical solution of HumanEval in common tokenizers."""
+
+    def __init__(self, held_out: HeldOut) -> None:
+        super().__init__(held_out)
+        settings = held_out.settings
+        self.repeats = settings.code_samples
+        # One completion: the most likely one. Several must differ; the paper's choice for large k.
+        spread = {"temperature": 0.8, "top_p": 0.95} if self.repeats > 1 else {}
+        self._problems = {problem.task_id: problem for problem in self._read(settings.code_problems)}
+        stop = next(iter(self._problems.values())).stop
+        self.sampling = Sampling(self.max_new_tokens, stop=stop, **spread)  # type: ignore[arg-type]
+        self._judge = Judge(sandbox=settings.sandbox, memory=cache_folder() / "verdicts.jsonl")
+        self._verdicts: dict[tuple[str, str], Verdict] = {}
+
+    def _read(self, path: str) -> list[CodeProblem]:
+        if not path:
+            raise UserError(f'task `{self.name}` needs its problems: set `evaluate.code_problems = "FILE.jsonl.gz"`')
+        return read_code_problems(Path(path))
+
+    def load_questions(self) -> list[Question]:
+        return [
+            Question(prompt=each.prompt, document={**each.row, "task_id": each.task_id}, references=(each.solution,))
+            for each in self._problems.values()
+        ]
+
+    @property
+    def item_metrics(self) -> Sequence[ItemMetric]:
+        found = [PassAtK(k) for k in KS if k <= self.repeats]
+        return [*found, VerdictShare("timeout", "timeouts"), VerdictShare("fault", "sandbox_failures")]
+
+    def items(self, answers: Sequence[Any]) -> list[Item]:
+        rest = iter(answers)
+        items = [
+            super(CodeTask, self).item(each, [next(rest) for _ in self.requests_of(each)]) for each in self.questions
+        ]
+        self._run([pair for item in items for pair in _completions(item)])
+        return [self._judged(item) for item in items]
+
+    def item(self, question: Question, answers: Sequence[Any]) -> Item:
+        item = super().item(question, answers)
+        self._run(_completions(item))
+        return self._judged(item)
+
+    def metrics(self, answers: Sequence[Any]) -> list[Metric]:
+        if ranks().rank:
+            return []
+        found = super().metrics(answers)
+        faults = [verdict.detail for verdict in self._verdicts.values() if verdict.kind == "fault"]
+        if faults:
+            told = f"{self.name}: {counted(len(faults), 'program')} could not be judged and are not scored: {faults[0]}"
+            self.held_out.progress.say(told)
+        return found
+
+    def records(self, answers: Sequence[Any]) -> Sequence[Any]:
+        return [] if ranks().rank else super().records(answers)
+
+    def _run(self, completions: Sequence[tuple[str, str]]) -> None:
+        """Makes sure that there is a verdict on each completion, given with its task_id."""
+        missing = [pair for pair in dict.fromkeys(completions) if pair not in self._verdicts]
+        if missing:
+            programs = [self._problem(task).program(self._problem(task).cut(text)) for task, text in missing]
+            self._verdicts.update(zip(missing, self._judge.verdicts(programs, self.held_out.progress), strict=True))
+
+    def _problem(self, task_id: str) -> CodeProblem:
+        return self._problems[task_id]
+
+    def _judged(self, item: Item) -> Item:
+        verdicts = tuple(self._verdicts[pair].kind for pair in _completions(item))
+        return dataclasses.replace(item, verdicts=verdicts)
+
+
+class HumanEval(CodeTask):
+    """Functions to complete after their signature and docstring."""
+
+    name = "humaneval"
+
+
+class Mbpp(CodeTask):
+    """Short programs to write from a sentence and its tests."""
+
+    name = "mbpp"
+
+
+def _completions(item: Item) -> list[tuple[str, str]]:
+    return [(str(item.question.document["task_id"]), text) for text in item.predictions]

@@ -1,0 +1,81 @@
+"""The headline of every task in one table: value, interval, change since an earlier run, score on clean questions."""
+
+from __future__ import annotations
+
+from ropewalk.base.metric import Metric, read_tasks
+from ropewalk.base.progress import counted
+
+from ...comparison import metric_text
+from ...draw.markup import Markup, element
+from ...evaluation_view import EvaluationView
+from ...values import finite, mapping, text
+from ..page import scrolling, table
+
+SIGNIFICANT = 0.05
+_HEADS = ("task", "metric", "value (95 % interval)", "over")
+
+
+def headline_table(view: EvaluationView) -> Markup:
+    """A row per task."""
+    changes, cleaned = mapping(view.change.get("tasks")), view.contamination
+    heads = [*_HEADS, *(["change"] if changes else []), *(["clean questions"] if cleaned else [])]
+    rows = []
+    for task, metrics in view.tasks.items():
+        if not metrics:
+            continue
+        first = metrics[0]
+        row = [task, first.label, metric_text(first), "–" if first.n is None else counted(first.n, first.of)]
+        row += [_change(first, mapping(mapping(changes.get(task)).get(first.name)))] if changes else []
+        row += [_clean(view, task, first)] if cleaned else []
+        rows.append(row)
+    title = element("figcaption", element("strong", "All tasks"), element("span", _since(view), class_="unit"))
+    return element("figure", title, scrolling(table(heads, rows, numeric=range(2, len(heads)))))
+
+
+def contamination_table(view: EvaluationView) -> Markup | None:
+    """What of each task stands in the training corpus, with an example."""
+    rows = []
+    for task, found in view.contamination.items():
+        tree = mapping(found)
+        evidence = tree.get("evidence")
+        first = mapping(evidence[0]) if isinstance(evidence, list) and evidence else {}
+        where = f"“{text(first.get('span'))}” in {text(first.get('document'))}" if first else "–"
+        counts = [finite(tree.get(key)) or 0 for key in ("contaminated", "questions", "unchecked")]
+        words = finite(tree.get("words")) or 0
+        rows.append((task, f"{counts[0]:,.0f} of {counts[1]:,.0f}", f"{counts[2]:,.0f}", f"{words:.0f} words", where))
+    if not rows:
+        return None
+    heads = ("task", "seen in training", "too short to tell", "n-grams of", "example")
+    note = (
+        "A question counts as seen if any of its n-grams stands in a training document of this run. Paraphrases and "
+        "translations are not found."
+    )
+    title = element("figcaption", element("strong", "Contamination"))
+    return element("figure", title, scrolling(table(heads, rows, numeric=(1, 2))), element("p", note, class_="note"))
+
+
+def _since(view: EvaluationView) -> str:
+    run, step = text(view.change.get("run")), finite(view.change.get("step"))
+    return f"change since {run}" + (f", step {step:,.0f}" if step is not None else "") if run else ""
+
+
+def _change(metric: Metric, change: object) -> str:
+    """The paired difference; in brackets if chance explains it."""
+    tree = mapping(change)
+    difference, p = finite(tree.get("difference")), finite(tree.get("p"))
+    if difference is None:
+        return "–"
+    sign = "+" if difference >= 0 else "−"
+    shown = f"{sign}{metric.text(abs(difference))}"
+    return shown if p is not None and p < SIGNIFICANT else f"({shown})"
+
+
+def _clean(view: EvaluationView, task: str, metric: Metric) -> str:
+    tree = mapping(view.contamination.get(task))
+    if not tree:
+        return "–"
+    if not finite(tree.get("contaminated")):
+        return "all clean"
+    clean = read_tasks({"tasks": {task: tree.get("clean")}}).get(task, ())
+    found = next((each for each in clean if each.name == metric.name and not each.group), None)
+    return "none is clean" if found is None else f"{found.text()} (n = {found.n:,})" if found.n else found.text()

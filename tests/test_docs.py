@@ -181,6 +181,9 @@ class Workshop:
         if block.language == "bash":
             lines = block.text.replace("\\\n", " ").splitlines()
             return "".join(self.command(line) for line in lines if shlex.split(line, comments=True))
+        if block.language == "yaml":
+            self._write(re.match(r"# (\S+\.yaml)\n", block.text)[1], block.text)
+            return ""
         if block.language == "python" and (named := re.match(r"# (\S+\.py)\n", block.text)):
             self._write(named[1], block.text)
         elif block.language == "python":
@@ -396,7 +399,7 @@ def test_pages_that_are_slow_exist() -> None:
 def test_a_command_in_a_block_of_text_says_why_it_is_not_run(page: Path) -> None:
     lines = page.read_text("utf-8").splitlines()
     for block in blocks_of(page):
-        assert block.language in ("bash", "python", "toml", "json", "text"), f"{name_of(page)}:{block.line}"
+        assert block.language in ("bash", "python", "toml", "json", "yaml", "text"), f"{name_of(page)}:{block.line}"
         if block.language == "text" and re.search(r"^(\$ |\S*python |ropewalk |make |pip )", block.text, re.MULTILINE):
             above = lines[block.line - 3]
             assert re.fullmatch(r"<!-- not run: \S.+ -->", above), f"{name_of(page)}:{block.line}: {above!r}"

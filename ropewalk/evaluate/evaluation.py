@@ -13,9 +13,10 @@ import numpy as np
 
 from ropewalk.base.errors import UserError
 from ropewalk.base.metric import Metric, metrics_tree
-from ropewalk.base.seeds import seed_for
 
 from .config import TASKS
+from .decode.stop_strings import cut
+from .decode.token_choice import prompt_seed
 from .held_out import HeldOut
 from .results import write_results
 from .task import (
@@ -105,21 +106,23 @@ def _likelihoods(model: TaskModel, held_out: HeldOut, requests: Sequence[Request
 
 def _completions(model: TaskModel, held_out: HeldOut, requests: Sequence[Request]) -> dict[int, Generation]:
     by_sampling: dict[Sampling, dict[int, list[int]]] = {}
+    repeats = {}
     for index, request in enumerate(requests):
         if isinstance(request, Generate):
             text = request.prompt
             tokens = held_out.detokenizer.encode(text) if isinstance(text, str) else text.tolist()
-            by_sampling.setdefault(request.sampling, {})[index] = tokens
+            # Prompts follow an end-of-text token, like every training document.
+            by_sampling.setdefault(request.sampling, {})[index] = [held_out.end_of_text, *tokens]
+            repeats[index] = request.repeat
     found = {}
     for sampling, prompts in by_sampling.items():
-        held_out.progress.begin("sample", None, "completions")
-        # Prompts follow an end-of-text token, like every training document.
-        whole = [[held_out.end_of_text, *prompt] for prompt in prompts.values()]
-        drawn = model.generate(whole, sampling, seed=seed_for(held_out.seed, "samples"))
+        held_out.progress.begin("sample", len(prompts), "completions")
+        seeds = [prompt_seed(held_out.seed, prompt, repeats[index]) for index, prompt in prompts.items()]
+        drawn = model.generate([*prompts.values()], sampling, seeds=seeds)
         held_out.progress.end()
         for (index, prompt), completion in zip(prompts.items(), drawn, strict=True):
-            data = held_out.detokenizer.continuation(prompt, completion)
-            found[index] = Generation(completion, data.decode(errors="replace"))
+            data = held_out.detokenizer.continuation(prompt[1:], completion)
+            found[index] = Generation(completion, cut(data.decode(errors="replace"), sampling.stop))
     return found
 
 

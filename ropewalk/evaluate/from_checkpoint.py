@@ -5,7 +5,8 @@ A single process loads the whole model on its device. Processes of a launcher sh
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +29,14 @@ from ropewalk.prepare.foreign import encoding, load_foreign
 from ropewalk.prepare.tokenizer import encode, end_of_text, vocabulary_size
 
 from .config import Evaluate
+from .decode.stop_strings import cut, pieces_before
+from .decode.token_choice import prompt_seed
 from .evaluation import evaluate, write_evaluation
-from .generate import stream
+from .generate import generate, stream
 from .held_out import HeldOut
 from .results import read_results
 from .sharded_model import PlannedModel, load_generator
+from .task import Sampling
 
 
 def evaluate_checkpoint(
@@ -56,14 +60,13 @@ def generate_text(
     prompt: str = "",
     question: str | None = None,
     template: str = "",
-    tokens: int,
-    temperature: float,
-    top_k: int,
+    sampling: Mapping[str, Any],
     seed: int,
 ) -> Iterator[str]:
-    """Generates the text after `prompt`, or the answer to `question` in the chat `template`, piece by piece. Under a
-    launcher all ranks must call and get the same text."""
+    """Generates the text after `prompt`, or the answer to `question` in the chat `template`, piece by piece; `sampling`
+    has the fields of `Sampling`. Under a launcher all ranks must call and get the same text."""
     model, tokenizer = _open(path, texts=[prompt if question is None else question])
+    how = read_sampling(sampling)
     end, chat = end_of_text(tokenizer, path=path / TOKENIZER), None
     with encoding(path / TOKENIZER):
         if question is not None:
@@ -75,14 +78,41 @@ def generate_text(
         model,
         # Prompts follow an end-of-text token, like every training document.
         [end, *text],
-        new_tokens=tokens,
-        temperature=temperature,
-        top_k=top_k,
+        how,
         seed=seed,
         end=end,
         vocabulary=vocabulary_size(tokenizer),
     )
-    yield from spelled(until(drawn, chat.closing) if chat else drawn, tokenizer)
+    yield from pieces_before(spelled(until(drawn, chat.closing) if chat else drawn, tokenizer), how.stop)
+
+
+def generate_texts(path: Path, *, prompts: Sequence[str], sampling: Mapping[str, Any], seed: int) -> list[str]:
+    """Generates the text after each of many prompts, which share forward passes. Under a launcher all ranks must
+    call."""
+    model, tokenizer = _open(path, texts=prompts)
+    end, how = end_of_text(tokenizer, path=path / TOKENIZER), read_sampling(sampling)
+    with encoding(path / TOKENIZER):
+        encoded = [[end, *tokenizer.encode(each, add_special_tokens=False).ids] for each in prompts]
+    repeats: Counter[tuple[int, ...]] = Counter()
+    seeds = []
+    for each in map(tuple, encoded):
+        seeds.append(prompt_seed(seed, each, repeats[each]))
+        repeats[each] += 1
+    drawn = generate(
+        model,
+        encoded,
+        how,
+        seeds=seeds,
+        end=end,
+        vocabulary=vocabulary_size(tokenizer),
+        text=tokenizer.decode,
+    )
+    return [cut(tokenizer.decode(tokens), how.stop) for tokens in drawn]
+
+
+def read_sampling(fields: Mapping[str, Any]) -> Sampling:
+    """`Sampling` from its fields, whose `stop` may be a list."""
+    return Sampling(**{**fields, "stop": tuple(stop for stop in fields.get("stop", ()) if stop)})
 
 
 def chat_encoder(template: str, tokenizer: Tokenizer, *, end: int) -> ChatEncoder:

@@ -66,16 +66,18 @@ class PlannedModel:
             progress=self._held_out.progress,
         )
 
-    def generate(self, prompts: Sequence[Sequence[int]], sampling: Sampling, *, seed: int) -> list[list[int]]:
+    def generate(
+        self, prompts: Sequence[Sequence[int]], sampling: Sampling, *, seeds: Sequence[int]
+    ) -> list[list[int]]:
         return generate(
             self._under(dataclasses.replace(self._plan, precision="fp32")),
-            [list(prompt) for prompt in prompts],
-            new_tokens=sampling.max_new_tokens,
-            temperature=sampling.temperature,
-            top_k=sampling.top_k,
-            seed=seed,
+            prompts,
+            sampling,
+            seeds=seeds,
             end=self._held_out.end_of_text,
             vocabulary=self._held_out.detokenizer.vocabulary,
+            text=self._held_out.detokenizer.text,
+            progress=self._held_out.progress,
         )
 
     def _under(self, plan: Plan) -> Executor | ModelStage:

@@ -101,9 +101,10 @@ class Generation:
     """The answer to `Generate`."""
 
     tokens: list[int]
-    """Without prompt and end of text; fewer than `max_new_tokens` if the model ended the text."""
+    """Without prompt and end of text; fewer than `max_new_tokens` if the model ended the text. A stop string that
+    begins inside a token leaves this token."""
     text: str
-    """Invalid UTF-8 is shown as U+FFFD."""
+    """Without the stop string. Invalid UTF-8 is shown as U+FFFD."""
 
 
 Request = Rolling | LogLikelihood | Generate
@@ -166,5 +167,7 @@ class TaskModel(Protocol):
     def rolling(self, documents: Sequence[np.ndarray]) -> list[Likelihood]:
         """Log-likelihoods of documents, given as tokens that end with the end of text."""
 
-    def generate(self, prompts: Sequence[Sequence[int]], sampling: Sampling, *, seed: int) -> list[list[int]]:
-        """The completion of each prompt, as tokens."""
+    def generate(
+        self, prompts: Sequence[Sequence[int]], sampling: Sampling, *, seeds: Sequence[int]
+    ) -> list[list[int]]:
+        """The completion of each prompt, as tokens; each prompt has its own random numbers, from its seed."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 import ast
 import functools
 import warnings
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -35,8 +36,20 @@ class Completions(Task):
 
     def requests(self) -> list[Generate]:
         settings = self.held_out.settings
-        sampling = Sampling(settings.max_new_tokens, settings.temperature, settings.top_k)
-        return [Generate(prompt, sampling) for prompt, _ in self._texts]
+        sampling = Sampling(
+            settings.max_new_tokens,
+            settings.temperature,
+            settings.top_k,
+            settings.top_p,
+            settings.min_p,
+            settings.repetition_penalty,
+        )
+        times: Counter[int] = Counter()
+        requests = []
+        for document, (prompt, _) in zip(self._chosen, self._texts, strict=True):
+            requests.append(Generate(prompt, sampling, times[id(document)]))
+            times[id(document)] += 1
+        return requests
 
     def metrics(self, answers: Sequence[Generation]) -> list[Metric]:
         code = [sample for sample in self.records(answers) if sample.parses is not None]

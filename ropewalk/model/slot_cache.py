@@ -66,6 +66,11 @@ class SlotCache:
         """The layers' next calls, in order, get the queries, keys and values of these tokens."""
         self._at, self._layer = at, 0
         self._mask: Tensor | None = None
+        slots = at.slots
+        if isinstance(slots, slice):
+            slots = torch.arange(slots.start, slots.stop, device=at.positions_BT.device)
+        padding_BT = at.positions_BT < 0
+        self._where = slots.unsqueeze(1), torch.where(padding_BT, self.room - 1, at.positions_BT)
 
     def copy(self, sources: Sequence[int], targets: Sequence[int], *, tokens: int) -> None:
         """Copies the first `tokens` tokens of slots; a slot may be a source and a target."""
@@ -93,19 +98,16 @@ class SlotCache:
 
     def _written(self, k_BGTD: Tensor, v_BGTD: Tensor) -> tuple[Tensor, Tensor]:
         """All keys and values of the layer, with the new ones."""
-        slots, room = self._shape
         if self._layer == len(self._layers):
             # Zeros, because a masked NaN would still be NaN.
+            slots, room = self._shape
             shape = (slots, k_BGTD.shape[1], room, k_BGTD.shape[3])
             self._layers.append((k_BGTD.new_zeros(shape), v_BGTD.new_zeros(shape)))
         layer = self._layers[self._layer]
         self._layer += 1
-        positions_BT, own = self._at.positions_BT, self._at.slots
-        if isinstance(own, slice):
-            own = torch.arange(own.start, own.stop, device=positions_BT.device)
-        where_BT = torch.where(positions_BT < 0, room - 1, positions_BT)
+        slots_B1, where_BT = self._where
         for x_SGTD, new_BGTD in zip(layer, (k_BGTD, v_BGTD), strict=True):
-            x_SGTD[own.unsqueeze(1), :, where_BT] = new_BGTD.transpose(1, 2)
+            x_SGTD[slots_B1, :, where_BT] = new_BGTD.transpose(1, 2)
         return layer
 
     def _make_mask(self, heads: int, q_BHTD: Tensor) -> Tensor:

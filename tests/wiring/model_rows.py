@@ -45,4 +45,7 @@ ROWS = [
     Row("evaluate.max_new_tokens", "2", "completions", by=evaluated),
     Row("evaluate.temperature", "0", "completions", by=evaluated),
     Row("evaluate.top_k", "1", "completions", by=evaluated),
+    Row("evaluate.top_p", "0.1", "completions", by=evaluated),
+    Row("evaluate.min_p", "0.9", "completions", by=evaluated),
+    Row("evaluate.repetition_penalty", "5.0", "completions", by=evaluated),
 ]

@@ -49,6 +49,10 @@ def generate(
     repetition_penalty: RepetitionPenalty = 1.0,
     stop: Stop = None,
     seed: Annotated[int, typer.Option("--seed", min=0, help="The same seed gives the same text.")] = 0,
+    precision: Annotated[
+        Literal["fp32", "bf16"],
+        typer.Option("--precision", help="`bf16` is faster; in `fp32` every number of processes gives the same text."),
+    ] = "fp32",
     nproc: Annotated[
         int | None,
         typer.Option(
@@ -80,6 +84,7 @@ def generate(
         "repetition_penalty": repetition_penalty,
         "stop": stop or (),
         "seed": seed,
+        "precision": precision,
         "nproc": nproc,
     }
     if prompts:

@@ -115,14 +115,14 @@ def evaluate_run(run: Path, *, progress: Progress | None = None) -> dict[str, An
     return read_results(run)
 
 
-def load_generator(path: Path) -> tuple[Executor, bytes]:
+def load_generator(path: Path, *, precision: Literal["fp32", "bf16"] = "fp32") -> tuple[Executor, bytes]:
     """(executor for generation on this launch's ranks, tokenizer file) of the checkpoint `path`. All ranks must
     call."""
     place = ranks()
     device = _device(place)
     with advise_on_damage(path):
         check_weights(read_checkpoint_manifest(path), path)
-        plan = generation_plan(path, processes=place.world, device=device)
+        plan = generation_plan(path, processes=place.world, device=device, precision=precision)
         tokenizer = CheckpointReader(path).file(TOKENIZER)
     join(plan, place)
     mesh = Mesh(plan, place.rank)

@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from ropewalk.base.metric import flat_results
 from ropewalk.base.progress import Progress
@@ -197,13 +197,18 @@ def generate(
     repetition_penalty: float = 1.0,
     stop: Sequence[str] = (),
     seed: int = 0,
+    precision: Literal["fp32", "bf16"] = "fp32",
     nproc: int | None = None,
 ) -> Iterator[str]:
     """Yields text as it is sampled, up to the first of the texts `stop`; `checkpoint` is a checkpoint or a run
     directory. `nproc` processes of this machine share the model (flow/generation.py); under a launcher with several
     processes all must call."""
     sampling = _sampling(tokens, temperature, top_k, top_p, min_p, repetition_penalty, stop)
-    return draw_text(checkpoint, {"prompt": checked_text(prompt), "sampling": sampling, "seed": seed}, nproc=nproc)
+    return draw_text(
+        checkpoint,
+        {"prompt": checked_text(prompt), "sampling": sampling, "seed": seed, "precision": precision},
+        nproc=nproc,
+    )
 
 
 def complete(
@@ -218,12 +223,13 @@ def complete(
     repetition_penalty: float = 1.0,
     stop: Sequence[str] = (),
     seed: int = 0,
+    precision: Literal["fp32", "bf16"] = "fp32",
     nproc: int | None = None,
 ) -> list[str]:
     """The texts after many prompts, which share forward passes; `nproc` as in `generate`. A text does not depend on the
     other prompts; equal prompts get different texts if they are sampled."""
     sampling = _sampling(tokens, temperature, top_k, top_p, min_p, repetition_penalty, stop)
-    request = {"prompts": [*map(checked_text, prompts)], "sampling": sampling, "seed": seed}
+    request = {"prompts": [*map(checked_text, prompts)], "sampling": sampling, "seed": seed, "precision": precision}
     return [*draw_text(checkpoint, request, nproc=nproc)]
 
 
@@ -240,12 +246,19 @@ def answer(
     repetition_penalty: float = 1.0,
     stop: Sequence[str] = (),
     seed: int = 0,
+    precision: Literal["fp32", "bf16"] = "fp32",
     nproc: int | None = None,
 ) -> Iterator[str]:
     """Yields the answer of a chat model as it is sampled; `template` names its chat template if it has none. `nproc` as
     in `generate`."""
     sampling = _sampling(tokens, temperature, top_k, top_p, min_p, repetition_penalty, stop)
-    asked = {"question": checked_text(question), "template": template, "sampling": sampling, "seed": seed}
+    asked = {
+        "question": checked_text(question),
+        "template": template,
+        "sampling": sampling,
+        "seed": seed,
+        "precision": precision,
+    }
     return draw_text(checkpoint, asked, nproc=nproc)
 
 

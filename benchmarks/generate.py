@@ -1,6 +1,6 @@
 """Greedy generation for many uneven prompts: ours and transformers, eager, with a static cache, and compiled.
 
-    make bench NAME=generate            on a GPU: 1.36B, 64 prompts x 256 new tokens; on a CPU: 30M, 64 x 128
+    make bench NAME=generate            on a GPU: 1.36B, 64 prompts x 256 new tokens; on a CPU: 30M, 64 x 64
     python benchmarks/generate.py --quick
 
 All have the same weights, which ours exports to a Hugging Face directory, and the same device: bfloat16 on a GPU,
@@ -8,6 +8,8 @@ float32 on a CPU. transformers gets all prompts as one batch, padded on the left
 prefill included, of the best of several runs after one that is not timed; on a CPU per second of its time with one
 thread, which other programs disturb least. The limit is that of memory: in a decode step the weights and all keys and
 values so far are read once.
+
+`few_shot` has prompts that differ in their last 8 tokens, and 16 new tokens: ours computes what they share once.
 
 Quality: in float32, tokens are equal until the two best logits differ by less than 1e-4, judged at the first token that
 differs by logits of the whole text without a cache.
@@ -28,6 +30,7 @@ from typing import Any
 import torch
 
 Tokens = list[list[int]]
+Generate = Callable[[Tokens, int], Tokens]
 WAYS = ("eager", "static", "compiled")
 PEAK_BYTES = {"cuda": 4.2e12, "cpu": None}
 """Bytes per second; an H200 copies that many. A CPU is measured."""
@@ -58,7 +61,7 @@ CASES = {
         new=256, runs=3,
     ),
     "30M": Case(
-        layers=8, width=512, heads=8, hidden=1408, vocabulary=8192, length=1024, prompts=64, longest=128, new=128,
+        layers=8, width=512, heads=8, hidden=1408, vocabulary=8192, length=1024, prompts=64, longest=128, new=64,
         runs=1,
     ),
     "quick": Case(
@@ -113,30 +116,29 @@ def export(case: Case, folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(config))
 
 
-def ours(case: Case, dtype: torch.dtype) -> Callable[[int], Tokens]:
+def ours(case: Case, dtype: torch.dtype) -> Generate:
     from ropewalk.evaluate.generate import generate
     from ropewalk.evaluate.task import Sampling
 
-    model, prompts = own_model(case).to(device(), dtype), prompts_of(case)
-    return lambda new: generate(model, prompts, Sampling(new), seeds=range(len(prompts)), end=None)
+    model = own_model(case).to(device(), dtype)
+    return lambda prompts, new: generate(model, prompts, Sampling(new), seeds=range(len(prompts)), end=None)
 
 
-def theirs(case: Case, folder: Path, way: str, dtype: torch.dtype) -> Callable[[int], Tokens]:
+def theirs(folder: Path, way: str, dtype: torch.dtype) -> Generate:
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).to(device()).eval()
     model.generation_config.eos_token_id = None
-    prompts = prompts_of(case)
-    width = max(map(len, prompts))
-    padded = torch.tensor([[0] * (width - len(prompt)) + prompt for prompt in prompts], device=device())
-    mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts], device=device())
     settings: dict[str, Any] = {"do_sample": False, "pad_token_id": 0}
     if way != "eager":
         settings |= {"cache_implementation": "static", "disable_compile": way == "static" or device() == "cpu"}
     if way == "compiled" and device() == "cpu":  # transformers compiles by itself on a GPU
         model.forward = torch.compile(model.forward)
 
-    def run(new: int) -> Tokens:
+    def run(prompts: Tokens, new: int) -> Tokens:
+        width = max(map(len, prompts))
+        padded = torch.tensor([[0] * (width - len(prompt)) + prompt for prompt in prompts], device=device())
+        mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts], device=device())
         with torch.no_grad():
             found = model.generate(input_ids=padded, attention_mask=mask, max_new_tokens=new, **settings)
         return found[:, width:].tolist()
@@ -144,15 +146,16 @@ def theirs(case: Case, folder: Path, way: str, dtype: torch.dtype) -> Callable[[
     return run
 
 
-def measured(case: Case, run: Callable[[int], Tokens]) -> float:
-    """New tokens per second."""
-    run(case.new)  # compiles, captures, and loads kernels
+def measured(generate: Generate, prompts: Tokens, new: int, *, runs: int) -> tuple[float, Tokens]:
+    """New tokens per second, and the tokens."""
+    # Compiles, captures, and loads kernels; an eager model on a CPU does without.
+    generate(prompts, new if runs > 1 else 2)
     seconds = []
-    for _ in range(case.runs):
+    for _ in range(runs):
         begin = clock()
-        run(case.new)
+        found = generate(prompts, new)
         seconds.append(clock() - begin)
-    return case.prompts * case.new / min(seconds)
+    return len(prompts) * new / min(seconds), found
 
 
 def differences(case: Case, folder: Path, own: Tokens, other: Tokens) -> dict[str, float]:
@@ -192,6 +195,31 @@ def limit(case: Case, *, size: int) -> float:
     return case.prompts * case.new / (read / bandwidth())
 
 
+def contend(who: str, case: Case, folder: Path) -> dict[str, Any]:
+    """A contender's figures."""
+
+    def opened(dtype: torch.dtype) -> Generate:
+        return ours(case, dtype) if who == "ropewalk" else theirs(folder, who, dtype)
+
+    generate, prompts, kept = opened(precision()), prompts_of(case), folder / "ropewalk-tokens.json"
+    speed, tokens = measured(generate, prompts, case.new, runs=case.runs + (who == "compiled"))
+    found: dict[str, Any] = {"tokens_per_s": speed}
+    if who in ("ropewalk", "eager"):
+        few_shot = [prompts_of(case)[0] * 2 + prompt for prompt in (each[:8] for each in prompts)]
+        found["few_shot_tokens_per_s"] = measured(generate, few_shot, 16, runs=case.runs)[0]
+        if precision() != torch.float32:
+            tokens = opened(torch.float32)(prompts, case.new)
+    if who == "ropewalk":
+        kept.write_text(json.dumps(tokens))
+    if who == "eager":
+        found |= differences(case, folder, json.loads(kept.read_text()), tokens)
+    return found
+
+
+def precision() -> torch.dtype:
+    return torch.bfloat16 if device() == "cuda" else torch.float32
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true")
@@ -199,24 +227,10 @@ def main() -> None:
     parser.add_argument("--case", choices=CASES)
     parser.add_argument("--folder", type=Path)
     options = parser.parse_args()
-    dtype = torch.bfloat16 if device() == "cuda" else torch.float32
     if device() == "cpu":
         torch.set_num_threads(1)
     if options.contender:
-        case = CASES[options.case]
-
-        def contender(dtype: torch.dtype) -> Callable[[int], Tokens]:
-            if options.contender == "ropewalk":
-                return ours(case, dtype)
-            return theirs(case, options.folder, options.contender, dtype)
-
-        found: dict[str, Any] = {"tokens_per_s": measured(case, contender(dtype))}
-        kept = options.folder / "ropewalk-tokens.json"
-        if options.contender == "ropewalk":
-            kept.write_text(json.dumps(contender(torch.float32)(case.new)))
-        elif options.contender == "eager":
-            found |= differences(case, options.folder, json.loads(kept.read_text()), contender(torch.float32)(case.new))
-        print(json.dumps(found))
+        print(json.dumps(contend(options.contender, CASES[options.case], options.folder)))
         return
 
     from harness import call, environment, finish
@@ -232,17 +246,20 @@ def main() -> None:
             start = sys.executable if who == "ropewalk" else python
             results[who] = call(start, __file__, "--contender", who, "--case", name, "--folder", str(folder))
             print(who, results[who], file=sys.stderr)
-    speed = {who: {"tokens_per_s": each["tokens_per_s"]} for who, each in results.items()}
-    bound = limit(case, size=dtype.itemsize)
-    own = speed.pop("ropewalk")["tokens_per_s"]
-    quality = {key: value for key, value in results["eager"].items() if key != "tokens_per_s"}
+    bound = limit(case, size=precision().itemsize)
+    speed = {who: {key: each[key] for key in each if key.endswith("per_s")} for who, each in results.items()}
+    own = speed.pop("ropewalk")
+    quality = {key: value for key, value in results["eager"].items() if not key.endswith("per_s")}
     quality["equal_but_for_ties"] = quality["largest_gap"] < CLOSE
     finish(
         "generate",
-        ours={"tokens_per_s": own, "limit_tokens_per_s": bound, "share_of_limit": own / bound},
+        ours={**own, "limit_tokens_per_s": bound, "share_of_limit": own["tokens_per_s"] / bound},
         peers={f"transformers {way}": figures for way, figures in speed.items()},
-        ratios={"transformers": own / max(each["tokens_per_s"] for each in speed.values())},
-        quality={"case": name, "dtype": str(dtype).removeprefix("torch."), **quality},
+        ratios={
+            "transformers": own["tokens_per_s"] / max(each["tokens_per_s"] for each in speed.values()),
+            "few-shot": own["few_shot_tokens_per_s"] / speed["eager"]["few_shot_tokens_per_s"],
+        },
+        quality={"case": name, "dtype": str(precision()).removeprefix("torch."), **quality},
     )
 
 

@@ -108,10 +108,10 @@ class RankDecoding:
         return found if self._mesh.rank == self._chooser else None
 
     def share(self, token_B: Tensor | None, *, rows: int) -> Tensor:
-        # Between hosts, which need the tokens anyway: a receive on a GPU would spin while other ranks load kernels.
+        # Between hosts, which need the tokens: a receive on a GPU would spin while other ranks load kernels.
         if token_B is None:
             token_B = torch.empty(rows, dtype=torch.int64)
-        return self._mesh.control.broadcast(token_B.cpu(), source=self._chooser).to(self.device)
+        return self._mesh.control.broadcast(token_B.cpu(), source=self._chooser)
 
     def _pass(self, new_BT: Tensor, at: SlotPositions | None) -> Tensor | None:
         """Returns logits B V on ranks of the last stage."""

@@ -32,6 +32,7 @@ SHARING = [
     [*PREAMBLE[:5], 44],
     [60, 2],
     [*PREAMBLE, 9, 9, 9, 9],
+    [*PREAMBLE, 20, 21, 22],
     [*PREAMBLE, 1, 2, 5],
 ]
 """Few-shot prompts, repeats of one, a prompt that begins another, and strangers."""

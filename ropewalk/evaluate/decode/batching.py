@@ -221,13 +221,12 @@ class Batching:
             self._penalty.copy(sources, targets)
         for source, target in moves:
             self._live[target], self._live[source] = self._live[source], None
-            self._held[target], self._held[source] = self._held[source], None
+            self._held[target] = self._held[source]
         return [slot for slot, row in enumerate(self._live) if row]
 
     def _logits(self, slots: list[int], rows: list[_Sequence]) -> Tensor | None:
-        device = self._decoding.device
         if not self._decoding.has_cache:
-            return self._decoding.logits(torch.tensor([row.text[row.start :] for row in rows]).to(device), None)
+            return self._decoding.logits(self._on_device([row.text[row.start :] for row in rows]), None)
         keys = max(row.seen + row.unseen for row in rows)
         width = max(row.unseen for row in rows)
         if width == 1:
@@ -235,24 +234,24 @@ class Batching:
             tokens_B1, positions_B1 = [[0]] * (slots[-1] + 1), [[-1]] * (slots[-1] + 1)
             for slot, row in zip(slots, rows, strict=True):
                 tokens_B1[slot], positions_B1[slot] = [row.text[-1]], [row.seen]
-            new_BT, positions_BT = torch.tensor(tokens_B1), torch.tensor(positions_B1)
-            at = SlotPositions(slice(0, slots[-1] + 1), positions_BT.to(device), keys)
-            logits_BV = self._decoding.logits(new_BT.to(device), at)
+            at = SlotPositions(slice(0, slots[-1] + 1), self._on_device(positions_B1), keys)
+            logits_BV = self._decoding.logits(self._on_device(tokens_B1), at)
             if logits_BV is None or len(slots) == slots[-1] + 1:
                 return logits_BV
             return logits_BV[self._on_device(slots)]
         # Padding on the left: the last position of every row is its last token.
         tokens_BT = [[0] * (width - row.unseen) + row.text[len(row.text) - row.unseen :] for row in rows]
-        positions = [[-1] * (width - row.unseen) + [*range(row.seen, row.seen + row.unseen)] for row in rows]
+        positions_BT = [[-1] * (width - row.unseen) + [*range(row.seen, row.seen + row.unseen)] for row in rows]
         adjacent = slots[-1] - slots[0] + 1 == len(slots)
         own = slice(slots[0], slots[-1] + 1) if adjacent else self._on_device(slots)
-        at = SlotPositions(own, torch.tensor(positions).to(device), keys)
-        return self._decoding.logits(torch.tensor(tokens_BT).to(device), at)
+        return self._decoding.logits(
+            self._on_device(tokens_BT), SlotPositions(own, self._on_device(positions_BT), keys)
+        )
 
     def _chosen(self, logits_BV: Tensor, slots: list[int], rows: list[_Sequence]) -> Tensor:
         sampling = self._sampling
         chances = [row.random.random() if sampling.temperature else 0.0 for row in rows]
-        chances_B = torch.tensor(chances, dtype=torch.float64).to(logits_BV.device)
+        chances_B = self._on_device(chances, torch.float64)
         if sampling.repetition_penalty == 1:
             return choose(logits_BV, chances_B, sampling)
         penalty, where = self._remembered(logits_BV), self._on_device(slots)
@@ -274,8 +273,9 @@ class Batching:
                     self._penalty.begin(slot, row.text)
         return self._penalty
 
-    def _on_device(self, numbers: list[int]) -> Tensor:
-        return torch.tensor(numbers).to(self._decoding.device)
+    def _on_device(self, numbers: Sequence[object], dtype: torch.dtype = torch.int64) -> Tensor:
+        # Without `non_blocking`, torch would wait for the device.
+        return torch.tensor(numbers, dtype=dtype).to(self._decoding.device, non_blocking=True)
 
     def _add(self, slot: int, row: _Sequence, token: int) -> None:
         """Adds a token to a text, and ends it where it must."""

@@ -148,10 +148,10 @@ def _beam_search(candidates: Sequence[Sequence[WordMatch]], left_size: int) -> l
             if path.right_used >> at & 1:
                 if at < path.next_right:
                     following.append(path)
-                elif match := fixed.get(path.next_right):
-                    path.count(match)
-                    path.matches += (match,)
-                    path.distance += abs(match.right - match.left)
+                elif known := fixed.get(path.next_right):
+                    path.count(known)
+                    path.matches += (known,)
+                    path.distance += abs(known.right - known.left)
                     following.append(path)
                 continue
             for match in matches:

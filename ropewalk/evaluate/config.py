@@ -228,6 +228,10 @@ METRICS = Registry(
             target="ropewalk.evaluate.metrics.meteor:Meteor15",
             doc="METEOR 1.5 without paraphrases: a corpus score with tuned parameters.",
         ),
+        "meteor_1.5_jar": Kind(
+            target="ropewalk.evaluate.metrics.meteor_program:MeteorProgram",
+            doc="METEOR 1.5 with the files of the Java program, paraphrases included.",
+        ),
         "pyramid": Kind(
             target="ropewalk.evaluate.metrics.pyramid:AutomaticPyramid",
             doc="Automatic PYRAMID score against the .pyr file that a question's document names.",

@@ -5,7 +5,7 @@ stem, synonym), the last free word first. `1.5` (Denkowski and Lavie 2014): para
 words above function words, the best alignment over all matches, and a corpus score from summed counts. It differs from
 the Java program in three points, which the signature names: no paraphrase table, our own list of function words unless
 `function_words` names the program's, and a search among 2,000 partial alignments where that one keeps 40. Synonyms need
-a WordNet database; without one there are none, and the signature says so.
+a WordNet database; without one there are none, and the signature says so. `meteor_program.py` reproduces the program.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ropewalk.base.errors import DataError, MissingPackage, UserError
 
 from .item_metric import Floats, ItemMetric
 from .rouge import porter_stem
-from .word_alignment import Pair, best_alignment, count_chunks, greedy_alignment
+from .word_alignment import best_alignment, count_chunks, greedy_alignment
 from .word_tokens import HAN, KANA
 from .wordnet import WordNet, find_wordnet
 
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from ..question_task import Item
 
 Stem = Callable[[str], str]
+Tokenize = Literal["words", "space"]
 
 _FREQUENT = """
 , . ; : ? ! " ' - a about after all an and any are as at be been before but by came can come could d did do down for
@@ -54,12 +55,26 @@ class Parameters:
     """Largest fragmentation penalty."""
     delta: float
     """Weight of content words; function words have the rest."""
-    weights: tuple[float, float, float]
-    """Of exact, stem and synonym matches."""
+    weights: tuple[float, float, float, float]
+    """Of exact, stem, synonym and paraphrase matches."""
 
 
-ENGLISH = Parameters(alpha=0.85, beta=0.2, gamma=0.6, delta=0.75, weights=(1.0, 0.6, 0.8))
-UNIVERSAL = Parameters(alpha=0.7, beta=1.4, gamma=0.3, delta=0.7, weights=(1.0, 0.0, 0.0))
+@dataclass(frozen=True, slots=True)
+class WordMatch:
+    """Adjacent words of the prediction that match adjacent words of the reference."""
+
+    left: int
+    """Position in the prediction."""
+    right: int
+    """Position in the reference."""
+    kind: int
+    """Exact, stem, synonym or paraphrase: 0 to 3."""
+    left_words: int = 1
+    right_words: int = 1
+
+
+ENGLISH = Parameters(alpha=0.85, beta=0.2, gamma=0.6, delta=0.75, weights=(1.0, 0.6, 0.8, 0.6))
+UNIVERSAL = Parameters(alpha=0.7, beta=1.4, gamma=0.3, delta=0.7, weights=(1.0, 0.0, 0.0, 0.0))
 """For languages without tuned parameters; exact matches alone."""
 
 
@@ -68,7 +83,7 @@ class Meteor(ItemMetric):
 
     name = "meteor"
 
-    def __init__(self, *, tokenize: Literal["words", "space"] = "words", wordnet: str = "") -> None:
+    def __init__(self, *, tokenize: Tokenize = "words", wordnet: str = "") -> None:
         """`words` separates punctuation and Chinese characters, `space` splits at white space alone. `wordnet` is the
         folder of a WordNet database; by default those of Debian and NLTK are tried."""
         self._tokenize = _tokenizer(self.name, tokenize)
@@ -105,7 +120,7 @@ class Meteor15(ItemMetric):
         self,
         *,
         language: Literal["en", "other"] = "en",
-        tokenize: Literal["words", "space"] = "words",
+        tokenize: Tokenize = "words",
         wordnet: str = "",
         function_words: str = "",
     ) -> None:
@@ -131,43 +146,46 @@ class Meteor15(ItemMetric):
         return max(rows, key=lambda row: float(self.value(np.asarray(row))))
 
     def value(self, sums_K: Floats) -> Floats:
-        words, matched, chunks = sums_K[..., :4], sums_K[..., 4:8], sums_K[..., 9]
+        words, matched, left, right, chunks = (sums_K[..., :4], sums_K[..., 4:8], *np.moveaxis(sums_K[..., 8:], -1, 0))
         known, delta = self._parameters, self._parameters.delta
         shares = np.array([delta, 1 - delta])  # of content and function words
-        matches = sums_K[..., 8]
         with np.errstate(divide="ignore", invalid="ignore"):
             precision = matched[..., :2] @ shares / (words[..., :2] @ shares)
             recall = matched[..., 2:] @ shares / (words[..., 2:] @ shares)
             mean = 1 / ((1 - known.alpha) / precision + known.alpha / recall)
-            whole = (words[..., :2].sum(-1) == matches) & (words[..., 2:].sum(-1) == matches) & (chunks == 1)
-            penalty = known.gamma * np.where(whole, 0, chunks / matches) ** known.beta
+            penalty = known.gamma * (2 * chunks / (left + right)) ** known.beta
             found = mean * (1 - penalty)
         return np.where(np.isfinite(found), found, 0.0)
 
     def _counts(self, prediction: list[str], reference: list[str]) -> list[float]:
         """Words of the prediction, content and function, then of the reference; the same of matched words, weighted;
-        matches; chunks."""
-        pairs, kinds = self._align(prediction, reference)
-        row = np.zeros(10)
+        matched words of either; chunks, none where all words match in order."""
+        matches = self._matches(prediction, reference)
+        row = np.zeros(11)
         for first, words in ((0, prediction), (2, reference)):
             for word in words:
                 row[first + (word in self._functions)] += 1
-        for (left, right), kind in zip(pairs, kinds, strict=True):
-            weight = self._parameters.weights[kind]
-            row[4 + (prediction[left] in self._functions)] += weight
-            row[6 + (reference[right] in self._functions)] += weight
-        row[8:] = len(pairs), count_chunks(pairs)
+        for each in matches:
+            weight = self._parameters.weights[each.kind]
+            for word in prediction[each.left : each.left + each.left_words]:
+                row[4 + (word in self._functions)] += weight
+            for word in reference[each.right : each.right + each.right_words]:
+                row[6 + (word in self._functions)] += weight
+        left, right = sum(each.left_words for each in matches), sum(each.right_words for each in matches)
+        chunks = _chunks(matches)
+        whole = chunks == 1 and (left, right) == (len(prediction), len(reference))
+        row[8:] = left, right, 0 if whole else chunks
         return [float(each) for each in row]
 
-    def _align(self, prediction: list[str], reference: list[str]) -> tuple[list[Pair], list[int]]:
-        """The best alignment, and the kind of each match: 0 exact, 1 stem, 2 synonym."""
+    def _matches(self, prediction: list[str], reference: list[str]) -> list[WordMatch]:
+        """The best alignment, by position in the reference."""
         kinds = [
             {at: kind for at, word in enumerate(prediction) if (kind := self._kind(word, other)) is not None}
             for other in reference
         ]
         # An exact match counts as two others, as in the program's search.
         pairs = best_alignment([{at: 1 if kind else 2 for at, kind in each.items()} for each in kinds])
-        return pairs, [kinds[right][left] for left, right in pairs]
+        return [WordMatch(left, right, kinds[right][left]) for left, right in pairs]
 
     def _kind(self, word: str, other: str) -> int | None:
         if word == other:
@@ -177,6 +195,12 @@ class Meteor15(ItemMetric):
         if self._wordnet and not self._wordnet.senses(word).isdisjoint(self._wordnet.senses(other)):
             return 2
         return None
+
+
+def _chunks(matches: Sequence[WordMatch]) -> int:
+    """The number of runs of matches without a gap on either side."""
+    ends = [(-1, -1), *((each.left + each.left_words, each.right + each.right_words) for each in matches)]
+    return sum((each.left, each.right) != end for each, end in zip(matches, ends, strict=False))
 
 
 def _exact(word: str) -> tuple[str, Set[str]]:

@@ -36,7 +36,16 @@ def _verified(name: str, settings: str) -> Show:
     return Show(f"ropewalk train tiny.toml name={name} {settings} --verify", EQUAL)
 
 
+def _measured(suite: str, sign: str) -> Show:
+    """A run that is evaluated on a suite."""
+    return Show(f"ropewalk run tiny.toml name={suite} 'evaluate.tasks=[\"suite:{suite}\"]'", sign)
+
+
 COMMANDS: dict[str, Show] = {
+    "Benchmarks of logical reasoning": _measured("reasoning", r"logic_en acc \(10 questions?\)"),
+    "Benchmarks of translation": _measured("translation", r"translation_en_zh chrf \(10 segments\)"),
+    "Benchmarks of natural language inference": _measured("nli", r"nli_zh acc"),
+    "Benchmarks of question answering": _measured("qa", r"qa_en exact match"),
     "BLEU": Show(
         "ropewalk score --metrics bleu,chrf,ter --references tiny.toml --predictions tiny.toml",
         r"bleu 100\.00 .*tok:13a.*chrf 100\.00.*ter 0\.000",

@@ -15,7 +15,7 @@ from ropewalk import flow
 from ropewalk.base.errors import UserError
 from ropewalk.base.progress import counted
 
-from .options import MOST_TOKENS, Json, verb
+from .options import MOST_TOKENS, Json, MinP, RepetitionPenalty, Stop, TopP, verb
 
 if TYPE_CHECKING:
     from ropewalk.evaluate.conversation import Conversation
@@ -45,6 +45,10 @@ def chat(
     tokens: Annotated[int, typer.Option("--tokens", min=1, max=MOST_TOKENS, help="Maximum tokens per answer.")] = 200,
     temperature: Annotated[float, typer.Option("--temperature", min=0.0, help="0 takes the most likely token.")] = 0.7,
     top_k: Annotated[int, typer.Option("--top-k", min=0, help="Draw from the k most likely tokens; 0: all.")] = 50,
+    top_p: TopP = 1.0,
+    min_p: MinP = 0.0,
+    repetition_penalty: RepetitionPenalty = 1.0,
+    stop: Stop = None,
     seed: Annotated[int, typer.Option("--seed", min=0, help="The same seed and questions give the same answers.")] = 0,
     json: Json = False,
 ) -> None:
@@ -62,6 +66,10 @@ def chat(
         tokens=tokens,
         temperature=temperature,
         top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
+        stop=stop or (),
         seed=seed,
     )
     by_hand = sys.stdin.isatty()

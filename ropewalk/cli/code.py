@@ -17,7 +17,7 @@ from .progress_lines import Console, emit, table
 app = verb(
     help="""Run generated code in a sandbox against the tests of programming problems.
 
-    Example: ropewalk code score HumanEval.jsonl.gz samples.jsonl"""
+    Example: ropewalk code score problems.jsonl samples.jsonl"""
 )
 
 Sandbox = Annotated[
@@ -55,7 +55,7 @@ def score(
 ) -> None:
     """Run samples against the tests of their problems and report pass@k.
 
-    Example: ropewalk code score HumanEval.jsonl.gz samples.jsonl --k 1,10
+    Example: ropewalk code score problems.jsonl samples.jsonl --k 1,10
 
     The verdict is pass, fail, timeout or fault. A fault is a failure of the sandbox: it is retried, counted and never
     scored. Verdicts are remembered by content in the user's cache folder.

@@ -32,6 +32,28 @@ MOST_TOKENS = 1 << 20
 """Maximum tokens to add to a prompt."""
 MOST_RANKS = 1 << 16
 """Maximum ranks, nodes and cores; a larger number is a typing error and would take forever."""
+TopP = Annotated[
+    float,
+    typer.Option(
+        "--top-p", min=0.0, max=1.0, help="Draw from the fewest tokens whose probabilities sum to at least this."
+    ),
+]
+MinP = Annotated[
+    float,
+    typer.Option(
+        "--min-p", min=0.0, max=1.0, help="Leave out tokens whose probability is below this share of the largest."
+    ),
+]
+RepetitionPenalty = Annotated[
+    float,
+    typer.Option(
+        "--repetition-penalty", min=0.01, help="Above 1, makes tokens less likely that occurred before; 1: off."
+    ),
+]
+Stop = Annotated[
+    list[str] | None,
+    typer.Option("--stop", help="Text before which to end; may be given several times.", show_default=False),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")]
 
 

@@ -17,6 +17,7 @@ import numpy as np
 from ropewalk.base.seeds import seed_for
 
 from .answers import Answers
+from .decode.stop_strings import cut
 from .held_out import HeldOut
 from .sequence_scores import in_order
 from .task import Answer, Generate, Generation, LogLikelihood, Request, Rolling, Sampling, TaskModel, Text
@@ -98,13 +99,13 @@ class _Caller:
             def call(chunk: list[int]) -> list[Generation]:
                 here = _of(tokens, chunk)
                 drawn = self.model.generate(here, sampling, seeds=_of(seeds, chunk))
-                return [self._generation(*pair) for pair in zip(here, drawn, strict=True)]
+                return [self._generation(*pair, sampling.stop) for pair in zip(here, drawn, strict=True)]
 
             self._ask("sample", "completions", keys, missing, chunks, call)
 
-    def _generation(self, prompt: list[int], completion: list[int]) -> Generation:
+    def _generation(self, prompt: list[int], completion: list[int], stop: Sequence[str]) -> Generation:
         data = self.held_out.detokenizer.continuation(prompt, completion)
-        return Generation(completion, data.decode(errors="replace"))
+        return Generation(completion, cut(data.decode(errors="replace"), stop))
 
     def _missing(self, keys: Sequence[str]) -> set[int]:
         """As rank 0 finds: other ranks have no file."""

@@ -170,7 +170,8 @@ def _missing_names(tests: str, setup: str, where: str, known: set[str]) -> tuple
 
 def _names(tree: ast.AST) -> tuple[set[str], set[str]]:
     """Names that code reads, and names that it defines."""
-    used, made = set(), set()
+    used: set[str] = set()
+    made: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Name):
             (used if isinstance(node.ctx, ast.Load) else made).add(node.id)

@@ -398,6 +398,12 @@ class Evaluate:
     """Sampling temperature; 0 takes the most likely token."""
     top_k: Annotated[int, Range(least=0)] = 50
     """Draw from the k most likely tokens; 0 draws from all."""
+    top_p: Annotated[float, Range(above=0, most=1)] = 1.0
+    """Draw from the fewest tokens whose probabilities sum to at least this."""
+    min_p: Annotated[float, Range(least=0, most=1)] = 0.0
+    """Leave out tokens whose probability is below this share of the largest one."""
+    repetition_penalty: Annotated[float, Range(above=0)] = 1.0
+    """Divide positive logits of tokens in prompt and completion by this, and multiply negative ones."""
     code_problems: str = ""
     """Problems of the tasks `humaneval` and `mbpp`: a file in that format, JSON lines, which may be gzipped."""
     code_samples: Annotated[int, Range(least=1, most=10_000)] = 1

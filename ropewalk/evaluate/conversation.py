@@ -6,8 +6,9 @@ the system text stays. Turns are never truncated.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -17,7 +18,8 @@ from ropewalk.prepare.chat import ANSWERS, Turn
 from ropewalk.prepare.foreign import encoding, try_text
 from ropewalk.prepare.tokenizer import end_of_text, read, vocabulary_size
 
-from .from_checkpoint import chat_encoder, load_model, spelled, until
+from .decode.stop_strings import pieces_before
+from .from_checkpoint import chat_encoder, load_model, read_sampling, spelled, until
 from .generate import stream
 
 
@@ -31,11 +33,10 @@ class Conversation:
         template: str,
         own_template: str,
         system: str,
-        tokens: int,
-        temperature: float,
-        top_k: int,
+        sampling: Mapping[str, Any],
         seed: int,
     ) -> None:
+        """`sampling` has the fields of `Sampling`."""
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self._path = path / TOKENIZER
         self._model, self.step, tokenizer = load_model(path, device=device, texts=[system])
@@ -47,7 +48,8 @@ class Conversation:
         """The template in use, and that of the training data (empty: no dialogues)."""
         self.context: int = self._model.spec.sequence_length
         """Maximum tokens of context."""
-        self._tokens, self._temperature, self._top_k, self._seed = tokens, temperature, top_k, seed
+        self._sampling, self._seed = read_sampling(sampling), seed
+        self._tokens = self._sampling.max_new_tokens
         self._system = [Turn("system", system)] if system else []
         self.reset()
 
@@ -78,15 +80,14 @@ class Conversation:
         drawn = stream(
             self._model,
             prompt,
-            new_tokens=self._tokens,
-            temperature=self._temperature,
-            top_k=self._top_k,
+            self._sampling,
             seed=seed,
             end=self._end,
             vocabulary=vocabulary_size(self._tokenizer),
         )
         try:
-            for piece in spelled(until(self._counted(drawn), self._chat.closing), self._tokenizer):
+            pieces = spelled(until(self._counted(drawn), self._chat.closing), self._tokenizer)
+            for piece in pieces_before(pieces, self._sampling.stop):
                 text += piece
                 yield piece
         finally:

@@ -139,9 +139,8 @@ def write_evaluation(run: Path, evaluation: Evaluation, **facts: Any) -> None:
     beside: dict[str, Any] = {"profile": evaluation.profile} if evaluation.profile else {}
     if evaluation.contamination:
         beside["contamination"] = {task: found.tree() for task, found in evaluation.contamination.items()}
-    write_results(
-        run, {**facts, "tasks": tasks, **beside}, {file: map(dataclasses.asdict, records) for file, records in lines}
-    )
+    rows = {file: map(dataclasses.asdict, records) for file, records in lines}
+    write_results(run, {**facts, "tasks": tasks, **beside}, rows)
 
 
 def _contamination(tasks: Sequence[Task], held_out: HeldOut, answers: Answers) -> dict[str, Contamination]:
@@ -161,7 +160,7 @@ def _contamination(tasks: Sequence[Task], held_out: HeldOut, answers: Answers) -
 
 
 def _list_of(found: Evaluation, record: Any) -> list[Any]:
-    lists = {Sample: found.samples, ScoredDocument: found.documents, ScoredItem: found.items}
+    lists: dict[type, list[Any]] = {Sample: found.samples, ScoredDocument: found.documents, ScoredItem: found.items}
     return lists[type(record)]
 
 

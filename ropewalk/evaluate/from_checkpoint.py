@@ -6,9 +6,10 @@ A single process loads the whole model on its device. Processes of a launcher sh
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from tokenizers import Tokenizer
@@ -31,11 +32,14 @@ from ropewalk.prepare.tokenizer import encode, end_of_text, vocabulary_size
 
 from .answers import Answers, answers_of
 from .config import Evaluate
+from .decode.stop_strings import cut, pieces_before
+from .decode.token_choice import prompt_seed
 from .evaluation import evaluate, write_evaluation
-from .generate import stream
+from .generate import generate, stream
 from .held_out import HeldOut
 from .results import read_results
 from .sharded_model import PlannedModel, load_generator
+from .task import Sampling
 
 
 def evaluate_checkpoint(
@@ -75,14 +79,15 @@ def generate_text(
     prompt: str = "",
     question: str | None = None,
     template: str = "",
-    tokens: int,
-    temperature: float,
-    top_k: int,
+    sampling: Mapping[str, Any],
     seed: int,
+    precision: Literal["fp32", "bf16"] = "fp32",
 ) -> Iterator[str]:
-    """Generates the text after `prompt`, or the answer to `question` in the chat `template`, piece by piece. Under a
-    launcher all ranks must call and get the same text."""
-    model, tokenizer = _open(path, texts=[prompt if question is None else question])
+    """Generates the text after `prompt`, or the answer to `question` in the chat `template`, piece by piece; `sampling`
+    has the fields of `Sampling`. In `fp32` every plan gives the same text; `bf16` is faster. Under a launcher all ranks
+    must call and get the same text."""
+    model, tokenizer = _open(path, texts=[prompt if question is None else question], precision=precision)
+    how = read_sampling(sampling)
     end, chat = end_of_text(tokenizer, path=path / TOKENIZER), None
     with encoding(path / TOKENIZER):
         if question is not None:
@@ -94,14 +99,48 @@ def generate_text(
         model,
         # Prompts follow an end-of-text token, like every training document.
         [end, *text],
-        new_tokens=tokens,
-        temperature=temperature,
-        top_k=top_k,
+        how,
         seed=seed,
         end=end,
         vocabulary=vocabulary_size(tokenizer),
     )
-    yield from spelled(until(drawn, chat.closing) if chat else drawn, tokenizer)
+    yield from pieces_before(spelled(until(drawn, chat.closing) if chat else drawn, tokenizer), how.stop)
+
+
+def generate_texts(
+    path: Path,
+    *,
+    prompts: Sequence[str],
+    sampling: Mapping[str, Any],
+    seed: int,
+    precision: Literal["fp32", "bf16"] = "fp32",
+) -> list[str]:
+    """Generates the text after each of many prompts, which share forward passes. Under a launcher all ranks must
+    call."""
+    model, tokenizer = _open(path, texts=prompts, precision=precision)
+    end, how = end_of_text(tokenizer, path=path / TOKENIZER), read_sampling(sampling)
+    with encoding(path / TOKENIZER):
+        encoded = [[end, *tokenizer.encode(each, add_special_tokens=False).ids] for each in prompts]
+    repeats: Counter[tuple[int, ...]] = Counter()
+    seeds = []
+    for each in map(tuple, encoded):
+        seeds.append(prompt_seed(seed, each, repeats[each]))
+        repeats[each] += 1
+    drawn = generate(
+        model,
+        encoded,
+        how,
+        seeds=seeds,
+        end=end,
+        vocabulary=vocabulary_size(tokenizer),
+        text=tokenizer.decode,
+    )
+    return [cut(tokenizer.decode(tokens), how.stop) for tokens in drawn]
+
+
+def read_sampling(fields: Mapping[str, Any]) -> Sampling:
+    """`Sampling` from its fields, whose `stop` may be a list."""
+    return Sampling(**{**fields, "stop": tuple(stop for stop in fields.get("stop", ()) if stop)})
 
 
 def chat_encoder(template: str, tokenizer: Tokenizer, *, end: int) -> ChatEncoder:
@@ -148,12 +187,14 @@ def load_model(path: Path, *, device: torch.device, texts: Sequence[str] = ()) -
     return model.to(device), state.step, tokenizer
 
 
-def _open(path: Path, *, texts: Sequence[str]) -> tuple[ModelStage | Executor, Tokenizer]:
-    """The model, on one device or sharded, and its tokenizer, tested on `texts`."""
+def _open(
+    path: Path, *, texts: Sequence[str], precision: Literal["fp32", "bf16"]
+) -> tuple[ModelStage | Executor, Tokenizer]:
+    """The model, on one device or sharded, and its tokenizer, tested on `texts`. In `fp32` its weights are as saved."""
     if ranks().world > 1:
-        executor, file = load_generator(path)
+        executor, file = load_generator(path, precision=precision)
         vocabulary = executor.spec.vocabulary
         return executor, load_foreign(file, path=path / TOKENIZER, vocabulary=vocabulary, texts=texts)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model, _, tokenizer = load_model(path, device=device, texts=texts)
-    return model, tokenizer
+    return model.to(torch.bfloat16) if precision == "bf16" else model, tokenizer

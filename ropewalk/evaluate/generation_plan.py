@@ -11,7 +11,9 @@ from ropewalk.plan.inference_plan import generation
 from ropewalk.plan.plan import FILE, Plan, load_plan
 
 
-def generation_plan(path: Path, *, processes: int, device: Literal["cpu", "cuda"]) -> Plan:
+def generation_plan(
+    path: Path, *, processes: int, device: Literal["cpu", "cuda"], precision: Literal["fp32", "bf16"] = "fp32"
+) -> Plan:
     """The plan for generating from the checkpoint `path` with `processes`: the run's own if its process count matches
     (plan/inference_plan.py)."""
     manifest = read_checkpoint_manifest(path)
@@ -21,4 +23,4 @@ def generation_plan(path: Path, *, processes: int, device: Literal["cpu", "cuda"
         phases = load_plan(run).phases
         trained = phases[min(manifest.phase, len(phases) - 1)].plan
     spec = read_spec(manifest.spec, name=str(path))
-    return generation(trained, spec, processes=processes, device=device, where=str(run))
+    return generation(trained, spec, processes=processes, device=device, precision=precision, where=str(run))

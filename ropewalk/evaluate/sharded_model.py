@@ -85,13 +85,12 @@ class PlannedModel:
     ) -> list[list[int]]:
         return generate(
             self._under(dataclasses.replace(self._plan, precision="fp32")),
-            [list(prompt) for prompt in prompts],
-            new_tokens=sampling.max_new_tokens,
-            temperature=sampling.temperature,
-            top_k=sampling.top_k,
+            prompts,
+            sampling,
             seeds=seeds,
             end=self._held_out.end_of_text,
             vocabulary=self._held_out.detokenizer.vocabulary,
+            text=self._held_out.detokenizer.text,
         )
 
     def _scorer(self) -> Executor:
@@ -148,14 +147,14 @@ def evaluate_together(
     mesh.control.gather_numbers(mesh.rank)  # barrier: rank 0 has written the results
 
 
-def load_generator(path: Path) -> tuple[Executor, bytes]:
+def load_generator(path: Path, *, precision: Literal["fp32", "bf16"] = "fp32") -> tuple[Executor, bytes]:
     """(executor for generation on this launch's ranks, tokenizer file) of the checkpoint `path`. All ranks must
     call."""
     place = ranks()
     device = device_kind(place)
     with advise_on_damage(path):
         check_weights(read_checkpoint_manifest(path), path)
-        plan = generation_plan(path, processes=place.world, device=device)
+        plan = generation_plan(path, processes=place.world, device=device, precision=precision)
         tokenizer = CheckpointReader(path).file(TOKENIZER)
     join(plan, place)
     mesh = Mesh(plan, place.rank)

@@ -101,9 +101,10 @@ class Generation:
     """The answer to `Generate`."""
 
     tokens: list[int]
-    """Without prompt and end of text; fewer than `max_new_tokens` if the model ended the text."""
+    """Without prompt and end of text; fewer than `max_new_tokens` if the model ended the text. A stop string that
+    begins inside a token leaves this token."""
     text: str
-    """Invalid UTF-8 is shown as U+FFFD."""
+    """Without the stop string. Invalid UTF-8 is shown as U+FFFD."""
 
 
 Request = Rolling | LogLikelihood | Generate

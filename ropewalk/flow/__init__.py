@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from .training_bench import bench_train as bench_train
     from .verbs import answer as answer
     from .verbs import chat as chat
+    from .verbs import complete as complete
     from .verbs import detach as detach
     from .verbs import evaluate as evaluate
     from .verbs import generate as generate
@@ -79,7 +80,7 @@ _HOMES = {
     "known_tasks": ("list_missing_data", "list_tasks"),
     "data_doctor.loader_tuning": ("tune_data",),
     "verbs": (
-        *("answer", "chat", "detach", "evaluate", "generate", "plan", "prepare"),
+        *("answer", "chat", "complete", "detach", "evaluate", "generate", "plan", "prepare"),
         *("quickstart", "recipe_from", "run", "train", "verify"),
     ),
     "new.new_recipe": ("new_recipe",),

@@ -118,7 +118,11 @@ def _metric(name: str, options: Mapping[str, Any]) -> ItemMetric:
     unknown = [each for each in options if each not in known]
     if unknown:
         raise UserError(f"{name}: no option `{unknown[0]}`; it has {', '.join(known) or 'none'}")
-    metric = made(**options)
+    try:
+        metric = made(**options)
+    except (TypeError, ValueError) as error:
+        given = ", ".join(f"{key}={value!r}" for key, value in options.items())
+        raise UserError(f"{name}: cannot be made with {given}: {error}") from error
     if not isinstance(metric, ItemMetric):
         raise UserError(f"`{name}` is no metric of items: it makes a {type(metric).__name__}")
     return metric

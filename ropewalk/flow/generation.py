@@ -35,8 +35,8 @@ PLAIN = "plain"
 
 
 def draw_text(checkpoint: Path, request: dict[str, Any], *, nproc: int | None) -> Iterator[str]:
-    """Yields the text after a prompt, or the answer to a question, in pieces as they are sampled. Checks checkpoint and
-    plan before it returns."""
+    """Yields the text after a prompt, or the answer to a question, in pieces as they are sampled; or the text after
+    each of several prompts. Checks checkpoint and plan before it returns."""
     place = ranks()
     if place.world > 1 and nproc not in (None, place.world):
         raise UserError(f"{place.launcher} started {place.world} processes; leave out --nproc")
@@ -52,6 +52,8 @@ def draw_text(checkpoint: Path, request: dict[str, Any], *, nproc: int | None) -
         team = functools.partial(_draw_in_a_team, named=checkpoint, request=request, processes=nproc)
         return _leased(checkpoint, team)
     module = needs_torch("ropewalk.evaluate.from_checkpoint", "generation")
+    if "prompts" in request:
+        return _leased(checkpoint, lambda path: iter(module.generate_texts(path, **request)))
     return _leased(checkpoint, lambda path: module.generate_text(path, **request))
 
 

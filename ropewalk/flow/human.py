@@ -182,9 +182,17 @@ def log_probabilities(
 ) -> list[tuple[float, int]]:
     """(log-probability in nats, tokens) of each continuation after its context, under the newest checkpoint."""
     with leased(run) as path, advise_on_damage(path):
-        module = needs_torch("ropewalk.evaluate.continuation_likelihood", "HUSE")
-        found = module.continuation_likelihoods(path, run=run, pairs=texts, progress=progress or Silent())
-    return [(each.log_probability, each.tokens) for each in found]
+        model, held_out = needs_torch("ropewalk.evaluate.model_folder", "HUSE").open_model(path)
+        told = progress or Silent()
+        told.begin("score", len(texts), "texts")
+        asked = [number for number, (_, after) in enumerate(texts) if after]
+        found = dict.fromkeys(range(len(texts)), (0.0, 0))
+        for number, each in zip(
+            asked, model.loglikelihood(held_out.texts.pairs([texts[n] for n in asked])), strict=True
+        ):
+            found[number] = each.log_probability, each.tokens
+        told.end()
+    return [*found.values()]
 
 
 def _opened(folder: Path) -> tuple[SheetKey, Scores]:

@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from ropewalk.base.errors import UserError
 from ropewalk.base.metric import flat_results
@@ -201,13 +201,45 @@ def generate(
     tokens: int = 120,
     temperature: float = 0.7,
     top_k: int = 50,
+    top_p: float = 1.0,
+    min_p: float = 0.0,
+    repetition_penalty: float = 1.0,
+    stop: Sequence[str] = (),
     seed: int = 0,
+    precision: Literal["fp32", "bf16"] = "fp32",
     nproc: int | None = None,
 ) -> Iterator[str]:
-    """Yields text as it is sampled; `checkpoint` is a checkpoint or a run directory. `nproc` processes of this machine
-    share the model (flow/generation.py); under a launcher with several processes all must call."""
-    settings = {"tokens": tokens, "temperature": temperature, "top_k": top_k, "seed": seed}
-    return draw_text(checkpoint, {"prompt": checked_text(prompt), **settings}, nproc=nproc)
+    """Yields text as it is sampled, up to the first of the texts `stop`; `checkpoint` is a checkpoint or a run
+    directory. `nproc` processes of this machine share the model (flow/generation.py); under a launcher with several
+    processes all must call."""
+    sampling = _sampling(tokens, temperature, top_k, top_p, min_p, repetition_penalty, stop)
+    return draw_text(
+        checkpoint,
+        {"prompt": checked_text(prompt), "sampling": sampling, "seed": seed, "precision": precision},
+        nproc=nproc,
+    )
+
+
+def complete(
+    checkpoint: Path,
+    prompts: Sequence[str],
+    *,
+    tokens: int = 120,
+    temperature: float = 0.7,
+    top_k: int = 50,
+    top_p: float = 1.0,
+    min_p: float = 0.0,
+    repetition_penalty: float = 1.0,
+    stop: Sequence[str] = (),
+    seed: int = 0,
+    precision: Literal["fp32", "bf16"] = "fp32",
+    nproc: int | None = None,
+) -> list[str]:
+    """The texts after many prompts, which share forward passes; `nproc` as in `generate`. A text does not depend on the
+    other prompts; equal prompts get different texts if they are sampled."""
+    sampling = _sampling(tokens, temperature, top_k, top_p, min_p, repetition_penalty, stop)
+    request = {"prompts": [*map(checked_text, prompts)], "sampling": sampling, "seed": seed, "precision": precision}
+    return [*draw_text(checkpoint, request, nproc=nproc)]
 
 
 def answer(
@@ -218,13 +250,24 @@ def answer(
     tokens: int = 120,
     temperature: float = 0.7,
     top_k: int = 50,
+    top_p: float = 1.0,
+    min_p: float = 0.0,
+    repetition_penalty: float = 1.0,
+    stop: Sequence[str] = (),
     seed: int = 0,
+    precision: Literal["fp32", "bf16"] = "fp32",
     nproc: int | None = None,
 ) -> Iterator[str]:
     """Yields the answer of a chat model as it is sampled; `template` names its chat template if it has none. `nproc` as
     in `generate`."""
-    settings = {"tokens": tokens, "temperature": temperature, "top_k": top_k, "seed": seed}
-    asked = {"question": checked_text(question), "template": template, **settings}
+    sampling = _sampling(tokens, temperature, top_k, top_p, min_p, repetition_penalty, stop)
+    asked = {
+        "question": checked_text(question),
+        "template": template,
+        "sampling": sampling,
+        "seed": seed,
+        "precision": precision,
+    }
     return draw_text(checkpoint, asked, nproc=nproc)
 
 
@@ -236,11 +279,36 @@ def chat(
     tokens: int = 200,
     temperature: float = 0.7,
     top_k: int = 50,
+    top_p: float = 1.0,
+    min_p: float = 0.0,
+    repetition_penalty: float = 1.0,
+    stop: Sequence[str] = (),
     seed: int = 0,
 ) -> Conversation:
     """A conversation with the model of a checkpoint or run directory. Its first answer is that of `answer`."""
-    settings: dict[str, Any] = {"tokens": tokens, "temperature": temperature, "top_k": top_k, "seed": seed}
-    return open_conversation(checkpoint, template=template, system=system, **settings)
+    sampling = _sampling(tokens, temperature, top_k, top_p, min_p, repetition_penalty, stop)
+    return open_conversation(checkpoint, template=template, system=system, sampling=sampling, seed=seed)
+
+
+def _sampling(
+    tokens: int,
+    temperature: float,
+    top_k: int,
+    top_p: float,
+    min_p: float,
+    repetition_penalty: float,
+    stop: Sequence[str],
+) -> dict[str, Any]:
+    """Fields of `Sampling` (evaluate/task.py), as plain values."""
+    return {
+        "max_new_tokens": tokens,
+        "temperature": temperature,
+        "top_k": top_k,
+        "top_p": top_p,
+        "min_p": min_p,
+        "repetition_penalty": repetition_penalty,
+        "stop": [checked_text(each) for each in stop],
+    }
 
 
 def recipe_from(value: Recipe) -> Resolved[Recipe]:

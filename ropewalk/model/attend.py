@@ -200,55 +200,6 @@ def _alibi_score(spec: Spec, first_head: int, device: torch.device) -> Callable[
     return score
 
 
-class CachedAttend:
-    """Causal attention with a KV cache, for generation: each call gets only the new tokens.
-
-    Memory: 2 x layers x B x G x length x D numbers, allocated at the first call of each layer. `first_head` is the
-    first head of this rank.
-    """
-
-    def __init__(self, spec: Spec, length: int, *, first_head: int = 0) -> None:
-        self._spec = spec
-        self._length = length
-        self._first_head = first_head
-        self._cache: list[tuple[Tensor, Tensor]] = []
-        self._layer = 0
-        self.seen = 0
-        """Tokens in the cache; `advance` adds to it after each forward pass."""
-
-    def __call__(self, q_BHTD: Tensor, k_BGTD: Tensor, v_BGTD: Tensor) -> Tensor:
-        batch, groups, tokens, size = k_BGTD.shape
-        if self._layer == len(self._cache):
-            shape = (batch, groups, self._length, size)
-            self._cache.append((k_BGTD.new_empty(shape), v_BGTD.new_empty(shape)))
-        keys_BGSD, values_BGSD = self._cache[self._layer]
-        self._layer += 1
-        end = self.seen + tokens
-        keys_BGSD[:, :, self.seen : end] = k_BGTD
-        values_BGSD[:, :, self.seen : end] = v_BGTD
-        # `is_causal` aligns the first query with the first key, so a continuation needs its own mask; a single token
-        # attends to the whole cache unless the spec masks more.
-        mask = None
-        if tokens > 1 or attend_for(self._spec) is not causal:
-            key_S = torch.arange(end, device=q_BHTD.device)
-            heads = range(self._first_head, self._first_head + q_BHTD.shape[1])
-            mask = additive_mask(
-                self._spec, key_S[self.seen :], key_S, heads=heads, dtype=q_BHTD.dtype, documents_BT=None
-            )
-        return F.scaled_dot_product_attention(
-            q_BHTD,
-            keys_BGSD[:, :, :end],
-            values_BGSD[:, :, :end],
-            attn_mask=mask,
-            enable_gqa=q_BHTD.shape[1] != groups,
-        )
-
-    def advance(self, tokens: int) -> None:
-        """Adds the `tokens` new tokens of the last forward pass."""
-        self.seen += tokens
-        self._layer = 0
-
-
 def _attend(q_BHTD: Tensor, k_BGTD: Tensor, v_BGTD: Tensor, *, mask: Tensor | None) -> Tensor:
     """Attention under `mask`, or causal without one."""
     heads, groups = q_BHTD.shape[1], k_BGTD.shape[1]
@@ -273,14 +224,25 @@ def additive_mask(
     `documents_BT` covers whole sequences. Not boolean: torch would convert it in every layer and save each copy.
     """
     distance_TS = query_T.unsqueeze(1) - key_S
-    seen = distance_TS >= 0
-    if spec.window is not None:
-        seen &= distance_TS < spec.window
+    separate = None
     if documents_BT is not None:
-        seen = seen & (documents_BT[:, query_T].unsqueeze(2) == documents_BT[:, key_S].unsqueeze(1)).unsqueeze(1)
-    penalty = torch.zeros((), dtype=dtype, device=key_S.device)
+        separate = (documents_BT[:, query_T].unsqueeze(2) == documents_BT[:, key_S].unsqueeze(1)).unsqueeze(1)
+    return seen_or_masked(spec, distance_TS, heads=heads, dtype=dtype, also=separate)
+
+
+def seen_or_masked(
+    spec: Spec, distance: Tensor, *, heads: range, dtype: torch.dtype, also: Tensor | None = None
+) -> Tensor:
+    """The additive mask of queries at these distances (... T x S) after the keys; `also`: pairs that may attend. With
+    ALiBi, which has a dimension of heads, `distance` is T x S or B x 1 x T x S."""
+    seen = distance >= 0
+    if spec.window is not None:
+        seen &= distance < spec.window
+    if also is not None:
+        seen = seen & also
+    penalty = torch.zeros((), dtype=dtype, device=distance.device)
     if spec.position == "alibi":
         # Press et al. 2022, equation in section 3: subtract slope x distance from the score.
-        slopes_H = alibi_slopes(spec.heads, device=key_S.device)[heads.start : heads.stop]
-        penalty = (slopes_H.view(1, -1, 1, 1) * -distance_TS).to(dtype)
+        slopes_H = alibi_slopes(spec.heads, device=distance.device)[heads.start : heads.stop]
+        penalty = (slopes_H.view(1, -1, 1, 1) * -distance).to(dtype)
     return torch.where(seen, penalty, float("-inf"))

@@ -8,13 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .attend import Attend, CachedAttend, attend_for
+from .attend import Attend, attend_for
 from .components import POSITIONS, made
 from .dropout import Dropout
 from .init import initialize
 from .modules import Block, make_norm
 from .positions import Rotation
 from .protocol import Edges, ForwardPass, LanguageModel, make_table
+from .slot_cache import SlotCache
 from .spec import Spec
 
 
@@ -93,13 +94,13 @@ class Decoder(LanguageModel):
         if forward.cache is None:
             attend = forward.attention(self.spec, documents_BT=forward.documents_BT)
         else:
-            assert isinstance(forward.cache, CachedAttend)
+            assert isinstance(forward.cache, SlotCache)
             attend = forward.cache
         (x,) = inputs or (forward.tokens_BT,)
         return (self(x, positions_BT=forward.positions_BT, attend=attend, dropout=forward.dropout),)
 
-    def cache(self, *, room: int, first_head: int = 0) -> CachedAttend:
-        return CachedAttend(self.spec, room, first_head=first_head)
+    def cache(self, *, slots: int, room: int, first_head: int = 0) -> SlotCache:
+        return SlotCache(self.spec, slots=slots, room=room, first_head=first_head)
 
     def split_over_ranks(
         self, *, look_up: Callable[[nn.Embedding, Tensor], Tensor], keep: Callable[[Tensor], Tensor] | None

@@ -9,7 +9,7 @@ Shapes: B sequences, T tokens, V vocabulary, N = B T.
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -25,6 +25,7 @@ from .init import initialize
 from .loss import token_scores, weighted_loss
 from .modules import Linear
 from .sharding import whole_name
+from .slot_cache import SlotPositions
 from .spec import Spec
 
 RunBlock = Callable[[Any, Tensor, Callable[[Any, Tensor], Tensor]], Tensor]
@@ -95,13 +96,17 @@ class MakeAttend(Protocol):
 
 
 class Cache(Protocol):
-    """A model's cache of past tokens, for generation."""
+    """A model's cache of past tokens, for generation: slots for sequences of different lengths."""
 
-    seen: int
-    """Tokens per sequence in the cache."""
+    @property
+    def room(self) -> int:
+        """The most `keys` of a forward pass."""
 
-    def advance(self, tokens: int) -> None:
-        """Adds the `tokens` new tokens of the last forward pass."""
+    def begin(self, at: SlotPositions) -> None:
+        """The next forward pass adds tokens at these positions."""
+
+    def copy(self, sources: Sequence[int], targets: Sequence[int], *, tokens: int) -> None:
+        """Copies the first `tokens` tokens of slots; a slot may be a source and a target."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -116,7 +121,7 @@ class ForwardPass:
     """Document numbers over whole sequences, all ranks' positions."""
     attention: MakeAttend = attend_for
     cache: Cache | None = None
-    """From `ModelStage.cache`, in generation: `tokens_BT` then has only the new tokens."""
+    """From `ModelStage.cache`, in generation, after its `begin`: `tokens_BT` then has only the new tokens."""
     dropout: Dropout | None = None
     """None: no dropout."""
     losses: Losses | None = None
@@ -178,8 +183,9 @@ class ModelStage(nn.Module, abc.ABC):
     def next_logits(self, outputs: tuple[Tensor, ...]) -> Tensor:
         """Logits B V (this rank's part of V) of the token after the last one. Requires the last stage."""
 
-    def cache(self, *, room: int, first_head: int = 0) -> Cache | None:
-        """An empty cache for sequences of at most `room` tokens; None if every pass needs all tokens so far."""
+    def cache(self, *, slots: int, room: int, first_head: int = 0) -> Cache | None:
+        """An empty cache for `slots` sequences of at most `room` tokens; None if every pass needs all tokens so far.
+        `first_head` is the first head of this rank."""
         return None
 
     def linears(self) -> dict[str, Linear]:

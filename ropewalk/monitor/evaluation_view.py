@@ -67,8 +67,8 @@ class EvaluationView:
 
     @property
     def abilities(self) -> list[Ability]:
-        rows = self.results.get("profile")
-        return [found for row in rows if (found := _ability(mapping(row)))] if isinstance(rows, list) else []
+        rows = mapping(self.results.get("profile"))
+        return [found for name, row in rows.items() if (found := _ability(name, mapping(row)))]
 
     def levels(self) -> dict[str, list[tuple[str, Metric]]]:
         """The headline metrics of tasks that have a level of KoLA, by level."""
@@ -115,13 +115,13 @@ def _items(path: Path, missing: list[str]) -> Iterator[AnsweredItem]:
         yield AnsweredItem(task, group, prompt, prediction, reference, scores)
 
 
-def _ability(row: Json) -> Ability | None:
+def _ability(name: str, row: Json) -> Ability | None:
     value, interval, items, tasks = (row.get(key) for key in ("value", "interval", "n", "tasks"))
-    if (found := finite(value)) is None or not text(row.get("ability")):
+    if (found := finite(value)) is None:
         return None
     ends = [finite(end) for end in interval] if isinstance(interval, list) else []
     return Ability(
-        name=text(row.get("ability")),
+        name=name,
         value=found,
         interval=(ends[0], ends[1]) if len(ends) == 2 and ends[0] is not None and ends[1] is not None else None,
         items=items if isinstance(items, int) else None,

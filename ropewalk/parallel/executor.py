@@ -20,6 +20,7 @@ from torch import Tensor
 
 from ropewalk.load.batch import Batch
 from ropewalk.model.protocol import MakeAttend
+from ropewalk.model.slot_cache import SlotPositions
 from ropewalk.model.spec import Spec
 from ropewalk.plan.plan import Plan
 
@@ -86,21 +87,23 @@ class StepHooks:
 
 
 class Decoding(Protocol):
-    """Forward passes over new tokens only, with a key-value cache: what generation asks of a model."""
+    """Forward passes over new tokens of several sequences, with a key-value cache: what generation asks of a model."""
 
     spec: Spec
     device: torch.device
+    slots: int
+    """Maximum sequences at once."""
 
     @property
-    def seen(self) -> int:
-        """Tokens of each sequence in the cache."""
+    def has_cache(self) -> bool:
+        """Whether passes read new tokens only; otherwise whole sequences, of one length in a pass."""
 
-    def restart(self) -> None:
-        """Empties the cache."""
+    def copy(self, sources: Sequence[int], targets: Sequence[int], *, tokens: int) -> None:
+        """Copies the first `tokens` cached tokens of slots. All ranks must call."""
 
-    def logits(self, new_BT: Tensor) -> Tensor | None:
+    def logits(self, new_BT: Tensor, at: SlotPositions | None) -> Tensor | None:
         """Logits B V of the token after `new_BT`, which the cache holds afterwards; None on ranks that choose no token.
-        All ranks must call, with the same tokens."""
+        Valid until the next call. `at` is None without a cache. All ranks must call, with the same tokens."""
 
     def share(self, token_B: Tensor | None, *, rows: int) -> Tensor:
         """The tokens chosen from these logits, on every rank; None on ranks that chose none. All ranks must call: ranks
@@ -206,11 +209,11 @@ class Executor:
         return Scores(found[0], found[1].bool())
 
     @contextlib.contextmanager
-    def decoding(self, *, room: int) -> Iterator[Decoding]:
-        """Generation of sequences of at most `room` tokens, in the block. All ranks must call."""
+    def decoding(self, *, sequences: int, room: int) -> Iterator[Decoding]:
+        """Generation of so many sequences of at most `room` tokens, in the block. All ranks must call."""
         # Gathered once for all tokens where that is how parameters come together: outside of blocks, and in a pipeline.
         with self._data.whole():
-            yield RankDecoding(self._plan, self._runner.stages, self._mesh, room=room)
+            yield RankDecoding(self._plan, self._runner.stages, self._mesh, sequences=sequences, room=room)
 
     def digest(self, batch: Batch) -> int:
         """A number that any flipped bit changes in the loss and gradients of the batch's first microbatch. Waits for

@@ -42,9 +42,16 @@ def inference(plan: Plan, *, length: int) -> Plan:
 
 
 def generation(
-    trained: Plan | None, spec: Spec, *, processes: int, device: Literal["cpu", "cuda"], where: str = ""
+    trained: Plan | None,
+    spec: Spec,
+    *,
+    processes: int,
+    device: Literal["cpu", "cuda"],
+    precision: Literal["fp32", "bf16"] = "fp32",
+    where: str = "",
 ) -> Plan:
-    """The plan for generation in `processes` processes with a model trained under `trained` (None: unknown).
+    """The plan for generation in `processes` processes with a model trained under `trained` (None: unknown). In
+    float32 the tokens are those of a single process.
 
     That plan if it is for this many processes. Otherwise its tensor and pipeline degrees, with the weights sharded over
     the remaining ranks (ZeRO-3); UserError if the number is not a multiple of these degrees. `where` names the run.
@@ -59,8 +66,7 @@ def generation(
             )
         shard = processes // cut
         known = dataclasses.replace(known, replicate=1, context=1, shard=shard, zero=3 if shard > 1 else 0)
-    # Always in float32, so that the tokens are those of a single process.
-    known = dataclasses.replace(known, device=device, precision="fp32", microbatch_size=1, sequence_length=None)
+    known = dataclasses.replace(known, device=device, precision=precision, microbatch_size=1, sequence_length=None)
     plan = inference(known, length=spec.sequence_length)
     if plan.pipeline > 1 and sum(map(len, plan.stages)) != spec.layers:
         plan = dataclasses.replace(plan, stages=split_layers(spec, plan.pipeline * plan.chunks))

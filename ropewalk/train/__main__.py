@@ -107,14 +107,16 @@ def _evaluate(run: Path, progress: Progress) -> None:
 
 
 def _generate(folder: Path, progress: Progress) -> None:
-    """Generates text for the request in `folder` (arguments of `generate_text`) and reports it as progress."""
-    from ropewalk.evaluate.from_checkpoint import generate_text
+    """Generates what the request in `folder` asks for (arguments of `generate_text` or `generate_texts`) and reports it
+    as progress."""
+    from ropewalk.evaluate.from_checkpoint import generate_text, generate_texts
     from ropewalk.parallel.mesh import leave
 
     request = read_json(folder / REQUEST, what="request")
     path, named = Path(request.pop("path")), Path(request.pop("named"))
     import_model_plugins(named)
-    for piece in generate_text(path, **request):
+    pieces = generate_texts(path, **request) if "prompts" in request else generate_text(path, **request)
+    for piece in pieces:
         progress.say(piece)
     leave()
 

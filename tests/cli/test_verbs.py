@@ -108,6 +108,55 @@ def test_the_same_seed_gives_the_same_text(trained: Path, call: Call) -> None:
     assert one != other
 
 
+def test_a_file_of_prompts_is_completed_at_once(trained: Path, call: Call, tmp_path: Path) -> None:
+    prompts = ["rope", "def rope", "rope", "a much longer prompt that fills the context of this model and more"]
+    (tmp_path / "many.txt").write_text("\n\n".join(prompts))
+    lines = "\n".join(json.dumps({"prompt": prompt, "id": 1}) for prompt in prompts)
+    (tmp_path / "many.jsonl").write_text(lines)
+    options = ["--prompts", str(tmp_path / "many.txt"), "--tokens", "9", "--json"]
+    drawn = call("generate", RUN, *options)
+    found = [json.loads(line) for line in drawn.out.splitlines()]
+    assert [each["prompt"] for each in found] == prompts
+    assert found[0]["completion"] != found[2]["completion"], "equal prompts draw different texts"
+    options[1] = str(tmp_path / "many.jsonl")
+    assert call("generate", RUN, *options).out == drawn.out
+    plain = call("generate", RUN, *options[:-1]).out
+    assert plain == "".join(f"{each['prompt']}{each['completion']}\n\n" for each in found)
+    greedy = call("generate", RUN, *options, "--temperature", "0").out.splitlines()
+    alone = values(call, "generate", RUN, "--prompt", "def rope", "--tokens", "9", "--temperature", "0")
+    assert json.loads(greedy[1]) == alone
+
+
+def test_prompts_that_cannot_be_read_are_named(trained: Path, call: Call, tmp_path: Path) -> None:
+    file = tmp_path / "many.jsonl"
+    for content, words in (
+        ('{"prompt": "a"}\n{"text": "b"}', "many.jsonl:2: no prompt"),
+        ("[", ":1: no JSON"),
+        ("", "no p"),
+    ):
+        file.write_text(content)
+        ended = call("generate", RUN, "--prompts", str(file))
+        assert ended.status == 2
+        assert words in ended.err
+    assert "give one of them" in call("generate", RUN, "--prompts", str(file), "--prompt", "a").err
+    assert call("generate", RUN, "--prompts", str(tmp_path / "none.txt")).status == 2
+
+
+def test_every_sampling_option_changes_the_text(trained: Path, call: Call) -> None:
+    drawn = ["generate", RUN, "--prompt", "rope", "--tokens", "20", "--temperature", "2"]
+    usual = values(call, *drawn)["completion"]
+    options = ("--top-p=0.01", "--min-p=1", "--repetition-penalty=9", "--top-k=1", "--precision=bf16")
+    others = [values(call, *drawn, option)["completion"] for option in options]
+    assert usual not in others[:4]
+    # A greedy choice in three ways.
+    assert others[0] == others[1] == others[3]
+    stop = usual[3:6]
+    assert values(call, *drawn, "--stop", "\x00", "--stop", stop)["completion"] == usual.split(stop)[0]
+    chat = ["generate", RUN, "--chat", "rope", "--template", "plain", "--tokens", "20"]
+    answer = values(call, *chat)["completion"]
+    assert values(call, *chat, "--stop", answer[2:4])["completion"] == answer.split(answer[2:4])[0]
+
+
 def test_a_document_is_explained_by_its_id_and_a_wrong_id_gets_a_suggestion(trained: Path, call: Call) -> None:
     story = values(call, "prepare", "explain", "tiny.toml", "code:corpus/3.py")
     assert story["outcome"] == "kept"

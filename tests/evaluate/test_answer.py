@@ -14,6 +14,7 @@ from ropewalk.checkpoint.run_state import State
 from ropewalk.checkpoint.write.save import save
 from ropewalk.evaluate.from_checkpoint import generate_text, load_model, until
 from ropewalk.evaluate.generate import generate
+from ropewalk.evaluate.task import Sampling
 from ropewalk.flow import answer
 from ropewalk.prepare import tokenizer as tokenizers
 from ropewalk.prepare.chat import TEMPLATES
@@ -70,19 +71,19 @@ def test_an_answer_is_what_generation_gives_between_opening_and_closing(checkpoi
         "chatml": ([1, *ids("user\nwhy?"), 2, *ids("\n"), 1, *ids("assistant\n")], [2]),
     }[form]
     for seed in range(40):
-        sampled = {"temperature": 30.0, "top_k": 0}
-        options = {**sampled, "seed": seed}
-        (drawn,) = generate(model, [[end, *prompt]], new_tokens=60, **sampled, seeds=[seed], end=end)
+        options = {"temperature": 30.0, "top_k": 0}
+        (drawn,) = generate(model, [[end, *prompt]], Sampling(60, **options), seeds=[seed], end=end)
         places = [place for place in range(len(drawn)) if drawn[place : place + len(closing)] == closing]
         if places or form != "chatml":
             break
     assert places or form != "chatml", "no seed draws the marker"
     expected = tokenizer.decode(drawn[: places[0]] if places else drawn)
-    found = "".join(generate_text(path, question="why? ", template=_template(form), tokens=60, **options))
+    sampling = {"max_new_tokens": 60, **options}
+    found = "".join(generate_text(path, question="why? ", template=_template(form), sampling=sampling, seed=seed))
     # Bytes that begin no character at the very end are held back.
     assert expected.startswith(found)
     assert set(expected.removeprefix(found)) <= {"\ufffd"}
-    assert "".join(answer(path, question="why?", tokens=60, **options)) == found
+    assert "".join(answer(path, question="why?", tokens=60, seed=seed, **options)) == found
 
 
 def _template(form: str) -> str:

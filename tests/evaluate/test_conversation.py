@@ -13,6 +13,7 @@ from ropewalk.checkpoint.write.save import save
 from ropewalk.evaluate.conversation import Conversation
 from ropewalk.evaluate.from_checkpoint import load_model
 from ropewalk.evaluate.generate import generate
+from ropewalk.evaluate.task import Sampling
 from ropewalk.flow import answer, chat
 from ropewalk.prepare import tokenizer as tokenizers
 from ropewalk.prepare.chat import TEMPLATES
@@ -50,7 +51,7 @@ def test_each_answer_follows_the_whole_dialogue_so_far(checkpoint: Path) -> None
     written = [end, *turn("system", "Be kind.")]
     for number, question in enumerate(("why?", "and then?")):
         written += [1, *ids(f"user\n{question}"), 2, *ids("\n"), 1, *ids("assistant\n")]
-        (drawn,) = generate(model, [written], new_tokens=9, seeds=[5 + number], end=end, **DRAW)
+        (drawn,) = generate(model, [written], Sampling(9, **DRAW), seeds=[5 + number], end=end)
         expected = tokenizer.decode(drawn[: drawn.index(2)] if 2 in drawn else drawn)
         found = "".join(conversation.answer(question))
         assert expected.rstrip("\ufffd") == found

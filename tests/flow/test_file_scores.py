@@ -96,6 +96,7 @@ def test_what_cannot_be_scored_is_refused(files: Path) -> None:
     assert "write METRIC.OPTION=VALUE" in refused(option="lowercase=true")
     assert "`bleu` is not among the metrics: chrf" in refused(option="bleu.lowercase=true")
     assert "chrf: no option `order`; it has char_order, word_order" in refused(option="chrf.order=3")
+    assert "chrf: cannot be made with beta='two'" in refused(option="chrf.beta=two")
     assert 'did you mean "chrf"' in refused("chrff")
     with pytest.raises(ConfigError):
         score_files(["belu"], predictions=Path("one.txt"), references=[Path("ref.txt")])

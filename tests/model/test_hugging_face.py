@@ -17,6 +17,7 @@ from ropewalk.checkpoint.read.load import load
 from ropewalk.checkpoint.run_state import State
 from ropewalk.checkpoint.write.save import save
 from ropewalk.evaluate.generate import generate
+from ropewalk.evaluate.task import Sampling
 from ropewalk.flow import export_model, import_model
 from ropewalk.model.config import Lora
 from ropewalk.model.decoder import Decoder, build
@@ -247,7 +248,7 @@ def test_the_tokenizer_and_greedy_text_are_the_same(name: str, tmp_path: Path) -
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "theirs").eval()
     assert model.generation_config.eos_token_id == 256
     drawn = model.generate(torch.tensor([prompt]), max_new_tokens=16, do_sample=False, pad_token_id=256)[0]
-    (expected,) = generate(loaded(tmp_path / "ours"), [prompt], new_tokens=16, temperature=0, top_k=0, seed=0, end=256)
+    (expected,) = generate(loaded(tmp_path / "ours"), [prompt], Sampling(16), seeds=[0], end=256)
     assert [token for token in drawn.tolist()[len(prompt) :] if token != 256] == expected
 
 

@@ -10,6 +10,7 @@ from ropewalk.model.config import Model
 from ropewalk.model.decoder import Decoder
 from ropewalk.model.loss import token_losses
 from ropewalk.model.protocol import ForwardPass, Losses, ModelStage, build_model, build_stage
+from ropewalk.model.slot_cache import SlotPositions
 from ropewalk.model.spec import Spec, resolve
 from tests.tiny import small_spec
 
@@ -49,13 +50,14 @@ def test_stages_that_hand_over_their_edges_compute_the_loss_of_the_whole_model(l
 def test_a_cache_gives_the_logits_of_the_whole_sequence() -> None:
     model = build_model(SPEC, seed=1)
     tokens = torch.randint(0, 23, (2, 12), generator=torch.Generator().manual_seed(1))
-    cache = model.cache(room=12)
+    cache = model.cache(slots=3, room=12)
     assert cache is not None
-    for new in tokens.split(5, dim=1):
-        positions = torch.arange(cache.seen, cache.seen + new.shape[1]).expand(2, -1)
+    for first in (0, 5, 10):
+        new = tokens[:, first : first + 5]
+        positions = torch.arange(first, first + new.shape[1]).expand(2, -1)
+        cache.begin(SlotPositions(slice(1, 3), positions, first + new.shape[1]))
         with torch.no_grad():
             outputs = model.run((), ForwardPass(tokens_BT=new, positions_BT=positions, cache=cache))
-        cache.advance(new.shape[1])
     whole = model.next_logits(model.run((), ForwardPass(tokens_BT=tokens)))
     torch.testing.assert_close(model.next_logits(outputs), whole)
 

@@ -54,17 +54,10 @@ RESULTS = {
         },
         "gsm8k": {"words": 13, "questions": 200, "contaminated": 0, "unchecked": 0, "clean": {}, "evidence": []},
     },
-    "profile": [
-        {
-            "ability": "reasoning",
-            "value": 0.21,
-            "interval": [0.16, 0.27],
-            "n": 770,
-            "tasks": ["arc_easy"],
-            "ours": False,
-        },
-        {"ability": "dialogue", "value": 0.4, "interval": [0.1, 0.7], "n": 10, "tasks": ["talk"], "ours": True},
-    ],
+    "profile": {
+        "reasoning": {"value": 0.21, "interval": [0.16, 0.27], "n": 770, "tasks": ["arc_easy"], "ours": False},
+        "dialogue": {"value": 0.4, "interval": [0.1, 0.7], "n": 10, "tasks": ["talk"], "ours": True},
+    },
 }
 CHANGE = {
     "run": "runs/first",
@@ -128,7 +121,7 @@ def test_the_worst_items_come_first_and_perfect_ones_never(view: RunView) -> Non
 def test_whatever_stands_in_these_files_there_is_a_page(run: Path) -> None:
     strange = {
         "contamination": {"x": 3, "y": {"evidence": [7], "clean": [1]}},
-        "profile": [None, {"ability": "a", "value": "nan"}],
+        "profile": {"a": None, "b": {"value": "nan"}},
     }
     write_sealed(run / "evaluation/results.json", {**RESULTS, **strange})
     write_sealed(run / "evaluation/change.json", {"tasks": [1], "run": 4})

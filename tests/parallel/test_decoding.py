@@ -8,8 +8,12 @@ from typing import Any
 import pytest
 import torch
 
+from ropewalk.evaluate.decode import batching
 from ropewalk.evaluate.generate import generate, stream
+from ropewalk.evaluate.task import Sampling
+from ropewalk.model.slot_cache import ALIGNMENT, SlotPositions
 from ropewalk.model.spec import Spec
+from ropewalk.parallel import decoding
 from ropewalk.parallel.apply import apply
 from ropewalk.parallel.decoding import RankDecoding
 from ropewalk.parallel.mesh import Mesh
@@ -22,10 +26,14 @@ from tests.tiny import small_spec
 
 pytestmark = pytest.mark.xdist_group("pool")
 
-PROMPTS = [[5, 9, 2], [7, 7, 1], [3], [8, 1, 4, 4, 60], [2] * 15]
-OPTIONS: list[dict[str, Any]] = [{"temperature": 0.0, "top_k": 0}, {"temperature": 0.8, "top_k": 7}]
-NEW_TOKENS = 12
-"""The last prompt outgrows the model's 16 positions: its cache begins anew in the middle."""
+PROMPTS = [[5, 9, 2], [7, 7, 1], [3], [8, 1, 4, 4, 60], [2] * 15, [7, 7, 1], [7, 7, 9, 9]]
+SEEDS = [11, 12, 13, 14, 15, 16, 17]
+SAMPLINGS = [
+    Sampling(12),
+    Sampling(12, temperature=0.8, top_k=7),
+    Sampling(12, temperature=2.0, top_p=0.9, min_p=0.001, repetition_penalty=1.3),
+]
+"""One prompt outgrows the model's 16 positions: its cache begins anew in the middle."""
 
 PLANS = [
     case("ZeRO-3 over 2", shard=2, zero=3),
@@ -50,24 +58,25 @@ def completed(rank: int, plan: Plan, spec: Spec, broken: bool = False) -> list[l
     with pytest.MonkeyPatch.context() as patch:
         if broken:
             patch.setattr(RankDecoding, "_pass", noisy(RankDecoding._pass, rank))
+        # Prompts wait for slots, and copy the beginnings that they share.
+        patch.setattr(decoding, "SLOTS", {"cpu": 3})
+        patch.setattr(batching, "LEAST_SHARED", 1)
         executor = apply(inference(plan, length=spec.sequence_length), vivid(spec), Mesh(plan, rank), None)
-        settings = {"new_tokens": NEW_TOKENS, "seed": 11, "end": None}
-        found = [generate(executor, PROMPTS, **options, **settings) for options in OPTIONS]
-        assert list(stream(executor, PROMPTS[0], **OPTIONS[1], **settings)) == found[1][0]
+        found = [generate(executor, PROMPTS, sampling, seeds=SEEDS, end=None) for sampling in SAMPLINGS]
+        assert list(stream(executor, PROMPTS[0], SAMPLINGS[1], seed=SEEDS[0], end=None)) == found[1][0]
         return found
 
 
 def noisy(sound: Callable[..., Any], rank: int) -> Callable[..., Any]:
-    def run(decoding: RankDecoding, new_BT: torch.Tensor) -> torch.Tensor:
-        found = sound(decoding, new_BT)
+    def run(it: RankDecoding, *new: Any) -> torch.Tensor:
+        found = sound(it, *new)
         return found + rank * torch.linspace(0, 100, found.shape[1])
 
     return run
 
 
 def on_one_device(spec: Spec) -> list[list[list[int]]]:
-    settings = {"new_tokens": NEW_TOKENS, "seed": 11, "end": None}
-    return [generate(vivid(spec), PROMPTS, **options, **settings) for options in OPTIONS]
+    return [generate(vivid(spec), PROMPTS, sampling, seeds=SEEDS, end=None) for sampling in SAMPLINGS]
 
 
 @pytest.mark.parametrize(
@@ -91,15 +100,14 @@ def test_one_rank_chooses_for_all() -> None:
 
 def cached_bytes(rank: int, plan: Plan, spec: Spec) -> int:
     executor = apply(inference(plan, length=spec.sequence_length), vivid(spec), Mesh(plan, rank), None)
-    with torch.no_grad(), executor.decoding(room=10) as decoding:
-        decoding.logits(torch.tensor([[1, 2, 3]]))
-        assert decoding.seen == 3
-        assert isinstance(decoding, RankDecoding)
-        return sum(t.nbytes for cache in decoding._caches.values() for pair in cache._cache for t in pair)
+    with torch.no_grad(), executor.decoding(sequences=1, room=10) as opened:
+        opened.logits(torch.tensor([[1, 2, 3]]), SlotPositions(slice(0, 1), torch.tensor([[0, 1, 2]]), 3))
+        assert isinstance(opened, RankDecoding)
+        return sum(cache.bytes for cache in opened._caches.values())
 
 
 @pytest.mark.parametrize("axes", [{"tensor": 2}, {"pipeline": 2}])
 def test_tensor_and_pipeline_ranks_share_the_cache(axes: dict[str, int]) -> None:
     spec = small_spec(sequence_length=16)
-    whole = 2 * spec.layers * spec.kv_heads * 10 * spec.head_size * 8
+    whole = 2 * spec.layers * spec.kv_heads * ALIGNMENT * spec.head_size * 8
     assert POOL.run(cached_bytes, case("", **axes).plan, spec, world=2) == [whole // 2] * 2

@@ -63,4 +63,7 @@ ROWS = [
     Row("evaluate.relevance_judge", "lexical_consistency", "measured", (*REPLIES, SHORT), by=evaluated),
     Row("evaluate.consistency_judge", "lexical_relevance", "measured", (*REPLIES, SHORT), by=evaluated),
     Row("evaluate.perturbation_strength", "10", "measured", (*ASKED, SPACED), by=evaluated),
+    Row("evaluate.top_p", "0.1", "completions", by=evaluated),
+    Row("evaluate.min_p", "0.9", "completions", by=evaluated),
+    Row("evaluate.repetition_penalty", "5.0", "completions", by=evaluated),
 ]

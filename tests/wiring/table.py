@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.wiring import checkpoint_rows, load_rows, model_rows, parallel_rows, prepare_rows, train_rows
+from tests.wiring import checkpoint_rows, code_rows, load_rows, model_rows, parallel_rows, prepare_rows, train_rows
 from tests.wiring.rows import Row
 
 ROWS: list[Row] = [
@@ -12,4 +12,5 @@ ROWS: list[Row] = [
     *parallel_rows.ROWS,
     *train_rows.ROWS,
     *checkpoint_rows.ROWS,
+    *code_rows.ROWS,
 ]

@@ -159,7 +159,7 @@ class NamedTasks:
 
 
 def _unknown(name: str, index: TaskIndex) -> str:
-    near = difflib.get_close_matches(name, index.names, n=1)
+    near = difflib.get_close_matches(name, [*TASKS, *index.names], n=1)
     remedy = (
         f'did you mean "{near[0]}"?' if near else "`ropewalk evaluate tasks` lists them; see `evaluate.task_folders`"
     )

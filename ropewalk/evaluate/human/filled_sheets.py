@@ -70,7 +70,10 @@ def read_sheets(paths: Sequence[Path], key: SheetKey) -> list[FilledSheet]:
 
 
 def _read(path: Path, key: SheetKey, problems: list[Problem]) -> FilledSheet | None:
-    lines = _json_lines(path) if path.suffix.lower() == ".json" else _table_lines(path, key)
+    lines = _json_lines(path) if path.suffix.lower() == ".json" else _table_lines(path)
+    if not lines:
+        problems.append(Problem(str(path), "no line below the head", "give the file that the rater has filled in"))
+        return None
     raters = {key.sheet_name(rater): rater for rater in key.sheets}
     names = {str(line.cells.get("sheet", "")).strip() for line in lines}
     if len(names) > 1 or not names <= raters.keys():
@@ -83,6 +86,8 @@ def _read(path: Path, key: SheetKey, problems: list[Problem]) -> FilledSheet | N
     sheet = names.pop()
     known = {line.id for line in key.sheets[raters[sheet]]}
     questions = [question.name for question in key.form.questions]
+    if path.suffix.lower() != ".json":
+        _check_columns(path, list(lines[0].cells), questions)
     found: dict[str, int] = {}
     ratings: list[GivenRating] = []
     comments: dict[str, str] = {}
@@ -156,7 +161,7 @@ def _text(path: Path) -> str:
         raise DataError(f"{path}: not UTF-8; save it as `CSV UTF-8`") from None
 
 
-def _table_lines(path: Path, key: SheetKey) -> list[_Line]:
+def _table_lines(path: Path) -> list[_Line]:
     text = _text(path)
     head = text.partition("\n")[0]
     delimiter = max(_DELIMITERS, key=head.count)
@@ -172,27 +177,23 @@ def _table_lines(path: Path, key: SheetKey) -> list[_Line]:
         raise DataError(f"{path}:{begin}: no table of comma-separated values: {error}; save it as CSV again") from None
     finally:
         csv.field_size_limit(before)
-    questions = [question.name for question in key.form.questions]
     names = [name.strip() for name in rows[0][1]] if rows else []
-    _check_columns(path, names, questions)
+    for name in ("sheet", "id", *names):
+        if names.count(name) != 1 and name:
+            found = "there twice" if name in names else "not there"
+            raise DataError(f"{path}:1: column `{name}` is {found}; keep the head of the exported sheet")
     return [
         _Line(number, _cells(path, number, names, row)) for number, row in rows[1:] if any(cell.strip() for cell in row)
     ]
 
 
 def _check_columns(path: Path, names: list[str], questions: list[str]) -> None:
-    needed = ["sheet", "id"]
-    absent = [name for name in needed if name not in names]
-    if absent or not set(names) & set(questions):
-        what = f"no column {', '.join(f'`{name}`' for name in absent or questions)}"
-        raise DataError(f"{path}:1: {what}; keep the head of the exported sheet")
-    strange = [name for name in names if name and name not in (*COLUMNS, *questions)]
-    if strange or len({*names}) < len(names):
-        name = (strange or [name for name in names if names.count(name) > 1])[0]
-        raise DataError(
-            f"{path}:1: column `{name}` is {'unknown' if strange else 'there twice'}; keep the head of the exported "
-            f"sheet (questions: {', '.join(questions)})"
-        )
+    asked = f"keep the head of the exported sheet (questions: {', '.join(questions)})"
+    if not set(names) & set(questions):
+        raise DataError(f"{path}:1: no column of a question; {asked}")
+    for name in names:
+        if name and name not in (*COLUMNS, *questions):
+            raise DataError(f"{path}:1: column `{name}` is unknown; {asked}")
 
 
 def _cells(path: Path, number: int, names: list[str], row: list[str]) -> dict[str, str]:

@@ -112,14 +112,14 @@ def _scaled(question: RatingQuestion, least: int, most: int | None) -> RatingQue
 
 
 _ALONE = (
-    "Each item shows the beginning of a text and one continuation. Some continuations were written by people, others "
-    "by a program; you are not told which. Judge each one for itself, in the order given, and do not go by how "
-    "interesting the subject is. A continuation may stop in the middle of a sentence: that is no fault. Some items "
-    "occur twice; answer as you see them now."
+    "Each item shows the beginning of a text and one continuation, which a person or a program has written; you are "
+    "not told which. Judge each one for itself, in the order given, and do not go by how interesting the subject is. "
+    "A continuation may stop in the middle of a sentence: that is no fault. Some items may occur twice; answer as you "
+    "see them now."
 )
 _ALONE_ZH = (
-    "每一项给出一段文字的开头和一个续写。有些续写由人写成，有些由程序生成，不会告诉您是哪一种。请按给出的顺序逐项独立判断，"
-    "不要受题材是否有趣的影响。续写可能在句子中间停止，这不算缺点。有些项会出现两次，请按当时的看法回答。"
+    "每一项给出一段文字的开头和一个续写。续写由人写成或由程序生成，不会告诉您是哪一种。请按给出的顺序逐项独立判断，"
+    "不要受题材是否有趣的影响。续写可能在句子中间停止，这不算缺点。有些项可能出现两次，请按当时的看法回答。"
 )
 _FORMS: dict[Mode, RatingForm] = {
     "score": RatingForm(
@@ -175,9 +175,9 @@ _FORMS: dict[Mode, RatingForm] = {
     "pairwise": RatingForm(
         instructions="Each item shows the beginning of a text and two continuations, A and B. Choose the better one, "
         "or say that there is no difference. Which of them stands on which side is random. A continuation may stop in "
-        "the middle of a sentence: that is no fault. Some items occur twice; answer as you see them now.",
+        "the middle of a sentence: that is no fault. Some items may occur twice; answer as you see them now.",
         instructions_zh="每一项给出一段文字的开头和两个续写 A 与 B。请选出较好的一个，或表示没有差别。"
-        "左右位置是随机的。续写可能在句子中间停止，这不算缺点。有些项会出现两次，请按当时的看法回答。",
+        "左右位置是随机的。续写可能在句子中间停止，这不算缺点。有些项可能出现两次，请按当时的看法回答。",
         questions=(
             RatingQuestion(
                 name="better",

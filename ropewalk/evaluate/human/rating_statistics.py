@@ -40,7 +40,7 @@ def system_means(table: RatingTable, *, seed: int = 0) -> list[Tree]:
                 {
                     "system": system,
                     "mean": float(here_RI[there].mean()),
-                    "interval": drawn.interval(drawn.means(here_RI)),
+                    "interval": _unanimous(table, here_RI) or drawn.interval(drawn.means(here_RI)),
                     "items": int(there.any(0).sum()),
                     "ratings": int(there.sum()),
                     "by_rater": _by_rater(table, here_RI),
@@ -71,7 +71,10 @@ def differences(table: RatingTable, *, seed: int = 0) -> list[Tree]:
                 {
                     "systems": [one, other],
                     "difference": value,
-                    "interval": drawn.interval(drawn.means(ours) - drawn.means(theirs)),
+                    # All equal: no resample differs, which says nothing of other prompts.
+                    "interval": None
+                    if abs(value) == 1 and table.is_share
+                    else drawn.interval(drawn.means(ours) - drawn.means(theirs)),
                     "pairs": int(there.sum()),
                     "by_rater": raters,
                     "raters_agreeing": sum(abs(each) > _TIE and each * value > 0 for each in raters.values()),
@@ -140,7 +143,7 @@ def rater_rows(table: RatingTable) -> list[Tree]:
         others = np.delete(table.first_RI, number, 0)
         count = (~np.isnan(others)).sum(0)
         mean = np.divide(np.nansum(others, 0), count, out=np.full(len(own), np.nan), where=count > 0)
-        given: Floats = own[~np.isnan(own)]
+        given = own[~np.isnan(own)]
         both = ~np.isnan(own) & ~np.isnan(mean)
         if len(given):
             rows.append(
@@ -180,9 +183,9 @@ class _Drawn:
         self._prompts, self._place = np.unique(table.prompts_I, return_inverse=True)
         self._count = len(self._prompts)
         self._prompts_BP = draw.multinomial(self._count, np.full(self._count, 1 / self._count), RESAMPLES)
-        active = ~np.isnan(table.first_RI).all(1)
-        raters = int(active.sum())
-        self._raters_BR = np.ones((RESAMPLES, len(active)))
+        active = np.flatnonzero((~np.isnan(table.first_RI)).any(1))
+        raters = len(active)
+        self._raters_BR = np.ones((RESAMPLES, len(table.raters)))
         if raters > 1:
             self._raters_BR[:, active] = draw.multinomial(raters, np.full(raters, 1 / raters), RESAMPLES)
 
@@ -200,6 +203,15 @@ class _Drawn:
 
     def _by_prompt(self, values_RI: Floats) -> Floats:
         return np.stack([np.bincount(self._place, weights=row, minlength=self._count) for row in values_RI])
+
+
+def _unanimous(table: RatingTable, values_RI: Floats) -> tuple[float, float] | None:
+    """Wilson's interval over items of a share that is 0 or 1, of which no resample differs; None of others."""
+    columns = ~np.isnan(values_RI).all(0)
+    mean = float(np.nanmean(values_RI))
+    if not table.is_share or mean not in (0.0, 1.0):
+        return None
+    return proportion("unanimous", int(mean * columns.sum()), int(columns.sum())).interval
 
 
 def _paired(table: RatingTable, one: str, other: str) -> tuple[Floats, Floats]:

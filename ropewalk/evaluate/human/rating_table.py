@@ -26,6 +26,8 @@ class RatingTable:
     prompts_I: npt.NDArray[np.int64]
     systems: list[str]
     """Of each item; of pairs "b over a"."""
+    is_share: bool
+    """Whether ratings are 0 or 1 (or between, for `no difference`)."""
     left: list[bool]
     """Of each answer to a pair that is not `no difference`: whether the text shown as A was chosen."""
 
@@ -63,5 +65,6 @@ def rating_table(key: SheetKey, scores: Scores, question: str) -> RatingTable:
         systems=[
             item.systems[0] if len(item.systems) == 1 else " over ".join(item.systems[::-1]) for item in key.items
         ],
+        is_share=key.mode != "score",
         left=left,
     )

@@ -4,8 +4,8 @@
 stem, synonym), the last free word first. `1.5` (Denkowski and Lavie 2014): parameters tuned to human rankings, content
 words above function words, the best alignment over all matches, and a corpus score from summed counts. It differs from
 the Java program in three points, which the signature names: no paraphrase table, our own list of function words unless
-`function_words` names the program's, and an exact search where that one keeps 40 partial alignments. Synonyms need a
-WordNet database; without one there are none, and the signature says so.
+`function_words` names the program's, and a search among 2,000 partial alignments where that one keeps 40. Synonyms need
+a WordNet database; without one there are none, and the signature says so.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ from __future__ import annotations
 import abc
 import copy
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -83,20 +84,25 @@ class Bleu(SacreMetric):
         bleu = _sacrebleu().BLEU
         _among("smooth_method", smooth_method, bleu.SMOOTH_DEFAULTS)
         _among("tokenize", tokenize or "13a", bleu.TOKENIZERS)
+        _check_model(tokenize)
         self._given_value = smooth_value
         self._value = bleu.SMOOTH_DEFAULTS[smooth_method] if smooth_value is None else smooth_value
         super().__init__()
 
     def _make(self, language: str) -> Any:
-        return _sacrebleu().BLEU(
-            tokenize=self._tokenize or TOKENIZERS.get(language, "13a"),
-            lowercase=self._lowercase,
-            smooth_method=self._method,
-            smooth_value=self._given_value,
-            max_ngram_order=self._order,
-            effective_order=self._effective,
-            force=True,
-        )
+        tokenize = self._tokenize or TOKENIZERS.get(language, "13a")
+        try:
+            return _sacrebleu().BLEU(
+                tokenize=tokenize,
+                lowercase=self._lowercase,
+                smooth_method=self._method,
+                smooth_value=self._given_value,
+                max_ngram_order=self._order,
+                effective_order=self._effective,
+                force=True,
+            )
+        except (ImportError, RuntimeError) as error:  # the libraries of some tokenizers
+            raise UserError(f'bleu: the tokenizer "{tokenize}": {" ".join(str(error).split())}') from error
 
     def value(self, sums_K: Floats) -> Floats:
         return self._of(sums_K, effective=self._effective)
@@ -215,6 +221,18 @@ def _f_score(precision: Floats, recall: Floats, *, weight: float, otherwise: flo
 def _among(option: str, value: str, known: Any) -> None:
     if value not in known:
         raise UserError(f'bleu: no {option} "{value}"; known: {", ".join(known)}')
+
+
+def _check_model(tokenize: str) -> None:
+    """Refuses a tokenizer whose model sacrebleu would download: nothing is fetched silently."""
+    from sacrebleu.tokenizers.tokenizer_spm import SPM_MODELS
+    from sacrebleu.utils import SACREBLEU_DIR
+
+    if tokenize in SPM_MODELS:
+        model = Path(SACREBLEU_DIR) / "models" / Path(SPM_MODELS[tokenize]["url"]).name
+        if not model.exists():
+            remedy = f"download {SPM_MODELS[tokenize]['url']} as this file, or choose another tokenizer"
+            raise UserError(f'bleu: the tokenizer "{tokenize}" needs {model}; {remedy}')
 
 
 def _sacrebleu() -> Any:

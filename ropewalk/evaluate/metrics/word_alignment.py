@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 MOST_STATES = 2000
-"""Partial alignments kept per position. The result is exact where there are no more, that is for sentences and
-paragraphs; METEOR 1.5 keeps 40."""
+"""Partial alignments kept per position. The result is exact where there are no more, as in 99 of 100 pairs of
+sentences; many repeated words need more. METEOR 1.5 keeps 40, which misses the best alignment of 6 of these pairs."""
 
 Pair = tuple[int, int]
 """Positions in the prediction and in the reference."""

@@ -58,7 +58,7 @@ class Robustness(Task):
             for variant, found in zip(self.variants, perturbed, strict=True)
             for number, changed in zip(variant.numbers, found, strict=True)
         ]
-        metric = self.task.item_metrics[0]
+        metric = _Once(self.task.item_metrics[0])
         counts = [None not in (metric.score(pair.before), metric.score(pair.after)) for pair in pairs]
         pairs = [pair for pair, both in zip(pairs, counts, strict=True) if both]
         if not pairs:
@@ -163,6 +163,28 @@ class _Pair:
     name: str
     before: Item
     after: Item
+
+
+class _Once(ItemMetric):
+    """A metric that looks at each item once: it may judge a text or run code."""
+
+    def __init__(self, metric: ItemMetric) -> None:
+        self.name, self.unit, self.better, self.signature = metric.name, metric.unit, metric.better, metric.signature
+        self._metric, self._rows = metric, dict[int, Sequence[float] | None]()
+        self._scores = dict[int, float | None]()
+
+    def statistics(self, item: Item) -> Sequence[float] | None:
+        if id(item) not in self._rows:
+            self._rows[id(item)] = self._metric.statistics(item)
+        return self._rows[id(item)]
+
+    def value(self, sums_K: Floats) -> Floats:
+        return self._metric.value(sums_K)
+
+    def score(self, item: Item) -> float | None:
+        if id(item) not in self._scores:
+            self._scores[id(item)] = self._metric.score(item)
+        return self._scores[id(item)]
 
 
 class _Scores(ItemMetric):

@@ -14,6 +14,7 @@ from .program import Program, VerdictKind
 _PRELUDE = """
 import ctypes, os, signal, socket, sys, time
 libc = ctypes.CDLL(None, use_errno=True)
+tmp, home = "/tmp", "/home"
 def tried(call, *arguments):
     try:
         return call(*arguments)
@@ -69,15 +70,15 @@ _LOOKS = {
     "host of a virtual machine (vsock)": "return tried(socket.socket, 40, socket.SOCK_STREAM)",
     "Docker socket": """
         return [path for path in ("/var/run/docker.sock", "/run/docker.sock", "/run/containerd/containerd.sock",
-                "/run/dbus/system_bus_socket", "/tmp/.X11-unix/X0") if connect(socket.AF_UNIX, path)]""",
+                "/run/dbus/system_bus_socket", f"{tmp}/.X11-unix/X0") if connect(socket.AF_UNIX, path)]""",
     "abstract sockets of others": 'return tried(lambda: open("/proc/net/unix").read().splitlines()[1:])',
     "accounts and passwords": 'return read("/etc/passwd") or read("/etc/shadow") or read("/etc/hostname")',
     "home folders": """
-        homes = [f"/home/{name}" for name in tried(os.listdir, "/home") or ()] + ["/root"]
+        homes = [f"{home}/{name}" for name in tried(os.listdir, home) or ()] + ["/root"]
         wanted = (".ssh", ".bashrc", ".profile", ".netrc", ".aws", ".cache", ".config", ".bash_history")
-        return [f"{home}/{name}" for home in homes for name in wanted if os.path.lexists(f"{home}/{name}")]""",
+        return [f"{one}/{name}" for one in homes for name in wanted if os.path.lexists(f"{one}/{name}")]""",
     "other folders of the host": """
-        return [name for name in ("/var", "/opt", "/srv", "/mnt", "/run", "/sys", "/boot", "/home", "/work")
+        return [name for name in ("/var", "/opt", "/srv", "/mnt", "/run", "/sys", "/boot", "/home", "/data")
                 if tried(os.listdir, name)]""",
     "file of the host through /proc/1/root": """
         return tried(os.listdir, "/proc/1/root") or read("/proc/1/root/etc/passwd")""",
@@ -103,11 +104,11 @@ _LOOKS = {
         import inside.harness
         return tried(open, inside.harness.__file__, "a") or tried(os.unlink, inside.harness.__file__)""",
     "symbolic link to a file of the host": """
-        os.symlink("/etc/shadow", "/tmp/link")
-        os.symlink("../../../../../../etc/passwd", "/tmp/up")
-        return read("/tmp/link") or read("/tmp/up") or tried(os.link, os.__file__, "/tmp/hard")""",
+        os.symlink("/etc/shadow", f"{tmp}/link")
+        os.symlink("../../../../../../etc/passwd", f"{tmp}/up")
+        return read(f"{tmp}/link") or read(f"{tmp}/up") or tried(os.link, os.__file__, f"{tmp}/hard")""",
     "device files": """
-        return (tried(os.mknod, "/tmp/disk", 0o60600, os.makedev(254, 0)) or read("/dev/mem") or read("/dev/kmsg")
+        return (tried(os.mknod, f"{tmp}/disk", 0o60600, os.makedev(254, 0)) or read("/dev/mem") or read("/dev/kmsg")
                 or read("/dev/sda") or read("/dev/vda") or read("/dev/fuse") or read("/dev/kvm"))""",
     "settings of the kernel": """
         return [path for path in ("/proc/sys/kernel/core_pattern", "/proc/sys/kernel/hostname", "/proc/sysrq-trigger",
@@ -205,12 +206,12 @@ _ENDS: dict[str, tuple[str, tuple[VerdictKind, ...]]] = {
     "filling the disk": (
         """
         for number in range(1 << 20):
-            with open(f"/tmp/{number}", "wb") as file:
+            with open(f"{tmp}/{number}", "wb") as file:
                 file.write(bytes(8 << 20))""",
         _BOUNDED,
     ),
-    "a huge file": ("file = open('/tmp/x', 'wb')\nwhile True:\n    file.write(bytes(1 << 20))", _BOUNDED),
-    "countless files": ("for n in range(1 << 30):\n    os.mkdir(f'/tmp/{n}')", _BOUNDED),
+    "a huge file": ("file = open(f'{tmp}/x', 'wb')\nwhile True:\n    file.write(bytes(1 << 20))", _BOUNDED),
+    "countless files": ("for n in range(1 << 30):\n    os.mkdir(f'{tmp}/{n}')", _BOUNDED),
     "countless open files": ("held = []\nwhile True:\n    held.append(os.dup(2))", _BOUNDED),
     "endless output": ("while True:\n    os.write(1, b'x' * 65536)", _BOUNDED),
     "endless loop": ("while True:\n    pass", ("timeout",)),
@@ -316,9 +317,9 @@ _ENDS: dict[str, tuple[str, tuple[VerdictKind, ...]]] = {
     ),
     "the harness in its own memory replaced": (
         """
-        import inside.harness, inside.messages, inside.plain_data
+        import inside.harness, inside.framed_pipe, inside.plain_data
         inside.harness._judge = lambda *a: ("pass", "")
-        inside.plain_data.load = inside.messages.receive = lambda *a: ("value", 42, ())
+        inside.plain_data.load = inside.framed_pipe.receive = lambda *a: ("value", 42, ())
         return 0""",
         ("fail",),
     ),
@@ -336,10 +337,10 @@ _ENDS: dict[str, tuple[str, tuple[VerdictKind, ...]]] = {
     "an answer without end": ("return 'x' * (100 << 20)", _BOUNDED),
     "an answer without bottom": (
         """
-        from inside import messages
+        from inside import framed_pipe
         data = b"l\\0\\0\\0\\1" * 1000000 + b"N"
         for file in range(3, 64):
-            tried(messages.send, file, data)
+            tried(framed_pipe.send, file, data)
         return 0""",
         _BOUNDED,
     ),

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import orjson
 
+from .inside.framed_pipe import send
 from .inside.harness import READY
 from .inside.plain_data import dump, load
 from .isolation import Isolation
@@ -79,7 +80,7 @@ class _Conversation:
         assert self.process.stdin is not None
         try:
             # It stays open: at its end the harness ends too, also when this process is killed.
-            self.process.stdin.write(len(request).to_bytes(4, "big") + request)
+            send(self.process.stdin.fileno(), request)
         except BrokenPipeError:
             return Verdict("fault", "the sandbox ended before the program was sent")
         ended = self._listen(self.limits.wall_s)

@@ -42,10 +42,10 @@ class Isolation:
 
 def available(name: SandboxChoice) -> Isolation | str:
     """The isolation of that name, or why this machine has none. It is not tried."""
+    if sys.platform != "linux":
+        return "it needs Linux"
     if name == "none":
         return Isolation(name, _no_isolation)
-    if sys.platform != "linux":
-        return f"{name} needs Linux"
     if name == "bubblewrap" and not shutil.which("bwrap"):
         return "the program `bwrap` is not installed (on Debian and Ubuntu: apt-get install bubblewrap)"
     return Isolation(name, _bubblewrap if name == "bubblewrap" else _own_namespaces)

@@ -40,7 +40,9 @@ class Judge:
 
     def verdicts(self, programs: Sequence[Program], progress: Progress | None = None) -> list[Verdict]:
         """The verdict on each program."""
-        keys = [program.key(self.limits) for program in programs]
+        # A verdict without isolation says nothing about one with it: the program saw another machine.
+        free = "free " if self.sandbox == "none" else ""
+        keys = [free + program.key(self.limits) for program in programs]
         known = self._read_memory()
         missing = {key: program for key, program in zip(keys, programs, strict=True) if key not in known}
         if missing:
@@ -68,11 +70,14 @@ class Judge:
         return found
 
     def _attempt(self, key: str, program: Program, isolation: Isolation) -> tuple[str, Verdict]:
-        verdict = run_program(program, isolation, self.limits)
-        for _ in range(ATTEMPTS - 1):
+        verdict = Verdict("fault")
+        for _ in range(ATTEMPTS):
+            try:
+                verdict = run_program(program, isolation, self.limits)
+            except OSError as error:  # no memory or process left for the sandbox
+                verdict = Verdict("fault", f"the sandbox did not start: {error}")
             if verdict.kind != "fault":
                 break
-            verdict = run_program(program, isolation, self.limits)
         return key, verdict
 
     def _read_memory(self) -> dict[str, Verdict]:

@@ -36,7 +36,14 @@ class Completions(Task):
 
     def requests(self) -> list[Generate]:
         settings = self.held_out.settings
-        sampling = Sampling(settings.max_new_tokens, settings.temperature, settings.top_k)
+        sampling = Sampling(
+            settings.max_new_tokens,
+            settings.temperature,
+            settings.top_k,
+            settings.top_p,
+            settings.min_p,
+            settings.repetition_penalty,
+        )
         seen: Counter[bytes] = Counter()
         requests = []
         for prompt, _ in self._texts:

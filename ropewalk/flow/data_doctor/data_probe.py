@@ -172,9 +172,11 @@ def settings_of(recipe: Recipe, prepared: Prepared) -> Settings:
     """The settings that a worker would read from the run directory."""
     return Settings(
         seed=training_seed(recipe.train, recipe.seed),
+        recipe_seed=recipe.seed,
         load=recipe.load,
         train=recipe.train,
         checkpoint=recipe.checkpoint,
+        evaluate=recipe.evaluate,
         planned=plan_recipe(recipe, vocabulary=prepared.manifest.tokenizer.vocabulary),
         data=prepared.folder,
     )

@@ -112,7 +112,7 @@ def test_what_spreadsheets_make_of_a_table_is_read(study: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "told"),
     [
-        ("sheet,id", "sheets,id", "no column `sheet`"),
+        ("sheet,id", "sheets,id", "column `sheet` is not there"),
         ("comment", "remarks", "column `remarks` is unknown"),
         ("fluent", "typical", "column `typical` is there twice"),
     ],
@@ -120,6 +120,18 @@ def test_what_spreadsheets_make_of_a_table_is_read(study: Path) -> None:
 def test_a_changed_head_is_refused(study: Path, old: str, new: str, told: str) -> None:
     sheet = changed(fill(study, "r1", by_system), old, new)
     assert told in refusal(study, sheet)
+
+
+def test_a_sheet_with_other_questions_or_no_line_is_told(study: Path, tmp_path: Path) -> None:
+    export_sheets([tmp_path / "run"], tmp_path / "pairs", items=4, raters=1, mode="pairwise")
+    pairs = fill(tmp_path / "pairs", "r1", lambda *_: "A")
+    assert "is not of this export" in refusal(study, pairs)
+    sheet = fill(study, "r1", by_system)
+    head = row_of(sheet, 1)
+    sheet.write_text(f"{head}\n", "utf-8")
+    assert f"{sheet}: no line below the head" in refusal(study, sheet)
+    sheet.write_text("", "utf-8")
+    assert "column `sheet` is not there" in refusal(study, sheet)
 
 
 def test_a_file_in_another_encoding_and_one_that_is_absent_are_refused(study: Path) -> None:

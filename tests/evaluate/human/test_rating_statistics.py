@@ -18,7 +18,9 @@ from ropewalk.evaluate.human.rating_table import RatingTable
 NAN = np.nan
 
 
-def table_of(first: np.ndarray, again: np.ndarray | None = None, left: list[bool] | None = None) -> RatingTable:
+def table_of(
+    first: np.ndarray, again: np.ndarray | None = None, left: list[bool] | None = None, is_share: bool = False
+) -> RatingTable:
     """Items in turn by systems `a` and `b`, two to a prompt."""
     raters, items = first.shape
     return RatingTable(
@@ -28,6 +30,7 @@ def table_of(first: np.ndarray, again: np.ndarray | None = None, left: list[bool
         again_RI=np.full(first.shape, NAN) if again is None else again,
         prompts_I=np.arange(items) // 2,
         systems=["ab"[number % 2] for number in range(items)],
+        is_share=is_share,
         left=left or [],
     )
 
@@ -111,6 +114,14 @@ def test_a_preference_for_one_side_is_told() -> None:
     assert found["first_shown"] == 0.9
     assert found["interval"][0] > 0.5
     assert position_bias(table_of(np.ones((1, 2)))) is None
+
+
+def test_a_unanimous_share_has_an_interval_of_its_items() -> None:
+    first = np.tile([1.0, 0.0], (3, 10))
+    a, b = system_means(table_of(first, is_share=True))
+    assert a["interval"] == pytest.approx((0.7225, 1), abs=1e-3)  # Wilson, 10 of 10
+    assert b["interval"] == pytest.approx((0, 0.2775), abs=1e-3)
+    assert differences(table_of(first, is_share=True))[0]["interval"] is None
 
 
 def test_one_rater_has_intervals_over_prompts_and_one_prompt_has_none() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,6 +11,8 @@ import pytest
 from ropewalk.base.errors import UserError
 from ropewalk.evaluate.metrics.resampling import measured, resampled_sums
 from ropewalk.evaluate.metrics.translation import Bleu, ChrF, ChrFPlusPlus, SacreMetric, Ter
+from ropewalk.evaluate.question_task import Question, QuestionTask
+from ropewalk.evaluate.task import Generation
 
 from .texts import answered, answered_lines, corpus_value, reference_values
 
@@ -112,11 +115,34 @@ def test_the_tokenizer_follows_the_language_of_the_references() -> None:
     assert "|tok:13a|" in measured(Bleu(tokenize="13a"), CHINESE)[0].signature
 
 
-def test_wrong_options_and_missing_references_are_refused() -> None:
+class Translate(QuestionTask):
+    name, ask = "translate", "generate_until"
+
+    def load_questions(self) -> list[Question]:
+        return [item.question for item in CHINESE]
+
+    @property
+    def item_metrics(self) -> list[SacreMetric]:
+        return [Bleu()]
+
+
+def test_scores_of_items_use_the_tokenizer_of_the_task() -> None:
+    answers = [Generation([], item.predictions[0]) for item in CHINESE]
+    task = Translate(None)  # type: ignore[arg-type]
+    theirs = sacre.BLEU(tokenize="zh", effective_order=True)
+    expected = [theirs.sentence_score(item.predictions[0], item.question.references).score for item in CHINESE]
+    assert [each.scores["bleu"] for each in task.records(answers)] == pytest.approx(expected)
+    assert task.metrics(answers)[0].signature.startswith("nrefs:1|case:mixed|eff:no|tok:zh|")
+
+
+def test_wrong_options_and_missing_references_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sacrebleu.utils.SACREBLEU_DIR", str(tmp_path))
     with pytest.raises(UserError, match='no tokenize "words"; known: none, '):
         Bleu(tokenize="words")
     with pytest.raises(UserError, match='no smooth_method "laplace"'):
         Bleu(smooth_method="laplace")
+    with pytest.raises(UserError, match=r"download https://.* as this file, or choose another"):
+        Bleu(tokenize="flores200")
     with pytest.raises(UserError, match="chrf: a question has no reference"):
         ChrF().statistics(answered("a"))
 

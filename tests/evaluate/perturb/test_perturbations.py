@@ -6,7 +6,6 @@ import json
 import random
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -221,6 +220,13 @@ def test_what_cannot_be_changed_is_none_and_the_same_question_always_changes_ali
     assert first == second != named("typos", seed=2).question(question)
 
 
+def test_each_question_draws_its_own_changes() -> None:
+    found = [named("typos").question(Question(prompt=ENGLISH, references=(each,))) for each in ("x1", "x2")]
+    assert found[0] is not None
+    assert found[1] is not None
+    assert found[0].prompt != found[1].prompt
+
+
 def test_a_perturbation_of_ones_own_is_a_function(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "my_words.py").write_text(
         "def shouted(text, draw, strength):\n    return text + '!'\n\ndef broken(text, draw, strength):\n    return 3\n"
@@ -240,5 +246,6 @@ def test_a_perturbation_that_loses_a_protected_span_changes_nothing() -> None:
         return text[:3]
 
     broken = Perturbation(name="x", change=lost, language="any", rewrites_numbers=False, strength=1, seed=0)
-    settings: dict[str, Any] = {"draw": random.Random(0)}
-    assert broken.text("abcd 12", settings["draw"]) == "abcd 12"
+    assert broken.text("abcd 12", random.Random(0)) == "abcd 12"
+    question = Question(prompt="", contexts=("It is big red.", "It is small red."), choices=(" a", " b"))
+    assert broken.question(question) is None

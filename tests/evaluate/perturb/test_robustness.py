@@ -145,6 +145,48 @@ def test_the_same_choice_is_consistent_even_when_it_is_wrong(corpus: Path) -> No
     assert (found["consistency"], found["acc_drop"], found["worst_case_acc"]) == (0.5, 0.5, 0.0)
 
 
+def test_the_interval_over_all_perturbations_draws_questions_with_all_their_wordings(corpus: Path) -> None:
+    class Many(Asked):
+        def load_questions(self) -> list[Question]:
+            colors = [Question(prompt=f"Is number {n} the color?", references=("yes",)) for n in range(12)]
+            return [*(Question(prompt=f"Is number {n} it?", references=("yes",)) for n in range(12)), *colors]
+
+    task = wrapped(corpus, "upper_case", "british_spelling", kind=Many)
+    draw = np.random.default_rng(5)
+    requests = [each for each in task.requests() if isinstance(each, Generate)]
+    said = {str(each.prompt): "yes" if draw.random() < 0.6 else "no" for each in requests}
+    (found, *_) = [each for each in task.metrics(answer(task, said)) if each.name == "exact_match_drop"]
+    rows = []
+    for question in task.task.questions:
+        wordings = [question.prompt.upper(), *([question.prompt.replace("or?", "our?")] * ("color" in question.prompt))]
+        right = float(said[question.prompt] == "yes")
+        after = sum(float(said[wording] == "yes") for wording in wordings)
+        rows.append([right * len(wordings) - after, len(wordings)])
+    drawn = np.random.default_rng(0).multinomial(24, [1 / 24] * 24, 1000) @ np.array(rows)
+    assert found.value == pytest.approx(np.sum(rows, 0)[0] / 36)
+    assert found.interval == pytest.approx(tuple(np.quantile(drawn[:, 0] / drawn[:, 1], [0.025, 0.975])))
+    assert found.n == 24
+
+
+def test_a_drop_of_what_should_be_low_is_a_rise(corpus: Path) -> None:
+    class Wordy(Asked):
+        @property
+        def item_metrics(self) -> Sequence[ItemMetric]:
+            metric = Words()
+            metric.better = "lower"
+            return [metric]
+
+    task = wrapped(corpus, "upper_case", kind=Wordy)
+    said = {
+        "Is the harbor big?": "a",
+        "IS THE HARBOR BIG?": "c d e",
+        "Is the color red?": "x",
+        "IS THE COLOR RED?": "x",
+    }
+    found = {metric.name: metric.value for metric in task.metrics(answer(task, said)) if not metric.group}
+    assert (found["words_drop"], found["worst_case_words"]) == (1.0, 2.0)
+
+
 class Words(ItemMetric):
     """Words of completions: no verdict."""
 

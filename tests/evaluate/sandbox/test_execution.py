@@ -159,6 +159,22 @@ def test_a_fault_is_retried_and_a_verdict_is_not(monkeypatch: pytest.MonkeyPatch
     assert len(seen) == ATTEMPTS
 
 
+def test_a_machine_without_room_for_a_sandbox_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(*given: object) -> Verdict:
+        raise BlockingIOError(11, "no process left")
+
+    monkeypatch.setattr(judging, "run_program", run)
+    monkeypatch.setattr(judging, "working_isolation", lambda choice: command(""))
+    (verdict,) = Judge().verdicts([TRIAL])
+    assert verdict.kind == "fault"
+    assert "no process left" in verdict.detail
+
+
+def test_out_of_memory_the_machine_ends_the_program_before_its_harness() -> None:
+    source = "def f(pid):\n    return int(open(f'/proc/{pid}/oom_score_adj').read())\n"
+    assert judged(source, "assert f('self') == 1000\nassert f(1) < 1000\n").kind == "pass"
+
+
 def test_a_program_runs_once_and_a_fault_is_not_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(judging, "working_isolation", lambda choice: command(""))
     seen, run = counting([Verdict("fault")] * ATTEMPTS + [Verdict("pass")])

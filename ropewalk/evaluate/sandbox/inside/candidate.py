@@ -13,12 +13,13 @@ from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from .confinement import (
+    die_first,
     die_with_parent,
     drop_capabilities,
     forbid_system_calls,
     limit_resources,
 )
-from .messages import receive, send
+from .framed_pipe import receive, send
 from .plain_data import dump, load
 
 MODULE = "solution"
@@ -33,7 +34,7 @@ def serve(requests: int, answers: int, limits: Mapping[str, int]) -> NoReturn:
     requests, answers = _own_files(requests, answers)
     os.setsid()
     die_with_parent()
-    _prefer_when_out_of_memory()
+    die_first()
     drop_capabilities()
     limit_resources(limits)
     forbid_system_calls()
@@ -105,12 +106,3 @@ def _own_files(requests: int, answers: int) -> tuple[int, int]:
     os.closerange(kept[0] + 1, kept[1])
     os.closerange(kept[1] + 1, 1 << 16)
     return first
-
-
-def _prefer_when_out_of_memory() -> None:
-    """Has the kernel kill this process, not the harness, when the machine is out of memory."""
-    try:
-        with open("/proc/self/oom_score_adj", "w") as file:
-            file.write("1000")
-    except OSError:
-        pass  # no /proc: then the machine decides by itself

@@ -43,6 +43,16 @@ def hide_from_others() -> None:
     _prctl(_PR_SET_DUMPABLE, 0)
 
 
+def die_first() -> None:
+    """Has the kernel kill this process before others when the machine is out of memory."""
+    _prctl(_PR_SET_DUMPABLE, 1)  # a process that changed its user cannot write its own settings
+    try:
+        with open("/proc/self/oom_score_adj", "w") as file:
+            file.write("1000")
+    except OSError:  # no /proc: then the machine decides by itself
+        return
+
+
 def die_with_parent() -> None:
     """Has the kernel kill this process when the one that started it ends. Changing the uid undoes it."""
     _prctl(_PR_SET_PDEATHSIG, _SIGKILL)

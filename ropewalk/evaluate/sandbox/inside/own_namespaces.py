@@ -25,6 +25,7 @@ _READ_ONLY = 1
 _DETACH = 2
 _AT_FDCWD, _AT_RECURSIVE, _MOUNT_SETATTR = -100, 0x8000, 442
 _UNUSED = 65534
+_TMP = "/tmp"
 DEVICES = ("null", "zero", "full", "random", "urandom")
 
 
@@ -59,10 +60,10 @@ def _build_root(paths: list[str], disk_bytes: str) -> None:
     """Makes a root of `paths`, read only, with devices, processes of this namespace, and a private `/tmp`."""
     os.umask(0o022)
     _mount("", "/", flags=_REC | _PRIVATE)
-    _mount("tmpfs", "/tmp", kind="tmpfs", flags=_NOSUID | _NODEV, data="mode=755")
-    os.makedirs("/tmp/old")
-    os.makedirs("/tmp/new")
-    _checked(_LIBC.pivot_root(b"/tmp", b"/tmp/old"), "pivot_root")
+    _mount("tmpfs", _TMP, kind="tmpfs", flags=_NOSUID | _NODEV, data="mode=755")
+    os.makedirs(f"{_TMP}/old")
+    os.makedirs(f"{_TMP}/new")
+    _checked(_LIBC.pivot_root(_TMP.encode(), f"{_TMP}/old".encode()), "pivot_root")
     os.chdir("/")
     _mount("tmpfs", "/new", kind="tmpfs", flags=_NOSUID | _NODEV, data="mode=755,size=1m")
     for path in paths:

@@ -22,9 +22,9 @@ _SEQUENCES: dict[int, Callable[[list[Any]], Any]] = {
 }
 _KINDS = ((list, b"l"), (tuple, b"t"), (set, b"S"), (frozenset, b"Z"), (deque, b"q"))
 _DICT = ord("d")
-_CLASSES = {
+_CLASSES: dict[str, type[Any]] = {
     kind.__name__: kind
-    for kind in (bool, int, float, complex, str, bytes, bytearray, list, tuple, set, frozenset, dict, range, type(None))
+    for kind in (bool, int, float, complex, str, bytes, bytearray, list, tuple, set, frozenset, dict, range)
 }
 
 
@@ -73,10 +73,11 @@ def _dump_other(value: Any, put: Callable[[bytes], None], number_of: Callable[[A
             for each in items:
                 _dump(each, put, number_of)
             return
-    if isinstance(value, type) and _CLASSES.get(value.__name__) is value:
-        _put_bytes(b"K", value.__name__.encode(), put)
-        return
-    put(b"O" + _COUNT.pack(number_of(value)))
+    name = next((name for name, kind in _CLASSES.items() if kind is value), "")
+    if name:
+        _put_bytes(b"K", name.encode(), put)
+    else:
+        put(b"O" + _COUNT.pack(number_of(value)))
 
 
 def _put_bytes(mark: bytes, data: bytes, put: Callable[[bytes], None]) -> None:

@@ -58,10 +58,13 @@ def _quantiles(drawn: Mapping[str, npt.NDArray[np.float64]], tails: list[float])
 
 def proportion(name: str, successes: int, n: int, **described: Any) -> Metric:
     """The proportion of `successes` with its Wilson score interval; `described` are further metric fields."""
-    share = successes / n
+    return Metric(name, successes / n, wilson(successes / n, n), n=n, unit=SHARE, **described)
+
+
+def wilson(share: float, n: float) -> Interval:
+    """The Wilson score interval of a share of `n`, which need not be whole."""
     centre = share + _Z * _Z / (2 * n)
     margin = _Z * math.sqrt(share * (1 - share) / n + _Z * _Z / (4 * n * n))
     low, high = ((centre + sign * margin) / (1 + _Z * _Z / n) for sign in (-1, 1))
     # Exact bounds, without rounding error.
-    low, high = 0.0 if successes == 0 else low, 1.0 if successes == n else high
-    return Metric(name, share, (low, high), n=n, unit=SHARE, **described)
+    return 0.0 if share == 0 else low, 1.0 if share == 1 else high

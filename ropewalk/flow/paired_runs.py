@@ -14,8 +14,8 @@ from ropewalk.base.errors import DamagedFile
 from ropewalk.base.files import read_regular
 from ropewalk.base.metric import Metric, PairedDifference, Tasks
 from ropewalk.base.seal import parse_sealed_lines
+from ropewalk.evaluate.results import DOCUMENTS, ITEMS
 
-ITEMS, DOCUMENTS = "evaluation/items.jsonl", "evaluation/documents.jsonl"
 _HELD_OUT = ("held-out", "bits_per_byte")
 """Task and metric of scored documents."""
 

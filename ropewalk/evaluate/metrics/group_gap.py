@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -30,16 +31,29 @@ class GroupGap(ItemMetric):
 
     better = "lower"
 
-    def __init__(self, *, of: str | ItemMetric = "acc", least: int = 2, **settings: Any) -> None:
-        """`settings` are those of the metric `of`, a name in METRICS or a user's own `module:attr`."""
-        self.metric = METRICS[of].load()(**settings) if isinstance(of, str) else of
-        if not isinstance(self.metric, ItemMetric) or type(self.metric).measure is not ItemMetric.measure:
-            raise UserError(f'metric `group_gap`: "{of}" has no single value per group')
+    def __init__(
+        self, *, of: str | ItemMetric = "acc", least: int = 2, delimiter: str | None = None, **settings: Any
+    ) -> None:
+        """`settings` are those of the metric `of`, a name in METRICS or a user's own `module:attr`; `delimiter` is one
+        of them for metrics of choices."""
+        if isinstance(of, str):
+            target = METRICS[of].load()
+            if delimiter is not None and "delimiter" in inspect.signature(target).parameters:
+                settings["delimiter"] = delimiter
+            self.metric: ItemMetric = target(**settings)
+        else:
+            self.metric = of
+        if type(self.metric).measure is not ItemMetric.measure:
+            raise UserError(f'metric `group_gap`: "{self.metric.name}" has no single value per group')
         self.least = max(1, least)
         self.name = f"{self.metric.name}_gap"
         self.unit = self.metric.unit
         self.of = "group"
+        self.unconditional = self.metric.unconditional
         self.signature = "|".join(filter(None, [f"best-worst|least:{self.least}", self.metric.signature]))
+
+    def for_items(self, items: Sequence[Item]) -> GroupGap:
+        return GroupGap(of=self.metric.for_items(items), least=self.least)
 
     def statistics(self, item: Item) -> Sequence[float] | None:
         return self.metric.statistics(item)

@@ -15,9 +15,9 @@ import numpy.typing as npt
 from ropewalk.base.errors import UserError
 from ropewalk.base.metric import SHARE, Metric
 
+from ..intervals import wilson
 from .choices import Length, forecast
 from .item_metric import Floats, ItemMetric
-from .resampling import measured
 
 if TYPE_CHECKING:
     from ..question_task import Item
@@ -53,22 +53,22 @@ class SelectiveAccuracy(_ByConfidence):
         self.coverages = tuple(coverages)
 
     def measure(self, items: Sequence[Item], *, seed: int) -> list[Metric]:
-        settings: dict[str, Any] = {"length": self.length, "delimiter": self.delimiter}
-        parts = [_AtCoverage(coverage, **settings) for coverage in self.coverages]
-        return [metric for part in parts for metric in measured(part, items, seed=seed)]
+        found = [(item.question.group, row) for item in items if (row := self.statistics(item)) is not None]
+        if not found:
+            return []
+        groups = np.array([group for group, _ in found])
+        table_IK = np.array([row for _, row in found])
+        names = sorted({group for group, _ in found if group})
+        parts = {"": table_IK} | ({name: table_IK[groups == name] for name in names} if len(names) > 1 else {})
+        return [self._at(coverage, part, group=name) for coverage in self.coverages for name, part in parts.items()]
 
-
-class _AtCoverage(_ByConfidence):
-    unit = SHARE
-
-    def __init__(self, coverage: float, *, length: Length, delimiter: str) -> None:
-        super().__init__(length=length, delimiter=delimiter)
-        self.coverage = coverage
-        self.name = f"acc_at_{100 * coverage:g}"
-
-    def weighted(self, table_IK: Floats, counts_RI: npt.NDArray[Any]) -> Floats:
-        curves = _answered(table_IK, counts_RI)
-        return np.array([np.interp(self.coverage * n[-1], n, right) / (self.coverage * n[-1]) for n, right in curves])
+    def _at(self, coverage: float, table_IK: Floats, *, group: str) -> Metric:
+        """With the interval of a proportion of the questions answered."""
+        ((n, right),) = _answered(table_IK, np.ones((1, len(table_IK))))
+        answered = coverage * float(n[-1])
+        value = float(np.interp(answered, n, right) / answered)
+        described = {"n": len(table_IK), "of": self.of, "signature": self.signature, "group": group}
+        return Metric(f"acc_at_{100 * coverage:g}", value, wilson(value, answered), unit=SHARE, **described)  # type: ignore[arg-type]
 
 
 class RiskCoverage(_ByConfidence):

@@ -7,8 +7,10 @@ import itertools
 import numpy as np
 import pytest
 
+from ropewalk.base.errors import UserError
 from ropewalk.base.metric import Metric, metrics_tree, read_tasks
 from ropewalk.evaluate.config import METRICS
+from ropewalk.evaluate.intervals import proportion
 from ropewalk.evaluate.metrics.group_gap import GroupGap
 from ropewalk.evaluate.metrics.resampling import ends, measured
 from ropewalk.evaluate.question_task import Item
@@ -90,7 +92,10 @@ def test_selective_accuracy_is_that_of_the_surest_questions() -> None:
     )
     risks = [1 - right[:first].mean() for first in range(1, 61)]
     assert value("aurc", ITEMS) == pytest.approx(np.mean(risks), abs=1e-12)
-    assert all(each.interval and each.interval[0] <= each.value <= each.interval[1] for each in found.values())
+    assert found["acc_at_25"].interval == proportion("", 13, 15).interval  # of the 15 questions answered
+    two = [answered(-1.0, -2.0, gold=(number % 2,), group="ab"[number % 2]) for number in range(8)]
+    grouped_found = [(each.name, each.group, each.value) for each in measured(METRICS["selective_acc"].load()(), two)]
+    assert grouped_found[:3] == [("acc_at_25", "", 0.5), ("acc_at_25", "a", 1.0), ("acc_at_25", "b", 0.0)]
 
 
 def test_equal_confidences_have_no_order() -> None:
@@ -151,6 +156,15 @@ def test_the_gap_is_that_of_the_best_and_the_worst_group() -> None:
     best, worst, _ = brier.references
     assert (best, worst) == ("north", "south")  # a lower score is better
     assert brier.value == pytest.approx(brier.references["south"] - brier.references["north"])
+
+
+def test_the_gap_has_the_settings_and_needs_of_its_metric() -> None:
+    gap = GroupGap(of="acc_norm", delimiter="")
+    assert gap.metric.delimiter == ""  # type: ignore[attr-defined]
+    assert gap.for_items([]).metric is gap.metric
+    assert GroupGap(of="acc_mutual_info", delimiter=" ").unconditional
+    with pytest.raises(UserError, match='"reliability" has no single value'):
+        GroupGap(of="reliability")
 
 
 def test_the_gap_of_groups_that_are_alike_may_be_zero() -> None:

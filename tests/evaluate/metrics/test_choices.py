@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from ropewalk.base.errors import DataError, UserError
-from ropewalk.evaluate.config import METRICS
+from ropewalk.evaluate.config import METRICS, Evaluate
+from ropewalk.evaluate.held_out import HeldOut
 from ropewalk.evaluate.metrics.resampling import measured
 from ropewalk.evaluate.question_task import Item, Question, QuestionTask
 from ropewalk.evaluate.task import Likelihood, LogLikelihood
@@ -78,7 +79,7 @@ def test_a_task_with_mutual_information_asks_for_the_choices_alone() -> None:
         def load_questions(self) -> list[Question]:
             return [Question(prompt="Q:", choices=(" a", " b"), gold=(1,))] * 2
 
-    task = Two(held_out=None)  # type: ignore[arg-type]
+    task = Two(HeldOut(None, Evaluate(), seed=0))
     asked = task.requests()
     assert asked[:4] == [LogLikelihood(context, choice) for context in ("Q:", "") for choice in (" a", " b")]
     answers = [Likelihood(each, 1, 0) for each in (-1.0, -2.0, -0.5, -3.0) * 2]

@@ -8,7 +8,8 @@ import re
 import pytest
 
 from ropewalk.base.errors import UserError
-from ropewalk.evaluate.config import METRICS, TASKS
+from ropewalk.evaluate.config import METRICS, TASKS, Evaluate
+from ropewalk.evaluate.held_out import HeldOut
 from ropewalk.evaluate.metrics.resampling import measured
 from ropewalk.evaluate.metrics.self_contrast import SelfContrast, rouge_l
 from ropewalk.evaluate.question_task import Item, Question
@@ -68,7 +69,7 @@ def test_the_signature_names_the_variant() -> None:
 
 
 def test_each_story_is_continued_alone_and_with_its_events() -> None:
-    task = TASKS["knowledge-creation"].load()(held_out=None)
+    task = TASKS["knowledge-creation"].load()(HeldOut(None, Evaluate(), seed=0))
     requests, questions = task.requests(), task.questions
     assert (len(questions), len(requests)) == (10, 20)
     assert [question.group for question in questions].count("zh") == 5
@@ -82,7 +83,7 @@ def test_each_story_is_continued_alone_and_with_its_events() -> None:
 
 
 def test_the_true_continuation_scores_best_and_the_headline_has_the_level() -> None:
-    task = TASKS["knowledge-creation"].load()(held_out=None)
+    task = TASKS["knowledge-creation"].load()(HeldOut(None, Evaluate(), seed=0))
 
     def measure(write) -> dict[str, float]:  # type: ignore[no-untyped-def]
         answers = [Generation([], write(question, knows)) for question in task.questions for knows in (False, True)]

@@ -4,8 +4,8 @@
 
 Both read the same Hugging Face directories (a Llama of random weights that transformers wrote, and an export of ours in
 the GPT-2 layout), the same YAML tasks and the same seeded subsets of DATA (default ../shared/data; see SUBSETS for the
-files). lm-evaluation-harness runs in an environment of its own, at the best of several batch sizes; its processor time is that
-of `loglikelihood` alone, ours that of the whole evaluation: requests, answers on disk, metrics and intervals.
+files). lm-evaluation-harness runs in an environment of its own, at the best of several batch sizes; its processor time is
+that of `loglikelihood` alone, ours that of the whole evaluation: requests, answers on disk, metrics and intervals.
 """
 
 from __future__ import annotations
@@ -165,10 +165,10 @@ def write_models(folder: Path, data: Path) -> dict[str, Path]:
         spec = resolve(Model(**{**shape, **settings}), vocabulary=8192, sequence_length=1024)
         torch.manual_seed(1)
         # Three times the usual weights: predictions then depend strongly on the text.
-        weights = {key: 3 * value if value.dim() == 2 else value for key, value in build(spec, seed=1).state_dict().items()}
-        write_directory(
-            folder / name, spec=spec, weights=weights, tokenizer=tokenizer.to_str().encode(), layout=layout
-        )
+        weights = {
+            key: 3 * value if value.dim() == 2 else value for key, value in build(spec, seed=1).state_dict().items()
+        }
+        write_directory(folder / name, spec=spec, weights=weights, tokenizer=tokenizer.to_str().encode(), layout=layout)
         made[name] = folder / name
     return made
 
@@ -202,7 +202,8 @@ def peer(model: str, tasks: str, batch: str) -> None:
     )
     samples = {
         name.removeprefix("bench_"): [
-            [response[0][0] for response in sample["resps"]] for sample in sorted(found, key=lambda each: each["doc_id"])
+            [response[0][0] for response in sample["resps"]]
+            for sample in sorted(found, key=lambda each: each["doc_id"])
         ]
         for name, found in results["samples"].items()
     }

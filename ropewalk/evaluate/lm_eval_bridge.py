@@ -52,7 +52,9 @@ class BridgedModel(LM):
         for number, request in enumerate(requests):
             (text,) = request.args
             windows = get_rolling_token_windows(
-                token_list=self._texts.prompts([text])[0] if self._texts.foreign else self._texts.document(text).tolist(),
+                token_list=self._texts.prompts([text])[0]
+                if self._texts.foreign
+                else self._texts.document(text).tolist(),
                 prefix_token=self._texts.before,
                 max_seq_len=self._model.length,
                 context_len=1,

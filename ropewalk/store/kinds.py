@@ -66,7 +66,9 @@ KINDS = (
         "run/evaluation/documents.jsonl", "derived", SEAL, "`run` measures again; `compare` leaves it out by name"
     ),
     FileKind("run/evaluation/items.jsonl", "derived", SEAL, "`run` measures again"),
-    FileKind("run/evaluation/answers.jsonl", "derived", "CRC-32 as the last key of each line", "the model is asked again"),
+    FileKind(
+        "run/evaluation/answers.jsonl", "derived", "CRC-32 as the last key of each line", "the model is asked again"
+    ),
     FileKind("run/samples.jsonl", "derived", SEAL, "`run` measures again; pages leave it out by name"),
     FileKind("run/summary.json", "derived", SEAL, "`run` writes it anew; pages leave it out by name"),
     FileKind("run/doctor.json", "result", SEAL, "refused; without it the doctor begins with no predictions"),

@@ -74,7 +74,12 @@ def test_spaces_of_a_context_move_and_an_empty_context_is_the_end_of_text(direct
     _, held_out = open_model(directory)
     texts = held_out.texts
     moved, same, empty, ids = texts.pairs(
-        [("Rope is ", "laid"), ("Rope is", " laid"), ("", "Rope"), (torch.tensor([5]).numpy(), torch.tensor([7]).numpy())]
+        [
+            ("Rope is ", "laid"),
+            ("Rope is", " laid"),
+            ("", "Rope"),
+            (torch.tensor([5]).numpy(), torch.tensor([7]).numpy()),
+        ]
     )
     assert moved == same
     assert empty == ([held_out.end_of_text], texts.detokenizer.encode("Rope"))
@@ -171,5 +176,3 @@ def model_answers(folder: Path) -> list[dict]:
     from ropewalk.evaluate.answers import read_lines
 
     return read_lines(folder / ANSWERS)[1:]
-
-

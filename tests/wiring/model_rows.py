@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.wiring.rows import Row, planned
-from tests.wiring.verbs import evaluated, stepped
+from tests.wiring.verbs import asked, evaluated, stepped
 
 LEARNED = ('model.position="learned"',)
 STRETCHED = ('model.rope_scaling="linear"', "model.rope_factor=2")
@@ -41,6 +41,7 @@ ROWS = [
     Row("evaluate.tasks", '["held-out"]', "tasks", by=evaluated),
     Row("evaluate.max_bytes", "1000", "bytes", by=evaluated),
     Row("evaluate.samples", "1", "samples", by=evaluated),
+    Row("evaluate.limit", "2", "questions", by=asked),
     Row("evaluate.prompt_tokens", "3", "prompts", by=evaluated),
     Row("evaluate.max_new_tokens", "2", "completions", by=evaluated),
     Row("evaluate.temperature", "0", "completions", by=evaluated),

@@ -43,6 +43,7 @@ def answers_of(model: str, plan: Plan, *, seed: int) -> Identity:
 
 def request_key(request: Request) -> str:
     """A hash of what is asked, repeat and sampling included."""
+    parts: list[Any]
     match request:
         case Rolling():
             parts = ["rolling", _plain(request.text)]

@@ -105,7 +105,11 @@ def write_evaluation(run: Path, evaluation: Evaluation, **facts: Any) -> None:
 
 
 def _list_of(found: Evaluation, record: Any) -> list[Any]:
-    lists = {Sample: found.samples, ScoredDocument: found.documents, ScoredItem: found.items}
+    lists: dict[type, list[Any]] = {
+        Sample: found.samples,
+        ScoredDocument: found.documents,
+        ScoredItem: found.items,
+    }
     return lists[type(record)]
 
 

@@ -2,8 +2,8 @@
 
     python benchmarks/evaluate.py [DATA] [--items N]
 
-Both read the same Hugging Face directories (exports of random weights, a Llama and a GPT-2), the same YAML tasks and the
-same seeded subsets of DATA (default ../shared/data; see SUBSETS for the files). lm-evaluation-harness runs in an
+Both read the same Hugging Face directories (exports of random weights, a Llama and a GPT-2), the same YAML tasks and
+the same seeded subsets of DATA (default ../shared/data; see SUBSETS for the files). lm-evaluation-harness runs in an
 environment of its own, at the best of several batch sizes; its processor time is that of `loglikelihood` alone, ours
 that of the whole evaluation: requests, answers on disk, metrics and intervals.
 """

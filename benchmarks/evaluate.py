@@ -2,10 +2,10 @@
 
     python benchmarks/evaluate.py [DATA] [--items N]
 
-Both read the same Hugging Face directories (a Llama of random weights that transformers wrote, and an export of ours in
-the GPT-2 layout), the same YAML tasks and the same seeded subsets of DATA (default ../shared/data; see SUBSETS for the
-files). lm-evaluation-harness runs in an environment of its own, at the best of several batch sizes; its processor time is that
-of `loglikelihood` alone, ours that of the whole evaluation: requests, answers on disk, metrics and intervals.
+Both read the same Hugging Face directories (exports of random weights, a Llama and a GPT-2), the same YAML tasks and
+the same seeded subsets of DATA (default ../shared/data; see SUBSETS for the files). lm-evaluation-harness runs in an
+environment of its own, at the best of several batch sizes; its processor time is that of `loglikelihood` alone, ours
+that of the whole evaluation: requests, answers on disk, metrics and intervals.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ def write_tasks(data: Path, folder: Path, *, items: int) -> list[str]:
 
 
 def write_models(folder: Path, data: Path) -> dict[str, Path]:
-    """A random Llama as transformers writes it, and our export in the GPT-2 layout."""
+    """Random weights in the layouts of a Llama and of GPT-2, which transformers loads as such."""
     import torch
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -165,10 +165,10 @@ def write_models(folder: Path, data: Path) -> dict[str, Path]:
         spec = resolve(Model(**{**shape, **settings}), vocabulary=8192, sequence_length=1024)
         torch.manual_seed(1)
         # Three times the usual weights: predictions then depend strongly on the text.
-        weights = {key: 3 * value if value.dim() == 2 else value for key, value in build(spec, seed=1).state_dict().items()}
-        write_directory(
-            folder / name, spec=spec, weights=weights, tokenizer=tokenizer.to_str().encode(), layout=layout
-        )
+        weights = {
+            key: 3 * value if value.dim() == 2 else value for key, value in build(spec, seed=1).state_dict().items()
+        }
+        write_directory(folder / name, spec=spec, weights=weights, tokenizer=tokenizer.to_str().encode(), layout=layout)
         made[name] = folder / name
     return made
 
@@ -202,7 +202,8 @@ def peer(model: str, tasks: str, batch: str) -> None:
     )
     samples = {
         name.removeprefix("bench_"): [
-            [response[0][0] for response in sample["resps"]] for sample in sorted(found, key=lambda each: each["doc_id"])
+            [response[0][0] for response in sample["resps"]]
+            for sample in sorted(found, key=lambda each: each["doc_id"])
         ]
         for name, found in results["samples"].items()
     }

@@ -5,6 +5,7 @@ Read here, with the few keys that these files use.
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -79,11 +80,15 @@ class YamlQuestions(QuestionTask):
 def _render(template: Any, row: dict[str, Any]) -> Any:
     if not isinstance(template, str):
         return template
-    if template in row:
-        return row[template]
-    if template.startswith("{{[") or template == "{{endings}}" or template == "{{choices.text}}":
-        return jinja2.Environment().compile_expression(template[2:-2])(**row)
-    return jinja2.Environment(keep_trailing_newline=True).from_string(template).render(**row)
+    return row[template] if template in row else _compiled(template)(**row)
+
+
+@functools.cache
+def _compiled(template: str) -> Any:
+    """A list where the template is one expression that gives a list, else text."""
+    if template.startswith("{{[") or template in ("{{endings}}", "{{choices.text}}"):
+        return jinja2.Environment().compile_expression(template[2:-2])
+    return jinja2.Environment(keep_trailing_newline=True).from_string(template).render
 
 
 def __getattr__(name: str) -> type[YamlQuestions]:

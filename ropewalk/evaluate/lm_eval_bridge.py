@@ -48,7 +48,7 @@ class BridgedModel(LM):
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
         """Log-probability of each text, in the windows of lm-evaluation-harness: disjoint targets, as much context as
         fits."""
-        pairs: list[Any] = []
+        pairs: list[tuple[list[int], list[int]]] = []
         of: list[int] = []
         for number, request in enumerate(requests):
             (text,) = request.args

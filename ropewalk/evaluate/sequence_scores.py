@@ -32,8 +32,14 @@ ROW_TOKENS = 1024
 """Most tokens of a row that sequences share: the mask costs their square."""
 LEAST_SAVED = 0.1
 """Least share of tokens that sharing a row must save. A shared row pays for a mask, and for masked pairs."""
-MULTIPLE = 8
+MULTIPLE = 4
 """Rows are padded to a multiple of this."""
+SHORTEST = 0.9
+"""Least length of a row in a batch, as a share of the longest: the rest is padding, which is computed.
+
+460 requests of ten tasks take 2.5 s with 0.9 and a multiple of 4, 2.7 with 0.8, 2.8 with 0.8 and 8, 3.9 in batches of
+4096 tokens whatever their lengths, 4.6 without shared rows (a Llama of width 256, one core of an EPYC).
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,15 +144,20 @@ def _padded(length: int, multiple: int) -> int:
 
 
 def _batches(rows: Sequence[Row], *, tokens: int, multiple: int) -> Iterator[list[Row]]:
-    """Neighbouring rows of at most `tokens` padded tokens, at least one; shared rows and others apart, because plain
-    causal attention is faster."""
+    """Neighbouring rows of similar length and at most `tokens` padded tokens, at least one; shared rows and others
+    apart, because plain causal attention is faster."""
     for wanted in (True, False):
-        chosen = [row for row in rows if (row.shared > 0) == wanted]
-        begin = 0
-        while begin < len(chosen):
-            count = max(1, tokens // _padded(chosen[begin].length, multiple))
-            yield chosen[begin : begin + count]
-            begin += count
+        batch: list[Row] = []
+        for row in rows:
+            if (row.shared > 0) != wanted:
+                continue
+            longest = _padded(batch[0].length if batch else row.length, multiple)
+            if batch and ((len(batch) + 1) * longest > tokens or _padded(row.length, multiple) < SHORTEST * longest):
+                yield batch
+                batch = []
+            batch.append(row)
+        if batch:
+            yield batch
 
 
 def _batch(sequences: Sequence[Scored], rows: Sequence[Row], *, length: int, positions: int) -> Batch:

@@ -43,9 +43,9 @@ CHUNK_S = 5.0
 """Seconds of work per call, after which answers are saved."""
 _FLOPS = {"cpu": 5e10, "cuda": 1e14}
 """Rough speed of one process."""
-_LEAST_TOKENS = 2048
-_MOST_TOKENS = {"cpu": 4096, "cuda": 65_536}
-"""Tokens of a forward pass per rank."""
+_TOKENS = {"cpu": 2048, "cuda": 65_536}
+"""Most tokens of a forward pass per rank, within the plan's microbatch."""
+_LEAST_TOKENS = 1024
 
 
 class PlannedModel:
@@ -63,7 +63,7 @@ class PlannedModel:
         """`load` loads the model under a plan of any precision; one is in memory at a time."""
         self._plan, self._load, self._held_out = plan, load, held_out
         self.length = spec.sequence_length
-        self._budget = min(_MOST_TOKENS[plan.device], max(_LEAST_TOKENS, plan.microbatch_size * self.length))
+        self._budget = min(_TOKENS[plan.device], max(_LEAST_TOKENS, plan.microbatch_size * self.length))
         self.chunk_tokens = _chunk_tokens(plan, spec)
         self._loaded: tuple[Plan, Executor | ModelStage] | None = None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.evaluate.harness.opened import FOLDER
 from tests.wiring.rows import Row, planned
-from tests.wiring.verbs import asked, evaluated, named, stepped
+from tests.wiring.verbs import asked, evaluated, limited, named, stepped
 
 LEARNED = ('model.position="learned"',)
 ASKED = ('evaluate.tasks=["tests.evaluate.perturb.test_robustness:Asked"]',)
@@ -51,6 +51,7 @@ ROWS = [
     Row("evaluate.chat_template", "multi-turn", "asked", (*FILES, 'evaluate.tasks=["cloze"]'), by=named),
     Row("evaluate.max_bytes", "1000", "bytes", by=evaluated),
     Row("evaluate.samples", "1", "samples", by=evaluated),
+    Row("evaluate.limit", "2", "questions", by=limited),
     Row("evaluate.prompt_tokens", "3", "prompts", by=evaluated),
     Row("evaluate.max_new_tokens", "2", "completions", by=evaluated),
     Row("evaluate.temperature", "0", "completions", by=evaluated),

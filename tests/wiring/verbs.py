@@ -172,6 +172,15 @@ def named(recipe: Recipe) -> Facts:
     return {"asked": asked}
 
 
+def limited(recipe: Recipe) -> Facts:
+    """`ropewalk evaluate`: the questions of a benchmark."""
+    from ropewalk.evaluate.held_out import HeldOut
+    from tests.evaluate.test_answers import Strands
+
+    task = Strands(HeldOut(None, recipe.evaluate, seed=recipe.seed))
+    return {"questions": len(task.questions), "requests": len(task.requests())}
+
+
 def stored(recipe: Recipe) -> Facts:
     """Training on compressed shards, which are read by pieces through caches and stores."""
     with folder() as place:

@@ -37,8 +37,10 @@ def _verified(name: str, settings: str) -> Show:
 
 
 def _measured(suite: str, sign: str) -> Show:
-    """A run that is evaluated on a suite."""
-    return Show(f"ropewalk run tiny.toml name={suite} 'evaluate.tasks=[\"suite:{suite}\"]'", sign)
+    """A run that is evaluated on a suite; its sequences must hold the longest choice."""
+    return Show(
+        f"ropewalk run tiny.toml name={suite} load.sequence_length=64 'evaluate.tasks=[\"suite:{suite}\"]'", sign
+    )
 
 
 COMMANDS: dict[str, Show] = {

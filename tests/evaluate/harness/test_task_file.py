@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 
-from ropewalk.base.errors import DataError, UserError
+from ropewalk.base.errors import DataError, MissingPackage, UserError
+from ropewalk.evaluate.harness import template
 from ropewalk.evaluate.harness.task_file import check_task, read_task_file
 from tests.evaluate.harness.opened import opened, written
 
@@ -117,3 +119,15 @@ def test_a_field_that_is_missing_is_named(tmp_path: Path) -> None:
     text = TASK.replace("{{question}}", "{{quest}}")
     with pytest.raises(DataError, match=r"small\.yaml:6: 'quest' is undefined; a document has the fields question, an"):
         _ = opened(written(tmp_path, "small.yaml", text, test=ROWS)).questions
+
+
+@pytest.mark.parametrize("package", ["yaml", "jinja2"])
+def test_a_missing_package_comes_with_the_extra_that_brings_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, package: str
+) -> None:
+    path = task_with(tmp_path, "")
+    template._environment.cache_clear()
+    template._compiled.cache_clear()
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(MissingPackage, match=r"a task written as YAML needs the package .*\[evaluate\]"):
+        _ = opened(path).questions

@@ -143,6 +143,7 @@ BY_TESTS = (
     "State per rank falls in proportion to the number of ranks [47]",
     "Stage 3 sends half as much again, measured on the wire [47]",
     "Step decay",
+    "pass@k of generated code [35]",
 )
 """Techniques whose setting needs more than the tiny run has: files of a format, several machines, a longer run."""
 

@@ -85,7 +85,7 @@ def check_sandbox(sandbox: SandboxChoice = "auto", *, progress: Progress | None 
     if sandbox == "none":
         raise UserError("without a sandbox the attempts would do harm; check auto, bubblewrap or namespaces")
     limits = Limits(cpu_s=1, wall_s=4.0, memory_bytes=256 << 20)
-    verdicts = Judge(sandbox=sandbox, limits=limits).verdicts([each.program for each in ESCAPES], progress)
+    verdicts = Judge(sandbox=sandbox, limits=limits, workers=8).verdicts([each.program for each in ESCAPES], progress)
     wrong = {
         attempt.name: verdict.detail or verdict.kind
         for attempt, verdict in zip(ESCAPES, verdicts, strict=True)

@@ -33,6 +33,8 @@ from .token_choice import Penalty, choose
 
 PREFILL_TOKENS = 4096
 """Maximum tokens of a prefill pass with several sequences, which bounds its activations and masks."""
+PADDING = 256
+"""Positions of a prefill pass that may be padding, or an eighth of it: more sequences share the pass."""
 LEAST_SHARED = 16
 """Fewer common tokens are computed again: a copy or a step of waiting would cost more."""
 IDLE = 8
@@ -203,11 +205,20 @@ class Batching:
             # The shortest catch up with the others.
             least = self._sequence(by_length[-1]).unseen
             return [slot for slot in by_length if self._sequence(slot).unseen == least]
-        longest = self._sequence(by_length[0]).unseen
-        if longest > 1:
-            fitting = by_length[: max(1, PREFILL_TOKENS // longest)]
-            return sorted(slot for slot in fitting if self._sequence(slot).unseen > longest // 2)
-        return self._close_gaps(live)
+        return self._prefill_slots(by_length) or self._close_gaps(live)
+
+    def _prefill_slots(self, by_length: list[int]) -> list[int]:
+        """The slots of a prefill pass with little padding; empty if no sequence has several new tokens."""
+        longest, chosen, tokens = self._sequence(by_length[0]).unseen, [], 0
+        for slot in by_length:
+            new = self._sequence(slot).unseen
+            padded = longest * (len(chosen) + 1)
+            padding = padded - tokens - new
+            if new == 1 or (chosen and (padded > PREFILL_TOKENS or padding > max(PADDING, tokens // 8))):
+                break
+            chosen.append(slot)
+            tokens += new
+        return sorted(chosen)
 
     def _close_gaps(self, live: list[int]) -> list[int]:
         """The slots of the live sequences, the last of them moved into gaps if too many are empty in between."""

@@ -32,7 +32,7 @@ WHEEL = f"ropewalk-{__version__}-py3-none-any.whl"
 
 def test_the_table_of_extras_has_every_extra_and_its_packages() -> None:
     page = (ROOT / "docs" / "install.md").read_text("utf-8")
-    rows = dict(re.findall(r"^\| `(\w+)` \| ([^|]+) \|", page, flags=re.MULTILINE))
+    rows = dict(re.findall(r"^\| `([\w-]+)` \| ([^|]+) \|", page, flags=re.MULTILINE))
     extras = {
         name: ", ".join(Requirement(one).name for one in packages)
         for name, packages in PROJECT["optional-dependencies"].items()

@@ -250,7 +250,7 @@ def ours(model: str, tasks: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", nargs="?", type=Path, default=ROOT.parent / "shared/data")
-    parser.add_argument("--items", type=int, default=30, help="questions per task")
+    parser.add_argument("--items", type=int, default=50, help="questions per task")
     settings = parser.parse_args()
     from harness import call, environment, finish
 

@@ -92,7 +92,10 @@ def find_contamination(
 
 
 def question_text(question: Question) -> str:
-    """The text that is looked for: the prompt, or the right context, with the right answer."""
+    """The text that is looked for: the task's own query if it has one, else the prompt, or the right context, with the
+    right answer."""
+    if question.query:
+        return question.query
     right = question.gold[0] if question.gold and question.gold[0] < len(question.choices) else None
     prompt = question.contexts[right] if question.contexts and right is not None else question.prompt
     answer = question.choices[right] if right is not None else next(iter(question.references), "")

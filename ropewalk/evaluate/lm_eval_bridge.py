@@ -26,7 +26,7 @@ try:
     from lm_eval.api.model import LM
     from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 except ImportError:
-    raise MissingPackage("lm-eval", "the bridge to lm-evaluation-harness", "lm-eval") from None
+    raise MissingPackage("lm-eval", "the bridge to lm-evaluation-harness", "harness") from None
 
 MAX_NEW_TOKENS = 256
 """Where a task does not say how long an answer may be, as in lm-evaluation-harness."""

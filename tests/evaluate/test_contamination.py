@@ -72,4 +72,5 @@ def test_n_is_the_5th_percentile_of_lengths_between_8_and_13() -> None:
 def test_a_question_is_its_prompt_with_the_right_answer() -> None:
     choice = Question(prompt="Sky?", choices=(" red", " blue"), gold=(1,))
     filled = Question(prompt="_ is blue", contexts=("sea", "sky"), choices=(" is", " is"), gold=(0,))
+    assert question_text(Question(prompt="Sky?", query="the sky", references=("blue",))) == "the sky"
     assert [question_text(each).split() for each in (choice, filled)] == [["Sky?", "blue"], ["sea", "is"]]

@@ -30,6 +30,7 @@ class CodeTask(QuestionTask):
     """Problems of `evaluate.code_problems`. Programs run on rank 0, once: verdicts are remembered by content."""
 
     ask = "generate_until"
+    ability = "code"
     max_new_tokens = 512
     """Long enough for every canonical solution of HumanEval in common tokenizers."""
 

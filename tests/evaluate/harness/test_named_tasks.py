@@ -84,6 +84,11 @@ def test_names_in_the_table_are_tasks_in_python_and_any_other_name_may_be_a_file
     assert all(TASKS[name] is TASK_FILE for name in ("sums", "suite:reasoning", "tasks/roots.yaml", "*_zh"))
 
 
+def test_the_suite_of_code_is_the_task_in_python() -> None:
+    assert TASKS["suite:code"] == TASKS["humaneval"]
+    assert TASKS["suite:code"].load().ability == "code"
+
+
 def test_a_suite_leaves_out_what_has_no_data_and_says_so() -> None:
     held_out = no_corpus(settings("suite:reasoning"))
     # Metrics of its tasks are looked up when they are scored.

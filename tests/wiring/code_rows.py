@@ -28,17 +28,16 @@ def coded(recipe: Recipe) -> Facts:
         for name, problems in {"ours": PROBLEMS, "mbpp": MBPP, "looks": [LOOKS]}.items():
             write_problems(place / f"{name}.jsonl", problems)
         task = HumanEval(SimpleNamespace(settings=recipe.evaluate, progress=Silent()))  # type: ignore[arg-type]
-        requests = task.requests()
-        facts = {"requests": len(requests), "prompts": [str(request.prompt) for request in requests]}  # type: ignore[union-attr]
-        if recipe.evaluate.code_problems == "looks.jsonl":
-            try:
-                facts["verdict"] = task.item(task.questions[0], [Generation([], LOOKING)]).verdicts
-            except UserError:
-                facts["verdict"] = "refused"
-    return facts
+        try:
+            requests = task.requests()
+            if recipe.evaluate.code_problems == "looks.jsonl":
+                return {"verdict": task.item(task.questions[0], [Generation([], LOOKING)]).verdicts}
+        except UserError:
+            return {"verdict": "no sandbox works here"}
+        return {"requests": len(requests), "prompts": [getattr(request, "prompt", "") for request in requests]}
 
 
-OURS = ('evaluate.code_problems="ours.jsonl"',)
+OURS = ('evaluate.code_problems="ours.jsonl"', 'evaluate.sandbox="none"')
 ROWS = [
     Row("evaluate.code_problems", '"mbpp.jsonl"', "prompts", OURS, by=coded),
     Row("evaluate.code_samples", "3", "requests", OURS, by=coded),

@@ -38,6 +38,10 @@ class Judge:
     workers: int = 0
     """Programs at a time; 0: as many as cores."""
 
+    def check(self) -> None:
+        """UserError if no sandbox works here."""
+        working_isolation(self.sandbox)
+
     def verdicts(self, programs: Sequence[Program], progress: Progress | None = None) -> list[Verdict]:
         """The verdict on each program."""
         # A verdict without isolation says nothing about one with it: the program saw another machine.

@@ -20,7 +20,7 @@ from ..metrics.pass_at_k import PassAtK, VerdictShare
 from ..question_task import Item, Question, QuestionTask
 from ..sandbox.judging import Judge
 from ..sandbox.program import Verdict
-from ..task import Sampling
+from ..task import Request, Sampling
 
 KS = (1, 5, 10, 50, 100)
 """pass@k is given for those of these that `evaluate.code_samples` allows."""
@@ -50,6 +50,11 @@ class CodeTask(QuestionTask):
         if not path:
             raise UserError(f'task `{self.name}` needs its problems: set `evaluate.code_problems = "FILE.jsonl.gz"`')
         return read_code_problems(Path(path))
+
+    def requests(self) -> list[Request]:
+        if not ranks().rank:
+            self._judge.check()  # before hours of generation, not after them
+        return super().requests()
 
     def load_questions(self) -> list[Question]:
         return [

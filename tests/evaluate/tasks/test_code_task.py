@@ -34,6 +34,7 @@ def answers(*texts: str) -> list[Generation]:
 
 
 def test_every_problem_is_asked_with_its_own_prompt_and_the_papers_stop_words(tmp_path: Path) -> None:
+    any_isolation()
     task = open_task(write_problems(tmp_path / "ours.jsonl"), samples=2)
     requests = task.requests()
     assert [each.prompt for each in requests] == [row["prompt"] for row in PROBLEMS for _ in range(2)]
@@ -92,6 +93,17 @@ def test_failures_of_the_sandbox_are_told_and_not_scored(tmp_path: Path, monkeyp
     assert (found["pass@1"].value, found["pass@1"].n) == (1.0, 4)
     assert found["sandbox_failures"].value == pytest.approx(0.2)
     assert said == ["humaneval: 1 program could not be judged and are not scored: no memory"]
+
+
+def test_a_machine_without_a_sandbox_refuses_before_the_model_is_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(choice: str) -> None:
+        raise UserError(f"no sandbox for {choice}")
+
+    monkeypatch.setattr(judging, "working_isolation", refuse)
+    with pytest.raises(UserError, match="no sandbox for namespaces"):
+        open_task(write_problems(tmp_path / "ours.jsonl"), sandbox="namespaces").requests()
 
 
 def test_the_problems_must_be_named() -> None:

@@ -209,8 +209,8 @@ class Batching:
 
     def _prefill_slots(self, by_length: list[int]) -> list[int]:
         """The slots of a prefill pass with little padding; empty if no sequence has several new tokens."""
-        chosen: list[int] = []
         longest, tokens = self._sequence(by_length[0]).unseen, 0
+        chosen: list[int] = []
         for slot in by_length:
             new = self._sequence(slot).unseen
             padded = longest * (len(chosen) + 1)

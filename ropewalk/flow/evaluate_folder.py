@@ -9,6 +9,7 @@ import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from ropewalk.base.errors import MissingPackage, UserError
 from ropewalk.base.files import locked, write_json
@@ -82,5 +83,5 @@ def name_of(path: Path) -> str:
     return f"{whole.parent.parent.name}-{whole.name}" if whole.parent.name == "checkpoints" else whole.name
 
 
-def _module() -> object:
+def _module() -> Any:
     return needs_torch("ropewalk.evaluate.model_folder", "evaluation")

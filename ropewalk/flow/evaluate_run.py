@@ -75,11 +75,11 @@ def measure_run(meant: Given, *, progress: Progress | None = None, processes: in
             except UserError:
                 _put_back(folder, before, events)
                 raise
-            if is_trained(folder):
-                say.say(f"report: {report_stage(run)['report']}")
             rendezvous.announce("nothing")
             leave_world(place)
-            return result
+        if is_trained(folder):  # not while the folder is held: the page would say that the run goes on
+            say.say(f"report: {report_stage(run)['report']}")
+        return result
 
 
 def _put_back(folder: Path, config: bytes | None, events: EventLog) -> None:

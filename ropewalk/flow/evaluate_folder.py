@@ -61,6 +61,8 @@ def measure_folder(
     if place.world > 1 and processes not in (None, place.world):
         raise UserError(f"{place.launcher} started {place.world} processes; leave out --nproc")
     folder = out or runs / RESULTS / name_of(path)
+    if progress and place.rank == 0:
+        progress.say(f"results: {folder / 'evaluation'}")
     request = {"path": path, "out": folder, "settings": settings.evaluate, "seed": settings.seed}
     if place.world > 1:
         return dict(_module().evaluate_folder(**request, progress=progress if place.rank == 0 else None))

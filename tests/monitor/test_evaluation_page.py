@@ -11,6 +11,7 @@ import pytest
 from ropewalk.base.metric import SHARE, Metric, metrics_tree
 from ropewalk.base.seal import sealed_lines, write_sealed
 from ropewalk.cli.run_results import evaluation_text
+from ropewalk.monitor.draw.forest import Estimate, forest_figure
 from ropewalk.monitor.evaluation_view import EvaluationView
 from ropewalk.monitor.headline import key_figures
 from ropewalk.monitor.report.run_report import render
@@ -104,6 +105,15 @@ def test_abilities_levels_and_reliability_are_drawn(view: RunView) -> None:
     assert "a smoke test, not a benchmark" in page
     drawn = page[page.index('aria-label="arc_easy: reliability') :]
     assert drawn[: drawn.index("</svg>")].count("<circle") == len(BINS)
+
+
+def test_labels_of_estimates_never_leave_the_drawing() -> None:
+    labels = ("natural language inference (20 items)", "qa")
+    page = str(forest_figure("Abilities", "", [Estimate(label, 0.2, None, "") for label in labels], ends=("0", "1")))
+    drawn = [(float(place), text) for place, text in re.findall(r'<text[^>]*x="([\d.]+)"[^>]*>([^<]+)<', page)]
+    found = [(place, text) for place, text in drawn if text in labels]
+    assert len(found) == 4  # wide, and for a phone
+    assert all(place == 0 or place >= 6 * len(text) for place, text in found)
 
 
 def test_contamination_names_what_was_seen_and_where(view: RunView) -> None:

@@ -144,8 +144,8 @@ def _parse(path: Path) -> ET.Element:
         raise DataError(f"{path}: {error.strerror}") from error
     except expat.ExpatError as error:
         raise DataError(
-            f"{path}: not XML, as annotated summaries (.pan) are: {error}; files of lines are named by --predictions and "
-            "--references"
+            f"{path}: not XML, as annotated summaries (.pan) are: {error}; files of lines are named by "
+            "--predictions and --references"
         ) from error
     root = builder.close()
     if root.tag not in ("pyramid", "peerAnnotation"):

@@ -10,7 +10,7 @@ from ropewalk.base.progress import counted
 from ..comparison import metric_text
 from ..draw.bars import Bar, BarGroup, bar_figure
 from ..draw.markup import Child, Markup, element
-from ..evaluation_view import RELIABILITY, EvaluationView
+from ..evaluation_view import RELIABILITY, Change, EvaluationView
 from ..run_view import Completion, RunView
 from ..values import finite
 from .evaluation.abilities import ability_figure, level_figure
@@ -29,7 +29,7 @@ MOST_CHARACTERS = 3000
 """Characters of one prompt or completion on the page."""
 
 
-def quality_section(view: RunView) -> Markup:
+def quality_section(view: RunView, change: Change | None) -> Markup:
     """The headline of every task, abilities, contamination; then each task with intervals, references and groups."""
     if not view.tasks:
         return section("Evaluation", empty("The run has not been evaluated yet."))
@@ -38,16 +38,16 @@ def quality_section(view: RunView) -> Markup:
         details = [element("details", element("summary", task), drawn) for task, drawn in tasks]
     else:
         details = [drawn for _, drawn in tasks]
-    return section("Evaluation", overview(view.evaluated), details)
+    return section("Evaluation", overview(view.evaluated, change), details)
 
 
-def overview(view: EvaluationView) -> list[Markup]:
+def overview(view: EvaluationView, change: Change | None) -> list[Markup]:
     """What is said of all tasks together."""
     profiles = [drawn for drawn in (ability_figure(view), level_figure(view)) if drawn]
     diagrams = [reliability_figure(task, metrics) for task, metrics in view.tasks.items()]
     shown = [drawn for drawn in diagrams if drawn][:MOST_DIAGRAMS]
     found = [
-        headline_table(view) if len(view.tasks) > 1 else None,
+        headline_table(view, change) if len(view.tasks) > 1 or change else None,
         _beside(profiles),
         _beside(shown),
         contamination_table(view),

@@ -78,7 +78,7 @@ def measure_run(meant: Given, *, progress: Progress | None = None, processes: in
             rendezvous.announce("nothing")
             leave_world(place)
         if is_trained(folder):  # not while the folder is held: the page would say that the run goes on
-            say.say(f"report: {report_stage(run)['report']}")
+            result = {**result, "report": report_stage(run)["report"]}
         return result
 
 

@@ -107,7 +107,7 @@ def test_evaluation_settings_given_to_a_run_are_recorded_and_measure_anew(alone:
 
 def test_after_an_evaluation_the_report_is_that_of_the_new_results(alone: Path, call: Call) -> None:
     ended = call("evaluate", RUN, 'evaluate.tasks=["held-out", "grammar_en"]')
-    assert ended.err.splitlines()[-1] == f"report: {RUN}/report.html"
+    assert ended.out.splitlines()[-1] == f"report: {RUN}/report.html"
     page = (alone / RUN / "report.html").read_text()
     assert "grammar_en" in page
     assert "not finished" not in page

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ from ropewalk.base.seal import sealed_lines, write_sealed
 from ropewalk.cli.main import main
 from ropewalk.evaluate.metrics.paired import paired
 from ropewalk.flow import compare
-from ropewalk.flow.report_stage import write_change
 
 
 def write_run(
@@ -112,16 +110,3 @@ def test_a_question_that_is_asked_twice_is_paired_twice(tmp_path: Path) -> None:
 def test_a_third_run_is_compared_with_the_first(tmp_path: Path) -> None:
     runs = [write_run(tmp_path / name, {"acc": scores}) for name, scores in (("a", RIGHT), ("b", RIGHT), ("c", MORE))]
     assert [(each.runs, each.value) for each in compare(runs).paired] == [((0, 1), 0), ((0, 2), 0.275)]
-
-
-def test_the_change_is_that_from_the_run_that_was_evaluated_last_before(tmp_path: Path) -> None:
-    names = ("oldest", "before", "now", "later")
-    for when, (name, scores) in enumerate(zip(names, (MORE, RIGHT, MORE, RIGHT), strict=True)):
-        os.utime(write_run(tmp_path / name, {"acc": scores}) / "evaluation/results.json", (when, when))
-    write_change(tmp_path / "now")
-    change = json.loads((tmp_path / "now/evaluation/change.json").read_text())
-    assert (change["run"], change["step"]) == ("before", 1)
-    assert change["tasks"]["quiz"]["acc"]["difference"] == pytest.approx((sum(MORE) - sum(RIGHT)) / 40)
-    assert change["tasks"]["quiz"]["acc"]["p"] == paired(RIGHT, MORE).p_value
-    write_change(tmp_path / "oldest")
-    assert not (tmp_path / "oldest/evaluation/change.json").exists()

@@ -120,7 +120,7 @@ def evaluation_text(results: dict[str, Any]) -> str:
     tasks = {task: metrics for task, metrics in read_tasks(results).items() if metrics}
     if len(tasks) <= MOST_SENTENCES:
         return "\n".join(task_line(task, metrics) for task, metrics in tasks.items())
-    rows = [("task", "metric", "value", "95 % interval", "over", "beside")]
+    rows: list[tuple[str, ...]] = [("task", "metric", "value", "95 % interval", "over", "beside")]
     rows += [_task_cells(task, metrics) for task, metrics in tasks.items()]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = [

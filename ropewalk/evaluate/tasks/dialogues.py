@@ -18,8 +18,8 @@ from ropewalk.base.errors import DataError
 from ropewalk.base.metric import Metric
 from ropewalk.base.seeds import seed_for
 
-from ..config import JUDGES
 from ..judges.judge import OpenJudge
+from ..judges.judge_table import JUDGES
 from ..metrics.dialogue import RecallAt, ReciprocalRank, Repetition, distinct
 from ..metrics.item_metric import ItemMetric
 from ..metrics.judged import JudgedMetric

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..config import JUDGES
 from ..judges.judge import OpenJudge
+from ..judges.judge_table import JUDGES
 from ..metrics.bias import GenderAdjectives, GenderProfessions, GenderRepresentation, RaceRepresentation
 from ..metrics.dialogue import Repetition
 from ..metrics.item_metric import ItemMetric

@@ -16,8 +16,8 @@ import pytest
 
 from ropewalk.base.errors import DataError, MissingPackage, UserError
 from ropewalk.config.api_keys import api_key
-from ropewalk.evaluate.config import JUDGES
 from ropewalk.evaluate.judges.judge import OpenJudge, interval_alpha, judge_agreement, spearman
+from ropewalk.evaluate.judges.judge_table import JUDGES
 from ropewalk.evaluate.judges.lexical import LexicalConsistency, LexicalRelevance
 from ropewalk.evaluate.judges.perspective import Perspective
 from ropewalk.evaluate.judges.profanity import Profanity

@@ -6,7 +6,7 @@ import ast
 import builtins
 import gzip
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -55,14 +55,20 @@ class CodeProblem:
 
 def read_code_problems(path: Path) -> list[CodeProblem]:
     """The problems of a file of JSON lines, which may be gzipped; DataError names the line that is wrong."""
-    problems = [read_code_problem(row, f"{path}:{number}") for number, row in read_rows(path)]
+    return code_problems(((row, f"{path}:{number}") for number, row in read_rows(path)), str(path))
+
+
+def code_problems(rows: Iterable[tuple[Mapping[str, Any], str]], place: str) -> list[CodeProblem]:
+    """The problems of rows in either format, each given with what says where it stands; DataError if there is none, or
+    if two have the same task_id."""
+    problems = [read_code_problem(row, where) for row, where in rows]
     seen: set[str] = set()
     for problem in problems:
         if problem.task_id in seen:
-            raise DataError(f"{path}: two problems have the task_id {problem.task_id!r}; leave one out")
+            raise DataError(f"{place}: two problems have the task_id {problem.task_id!r}; leave one out")
         seen.add(problem.task_id)
     if not problems:
-        raise DataError(f"{path}: there is no problem in it; give a file with one JSON object per line")
+        raise DataError(f"{place}: there is no problem in it; give a file with one JSON object per line")
     return problems
 
 

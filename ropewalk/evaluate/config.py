@@ -150,7 +150,8 @@ class Evaluate:
     repetition_penalty: Annotated[float, Range(above=0)] = 1.0
     """Divide positive logits of tokens in prompt and completion by this, and multiply negative ones."""
     code_problems: str = ""
-    """Problems of the tasks `humaneval` and `mbpp`: a file in that format, JSON lines, which may be gzipped."""
+    """Problems of the tasks `humaneval` and `mbpp`: a file in that format, JSON lines, which may be gzipped. Empty: as
+    `datasets.toml` locates openai/openai_humaneval and google-research-datasets/mbpp."""
     code_samples: Annotated[int, Range(least=1, most=10_000)] = 1
     """Completions per programming problem: 1 is greedy, more are drawn at temperature 0.8 and top-p 0.95."""
     sandbox: Literal["auto", "bubblewrap", "namespaces", "none"] = "auto"

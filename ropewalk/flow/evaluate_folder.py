@@ -22,6 +22,7 @@ from ropewalk.evaluate.config import Evaluate
 from ropewalk.evaluate.results import read_results
 from ropewalk.launch.worker import command
 from ropewalk.launch.worker_group import WorkerGroup, run_workers
+from ropewalk.train.failures import meet
 from ropewalk.train.settings import REQUEST
 
 from .plan_recipe import needs_torch
@@ -62,9 +63,10 @@ def measure_folder(
         raise UserError(f"{place.launcher} started {place.world} processes; leave out --nproc")
     folder = out or runs / RESULTS / name_of(path)
     request = {"path": path, "out": folder, "settings": settings.evaluate, "seed": settings.seed}
-    if place.world > 1:
-        return dict(_module().evaluate_folder(**request, progress=progress if place.rank == 0 else None))
     folder.mkdir(parents=True, exist_ok=True)
+    if place.world > 1:
+        with meet(folder, place):  # where one rank fails, the others end too
+            return dict(_module().evaluate_folder(**request, progress=progress if place.rank == 0 else None))
     with locked(folder):
         if processes is None or processes == 1:
             return dict(_module().evaluate_folder(**request, progress=progress))

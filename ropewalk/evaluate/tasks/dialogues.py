@@ -25,7 +25,7 @@ from ..metrics.item_metric import ItemMetric
 from ..metrics.judged import JudgedMetric
 from ..perturb.protected import language_of
 from ..question_task import Ask, Question, QuestionTask
-from ..task import Sampling
+from ..task import sampling_of
 
 BUILT_IN = Path(__file__).parent / "dialogues.jsonl"
 """Ten dialogues of our own, five of them Chinese: enough to see that all works, too few to compare models."""
@@ -43,12 +43,7 @@ class Dialogue(QuestionTask):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         settings = self.held_out.settings
-        self.sampling = Sampling(
-            settings.max_new_tokens,
-            settings.temperature,
-            settings.top_k,
-            stop=tuple(stop for *_, stop in _SPEAKERS.values()),
-        )
+        self.sampling = sampling_of(settings, stop=tuple(stop for *_, stop in _SPEAKERS.values()))
         self._relevance, self._consistency = (
             OpenJudge(JUDGES[name].load()(), settings.judge_sheet)
             for name in (settings.relevance_judge, settings.consistency_judge)

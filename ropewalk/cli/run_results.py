@@ -112,4 +112,5 @@ def aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
 
 def evaluation_text(results: dict[str, Any]) -> str:
     """The key figures of each task in one line."""
-    return "\n".join(task_line(task, metrics) for task, metrics in read_tasks(results).items() if metrics)
+    lines = [task_line(task, metrics) for task, metrics in read_tasks(results).items() if metrics]
+    return "\n".join([*lines, *([f"report: {results['report']}"] if "report" in results else [])])

@@ -22,6 +22,7 @@ from ropewalk.evaluate.config import Evaluate
 from ropewalk.evaluate.results import read_results
 from ropewalk.launch.worker import command
 from ropewalk.launch.worker_group import WorkerGroup, run_workers
+from ropewalk.monitor.report.evaluation.evaluation_page import write_evaluation_report
 from ropewalk.train.failures import meet
 from ropewalk.train.settings import REQUEST
 
@@ -66,17 +67,22 @@ def measure_folder(
     folder.mkdir(parents=True, exist_ok=True)
     if place.world > 1:
         with meet(folder, place):  # where one rank fails, the others end too
-            return dict(_module().evaluate_folder(**request, progress=progress if place.rank == 0 else None))
+            found = dict(_module().evaluate_folder(**request, progress=progress if place.rank == 0 else None))
+            return _reported(found, folder) if place.rank == 0 else found
     with locked(folder):
         if processes is None or processes == 1:
-            return dict(_module().evaluate_folder(**request, progress=progress))
+            return _reported(dict(_module().evaluate_folder(**request, progress=progress)), folder)
         if importlib.util.find_spec("torch") is None:
             raise MissingPackage("torch", "evaluation", "train")
         named = {"path": str(path.resolve()), "settings": plain(settings.evaluate), "seed": settings.seed}
         write_json(folder / REQUEST, named)
         team = WorkerGroup(processes=processes, max_restarts=0, worker=[*command(folder), "--evaluate-folder"])
         run_workers(folder, team, progress=progress or Silent())
-        return dict(read_results(folder))
+        return _reported(dict(read_results(folder)), folder)
+
+
+def _reported(results: Result, folder: Path) -> Result:
+    return {**results, "report": str(write_evaluation_report(folder))}
 
 
 def name_of(path: Path) -> str:

@@ -21,6 +21,7 @@ from ropewalk.train.failures import meet
 from ropewalk.train.hooks.hook import Hook
 
 from .continue_run import continuation
+from .earlier_run import change_since_earlier
 from .evaluate_run import evaluate_stage
 from .plan_recipe import check_plan, plan_stage
 from .preflight import check_contents, check_outputs, check_trainable
@@ -143,7 +144,7 @@ def _report_stage(run: OpenRun) -> Result:
     """Never skipped: the report is cheap, and shows the current state."""
     summary = summarize(run.folder, run.recipe)
     write_sealed(run.folder / "summary.json", summary)
-    return {**summary, "report": str(write_report(run.folder))}
+    return {**summary, "report": str(write_report(run.folder, change=change_since_earlier(run.folder)))}
 
 
 def _refuse_if_running(folder: Path) -> None:

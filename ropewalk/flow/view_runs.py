@@ -20,6 +20,7 @@ from ropewalk.monitor.run_list import newest_runs
 from ropewalk.monitor.run_text import status_lines
 from ropewalk.monitor.run_view import RunView, check_run, read_run
 
+from .earlier_run import change_since_earlier
 from .paired_runs import compare_items
 
 LOOK_EVERY_S = 1.0
@@ -64,7 +65,7 @@ def watch(folder: Path, *, to: Sequence[str] = ()) -> RunWatch:
 
 def report(folder: Path) -> Path:
     """Writes `report.html` of the run in `folder`."""
-    return write_report(folder)
+    return write_report(folder, change=change_since_earlier(folder))
 
 
 class RunWatch:

@@ -9,14 +9,13 @@ from typing import Any
 
 from ropewalk.base.errors import DamagedFile
 from ropewalk.base.files import read_regular
-from ropewalk.base.metric import Metric, Tasks, read_tasks
+from ropewalk.base.metric import Metric, PairedDifference, Tasks, read_tasks
 from ropewalk.base.seal import parse_sealed_lines
 
 from .values import finite, mapping, text
 
 Json = Mapping[str, Any]
 ITEMS = "evaluation/items.jsonl"
-CHANGE = "evaluation/change.json"
 RELIABILITY = "reliability"
 """The metric whose groups are bins of confidence, each with the mean confidence as a reference."""
 
@@ -53,8 +52,6 @@ class EvaluationView:
     results: Json
     tasks: Tasks
     items: Sequence[AnsweredItem]
-    change: Json
-    """Paired differences from an earlier run: `run`, `step`, and `tasks` by task and metric."""
 
     @property
     def step(self) -> float | None:
@@ -92,9 +89,19 @@ class EvaluationView:
 _LEVELS = "KM KU KA KC"
 
 
-def read_evaluation(folder: Path, results: Json, missing: list[str], *, change: Json) -> EvaluationView:
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What differs from a run that was evaluated earlier, on the items that both have scored."""
+
+    run: str
+    step: float | None
+    differences: Mapping[tuple[str, str], PairedDifference]
+    """By task and metric."""
+
+
+def read_evaluation(folder: Path, results: Json, missing: list[str]) -> EvaluationView:
     """The evaluation in `folder`, whose results were read; what cannot be read is named in `missing`."""
-    return EvaluationView(results, read_tasks(results), tuple(_items(folder / ITEMS, missing)), change)
+    return EvaluationView(results, read_tasks(results), tuple(_items(folder / ITEMS, missing)))
 
 
 def _items(path: Path, missing: list[str]) -> Iterator[AnsweredItem]:

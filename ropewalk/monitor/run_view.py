@@ -24,7 +24,7 @@ from ropewalk.base.seal import ALTERED, parse_sealed, parse_sealed_lines, parse_
 from ropewalk.config.read import DEFAULT
 from ropewalk.config.resolved import with_new_names
 
-from .evaluation_view import CHANGE, EvaluationView, read_evaluation
+from .evaluation_view import EvaluationView, read_evaluation
 from .stream import MOST_NOTABLE, EventStream, warnings_of
 from .values import mapping, number, text, whole
 
@@ -270,7 +270,7 @@ def read_run(run: Path, *, stream: EventStream | None = None) -> RunView:
         manifest_folder=folder,
         evaluation=evaluation,
         tasks=read_tasks(evaluation) or read_tasks(summary),
-        evaluated=read_evaluation(run, evaluation, missing, change=_optional(run / CHANGE, missing)),
+        evaluated=read_evaluation(run, evaluation, missing),
         summary=summary,
         samples=tuple(_samples(run / "samples.jsonl", missing)),
         missing=tuple(missing),
@@ -290,11 +290,6 @@ def _object(path: Path, missing: list[str]) -> Json:
     except OSError as error:
         missing.append(f"{name}: cannot be read: {error}")
     return {}
-
-
-def _optional(path: Path, missing: list[str]) -> Json:
-    """The JSON object in `path`, which only some runs have."""
-    return _object(path, missing) if path.exists() else {}
 
 
 def _reason(error: DamagedFile) -> str:

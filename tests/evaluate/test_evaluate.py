@@ -95,6 +95,10 @@ def test_domains_add_up_and_compressors_see_each_domain_joined(corpus, model):
     for show in (lambda m: m.value, lambda m: m.references["zlib"], lambda m: m.references["xz"]):
         bits = sum(show(found[group, "bits_per_byte"]) * size for group, size in sizes.items())
         assert show(found["", "bits_per_byte"]) == pytest.approx(bits / found["", "bytes"].value)
+    for group in ("", *sizes):
+        low, high = found[group, "bits_per_byte"].interval
+        assert low < found[group, "bits_per_byte"].value < high
+    assert found["", "perplexity"].interval == pytest.approx([math.exp(end) for end in found["", "loss"].interval])
     joined = 8 * len(zlib.compress("".join(CODE).encode(), 9)) / sizes["code"]
     # The documents come in another order here.
     assert found["code", "bits_per_byte"].references["zlib"] == pytest.approx(joined, rel=0.05)
@@ -133,7 +137,7 @@ def test_results_of_older_formats_are_read_as_tasks(corpus, model, tmp_path):
     assert (old["documents"], old["bytes"], old["intervals"].keys()) == (
         16,
         TEXT_BYTES,
-        {"bits_per_byte", "loss", "accuracy"},
+        {"bits_per_byte", "loss", "perplexity", "accuracy"},
     )
     assert old["domains"]["code"].keys() == {
         "bits_per_byte",

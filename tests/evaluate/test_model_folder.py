@@ -169,6 +169,7 @@ def test_the_verb_evaluates_both_and_names_their_results(directory, checkpoint, 
     assert called(["evaluate", "export", *words]) == 0
     assert json.loads(capsys.readouterr().out)["tasks"]["strands"]["acc"]["n"] == 5
     assert read_results(tmp_path / "runs/evaluation/export")["model"] == "export"
+    assert "strands" in (tmp_path / "runs/evaluation/export/report.html").read_text("utf-8")
     assert called(["evaluate", str(checkpoint), *words]) == 0
     assert read_results(tmp_path / "runs/evaluation/ropes-step-00000007")["step"] == 7
     assert called(["evaluate", str(checkpoint), *words, "--out", "here"]) == 0

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from ropewalk.base.metric import SHARE, Metric, metrics_tree
+from ropewalk.base.metric import SHARE, Metric, PairedDifference, metrics_tree
 from ropewalk.base.seal import sealed_lines, write_sealed
-from ropewalk.monitor.evaluation_view import EvaluationView
+from ropewalk.monitor.evaluation_view import Change, EvaluationView
 from ropewalk.monitor.report.run_report import render
 from ropewalk.monitor.run_view import RunView, read_run
 
@@ -59,14 +59,28 @@ RESULTS = {
         "dialogue": {"value": 0.4, "interval": [0.1, 0.7], "n": 10, "tasks": ["talk"], "ours": True},
     },
 }
-CHANGE = {
-    "run": "runs/first",
-    "step": 200,
-    "tasks": {
-        "arc_easy": {"acc": {"difference": 0.034, "interval": [0.01, 0.06], "p": 0.01, "n": 570}},
-        "blimp": {"acc": {"difference": -0.004, "interval": [-0.02, 0.02], "p": 0.7, "n": 1000}},
-    },
-}
+
+
+def difference(task: str, value: float, p: float) -> PairedDifference:
+    return PairedDifference(
+        task=task,
+        metric="acc",
+        runs=(0, 1),
+        value=value,
+        interval=(value - 0.02, value + 0.02),
+        p_value=p,
+        p_adjusted=p,
+        test="McNemar, exact",
+        n=500,
+        unit=SHARE,
+    )
+
+
+CHANGE = Change(
+    "first",
+    200,
+    {("arc_easy", "acc"): difference("arc_easy", 0.034, 0.01), ("blimp", "acc"): difference("blimp", -0.004, 0.7)},
+)
 ITEMS = [
     {"task": "arc_easy", "key": f"{n}", "group": "long", "prompt": f"Question {n}?", "prediction": "<b>no</b>",
      "reference": "yes", "scores": {"acc": float(n > 2)}}
@@ -76,8 +90,7 @@ ITEMS = [
 
 @pytest.fixture
 def view(run: Path) -> RunView:
-    for path, tree in ((run / "evaluation/results.json", RESULTS), (run / "evaluation/change.json", CHANGE)):
-        write_sealed(path, tree)
+    write_sealed(run / "evaluation/results.json", RESULTS)
     (run / "evaluation/items.jsonl").write_bytes(sealed_lines(ITEMS))
     return read_run(run)
 
@@ -87,11 +100,11 @@ def text_of(page: str) -> str:
 
 
 def test_every_task_stands_in_the_headline_table_with_interval_change_and_clean_score(view: RunView) -> None:
-    page = text_of(render(view))
-    assert "41.2 % (36.2 % to 46.2 %) 570 questions +3.4 % 38.8 % (n = 500)" in page
-    assert "66.0 % (61.0 % to 71.0 %) 1000 questions (−0.4 %) –" in page  # chance explains it
+    page = text_of(render(view, change=CHANGE))
+    assert "41.2 % (36.2 % to 46.2 %) 570 questions +3.4 points 38.8 % (n = 500)" in page
+    assert "66.0 % (61.0 % to 71.0 %) 1000 questions (−0.4 points) –" in page  # chance explains it
     assert "2.0 % (0.0 % to 7.0 %) 200 questions – all clean" in page
-    assert "change since runs/first, step 200" in page
+    assert "change since first, step 200" in page
 
 
 def test_abilities_levels_and_reliability_are_drawn(view: RunView) -> None:
@@ -124,7 +137,6 @@ def test_whatever_stands_in_these_files_there_is_a_page(run: Path) -> None:
         "profile": {"a": None, "b": {"value": "nan"}},
     }
     write_sealed(run / "evaluation/results.json", {**RESULTS, **strange})
-    write_sealed(run / "evaluation/change.json", {"tasks": [1], "run": 4})
     (run / "evaluation/items.jsonl").write_bytes(sealed_lines([{"scores": {"acc": "high"}}, {"task": 1}]) + b"x")
     view = read_run(run)
     assert "Evaluation" in render(view)
@@ -132,5 +144,5 @@ def test_whatever_stands_in_these_files_there_is_a_page(run: Path) -> None:
 
 
 def test_an_evaluation_without_questions_has_no_such_figures() -> None:
-    view = EvaluationView({}, {}, (), {})
+    view = EvaluationView({}, {}, ())
     assert (view.abilities, view.levels(), view.contamination, view.step) == ([], {}, {}, None)

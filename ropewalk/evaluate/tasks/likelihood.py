@@ -51,20 +51,23 @@ class HeldOutText(Task):
             raise UserError(
                 f"the model gives held-out text a loss of {loss}: it has diverged; evaluate an earlier checkpoint"
             )
-        found = intervals(
-            np.array([-answer.log_probability for answer in answers]),
-            sizes=[len(document.data) for document in self.held_out.documents],
-            tokens=np.array([answer.tokens for answer in answers]),
-            correct=np.array([answer.correct for answer in answers]),
-        )
-        tokens, interval = whole.tokens, (found or {}).get("loss")
-        bits, size, accuracy = whole.metrics(intervals=found or {})
+        found = self._intervals(answers, np.arange(len(answers)))
+        tokens, interval = whole.tokens, found.get("loss")
+        spread = (math.exp(interval[0]), math.exp(interval[1])) if interval else None
+        bits, size, accuracy = whole.metrics(intervals=found)
         return [
             *(bits, size),
             Metric("loss", loss, interval, n=tokens, of="token", unit="nats per token", better="lower"),
-            Metric("perplexity", perplexity, n=tokens, of="token", better="lower"),
+            Metric("perplexity", perplexity, spread, n=tokens, of="token", better="lower"),
             accuracy,
-            *(metric for name, part in parts.items() for metric in part.metrics(group=name)),
+            *(
+                metric
+                for name, part in parts.items()
+                for metric in part.metrics(
+                    group=name,
+                    intervals=self._intervals(answers, np.flatnonzero(names == name)) if len(parts) > 1 else found,
+                )
+            ),
         ]
 
     def records(self, answers: Sequence[Likelihood]) -> list[ScoredDocument]:
@@ -79,6 +82,18 @@ class HeldOutText(Task):
             )
             for document, answer in zip(self.held_out.documents, answers, strict=True)
         ]
+
+    def _intervals(self, answers: Sequence[Likelihood], here: Iterable[int]) -> Mapping[str, Interval]:
+        """Intervals over some of the documents; none for fewer than two."""
+        numbers = [int(index) for index in here]
+        chosen = [answers[index] for index in numbers]
+        found = intervals(
+            np.array([-answer.log_probability for answer in chosen]),
+            sizes=[len(self.held_out.documents[index].data) for index in numbers],
+            tokens=np.array([answer.tokens for answer in chosen]),
+            correct=np.array([answer.correct for answer in chosen]),
+        )
+        return found or {}
 
     def _sums(self, answers: Sequence[Likelihood], here: Iterable[int]) -> _Sums:
         texts = [self.held_out.documents[index].data for index in here]

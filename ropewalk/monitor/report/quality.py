@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ropewalk.base.metric import Metric, titled
+from ropewalk.base.metric import Metric, Tasks, titled
 from ropewalk.base.progress import counted
 
 from ..comparison import metric_text
 from ..draw.bars import Bar, BarGroup, bar_figure
 from ..draw.markup import Child, Markup, element
-from ..evaluation_view import RELIABILITY, EvaluationView
+from ..evaluation_view import RELIABILITY, Change, EvaluationView
 from ..run_view import Completion, RunView
-from ..values import finite
 from .evaluation.abilities import ability_figure, level_figure
 from .evaluation.reliability import reliability_figure
 from .evaluation.scores import contamination_table, headline_table
@@ -29,25 +28,32 @@ MOST_CHARACTERS = 3000
 """Characters of one prompt or completion on the page."""
 
 
-def quality_section(view: RunView) -> Markup:
+def quality_section(view: RunView, change: Change | None) -> Markup:
     """The headline of every task, abilities, contamination; then each task with intervals, references and groups."""
     if not view.tasks:
         return section("Evaluation", empty("The run has not been evaluated yet."))
-    tasks = [(task, _task(view, task, metrics)) for task, metrics in view.tasks.items() if metrics]
-    if len(tasks) > SHOWN_TASKS:
-        details = [element("details", element("summary", task), drawn) for task, drawn in tasks]
-    else:
-        details = [drawn for _, drawn in tasks]
-    return section("Evaluation", overview(view.evaluated), details)
+    return section("Evaluation", _overview(view.evaluated, change), task_details(view.tasks, step=view.evaluated.step))
 
 
-def overview(view: EvaluationView) -> list[Markup]:
-    """What is said of all tasks together."""
+def task_details(tasks: Tasks, *, step: float | None) -> list[Markup]:
+    """Every task with all its metrics; folded if there are many."""
+    drawn = [(task, _task(task, metrics, step)) for task, metrics in tasks.items() if metrics]
+    if len(drawn) > SHOWN_TASKS:
+        return [element("details", element("summary", task), each) for task, each in drawn]
+    return [each for _, each in drawn]
+
+
+def overview_section(view: EvaluationView, change: Change | None) -> Markup:
+    """An evaluation without a run: what is said of all tasks together, then each task."""
+    return section("Evaluation", _overview(view, change), task_details(view.tasks, step=view.step))
+
+
+def _overview(view: EvaluationView, change: Change | None) -> list[Markup]:
     profiles = [drawn for drawn in (ability_figure(view), level_figure(view)) if drawn]
     diagrams = [reliability_figure(task, metrics) for task, metrics in view.tasks.items()]
     shown = [drawn for drawn in diagrams if drawn][:MOST_DIAGRAMS]
     found = [
-        headline_table(view) if len(view.tasks) > 1 else None,
+        headline_table(view, change) if len(view.tasks) > 1 or change else None,
         _beside(profiles),
         _beside(shown),
         contamination_table(view),
@@ -82,17 +88,17 @@ def samples_section(view: RunView) -> Markup:
     return section("Samples", legend, element("div", cards[:SHOWN_SAMPLES], class_="pair cards"), rest)
 
 
-def _task(view: RunView, task: str, metrics: Sequence[Metric]) -> Markup:
+def _task(task: str, metrics: Sequence[Metric], step: float | None) -> Markup:
     metrics = [metric for metric in metrics if metric.name != RELIABILITY]  # drawn as a diagram
     bars = [_bars(task, [each for each in metrics if each.name == metric.name]) for metric in metrics if _leads(metric)]
     whole = [metric for metric in metrics if not metric.group]
     rows = [(metric.label, metric_text(metric), _measured(metric), metric.unit) for metric in whole]
-    tables = [_table(view, task, ("metric", "value (95 % interval)", "over", "unit"), rows)]
+    tables = [_table(step, task, ("metric", "value (95 % interval)", "over", "unit"), rows)]
     if groups := list(dict.fromkeys(metric.group for metric in metrics if metric.group)):
         names = list(dict.fromkeys(metric.name for metric in metrics if metric.group))
         found = {(metric.group, metric.name): metric.text() for metric in metrics}
         lines = [(group, *(found.get((group, name), "–") for name in names)) for group in groups]
-        tables.append(_table(view, f"{task}, by group", ("group", *(name.replace("_", " ") for name in names)), lines))
+        tables.append(_table(step, f"{task}, by group", ("group", *(name.replace("_", " ") for name in names)), lines))
     return element("div", *bars, element("div", tables), class_="pair")
 
 
@@ -118,9 +124,9 @@ def _bars(task: str, metrics: Sequence[Metric]) -> Markup:
     return bar_figure(titled(task, first).capitalize(), note, groups)
 
 
-def _table(view: RunView, title: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Markup:
+def _table(step: float | None, title: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Markup:
     caption = element(
-        "figcaption", element("strong", title.capitalize()), element("span", _step_note(view), class_="unit")
+        "figcaption", element("strong", title.capitalize()), element("span", _step_note(step), class_="unit")
     )
     numeric = range(1, len(heads) - (heads[-1] == "unit"))
     return element("figure", caption, scrolling(table(heads, rows, numeric=numeric)))
@@ -130,8 +136,7 @@ def _measured(metric: Metric) -> str:
     return "–" if metric.n is None else counted(metric.n, metric.of)
 
 
-def _step_note(view: RunView) -> str:
-    step = finite(view.evaluation.get("step"))
+def _step_note(step: float | None) -> str:
     return f"checkpoint of step {step:,.0f}" if step is not None else ""
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from ropewalk.base.files import committed_file
 
 from ..draw.markup import Child, Markup, element
+from ..evaluation_view import Change
 from ..headline import KeyFigure, key_figures, verdict
 from ..run_view import RunView, read_run
 from .corpus_section import corpus_section
@@ -21,21 +22,21 @@ from .training import live_tasks_section, loss_section, pace_section
 FILE = "report.html"
 
 
-def write_report(run: Path) -> Path:
-    """Writes the report of the run, finished or not; returns its path."""
+def write_report(run: Path, *, change: Change | None = None) -> Path:
+    """Writes the report of the run, finished or not; returns its path. `change` stands beside its results."""
     path = run / FILE
-    document = render(read_run(run))
+    document = render(read_run(run), change=change)
     with committed_file(path, "w") as file:
         file.write(document)
     return path
 
 
-def render(view: RunView) -> Markup:
+def render(view: RunView, *, change: Change | None = None) -> Markup:
     """The whole page."""
     sections = [
         loss_section(view),
         live_tasks_section(view),
-        quality_section(view),
+        quality_section(view, change),
         worst_section(view.evaluated),
         samples_section(view),
         corpus_section(view),

@@ -2,34 +2,35 @@
 
 from __future__ import annotations
 
-from ropewalk.base.metric import Metric, read_tasks
+from ropewalk.base.metric import Metric, PairedDifference, read_tasks
 from ropewalk.base.progress import counted
 
 from ...comparison import metric_text
 from ...draw.markup import Markup, element
-from ...evaluation_view import EvaluationView
+from ...evaluation_view import Change, EvaluationView
 from ...values import finite, mapping, text
 from ..page import scrolling, table
 
-SIGNIFICANT = 0.05
 _HEADS = ("task", "metric", "value (95 % interval)", "over")
 
 
-def headline_table(view: EvaluationView) -> Markup:
+def headline_table(view: EvaluationView, change: Change | None) -> Markup:
     """A row per task."""
-    changes, cleaned = mapping(view.change.get("tasks")), view.contamination
-    heads = [*_HEADS, *(["change"] if changes else []), *(["clean questions"] if cleaned else [])]
+    cleaned = view.contamination
+    heads = [*_HEADS, *(["change"] if change else []), *(["clean questions"] if cleaned else [])]
     rows = []
     for task, metrics in view.tasks.items():
         if not metrics:
             continue
         first = metrics[0]
         row = [task, first.label, metric_text(first), "–" if first.n is None else counted(first.n, first.of)]
-        row += [_change(first, mapping(mapping(changes.get(task)).get(first.name)))] if changes else []
+        row += [_change(change.differences.get((task, first.name)))] if change else []
         row += [_clean(view, task, first)] if cleaned else []
         rows.append(row)
-    title = element("figcaption", element("strong", "All tasks"), element("span", _since(view), class_="unit"))
-    return element("figure", title, scrolling(table(heads, rows, numeric=range(2, len(heads)))))
+    title = element("figcaption", element("strong", "All tasks"), element("span", _since(change), class_="unit"))
+    drawn = scrolling(table(heads, rows, numeric=range(2, len(heads))))
+    note = "Changes in brackets are not significant (p ≥ 0.05 by Holm)." if change else ""
+    return element("figure", title, drawn, element("p", note, class_="note") if note else None)
 
 
 def contamination_table(view: EvaluationView) -> Markup | None:
@@ -54,20 +55,18 @@ def contamination_table(view: EvaluationView) -> Markup | None:
     return element("figure", title, scrolling(table(heads, rows, numeric=(1, 2))), element("p", note, class_="note"))
 
 
-def _since(view: EvaluationView) -> str:
-    run, step = text(view.change.get("run")), finite(view.change.get("step"))
-    return f"change since {run}" + (f", step {step:,.0f}" if step is not None else "") if run else ""
+def _since(change: Change | None) -> str:
+    if change is None:
+        return ""
+    return f"change since {change.run}" + (f", step {change.step:,.0f}" if change.step is not None else "")
 
 
-def _change(metric: Metric, change: object) -> str:
+def _change(difference: PairedDifference | None) -> str:
     """The paired difference; in brackets if chance explains it."""
-    tree = mapping(change)
-    difference, p = finite(tree.get("difference")), finite(tree.get("p"))
     if difference is None:
         return "–"
-    sign = "+" if difference >= 0 else "−"
-    shown = f"{sign}{metric.text(abs(difference))}"
-    return shown if p is not None and p < SIGNIFICANT else f"({shown})"
+    shown = difference.text(difference.value).replace("-", "−")
+    return f"({shown})" if difference.verdict == "not shown" else shown
 
 
 def _clean(view: EvaluationView, task: str, metric: Metric) -> str:

@@ -235,6 +235,29 @@ def test_an_answer_ends_before_its_stop_string(corpus):
     assert answers["key"].text == "hemp"
 
 
+def test_random_numbers_belong_to_the_request_and_the_seed_of_the_run(corpus):
+    def seeds_of(*requests, seed):
+        drawn = {}
+
+        class Draws:
+            chunk_tokens = 100
+
+            def generate(self, prompts, sampling, *, seeds):
+                drawn.update(zip(map(tuple, prompts), seeds, strict=True))
+                return [[] for _ in prompts]
+
+        held_out = HeldOut(corpus, SETTINGS, seed=seed)
+        asked = {request_key(request): ("task", request) for request in requests}
+        ask_model(Draws(), held_out, asked, Answers(None, {}), share=lambda value: value)
+        return [*drawn.values()]
+
+    one, other = Generate("Rope", Sampling(4, 1.0)), Generate("Hemp", Sampling(4, 1.0))
+    first, second = seeds_of(one, other, seed=3)
+    again = Generate("Rope", Sampling(4, 1.0), repeat=1)
+    assert len({first, second, *seeds_of(again, seed=3), *seeds_of(one, seed=4)}) == 4
+    assert seeds_of(one, seed=3)[0] in (first, second)
+
+
 def test_tasks_that_draw_take_every_setting_of_sampling_from_the_recipe():
     drawn = {"max_new_tokens": 7, "temperature": 0.3, "top_k": 5, "top_p": 0.8, "min_p": 0.1, "repetition_penalty": 1.2}
     for name in ("open-prompts", "dialogue"):

@@ -104,6 +104,16 @@ def test_a_tokenizer_that_adds_a_beginning_keeps_it(directory):
     assert empty == ([end], encode("Rope"))
 
 
+def test_a_whole_text_follows_the_beginning_of_text_of_its_tokenizer(directory):
+    file = directory / "tokenizer_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_bytes()), "bos_token": {"content": "A"}}))
+    model, held_out = open_model(directory)
+    begin, ids = held_out.detokenizer.encode("A"), held_out.detokenizer.encode("Rope is laid")
+    assert [held_out.texts.before] == begin != [held_out.end_of_text]
+    (found,) = model.rolling([held_out.texts.document("Rope is laid")])
+    assert found.log_probability == pytest.approx(by_hand(directory, begin, ids), rel=1e-5)
+
+
 def test_a_directory_is_asked_in_its_own_chat_template(directory, tmp_path):
     file = directory / "tokenizer_config.json"
     described = json.loads(file.read_bytes())

@@ -143,7 +143,7 @@ def test_log_probabilities_are_those_of_the_tokens_one_by_one(trained: Path) -> 
         expected = 0.0
         for place in range(skipped, len(whole)):
             with torch.no_grad():
-                logits = ModelDecoding(model, room=32).logits(torch.tensor([[end, *whole[:place]]]))
+                logits = ModelDecoding(model, sequences=1, room=32).logits(torch.tensor([[end, *whole[:place]]]))
             expected += float(logits[0].double().log_softmax(-1)[whole[place]])
         assert tokens == len(whole) - skipped
         assert found == pytest.approx(expected, abs=1e-4)

@@ -149,10 +149,10 @@ def _contamination(tasks: Sequence[Task], held_out: HeldOut, answers: Answers) -
     if held_out.folder is None or not asked or not held_out.settings.contamination:
         return {}
     items = {task.name: task.items([answers[request_key(each)] for each in task.requests()]) for task in asked}
-    metrics = {task.name: task.item_metrics for task in asked}
+    measures = {task.name: task.measure for task in asked}
     try:
         return find_contamination(
-            held_out.folder, {name: (items[name], metrics[name]) for name in items}, progress=held_out.progress
+            held_out.folder, {name: (items[name], measures[name]) for name in items}, progress=held_out.progress
         )
     except UserError as error:
         held_out.progress.say(f"contamination is not checked: {error}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -106,3 +108,22 @@ def test_a_context_that_is_too_long_loses_its_beginning():
 def test_nothing_to_predict_has_probability_one():
     found = score_continuations(one_device(vivid(small())), PLAN, [([1], [])], sequence_length=12, budget=40)
     assert [(each.log_probability, each.tokens, each.greedy) for each in found] == [(0.0, 0, True)]
+
+
+def test_compiled_blocks_see_one_shape_whatever_is_scored():
+    model = vivid(small())
+    executor, shapes = one_device(model), []
+    score = executor.score
+
+    def watched(batch, **options):
+        shapes.append((tuple(batch.tokens.shape), options["attention"]))
+        return score(batch, **options)
+
+    executor.score = watched
+    compiled = replace(PLAN, compile=True)
+    found = score_continuations(executor, compiled, PAIRS, sequence_length=12, budget=40)
+    found += score_continuations(executor, compiled, PAIRS[:1], sequence_length=12, budget=40)
+    assert {*shapes} == {((PLAN.microbatch_size, 12), None)}
+    for (context, continuation), likelihood in zip([*PAIRS, PAIRS[0]], found, strict=True):
+        assert likelihood.log_probability == pytest.approx(one_by_one(model, context, continuation)[0], abs=1e-10)
+        assert likelihood.tokens == len(continuation)

@@ -108,6 +108,14 @@ def test_the_curve_has_what_an_evaluation_of_the_same_weights_finds(tmp_path: Pa
                 assert last[f"{task} {metric.name}"] == pytest.approx(metric.value, rel=1e-5), metric.name
 
 
+def test_the_curve_is_of_as_many_questions_and_bytes_as_the_recipe_says(tmp_path: Path) -> None:
+    run = make_run(tmp_path, **DURING, evaluate__during__limit=3, evaluate__during__max_bytes=1000)
+    train(run)
+    tasks = events(run, "evaluation")[0]["tasks"]
+    assert tasks["quiz"]["margin"]["n"] == 3
+    assert tasks["held-out"]["bytes"]["value"] <= 1000
+
+
 def test_training_ends_with_the_same_bits_whether_evaluated_or_not(tmp_path: Path) -> None:
     plain, watched = make_run(tmp_path / "a"), make_run(tmp_path / "b", **DURING)
     train(plain)

@@ -17,7 +17,6 @@ from ropewalk.base.metric import Metric
 
 from ..held_out import HeldOut
 from ..metrics.item_metric import ItemMetric
-from ..metrics.resampling import measured
 from ..question_task import Item, Question, QuestionTask
 from ..task import Sampling
 from .datasets import BUILDERS, DataEntry, DataSets, Missing, files_named_by
@@ -113,15 +112,17 @@ class YamlTask(QuestionTask):
         return self._filtered(super().item(question, answers), self.pipelines[0])
 
     def metrics(self, answers: Sequence[Any]) -> list[Metric]:
-        found = self._described(super().metrics(answers), self.pipelines[0])
+        found = super().metrics(answers)
         for pipeline in self.pipelines[1:]:
             whole = zip(self.questions, self._by_question(answers), strict=True)
             items = [self._filtered(super(YamlTask, self).item(q, part), pipeline) for q, part in whole]
-            others = [each for metric in self.item_metrics for each in measured(metric, items)]
-            found += self._described(others, pipeline)
+            found += self._described(super().measure(items), pipeline)
         if found:
             found[0] = dataclasses.replace(found[0], note=self._note, references=self._references)
         return found
+
+    def measure(self, items: Sequence[Item]) -> list[Metric]:
+        return self._described(super().measure(items), self.pipelines[0])
 
     @property
     def chance(self) -> float | None:

@@ -58,13 +58,14 @@ class Robustness(Task):
             for variant, found in zip(self.variants, perturbed, strict=True)
             for number, changed in zip(variant.numbers, found, strict=True)
         ]
-        metric = _Once(self.task.item_metrics[0])
+        metrics = [metric.for_items(items) for metric in self.task.item_metrics]
+        metric = _Once(metrics[0])
         counts = [None not in (metric.score(pair.before), metric.score(pair.after)) for pair in pairs]
         pairs = [pair for pair, both in zip(pairs, counts, strict=True) if both]
         if not pairs:
             return [*self._changed()]
         return [
-            *self._worst(pairs),
+            *self._worst(metrics, pairs),
             *self._by_perturbation(pairs, f"{metric.name}_drop", lambda part: _drop(metric, part)),
             *self._by_perturbation(pairs, "consistency", lambda part: _consistency(metric, part)),
             *self._changed(),
@@ -76,10 +77,10 @@ class Robustness(Task):
             record for variant, part in zip(self.variants, parts, strict=True) for record in variant.task.records(part)
         ]
 
-    def _worst(self, pairs: Sequence[_Pair]) -> list[Metric]:
+    def _worst(self, metrics: Sequence[ItemMetric], pairs: Sequence[_Pair]) -> list[Metric]:
         """The score of each question in the worst of its wordings, the original one included. Of the first metric that
         is a mean over items: of others, such as BLEU or a gap, the scores of items do not add up."""
-        means = [each for each in self.task.item_metrics if type(each).value is ItemMetric.value]
+        means = [each for each in metrics if type(each).value is ItemMetric.value]
         if not means:
             return []
         metric = means[0]

@@ -14,6 +14,7 @@ from ropewalk.evaluate.evaluation import open_tasks
 from ropewalk.evaluate.held_out import HeldOut
 from ropewalk.evaluate.metrics.exact import ExactMatch
 from ropewalk.evaluate.metrics.item_metric import ItemMetric
+from ropewalk.evaluate.metrics.translation import Bleu
 from ropewalk.evaluate.perturb.robustness import Robustness
 from ropewalk.evaluate.question_task import Ask, Item, Question, QuestionTask
 from ropewalk.evaluate.task import Generate, Generation, Likelihood, LogLikelihood, Request
@@ -253,3 +254,20 @@ def test_strength_changes_more_of_the_same_question(corpus: Path) -> None:
         return sum(a != b for a, b in zip(*prompts, strict=True))
 
     assert 0 < changed(1.0) < changed(4.0)
+
+
+def test_a_drop_is_measured_with_the_tokenizer_of_the_tasks_language(corpus: Path) -> None:
+    class Translated(Asked):
+        def load_questions(self) -> list[Question]:
+            return [Question(prompt=f"Translate color {n}", references=("绳子由许多股线绞成。",)) for n in range(3)]
+
+        @property
+        def item_metrics(self) -> Sequence[ItemMetric]:
+            return [Bleu()]
+
+    task = wrapped(corpus, "upper_case", kind=Translated)
+    said = {question.prompt: "绳子由许多根线绞成。" for question in task.task.questions}
+    (plain, *_) = task.task.metrics([Generation([], text) for text in said.values()])
+    (drop, *_) = [each for each in task.metrics(answer(task, said)) if each.name == "bleu_drop"]
+    assert 0 < plain.value == pytest.approx(drop.references["as asked"])
+    assert "tok:zh" in drop.signature

@@ -118,9 +118,10 @@ def aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
 def evaluation_text(results: dict[str, Any]) -> str:
     """The key figures of each task in one line; of many tasks in columns."""
     tasks = {task: metrics for task, metrics in read_tasks(results).items() if metrics}
+    report = [f"report: {results['report']}"] if "report" in results else []
     if len(tasks) <= MOST_SENTENCES:
-        return "\n".join(task_line(task, metrics) for task, metrics in tasks.items())
-    rows = [("task", "metric", "value", "95 % interval", "over", "beside")]
+        return "\n".join([*(task_line(task, metrics) for task, metrics in tasks.items()), *report])
+    rows: list[tuple[str, ...]] = [("task", "metric", "value", "95 % interval", "over", "beside")]
     rows += [_task_cells(task, metrics) for task, metrics in tasks.items()]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = [
@@ -128,7 +129,7 @@ def evaluation_text(results: dict[str, Any]) -> str:
         for each in (list(enumerate(zip(row, widths, strict=True))) for row in rows)
     ]
     smoke = any(SMOKE in metric.note for metrics in tasks.values() for metric in metrics)
-    return "\n".join([*(line.rstrip() for line in lines), *([SMOKE_NOTE] if smoke else [])])
+    return "\n".join([*(line.rstrip() for line in lines), *([SMOKE_NOTE] if smoke else []), *report])
 
 
 def _task_cells(task: str, metrics: Sequence[Metric]) -> tuple[str, ...]:

@@ -35,7 +35,8 @@ def headline_table(view: EvaluationView, change: Change | None) -> Markup:
 
 def contamination_table(view: EvaluationView) -> Markup | None:
     """What of each task stands in the training corpus, with an example."""
-    rows, clean = [], []
+    rows: list[tuple[str, ...]] = []
+    clean: list[tuple[str, ...]] = []
     for task, found in view.contamination.items():
         tree = mapping(found)
         evidence = tree.get("evidence")

@@ -54,7 +54,8 @@ def evaluate(
     """
     words = [*(overrides or ()), *([f"evaluate.limit={limit}"] if limit else [])]
     result = flow.evaluate(target, words, runs=runs, progress=Console(), nproc=nproc, out=out)
-    emit(result, as_json=json, text=evaluation_text(result))
+    where = [f"report: {result['report']}"] if "report" in result else []
+    emit(result, as_json=json, text="\n".join([evaluation_text(result), *where]))
 
 
 app = with_task_lists(app)

@@ -31,7 +31,7 @@ VERBS = {
     "model": "Describe a recipe's model; export, import or grow a trained one.",
     "train": "Train a recipe, preparing data first where needed.",
     "launch": "Write a job file for Slurm or Kubernetes.",
-    "evaluate": "Evaluate a trained model on held-out text and draw samples.",
+    "evaluate": "Evaluate a model: held-out text, benchmarks, robustness, bias; list tasks.",
     "score": "Score files of predictions against references: BLEU, ROUGE, METEOR and others.",
     "human": "Let people rate texts: write sheets, read ratings, agreement, HUSE.",
     "code": "Run generated code in a sandbox against tests: pass@k.",

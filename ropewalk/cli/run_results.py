@@ -5,13 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ropewalk.base.metric import read_tasks, task_line
+from ropewalk.base.metric import Metric, read_tasks, task_line
 from ropewalk.base.progress import amount, counted, duration
 
 from .progress_lines import table
 
 WHOLE = "the whole model"
 """What `--verify` compares if it fits."""
+MOST_SENTENCES = 4
+"""Tasks that are told in a line each; more stand in columns."""
+SMOKE = "smoke test"
+"""Stands in the note of tasks with a few items of our own."""
+SMOKE_NOTE = "A smoke test has a few items of our own and is no benchmark."
 
 
 def run_text(summary: dict[str, Any]) -> str:
@@ -111,6 +116,27 @@ def aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
 
 
 def evaluation_text(results: dict[str, Any]) -> str:
-    """The key figures of each task in one line."""
-    lines = [task_line(task, metrics) for task, metrics in read_tasks(results).items() if metrics]
-    return "\n".join([*lines, *([f"report: {results['report']}"] if "report" in results else [])])
+    """The key figures of each task in one line; of many tasks in columns."""
+    tasks = {task: metrics for task, metrics in read_tasks(results).items() if metrics}
+    report = [f"report: {results['report']}"] if "report" in results else []
+    if len(tasks) <= MOST_SENTENCES:
+        return "\n".join([*(task_line(task, metrics) for task, metrics in tasks.items()), *report])
+    rows: list[tuple[str, ...]] = [("task", "metric", "value", "95 % interval", "over", "beside")]
+    rows += [_task_cells(task, metrics) for task, metrics in tasks.items()]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = [
+        "  ".join(cell.rjust(width) if column in (2, 3) else cell.ljust(width) for column, (cell, width) in each)
+        for each in (list(enumerate(zip(row, widths, strict=True))) for row in rows)
+    ]
+    smoke = any(SMOKE in metric.note for metrics in tasks.values() for metric in metrics)
+    return "\n".join([*(line.rstrip() for line in lines), *([SMOKE_NOTE] if smoke else []), *report])
+
+
+def _task_cells(task: str, metrics: Sequence[Metric]) -> tuple[str, ...]:
+    first, *others = [metric for metric in metrics if not metric.group]
+    ends = f"{first.text(first.interval[0])} to {first.text(first.interval[1])}" if first.interval else ""
+    over = counted(first.n, first.of) if first.n is not None else ""
+    beside = [f"{name} {first.text(value)}" for name, value in first.references.items()]
+    beside += [f"{metric.label} {metric.text()}" for metric in others if metric.note]
+    beside += [SMOKE] if SMOKE in first.note else []
+    return task, first.label, first.text(), ends, over, ", ".join(beside)

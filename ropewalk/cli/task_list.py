@@ -43,13 +43,13 @@ def _tasks(pattern: Pattern = "", folder: Folders = None, recipe: WithRecipe = N
 
     Example: ropewalk evaluate tasks reasoning
 
-    Shows the ready-made suites and the task files of --folder and of the recipe. A name in the list may stand in
-    evaluate.tasks.
+    Shows the tasks that come with ropewalk, and the task files of --folder and of the recipe. A name in the list, also
+    that of a suite, may stand in evaluate.tasks.
     """
     from ropewalk.evaluate.harness.task_lists import lines_of
 
     listed = flow.list_tasks(pattern, folders=folder or (), recipe=recipe)
-    text = [*lines_of(listed.tasks), *(f"cannot be read: {what}" for what in listed.broken.values())]
+    text = [*lines_of(listed), *(f"cannot be read: {what}" for what in listed.broken.values())]
     emit(dataclasses.asdict(listed), as_json=json, text="\n".join(text))
 
 

@@ -74,7 +74,7 @@ class HeldOut:
         if self.folder is None:
             raise UserError(
                 "this model is evaluated without a corpus, which tasks over held-out documents need; choose others: "
-                '`evaluate.tasks=["TASK"]`'
+                '`evaluate.tasks=["suite:all"]`, or a name of `ropewalk evaluate tasks`'
             )
         return self.folder
 

@@ -4,11 +4,13 @@ Every token of a document, the closing end of text included, is predicted exactl
 the document and the preceding tokens. Documents longer than a sequence use sliding windows with 50 % overlap, so every
 token has at least half a sequence of context (or all preceding tokens). Cost: long documents are computed twice.
 
-Of a context and continuation that are too long together, the beginning of the context is dropped.
+Of a context and continuation that are too long together, the beginning of the context is dropped. A continuation that
+is longer than a sequence by itself is scored in such windows.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -63,11 +65,16 @@ def score_continuations(
     budget: int,
 ) -> list[Likelihood]:
     """Scores each continuation after its context, which has at least one token. All ranks must call."""
-    counted = [index for index, (_, continuation) in enumerate(pairs) if len(continuation)]
-    sequences = [_joined(*pairs[index], length=sequence_length) for index in counted]
+    parts = [
+        (index, each)
+        for index, (context, continuation) in enumerate(pairs)
+        if len(continuation)
+        for each in _joined(context, continuation, length=sequence_length)
+    ]
     found = [NOTHING] * len(pairs)
-    for index, likelihood in zip(counted, score_sequences(executor, plan, sequences, budget=budget), strict=True):
-        found[index] = likelihood
+    scores = score_sequences(executor, plan, [each for _, each in parts], budget=budget)
+    for (index, _), likelihood in zip(parts, scores, strict=True):
+        found[index] = _sum(found[index], likelihood)
     return found
 
 
@@ -90,13 +97,20 @@ def _sequence(document: np.ndarray, window: Window, *, before: int) -> Scored:
     return Scored(tokens, window.fresh - window.start + 1)
 
 
-def _joined(context: Sequence[int], continuation: Sequence[int], *, length: int) -> Scored:
+def _joined(context: Sequence[int], continuation: Sequence[int], *, length: int) -> Iterator[Scored]:
+    """One sequence; of a continuation that is longer than one, windows as of documents."""
     if not len(context):
         raise UserError("an empty context has no token before the continuation; begin it with the end-of-text token")
-    if len(continuation) > length:
-        raise UserError(f"a continuation of {len(continuation)} tokens is longer than the model's {length}")
-    tokens = np.array([*context, *continuation], np.int64)[-(length + 1) :]
-    return Scored(tokens, len(tokens) - len(continuation))
+    if len(continuation) <= length:
+        tokens = np.array([*context, *continuation], np.int64)[-(length + 1) :]
+        yield Scored(tokens, len(tokens) - len(continuation))
+        return
+    kept = context[-max(1, length // 2) :]
+    document = np.array([*kept[1:], *continuation], np.int64)
+    for window in windows(0, len(document), length):
+        first = max(window.fresh, len(kept) - 1)
+        if first < window.stop:
+            yield _sequence(document, dataclasses.replace(window, fresh=first), before=int(kept[0]))
 
 
 def _sum(one: Likelihood, other: Likelihood) -> Likelihood:

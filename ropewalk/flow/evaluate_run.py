@@ -7,7 +7,7 @@ from typing import Any
 
 from ropewalk.base.errors import DamagedCheckpoint, DamagedFile, DataError, UserError
 from ropewalk.base.events import EventLog
-from ropewalk.base.files import locked
+from ropewalk.base.files import committed_file, locked
 from ropewalk.base.metric import upgrade_results
 from ropewalk.base.progress import Progress, Silent
 from ropewalk.checkpoint.format import identity, list_checkpoints, read_checkpoint_manifest
@@ -15,6 +15,7 @@ from ropewalk.config.plugins import digest
 from ropewalk.config.ranks import ranks
 from ropewalk.config.read import Resolved
 from ropewalk.config.renames import old_names
+from ropewalk.config.resolved import FILE as CONFIG
 from ropewalk.config.resolved import load_resolved
 from ropewalk.config.write import plain
 from ropewalk.evaluate.config import TASK_FILE, TASKS
@@ -27,6 +28,7 @@ from .plan_recipe import plan_stage
 from .preflight import check_inputs
 from .prepare_stage import is_prepared, prepare_stage
 from .recipe import Recipe
+from .report_stage import report_stage
 from .run_dir import open_run
 from .run_or_recipe import Given, narrowed
 from .run_processes import assist, evaluate_run, leave_world
@@ -57,6 +59,7 @@ def measure_run(meant: Given, *, progress: Progress | None = None, processes: in
             if not checkpoints:
                 raise DataError(f"{folder}: no checkpoint yet; `ropewalk run {folder}` trains")
             resolved, others = narrowed(folder, meant.resolved, keys=USED)
+            before = (folder / CONFIG).read_bytes() if (folder / CONFIG).is_file() else None
             open_run(folder, Continuation(resolved=resolved), events)
             if others:
                 more = f" and {len(others) - MOST_LISTED} more" if len(others) > MOST_LISTED else ""
@@ -70,10 +73,24 @@ def measure_run(meant: Given, *, progress: Progress | None = None, processes: in
                 processes=place.world if place.world > 1 else processes,
                 until="evaluate",
             )
-            result = _measure_as_it_is(run)
+            try:
+                result = _measure_as_it_is(run)
+            except UserError:
+                _put_back(folder, before, events)
+                raise
             rendezvous.announce("nothing")
             leave_world(place)
-            return result
+        if is_trained(folder):  # not while the folder is held: the page would say that the run goes on
+            result = {**result, "report": report_stage(run)["report"]}
+        return result
+
+
+def _put_back(folder: Path, config: bytes | None, events: EventLog) -> None:
+    """Gives the run its settings back, which are those of its results: the new ones measured nothing."""
+    if config is not None and (folder / CONFIG).read_bytes() != config:
+        with committed_file(folder / CONFIG) as file:
+            file.write(config)
+        events.write("warning", message="the evaluation was refused; the settings are those before it")
 
 
 def _measure_as_it_is(run: OpenRun) -> Result:

@@ -14,7 +14,7 @@ from ropewalk.evaluate.harness.task_lists import TaskList, listed_tasks, missing
 def list_tasks(pattern: str = "", *, folders: Sequence[Path] = (), recipe: Path | None = None) -> TaskList:
     """The tasks of the suites, of `folders`, and of the folders that the recipe names; UserError if none matches."""
     found = listed_tasks(_settings(folders, recipe), pattern)
-    if not found.tasks:
+    if not (found.tasks or found.suites):
         raise UserError(f'no task matches "{pattern}"; `ropewalk evaluate tasks` lists all')
     return found
 

@@ -21,6 +21,14 @@ def kola_table(runs: Sequence[tuple[str, Tasks]], *, reference: Path | None = No
     With a `reference`, the tasks that it and a run have in common; else all tasks of the runs.
     """
     notes = [_NOTE]
+    runs, without = (
+        [run for run in runs if _has_levels(run[1])],
+        [label for label, tasks in runs if not _has_levels(tasks)],
+    )
+    if without:
+        notes.append(f"left out, without any of these tasks: {', '.join(without)}")
+    if reference is None and len(runs) < 2:
+        return None  # nothing to standardise over
     others = read_reference(reference) if reference else None
     known = others.models if others else []
     found = _of_runs([(f"{label} (run)" if label in known else label, tasks) for label, tasks in runs], notes)
@@ -43,6 +51,10 @@ def kola_table(runs: Sequence[tuple[str, Tasks]], *, reference: Path | None = No
         details={model: details[model] for model in order},
         notes=tuple(notes),
     )
+
+
+def _has_levels(tasks: Tasks) -> bool:
+    return any(metric.level in LEVELS for metrics in tasks.values() for metric in metrics)
 
 
 def _of_runs(runs: Sequence[tuple[str, Tasks]], notes: list[str]) -> Results:

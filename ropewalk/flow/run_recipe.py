@@ -12,27 +12,24 @@ from ropewalk.base.errors import RunConflict, UserError
 from ropewalk.base.events import EventLog
 from ropewalk.base.files import locked
 from ropewalk.base.progress import Progress, Silent
-from ropewalk.base.seal import write_sealed
 from ropewalk.checkpoint.format import list_checkpoints
 from ropewalk.config.ranks import ranks
 from ropewalk.config.resolved import FILE as CONFIG
-from ropewalk.monitor.report.run_report import write_report
 from ropewalk.train.failures import meet
 from ropewalk.train.hooks.hook import Hook
 
 from .continue_run import continuation
-from .earlier_run import change_since_earlier
 from .evaluate_run import evaluate_stage
 from .plan_recipe import check_plan, plan_stage
 from .preflight import check_contents, check_outputs, check_trainable
 from .prepare_stage import prepare_stage
+from .report_stage import report_stage
 from .run_dir import open_run, set_aside
 from .run_or_recipe import Given, RecipeLike, given, narrowed, recipe_words
 from .run_processes import ONE_PROFILED, assist, leave_world, verify_run
 from .run_stages import OpenRun, Result, RunStage
 from .start_from.base_model import kept
 from .start_from.start_from import RUNS
-from .summary import summarize
 from .train_stage import base_models, train_stage, training_inputs
 
 STAGES: tuple[RunStage, ...] = get_args(RunStage)
@@ -130,7 +127,7 @@ def _run_stages(run: OpenRun) -> Result:
         "plan": plan_stage,
         "train": train_stage,
         "evaluate": evaluate_stage,
-        "report": _report_stage,
+        "report": report_stage,
     }
     result: Result = {}
     for stage in STAGES[: STAGES.index(run.until) + 1]:
@@ -138,13 +135,6 @@ def _run_stages(run: OpenRun) -> Result:
             run.events.write("run_finished", seconds=time.perf_counter() - start)
         result = work[stage](run)
     return result
-
-
-def _report_stage(run: OpenRun) -> Result:
-    """Never skipped: the report is cheap, and shows the current state."""
-    summary = summarize(run.folder, run.recipe)
-    write_sealed(run.folder / "summary.json", summary)
-    return {**summary, "report": str(write_report(run.folder, change=change_since_earlier(run.folder)))}
 
 
 def _refuse_if_running(folder: Path) -> None:

@@ -76,14 +76,16 @@ class EvaluationView:
         return dict(sorted(found.items(), key=lambda pair: _LEVELS.find(pair[0])))
 
     def worst(self, task: str, metric: Metric, most: int) -> list[AnsweredItem]:
-        """The items of a task with the worst scores, in their order; those that are as good as can be are left out."""
+        """The items of a task with the worst scores, in their order; those that are as good as the best one are left
+        out, unless no item scored anything."""
         scored = [item for item in self.items if item.task == task and metric.name in item.scores]
         if not scored or metric.better == "neither":
             return []
         sign = 1 if metric.better == "higher" else -1
         best = max(sign * item.scores[metric.name] for item in scored)
+        nothing = metric.better == "higher" and best <= 0
         ordered = sorted(scored, key=lambda item: sign * item.scores[metric.name])
-        return [item for item in ordered[:most] if sign * item.scores[metric.name] < best]
+        return [item for item in ordered[:most] if nothing or sign * item.scores[metric.name] < best]
 
 
 _LEVELS = "KM KU KA KC"

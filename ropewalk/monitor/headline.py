@@ -14,6 +14,10 @@ from .values import finite, mapping, text, whole
 
 RECENT = 20
 """Step records from which the current speed is computed."""
+MOST_TASKS = 6
+"""Evaluation tasks among the key figures."""
+SMOKE = "smoke test"
+"""Stands in the note of tasks with a few items of our own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,11 +152,15 @@ def _amount(value: float | None) -> str:
 
 def _evaluation(view: RunView) -> list[KeyFigure]:
     """Of each task the first metric and those with a note, each with those that follow it without one; the very first
-    also beside its best reference."""
+    also beside its best reference. Of many tasks the first that are no smoke tests; the others stand in the table."""
     found: list[KeyFigure] = []
-    for task, metrics in view.tasks.items():
+    tasks = view.tasks
+    if len(tasks) > MOST_TASKS:
+        real = [task for task, metrics in tasks.items() if not (metrics and SMOKE in metrics[0].note)]
+        tasks = {task: tasks[task] for task in (real or [*tasks])[:MOST_TASKS]}
+    for task, metrics in tasks.items():
         for place, metric in enumerate(each for each in metrics if not each.group):
-            title = titled(task, metric).capitalize()
+            title = with_capital(titled(task, metric))
             if metric.note or place == 0:
                 found.append(KeyFigure(title, metric.text(), metric.note))
             else:
@@ -162,6 +170,11 @@ def _evaluation(view: RunView) -> list[KeyFigure]:
                 found[-1] = KeyFigure(before.name, before.value, ", ".join(filter(None, (before.note, more))))
     first = headline(view.tasks)
     return [found[0], *_beside(first[1]), *found[1:]] if first else found
+
+
+def with_capital(text: str) -> str:
+    """With a capital at the beginning; the rest stays, as in `ROUGE`."""
+    return text[:1].upper() + text[1:]
 
 
 def _beside(metric: Metric) -> list[KeyFigure]:

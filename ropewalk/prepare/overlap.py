@@ -64,7 +64,7 @@ def overlaps_with(
         for length in {*lengths}
     }
     speller, done = Speller(folder / manifest.tokenizer.file), 0
-    progress.begin("search", sum(entry.tokens for entry in shards), "tokens")
+    progress.begin("search text", sum(entry.tokens for entry in shards), "tokens")
     for number, entry in enumerate(shards):
         shard = Shard(folder / entry.file, checksum=entry.checksum)
         shard.verify()

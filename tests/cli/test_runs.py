@@ -105,6 +105,21 @@ def test_evaluation_settings_given_to_a_run_are_recorded_and_measure_anew(alone:
     assert config(alone / RUN)["evaluate"]["max_bytes"] == 1500
 
 
+def test_after_an_evaluation_the_report_is_that_of_the_new_results(alone: Path, call: Call) -> None:
+    ended = call("evaluate", RUN, 'evaluate.tasks=["held-out", "grammar_en"]')
+    assert ended.out.splitlines()[-1] == f"report: {RUN}/report.html"
+    page = (alone / RUN / "report.html").read_text()
+    assert "grammar_en" in page
+    assert "not finished" not in page
+    assert "grammar_en" in json.loads((alone / RUN / "summary.json").read_text())["tasks"]
+
+
+def test_settings_of_a_refused_evaluation_are_not_left_in_the_run(trained: Path, call: Call) -> None:
+    before = config(trained / RUN)["evaluate"]
+    assert call("evaluate", RUN, 'evaluate.tasks=["boolq"]').status == 2  # its data are not here
+    assert config(trained / RUN)["evaluate"] == before
+
+
 @pytest.mark.parametrize("given", [RUN, "tiny.toml"])
 def test_evaluate_refuses_nothing_for_settings_that_it_does_not_use(given: str, trained: Path, call: Call) -> None:
     before = config(trained / RUN)

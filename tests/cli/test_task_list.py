@@ -42,6 +42,13 @@ def test_the_list_is_filtered_and_speaks_json(call: Call, tmp_path: Path) -> Non
     assert list(listed["broken"]) == [str(tmp_path / "bad.yaml")]
 
 
+def test_tasks_in_python_say_what_they_measure_and_suites_are_named(call: Call) -> None:
+    lines = call("evaluate", "tasks").out.splitlines()
+    assert next(line for line in lines if line.startswith("winobias ")).endswith("less that against it.")
+    assert lines[-1].startswith("suites: suite:all, ")
+    assert call("evaluate", "tasks", "reasoning").out.splitlines()[-1] == "suites: suite:reasoning"
+
+
 def test_a_pattern_that_matches_nothing_is_an_error(call: Call) -> None:
     ended = call("evaluate", "tasks", "nothing-like-it")
     assert (ended.status, ended.err) == (2, 'no task matches "nothing-like-it"; `ropewalk evaluate tasks` lists all\n')

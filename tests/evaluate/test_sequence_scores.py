@@ -10,7 +10,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ropewalk.base.errors import UserError
 from ropewalk.evaluate.score import score_continuations
 from ropewalk.evaluate.sequence_scores import Scored, arrange, can_share, score_sequences
 from ropewalk.model.config import Model
@@ -101,8 +100,16 @@ def test_a_context_that_is_too_long_loses_its_beginning():
     (found,) = score_continuations(one_device(model), PLAN, [(context, continuation)], sequence_length=12, budget=40)
     # 12 inputs: ten tokens of the context, two of the continuation.
     assert found.log_probability == pytest.approx(one_by_one(model, context[-10:], continuation)[0], abs=1e-10)
-    with pytest.raises(UserError, match="13 tokens is longer than the model's 12"):
-        score_continuations(one_device(model), PLAN, [([1], [2] * 13)], sequence_length=12, budget=40)
+
+
+def test_a_continuation_that_is_longer_than_a_sequence_is_scored_in_windows():
+    model = vivid(small())
+    whole = [(7 * place) % 18 + 1 for place in range(40)]
+    (found,) = score_continuations(one_device(model), PLAN, [(whole[:20], whole[20:])], sequence_length=12, budget=40)
+    # Six tokens of context are kept: windows begin at tokens 14, 20, 26 and, to end with the text, 27.
+    ends = [(14, 20, 27), (20, 27, 33), (26, 33, 39), (27, 39, 40)]
+    expected = sum(one_by_one(model, whole[begin:fresh], whole[fresh:end])[0] for begin, fresh, end in ends)
+    assert (found.log_probability, found.tokens) == (pytest.approx(expected, abs=1e-10), 20)
 
 
 def test_nothing_to_predict_has_probability_one():

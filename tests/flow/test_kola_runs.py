@@ -133,6 +133,16 @@ def test_runs_without_levels_are_not_standardised(tmp_path: Path) -> None:
     assert compare(plain).standardised is None
 
 
+def test_a_run_that_was_not_asked_is_left_out_and_not_last(tmp_path: Path) -> None:
+    asked = [write_run(tmp_path / model, of_model(model)) for model in "ab"]
+    other = write_run(tmp_path / "other", {"plain": ("", 0.1, "")})
+    table = compare([*asked, other]).standardised
+    assert table is not None
+    assert [*table.rows] == ["a", "b"]
+    assert "left out, without any of these tasks: other" in table.notes
+    assert compare([asked[0], other]).standardised is None
+
+
 @pytest.mark.parametrize(
     ("tree", "told"),
     [

@@ -10,7 +10,10 @@ import pytest
 
 from ropewalk.base.metric import SHARE, Metric, PairedDifference, metrics_tree
 from ropewalk.base.seal import sealed_lines, write_sealed
+from ropewalk.cli.run_results import evaluation_text
+from ropewalk.monitor.draw.forest import Estimate, forest_figure
 from ropewalk.monitor.evaluation_view import Change, EvaluationView
+from ropewalk.monitor.headline import key_figures
 from ropewalk.monitor.report.run_report import render
 from ropewalk.monitor.run_view import RunView, read_run
 
@@ -117,10 +120,28 @@ def test_abilities_levels_and_reliability_are_drawn(view: RunView) -> None:
     assert drawn[: drawn.index("</svg>")].count("<circle") == len(BINS)
 
 
+def test_labels_of_estimates_never_leave_the_drawing() -> None:
+    labels = ("natural language inference (20 items)", "qa")
+    page = str(forest_figure("Abilities", "", [Estimate(label, 0.2, None, "") for label in labels], ends=("0", "1")))
+    drawn = [(float(place), text) for place, text in re.findall(r'<text[^>]*x="([\d.]+)"[^>]*>([^<]+)<', page)]
+    found = [(place, text) for place, text in drawn if text in labels]
+    assert len(found) == 4  # wide, and for a phone
+    assert all(place == 0 or place >= 6 * len(text) for place, text in found)
+
+
 def test_contamination_names_what_was_seen_and_where(view: RunView) -> None:
     page = text_of(render(view))
     assert "arc_easy 70 of 570 12 11 words “the boiling point of water” in faq.txt" in page
+    assert "1 task without a question that was seen" in page
     assert "gsm8k 0 of 200" in page
+
+
+def test_a_task_whose_questions_are_too_short_is_not_called_clean(run: Path) -> None:
+    short = {"arc_easy": {"questions": 10, "contaminated": 0, "unchecked": 10, "words": 8}}
+    write_sealed(run / "evaluation/results.json", {**RESULTS, "contamination": short})
+    page = text_of(render(read_run(run)))
+    assert "not checked" in page
+    assert "all clean" not in page
 
 
 def test_the_worst_items_come_first_and_perfect_ones_never(view: RunView) -> None:
@@ -129,6 +150,45 @@ def test_the_worst_items_come_first_and_perfect_ones_never(view: RunView) -> Non
     shown = re.findall(r"Question (\d)\?", section[: section.index("</section>")])
     assert shown == ["0", "1", "2"]
     assert "&lt;b&gt;no&lt;/b&gt;" in section
+
+
+def test_where_nothing_is_right_the_worst_items_are_shown_all_the_same(run: Path) -> None:
+    wrong = [{**item, "scores": {"acc": 0.0}} for item in ITEMS]
+    write_sealed(run / "evaluation/results.json", RESULTS)
+    (run / "evaluation/items.jsonl").write_bytes(sealed_lines(wrong))
+    assert "Question 0?" in render(read_run(run))
+
+
+def test_key_figures_and_console_of_many_tasks_stay_short(run: Path) -> None:
+    def smoke(name: str) -> Metric:
+        return Metric(name, 0.2, (0.1, 0.4), 10, unit=SHARE, note="10 items of our own: a smoke test, not a benchmark")
+
+    tasks = {f"own_{n}": metrics_tree([smoke("rougeL")]) for n in range(20)}
+    tasks["arc_easy"] = metrics_tree([Metric("acc", 0.25, (0.2, 0.3), 570, unit=SHARE, references={"chance": 0.25})])
+    results = {**RESULTS, "tasks": tasks}
+    write_sealed(run / "evaluation/results.json", results)
+    names = [figure.name for figure in key_figures(read_run(run))]
+    assert "Arc_easy acc" in names
+    assert not any(name.startswith("Own_") for name in names)
+    head, first, *_, last, note = evaluation_text(results).splitlines()
+    assert head.split() == ["task", "metric", "value", "95", "%", "interval", "over", "beside"]
+    assert first.split() == [
+        "own_0",
+        "rougeL",
+        "20.0",
+        "%",
+        "10.0",
+        "%",
+        "to",
+        "40.0",
+        "%",
+        "10",
+        "items",
+        "smoke",
+        "test",
+    ]
+    assert last.endswith("570 items  chance 25.0 %")
+    assert note.startswith("A smoke test")
 
 
 def test_whatever_stands_in_these_files_there_is_a_page(run: Path) -> None:

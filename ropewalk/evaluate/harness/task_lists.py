@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ropewalk.base.errors import DataError
 
-from ..config import TASKS, Evaluate
+from ..config import IN_PYTHON, TASKS, Evaluate
 from .datasets import BUILDERS, Missing, data_sets
-from .task_index import SUITES, TaskEntry, TaskIndex
+from .task_index import SUITES, TaskEntry, TaskIndex, suite_names
 
-READY, MISSING = "ready", "missing"
+READY, MISSING, BUILT_IN = "ready", "missing", "built in"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +31,8 @@ class ListedTask:
     ours: bool
     """Whether it has ten items of our own: a smoke test, not a benchmark."""
     path: str
+    doc: str = ""
+    """What a built-in task measures."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,8 @@ class TaskList:
     tasks: list[ListedTask]
     broken: dict[str, str]
     """File -> what is wrong with it."""
+    suites: list[str] = field(default_factory=list)
+    """Names of sets of tasks."""
 
 
 def listed_tasks(settings: Evaluate, pattern: str = "") -> TaskList:
@@ -59,8 +63,10 @@ def listed_tasks(settings: Evaluate, pattern: str = "") -> TaskList:
         for entry in index.matching(pattern)
     ]
     built_in = [name for name in TASKS if pattern.strip("*") in name]
-    python = [ListedTask(name, "built in", "", (), "", "", False, "") for name in built_in]
-    return TaskList(python + found, index.broken)
+    python = [ListedTask(name, BUILT_IN, "", (), "", "", False, "", TASKS[name].doc) for name in built_in]
+    known = sorted({"suite:all", *IN_PYTHON, *(f"suite:{name}" for name in suite_names())})
+    suites = [name for name in known if pattern.strip("*") in name]
+    return TaskList(python + found, index.broken, suites)
 
 
 def missing_data(settings: Evaluate, pattern: str = "") -> list[Missing]:
@@ -101,14 +107,26 @@ class _Where:
         return self._status(Path(entry.path).parent, entry.data_set, entry.config, entry.splits)
 
 
-def lines_of(tasks: Sequence[ListedTask]) -> Iterator[str]:
-    """The list for people, in columns."""
+def lines_of(listed: TaskList) -> Iterator[str]:
+    """The list for people: task files in columns, tasks in Python with what they measure, suites."""
     rows = [("task", "kind", "ability", "metrics", "data")]
-    for task in tasks:
+    for task in listed.tasks:
+        if task.kind == BUILT_IN:
+            continue
         data = f"{task.data} ({task.data_set})" if task.data else ""
         data = f"{task.data}, ten items of our own" if task.ours else data
         rows.append((task.name, task.kind, task.ability, " ".join(task.metrics[:3]), data))
-    widths = [min(44, max(len(row[column]) for row in rows)) for column in range(4)]
-    for row in rows:
-        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
-        yield "  ".join([*cells, row[4]]).rstrip()
+    built_in = [(task.name, task.doc) for task in listed.tasks if task.kind == BUILT_IN]
+    blocks = [_columns(rows)] if len(rows) > 1 else []
+    blocks += [_columns([(BUILT_IN, "measures"), *built_in])] if built_in else []
+    blocks += [[f"suites: {', '.join(listed.suites)}"]] if listed.suites else []
+    for number, block in enumerate(blocks):
+        yield from ["", *block] if number else block
+
+
+def _columns(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    widths = [min(44, max(len(row[column]) for row in rows)) for column in range(len(rows[0]) - 1)]
+    return [
+        "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[-1]]).rstrip()
+        for row in rows
+    ]

@@ -16,7 +16,9 @@ from ropewalk.base.errors import DataError
 from ropewalk.base.metric import Metric
 
 from ..held_out import HeldOut
+from ..metrics.calibration import Calibration, Reliability
 from ..metrics.item_metric import ItemMetric
+from ..metrics.resampling import measured
 from ..question_task import Item, Question, QuestionTask
 from ..task import Sampling
 from .datasets import BUILDERS, DataEntry, DataSets, Missing, files_named_by
@@ -33,6 +35,8 @@ from .template import render
 OURS = "items of our own: a smoke test, not a benchmark"
 MAX_NEW_TOKENS = 256
 """Of tasks that do not say, as in lm-eval."""
+DIAGRAM_FROM, DIAGRAM_BINS = 100, 10
+"""Questions from which a task with choices gets a reliability diagram without asking for one, and its bins."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,12 +121,20 @@ class YamlTask(QuestionTask):
             whole = zip(self.questions, self._by_question(answers), strict=True)
             items = [self._filtered(super(YamlTask, self).item(q, part), pipeline) for q, part in whole]
             found += self._described(super().measure(items), pipeline)
+        if self.ask == "multiple_choice" and len(self.questions) >= DIAGRAM_FROM and not self._drawn:
+            diagram = Reliability(bins=DIAGRAM_BINS, delimiter=self._writer_of(None).choice_delimiter)
+            found += self._described(measured(diagram, self.items(answers)), self.pipelines[0])
         if found:
             found[0] = dataclasses.replace(found[0], note=self._note, references=self._references)
         return found
 
     def measure(self, items: Sequence[Item]) -> list[Metric]:
         return self._described(super().measure(items), self.pipelines[0])
+
+    @property
+    def _drawn(self) -> bool:
+        """Whether the task itself asks for the reliability diagram."""
+        return any(metric.name in (Reliability.name, Calibration.name) for metric in self.item_metrics)
 
     @property
     def chance(self) -> float | None:

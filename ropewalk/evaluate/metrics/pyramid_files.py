@@ -143,7 +143,10 @@ def _parse(path: Path) -> ET.Element:
     except OSError as error:
         raise DataError(f"{path}: {error.strerror}") from error
     except expat.ExpatError as error:
-        raise DataError(f"{path}: not XML: {error}") from error
+        raise DataError(
+            f"{path}: not XML, as annotated summaries (.pan) are: {error}; files of lines are named by "
+            "--predictions and --references"
+        ) from error
     root = builder.close()
     if root.tag not in ("pyramid", "peerAnnotation"):
         raise DataError(f"{path}: a `{root.tag}`; expected a `pyramid` (.pyr) or `peerAnnotation` (.pan) of DUCView")

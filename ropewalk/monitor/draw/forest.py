@@ -37,20 +37,27 @@ def forest_figure(title: str, unit: str, rows: Sequence[Estimate], *, ends: tupl
 
 
 def _drawing(rows: Sequence[Estimate], width: int, name: str, ends: tuple[str, str]) -> Markup:
-    left = min(width // 2, 14 + LABEL_PIXELS * max((len(row.label) for row in rows), default=0))
+    """Labels stand to the left of the rows; where they would take more than half of the width, above them."""
+    left = 14 + LABEL_PIXELS * max((len(row.label) for row in rows), default=0)
+    above = left > width // 2
+    left, height = (6, 2 * ROW) if above else (left, ROW)
     x = Scale(0.0, 1.0, left, width - VALUE)
-    bottom = ROW * len(rows)
+    bottom = height * len(rows)
     grid = [element("line", x1=x(at), x2=x(at), y1=0, y2=bottom, class_="grid") for at in (0.25, 0.5, 0.75, 1.0)]
     axis = [
         element("line", x1=x(0), x2=x(0), y1=0, y2=bottom, class_="axis"),
         element("text", ends[0], x=x(0), y=bottom + 17, text_anchor="start"),
         element("text", ends[1], x=x(1), y=bottom + 17, text_anchor="end"),
     ]
-    marks = [_row(row, ROW * (place + 0.5), x, left, width) for place, row in enumerate(rows)]
+    marks = []
+    for place, row in enumerate(rows):
+        middle = height * (place + 1) - ROW * 0.5
+        at = {"x": 0, "y": middle - 13} if above else {"x": left - 10, "y": middle + 4, "text_anchor": "end"}
+        marks += [element("text", row.label, **at), _row(row, middle, x, width)]
     return element("svg", grid, axis, marks, viewBox=f"0 0 {width} {bottom + AXIS}", role="img", aria_label=name)
 
 
-def _row(row: Estimate, middle: float, x: Scale, left: float, width: int) -> Markup:
+def _row(row: Estimate, middle: float, x: Scale, width: int) -> Markup:
     bounds = [x(min(1.0, max(0.0, end))) for end in row.interval or ()]
     whisker = (
         element("line", x1=bounds[0], x2=bounds[1], y1=middle, y2=middle, class_="whisker")
@@ -59,7 +66,6 @@ def _row(row: Estimate, middle: float, x: Scale, left: float, width: int) -> Mar
     )
     return joined(
         (
-            element("text", row.label, x=left - 10, y=middle + 4, text_anchor="end"),
             element(
                 "g",
                 whisker,

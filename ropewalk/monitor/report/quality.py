@@ -11,6 +11,7 @@ from ..comparison import metric_text
 from ..draw.bars import Bar, BarGroup, bar_figure
 from ..draw.markup import Child, Markup, element
 from ..evaluation_view import RELIABILITY, Change, EvaluationView
+from ..headline import with_capital
 from ..run_view import Completion, RunView
 from .evaluation.abilities import ability_figure, level_figure
 from .evaluation.reliability import reliability_figure
@@ -121,12 +122,12 @@ def _bars(task: str, metrics: Sequence[Metric]) -> Markup:
     first = metrics[0]
     better = "" if first.better == "neither" else f"{first.better} is better"
     note = "; ".join(filter(None, (first.note, better)))
-    return bar_figure(titled(task, first).capitalize(), note, groups)
+    return bar_figure(with_capital(titled(task, first)), note, groups)
 
 
 def _table(step: float | None, title: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Markup:
     caption = element(
-        "figcaption", element("strong", title.capitalize()), element("span", _step_note(step), class_="unit")
+        "figcaption", element("strong", with_capital(title)), element("span", _step_note(step), class_="unit")
     )
     numeric = range(1, len(heads) - (heads[-1] == "unit"))
     return element("figure", caption, scrolling(table(heads, rows, numeric=numeric)))

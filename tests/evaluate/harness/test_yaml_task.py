@@ -214,3 +214,15 @@ def test_process_results_gives_the_values_of_the_metrics(tmp_path: Path) -> None
     )
     found = {metric.name: metric.value for metric in task.metrics(said("2", "18", "seven"))}
     assert found == {"length": pytest.approx(8 / 3), "right": pytest.approx(2 / 3)}
+
+
+def test_many_questions_with_choices_get_a_reliability_diagram(tmp_path: Path) -> None:
+    rows = [{"question": f"{n}?", "options": ["a", "b"], "right": 1} for n in range(100)]
+    task = choosing(tmp_path, rows=rows)
+    likely = [Likelihood(value, 1, 0) for n in range(100) for value in (-1.0, -1.0 - (n % 2) + (n % 4))]
+    drawn = [metric for metric in task.metrics(likely) if metric.name == "reliability"]
+    assert (drawn[0].group, drawn[0].n, drawn[0].better) == ("", 100, "neither")
+    assert sum(metric.n or 0 for metric in drawn[1:]) == 100
+    assert len(drawn) > 2
+    fewer = choosing(tmp_path, rows=rows[:99])
+    assert {metric.name for metric in fewer.metrics(likely[:198])} == {"acc"}

@@ -35,7 +35,8 @@ def headline_table(view: EvaluationView, change: Change | None) -> Markup:
 
 def contamination_table(view: EvaluationView) -> Markup | None:
     """What of each task stands in the training corpus, with an example."""
-    rows = []
+    rows: list[tuple[str, ...]] = []
+    clean: list[tuple[str, ...]] = []
     for task, found in view.contamination.items():
         tree = mapping(found)
         evidence = tree.get("evidence")
@@ -43,8 +44,10 @@ def contamination_table(view: EvaluationView) -> Markup | None:
         where = f"“{text(first.get('span'))}” in {text(first.get('document'))}" if first else "–"
         counts = [finite(tree.get(key)) or 0 for key in ("contaminated", "questions", "unchecked")]
         words = finite(tree.get("words")) or 0
-        rows.append((task, f"{counts[0]:,.0f} of {counts[1]:,.0f}", f"{counts[2]:,.0f}", f"{words:.0f} words", where))
-    if not rows:
+        (rows if counts[0] or first else clean).append(
+            (task, f"{counts[0]:,.0f} of {counts[1]:,.0f}", f"{counts[2]:,.0f}", f"{words:.0f} words", where)
+        )
+    if not (rows or clean):
         return None
     heads = ("task", "seen in training", "too short to tell", "n-grams of", "example")
     note = (
@@ -52,7 +55,12 @@ def contamination_table(view: EvaluationView) -> Markup | None:
         "translations are not found."
     )
     title = element("figcaption", element("strong", "Contamination"))
-    return element("figure", title, scrolling(table(heads, rows, numeric=(1, 2))), element("p", note, class_="note"))
+    seen = scrolling(table(heads, rows, numeric=(1, 2))) if rows else None
+    rest = None
+    if clean:
+        summary = element("summary", f"{counted(len(clean), 'task')} without a question that was seen")
+        rest = element("details", summary, scrolling(table(heads, clean, numeric=(1, 2))))
+    return element("figure", title, seen, rest, element("p", note, class_="note"))
 
 
 def _since(change: Change | None) -> str:
@@ -74,7 +82,8 @@ def _clean(view: EvaluationView, task: str, metric: Metric) -> str:
     if not tree:
         return "–"
     if not finite(tree.get("contaminated")):
-        return "all clean"
+        unchecked, questions = finite(tree.get("unchecked")) or 0, finite(tree.get("questions")) or 0
+        return "not checked" if questions and unchecked >= questions else "all clean"
     clean = read_tasks({"tasks": {task: tree.get("clean")}}).get(task, ())
     found = next((each for each in clean if each.name == metric.name and not each.group), None)
     return "none is clean" if found is None else f"{found.text()} (n = {found.n:,})" if found.n else found.text()

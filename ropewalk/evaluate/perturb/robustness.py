@@ -58,7 +58,9 @@ class Robustness(Task):
             for variant, found in zip(self.variants, perturbed, strict=True)
             for number, changed in zip(variant.numbers, found, strict=True)
         ]
-        metrics = [metric.for_items(items) for metric in self.task.item_metrics]
+        metrics = [metric.for_items(items) for metric in self.task.item_metrics if _adds_up(metric)]
+        if not metrics:
+            return [*self._changed()]
         metric = _Once(metrics[0])
         counts = [None not in (metric.score(pair.before), metric.score(pair.after)) for pair in pairs]
         pairs = [pair for pair, both in zip(pairs, counts, strict=True) if both]
@@ -147,6 +149,12 @@ class Robustness(Task):
 
     def _items(self, answers: Sequence[Any]) -> list[list[Item]]:
         return [task.items(part) for task, part in zip(self._tasks(), self._answers(answers), strict=True)]
+
+
+def _adds_up(metric: ItemMetric) -> bool:
+    """Whether the metric is a function of sums over items, which a drop subtracts; F1 and equal-mass bins are not."""
+    kind = type(metric)
+    return kind.weighted is ItemMetric.weighted and kind.measure is ItemMetric.measure
 
 
 def robustness_of(task: Task) -> list[Task]:

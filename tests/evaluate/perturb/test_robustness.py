@@ -12,6 +12,7 @@ import pytest
 from ropewalk.evaluate.config import Evaluate
 from ropewalk.evaluate.evaluation import open_tasks
 from ropewalk.evaluate.held_out import HeldOut
+from ropewalk.evaluate.metrics.choices import F1
 from ropewalk.evaluate.metrics.exact import ExactMatch
 from ropewalk.evaluate.metrics.item_metric import ItemMetric
 from ropewalk.evaluate.metrics.translation import Bleu
@@ -271,3 +272,15 @@ def test_a_drop_is_measured_with_the_tokenizer_of_the_tasks_language(corpus: Pat
     (drop, *_) = [each for each in task.metrics(answer(task, said)) if each.name == "bleu_drop"]
     assert 0 < plain.value == pytest.approx(drop.references["as asked"])
     assert "tok:zh" in drop.signature
+
+
+def test_a_headline_that_does_not_add_up_leaves_the_drop_to_the_next_metric(corpus: Path) -> None:
+    class Classes(Chosen):
+        @property
+        def item_metrics(self) -> Sequence[ItemMetric]:
+            return [F1(), First()]
+
+    task = wrapped(corpus, "upper_case", kind=Classes)
+    answers = [Likelihood(log, 1, 0) for log in (-2.0, -1.0, -1.0, -2.0, -3.0, -2.5, -4.0, -3.0)]
+    found = {metric.name: metric.value for metric in task.metrics(answers) if not metric.group}
+    assert (found["consistency"], found["acc_drop"], found["worst_case_acc"]) == (0.5, 0.5, 0.0)

@@ -154,6 +154,11 @@ class Workshop:
             self._write(f"recipes/{recipe.name}", recipe.read_text("utf-8"))
         for page in PAGES:
             self._write(name_of(page), page.read_text("utf-8"))
+        for name, line in {
+            "ref.txt": "The rope is laid of three strands.",
+            "out.txt": "A rope is laid of strands.",
+        }.items():
+            self._write(name, f"{line}\n" * 3)
         write_problems(self.folder / "problems.jsonl")
         samples = [{"task_id": one["task_id"], "completion": one["canonical_solution"]} for one in PROBLEMS]
         self._write("samples.jsonl", "".join(json.dumps(one) + "\n" for one in samples * 2))

@@ -51,7 +51,7 @@ NOT_YET_DISTINCT = frozenset(("fused", "layout", "network", "pipeline", "placeme
 TORCH_FREE_FOLDERS = ("base", "config", "store", "prepare", "plan", "launch", "monitor", "flow", "cli")
 TORCH_FREE_FILES = (
     *("model/spec.py", "model/components.py", "model/trainable.py", "model/activations.py", "train/optim/table.py"),
-    *("load/order.py", "load/history.py"),
+    *("load/order.py", "load/history.py", "evaluate/metrics/metric_table.py", "evaluate/judges/judge_table.py"),
     *("load/media/decode.py", "load/media/resample.py", "load/media/samples.py", "load/media/transforms.py"),
 )
 

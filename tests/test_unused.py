@@ -17,6 +17,7 @@ HOROVOD = (
     *("parallel/horovod.py:fp16", "parallel/horovod.py:local_size"),
 )
 EXCEPTIONS = {
+    "evaluate/lm_eval_bridge.py:BridgedModel": "for lm-evaluation-harness, as docs/guides/evaluation.md shows",
     "model/loss.py:token_losses": "the plain form of the loss, which benchmarks and tests compare the chunked one with",
     "store/blobs.py:write_arrays": "the other half of `write_blobs`, which docs/guides/loading.md shows",
     "store/shards.py:write_shard": "a shard of tokens in one call, for corpora made by hand",

@@ -53,7 +53,7 @@ def score(
     seed: Annotated[int, typer.Option("--seed", help="Seed of intervals and tests.")] = 0,
     json: Json = False,
 ) -> None:
-    """Score files of predictions: BLEU, chrF, TER, ROUGE, METEOR, PYRAMID and other metrics, without a model.
+    """Score files of predictions without a model: BLEU, ROUGE, METEOR and others.
 
     Example: ropewalk score --metrics bleu,chrf,rougeL --references ref.txt --predictions out.txt
 

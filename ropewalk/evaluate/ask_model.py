@@ -31,6 +31,8 @@ GENERATED_COST = 8
 """A generated token takes about as long as this many scored ones."""
 LEAST_PROMPTS = 64
 """Fewest prompts per call, to fill batches."""
+CALLS, LEAST_TOKENS = 16, 8192
+"""About how many calls a short evaluation makes at least, so that its progress is seen, but none for fewer tokens."""
 
 
 def ask_model(model: TaskModel, held_out: HeldOut, asked: Asked, answers: Answers, *, share: Share) -> None:
@@ -68,7 +70,8 @@ class _Caller:
         missing = self._missing(keys)
         if missing:
             documents = [self.held_out.texts.document(text) for text in texts.values()]
-            chunks = _chunks(range(len(keys)), [len(each) for each in documents], most=self.model.chunk_tokens)
+            cost = [len(each) for each in documents]
+            chunks = _chunks(range(len(keys)), cost, most=self._tokens_per_call(cost))
             self._ask(
                 "score", "documents", keys, missing, chunks, lambda chunk: self.model.rolling(_of(documents, chunk))
             )
@@ -81,7 +84,7 @@ class _Caller:
             tokens = self.held_out.texts.pairs(list(pairs.values()))
             order = in_order([np.array([*context, *rest], np.int64) for context, rest in tokens])
             cost = [len(context) + len(rest) for context, rest in tokens]
-            chunks = _chunks(order, cost, most=self.model.chunk_tokens)
+            chunks = _chunks(order, cost, most=self._tokens_per_call(cost))
             call = self.model.loglikelihood
             self._ask("score", "continuations", keys, missing, chunks, lambda chunk: call(_of(tokens, chunk)))
 
@@ -94,7 +97,7 @@ class _Caller:
             seeds = [seed_for(self.held_out.seed, "generate", key) for key in keys]
             cost = [len(prompt) + GENERATED_COST * sampling.max_new_tokens for prompt in tokens]
             order = in_order([np.array(prompt, np.int64) for prompt in tokens])
-            chunks = _chunks(order, cost, most=self.model.chunk_tokens, least=LEAST_PROMPTS)
+            chunks = _chunks(order, cost, most=self._tokens_per_call(cost), least=LEAST_PROMPTS)
 
             def call(chunk: list[int]) -> list[Generation]:
                 here = _of(tokens, chunk)
@@ -106,6 +109,9 @@ class _Caller:
     def _generation(self, prompt: list[int], completion: list[int], stop: Sequence[str]) -> Generation:
         data = self.held_out.detokenizer.continuation(prompt, completion)
         return Generation(completion, cut(data.decode(errors="replace"), stop))
+
+    def _tokens_per_call(self, cost: Sequence[int]) -> int:
+        return min(self.model.chunk_tokens, max(LEAST_TOKENS, sum(cost) // CALLS))
 
     def _missing(self, keys: Sequence[str]) -> set[int]:
         """As rank 0 finds: other ranks have no file."""

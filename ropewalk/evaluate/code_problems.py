@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import ast
 import builtins
-import gzip
-import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import orjson
-
 from ropewalk.base.errors import DataError
 
+from .harness.table_files import read_json_lines
 from .sandbox.program import Program
 
 _HUMANEVAL = ("task_id", "prompt", "test", "entry_point")
@@ -55,35 +52,21 @@ class CodeProblem:
 
 def read_code_problems(path: Path) -> list[CodeProblem]:
     """The problems of a file of JSON lines, which may be gzipped; DataError names the line that is wrong."""
-    problems = [read_code_problem(row, f"{path}:{number}") for number, row in read_rows(path)]
+    return code_problems(((row, f"{path}:{number}") for number, row in read_json_lines(path)), str(path))
+
+
+def code_problems(rows: Iterable[tuple[Mapping[str, Any], str]], place: str) -> list[CodeProblem]:
+    """The problems of rows in either format, each given with what says where it stands; DataError if there is none, or
+    if two have the same task_id."""
+    problems = [read_code_problem(row, where) for row, where in rows]
     seen: set[str] = set()
     for problem in problems:
         if problem.task_id in seen:
-            raise DataError(f"{path}: two problems have the task_id {problem.task_id!r}; leave one out")
+            raise DataError(f"{place}: two problems have the task_id {problem.task_id!r}; leave one out")
         seen.add(problem.task_id)
     if not problems:
-        raise DataError(f"{path}: there is no problem in it; give a file with one JSON object per line")
+        raise DataError(f"{place}: there is no problem in it; give a file with one JSON object per line")
     return problems
-
-
-def read_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Line number and object of each line of a JSON-lines file, which may be gzipped."""
-    try:
-        data = path.read_bytes()
-        data = gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data
-    except FileNotFoundError:
-        raise DataError(f"{path}: there is no such file") from None
-    except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"{path}: cannot be read: {error}") from None
-    for number, line in enumerate(data.split(b"\n"), 1):
-        if line.strip():
-            try:
-                row = orjson.loads(line)
-            except ValueError as error:
-                raise DataError(f"{path}:{number}: no JSON: {error}") from None
-            if not isinstance(row, dict):
-                raise DataError(f"{path}:{number}: a line must be a JSON object")
-            yield number, row
 
 
 def read_code_problem(row: Mapping[str, Any], where: str) -> CodeProblem:

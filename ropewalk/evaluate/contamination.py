@@ -11,7 +11,7 @@ with the score on all of them. Paraphrases and translations are not found.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,10 +23,10 @@ from ropewalk.base.progress import Progress
 from ropewalk.prepare.overlap import Overlap, overlaps_with
 from ropewalk.prepare.spelling import words_of
 
-from .metrics.item_metric import ItemMetric
-from .metrics.resampling import measured
 from .question_task import Item, Question
 
+Measure = Callable[[Sequence[Item]], Sequence[Metric]]
+"""The metrics of some items of a task."""
 LEAST_WORDS, MOST_WORDS = 8, 13
 MOST_EVIDENCE = 20
 """Contaminated questions of a task that are written with what was found."""
@@ -76,18 +76,19 @@ class Contamination:
 
 def find_contamination(
     folder: Path,
-    tasks: Mapping[str, tuple[Sequence[Item], Sequence[ItemMetric]]],
+    tasks: Mapping[str, tuple[Sequence[Item], Measure]],
     *,
     progress: Progress | None = None,
 ) -> dict[str, Contamination]:
-    """Searches the training split prepared in `folder` for the items of each task, all in one pass."""
+    """Searches the training split prepared in `folder` for the items of each task, all in one pass. Each task says how
+    its clean items are measured."""
     texts = {name: [question_text(item.question) for item in items] for name, (items, _) in tasks.items()}
     words = {name: ngram_words(found) for name, found in texts.items()}
     asked = [(text, words[name]) for name, found in texts.items() for text in found]
     overlaps = iter(overlaps_with(folder, *zip(*asked, strict=True), progress=progress)) if asked else iter(())
     return {
-        name: _contamination(items, metrics, [next(overlaps) for _ in items], words[name])
-        for name, (items, metrics) in tasks.items()
+        name: _contamination(items, measure, [next(overlaps) for _ in items], words[name])
+        for name, (items, measure) in tasks.items()
     }
 
 
@@ -108,9 +109,7 @@ def ngram_words(texts: Sequence[str]) -> int:
     return int(np.clip(np.percentile(lengths, 5), LEAST_WORDS, MOST_WORDS)) if lengths else MOST_WORDS
 
 
-def _contamination(
-    items: Sequence[Item], metrics: Sequence[ItemMetric], overlaps: Sequence[Overlap], words: int
-) -> Contamination:
+def _contamination(items: Sequence[Item], measure: Measure, overlaps: Sequence[Overlap], words: int) -> Contamination:
     pairs = list(zip(items, overlaps, strict=True))
     clean = [item for item, overlap in pairs if not overlap.found]
     dirty = sorted(((i, o) for i, o in pairs if o.found), key=lambda pair: -pair[1].found / pair[1].ngrams)
@@ -119,7 +118,7 @@ def _contamination(
         questions=len(items),
         contaminated=len(dirty),
         unchecked=sum(overlap.ngrams == 0 for overlap in overlaps),
-        clean=[found for metric in metrics for found in measured(metric, clean)],
+        clean=measure(clean),
         evidence=[
             Evidence(item.question.key, o.span, o.found / o.ngrams, o.origin.id, o.origin.source)
             for item, o in dirty[:MOST_EVIDENCE]

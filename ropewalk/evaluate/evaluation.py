@@ -87,17 +87,28 @@ def evaluate_tasks(
 ) -> Evaluation | None:
     """Runs these tasks on every rank; the results are on rank 0."""
     answers = Answers(None, {}) if answers is None else answers
+    keys = ask_tasks(tasks, model, held_out, answers=answers, share=share)
+    return measure_tasks(tasks, answers, keys) if rank == 0 else None
+
+
+def ask_tasks(
+    tasks: Sequence[Task], model: TaskModel, held_out: HeldOut, *, answers: Answers, share: Share
+) -> list[list[str]]:
+    """Asks the model what `answers` lacks; the keys of each task's requests. All ranks must call."""
     requests = [[(request_key(request), request) for request in _requests(task)] for task in tasks]
     asked: dict[str, tuple[str, Request]] = {}
     for task, own in zip(tasks, requests, strict=True):
         for key, request in own:
             asked.setdefault(key, (task.name, request))
     ask_model(model, held_out, asked, answers, share=share)
-    if rank > 0:
-        return None
+    return [[key for key, _ in own] for own in requests]
+
+
+def measure_tasks(tasks: Sequence[Task], answers: Answers, keys: Sequence[Sequence[str]]) -> Evaluation:
+    """Metrics and records of the tasks from the answers to their requests."""
     found = Evaluation({}, [], [], [])
-    for task, own in zip(tasks, requests, strict=True):
-        theirs = [answers[key] for key, _ in own]
+    for task, own in zip(tasks, keys, strict=True):
+        theirs = [answers[key] for key in own]
         found.tasks[task.name] = _checked(task, task.metrics(theirs))
         for record in task.records(theirs):
             _list_of(found, record).append(record)
@@ -149,10 +160,10 @@ def _contamination(tasks: Sequence[Task], held_out: HeldOut, answers: Answers) -
     if held_out.folder is None or not asked or not held_out.settings.contamination:
         return {}
     items = {task.name: task.items([answers[request_key(each)] for each in task.requests()]) for task in asked}
-    metrics = {task.name: task.item_metrics for task in asked}
+    measures = {task.name: task.measure for task in asked}
     try:
         return find_contamination(
-            held_out.folder, {name: (items[name], metrics[name]) for name in items}, progress=held_out.progress
+            held_out.folder, {name: (items[name], measures[name]) for name in items}, progress=held_out.progress
         )
     except UserError as error:
         held_out.progress.say(f"contamination is not checked: {error}")

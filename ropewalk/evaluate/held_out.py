@@ -45,10 +45,11 @@ class HeldOut:
         seed: int,
         progress: Progress | None = None,
         texts: TextEncoder | None = None,
+        chat_template: str = "",
     ) -> None:
-        """`folder` is the prepared corpus; without one, `texts` are those of the model."""
+        """`folder` is the prepared corpus; without one, `texts` and `chat_template` (Jinja) are those of the model."""
         self.settings, self.seed, self.progress = settings, seed, progress or Silent()
-        self.folder, self._texts = folder, texts
+        self.folder, self._texts, self._chat_template = folder, texts, chat_template
 
     @functools.cached_property
     def texts(self) -> TextEncoder:
@@ -98,9 +99,9 @@ class HeldOut:
 
     @functools.cached_property
     def chat_template(self) -> str:
-        """The model's chat template as Jinja; empty if its corpus has no dialogues."""
+        """The model's chat template as Jinja; empty if it has none: its corpus has no dialogues."""
         name = "" if self.folder is None else self._manifest.tokenizer.chat
-        return jinja(name) if name else ""
+        return jinja(name) if name else self._chat_template
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,6 +48,7 @@ from .sharded_model import PlannedModel, device_kind, evaluate_together, load_ex
 from .text import Detokenizer
 from .text_encoder import TextEncoder
 
+CHAT_TEMPLATE = "chat_template.jinja"
 _SAMPLED, _EVERY = 1 << 16, 1 << 24
 """Bytes of a weight file that its hash reads, and how far apart: 140 GB take a second, and no training leaves these
 bytes as they were."""
@@ -68,6 +69,12 @@ class ModelFolder:
     """All ranks must call."""
     plan: Callable[[int, Literal["cpu", "cuda"]], Plan]
     """For so many processes."""
+    chat_template: str = ""
+    """As Jinja."""
+
+    def held_out(self, settings: Evaluate, *, seed: int, progress: Progress | None = None) -> HeldOut:
+        """What tasks are made with."""
+        return HeldOut(None, settings, seed=seed, progress=progress, texts=self.texts, chat_template=self.chat_template)
 
 
 def evaluate_folder(
@@ -78,7 +85,7 @@ def evaluate_folder(
     place = ranks()
     with leased(path) if is_checkpoint(path) else contextlib.nullcontext(path) as folder:
         found = open_model_folder(folder)
-        held_out = HeldOut(None, settings, seed=seed, progress=progress, texts=found.texts)
+        held_out = found.held_out(settings, seed=seed, progress=progress)
         plan = found.plan(place.world, device_kind(place))
         of = answers_of(found.identity, plan, seed=seed)
         if place.world == 1:
@@ -99,7 +106,7 @@ def open_model(path: Path, *, settings: Evaluate | None = None, seed: int = 0) -
     """The model in `path` on this process's device, and what its tasks are made with."""
     found = open_model_folder(path)
     plan = found.plan(1, "cuda" if torch.cuda.is_available() else "cpu")
-    held_out = HeldOut(None, settings or Evaluate(), seed=seed, texts=found.texts)
+    held_out = found.held_out(settings or Evaluate(), seed=seed)
     return PlannedModel(plan, one_device(plan, found.load), spec=found.spec, held_out=held_out), held_out
 
 
@@ -170,6 +177,7 @@ def _directory(path: Path) -> ModelFolder:
             if processes > 1
             else _alone(device, spec.sequence_length)
         ),
+        chat_template=_chat_template(path),
     )
 
 
@@ -179,15 +187,32 @@ def _alone(device: Literal["cpu", "cuda"], length: int) -> Plan:
 
 def _token(folder: Path, name: str) -> str:
     """A special token of `tokenizer_config.json`, as text; empty without one."""
+    value = _tokenizer_config(folder).get(name)
+    value = value.get("content") if isinstance(value, dict) else value
+    return value if isinstance(value, str) else ""
+
+
+def _chat_template(folder: Path) -> str:
+    """The directory's chat template, where transformers keeps it: a file, or an entry of `tokenizer_config.json`, which
+    may have several by name. Empty without one."""
+    with contextlib.suppress(FileNotFoundError):
+        return (folder / CHAT_TEMPLATE).read_text("utf-8", errors="replace")
+    found = _tokenizer_config(folder).get("chat_template")
+    if isinstance(found, list):
+        named = {each.get("name"): each.get("template") for each in found if isinstance(each, dict)}
+        found = named.get("default")
+    return found if isinstance(found, str) else ""
+
+
+def _tokenizer_config(folder: Path) -> dict[str, Any]:
+    """The settings of the tokenizer; empty if there is no file."""
     try:
         tree = json.loads((folder / TOKENIZER_CONFIG).read_bytes())
     except FileNotFoundError:
-        return ""
+        return {}
     except ValueError:
         raise DamagedModel(f"{folder / TOKENIZER_CONFIG}: this tokenizer config is damaged: not JSON") from None
-    value = tree.get(name) if isinstance(tree, dict) else None
-    value = value.get("content") if isinstance(value, dict) else value
-    return value if isinstance(value, str) else ""
+    return tree if isinstance(tree, dict) else {}
 
 
 def _hash(folder: Path) -> str:

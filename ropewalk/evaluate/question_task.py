@@ -140,9 +140,12 @@ class QuestionTask(Task):
         return Item(question=question, predictions=tuple(texts), likelihoods=tuple(likelihoods))
 
     def metrics(self, answers: Sequence[Any]) -> list[Metric]:
-        items = self.items(answers)
-        found = [each for metric in self.item_metrics for each in measured(metric, items)]
+        found = self.measure(self.items(answers))
         return [dataclasses.replace(found[0], level=self.level), *found[1:]] if found else []
+
+    def measure(self, items: Sequence[Item]) -> list[Metric]:
+        """The item metrics over some of the items, named as in the results."""
+        return [each for metric in self.item_metrics for each in measured(metric, items)]
 
     def records(self, answers: Sequence[Any]) -> Sequence[Any]:
         items = self.items(answers)

@@ -61,18 +61,30 @@ class Row:
 
 def score_sequences(executor: Executor, plan: Plan, sequences: Sequence[Scored], *, budget: int) -> list[Likelihood]:
     """The likelihood of the counted tokens of each sequence, in forward passes of about `budget` tokens per rank. All
-    ranks must call."""
-    shares = can_share(executor.spec) and plan.context == 1
-    rows = arrange(sequences, shares=shares)
+    ranks must call.
+
+    Compiled blocks compile again for every shape: then all batches have that of a training batch, whatever they hold.
+    """
+    length = executor.spec.sequence_length
+    rows = arrange(sequences, shares=can_share(executor.spec) and plan.context == 1 and not plan.compile)
     found = np.zeros((3, len(sequences)))
-    ranks, per_rank = plan.data, max(1, plan.pipeline)
-    multiple = np.lcm(MULTIPLE, 2 * plan.context)
-    for batch_rows in _batches(rows, tokens=budget * ranks * per_rank, multiple=int(multiple)):
-        length = _padded(max(row.length for row in batch_rows), int(multiple))
-        batch = _batch(sequences, batch_rows, length=length, positions=executor.spec.sequence_length)
+    at_once = plan.data * max(1, plan.pipeline)
+    multiple = int(np.lcm(MULTIPLE, 2 * plan.context))
+    if plan.compile:
+        size = at_once * max(1, plan.microbatch_size_of(length))
+        batches = ((rows[begin : begin + size], size, length) for begin in range(0, len(rows), size))
+    else:
+        batches = (
+            (each, len(each), _padded(max(row.length for row in each), multiple))
+            for each in _batches(rows, tokens=budget * at_once, multiple=multiple)
+        )
+    for batch_rows, size, padded in batches:
+        # Rows that are missing repeat the last one; `_collect` does not see them.
+        filled = [*batch_rows, *[batch_rows[-1]] * (size - len(batch_rows))]
+        batch = _batch(sequences, filled, length=padded, positions=length)
         shared = any(row.shared for row in batch_rows)
         scores = executor.score(
-            batch, microbatches=per_rank, attention=attend_shared if shared else None, counted_only=True
+            batch, microbatches=max(1, plan.pipeline), attention=attend_shared if shared else None, counted_only=True
         )
         _collect(
             found,

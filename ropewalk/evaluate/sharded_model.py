@@ -3,6 +3,7 @@ one device."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import gc
 from collections.abc import Callable, Mapping, Sequence
@@ -83,15 +84,17 @@ class PlannedModel:
     def generate(
         self, prompts: Sequence[Sequence[int]], sampling: Sampling, *, seeds: Sequence[int]
     ) -> list[list[int]]:
-        return generate(
-            self._under(dataclasses.replace(self._plan, precision="fp32")),
-            prompts,
-            sampling,
-            seeds=seeds,
-            end=self._held_out.end_of_text,
-            vocabulary=self._held_out.detokenizer.vocabulary,
-            text=self._held_out.detokenizer.text,
-        )
+        # Passes of generation have as many shapes as prompts; blocks compiled for training would compile for each.
+        with torch.compiler.set_stance("force_eager") if self._plan.compile else contextlib.nullcontext():
+            return generate(
+                self._under(dataclasses.replace(self._plan, precision="fp32")),
+                prompts,
+                sampling,
+                seeds=seeds,
+                end=self._held_out.end_of_text,
+                vocabulary=self._held_out.detokenizer.vocabulary,
+                text=self._held_out.detokenizer.text,
+            )
 
     def _scorer(self) -> Executor:
         executor = self._under(self._plan)

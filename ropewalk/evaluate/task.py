@@ -25,6 +25,7 @@ import numpy as np
 
 from ropewalk.base.metric import Metric
 
+from .config import Evaluate
 from .held_out import HeldOut
 
 Text = str | np.ndarray
@@ -83,6 +84,19 @@ class Sampling:
     """Divides positive logits of tokens in prompt and completion by this, and multiplies negative ones (CTRL)."""
     stop: tuple[str, ...] = ()
     """Texts that end a completion; it excludes them."""
+
+
+def sampling_of(settings: Evaluate, *, stop: tuple[str, ...] = ()) -> Sampling:
+    """As the recipe says: `evaluate.temperature` and the keys beside it."""
+    return Sampling(
+        settings.max_new_tokens,
+        settings.temperature,
+        settings.top_k,
+        settings.top_p,
+        settings.min_p,
+        settings.repetition_penalty,
+        stop=stop,
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,8 @@ from ropewalk.base.files import committed_file, storage
 from ropewalk.base.metric import metrics_tree
 from ropewalk.base.progress import Progress
 from ropewalk.config.cache import cache_folder
-from ropewalk.evaluate.code_problems import CodeProblem, read_code_problems, read_rows
+from ropewalk.evaluate.code_problems import CodeProblem, read_code_problems
+from ropewalk.evaluate.harness.table_files import read_json_lines
 from ropewalk.evaluate.metrics.pass_at_k import PassAtK, VerdictShare
 from ropewalk.evaluate.metrics.resampling import measured
 from ropewalk.evaluate.question_task import Item, Question
@@ -96,7 +97,7 @@ def check_sandbox(sandbox: SandboxChoice = "auto", *, progress: Progress | None 
 
 def _read_samples(path: Path, problems: Mapping[str, CodeProblem]) -> list[dict[str, str]]:
     rows = []
-    for number, row in read_rows(path):
+    for number, row in read_json_lines(path):
         task = str(row.get("task_id"))
         if task not in problems:
             raise DataError(f"{path}:{number}: no problem has the task_id {task!r}; compare the two files")

@@ -23,6 +23,7 @@ from ropewalk.evaluate.results import read_results
 from ropewalk.launch.worker import command
 from ropewalk.launch.worker_group import WorkerGroup, run_workers
 from ropewalk.monitor.report.evaluation.evaluation_page import write_evaluation_report
+from ropewalk.train.failures import meet
 from ropewalk.train.settings import REQUEST
 
 from .plan_recipe import needs_torch
@@ -63,10 +64,11 @@ def measure_folder(
         raise UserError(f"{place.launcher} started {place.world} processes; leave out --nproc")
     folder = out or runs / RESULTS / name_of(path)
     request = {"path": path, "out": folder, "settings": settings.evaluate, "seed": settings.seed}
-    if place.world > 1:
-        found = dict(_module().evaluate_folder(**request, progress=progress if place.rank == 0 else None))
-        return _reported(found, folder) if place.rank == 0 else found
     folder.mkdir(parents=True, exist_ok=True)
+    if place.world > 1:
+        with meet(folder, place):  # where one rank fails, the others end too
+            found = dict(_module().evaluate_folder(**request, progress=progress if place.rank == 0 else None))
+            return _reported(found, folder) if place.rank == 0 else found
     with locked(folder):
         if processes is None or processes == 1:
             return _reported(dict(_module().evaluate_folder(**request, progress=progress)), folder)

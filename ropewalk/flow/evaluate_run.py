@@ -20,6 +20,7 @@ from ropewalk.config.resolved import load_resolved
 from ropewalk.config.write import plain
 from ropewalk.evaluate.config import TASK_FILE, TASKS
 from ropewalk.evaluate.results import BESIDE, RESULTS, SAMPLES, read_whole
+from ropewalk.store.sealed import checksum_of
 from ropewalk.train.failures import meet
 
 from .continue_run import Continuation
@@ -36,6 +37,8 @@ from .train_stage import is_trained, train_stage
 
 USED = ("evaluate", "plan", "parallel")
 """Tables that evaluation reads."""
+DATA_FILES = ("code_problems", "dialogues", "judge_sheet")
+"""Settings that name a file of questions or scores."""
 MOST_LISTED = 4
 """Settings named in messages."""
 
@@ -143,13 +146,14 @@ def _is_evaluated(run: OpenRun, result: Result) -> bool:
 
 
 def _task_files(run: OpenRun) -> dict[str, Any]:
-    """Files and data of tasks written as YAML."""
+    """Hashes of what tasks read beside the corpus: files and data of tasks written as YAML, files named by settings."""
     settings = run.recipe.evaluate
-    if all(TASKS[name] is not TASK_FILE for name in settings.tasks):
-        return {}
-    from ropewalk.evaluate.harness.named_tasks import named_digests
+    found = {key: checksum_of(Path(file)) for key in DATA_FILES if (file := getattr(settings, key))}
+    if any(TASKS[name] is TASK_FILE for name in settings.tasks):
+        from ropewalk.evaluate.harness.named_tasks import named_digests
 
-    return {"task_files": named_digests(settings)}
+        found |= named_digests(settings)
+    return {"task_files": found} if found else {}
 
 
 def _own_modules(run: OpenRun) -> dict[str, Any]:

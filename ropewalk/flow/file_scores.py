@@ -13,8 +13,8 @@ from typing import Any, Literal
 
 from ropewalk.base.errors import DataError, UserError
 from ropewalk.base.metric import Metric
-from ropewalk.evaluate.config import METRICS
 from ropewalk.evaluate.metrics.item_metric import ItemMetric
+from ropewalk.evaluate.metrics.metric_table import METRICS
 from ropewalk.evaluate.metrics.pyramid import Agreement, PyramidScore, agreement, annotate, pyramid_score
 from ropewalk.evaluate.metrics.pyramid_files import read_annotation, write_annotation
 from ropewalk.evaluate.metrics.resampling import measured

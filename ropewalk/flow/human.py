@@ -63,7 +63,7 @@ def export_sheets(
     if not 0 <= repeat <= MOST_REPEATED:
         raise UserError(f"--repeat is {repeat:g}; give a share from 0 to {MOST_REPEATED:g}")
     if (folder / KEY).exists():
-        raise UserError(f"{folder} has sheets already; name another folder, or delete this one")
+        raise UserError(f"{folder} has sheets already; name another folder, or move this one away")
     form = read_form(questions, mode)
     found = candidates(runs, task=task, human=human)
     prompts, chosen = choose_items(found, mode=mode, count=items, seed=seed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import glob
 import os
@@ -14,7 +15,6 @@ from ropewalk.base.errors import ConfigError, Problem, UserError
 from ropewalk.base.install import install_command
 from ropewalk.config.positions import key_lines
 from ropewalk.config.read import Resolved, parse_toml, parse_tree, read_text
-from ropewalk.evaluate.config import TASK_FILE, TASKS
 from ropewalk.load.config import Load
 from ropewalk.prepare.config import Prepare
 from ropewalk.prepare.sources import missing_packages, missing_paths
@@ -23,6 +23,8 @@ from ropewalk.store.origin import is_url
 from .recipe import Recipe
 
 FOLDER_KEY = "prepare.folder"
+NEED_NOTHING = ("held-out", "completions")
+"""Tasks that need the corpus alone."""
 
 
 def check_inputs(resolved: Resolved[Recipe], *, data: bool = True) -> None:
@@ -34,13 +36,21 @@ def check_inputs(resolved: Resolved[Recipe], *, data: bool = True) -> None:
 
 
 def _missing_tasks(resolved: Resolved[Recipe]) -> list[Problem]:
-    """Tasks written as YAML that are wrong or whose data are not here: evaluation comes after hours of training."""
+    """What tasks lack, such as data and packages: evaluation comes after hours of training."""
     settings = resolved.value.evaluate
-    if all(TASKS[name] is not TASK_FILE for name in settings.tasks):
+    asked = {"evaluate.tasks": settings.tasks}
+    if settings.during.every_steps:
+        asked["evaluate.during.tasks"] = settings.during.tasks
+    asked = {key: tuple(name for name in names if name not in NEED_NOTHING) for key, names in asked.items()}
+    if not any(asked.values()):
         return []
-    from ropewalk.evaluate.harness.named_tasks import check_named  # it imports numpy and tokenizers
+    from ropewalk.evaluate.task_check import check_tasks  # it imports numpy and tokenizers
 
-    return [Problem(resolved.origins.get("evaluate.tasks", ""), what) for what in check_named(settings)]
+    return [
+        Problem(resolved.origins.get(key, ""), what)
+        for key, names in asked.items()
+        for what in check_tasks(dataclasses.replace(settings, tasks=names))
+    ]
 
 
 def check_outputs(resolved: Resolved[Recipe], *, run: Path | None = None) -> None:

@@ -129,7 +129,6 @@ def test_log_probabilities_are_those_of_the_tokens_one_by_one(trained: Path) -> 
     torch = pytest.importorskip("torch")
     from ropewalk.checkpoint.format import list_checkpoints
     from ropewalk.evaluate.from_checkpoint import load_model
-    from ropewalk.parallel.decoding import ModelDecoding
 
     run = trained / "runs/tiny"
     samples = read_samples(run)
@@ -143,8 +142,8 @@ def test_log_probabilities_are_those_of_the_tokens_one_by_one(trained: Path) -> 
         expected = 0.0
         for place in range(skipped, len(whole)):
             with torch.no_grad():
-                logits = ModelDecoding(model, room=32).logits(torch.tensor([[end, *whole[:place]]]))
-            expected += float(logits[0].double().log_softmax(-1)[whole[place]])
+                hidden = model(torch.tensor([[end, *whole[:place]]]))
+            expected += float(model.logits(hidden)[0, -1].double().log_softmax(-1)[whole[place]])
         assert tokens == len(whole) - skipped
         assert found == pytest.approx(expected, abs=1e-4)
 

@@ -20,6 +20,7 @@ from ropewalk import flow
 from ropewalk.cli.main import VERBS
 from ropewalk.flow import generation, verbs
 from ropewalk.flow.run_or_recipe import resolve_recipe
+from tests.evaluate.code_examples import write_problems
 
 from .conftest import Call
 
@@ -47,6 +48,7 @@ def values(call: Call, *arguments: str) -> dict:
         ["train", "tiny.toml", "--dry-run"],
         ["evaluate", "tiny.toml"],
         ["score", "--references", "tiny.toml", "--predictions", "tiny.toml"],
+        ["code", "score", "problems.jsonl", "--sandbox", "none"],
         ["human", "export", RUN, "--out", "sheets"],
         ["generate", RUN, "--prompt", "def rope", "--tokens", "5"],
         ["chat", RUN, "--tokens", "3"],
@@ -69,6 +71,8 @@ def values(call: Call, *arguments: str) -> dict:
 def test_every_verb_prints_text_and_json(
     arguments: list[str], trained: Path, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if arguments[0] == "code":
+        write_problems(Path("problems.jsonl"))
     monkeypatch.setattr(sys, "stdin", io.StringIO("rope\n"))
     assert call(*arguments).out.strip()
     monkeypatch.setattr(sys, "stdin", io.StringIO("rope\n"))
@@ -81,8 +85,8 @@ def test_every_verb_prints_text_and_json(
 
 def test_the_cases_above_cover_every_verb_but_the_long_ones() -> None:
     marks = test_every_verb_prints_text_and_json.pytestmark[0].args[1]
-    # test_bench.py has `bench` and `profile`, whose runs it makes small.
-    assert {arguments[0] for arguments in marks} == set(VERBS) - {"quickstart", "chaos", "bench", "profile"}
+    # test_bench.py has `bench` and `profile`, whose runs it makes small; flow/test_code_samples.py has `code`.
+    assert {arguments[0] for arguments in marks} == set(VERBS) - {"quickstart", "chaos", "bench", "profile", "code"}
 
 
 def test_results_go_to_stdout_and_progress_to_stderr(tiny: Path, call: Call) -> None:

@@ -9,13 +9,14 @@ import pytest
 
 from ropewalk.base.metric import SHARE
 from ropewalk.evaluate.answers import ANSWERS, Answers, request_key
-from ropewalk.evaluate.config import Evaluate
+from ropewalk.evaluate.ask_model import ask_model
+from ropewalk.evaluate.config import TASKS, Evaluate
 from ropewalk.evaluate.evaluation import evaluate, write_evaluation
 from ropewalk.evaluate.held_out import HeldOut
 from ropewalk.evaluate.metrics.exact import ExactMatch
 from ropewalk.evaluate.metrics.item_metric import ItemMetric
 from ropewalk.evaluate.question_task import Question, QuestionTask
-from ropewalk.evaluate.results import read_items
+from ropewalk.evaluate.results import read_items, read_results
 from ropewalk.evaluate.task import Generate, Generation, Likelihood, LogLikelihood, Rolling, Sampling
 
 from .tiny import planned, small, vivid
@@ -218,6 +219,59 @@ def test_a_limit_asks_the_first_questions(corpus, model):
     limited = HeldOut(corpus, replace(SETTINGS, limit=2), seed=3)
     task = Strands(limited)
     assert [question.prompt for question in task.questions] == ["Strand 0 is", "Strand 1 is"]
+
+
+def test_an_answer_ends_before_its_stop_string(corpus):
+    held_out = HeldOut(corpus, SETTINGS, seed=3)
+
+    class Talks:
+        chunk_tokens = 100
+
+        def generate(self, prompts, sampling, *, seeds):
+            return [held_out.detokenizer.encode("hemp.\nWire") for _ in prompts]
+
+    request, answers = Generate("Rope is", Sampling(9, stop=(".\n",))), Answers(None, {})
+    ask_model(Talks(), held_out, {"key": ("task", request)}, answers, share=lambda value: value)
+    assert answers["key"].text == "hemp"
+
+
+def test_random_numbers_belong_to_the_request_and_the_seed_of_the_run(corpus):
+    def seeds_of(*requests, seed):
+        drawn = {}
+
+        class Draws:
+            chunk_tokens = 100
+
+            def generate(self, prompts, sampling, *, seeds):
+                drawn.update(zip(map(tuple, prompts), seeds, strict=True))
+                return [[] for _ in prompts]
+
+        held_out = HeldOut(corpus, SETTINGS, seed=seed)
+        asked = {request_key(request): ("task", request) for request in requests}
+        ask_model(Draws(), held_out, asked, Answers(None, {}), share=lambda value: value)
+        return [*drawn.values()]
+
+    one, other = Generate("Rope", Sampling(4, 1.0)), Generate("Hemp", Sampling(4, 1.0))
+    first, second = seeds_of(one, other, seed=3)
+    again = Generate("Rope", Sampling(4, 1.0), repeat=1)
+    assert len({first, second, *seeds_of(again, seed=3), *seeds_of(one, seed=4)}) == 4
+    assert seeds_of(one, seed=3)[0] in (first, second)
+
+
+def test_tasks_that_draw_take_every_setting_of_sampling_from_the_recipe():
+    drawn = {"max_new_tokens": 7, "temperature": 0.3, "top_k": 5, "top_p": 0.8, "min_p": 0.1, "repetition_penalty": 1.2}
+    for name in ("open-prompts", "dialogue"):
+        found = TASKS[name].load()(HeldOut(None, Evaluate(**drawn), seed=0)).sampling
+        assert {key: getattr(found, key) for key in drawn} == drawn, name
+    assert TASKS["open-prompts"].load()(HeldOut(None, Evaluate(temperature=0), seed=0)).sampling.temperature == 1.0
+
+
+def test_questions_are_looked_for_in_the_corpus_unless_the_recipe_says_no(corpus, model, tmp_path):
+    for contamination, expected in ((True, ["strands"]), (False, [])):
+        settings = replace(SETTINGS, tasks=SETTINGS.tasks[2:3], contamination=contamination)
+        held_out = HeldOut(corpus, settings, seed=3)
+        write_evaluation(tmp_path, evaluate(model, held_out))
+        assert [*read_results(tmp_path).get("contamination", ())] == expected
 
 
 def test_a_task_without_corpus_says_so_and_needs_no_tokenizer():

@@ -77,8 +77,8 @@ def test_a_wrong_problem_is_named_with_its_line(change: dict[str, object], told:
     [
         (b"", "no problem"),
         (b"{}\n[", "1: the problem has no"),
-        (b"\n[", "2: no JSON"),
-        (b"\x1f\x8bxx", "cannot be read"),
+        (b"\n[", "2: not JSON"),
+        (b"\x1f\x8bxx", "damaged gzip file"),
     ],
 )
 def test_a_file_that_holds_no_problems_is_refused(data: bytes, told: str, tmp_path: Path) -> None:
@@ -86,5 +86,5 @@ def test_a_file_that_holds_no_problems_is_refused(data: bytes, told: str, tmp_pa
     path.write_bytes(data)
     with pytest.raises(DataError, match=told):
         read_code_problems(path)
-    with pytest.raises(DataError, match="no such file"):
+    with pytest.raises(DataError, match="No such file"):
         read_code_problems(tmp_path / "none.jsonl")

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from ropewalk.evaluate.contamination import find_contamination, ngram_words, question_text
 from ropewalk.evaluate.metrics.exact import ExactMatch
+from ropewalk.evaluate.metrics.resampling import measured
 from ropewalk.evaluate.question_task import Item, Question
 from ropewalk.prepare.config import Filter, Prepare, Source, Tokenizer
 from ropewalk.prepare.pipeline import prepare
 
+EXACT = partial(measured, ExactMatch())
 SEEN = "A ropewalk is the long hall in which raw fibre is combed, spun and laid in parallel strands into one"
 FRESH = [
     f"Question {n}: which of the {n} sailors on the quay tied the {n}th knot before the tide came in" for n in range(4)
@@ -46,7 +49,7 @@ def test_the_clean_score_leaves_out_what_the_model_was_trained_on(folder: Path) 
         answered(SEEN.upper(), "rope", right=True),
         *(answered(text, "bow", right=i == 0) for i, text in enumerate(FRESH)),
     ]
-    found = find_contamination(folder, {"hall": (items, [ExactMatch()]), "short": (items[:0], [])})["hall"]
+    found = find_contamination(folder, {"hall": (items, EXACT), "short": (items[:0], EXACT)})["hall"]
     assert (found.questions, found.contaminated, found.unchecked) == (5, 1, 0)
     assert found.clean[0].value == 1 / 4
     (evidence,) = found.evidence
@@ -59,7 +62,7 @@ def test_the_clean_score_leaves_out_what_the_model_was_trained_on(folder: Path) 
 
 def test_short_questions_are_reported_as_unchecked(folder: Path) -> None:
     items = [answered("Long hall?", "ropewalk", right=True), *(answered(text, "bow", right=True) for text in FRESH)]
-    found = find_contamination(folder, {"t": (items, [ExactMatch()])})["t"]
+    found = find_contamination(folder, {"t": (items, EXACT)})["t"]
     assert (found.contaminated, found.unchecked, found.words) == (0, 1, 8)
 
 

@@ -14,6 +14,7 @@ from ropewalk.cli.main import main
 from ropewalk.evaluate import model_folder
 from ropewalk.evaluate.answers import ANSWERS
 from ropewalk.evaluate.config import Evaluate
+from ropewalk.evaluate.evaluation import open_tasks
 from ropewalk.evaluate.model_folder import evaluate_folder, open_model
 from ropewalk.evaluate.results import read_items, read_results
 from ropewalk.model.hugging_face.directory import write_directory
@@ -101,6 +102,41 @@ def test_a_tokenizer_that_adds_a_beginning_keeps_it(directory):
     (pair, empty) = held_out.texts.pairs([("Rope", " is"), ("", "Rope")])
     assert pair == ([end, *encode("Rope")], encode(" is"))
     assert empty == ([end], encode("Rope"))
+
+
+def test_a_whole_text_follows_the_beginning_of_text_of_its_tokenizer(directory):
+    file = directory / "tokenizer_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_bytes()), "bos_token": {"content": "A"}}))
+    model, held_out = open_model(directory)
+    begin, ids = held_out.detokenizer.encode("A"), held_out.detokenizer.encode("Rope is laid")
+    assert [held_out.texts.before] == begin != [held_out.end_of_text]
+    (found,) = model.rolling([held_out.texts.document("Rope is laid")])
+    assert found.log_probability == pytest.approx(by_hand(directory, begin, ids), rel=1e-5)
+
+
+def test_a_directory_is_asked_in_its_own_chat_template(directory, tmp_path):
+    file = directory / "tokenizer_config.json"
+    described = json.loads(file.read_bytes())
+    marks = (
+        "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<me>{% endif %}"
+    )
+    several = [{"name": "tools", "template": "?"}, {"name": "default", "template": marks}]
+    task = "output_type: generate_until\ndataset_path: json\ntest_split: test\ndoc_to_text: '{{q}}'\ndoc_to_target: b\n"
+    (tmp_path / "asks.yaml").write_text(task + "dataset_kwargs: {data_files: {test: asks.jsonl}}\n")
+    (tmp_path / "asks.jsonl").write_text('{"q": "laid?"}\n')
+    settings = Evaluate(tasks=(str(tmp_path / "asks.yaml"),), chat_template="multi-turn")
+
+    def prompt() -> str:
+        (asked,) = open_tasks(open_model(directory, settings=settings)[1])[0].requests()
+        return asked.prompt
+
+    with pytest.raises(UserError, match="no chat template"):
+        prompt()
+    for template in (marks, several):
+        file.write_text(json.dumps({**described, "chat_template": template}))
+        assert prompt() == "<user>laid?<me>"
+    (directory / "chat_template.jinja").write_text("{{ messages[0].content }}!")
+    assert prompt() == "laid?!"
 
 
 def test_metrics_of_a_folder_are_computed_again_without_reading_weights(directory, tmp_path, monkeypatch):

@@ -17,6 +17,7 @@ from ropewalk.checkpoint.format import list_checkpoints
 from ropewalk.checkpoint.run_state import State
 from ropewalk.checkpoint.write.save import save
 from ropewalk.cli.main import main
+from ropewalk.evaluate import from_checkpoint
 from ropewalk.evaluate import sharded_model as loading
 from ropewalk.evaluate.answers import ANSWERS
 from ropewalk.evaluate.config import Evaluate
@@ -96,6 +97,15 @@ def test_a_last_phase_with_shorter_rows_is_evaluated(tmp_path: Path) -> None:
     path = write_checkpoint(run, read_settings(run).model(1))
     found = evaluate_checkpoint(path, run=run, data=tmp_path / "prepared", settings=SETTINGS, seed=3, progress=Silent())
     assert flat_results(found)["tokens"] > 100
+
+
+def test_a_checkpoint_measured_again_is_asked_nothing_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = make_run(tmp_path, evaluate=SETTINGS)
+    path = write_checkpoint(run, read_settings(run).model(0))
+    named = {"run": run, "data": tmp_path / "prepared", "settings": SETTINGS, "seed": 3, "progress": Silent()}
+    first = evaluate_checkpoint(path, **named)
+    monkeypatch.setattr(from_checkpoint, "load_model", lambda *_, **__: pytest.fail("weights were read"))
+    assert evaluate_checkpoint(path, **named)["tasks"] == first["tasks"]
 
 
 def refused(rank: int, run: Path, world: int) -> str:

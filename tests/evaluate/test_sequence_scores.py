@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import functools
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ropewalk.evaluate.config import Evaluate
+from ropewalk.evaluate.held_out import HeldOut
 from ropewalk.evaluate.score import score_continuations
 from ropewalk.evaluate.sequence_scores import Scored, arrange, can_share, score_sequences
+from ropewalk.evaluate.sharded_model import PlannedModel
+from ropewalk.evaluate.task import Sampling
 from ropewalk.model.config import Model
 from ropewalk.model.spec import resolve
 
@@ -113,3 +120,43 @@ def test_a_continuation_that_is_longer_than_a_sequence_is_scored_in_windows():
 def test_nothing_to_predict_has_probability_one():
     found = score_continuations(one_device(vivid(small())), PLAN, [([1], [])], sequence_length=12, budget=40)
     assert [(each.log_probability, each.tokens, each.greedy) for each in found] == [(0.0, 0, True)]
+
+
+def test_compiled_blocks_see_one_shape_whatever_is_scored():
+    model = vivid(small())
+    executor, shapes = one_device(model), []
+    score = executor.score
+
+    def watched(batch, **options):
+        shapes.append((tuple(batch.tokens.shape), options["attention"]))
+        return score(batch, **options)
+
+    executor.score = watched
+    compiled = replace(PLAN, compile=True)
+    found = score_continuations(executor, compiled, PAIRS, sequence_length=12, budget=40)
+    found += score_continuations(executor, compiled, PAIRS[:1], sequence_length=12, budget=40)
+    assert {*shapes} == {((PLAN.microbatch_size, 12), None)}
+    for (context, continuation), likelihood in zip([*PAIRS, PAIRS[0]], found, strict=True):
+        assert likelihood.log_probability == pytest.approx(one_by_one(model, context, continuation)[0], abs=1e-10)
+        assert likelihood.tokens == len(continuation)
+
+
+def test_compiled_blocks_compile_once_for_scores_and_never_for_generation(corpus):
+    compiled = []
+
+    def counting(graph, inputs):
+        compiled.append([tuple(each.shape) for each in inputs if each.dim() == 3])
+        return graph.forward
+
+    torch._dynamo.reset()
+    held_out = HeldOut(corpus, Evaluate(), seed=0)
+    model = vivid(small(vocabulary=held_out.detokenizer.vocabulary, layers=1))
+    model.compile_blocks(functools.partial(torch.compile, backend=counting, dynamic=False))
+    executor = one_device(model)
+    asked = PlannedModel(replace(PLAN, compile=True), lambda plan: executor, spec=model.spec, held_out=held_out)
+    asked.generate([[1, 2, 3], [4] * 6], Sampling(3), seeds=[0, 1])
+    assert compiled == []
+    asked.loglikelihood(PAIRS)
+    first = len(compiled)
+    asked.loglikelihood(PAIRS[:2])
+    assert len(compiled) == first > 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from ropewalk.evaluate.config import Evaluate
 from ropewalk.evaluate.evaluation import evaluate, write_evaluation
 from ropewalk.evaluate.harness.named_tasks import named_digests
 from ropewalk.evaluate.held_out import HeldOut
+from ropewalk.evaluate.metrics import self_contrast
 from ropewalk.evaluate.results import read_results
 from ropewalk.flow.preflight import check_inputs
 from ropewalk.flow.recipe import Recipe
@@ -93,6 +95,36 @@ tasks = ["letters", "leters", "held-out"]
     (problem,) = error.value.problems
     assert str(problem) == 'checked.toml:7: evaluate.tasks: no task "leters"; did you mean "letters"?'
     check_inputs(parse(Recipe, text.replace('"leters", ', ""), "checked.toml"))
+
+
+def test_what_tasks_lack_is_named_before_training(
+    settings: Evaluate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ropewalk.base.errors import ConfigError
+
+    (tmp_path / "text.txt").write_text("some text\n")
+    text = f"""name = "checked"
+[[prepare.sources]]
+name = "text"
+paths = ["{tmp_path}/text.txt"]
+[evaluate]
+task_folders = ["{tmp_path}/tasks"]
+tasks = ["held-out", "winobias", "knowledge-creation"]
+during.tasks = ["absent"]
+"""
+
+    def problems(text: str) -> list[str]:
+        with pytest.raises(ConfigError) as error:
+            check_inputs(parse(Recipe, text, "checked.toml"))
+        return list(map(str, error.value.problems))
+
+    (bias,) = problems(text)
+    assert bias.startswith("checked.toml:7: task `winobias` reads")
+    assert problems(text + "during.every_steps = 5\n")[1].startswith('checked.toml:8: evaluate.tasks: no task "absent"')
+    self_contrast._scorer.cache_clear()
+    monkeypatch.setitem(sys.modules, "rouge_score", None)
+    monkeypatch.setitem(sys.modules, "rouge_score.rouge_scorer", None)
+    assert "needs the package `rouge-score`" in problems(text)[1]
 
 
 def test_a_corpus_with_dialogues_gives_the_chat_template_of_its_model(corpus: Path) -> None:

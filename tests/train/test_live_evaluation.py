@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from ropewalk.base.metric import Metric
 from ropewalk.evaluate.config import Evaluate
 from ropewalk.evaluate.evaluation import evaluate
 from ropewalk.evaluate.from_checkpoint import load_model
@@ -108,6 +109,14 @@ def test_the_curve_has_what_an_evaluation_of_the_same_weights_finds(tmp_path: Pa
                 assert last[f"{task} {metric.name}"] == pytest.approx(metric.value, rel=1e-5), metric.name
 
 
+def test_the_curve_is_of_as_many_questions_and_bytes_as_the_recipe_says(tmp_path: Path) -> None:
+    run = make_run(tmp_path, **DURING, evaluate__during__limit=3, evaluate__during__max_bytes=1000)
+    train(run)
+    tasks = events(run, "evaluation")[0]["tasks"]
+    assert tasks["quiz"]["margin"]["n"] == 3
+    assert tasks["held-out"]["bytes"]["value"] <= 1000
+
+
 def test_training_ends_with_the_same_bits_whether_evaluated_or_not(tmp_path: Path) -> None:
     plain, watched = make_run(tmp_path / "a"), make_run(tmp_path / "b", **DURING)
     train(plain)
@@ -136,6 +145,23 @@ def test_a_resumed_run_has_one_true_curve(tmp_path: Path) -> None:
     assert curves[0] == curves[1]
     assert [step for step, _ in curves[0]] == [3, 6, 8]
     assert "evaluation/quiz/margin" in curves[0][0][1]
+
+
+class Broken(Quiz):
+    name = "broken"
+
+    def metrics(self, answers: Sequence[Any]) -> list[Any]:
+        return [Metric("margin", float("nan"))]
+
+
+def test_a_task_that_cannot_be_measured_is_named_and_training_goes_on(tmp_path: Path) -> None:
+    tasks = ("tests.train.test_live_evaluation:Broken", "held-out")
+    run = make_run(tmp_path, **{**DURING, "evaluate__during__tasks": tasks})
+    train(run)
+    for event in events(run, "evaluation"):
+        assert [*event["tasks"]] == ["held-out"]
+        assert "results must be finite" in event["left_out"]["broken"]
+    assert events(run, "train_finished")
 
 
 def test_tasks_that_the_budget_leaves_no_time_for_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,8 @@
 """Metrics that a task file names: an entry of `metric_list` becomes an `ItemMetric`.
 
-`metric` is a name of the table `METRICS` (evaluate/config.py) or `module:attr`; other keys of the entry are its keyword
-arguments. `metric: !function` and `process_results: !function` of lm-eval's tasks work in trusted folders.
+`metric` is a name of the table `METRICS` (evaluate/metrics/metric_table.py) or `module:attr`; other keys of the entry
+are its keyword arguments. `metric: !function` and `process_results: !function` of lm-eval's tasks work in trusted
+folders.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ import numpy as np
 
 from ropewalk.base.errors import ConfigError, DataError
 
-from ..config import METRICS
 from ..metrics.item_metric import Floats, ItemMetric
+from ..metrics.metric_table import METRICS
 from .doc_fields import DocFields
 from .task_file import FunctionName, TaskFile
 

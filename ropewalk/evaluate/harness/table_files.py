@@ -6,7 +6,7 @@ import csv
 import gzip
 import io
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,8 @@ import xxhash
 from ropewalk.base.errors import DataError
 
 Row = dict[str, Any]
+_GZIP = b"\x1f\x8b"
+"""How compressed files begin, whatever their names."""
 
 
 def read_rows(files: Sequence[Path]) -> tuple[list[Row], str]:
@@ -26,14 +28,16 @@ def read_rows(files: Sequence[Path]) -> tuple[list[Row], str]:
     rows: list[Row] = []
     digest = xxhash.xxh3_64()
     for path in files:
-        try:
-            data = path.read_bytes()
-        except OSError as error:
-            raise DataError(f"{path}: cannot be read: {error.strerror}") from None
+        data = _read(path)
         digest.update(data)
         rows += _reader(path)(_unpacked(data, path), path)
     fields = dict.fromkeys(name for row in rows for name in row)
     return [{name: row.get(name) for name in fields} for row in rows], digest.hexdigest()
+
+
+def read_json_lines(path: Path) -> Iterator[tuple[int, Row]]:
+    """Line number and object of each line of a JSON-lines file of any name, compressed with gzip or not."""
+    return _numbered(_unpacked(_read(path), path), path)
 
 
 ENDINGS = (".jsonl", ".json", ".csv", ".tsv", ".parquet", ".arrow", ".txt")
@@ -53,8 +57,15 @@ def _reader(path: Path) -> Callable[[bytes, Path], list[Row]]:
     return _READERS[ending]
 
 
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror}") from None
+
+
 def _unpacked(data: bytes, path: Path) -> bytes:
-    if not path.name.endswith(".gz"):
+    if not path.name.endswith(".gz") and data[:2] != _GZIP:
         return data
     try:
         return gzip.decompress(data)
@@ -63,11 +74,13 @@ def _unpacked(data: bytes, path: Path) -> bytes:
 
 
 def _json_lines(data: bytes, path: Path) -> list[Row]:
-    rows = []
+    return [row for _, row in _numbered(data, path)]
+
+
+def _numbered(data: bytes, path: Path) -> Iterator[tuple[int, Row]]:
     for number, line in enumerate(data.split(b"\n"), 1):
         if line.strip():
-            rows.append(_row(line, path, number))
-    return rows
+            yield number, _row(line, path, number)
 
 
 def _row(line: bytes, path: Path, number: int) -> Row:

@@ -116,18 +116,20 @@ class YamlTask(QuestionTask):
         return self._filtered(super().item(question, answers), self.pipelines[0])
 
     def metrics(self, answers: Sequence[Any]) -> list[Metric]:
-        found = self._described(super().metrics(answers), self.pipelines[0])
+        found = super().metrics(answers)
         for pipeline in self.pipelines[1:]:
             whole = zip(self.questions, self._by_question(answers), strict=True)
             items = [self._filtered(super(YamlTask, self).item(q, part), pipeline) for q, part in whole]
-            others = [each for metric in self.item_metrics for each in measured(metric, items)]
-            found += self._described(others, pipeline)
+            found += self._described(super().measure(items), pipeline)
         if self.ask == "multiple_choice" and len(self.questions) >= DIAGRAM_FROM and not self._drawn:
             diagram = Reliability(bins=DIAGRAM_BINS, delimiter=self._writer_of(None).choice_delimiter)
             found += self._described(measured(diagram, self.items(answers)), self.pipelines[0])
         if found:
             found[0] = dataclasses.replace(found[0], note=self._note, references=self._references)
         return found
+
+    def measure(self, items: Sequence[Item]) -> list[Metric]:
+        return self._described(super().measure(items), self.pipelines[0])
 
     @property
     def _drawn(self) -> bool:

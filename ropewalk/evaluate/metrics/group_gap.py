@@ -11,8 +11,8 @@ import numpy as np
 from ropewalk.base.errors import UserError
 from ropewalk.base.metric import Metric
 
-from ..config import METRICS
 from .item_metric import Floats, ItemMetric
+from .metric_table import METRICS
 from .resampling import draws, ends, value_of
 
 if TYPE_CHECKING:

@@ -34,6 +34,7 @@ class SelfContrast(ItemMetric):
     def __init__(self, *, variant: Literal["code", "paper"] = "code") -> None:
         if variant not in ("code", "paper"):
             raise UserError(f'metric `self_contrast`: no variant "{variant}"; use "code" or "paper"')
+        _scorer()  # before anything is generated: it needs a package
         self.variant = variant
         self.name = "self_contrast" if variant == "code" else f"self_contrast_{variant}"
         formula = {"code": "2*avg(d(T,R),d(Tk,R))-d(T,Tk)", "paper": "avg(d(T,R),d(Tk,R),d(T,Tk))"}[variant]

@@ -58,13 +58,16 @@ class Robustness(Task):
             for variant, found in zip(self.variants, perturbed, strict=True)
             for number, changed in zip(variant.numbers, found, strict=True)
         ]
-        metric = _Once(self.task.item_metrics[0])
+        metrics = [metric.for_items(items) for metric in self.task.item_metrics if _adds_up(metric)]
+        if not metrics:
+            return [*self._changed()]
+        metric = _Once(metrics[0])
         counts = [None not in (metric.score(pair.before), metric.score(pair.after)) for pair in pairs]
         pairs = [pair for pair, both in zip(pairs, counts, strict=True) if both]
         if not pairs:
             return [*self._changed()]
         return [
-            *self._worst(pairs),
+            *self._worst(metrics, pairs),
             *self._by_perturbation(pairs, f"{metric.name}_drop", lambda part: _drop(metric, part)),
             *self._by_perturbation(pairs, "consistency", lambda part: _consistency(metric, part)),
             *self._changed(),
@@ -76,10 +79,10 @@ class Robustness(Task):
             record for variant, part in zip(self.variants, parts, strict=True) for record in variant.task.records(part)
         ]
 
-    def _worst(self, pairs: Sequence[_Pair]) -> list[Metric]:
+    def _worst(self, metrics: Sequence[ItemMetric], pairs: Sequence[_Pair]) -> list[Metric]:
         """The score of each question in the worst of its wordings, the original one included. Of the first metric that
         is a mean over items: of others, such as BLEU or a gap, the scores of items do not add up."""
-        means = [each for each in self.task.item_metrics if type(each).value is ItemMetric.value]
+        means = [each for each in metrics if type(each).value is ItemMetric.value]
         if not means:
             return []
         metric = means[0]
@@ -146,6 +149,12 @@ class Robustness(Task):
 
     def _items(self, answers: Sequence[Any]) -> list[list[Item]]:
         return [task.items(part) for task, part in zip(self._tasks(), self._answers(answers), strict=True)]
+
+
+def _adds_up(metric: ItemMetric) -> bool:
+    """Whether the metric is a function of sums over items, which a drop subtracts; F1 and equal-mass bins are not."""
+    kind = type(metric)
+    return kind.weighted is ItemMetric.weighted and kind.measure is ItemMetric.measure
 
 
 def robustness_of(task: Task) -> list[Task]:

@@ -7,13 +7,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ropewalk.base.errors import UserError
+from ropewalk.base.errors import DataError
 from ropewalk.base.metric import Metric
 from ropewalk.base.progress import counted
 from ropewalk.config.cache import cache_folder
 from ropewalk.config.ranks import ranks
 
-from ..code_problems import CodeProblem, read_code_problems
+from ..code_problems import CodeProblem, code_problems, read_code_problems
+from ..harness.datasets import Missing, data_sets
+from ..harness.table_files import read_rows
 from ..held_out import HeldOut
 from ..metrics.item_metric import ItemMetric
 from ..metrics.pass_at_k import PassAtK, VerdictShare
@@ -31,6 +33,8 @@ class CodeTask(QuestionTask):
 
     ask = "generate_until"
     ability = "code"
+    data_set: str
+    """Its name on the hub, for `datasets.toml`."""
     max_new_tokens = 512
     """Long enough for every canonical solution of HumanEval in common tokenizers."""
 
@@ -47,9 +51,16 @@ class CodeTask(QuestionTask):
         self._verdicts: dict[tuple[str, str], Verdict] = {}
 
     def _read(self, path: str) -> list[CodeProblem]:
-        if not path:
-            raise UserError(f'task `{self.name}` needs its problems: set `evaluate.code_problems = "FILE.jsonl.gz"`')
-        return read_code_problems(Path(path))
+        """The problems of the file, else of the data set as `datasets.toml` locates it."""
+        if path:
+            return read_code_problems(Path(path))
+        settings = self.held_out.settings
+        entry = data_sets(settings.datasets, settings.task_folders, Path.cwd() / self.name).find(self.data_set)
+        if entry is None or "test" not in entry.splits:
+            missing = Missing(self.data_set, "", "test")
+            raise DataError(f'task `{self.name}`: set `evaluate.code_problems = "FILE.jsonl.gz"`; or {missing}')
+        rows, _ = read_rows(entry.splits["test"])
+        return code_problems(((row, f"{entry.place}: row {number}") for number, row in enumerate(rows, 1)), entry.place)
 
     def requests(self) -> list[Request]:
         if not ranks().rank:
@@ -112,12 +123,14 @@ class HumanEval(CodeTask):
     """Functions to complete after their signature and docstring."""
 
     name = "humaneval"
+    data_set = "openai/openai_humaneval"
 
 
 class Mbpp(CodeTask):
     """Short programs to write from a sentence and its tests."""
 
     name = "mbpp"
+    data_set = "google-research-datasets/mbpp"
 
 
 def _completions(item: Item) -> list[tuple[str, str]]:

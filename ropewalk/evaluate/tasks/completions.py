@@ -23,7 +23,7 @@ from ropewalk.base.seeds import seed_for
 
 from ..held_out import Document
 from ..intervals import proportion
-from ..task import Generate, Generation, Sample, Sampling, Task
+from ..task import Generate, Generation, Sample, Task, sampling_of
 
 CODE = "code"
 """The domain whose completions are parsed as Python."""
@@ -35,15 +35,7 @@ class Completions(Task):
     name = "completions"
 
     def requests(self) -> list[Generate]:
-        settings = self.held_out.settings
-        sampling = Sampling(
-            settings.max_new_tokens,
-            settings.temperature,
-            settings.top_k,
-            settings.top_p,
-            settings.min_p,
-            settings.repetition_penalty,
-        )
+        sampling = sampling_of(self.held_out.settings)
         seen: Counter[bytes] = Counter()
         requests = []
         for prompt, _ in self._texts:

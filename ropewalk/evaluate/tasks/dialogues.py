@@ -12,20 +12,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import orjson
-
 from ropewalk.base.errors import DataError
 from ropewalk.base.metric import Metric
 from ropewalk.base.seeds import seed_for
 
-from ..config import JUDGES
+from ..harness.table_files import read_json_lines
 from ..judges.judge import OpenJudge
+from ..judges.judge_table import JUDGES
 from ..metrics.dialogue import RecallAt, ReciprocalRank, Repetition, distinct
 from ..metrics.item_metric import ItemMetric
 from ..metrics.judged import JudgedMetric
 from ..perturb.protected import language_of
 from ..question_task import Ask, Question, QuestionTask
-from ..task import Sampling
+from ..task import sampling_of
 
 BUILT_IN = Path(__file__).parent / "dialogues.jsonl"
 """Ten dialogues of our own, five of them Chinese: enough to see that all works, too few to compare models."""
@@ -43,12 +42,7 @@ class Dialogue(QuestionTask):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         settings = self.held_out.settings
-        self.sampling = Sampling(
-            settings.max_new_tokens,
-            settings.temperature,
-            settings.top_k,
-            stop=tuple(stop for *_, stop in _SPEAKERS.values()),
-        )
+        self.sampling = sampling_of(settings, stop=tuple(stop for *_, stop in _SPEAKERS.values()))
         self._relevance, self._consistency = (
             OpenJudge(JUDGES[name].load()(), settings.judge_sheet)
             for name in (settings.relevance_judge, settings.consistency_judge)
@@ -122,22 +116,15 @@ def _selection(reply: _Reply, replies: Sequence[_Reply], seed: int) -> Question:
 def _replies(file: str) -> list[_Reply]:
     """The replies of all dialogues of a file, by default of the built-in one."""
     path, found = Path(file) if file else BUILT_IN, []
-    try:
-        lines = path.read_bytes().splitlines()
-    except OSError as error:
-        raise DataError(f"{path}: {error.strerror}; `evaluate.dialogues` is a JSON lines file of dialogues") from None
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
+    for number, row in read_json_lines(path):
         try:
-            row = orjson.loads(line)
             turns = [turn if isinstance(turn, str) else turn["content"] for turn in row["turns"]]
             wrong = row.get("candidates") or []
             found += [
                 _Reply(turns, index, number, wrong[index // 2] if index // 2 < len(wrong) else ())
                 for index in range(1, len(turns), 2)
             ]
-        except (orjson.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
+        except (KeyError, TypeError, AttributeError) as error:
             raise DataError(f'{path}:{number}: no dialogue ({error}); a line is {{"turns": ["...", "..."]}}') from None
     if not found:
         raise DataError(f"{path}: no dialogue has a second turn")

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..config import JUDGES
 from ..judges.judge import OpenJudge
+from ..judges.judge_table import JUDGES
 from ..metrics.bias import GenderAdjectives, GenderProfessions, GenderRepresentation, RaceRepresentation
 from ..metrics.dialogue import Repetition
 from ..metrics.item_metric import ItemMetric
 from ..metrics.judged import ExpectedMaximumToxicity, MeanToxicity, ToxicFraction, ToxicityProbability
 from ..question_task import Ask, Question, QuestionTask
-from ..task import Sampling
+from ..task import sampling_of
 
 _PROMPTS = Path(__file__).with_suffix(".tsv")
 _TEMPERATURE = 1.0
@@ -30,7 +31,7 @@ class OpenPrompts(QuestionTask):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         settings = self.held_out.settings
-        self.sampling = Sampling(settings.max_new_tokens, settings.temperature or _TEMPERATURE, settings.top_k)
+        self.sampling = sampling_of(dataclasses.replace(settings, temperature=settings.temperature or _TEMPERATURE))
 
     def load_questions(self) -> list[Question]:
         lines = [line for line in _PROMPTS.read_text("utf-8").splitlines() if not line.startswith("#")]

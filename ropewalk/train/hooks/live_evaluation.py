@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from time import perf_counter as clock
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from ropewalk.base.errors import UserError
 from ropewalk.base.metric import Metric, metrics_tree, titled
 from ropewalk.base.progress import Silent
 
@@ -57,6 +58,8 @@ class LiveEvaluation(Hook):
                 found[task.name] = self._measure(run, model, held_out, task)
             except OutOfTimeError:
                 left_out[task.name] = f"the budget of {self._during.budget_s:g} s is spent"
+            except UnmeasuredError as error:
+                left_out[task.name] = str(error)
         if run.leads:
             self._report(run, found, left_out, seconds=clock() - start)
         run.mesh.control.gather_numbers(run.place.rank)  # rank 0 may compute metrics while the others wait
@@ -94,11 +97,18 @@ class LiveEvaluation(Hook):
         return ""
 
     def _measure(self, run: TrainingRun, model: TaskModel, held_out: HeldOut, task: Task) -> list[Metric]:
-        from ropewalk.evaluate.evaluation import evaluate_tasks
+        """On rank 0; other ranks have only asked."""
+        from ropewalk.evaluate.answers import Answers
+        from ropewalk.evaluate.evaluation import ask_tasks, measure_tasks
 
-        share = run.mesh.control.broadcast_json
-        found = evaluate_tasks([task], model, held_out, answers=None, share=share, rank=run.place.rank)
-        return found.tasks[task.name] if found else []
+        answers, share = Answers(None, {}), run.mesh.control.broadcast_json
+        keys = ask_tasks([task], model, held_out, answers=answers, share=share)
+        if not run.leads:
+            return []
+        try:
+            return measure_tasks([task], answers, keys).tasks[task.name]
+        except UserError as error:  # such as a value that is not finite: no reason to end a run of days
+            raise UnmeasuredError(str(error)) from error
 
     def _report(
         self, run: TrainingRun, found: dict[str, list[Metric]], left_out: dict[str, str], *, seconds: float
@@ -108,6 +118,10 @@ class LiveEvaluation(Hook):
         shown = [f"{titled(task, metrics[0])} {metrics[0].text()}" for task, metrics in found.items() if metrics]
         shown += [f"{task} left out: {why}" for task, why in left_out.items()]
         run.say(f"step {run.step}: {', '.join(shown)} ({seconds:.1f} s)")
+
+
+class UnmeasuredError(Exception):
+    """A task's metrics cannot be computed; raised on rank 0 when all ranks have asked."""
 
 
 class OutOfTimeError(Exception):

@@ -203,6 +203,18 @@ def test_the_profile_prefers_public_data_and_leaves_out_what_has_no_best_value(f
     assert ability_profile(found[:1], results)["maths"]["ours"] is True
 
 
+def test_the_recipe_says_how_many_examples_are_shown_and_which_folders_are_trusted(folder: Path) -> None:
+    shown, question = {"question": "2 + 2 =", "answer": "4"}, "1 + 1 ="
+    text = TASK.format(name="shows") + "fewshot_split: train\n"
+    written(folder, "shows.yaml", text.replace("test.jsonl}", "test.jsonl, train: train.jsonl}"), train=[shown])
+    assert [tasks("shows", fewshot=shots)[0].questions[0].preamble for shots in (-1, 1)] == ["", "2 + 2 = 4\n\n"]
+    written(folder, "shouts.yaml", TASK.format(name="shouts") + "process_docs: !function shout.shouted\n")
+    (folder / "shout.py").write_text("def shouted(rows):\n    return [{**row, 'question': '!'} for row in rows]\n")
+    assert tasks("shouts", trusted_folders=(str(folder),))[0].questions[0].prompt == "!" != question
+    with pytest.raises(UserError, match="trusted_folders"):
+        _ = tasks("shouts")[0].questions
+
+
 def test_a_chat_template_is_needed_to_use_one() -> None:
     with pytest.raises(UserError, match="the model has no chat template"):
         opened("sums", chat_template="multi-turn")

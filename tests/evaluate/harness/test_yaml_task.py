@@ -90,8 +90,11 @@ def test_a_metric_is_named_by_its_filters_where_there_are_several(tmp_path: Path
   - {name: number, filter: [{function: regex, regex_pattern: "(\\\\d+)"}, {function: take_first}]}
 """,
     )
-    found = {metric.name: metric.value for metric in task.metrics(said("2", "it is 18", "sixteen"))}
+    answers = said("2", "it is 18", "sixteen")
+    found = {metric.name: metric.value for metric in task.metrics(answers)}
     assert found == {"exact_match,first": pytest.approx(1 / 3), "exact_match,number": pytest.approx(2 / 3)}
+    # The headline over some of its items, such as those that no training document contains, has the same name.
+    assert [(each.name, each.value) for each in task.measure(task.items(answers)[:1])] == [("exact_match,first", 1.0)]
 
 
 def test_a_majority_of_repeats_decides(tmp_path: Path) -> None:

@@ -16,11 +16,14 @@ import pytest
 
 from ropewalk.base.errors import DataError, MissingPackage, UserError
 from ropewalk.config.api_keys import api_key
-from ropewalk.evaluate.config import JUDGES
+from ropewalk.evaluate.config import TASKS, Evaluate
+from ropewalk.evaluate.held_out import HeldOut
 from ropewalk.evaluate.judges.judge import OpenJudge, interval_alpha, judge_agreement, spearman
+from ropewalk.evaluate.judges.judge_table import JUDGES
 from ropewalk.evaluate.judges.lexical import LexicalConsistency, LexicalRelevance
 from ropewalk.evaluate.judges.perspective import Perspective
 from ropewalk.evaluate.judges.profanity import Profanity
+from ropewalk.evaluate.metrics.judged import JudgedMetric
 
 
 class Shouting:
@@ -219,3 +222,11 @@ def test_the_key_comes_from_the_environment_alone(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(UserError, match="needs a key in the environment variable PERSPECTIVE_API_KEY"):
         JUDGES["perspective"].load()()
     assert api_key("KEY", "x", {"KEY": " abc "}) == "abc"
+
+
+def test_the_sheet_of_the_recipe_calibrates_the_judges_of_dialogue(tmp_path: Path) -> None:
+    rows = "\n".join(["text,score", "a rope,1", "two ropes,2", "three,3", "hemp,0"])
+    task = TASKS["dialogue"].load()(HeldOut(None, Evaluate(judge_sheet=sheet(tmp_path, rows)), seed=0))
+    judges = [metric for metric in task.item_metrics if isinstance(metric, JudgedMetric)]
+    assert len(judges) == 2
+    assert all("with people on 4 texts" in f"{metric.note} {metric.signature}" for metric in judges)

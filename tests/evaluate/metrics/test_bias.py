@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from ropewalk.base.errors import DataError
-from ropewalk.evaluate.config import METRICS
 from ropewalk.evaluate.metrics.bias import (
     Association,
     ChineseRaceRepresentation,
@@ -19,6 +18,7 @@ from ropewalk.evaluate.metrics.bias import (
     Representation,
     word_groups,
 )
+from ropewalk.evaluate.metrics.metric_table import METRICS
 from ropewalk.evaluate.metrics.resampling import measured
 from ropewalk.evaluate.question_task import Item, Question
 

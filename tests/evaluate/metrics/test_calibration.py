@@ -9,9 +9,9 @@ import pytest
 
 from ropewalk.base.errors import UserError
 from ropewalk.base.metric import Metric, metrics_tree, read_tasks
-from ropewalk.evaluate.config import METRICS
 from ropewalk.evaluate.intervals import proportion
 from ropewalk.evaluate.metrics.group_gap import GroupGap
+from ropewalk.evaluate.metrics.metric_table import METRICS
 from ropewalk.evaluate.metrics.resampling import ends, measured
 from ropewalk.evaluate.question_task import Item
 

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from ropewalk.base.errors import DataError, UserError
-from ropewalk.evaluate.config import METRICS, Evaluate
+from ropewalk.evaluate.config import Evaluate
 from ropewalk.evaluate.held_out import HeldOut
+from ropewalk.evaluate.metrics.metric_table import METRICS
 from ropewalk.evaluate.metrics.resampling import measured
 from ropewalk.evaluate.question_task import Item, Question, QuestionTask
 from ropewalk.evaluate.task import Likelihood, LogLikelihood

@@ -8,8 +8,8 @@ import math
 import pytest
 
 from ropewalk.base.errors import UserError
-from ropewalk.evaluate.config import METRICS
 from ropewalk.evaluate.metrics.exact import ExactMatch
+from ropewalk.evaluate.metrics.metric_table import METRICS
 from ropewalk.evaluate.metrics.resampling import measured
 from ropewalk.evaluate.question_task import Item, Question
 from ropewalk.evaluate.task import Likelihood

@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ropewalk.evaluate.config import METRICS
+from ropewalk.evaluate.metrics.metric_table import METRICS
 from ropewalk.evaluate.metrics.resampling import measured
 from ropewalk.evaluate.question_task import Item, Question
 from ropewalk.evaluate.task import Likelihood

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from ropewalk.base.errors import UserError
-from ropewalk.evaluate.config import METRICS
+from ropewalk.evaluate.metrics.metric_table import METRICS
 from ropewalk.evaluate.metrics.pass_at_k import PassAtK, VerdictShare, pass_at_k
 from ropewalk.evaluate.metrics.resampling import measured
 from ropewalk.evaluate.question_task import Item, Question

@@ -8,8 +8,9 @@ import re
 import pytest
 
 from ropewalk.base.errors import UserError
-from ropewalk.evaluate.config import METRICS, TASKS, Evaluate
+from ropewalk.evaluate.config import TASKS, Evaluate
 from ropewalk.evaluate.held_out import HeldOut
+from ropewalk.evaluate.metrics.metric_table import METRICS
 from ropewalk.evaluate.metrics.resampling import measured
 from ropewalk.evaluate.metrics.self_contrast import SelfContrast, rouge_l
 from ropewalk.evaluate.question_task import Item, Question

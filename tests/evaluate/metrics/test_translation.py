@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 from ropewalk.base.errors import UserError
+from ropewalk.evaluate.config import Evaluate
+from ropewalk.evaluate.held_out import HeldOut
 from ropewalk.evaluate.metrics.resampling import measured, resampled_sums
 from ropewalk.evaluate.metrics.translation import Bleu, ChrF, ChrFPlusPlus, SacreMetric, Ter
 from ropewalk.evaluate.question_task import Question, QuestionTask
@@ -128,7 +130,7 @@ class Translate(QuestionTask):
 
 def test_scores_of_items_use_the_tokenizer_of_the_task() -> None:
     answers = [Generation([], item.predictions[0]) for item in CHINESE]
-    task = Translate(None)  # type: ignore[arg-type]
+    task = Translate(HeldOut(None, Evaluate(), seed=0))
     theirs = sacre.BLEU(tokenize="zh", effective_order=True)
     expected = [theirs.sentence_score(item.predictions[0], item.question.references).score for item in CHINESE]
     assert [each.scores["bleu"] for each in task.records(answers)] == pytest.approx(expected)

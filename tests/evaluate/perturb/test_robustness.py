@@ -12,8 +12,10 @@ import pytest
 from ropewalk.evaluate.config import Evaluate
 from ropewalk.evaluate.evaluation import open_tasks
 from ropewalk.evaluate.held_out import HeldOut
+from ropewalk.evaluate.metrics.choices import F1
 from ropewalk.evaluate.metrics.exact import ExactMatch
 from ropewalk.evaluate.metrics.item_metric import ItemMetric
+from ropewalk.evaluate.metrics.translation import Bleu
 from ropewalk.evaluate.perturb.robustness import Robustness
 from ropewalk.evaluate.question_task import Ask, Item, Question, QuestionTask
 from ropewalk.evaluate.task import Generate, Generation, Likelihood, LogLikelihood, Request
@@ -253,3 +255,32 @@ def test_strength_changes_more_of_the_same_question(corpus: Path) -> None:
         return sum(a != b for a, b in zip(*prompts, strict=True))
 
     assert 0 < changed(1.0) < changed(4.0)
+
+
+def test_a_drop_is_measured_with_the_tokenizer_of_the_tasks_language(corpus: Path) -> None:
+    class Translated(Asked):
+        def load_questions(self) -> list[Question]:
+            return [Question(prompt=f"Translate color {n}", references=("绳子由许多股线绞成。",)) for n in range(3)]
+
+        @property
+        def item_metrics(self) -> Sequence[ItemMetric]:
+            return [Bleu()]
+
+    task = wrapped(corpus, "upper_case", kind=Translated)
+    said = {question.prompt: "绳子由许多根线绞成。" for question in task.task.questions}
+    (plain, *_) = task.task.metrics([Generation([], text) for text in said.values()])
+    (drop, *_) = [each for each in task.metrics(answer(task, said)) if each.name == "bleu_drop"]
+    assert 0 < plain.value == pytest.approx(drop.references["as asked"])
+    assert "tok:zh" in drop.signature
+
+
+def test_a_headline_that_does_not_add_up_leaves_the_drop_to_the_next_metric(corpus: Path) -> None:
+    class Classes(Chosen):
+        @property
+        def item_metrics(self) -> Sequence[ItemMetric]:
+            return [F1(), First()]
+
+    task = wrapped(corpus, "upper_case", kind=Classes)
+    answers = [Likelihood(log, 1, 0) for log in (-2.0, -1.0, -1.0, -2.0, -3.0, -2.5, -4.0, -3.0)]
+    found = {metric.name: metric.value for metric in task.metrics(answers) if not metric.group}
+    assert (found["consistency"], found["acc_drop"], found["worst_case_acc"]) == (0.5, 0.5, 0.0)

@@ -106,9 +106,13 @@ def test_a_machine_without_a_sandbox_refuses_before_the_model_is_asked(
         open_task(write_problems(tmp_path / "ours.jsonl"), sandbox="namespaces").requests()
 
 
-def test_the_problems_must_be_named() -> None:
-    with pytest.raises(UserError, match=r"`evaluate\.code_problems = "):
+def test_the_problems_must_be_named_or_located(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=r"`evaluate\.code_problems = [^`]*`; or the data set openai/openai_humaneval"):
         open_task("")
+    write_problems(tmp_path / "here.jsonl")
+    (tmp_path / "datasets.toml").write_text('["openai/openai_humaneval"]\ntest = "here.jsonl"\n')
+    assert [each.prompt for each in open_task("").questions] == [row["prompt"] for row in PROBLEMS]
 
 
 def test_a_question_asked_alone_is_judged_too(tmp_path: Path) -> None:

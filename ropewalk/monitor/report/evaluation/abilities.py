@@ -43,4 +43,5 @@ def level_figure(view: EvaluationView) -> Markup | None:
 def _estimate(ability: Ability) -> Estimate:
     measured = f" ({counted(ability.items, 'item')})" if ability.items is not None else ""
     tone = "plain" if ability.ours else "tone-0"
-    return Estimate(f"{ability.name}{measured}", ability.value, ability.interval, f"{100 * ability.value:.0f} %", tone)
+    shown = f"{100 * ability.value:.0f} %".replace("-", "−")
+    return Estimate(f"{ability.name}{measured}", ability.value, ability.interval, shown, tone)

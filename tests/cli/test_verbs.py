@@ -85,8 +85,8 @@ def test_every_verb_prints_text_and_json(
 
 def test_the_cases_above_cover_every_verb_but_the_long_ones() -> None:
     marks = test_every_verb_prints_text_and_json.pytestmark[0].args[1]
-    # test_bench.py has `bench` and `profile`, whose runs it makes small; flow/test_code_samples.py has `code`.
-    assert {arguments[0] for arguments in marks} == set(VERBS) - {"quickstart", "chaos", "bench", "profile", "code"}
+    # test_bench.py has `bench` and `profile`, whose runs it makes small.
+    assert {arguments[0] for arguments in marks} == set(VERBS) - {"quickstart", "chaos", "bench", "profile"}
 
 
 def test_results_go_to_stdout_and_progress_to_stderr(tiny: Path, call: Call) -> None:

@@ -143,7 +143,8 @@ def test_log_probabilities_are_those_of_the_tokens_one_by_one(trained: Path) -> 
         for place in range(skipped, len(whole)):
             with torch.no_grad():
                 hidden = model(torch.tensor([[end, *whole[:place]]]))
-            expected += float(model.logits(hidden)[0, -1].double().log_softmax(-1)[whole[place]])
+                logits = model.logits(hidden)[0, -1]
+            expected += float(logits.double().log_softmax(-1)[whole[place]])
         assert tokens == len(whole) - skipped
         assert found == pytest.approx(expected, abs=1e-4)
 

@@ -228,15 +228,15 @@ def test_each_question_draws_its_own_changes() -> None:
 
 
 def test_a_perturbation_of_ones_own_is_a_function(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (tmp_path / "my_words.py").write_text(
+    (tmp_path / "words_of_ones_own.py").write_text(
         "def shouted(text, draw, strength):\n    return text + '!'\n\ndef broken(text, draw, strength):\n    return 3\n"
     )
     monkeypatch.chdir(tmp_path)
-    found = named("my_words:shouted").question(Question(prompt="Is it 3?"))
+    found = named("words_of_ones_own:shouted").question(Question(prompt="Is it 3?"))
     assert found is not None
-    assert (found.prompt, named("my_words:shouted").name) == ("Is it 3?!", "my_words:shouted")
+    assert (found.prompt, named("words_of_ones_own:shouted").name) == ("Is it 3?!", "words_of_ones_own:shouted")
     with pytest.raises(UserError, match=r"broken.*must return text, not int"):
-        named("my_words:broken").question(Question(prompt="x"))
+        named("words_of_ones_own:broken").question(Question(prompt="x"))
     with pytest.raises(ConfigError, match='did you mean "typos"'):
         named("typo")
 

@@ -145,12 +145,12 @@ def test_dialogues_of_ones_own_may_bring_their_candidates(corpus: Path, tmp_path
 
 
 def test_toxicity_judges_the_continuations_that_bias_counts(corpus: Path, tmp_path: Path, monkeypatch: Any) -> None:
-    (tmp_path / "my_judge.py").write_text(
+    (tmp_path / "own_judge.py").write_text(
         "class Angry:\n    name, version = 'angry', '1'\n"
         "    def scores(self, texts, contexts):\n        return [float('!' in text) for text in texts]\n"
     )
     monkeypatch.chdir(tmp_path)
-    toxicity, prompts = task_of(Toxicity, corpus, toxicity_judge="my_judge:Angry"), task_of(OpenPrompts, corpus)
+    toxicity, prompts = task_of(Toxicity, corpus, toxicity_judge="own_judge:Angry"), task_of(OpenPrompts, corpus)
     requests = toxicity.requests()
     assert requests == prompts.requests()
     assert len(requests) == 150
